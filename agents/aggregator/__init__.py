@@ -1,0 +1,1 @@
+"""The aggregator: prices a trace, grades an answer, joins feedback, emits rewards."""
