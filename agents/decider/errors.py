@@ -1,0 +1,60 @@
+"""What can go wrong in the decider.
+
+UniscaleError
+└── DeciderError
+    ├── InvalidObjective    weights or cost bounds that are no convex combination
+    ├── InvalidObservation  a reward term or an embedding that must not reach A
+    ├── UnknownAction       an action id that was never added
+    ├── NoAction            nothing is left to choose from
+    └── CorruptState        bytes that are not a whole, unaltered state of this policy
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from schemas.errors import UniscaleError
+
+
+class DeciderError(UniscaleError):
+    """Anything the decider refuses."""
+
+
+class InvalidObjective(DeciderError):
+    """An objective is no convex combination with ordered cost bounds. Mend the field that is named."""
+
+    def __init__(self, name: str, value: object, mend: str) -> None:
+        super().__init__(f"objective: {name} is {value!r}; {mend}")
+        self.field = name
+
+
+class InvalidObservation(DeciderError):
+    """A value would poison A or B: not finite, out of range, or of the wrong dimension."""
+
+    def __init__(self, observation_id: str, name: str, value: object, mend: str) -> None:
+        super().__init__(f"{observation_id}: {name} is {value!r}; {mend}")
+        self.field = name
+
+
+class UnknownAction(DeciderError):
+    """An action id names nothing that was ever added. Add the action with its description first."""
+
+    def __init__(self, subject: str, action_id: str) -> None:
+        super().__init__(f"{subject}: action {action_id!r} was never added; add it to the catalogue first")
+        self.action_id = action_id
+
+
+class NoAction(DeciderError):
+    """No action is both active and allowed. Widen allowed_models or add a model to the catalogue."""
+
+    def __init__(self, query_id: str, allowed: Sequence[str] | None) -> None:
+        among = "the catalogue is empty" if allowed is None else f"allowed are {', '.join(sorted(allowed)[:5])}"
+        super().__init__(f"{query_id}: no action is left to choose from ({among}); widen it or add a model")
+
+
+class CorruptState(DeciderError):
+    """Bytes that are not a whole, unaltered state. Use the snapshot before it, or fold the log again."""
+
+    def __init__(self, what: str, found: object, wanted: object) -> None:
+        super().__init__(f"{what}: found {found!r}, wanted {wanted!r}; use an earlier state or fold the log")
+        self.what = what

@@ -1,0 +1,1 @@
+"""The policies: one protocol (`base`), one file per policy, named by the paper's word."""

@@ -1,0 +1,265 @@
+"""The Policy protocol and the values that cross it (UniScale §3.2, Alg. 1).
+
+A policy is asked (`select`) and told (`expect`, `update`, `correct`). It is pure: no clock, no global
+randomness, no I/O. The same state, contexts and seed give the same choices, whatever the size of the batch,
+because every context draws from a generator of its own, derived from the seed and its query_id.
+
+Identity is kept one level above: `observations.Ledger` makes every `update` and `correct` happen once.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Final, Literal, Protocol, runtime_checkable
+
+import numpy as np
+import numpy.typing as npt
+
+from agents.decider.errors import InvalidObjective
+
+Vector = npt.NDArray[np.float64]
+Matrix = npt.NDArray[np.float64]
+
+TERMS: Final = ("correct", "score", "log_cost", "one")
+"""Columns of B: the reward of Eq. 4 is linear in them for every choice of weights and cost bounds."""
+
+Reason = Literal["policy", "warm-up", "floor"]
+
+
+@dataclass(frozen=True, slots=True)
+class Objective:
+    """Weigh the terms of the reward: w₁·Correct + w₂·Score + w₃·(1 − C̃) (Eq. 4).
+
+    C̃ = (log C − log_cost_min) / (log_cost_max − log_cost_min), never clipped: the exact change of objective
+    needs it linear in log C. Weights are normalised to sum 1, else α would change its meaning.
+
+    >>> Objective(correct=1, score=1, cost=2, log_cost_min=0.0, log_cost_max=2.0).coefficients.tolist()
+    [0.25, 0.25, -0.25, 0.5]
+    """
+
+    correct: float
+    score: float
+    cost: float
+    log_cost_min: float
+    log_cost_max: float
+    coefficients: Vector = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        """Validate and normalise.
+
+        Raises:
+            InvalidObjective: A weight is negative or not finite, all are zero, or the bounds are not ordered.
+        """
+        weights = {"correct": self.correct, "score": self.score, "cost": self.cost}
+        for name, weight in weights.items():
+            if not np.isfinite(weight) or weight < 0:
+                raise InvalidObjective(name, weight, "give a finite weight, zero or more")
+        total = sum(weights.values())
+        if total <= 0:
+            raise InvalidObjective("weights", total, "give at least one weight above zero")
+        low, high = self.log_cost_min, self.log_cost_max
+        if not (np.isfinite(low) and np.isfinite(high) and low < high):
+            raise InvalidObjective("log_cost bounds", (low, high), "give finite bounds, the minimum below the maximum")
+        for name, weight in weights.items():
+            object.__setattr__(self, name, weight / total)
+        slope = self.cost / (high - low)
+        coefficients = np.array([self.correct, self.score, -slope, slope * high])
+        coefficients.setflags(write=False)
+        object.__setattr__(self, "coefficients", coefficients)
+
+    def reward(self, correct: float, score: float, log_cost: float) -> float:
+        """Return r of Eq. 4 for one outcome."""
+        w = self.coefficients
+        return float(w[0] * correct + w[1] * score + w[2] * log_cost + w[3])
+
+
+@dataclass(frozen=True, slots=True)
+class ActionVector:
+    """One known configuration: its identity, its model, and the embedding s_a of its description.
+
+    Args:
+        action_id: Identity of the configuration, stable for ever.
+        model: Name of its model; per-model corrections key on it.
+        embedding: s_a, shape (d_a,), float64, unit length.
+    """
+
+    action_id: str
+    model: str
+    embedding: Vector
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """One query to decide: its embedding s_q, shape (d_q,), and the actions it may use (None: all active)."""
+
+    query_id: str
+    embedding: Vector
+    allowed: frozenset[str] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """One action as it was scored: predicted mean, width α·√(xᵀA⁻¹x), and the score that was ranked."""
+
+    action_id: str
+    mean: float
+    width: float
+    score: float
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """The chosen action with every term that explains it.
+
+    Attributes:
+        propensity: Probability of this action given state and context. Exact when propensity_draws is 0,
+            a Monte Carlo estimate otherwise, None when it is not known.
+        propensity_error: Standard error of that estimate; 0.0 when exact.
+        predicted: Predicted (Correct, Score, log C) of the chosen action, where the policy models the terms.
+        version: Rewards and corrections applied to the state that chose.
+        reason: Whether the policy, the warm-up or the exploration floor drew the action.
+    """
+
+    query_id: str
+    action_id: str
+    mean: float
+    width: float
+    score: float
+    runners_up: tuple[Candidate, ...]
+    propensity: float | None
+    propensity_draws: int = 0
+    propensity_error: float = 0.0
+    predicted: tuple[float, float, float] | None = None
+    version: int = 0
+    reason: Reason = "policy"
+
+
+@dataclass(frozen=True, slots=True)
+class Pending:
+    """A decision whose reward is outstanding: x is known, r is not."""
+
+    observation_id: str
+    embedding: Vector
+    action_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Observation:
+    """One decision with the raw terms of its reward.
+
+    Attributes:
+        correct: 1.0, 0.0 or a grade between; None while it is not known.
+        imputed: What stands for `correct` in B until it is known (READINGS "two-stage reward").
+        objective: The objective in force when the decision was made. Policies that learn a scalar reward use
+            it; policies that learn one column per term ignore it.
+        clock: Decisions made before this one; forgetting by discount counts in it.
+    """
+
+    observation_id: str
+    embedding: Vector
+    action_id: str
+    correct: float | None
+    score: float
+    log_cost: float
+    imputed: float
+    objective: Objective
+    clock: int = 0
+
+    @property
+    def entered(self) -> float:
+        """Return the value of Correct that enters B: the true one where known, else the imputed."""
+        return self.imputed if self.correct is None else self.correct
+
+    def terms(self) -> Vector:
+        """Return (Correct or imputed, Score, log C, 1), shape (4,)."""
+        return np.array([self.entered, self.score, self.log_cost, 1.0])
+
+
+@dataclass(slots=True)
+class Scores:
+    """One context's scoring over the actions it may use; what wrappers build on.
+
+    Attributes:
+        action_ids: The n actions scored.
+        mean, width, score: Shape (n,).
+        chosen: Index of the choice.
+        probability: Probability of each action, shape (n,); None when not known.
+        draws: Monte Carlo draws behind `probability`; 0 when exact.
+        predicted: Predicted (Correct, Score, log C) of the chosen action.
+    """
+
+    action_ids: Sequence[str]
+    mean: Vector
+    width: Vector
+    score: Vector
+    chosen: int
+    probability: Vector | None
+    draws: int = 0
+    predicted: tuple[float, float, float] | None = None
+    reason: Reason = "policy"
+
+
+@runtime_checkable
+class Policy(Protocol):
+    """What every policy does. One contract suite runs over all of them."""
+
+    name: str
+    order_free: bool
+    """Whether the state depends only on the set of observations, so that a fold may reorder and batch."""
+
+    @property
+    def version(self) -> int:
+        """Return the number of rewards and corrections applied."""
+        ...
+
+    def add_actions(self, actions: Sequence[ActionVector]) -> None:
+        """Make actions available; one that was removed becomes available again."""
+        ...
+
+    def remove_actions(self, action_ids: Sequence[str]) -> None:
+        """Stop choosing actions. Their outstanding rewards are still learned."""
+        ...
+
+    def scores(self, contexts: Sequence[Context], objectives: Sequence[Objective], seed: int) -> list[Scores]:
+        """Score every allowed action of every context. Changes no state."""
+        ...
+
+    def select(self, contexts: Sequence[Context], objectives: Sequence[Objective], seed: int) -> list[Choice]:
+        """Choose one action per context. Changes no state."""
+        ...
+
+    def expect(self, decisions: Sequence[Pending]) -> None:
+        """Take note of decisions made: they advance the decision clock and may count in widths."""
+        ...
+
+    def abandon(self, decisions: Sequence[Pending]) -> None:
+        """Take back decisions whose reward will never come: they stop counting in widths."""
+        ...
+
+    def update(self, observations: Sequence[Observation]) -> None:
+        """Learn the first reward of each observation: x enters A once, here."""
+        ...
+
+    def correct(self, observations: Sequence[Observation]) -> None:
+        """Replace the imputed Correct by the true one: adds (correct − imputed)·x to that column only."""
+        ...
+
+    def state(self) -> bytes:
+        """Serialise everything learned, with a format version and a checksum."""
+        ...
+
+    def load(self, data: bytes) -> None:
+        """Become the state that was serialised by a policy of the same settings.
+
+        Raises:
+            CorruptState: Truncated, altered, of another version, policy, dimension or setting.
+        """
+        ...
+
+
+def generator(seed: int, query_id: str, purpose: str) -> np.random.Generator:
+    """Return the random stream of one query and purpose: the same bytes on every machine and in any batch."""
+    digest = hashlib.blake2b(f"{seed}\x1f{purpose}\x1f{query_id}".encode(), digest_size=16).digest()
+    return np.random.default_rng(int.from_bytes(digest, "little"))
