@@ -1,0 +1,1 @@
+"""Query to Context: the text of a question becomes a unit vector."""

@@ -1,0 +1,1 @@
+"""Decision and Verification to SearchStep and Answer: the search forest and its engines (§3.3)."""
