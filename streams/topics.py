@@ -1,0 +1,118 @@
+"""Every topic on one page: record, key, partitions, retention, compaction, largest record.
+
+`action-decision.<group>` and `verification.<group>` have equal partition counts, and so have the
+four topics the aggregator joins: records of one query meet in one partition. The two changelogs
+are declared here too, because faust would create them with the broker's defaults.
+"""
+
+from collections.abc import Iterable
+
+import msgspec
+
+from streams.settings import Settings
+
+HOUR_MS = 3_600_000
+DAY_MS = 24 * HOUR_MS
+
+# One partition and one key: θ is shared by all queries, so learning has one order.
+SHARD = b"0"
+
+
+class Topic(msgspec.Struct, frozen=True, kw_only=True):
+    """One topic as it must be on the broker. `retention_ms` is -1 for compacted topics."""
+
+    name: str
+    record: str
+    key: str
+    partitions: int
+    retention_ms: int = 7 * DAY_MS
+    compacted: bool = False
+    max_bytes: int
+    replication: int = 1
+
+    def config(self) -> dict[str, str]:
+        """Return the broker's settings of this topic."""
+        config = {
+            "cleanup.policy": "compact" if self.compacted else "delete",
+            "retention.ms": str(self.retention_ms),
+            "max.message.bytes": str(self.max_bytes),
+            # Deadlines count from the broker's clock, never from a client's.
+            "message.timestamp.type": "LogAppendTime",
+        }
+        if self.compacted:
+            # Returning readers must still meet the tombstones of a long outage.
+            config |= {
+                "delete.retention.ms": str(7 * DAY_MS),
+                "segment.bytes": str(64 * 1024 * 1024),
+                "min.cleanable.dirty.ratio": "0.2",
+            }
+        return config
+
+
+class Topics:
+    """The names, by prefix. Every other module asks here and writes no topic name itself."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        prefix = self.prefix = settings.prefix
+        self.query = prefix + "query"
+        self.context = prefix + "context"
+        self.decision = prefix + "action-decision"
+        self.search_step = prefix + "search-step"
+        self.answer = prefix + "answer"
+        self.feedback = prefix + "feedback"
+        self.due = prefix + "due"
+        self.reward = prefix + "reward"
+        self.control = prefix + "control"
+        self.heartbeat = prefix + "heartbeat"
+        self.dead_letter = prefix + "dead-letter"
+
+    def decision_for(self, group: str) -> str:
+        """Return the topic from which the executors of `group` take decisions."""
+        return f"{self.decision}.{group}"
+
+    def verification_for(self, group: str) -> str:
+        """Return the topic on which scored steps return to the executors of `group`."""
+        return f"{self.prefix}verification.{group}"
+
+    def app_id(self, room: str, group: str = "") -> str:
+        """Return the consumer group of a room."""
+        return f"{self.prefix}{room}" + (f".{group}" if group else "")
+
+    def changelog(self, room: str, table: str) -> str:
+        """Return the name faust gives to the changelog of a room's table."""
+        return f"{self.app_id(room)}-{table}-changelog"
+
+    def declared(self, groups: Iterable[str]) -> list[Topic]:
+        """Return every topic of a deployment with these executor groups."""
+        s = self.settings
+        join, group_n = s.join_partitions, s.group_partitions
+
+        def topic(
+            name: str, record: str, key: str, partitions: int, retention_ms: int = 7 * DAY_MS, compacted: bool = False
+        ) -> Topic:
+            return Topic(
+                name=name, record=record, key=key, partitions=partitions, compacted=compacted,
+                retention_ms=-1 if compacted else retention_ms,
+                max_bytes=s.max_record_bytes, replication=s.replication,
+            )  # fmt: skip
+
+        page = [
+            topic(self.query, "Query", "query_id", s.query_partitions),
+            topic(self.context, "Context", "policy shard", 1),
+            topic(self.decision, "Decision", "query_id", join, 30 * DAY_MS),
+            topic(self.search_step, "SearchStep", "query_id", group_n, DAY_MS),
+            topic(self.answer, "Answer", "query_id", join, 30 * DAY_MS),
+            topic(self.feedback, "Feedback", "query_id", join, 30 * DAY_MS),
+            topic(self.due, "Due", "query_id", join, DAY_MS),
+            topic(self.reward, "Reward", "policy shard", 1, 30 * DAY_MS),
+            topic(self.control, "control records", "name", 1, compacted=True),
+            topic(self.heartbeat, "Heartbeat", "group/instance", 1, HOUR_MS),
+            topic(self.dead_letter, "DeadLetter", "origin", 1, 30 * DAY_MS),
+            topic(self.changelog("decider", "pending"), "decider row", "query_id", 1, compacted=True),
+            topic(self.changelog("aggregator", "join"), "join row", "query_id", join, compacted=True),
+        ]
+        for group in sorted(set(groups)):
+            page.append(topic(self.decision_for(group), "Decision", "query_id", group_n, DAY_MS))
+            page.append(topic(self.verification_for(group), "Verification", "query_id", group_n, DAY_MS))
+        return page
