@@ -1,0 +1,174 @@
+r"""Is an answer right? The last `\boxed{…}` of its text against the query's reference.
+
+Three kinds of reference: a number, a mathematical answer as text (plain, LaTeX, GSM8K's "… #### N", or a solution
+that boxes it), and `{"tests": [[input, output], …]}` for a program. Integers and identical texts are decided here;
+other mathematics goes to a judge (math-verify, `math_pool`). The grader alone shifts accuracy, so its name and
+version go with every result.
+"""
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import cache
+from importlib import metadata
+from typing import Any, Literal
+
+from agents.aggregator.math_pool import Verdict
+from agents.aggregator.program import Value, passes
+
+GRADER = "boxed"
+# Raise when a change could grade an answer differently.
+GRADER_REVISION = 1
+MAX_ANSWER = 4_000  # characters inside the box; longer is no answer
+
+Judge = Callable[[str, str], Verdict]
+How = Literal["integer", "text", "math-verify", "program", "no-box", "too-long", "timeout", "error"]
+
+# A box opens, an escaped character (whose brace is printed, not grouping), or a brace.
+_BRACES = re.compile(r"\\boxed\s*\{|\\.|[{}]", re.DOTALL)
+_INTEGER = re.compile(r"[+-]?[0-9]+(?:\.0*)?")
+_GROUPED = re.compile(r"[+-]?[0-9]{1,3}(?:,[0-9]{3})+(?:\.0*)?")
+_SPACING = re.compile(r"\\[!,;: ]|\s+|\\left(?![a-z])|\\right(?![a-z])")
+
+
+class BadReference(ValueError):
+    """A query's reference cannot be graded against. Give a number, a text, or {"tests": [[input, output], …]}."""
+
+
+@dataclass(frozen=True)
+class Grade:
+    """One graded answer: what was read from it, how it was decided, and by which grader."""
+
+    correct: bool
+    answer: str | None
+    how: How
+    grader: str = GRADER
+    version: str = ""
+
+
+@cache
+def grader_version() -> str:
+    """Return the version recorded with every result: ours and math-verify's."""
+    return f"{GRADER_REVISION}+math-verify-{metadata.version('math-verify')}"
+
+
+def grade(text: str, reference: object, *, judge: Judge) -> Grade:
+    r"""Grade the text of an answer.
+
+    Args:
+        text: The whole path. Without a complete box there is no answer, and it is wrong.
+        reference: What `Query.reference` holds.
+        judge: Compares (gold, answer) where no exact rule decides; called at most once.
+
+    Raises:
+        BadReference: when the reference is none of the three kinds.
+
+    >>> from agents.aggregator.math_pool import Verdict
+    >>> no_need = lambda gold, answer: Verdict(False, "error")
+    >>> grade(r"12 + 5 = 17, so \boxed{017}", 17, judge=no_need).how
+    'integer'
+    """
+    check_reference(reference)
+    answer = extract_boxed(text)
+    version = grader_version()
+    if answer is None:
+        return Grade(correct=False, answer=None, how="no-box", version=version)
+    if len(answer) > MAX_ANSWER:
+        return Grade(correct=False, answer=answer[:MAX_ANSWER], how="too-long", version=version)
+    if isinstance(reference, Mapping):
+        return Grade(correct=passes(answer, reference["tests"]), answer=answer, how="program", version=version)
+    gold = gold_of(reference)
+    given, wanted = as_integer(answer), as_integer(gold)
+    if given is not None and wanted is not None:
+        return Grade(correct=given == wanted, answer=answer, how="integer", version=version)
+    if _plain(answer) == _plain(gold):
+        return Grade(correct=True, answer=answer, how="text", version=version)
+    verdict = judge(gold, answer)
+    return Grade(correct=verdict.correct, answer=answer, how=verdict.how, version=version)
+
+
+def extract_boxed(text: str) -> str | None:
+    r"""Return what the last complete `\boxed{…}` holds, braces inside balanced, or None.
+
+    >>> extract_boxed(r"so \boxed{\frac{1}{2}} and \boxed{3")
+    '\\frac{1}{2}'
+    """
+    opened: list[int | None] = []  # where the content of each open box starts; None for a plain brace
+    last: tuple[int, int] | None = None
+    for match in _BRACES.finditer(text):
+        token = match.group()
+        if token == "}":
+            start = opened.pop() if opened else None
+            if start is not None and (last is None or start > last[0]):
+                last = (start, match.start())
+        elif token.endswith("{") and not token.endswith("\\{"):
+            opened.append(match.end() if len(token) > 1 else None)
+    return None if last is None else text[last[0] : last[1]].strip()
+
+
+def gold_of(reference: object) -> str:
+    """Return the answer inside a reference: a number's digits, what follows GSM8K's ####, a box, or the text itself.
+
+    >>> gold_of("He makes <<9*2=18>>18 dollars.\\n#### 1,018"), gold_of(0.5), gold_of("$x+1$")
+    ('1,018', '0.5', 'x+1')
+    """
+    text = reference if isinstance(reference, str) else repr(reference)
+    if "####" in text:
+        text = text.rpartition("####")[2]
+    elif (boxed := extract_boxed(text)) is not None:
+        text = boxed
+    return text.strip().strip("$").strip()
+
+
+def as_integer(text: str) -> int | None:
+    r"""Return a plain whole number (signs, leading zeros, thousands, $ and a full stop allowed), else None.
+
+    Fractions and decimals are the judge's: how many digits must agree is its rule, not ours.
+
+    >>> [as_integer(text) for text in ("033", "-1,234", r"\$18", "70000.", "1/2", "12,34")]
+    [33, -1234, 18, 70000, None, None]
+    """
+    plain = _plain(text).removeprefix("\\$")
+    if _GROUPED.fullmatch(plain):
+        plain = plain.replace(",", "")
+    # Python refuses to read more than 4,300 digits; such a number is left to the judge.
+    return int(Fraction(plain.rstrip("."))) if _INTEGER.fullmatch(plain) and len(plain) <= 1_000 else None
+
+
+def check_reference(reference: object) -> None:
+    """Refuse a reference that could never be graded against.
+
+    Raises:
+        BadReference: naming what is wrong and what to give.
+    """
+    if isinstance(reference, Mapping):
+        _check_tests(reference.get("tests"))
+    elif isinstance(reference, bool) or not isinstance(reference, str | int | float):
+        kind = type(reference).__name__
+        raise BadReference(f'reference is a {kind}: give a number, a text, or {{"tests": [[input, output], …]}}')
+    elif not gold_of(reference):
+        raise BadReference("reference is an empty text: give the answer, or leave reference out")
+    elif reference != reference or reference in (float("inf"), float("-inf")):
+        raise BadReference(f"reference is {reference}: give a finite number")
+
+
+def _check_tests(tests: Any) -> None:
+    if not isinstance(tests, list | tuple) or not tests:
+        raise BadReference("reference.tests must be a list of at least one [input, output] pair")
+    for index, pair in enumerate(tests):
+        if not (isinstance(pair, list | tuple) and len(pair) == 2 and all(map(_is_value, pair))):
+            raise BadReference(
+                f"reference.tests[{index}] must be an [input, output] pair of texts or lists of whole numbers"
+            )
+
+
+def _is_value(value: Value | object) -> bool:
+    if isinstance(value, list | tuple):
+        return all(isinstance(item, int) and not isinstance(item, bool) for item in value)
+    return isinstance(value, str)
+
+
+def _plain(text: str) -> str:
+    text = text.replace("\\dfrac", "\\frac").replace("\\tfrac", "\\frac")
+    return _SPACING.sub("", text).strip("$").removesuffix(".")

@@ -1,0 +1,210 @@
+"""Extraction of the boxed answer, the exact rules, the references, and what goes to the judge."""
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agents.aggregator.grade import (
+    BadReference,
+    Grade,
+    as_integer,
+    check_reference,
+    extract_boxed,
+    gold_of,
+    grade,
+    grader_version,
+)
+from agents.aggregator.math_pool import MathPool, Verdict
+
+QUESTIONS = Path(__file__).parents[4] / "shared" / "data" / "questions"
+SHIFT = {"tests": [[[1, 2, 3], [4, 5, 6]], [[0], [3]]]}
+
+
+def unasked(gold: str, answer: str) -> Verdict:
+    raise AssertionError(f"the judge was asked about {gold!r} and {answer!r}")
+
+
+@pytest.mark.parametrize(
+    ("text", "answer"),
+    [
+        (r"\boxed{5}", "5"),
+        (r"\boxed{ 5 } then \boxed{6}", "6"),
+        (r"\boxed{\frac{1}{2}}", r"\frac{1}{2}"),
+        (r"\boxed{\{1, 2\}}", r"\{1, 2\}"),
+        (r"\boxed {7}", "7"),
+        (r"\boxed{3} and \boxed{4", "3"),
+        (r"{ \boxed{3}", "3"),
+        (r"} \boxed{3}", "3"),
+        (r"\boxed{3 and { 4}", None),
+        (r"\boxed", None),
+        (r"x\\\boxed{3}", "3"),
+        (r"\boxed{}", ""),
+        ("", None),
+        ("the answer is 5", None),
+        (r"\boxed{reverse | add 3}", "reverse | add 3"),
+    ],
+)
+def test_the_last_complete_box_is_the_answer(text: str, answer: str | None) -> None:
+    assert extract_boxed(text) == answer
+
+
+@given(st.text(alphabet=r"\{}boxed ", max_size=60))
+def test_extraction_takes_any_text(text: str) -> None:
+    answer = extract_boxed(text)
+    assert answer is None or answer in text
+
+
+def test_extraction_is_linear_in_hostile_text() -> None:
+    assert extract_boxed("\\boxed{" * 200_000) is None
+
+
+@pytest.mark.parametrize(
+    ("reference", "gold"),
+    [
+        (18, "18"),
+        (0.5, "0.5"),
+        ("033", "033"),
+        ("He pays <<9*2=18>>18.\n#### 1,018", "1,018"),
+        (r"$\frac{1}{2}$", r"\frac{1}{2}"),
+        (r"Then $x = \boxed{7}$.", "7"),
+    ],
+)
+def test_gold_is_read_from_each_kind_of_reference(reference: object, gold: str) -> None:
+    assert gold_of(reference) == gold
+
+
+@pytest.mark.parametrize(
+    ("text", "reference", "correct", "how"),
+    [
+        (r"\boxed{33}", "033", True, "integer"),
+        (r"\boxed{1,018}", "… #### 1018", True, "integer"),
+        (r"\boxed{\$18}", 18, True, "integer"),
+        (r"\boxed{18.00}", "18", True, "integer"),
+        (r"\boxed{-5}", "5", False, "integer"),
+        (r"\boxed{\text{Evelyn}}", r"\text{Evelyn}", True, "text"),
+        (r"\boxed{\dfrac{14}{3}}", r"\frac{14}{3}", True, "text"),
+        (r"\boxed{\left( 3, 1 \right)}", "(3,1)", True, "text"),
+        ("the answer is 5", 5, False, "no-box"),
+        (r"\boxed{" + "1" * 5000 + "}", 5, False, "too-long"),
+        (r"\boxed{add 3}", SHIFT, True, "program"),
+        (r"\boxed{add 4}", SHIFT, False, "program"),
+        (r"\boxed{import os}", SHIFT, False, "program"),
+    ],
+)
+def test_exact_rules_decide_without_the_judge(text: str, reference: object, correct: bool, how: str) -> None:
+    got = grade(text, reference, judge=unasked)
+    assert (got.correct, got.how) == (correct, how)
+    assert got.grader == "boxed"
+    assert got.version == grader_version()
+    assert "math-verify" in got.version
+
+
+def test_the_judge_is_asked_gold_first_and_its_failure_is_no_success() -> None:
+    asked: list[tuple[str, str]] = []
+
+    def judge(gold: str, answer: str) -> Verdict:
+        asked.append((gold, answer))
+        return Verdict(correct=False, how="timeout")
+
+    assert grade(r"\boxed{x^2}", "$y^2$", judge=judge) == Grade(
+        correct=False, answer="x^2", how="timeout", version=grader_version()
+    )
+    assert asked == [("y^2", "x^2")]
+
+
+def test_numbers_past_the_digit_limit_are_no_integers() -> None:
+    assert as_integer("9" * 5000) is None
+
+
+@pytest.mark.parametrize(
+    ("reference", "named"),
+    [
+        (None, "NoneType"),
+        (True, "bool"),
+        (["5"], "list"),
+        ("", "empty"),
+        ("####", "empty"),
+        (float("nan"), "nan"),
+        (float("inf"), "inf"),
+        ({}, r"reference\.tests"),
+        ({"tests": []}, r"reference\.tests"),
+        ({"tests": [[[1], [2]], [[1]]]}, r"reference\.tests\[1\]"),
+        ({"tests": [[[1.5], [2]]]}, r"reference\.tests\[0\]"),
+        ({"tests": [[{"a": 1}, "x"]]}, r"reference\.tests\[0\]"),
+    ],
+)
+def test_a_reference_that_cannot_be_graded_is_refused_by_name(reference: object, named: str) -> None:
+    with pytest.raises(BadReference, match=named):
+        check_reference(reference)
+
+
+@pytest.fixture(scope="module")
+def pool() -> MathPool:
+    with MathPool(timeout_s=30.0) as pool:
+        yield pool
+
+
+@pytest.mark.parametrize(
+    ("gold", "answer", "correct"),
+    [
+        (r"\frac{1}{2}", "0.5", True),
+        ("x+1", "1+x", True),
+        (r"\left( 3, \frac{\pi}{2} \right)", r"(3,\pi/2)", True),
+        (r"2\sqrt{3}", r"\sqrt{12}", True),
+        ("0.33", "1/3", False),
+        ("x+1", "x+2", False),
+        ("5", "}{", False),
+        ("5", "", False),
+        ("5", "a line\nand another \u2028 \x00", False),
+    ],
+)
+def test_math_verify_compares(pool: MathPool, gold: str, answer: str, correct: bool) -> None:
+    verdict = pool.judge(gold, answer)
+    assert (verdict.correct, verdict.how) == (correct, "math-verify")
+
+
+def test_a_hanging_comparison_is_killed_counted_and_followed_by_a_working_one() -> None:
+    with MathPool(timeout_s=1.0) as pool:
+        assert pool.judge("5", r"(10^{10^{10}})!") == Verdict(correct=False, how="timeout")
+        assert pool.counts["timeout"] == 1
+    with MathPool(timeout_s=30.0) as pool:
+        assert pool.judge(r"\frac{1}{2}", "0.5").correct
+
+
+def test_a_process_out_of_memory_is_an_error_and_not_a_crash() -> None:
+    # Enough to import sympy, not enough for the power of ten that this evaluates to.
+    with MathPool(timeout_s=30.0, memory_mb=600) as pool:
+        assert pool.judge("10^{10^{9}}", "10^{10^{9}}+1").correct is False
+        assert pool.judge(r"\frac{1}{2}", "0.5").correct
+
+
+def read(name: str) -> list[dict[str, str]]:
+    if not (QUESTIONS / name).exists():
+        pytest.skip(f"{QUESTIONS / name} is not there: put the public questions in ../shared/data beside the checkout")
+    return [json.loads(line) for line in (QUESTIONS / name).read_text().splitlines()]
+
+
+def test_every_real_reference_grades_itself_right() -> None:
+    rows = [*read("gsm8k_test.jsonl"), *read("math500.jsonl"), *read("aime24.jsonl")]
+    assert len(rows) == 1_849
+    for row in rows:
+        gold = gold_of(row["answer"])
+        assert grade(f"so \\boxed{{{gold}}}", row["answer"], judge=unasked).correct, row
+
+
+def test_wrong_integers_are_wrong_for_every_gsm8k_reference() -> None:
+    rows = read("gsm8k_test.jsonl")
+    integers = [as_integer(gold_of(row["answer"])) for row in rows]
+    assert None not in integers
+    for row, value in zip(rows, integers, strict=True):
+        assert value is not None
+        assert not grade(f"\\boxed{{{value + 1}}}", row["answer"], judge=unasked).correct
+
+
+def test_worked_solutions_of_real_problems_grade_right(pool: MathPool) -> None:
+    rows = read("math500.jsonl")
+    grades = [grade(row["solution"], row["answer"], judge=pool.judge) for row in rows]
+    assert sum(g.correct for g in grades) >= 497
