@@ -1,0 +1,1 @@
+"""The engines: vLLM in this process, a server over HTTP, a recording."""

@@ -1,0 +1,68 @@
+"""The engine of a model hosted in this process: all drafts of all queries share one continuous batch."""
+
+from collections.abc import Sequence
+
+from agents.executor.engine import Draft, EngineCounts, Prefix, check_seeds
+from agents.executor.engines.continuation import Continuer, finish_of
+from agents.serving.host import EngineHost
+from agents.serving.prompts import ChatPrompts
+from agents.serving.requests import Generation
+from agents.space.models import Sampling
+
+
+class VllmEngine:
+    """Draft steps with one model of an engine host. The host outlives the engine: whoever started it closes it.
+
+    Args:
+        host: Started, with the model loaded.
+        model: Its name there.
+        prompts: Its chat template.
+        instruction: A system message for conversations that have none.
+    """
+
+    def __init__(self, host: EngineHost, model: str, prompts: ChatPrompts, *, instruction: str = "") -> None:
+        self.model = model
+        self.counts = EngineCounts()
+        self.versions = dict(host.versions)
+        self._host = host
+        self._continuer = Continuer(model, prompts, host.context_tokens[model], self.counts, instruction)
+
+    async def generate(
+        self, step_id: str, prefixes: Sequence[Prefix], n: int, seeds: Sequence[int], sampling: Sampling
+    ) -> list[Draft]:
+        """Return `n` drafts for each prefix; see `Engine.generate`."""
+        check_seeds(prefixes, n, seeds)
+        plans = [plan for prefix in prefixes for plan in [self._continuer.plan(prefix, sampling)] * n]
+        requests = [
+            Generation(
+                prompt_token_ids=plan.token_ids,
+                seed=seed,
+                max_tokens=plan.max_tokens,
+                temperature=sampling.temperature,
+                top_p=sampling.top_p,
+                top_k=sampling.top_k,
+                stop=(sampling.delimiter,),
+            )
+            for plan, seed in zip(plans, seeds, strict=True)
+            if plan.max_tokens
+        ]
+        made = iter(await self._host.run(self.model, requests))
+        drafts = []
+        for plan in plans:
+            if not plan.max_tokens:
+                drafts.append(self._continuer.full(plan))
+                continue
+            completion = next(made)
+            draft = self._continuer.draft(
+                plan,
+                sampling,
+                text=completion.text,
+                finish=finish_of(completion.finish, completion.stop, sampling.delimiter),
+                token_ids=completion.token_ids,
+                tokens=len(completion.token_ids),
+            )
+            drafts.append(draft)
+        return drafts
+
+    async def close(self) -> None:
+        """Do nothing: the host is closed by whoever started it."""

@@ -1,0 +1,37 @@
+"""Model serving, below the executor and the verifier: one thread hosts every vLLM engine of a process.
+
+settings      what to host
+host          the thread-safe face: submit, run, load, unload, close
+loop          the engine thread's body; steps every engine with work in turn
+vllm_adapter  the one file that speaks vLLM's API
+requests      token ids in, text or class probabilities out
+prompts       chat templates: messages and steps to token ids
+http          JSON over HTTP with bounded retry, for servers elsewhere
+skywork       a process reward model vLLM has no class for
+"""
+
+from agents.serving.errors import (
+    EngineDiedError,
+    EngineFaultError,
+    PromptTooLongError,
+    RequestRefusedError,
+    ServingError,
+)
+from agents.serving.host import EngineHost
+from agents.serving.requests import Completion, Generation, Pooled, Pooling
+from agents.serving.settings import HostedModel, HostSettings
+
+__all__ = [
+    "Completion",
+    "EngineDiedError",
+    "EngineFaultError",
+    "EngineHost",
+    "Generation",
+    "HostSettings",
+    "HostedModel",
+    "Pooled",
+    "Pooling",
+    "PromptTooLongError",
+    "RequestRefusedError",
+    "ServingError",
+]

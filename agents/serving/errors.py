@@ -1,0 +1,101 @@
+"""Errors of model serving, shared by the executor and the verifier.
+
+    UniscaleError
+    └── ServingError
+        ├── EngineEnvironmentError   this process cannot host vLLM as it stands
+        ├── EngineStartError         a model could not be loaded
+        ├── EngineDiedError          an engine or its thread is gone: restart the process
+        ├── HostClosedError          asked after close()
+        ├── UnknownEngineError       no engine of that name is hosted here
+        ├── RequestRefusedError      this request can never succeed
+        │   └── PromptTooLongError   it leaves no room in the model's context
+        └── EngineFaultError         another attempt may succeed
+            ├── EngineUnreachableError   no connection
+            ├── EngineTimeoutError       no reply in time
+            ├── EngineBusyError          the server asked to wait (429, 503)
+            └── EngineReplyError         a reply that does not say what was asked
+
+Whoever catches decides by two class attributes: `retryable` (ask again, later) and `fatal` (this process
+cannot go on serving: exit and let the supervisor restart it). Neither set means: answer `failed`.
+"""
+
+from typing import ClassVar
+
+from schemas.errors import UniscaleError
+
+
+class ServingError(UniscaleError):
+    """A model could not be served. Read the subclass for what to do."""
+
+    retryable: ClassVar[bool] = False
+    fatal: ClassVar[bool] = False
+
+
+class EngineEnvironmentError(ServingError):
+    """This process cannot host vLLM: install it, or let the host import it first."""
+
+    fatal = True
+
+
+class EngineStartError(ServingError):
+    """A model could not be loaded. The message names the model and vLLM's reason."""
+
+    fatal = True
+
+
+class EngineDiedError(ServingError):
+    """An engine, or the thread that owns it, stopped working. Restart the process."""
+
+    fatal = True
+
+
+class HostClosedError(ServingError):
+    """The host is closed. Nothing is served after `close()`; start a new one."""
+
+
+class UnknownEngineError(ServingError):
+    """No engine of that name is hosted here. The message lists those that are."""
+
+
+class RequestRefusedError(ServingError):
+    """The model refuses this request and will refuse it again. Mend the request."""
+
+
+class PromptTooLongError(RequestRefusedError):
+    """A prompt leaves no room in the model's context."""
+
+    def __init__(self, model: str, prompt_tokens: int, context_tokens: int, what: str = "prompt") -> None:
+        super().__init__(
+            f"{model}: a {what} of {prompt_tokens} tokens leaves no room in a context of {context_tokens}; "
+            "shorten the query or choose a model with a longer context"
+        )
+        self.prompt_tokens = prompt_tokens
+        self.context_tokens = context_tokens
+
+
+class EngineFaultError(ServingError):
+    """One attempt failed in a way that another may not."""
+
+    retryable = True
+
+
+class EngineUnreachableError(EngineFaultError):
+    """No connection to the server. Check its address and that it is up."""
+
+
+class EngineTimeoutError(EngineFaultError):
+    """The server did not reply in time. Raise the time-out or lower its load."""
+
+
+class EngineBusyError(EngineFaultError):
+    """The server asked to wait (429 or 503).
+
+    Attributes:
+        asked_s: Seconds it asked for; 0 when it named none.
+    """
+
+    asked_s: float = 0.0
+
+
+class EngineReplyError(EngineFaultError):
+    """The server's reply is not what the protocol promises."""

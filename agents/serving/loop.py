@@ -1,0 +1,221 @@
+"""The body of the engine thread: one loop that owns every engine and steps those with work, in turn.
+
+Commands come in through a queue; results leave through futures. With nothing in flight the loop blocks on
+the queue, so an idle host costs no CPU. Each engine with work makes exactly one step a round, and the queue
+is looked at between steps: no model starves another, and a request joins the running batch at its next step.
+"""
+
+import logging
+from collections.abc import Callable, Iterable
+from queue import Empty, SimpleQueue
+from typing import Any
+
+from agents.serving import vllm_adapter
+from agents.serving.errors import (
+    EngineDiedError,
+    EngineFaultError,
+    EngineStartError,
+    HostClosedError,
+    ServingError,
+    UnknownEngineError,
+)
+from agents.serving.groups import Group
+from agents.serving.requests import Completion
+from agents.serving.settings import HostedModel
+from agents.serving.statistics import EngineStatistics
+
+log = logging.getLogger(__name__)
+
+Command = Callable[["EngineLoop"], None]
+
+
+class OwnedEngine:
+    """One vLLM engine and the groups it is working on."""
+
+    def __init__(self, model: HostedModel, statistics: EngineStatistics) -> None:
+        self.name = model.name
+        self.engine = vllm_adapter.build_engine(model)
+        self.context_tokens = vllm_adapter.context_tokens(self.engine)
+        self.in_flight: dict[str, tuple[Group, int]] = {}
+        self.died: EngineDiedError | None = None
+        self.statistics = statistics
+
+    def add(self, group: Group) -> None:
+        """Add all requests of a group, or none."""
+        added: list[str] = []
+        try:
+            for request_id, request in zip(group.ids, group.requests, strict=True):
+                vllm_adapter.add(self.engine, request_id, request)
+                added.append(request_id)
+        except ServingError as error:
+            self.engine.abort_request(added)
+            group.fail(error)
+            return
+        self.in_flight |= {request_id: (group, index) for index, request_id in enumerate(group.ids)}
+        self.statistics.requests += len(added)
+
+    def abort(self, group: Group) -> None:
+        """Forget what is left of a group whose caller no longer waits."""
+        left = [request_id for request_id in group.ids if self.in_flight.pop(request_id, None)]
+        if left and self.died is None:
+            self.statistics.aborted += len(left)
+            self.engine.abort_request(left)
+
+    def step(self, clock: Callable[[], float]) -> None:
+        """Make one step of the batch and hand out what it finished."""
+        began = clock()
+        replies = self.engine.step()
+        self.statistics.busy_s += clock() - began
+        self.statistics.steps += 1
+        for reply in replies:
+            self._deliver(reply)
+        if self.in_flight and not self.engine.has_unfinished_requests():
+            # Never seen; without it a lost request would turn this loop into a busy one.
+            self.fail_all(EngineFaultError(f"{self.name}: vllm forgot {len(self.in_flight)} requests; ask again"))
+
+    def _deliver(self, reply: Any) -> None:
+        waiting = self.in_flight.pop(reply.request_id, None)
+        if waiting is None:
+            return
+        group, index = waiting
+        try:
+            output = vllm_adapter.output_of(reply)
+        except EngineFaultError as error:
+            group.fail(error)
+            self.abort(group)
+            return
+        self.statistics.prompt_tokens += output.prompt_tokens
+        if isinstance(output, Completion):
+            self.statistics.generated_tokens += len(output.token_ids)
+            self.statistics.cached_tokens += output.cached_tokens
+        group.take(index, output)
+
+    def fail_all(self, error: ServingError) -> None:
+        """Answer every waiter with one error."""
+        groups = {id(group): group for group, _ in self.in_flight.values()}
+        self.in_flight.clear()
+        for group in groups.values():
+            group.fail(error)
+
+
+class EngineLoop:
+    """Every engine of the process and the queue that commands them. Runs in its own thread."""
+
+    def __init__(
+        self,
+        inbox: "SimpleQueue[Command]",
+        statistics: dict[str, EngineStatistics],
+        clock: Callable[[], float],
+    ) -> None:
+        self.engines: dict[str, OwnedEngine] = {}
+        self.statistics = statistics
+        self.stopping = False
+        self._over: ServingError | None = None
+        self._inbox = inbox
+        self._clock = clock
+
+    def load(self, model: HostedModel) -> int:
+        """Load one model; return its context length in tokens.
+
+        Raises:
+            EngineStartError: With the model, its path and vLLM's reason.
+        """
+        if self._over is not None:
+            raise self._over
+        if model.name in self.engines:
+            raise EngineStartError(f"{model.name}: already hosted; unload it first")
+        began = self._clock()
+        statistics = EngineStatistics()
+        try:
+            owned = OwnedEngine(model, statistics)
+        except Exception as error:
+            reason = str(error).strip() or type(error).__name__
+            raise EngineStartError(f"{model.name}: vllm could not load {model.path}: {reason}") from error
+        self.engines[model.name] = owned
+        self.statistics[model.name] = statistics
+        log.info("loaded %s from %s in %.1f s", model.name, model.path, self._clock() - began)
+        return owned.context_tokens
+
+    def unload(self, name: str) -> None:
+        """Drop one model; whoever still waits for it is told."""
+        owned = self._owned(name)
+        del self.engines[name]
+        self.statistics.pop(name, None)
+        owned.fail_all(UnknownEngineError(f"{name}: unloaded while a request was in flight"))
+        vllm_adapter.shut_down(owned.engine)
+
+    def submit(self, name: str, group: Group) -> None:
+        """Add a group to an engine's batch, unless its caller has gone already."""
+        if group.future.cancelled():
+            return
+        try:
+            owned = self._owned(name)
+        except ServingError as error:
+            group.fail(error)
+            return
+        try:
+            owned.add(group)
+        except Exception as error:
+            self._bury(owned, error)
+            group.fail(owned.died or EngineDiedError(f"{name}: died"))
+
+    def abort(self, name: str, group: Group) -> None:
+        """Stop working on a group."""
+        if name in self.engines:
+            self.engines[name].abort(group)
+
+    def run(self) -> None:
+        """Serve until stopped."""
+        while not self.stopping:
+            self._obey(wait=not any(owned.in_flight for owned in self.engines.values()))
+            for owned in list(self.engines.values()):
+                if owned.in_flight and not self.stopping:
+                    self._step(owned)
+                    self._obey(wait=False)
+
+    def close(self, error: ServingError | None) -> None:
+        """Answer everybody, free the engines, refuse whatever else is commanded."""
+        self._over = error or HostClosedError("the engine host was closed while a request was in flight")
+        for owned in self.engines.values():
+            owned.fail_all(self._over)
+            try:
+                vllm_adapter.shut_down(owned.engine)
+            except Exception:
+                log.exception("%s: vllm did not shut down cleanly", owned.name)
+        self.engines.clear()
+
+    def _owned(self, name: str) -> OwnedEngine:
+        if self._over is not None:
+            raise self._over
+        owned = self.engines.get(name)
+        if owned is None:
+            raise UnknownEngineError(f"{name}: not hosted here; hosted are {_listed(self.engines)}")
+        if owned.died is not None:
+            raise owned.died
+        return owned
+
+    def _obey(self, *, wait: bool) -> None:
+        """Carry out every command in the queue; with `wait`, block for the first."""
+        try:
+            command = self._inbox.get() if wait else self._inbox.get_nowait()
+            while True:
+                command(self)
+                command = self._inbox.get_nowait()
+        except Empty:
+            return
+
+    def _step(self, owned: OwnedEngine) -> None:
+        try:
+            owned.step(self._clock)
+        except Exception as error:
+            self._bury(owned, error)
+
+    def _bury(self, owned: OwnedEngine, error: Exception) -> None:
+        """Mark an engine dead: after a failed step its batch and cache cannot be trusted."""
+        log.exception("%s: vllm engine died", owned.name)
+        owned.died = EngineDiedError(f"{owned.name}: vllm died ({type(error).__name__}: {error}); restart the process")
+        owned.fail_all(owned.died)
+
+
+def _listed(names: Iterable[str]) -> str:
+    return ", ".join(names) or "none"

