@@ -1,0 +1,95 @@
+"""Query in, Context out; and actions through the same encoder."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from agents.embedder.actions import embed_actions
+from agents.embedder.agent import Arrival, embed, embedded_text
+from agents.embedder.encoder import encoder_id
+from agents.embedder.minilm import MiniLM
+from schemas.base import decode, encode
+from schemas.query import Context, Message, Origin, Query
+
+
+@pytest.fixture(scope="module")
+def encoder() -> MiniLM:
+    return MiniLM()
+
+
+def arrival(query_id: str, text: str, offset: int = 0) -> Arrival:
+    return Arrival(Query(query_id=query_id, text=text), Origin(topic="query", partition=0, offset=offset), 1_700)
+
+
+def test_a_context_carries_the_query_its_vector_and_where_it_came_from(encoder: MiniLM) -> None:
+    arrivals = [arrival("a", "What is 2 + 2?", 7), arrival("b", "Name a river.", 8)]
+    first, second = embed(arrivals, encoder=encoder)
+    assert first.query == arrivals[0].query
+    assert second.origin.offset == 8
+    assert first.appended_ms == 1_700
+    assert first.encoder == encoder_id(encoder)
+    assert np.array_equal(np.array(first.vector(), np.float32), encoder.encode(["What is 2 + 2?"])[0])
+    assert decode(encode(first), Context) == first
+
+
+def test_a_context_is_the_same_alone_as_among_others(encoder: MiniLM) -> None:
+    arrivals = [arrival(str(n), text) for n, text in enumerate(("one", "a longer question, with more words", "three"))]
+    assert embed(arrivals, encoder=encoder) == tuple(embed([each], encoder=encoder)[0] for each in arrivals)
+
+
+def test_no_arrivals_make_no_contexts(encoder: MiniLM) -> None:
+    assert embed([], encoder=encoder) == ()
+
+
+def test_the_newest_message_comes_first() -> None:
+    said = (Message(role="system", content="Be brief."), Message(role="user", content="What is 2 + 2?"))
+    assert embedded_text(Query(query_id="a", messages=said)) == "What is 2 + 2?\n\nBe brief."
+
+
+def test_a_long_system_prompt_does_not_hide_the_question(encoder: MiniLM) -> None:
+    def asked(question: str) -> Arrival:
+        said = (Message(role="system", content="rule " * 2_000), Message(role="user", content=question))
+        return Arrival(Query(query_id="q", messages=said), Origin(topic="query", partition=0, offset=0), 0)
+
+    one, other = embed([asked("What is 2 + 2?"), asked("Name a river in France.")], encoder=encoder)
+    assert one.embedding != other.embedding
+
+
+def test_cached_actions_are_those_that_were_encoded(encoder: MiniLM, tmp_path: Path) -> None:
+    texts = ["one action", "another action", "one action"]
+    plain = embed_actions(encoder, texts)
+    assert np.array_equal(embed_actions(encoder, texts, tmp_path / "new"), plain)
+    assert len(list((tmp_path / "new").iterdir())) == 2
+    assert np.array_equal(embed_actions(encoder, texts[::-1], tmp_path / "new"), plain[::-1])
+    assert embed_actions(encoder, [], tmp_path / "new").shape == (0, 384)
+
+
+class Counting:
+    """The real encoder, and how many texts it was given."""
+
+    def __init__(self, encoder: MiniLM, version: str = "1") -> None:
+        self.name, self.version, self.dimension, self.truncated = "counting", version, encoder.dimension, 0
+        self._encoder, self.texts = encoder, 0
+
+    def encode(self, texts: list[str]) -> np.ndarray:
+        self.texts += len(texts)
+        return self._encoder.encode(texts)
+
+
+def test_the_cache_spares_the_encoder_and_knows_one_from_another(encoder: MiniLM, tmp_path: Path) -> None:
+    first, second = Counting(encoder), Counting(encoder, version="2")
+    embed_actions(first, ["a", "b"], tmp_path)
+    embed_actions(first, ["b", "c"], tmp_path)
+    assert first.texts == 3
+    embed_actions(second, ["a"], tmp_path)
+    assert second.texts == 1
+
+
+@pytest.mark.parametrize("damage", [b"", b"\x00" * 384 * 4, b"\xff" * 384 * 4, b"abc", b"\x00" * 10])
+def test_a_damaged_file_is_computed_again(encoder: MiniLM, tmp_path: Path, damage: bytes) -> None:
+    plain = embed_actions(encoder, ["an action"], tmp_path)
+    (file,) = tmp_path.iterdir()
+    file.write_bytes(damage)
+    assert np.array_equal(embed_actions(encoder, ["an action"], tmp_path), plain)
+    assert file.read_bytes() == plain.tobytes()

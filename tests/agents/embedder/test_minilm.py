@@ -1,0 +1,132 @@
+"""The default encoder, the real one: what every encoder promises, and what this one adds."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from agents.embedder.encoder import EMPTY_TEXT, Encoder, encoder_id, readable, unit_rows
+from agents.embedder.errors import BadEmbedding, EncoderFilesError
+from agents.embedder.minilm import MiniLM
+
+CAT = "A cat sits on the mat."
+KITTEN = "A kitten is resting on a rug."
+INTEGRAL = "Compute the integral of x^2 from 0 to 1."
+APPLES = "Tom has 12 apples and buys 7 more. How many apples does he have now?"
+PEARS = "Anna owns 5 pears and gets 9 more. How many pears has she?"
+
+
+@pytest.fixture(scope="module")
+def encoder() -> MiniLM:
+    return MiniLM()
+
+
+def test_it_is_an_encoder(encoder: MiniLM) -> None:
+    assert isinstance(encoder, Encoder)
+    assert encoder_id(encoder) == "all-MiniLM-L6-v2-int8@8199be6f-be50c362-256/384"
+
+
+def test_rows_are_float32_of_unit_length(encoder: MiniLM) -> None:
+    rows = encoder.encode([CAT, INTEGRAL, "", "x"])
+    assert rows.shape == (4, 384)
+    assert rows.dtype == np.float32
+    assert np.abs(np.linalg.norm(rows.astype(np.float64), axis=1) - 1).max() < 1e-6
+
+
+def test_no_texts_give_no_rows(encoder: MiniLM) -> None:
+    assert encoder.encode([]).shape == (0, 384)
+
+
+def test_similar_sentences_are_closer_than_others(encoder: MiniLM) -> None:
+    cat, kitten, integral, apples, pears = encoder.encode([CAT, KITTEN, INTEGRAL, APPLES, PEARS])
+    assert cat @ kitten > max(cat @ integral, kitten @ integral, cat @ apples) + 0.4
+    assert apples @ pears > max(apples @ cat, pears @ integral, apples @ integral) + 0.4
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "cosine"),
+    # From the float32 weights of sentence-transformers/all-MiniLM-L6-v2 by transformers, mean of the last states.
+    [(CAT, KITTEN, 0.6553), (APPLES, PEARS, 0.6210), (CAT, INTEGRAL, 0.0067), (INTEGRAL, PEARS, -0.0794)],
+)
+def test_cosines_are_those_of_the_float32_model(encoder: MiniLM, one: str, other: str, cosine: float) -> None:
+    a, b = encoder.encode([one, other])
+    assert a @ b == pytest.approx(cosine, abs=0.01)
+
+
+def test_a_text_has_the_same_vector_alone_as_among_others(encoder: MiniLM) -> None:
+    texts = [CAT, "short", INTEGRAL * 20, "", APPLES, CAT]
+    together = encoder.encode(texts)
+    alone = np.concatenate([encoder.encode([text]) for text in texts])
+    assert np.abs(together - alone).max() <= 1e-6
+    assert np.abs(encoder.encode(texts[::-1])[::-1] - together).max() <= 1e-6
+
+
+def test_another_session_with_more_threads_gives_the_same_vectors(encoder: MiniLM) -> None:
+    assert np.abs(MiniLM(threads=2).encode([CAT, APPLES]) - encoder.encode([CAT, APPLES])).max() <= 1e-6
+
+
+def test_empty_text_has_the_defined_vector(encoder: MiniLM) -> None:
+    rows = encoder.encode(["", " \n\t", EMPTY_TEXT])
+    assert np.array_equal(rows[0], rows[1])
+    assert np.array_equal(rows[0], rows[2])
+
+
+def test_long_text_is_cut_at_the_end_and_counted() -> None:
+    encoder = MiniLM(max_tokens=16)
+    words = [f"apple {n}" for n in range(40)]
+    long, longer = " ".join(words), " ".join([*words, "entirely different ending"])
+    assert encoder.truncated == 0
+    rows = encoder.encode([CAT, long, longer])
+    assert encoder.truncated == 2
+    assert np.array_equal(rows[1], rows[2])
+
+
+def test_the_longest_text_of_a_query_passes_at_the_models_full_length() -> None:
+    encoder = MiniLM(max_tokens=512)
+    rows = encoder.encode(["word " * 400_000, "x" * 2_000_000, " " * 40_000 + "the end"])
+    assert np.isfinite(rows).all()
+    assert encoder.truncated == 3
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(text=st.text(max_size=200))
+def test_any_text_becomes_a_unit_vector_the_same_twice(encoder: MiniLM, text: str) -> None:
+    once, again = encoder.encode([text]), encoder.encode([text])
+    assert np.array_equal(once, again)
+    assert abs(float(np.linalg.norm(once.astype(np.float64))) - 1) < 1e-6
+
+
+def test_a_lone_surrogate_is_replaced() -> None:
+    assert readable("a\ud800b") == "a?b"
+
+
+@pytest.mark.parametrize(("argument", "value"), [("threads", 0), ("max_tokens", 2), ("max_tokens", 513)])
+def test_an_argument_out_of_range_is_named(argument: str, value: int) -> None:
+    with pytest.raises(ValueError, match=f"{argument} is {value}: give"):
+        MiniLM(**{argument: value})
+
+
+@pytest.mark.parametrize("argument", ["model", "tokenizer"])
+def test_a_file_that_is_not_the_pinned_one_is_refused(tmp_path: Path, argument: str) -> None:
+    other = tmp_path / "other"
+    other.write_bytes(b"not it")
+    with pytest.raises(EncoderFilesError, match=r"sha256 is .*, pinned is .*; install the pinned version"):
+        MiniLM(**{argument: other})
+    with pytest.raises(EncoderFilesError, match="cannot be read"):
+        MiniLM(**{argument: tmp_path / "absent"})
+
+
+@pytest.mark.parametrize(
+    ("rows", "complaint"),
+    [
+        (np.ones((2, 3)), "shape"),
+        (np.array([[1.0, np.nan], [1.0, 1.0]]), "text 0: holds NaN"),
+        (np.array([[1.0, 1.0], [np.inf, 1.0]]), "text 1: holds NaN or infinity"),
+        (np.array([[1.0, 1.0], [0.0, 0.0]]), "text 1: length 0.0e\\+00 has no direction"),
+    ],
+)
+def test_what_is_no_embedding_is_refused(rows: np.ndarray, complaint: str) -> None:
+    with pytest.raises(BadEmbedding, match=complaint):
+        unit_rows(rows, 2, 2)

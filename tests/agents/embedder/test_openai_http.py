@@ -1,0 +1,225 @@
+"""The HTTP encoder against a real server, small and ill-behaved on demand."""
+
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import numpy as np
+import pytest
+
+from agents.embedder.encoder import Encoder, encoder_id
+from agents.embedder.errors import BadEmbedding, EncoderRefused, EncoderUnavailable
+from agents.embedder.openai_http import HttpEncoder
+
+DIMENSION = 4
+Reply = Callable[[list[str]], tuple[int, Any]]
+
+
+def vector_of(text: str) -> list[float]:
+    """A vector of no unit length that tells texts apart."""
+    return [3.0, float(len(text)), float(sum(map(ord, text)) % 97), -1.0]
+
+
+def good(texts: list[str]) -> tuple[int, Any]:
+    rows = [{"index": at, "object": "embedding", "embedding": vector_of(text)} for at, text in enumerate(texts)]
+    return 200, {"object": "list", "data": rows[::-1], "model": "small"}
+
+
+class Server(ThreadingHTTPServer):
+    """Answers each request by the next reply of a list, then well; remembers what it was asked."""
+
+    daemon_threads = True
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.replies: list[Reply] = []
+        self.bodies: list[dict[str, Any]] = []
+        self.headers: list[dict[str, str]] = []
+        self.paths: list[str] = []
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server_address[1]}"
+
+
+class Handler(BaseHTTPRequestHandler):
+    server: Server
+
+    def do_POST(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        self.server.bodies.append(body)
+        self.server.headers.append(dict(self.headers))
+        self.server.paths.append(self.path)
+        reply = self.server.replies.pop(0) if self.server.replies else good
+        status, answer = reply(body["input"])
+        content = answer if isinstance(answer, bytes) else json.dumps(answer).encode()
+        try:
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(content)))
+            self.end_headers()
+            self.wfile.write(content)
+        except BrokenPipeError:
+            pass  # the client has given up on a slow reply, as it should
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    with Server() as running:
+        thread = threading.Thread(target=running.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        yield running
+        running.shutdown()
+        thread.join()
+
+
+@pytest.fixture
+def waits() -> list[float]:
+    return []
+
+
+@pytest.fixture
+def encoder(server: Server, waits: list[float]) -> Iterator[HttpEncoder]:
+    with HttpEncoder(
+        url=server.url, model="small", dimension=DIMENSION, version="v9", attempts=3, batch=3, sleep=waits.append
+    ) as client:
+        yield client
+
+
+def test_rows_are_unit_and_in_the_order_of_the_texts(encoder: HttpEncoder, server: Server) -> None:
+    texts = ["a", "bb", "ccc", "dddd", "eeeee"]
+    rows = encoder.encode(texts)
+    for row, text in zip(rows, texts, strict=True):
+        expected = np.array(vector_of(text)) / np.linalg.norm(vector_of(text))
+        assert row == pytest.approx(expected, abs=1e-6)
+    assert rows.dtype == np.float32
+    assert [len(body["input"]) for body in server.bodies] == [3, 2]
+    assert server.bodies[0] == {"model": "small", "input": ["a", "bb", "ccc"], "encoding_format": "float"}
+
+
+def test_it_is_an_encoder(encoder: HttpEncoder) -> None:
+    assert isinstance(encoder, Encoder)
+    assert encoder_id(encoder) == "small@v9/4"
+
+
+def test_no_texts_send_nothing(encoder: HttpEncoder, server: Server) -> None:
+    assert encoder.encode([]).shape == (0, DIMENSION)
+    assert server.bodies == []
+
+
+@pytest.mark.parametrize("suffix", ["", "/", "/v1", "/v1/"])
+def test_the_url_may_end_in_v1_or_not(server: Server, suffix: str) -> None:
+    with HttpEncoder(url=server.url + suffix, model="small", dimension=DIMENSION, api_key="secret") as client:
+        client.encode(["a"])
+    assert server.paths == ["/v1/embeddings"]
+    assert server.headers[0]["Authorization"] == "Bearer secret"
+
+
+def test_empty_text_is_sent_as_the_defined_one_and_long_text_is_cut_and_counted(server: Server) -> None:
+    with HttpEncoder(url=server.url, model="small", dimension=DIMENSION, max_characters=10) as client:
+        client.encode([" ", "0123456789", "0123456789!"])
+        assert client.truncated == 1
+    assert server.bodies[0]["input"] == ["(empty)", "0123456789", "0123456789"]
+
+
+@pytest.mark.parametrize("status", [429, 500, 502, 503])
+def test_a_passing_fault_is_tried_again(encoder: HttpEncoder, server: Server, waits: list[float], status: int) -> None:
+    server.replies = [lambda _: (status, {"error": "busy"})] * 2
+    assert encoder.encode(["a"]).shape == (1, DIMENSION)
+    assert len(server.bodies) == 3
+    assert waits == [0.2, 0.4]
+
+
+def test_a_lasting_fault_ends_after_the_attempts_allowed(encoder: HttpEncoder, server: Server) -> None:
+    server.replies = [lambda _: (500, {"error": "out of memory"})] * 10
+    with pytest.raises(EncoderUnavailable, match="3 attempts failed, the last with HTTP 500: .*out of memory"):
+        encoder.encode(["a"])
+    assert len(server.bodies) == 3
+
+
+def test_waits_grow_to_a_limit(server: Server, waits: list[float]) -> None:
+    server.replies = [lambda _: (503, {})] * 8
+    with HttpEncoder(
+        url=server.url, model="small", dimension=DIMENSION, attempts=8, sleep=waits.append
+    ) as client, pytest.raises(EncoderUnavailable):
+        client.encode(["a"])
+    assert waits == [0.2, 0.4, 0.8, 1.6, 3.2, 5.0, 5.0]
+
+
+def test_a_refusal_is_not_tried_again(encoder: HttpEncoder, server: Server) -> None:
+    server.replies = [lambda _: (404, {"error": "no such model"})]
+    with pytest.raises(EncoderRefused, match="HTTP 404: .*no such model.*; check the model's name"):
+        encoder.encode(["a"])
+    assert len(server.bodies) == 1
+
+
+def test_a_slow_server_counts_as_unavailable(server: Server) -> None:
+    release = threading.Event()
+
+    def slow(texts: list[str]) -> tuple[int, Any]:
+        release.wait(10)
+        return good(texts)
+
+    server.replies = [slow, slow]
+    with HttpEncoder(
+        url=server.url, model="small", dimension=DIMENSION, attempts=2, timeout_s=0.1, backoff_s=0, sleep=time.sleep
+    ) as client, pytest.raises(EncoderUnavailable, match="ReadTimeout"):
+        client.encode(["a"])
+    release.set()
+    assert len(server.bodies) == 2
+
+
+def test_nobody_listening_counts_as_unavailable(server: Server, waits: list[float]) -> None:
+    server.socket.close()  # the port is free again, and nobody else is given it within this test
+    with HttpEncoder(
+        url=server.url, model="small", dimension=DIMENSION, attempts=2, sleep=waits.append
+    ) as client, pytest.raises(EncoderUnavailable, match="2 attempts failed, the last with ConnectError"):
+        client.encode(["a"])
+    assert len(waits) == 1
+
+
+def with_rows(*rows: Any) -> Reply:
+    return lambda _: (200, {"data": [{"index": at, "embedding": row} for at, row in enumerate(rows)]})
+
+
+NAN = b'{"data": [{"index": 0, "embedding": [1.0, NaN, 0.0, 0.0]}]}'
+
+
+@pytest.mark.parametrize(
+    ("reply", "complaint"),
+    [
+        (with_rows([1.0, 2.0]), r"vectors of length \['2'\], expected 4; set the encoder's dimension"),
+        (with_rows(), "0 embeddings for 1 texts"),
+        (with_rows([1.0] * 4, [1.0] * 4), "2 embeddings for 1 texts"),
+        (with_rows([0.0] * 4), "has no direction"),
+        (with_rows("AAAAAA=="), "vectors of length"),
+        (with_rows([1.0, "x", 0.0, 0.0]), "holds what is no number"),
+        (with_rows([1.0, None, 0.0, 0.0]), "holds NaN or infinity"),
+        (lambda _: (200, NAN), "holds NaN or infinity"),
+        (lambda _: (200, b"<html>welcome</html>"), "which is not JSON; check the url"),
+        (lambda _: (200, ["a"]), "no list `data` for 1 texts"),
+        (lambda _: (200, {"data": ["a"]}), "is no object with an index"),
+        (lambda _: (200, {"data": [{"index": 5, "embedding": [1.0] * 4}]}), r"`index` runs over \[5\] for 1 texts"),
+    ],
+)
+def test_an_answer_that_is_no_embedding_is_refused(
+    encoder: HttpEncoder, server: Server, reply: Reply, complaint: str
+) -> None:
+    server.replies = [reply]
+    with pytest.raises(BadEmbedding, match=complaint):
+        encoder.encode(["a"])
+    assert len(server.bodies) == 1
+
+
+@pytest.mark.parametrize(
+    ("argument", "value"), [("url", "localhost:80"), ("dimension", 0), ("batch", 0), ("attempts", 0), ("max_characters", 0)]
+)
+def test_an_argument_out_of_range_is_named(argument: str, value: object) -> None:
+    arguments: dict[str, Any] = {"url": "http://h", "model": "small", "dimension": 4, argument: value}
+    with pytest.raises(ValueError, match=f"{argument} is {value!r}: give"):
+        HttpEncoder(**arguments)
