@@ -1,0 +1,19 @@
+"""The contracts: every record on the wire, typed, frozen, versioned, validated once at the edge.
+
+The life of one query, as records:
+
+    Query          a client asks                                      query.py
+    Context        the embedder adds the unit vector                  query.py
+    Decision       the decider chooses a = (M, QP, CP, BS)            decision.py
+    SearchStep     the executor drafts one step                       search.py
+    Verification   the verifier scores it; the two repeat             search.py
+    Answer         the executor, or the aggregator on expiry          answer.py
+    Feedback       a client tells whether it was right, hours later   reward.py
+    Due            a deadline has passed                              reward.py
+    Reward         the aggregator closes it; the decider learns       reward.py
+
+Beside them CatalogueEntry, Objective and CostBounds steer all processes (control.py), a Heartbeat says which
+executors live (heartbeat.py), and a DeadLetter keeps what could not be handled (dead_letter.py).
+
+Imports msgspec, orjson, zstandard and the standard library only.
+"""

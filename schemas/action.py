@@ -1,0 +1,65 @@
+"""The paper's a = (M, QP, CP, BS): model, question parallelism, candidate parallelism, beam size (§3.1)."""
+
+from msgspec import Struct
+
+from schemas.errors import InvalidField
+
+
+class Action(Struct, frozen=True, kw_only=True, order=True):
+    """One joint configuration. Which ones exist is the business of `agents.space`.
+
+    Attributes:
+        model: Name of the generator in the catalogue.
+        qp: Question parallelism: independent subtrees, at least 1.
+        cp: Candidate parallelism: drafts per subtree at the root, CP/BS per kept path afterwards.
+        bs: Beam size: paths kept per subtree, 1 to cp.
+    """
+
+    model: str
+    qp: int
+    cp: int
+    bs: int
+
+    def __post_init__(self) -> None:
+        """Refuse an action without a model or with a count that cannot be run."""
+        if not self.model:
+            raise InvalidField("Action", "model", "is empty; name a model of the catalogue")
+        for field in ("qp", "cp", "bs"):
+            if not 1 <= getattr(self, field) <= 1024:
+                raise InvalidField(
+                    "Action", field, f"is {getattr(self, field)}; give a whole number from 1 to 1024"
+                )
+        if self.bs > self.cp:
+            raise InvalidField("Action", "bs", f"is {self.bs} with cp {self.cp}; keep at most cp paths")
+
+    @property
+    def id(self) -> str:
+        """Return `model/qp/cp/bs`, stable for ever.
+
+        >>> Action(model="qwen3-8b", qp=4, cp=16, bs=4).id
+        'qwen3-8b/4/16/4'
+        """
+        return f"{self.model}/{self.qp}/{self.cp}/{self.bs}"
+
+    def __str__(self) -> str:
+        """Return the id."""
+        return self.id
+
+    @classmethod
+    def parse(cls, text: str) -> "Action":
+        """Return the action of an id. The model's name may hold slashes.
+
+        >>> Action.parse("Qwen/Qwen3-8B/1/1/1").model
+        'Qwen/Qwen3-8B'
+
+        Raises:
+            InvalidField: when it is no `model/qp/cp/bs`.
+        """
+        parts = text.rsplit("/", 3)
+        if len(parts) != 4 or not all(part.isascii() and part.isdigit() for part in parts[1:]):
+            raise InvalidField(
+                "Action", "", f"is {text[:80]!r}; write model/qp/cp/bs, for instance mini-3/4/16/4"
+            )
+        # A count of many digits is out of range whatever it is: cut it before int() works on it.
+        qp, cp, bs = (int(part[:8]) for part in parts[1:])
+        return cls(model=parts[0], qp=qp, cp=cp, bs=bs)

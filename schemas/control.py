@@ -1,0 +1,101 @@
+"""What steers every process: catalogue, objectives, cost bounds. Compacted by name: the last one stands."""
+
+from typing import Any, Literal
+
+from schemas.base import Record, decode, load
+from schemas.errors import InvalidField, UnknownSchema
+from schemas.objective import CostRange
+from schemas.query import Weights
+
+
+class CatalogueEntry(Record, frozen=True, kw_only=True, tag="catalogue-entry.v1"):
+    """A model comes or goes. Key: `model/<name>`.
+
+    Attributes:
+        name: The model's name.
+        op: `add` or `remove`.
+        model: The entry as in a catalogue file; validated by `agents.space`. Absent with `remove`.
+    """
+
+    name: str
+    op: Literal["add", "remove"]
+    model: dict[str, Any] | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse an addition without an entry, or one of another name."""
+        _check_name("CatalogueEntry", self.name)
+        if (self.op == "add") != (self.model is not None):
+            raise InvalidField(
+                "CatalogueEntry", "model", f"does not fit op {self.op!r}; give it with add only"
+            )
+        if self.model is not None and self.model.get("name") != self.name:
+            why = f"is {self.model.get('name')!r} in an entry for {self.name!r}; write the same name"
+            raise InvalidField("CatalogueEntry", "model.name", why)
+
+    @property
+    def key(self) -> str:
+        """Return the key it is compacted by."""
+        return f"model/{self.name}"
+
+
+class ObjectiveEntry(Record, frozen=True, kw_only=True, tag="objective-entry.v1"):
+    """An objective is set or removed by name. Key: `objective/<name>`.
+
+    Attributes:
+        name: What queries call it by.
+        op: `set` or `remove`.
+        weights: w₁, w₂, w₃. Absent with `remove`.
+    """
+
+    name: str
+    op: Literal["set", "remove"]
+    weights: Weights | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse a setting without weights."""
+        _check_name("ObjectiveEntry", self.name)
+        if (self.op == "set") != (self.weights is not None):
+            raise InvalidField(
+                "ObjectiveEntry", "weights", f"does not fit op {self.op!r}; give it with set only"
+            )
+
+    @property
+    def key(self) -> str:
+        """Return the key it is compacted by."""
+        return f"objective/{self.name}"
+
+
+class CostBoundsEntry(Record, frozen=True, kw_only=True, tag="cost-bounds-entry.v1"):
+    """The bounds that normalise log C, for all objectives. Key: `cost-bounds`."""
+
+    cost_range: CostRange
+
+    @property
+    def key(self) -> str:
+        """Return the key it is compacted by."""
+        return "cost-bounds"
+
+
+ControlRecord = CatalogueEntry | ObjectiveEntry | CostBoundsEntry
+
+_KINDS: dict[str, type[ControlRecord]] = {
+    kind.schema(): kind for kind in (CatalogueEntry, ObjectiveEntry, CostBoundsEntry)
+}
+
+
+def decode_control(value: bytes | None) -> ControlRecord:
+    """Return the control record in a value.
+
+    Raises:
+        RecordError: as `decode` does.
+    """
+    schema = load(value, "control record").get("schema")
+    kind = _KINDS.get(schema) if isinstance(schema, str) else None
+    if kind is None:
+        raise UnknownSchema("control record", "schema", f"is {schema!r}; write one of {', '.join(_KINDS)}")
+    return decode(value, kind)
+
+
+def _check_name(kind: str, name: str) -> None:
+    if not 1 <= len(name) <= 200 or not name.isprintable() or name != name.strip():
+        raise InvalidField(kind, "name", f"is {name[:40]!r}; give 1 to 200 printable characters")

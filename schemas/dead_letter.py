@@ -1,0 +1,82 @@
+"""DeadLetter: what could not be handled, kept so that an operator can see why and send it again."""
+
+import hashlib
+
+from schemas.base import Record, readable_id
+from schemas.decision import Count
+from schemas.errors import RecordError
+from schemas.query import Origin
+
+HEAD_BYTES = 4096
+"""Bytes of a failed value that are kept; the rest is found at its origin."""
+
+MAX_REASON = 2000
+"""Characters of a message: a library's error can quote the whole record."""
+
+
+class DeadLetter(Record, frozen=True, kw_only=True, tag="dead-letter.v1"):
+    """A record that could not be handled. Key: origin.
+
+    Attributes:
+        room: Who could not.
+        origin: Where it lies; `dead-letters retry` reads it again there.
+        error: Name of the error's type.
+        reason: What is wrong and what to do.
+        field: The field at fault, where there is one.
+        query_id: Its query, where the id is readable.
+        head: The first 4 KB of the value; base64 on the wire.
+        size: Bytes of the whole value.
+        sha256: Digest of the whole value, in hex.
+        attempts: How often it was tried.
+    """
+
+    room: str
+    origin: Origin
+    error: str
+    reason: str
+    head: bytes
+    size: Count
+    sha256: str
+    field: str = ""
+    query_id: str | None = None
+    attempts: Count = 1
+
+    @classmethod
+    def of(
+        cls,
+        value: bytes | None,
+        error: Exception,
+        *,
+        room: str,
+        origin: Origin,
+        query_id: str | None = None,
+        attempts: int = 1,
+    ) -> "DeadLetter":
+        """Return the dead letter of a value.
+
+        Args:
+            value: The failed value, whole.
+            error: Why it failed.
+            room: Who could not handle it.
+            origin: Where it lies.
+            query_id: Its query where known; otherwise it is read from the value when it can be.
+            attempts: How often it was tried.
+        """
+        data = value or b""
+        return cls(
+            room=room,
+            origin=origin,
+            error=type(error).__name__,
+            reason=str(error)[:MAX_REASON] or type(error).__name__,
+            head=data[:HEAD_BYTES],
+            size=len(data),
+            sha256=hashlib.sha256(data).hexdigest(),
+            field=error.field if isinstance(error, RecordError) else "",
+            query_id=query_id or readable_id(value),
+            attempts=attempts,
+        )
+
+    @property
+    def key(self) -> str:
+        """Return topic/partition/offset of the origin."""
+        return f"{self.origin.topic}/{self.origin.partition}/{self.origin.offset}"

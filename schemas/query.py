@@ -1,0 +1,250 @@
+"""A question on its way in: Query as clients send it, Context with its embedding."""
+
+import math
+import sys
+from array import array
+from typing import Any
+
+import orjson
+from msgspec import Struct, field
+
+from schemas.action import Action
+from schemas.base import MAX_TEXT, Record, check_finite, check_id
+from schemas.errors import InvalidField
+
+MAX_METADATA = 16 * 1024
+"""Bytes of `metadata` as JSON: it travels with the query."""
+
+MAX_WAIT_S = 30 * 24 * 3600.0
+"""Seconds: the retention of the topics that are joined. Longer waits could not be kept."""
+
+
+class Message(Struct, frozen=True, kw_only=True):
+    """One turn of a conversation, as chat templates take it."""
+
+    role: str
+    content: str
+
+
+class Weights(Struct, frozen=True, kw_only=True):
+    """Weigh the terms of the reward, w₁·Correct + w₂·Score + w₃·(1 − C̃) (Eq. 4); normalised to sum 1.
+
+    >>> Weights(correct=1, score=1, cost=2).cost
+    0.5
+    """
+
+    correct: float = 0.0
+    score: float = 0.0
+    cost: float = 0.0
+
+    def __post_init__(self) -> None:
+        """Refuse what is no convex combination, and normalise: else α would change its meaning."""
+        terms = {"correct": float(self.correct), "score": float(self.score), "cost": float(self.cost)}
+        for name, weight in terms.items():
+            if not (math.isfinite(weight) and weight >= 0):
+                raise InvalidField("Weights", name, f"is {weight}; give a finite weight, zero or more")
+        total = sum(terms.values())
+        if not (math.isfinite(total) and total > 0):
+            raise InvalidField("Weights", "", f"sum to {total}; give at least one weight above zero")
+        # Weights that sum to 1 already stay as they are, bit by bit, through every later decode.
+        if abs(total - 1.0) > 1e-12:
+            for name, weight in terms.items():
+                object.__setattr__(self, name, weight / total)
+
+
+class Budget(Struct, frozen=True, kw_only=True):
+    """What a search may spend; when it runs out, the best completed path is the answer.
+
+    Attributes:
+        tokens: Most tokens generated, over all drafts.
+        eflops: Most equivalent FLOPs (App. D.3).
+    """
+
+    tokens: int | None = None
+    eflops: float | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse a budget that allows nothing."""
+        check_finite("Budget", eflops=self.eflops)
+        for name in ("tokens", "eflops"):
+            if (limit := getattr(self, name)) is not None and not limit > 0:
+                raise InvalidField("Budget", name, f"is {limit}; give a positive number or leave it out")
+
+
+class Origin(Struct, frozen=True, kw_only=True):
+    """Where a record lies: topic, partition and offset."""
+
+    topic: str
+    partition: int
+    offset: int
+
+
+class Query(Record, frozen=True, kw_only=True, tag="query.v1"):
+    """What a client asks. Key: query_id.
+
+    Attributes:
+        query_id: 1 to 200 printable ASCII characters without spaces; unique for ever.
+        text: The question; or
+        messages: the conversation, rendered by the model's chat template. Exactly one of the two.
+        objective: Name of an objective in `control`; or
+        weights: free weights. At most one of the two; neither means the deployment's default.
+        reference: The right answer, where known; the aggregator grades with it. Never reaches a model.
+        pin_action: `model/qp/cp/bs` that must be used, whatever the policy thinks.
+        allowed_models: Models that may be used; None allows all.
+        budget: What the search may spend.
+        timeout_s: Seconds from the broker's append time until the query expires; None means the default.
+        feedback_wait_s: Seconds after the Answer in which feedback is awaited; None means the default.
+        tenant: Who asks, for accounting.
+        metadata: Anything the client wants back; at most 16 KiB of JSON.
+    """
+
+    query_id: str
+    text: str | None = None
+    messages: tuple[Message, ...] | None = None
+    objective: str | None = None
+    weights: Weights | None = None
+    reference: str | None = None
+    pin_action: str | None = None
+    allowed_models: tuple[str, ...] | None = None
+    budget: Budget | None = None
+    timeout_s: float | None = None
+    feedback_wait_s: float | None = None
+    tenant: str | None = None
+    metadata: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot be answered, naming the field."""
+        check_id("Query", self.query_id)
+        self._check_question()
+        if self.objective is not None and self.weights is not None:
+            raise InvalidField("Query", "weights", "comes beside objective; give one of the two")
+        for name in ("objective", "tenant"):
+            value = getattr(self, name)
+            if value is not None and not 1 <= len(value) <= 200:
+                raise InvalidField("Query", name, "must have 1 to 200 characters; or leave it out")
+        if self.reference is not None and len(self.reference.encode()) > MAX_TEXT:
+            raise InvalidField("Query", "reference", f"takes more than {MAX_TEXT} bytes; shorten it")
+        if self.pin_action is not None:
+            try:
+                Action.parse(self.pin_action)
+            except InvalidField as error:
+                raise InvalidField("Query", "pin_action", error.why) from None
+        if self.allowed_models is not None and not (self.allowed_models and all(self.allowed_models)):
+            raise InvalidField("Query", "allowed_models", "names no model; name at least one or leave it out")
+        check_finite("Query", timeout_s=self.timeout_s, feedback_wait_s=self.feedback_wait_s)
+        if self.timeout_s is not None and not 0 < self.timeout_s <= MAX_WAIT_S:
+            what = "in the past" if self.timeout_s <= 0 else "out of reach"
+            why = f"is {self.timeout_s}, a deadline {what}; give more than 0 and at most {MAX_WAIT_S:.0f} seconds"
+            raise InvalidField("Query", "timeout_s", why)
+        if self.feedback_wait_s is not None and not 0 <= self.feedback_wait_s <= MAX_WAIT_S:
+            raise InvalidField(
+                "Query", "feedback_wait_s", f"is {self.feedback_wait_s}; give 0 to {MAX_WAIT_S:.0f} seconds"
+            )
+        self._check_metadata()
+
+    def _check_question(self) -> None:
+        if (self.text is None) == (self.messages is None):
+            raise InvalidField("Query", "text", "must come alone: give either text or messages")
+        if self.text is not None:
+            _check_text("text", self.text)
+        if self.messages is not None:
+            if not self.messages:
+                raise InvalidField("Query", "messages", "is empty; give at least one message")
+            for index, message in enumerate(self.messages):
+                if not message.role.strip():
+                    raise InvalidField(
+                        "Query", f"messages[{index}].role", "is empty; write user, assistant or system"
+                    )
+            _check_text("messages", "\n".join(message.content for message in self.messages))
+
+    def _check_metadata(self) -> None:
+        if not self.metadata:
+            return
+        try:
+            size = len(orjson.dumps(self.metadata))
+        except (orjson.JSONEncodeError, TypeError) as error:
+            raise InvalidField("Query", "metadata", f"is no JSON ({error}); use plain values") from None
+        if size > MAX_METADATA:
+            raise InvalidField("Query", "metadata", f"takes {size} bytes of {MAX_METADATA}; shorten it")
+
+    @property
+    def question(self) -> str:
+        """Return the text that is embedded and verified: `text`, or the contents of all messages in order."""
+        if self.text is not None:
+            return self.text
+        return "\n\n".join(message.content for message in self.messages or ())
+
+    @property
+    def chat(self) -> tuple[Message, ...]:
+        """Return the conversation for a chat template: `messages`, or the text as one user's message."""
+        return self.messages or (Message(role="user", content=self.text or ""),)
+
+    @property
+    def pinned(self) -> Action | None:
+        """Return the action of `pin_action`."""
+        return None if self.pin_action is None else Action.parse(self.pin_action)
+
+
+class Context(Record, frozen=True, kw_only=True, tag="context.v1"):
+    """A query with its embedding. Key: policy shard.
+
+    Attributes:
+        query: The Query, whole.
+        embedding: The unit vector s_q as little-endian float32; base64 on the wire.
+        encoder: Name of the encoder that made it: vectors of two encoders do not mix.
+        origin: Where the Query lies. The same query_id from another origin is a duplicate.
+        appended_ms: Append time of the Query on the broker, ms since the epoch: deadlines count from it.
+    """
+
+    query: Query
+    embedding: bytes
+    origin: Origin
+    encoder: str = ""
+    appended_ms: int = 0
+
+    def __post_init__(self) -> None:
+        """Refuse an embedding that must not reach A."""
+        if not self.embedding or len(self.embedding) % 4:
+            raise InvalidField(
+                "Context", "embedding", f"has {len(self.embedding)} bytes; send 4 a dimension (float32)"
+            )
+        # A sum of float32 in double precision is finite exactly when every one is.
+        if not math.isfinite(sum(self.vector())):
+            raise InvalidField("Context", "embedding", "holds NaN or infinity; mend the encoder")
+
+    @property
+    def query_id(self) -> str:
+        """Return the query's id."""
+        return self.query.query_id
+
+    def vector(self) -> "array[float]":
+        """Return the embedding as an array of float32, shape (d,)."""
+        return unpack(self.embedding)
+
+
+def pack(vector: "array[float]") -> bytes:
+    """Return float32 numbers as little-endian bytes."""
+    if sys.byteorder == "big":
+        vector = array("f", vector)
+        vector.byteswap()
+    return vector.tobytes()
+
+
+def unpack(embedding: bytes) -> "array[float]":
+    """Return little-endian bytes as an array of float32."""
+    vector = array("f")
+    vector.frombytes(embedding)
+    if sys.byteorder == "big":
+        vector.byteswap()
+    return vector
+
+
+def _check_text(name: str, text: str) -> None:
+    if not text.strip():
+        raise InvalidField("Query", name, "is empty; ask something")
+    try:
+        size = len(text.encode())
+    except UnicodeEncodeError:
+        raise InvalidField("Query", name, "is not valid Unicode (a lone surrogate); send UTF-8") from None
+    if size > MAX_TEXT:
+        raise InvalidField("Query", name, f"takes {size} bytes of {MAX_TEXT}; shorten the question")

@@ -1,0 +1,159 @@
+"""What closes the loop: Feedback from outside, Due from the clock, Reward to the decider."""
+
+from typing import Any, Literal
+
+from msgspec import Struct, field
+
+from schemas.action import Action
+from schemas.answer import Status
+from schemas.base import Record, check_finite, check_id
+from schemas.decision import Count
+from schemas.errors import InvalidField
+from schemas.objective import ObjectiveInForce
+from schemas.search import Unit
+
+Kind = Literal["provisional", "final", "correction", "default"]
+"""provisional: score and cost are known, correctness is awaited. final: all is known at once. correction:
+correctness arrived after a provisional. default: it never did; the row closes with what it has."""
+
+CLOSING: frozenset[Kind] = frozenset({"final", "correction", "default"})
+
+
+class Feedback(Record, frozen=True, kw_only=True, tag="feedback.v1"):
+    """Whether an answer was right, told by a client, hours later perhaps. Key: query_id.
+
+    Attributes:
+        query_id: The query's id.
+        correct: true, false, or a grade from 0 to 1.
+        source: Who says so.
+        metadata: Anything worth keeping.
+    """
+
+    query_id: str
+    correct: bool | float
+    source: str = ""
+    metadata: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """Refuse a grade outside 0 to 1."""
+        check_id("Feedback", self.query_id)
+        if not 0.0 <= self.correct <= 1.0:
+            raise InvalidField(
+                "Feedback", "correct", f"is {self.correct}; give true, false or a grade from 0 to 1"
+            )
+
+    @property
+    def grade(self) -> float:
+        """Return correctness as a number from 0 to 1."""
+        return float(self.correct)
+
+
+class Due(Record, frozen=True, kw_only=True, tag="due.v1"):
+    """A deadline that has passed. Key: query_id. The timer sends it, so that expiry takes the ordered path.
+
+    Attributes:
+        query_id: The query's id.
+        kind: `timeout`: the Answer did not come; `feedback`: the feedback did not; `parked`: a Feedback that
+            was early met no Answer.
+        deadline_ms: The deadline, ms since the epoch on the broker's clock.
+    """
+
+    query_id: str
+    kind: Literal["timeout", "feedback", "parked"]
+    deadline_ms: int
+
+    def __post_init__(self) -> None:
+        """Refuse an id that is no key."""
+        check_id("Due", self.query_id)
+
+
+class Price(Struct, frozen=True, kw_only=True):
+    """What a search cost (App. D.3).
+
+    Attributes:
+        eflops: Equivalent FLOPs: the sum of the three parts.
+        prefill_eflops: Reading the prompt.
+        decoding_eflops: Generating.
+        verifier_eflops: Scoring.
+        compute_flops: Floating-point operations in it.
+        memory_bytes: Bytes moved in it.
+        intensity: FLOPs a byte is worth on this hardware.
+    """
+
+    eflops: float
+    prefill_eflops: float
+    decoding_eflops: float
+    verifier_eflops: float
+    compute_flops: float
+    memory_bytes: float
+    intensity: float
+
+
+class Reward(Record, frozen=True, kw_only=True, tag="reward.v1"):
+    """The raw terms of one query's reward. Key: policy shard. Applied once per reward_id.
+
+    Attributes:
+        reward_id: query_id/kind.
+        query_id: The query's id.
+        kind: Its stage.
+        seq: The Decision's place in the order.
+        action: What was run.
+        status: How the query ended.
+        correct: 1, 0 or a grade between; None while it is not known, or never.
+        score: The chosen path's mean score; None when there was no path.
+        log_cost: Natural logarithm of the eFLOPs; None when nothing was run.
+        price: The eFLOPs with their parts.
+        objective: The objective in force at the Decision.
+        reward: The scalar under it, for monitors; None where a term is missing.
+        graded_by: Who knew: `reference`, `feedback` or empty.
+        latency_s: From the Query's append to the Answer's, on the broker's clock.
+    """
+
+    reward_id: str
+    query_id: str
+    kind: Kind
+    seq: Count
+    action: Action
+    status: Status
+    correct: Unit | None
+    score: Unit | None
+    log_cost: float | None
+    price: Price | None
+    objective: ObjectiveInForce
+    reward: float | None = None
+    graded_by: Literal["", "reference", "feedback"] = ""
+    latency_s: float | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse terms that do not belong to this kind."""
+        check_id("Reward", self.query_id)
+        check_finite("Reward", log_cost=self.log_cost, reward=self.reward, latency_s=self.latency_s)
+        if self.reward_id != reward_id(self.query_id, self.kind):
+            raise InvalidField("Reward", "reward_id", f"is {self.reward_id!r}; write query_id/kind")
+        if self.kind in ("final", "correction") and self.correct is None:
+            raise InvalidField(
+                "Reward", "correct", f"is null in a {self.kind}; send provisional or default instead"
+            )
+        if self.kind in ("provisional", "default") and self.correct is not None:
+            raise InvalidField(
+                "Reward", "correct", f"is known in a {self.kind}; send final or correction instead"
+            )
+
+    @property
+    def closes(self) -> bool:
+        """Return whether nothing more is to come for this query."""
+        return self.kind in CLOSING
+
+    @property
+    def learnable(self) -> bool:
+        """Return whether score and cost are both there: without them nothing may enter A."""
+        return self.score is not None and self.log_cost is not None
+
+
+def reward_id(query_id: str, kind: Kind) -> str:
+    """Return the identity of a reward: it is applied once, however often it is delivered.
+
+    >>> reward_id("q-1", "final")
+    'q-1/final'
+    """
+    return f"{query_id}/{kind}"
