@@ -1,0 +1,186 @@
+"""The search of one query as a value (§3.3): a tree of drafts, each step's text once, with its parent.
+
+The forest travels in SearchStep and Verification, so that no process keeps it; as the trace of an Answer it is the
+same tree with the texts of the chosen path only. How it grows is `agents/executor/forest.py`.
+"""
+
+from typing import Annotated, Literal
+
+from msgspec import Meta, Struct
+
+from schemas.action import Action
+
+Count = Annotated[int, Meta(ge=0)]
+Unit = Annotated[float, Meta(ge=0, le=1)]
+
+Finish = Literal["separator", "eos", "length", "context"]
+"""How a draft ended: at the delimiter, at the end of the sequence, cut by its token limit in the middle of a step
+(the path goes on there), or at the end of the model's context (the path cannot go on)."""
+
+Fate = Literal["open", "kept", "beam", "early_exit", "finished", "cut", "stopped"]
+"""What became of a draft: not scored yet; kept for expansion; outside the top BS; its bound below V_max; the end of a
+completed path; unfinished at the depth limit, at H_max or in a full context; alive when the budget ran out."""
+
+
+class Limits(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """How a search is run where the paper leaves it open: fixed at its start, recorded with every result.
+
+    Attributes:
+        depth_limit: The first H_max, in steps.
+        step_tokens: Most tokens a draft may have.
+        temperature: Of the sampling, as are
+        top_p: the nucleus and
+        top_k: the most likely tokens kept; 0 keeps all.
+        delimiter: Ends a step; kept in its text.
+        thinking: Whether the chat template asks for the thinking mode.
+        eta: H_max = ceil(eta · D_best) (§3.3).
+        early_exit: Whether paths that cannot win, or that reach H_max, are stopped.
+        cut_completes: Whether a path at the limit counts as completed, the literal reading of §3.3.
+        box_completes: Whether a complete box ends a path without the end of the sequence.
+        budget_tokens: Most tokens generated over all drafts; never exceeded.
+        budget_eflops: Price at which the search stops, looked at between steps.
+        deadline_ms: Time since the epoch at which it stops, looked at between steps.
+    """
+
+    depth_limit: Annotated[int, Meta(ge=1)]
+    step_tokens: Annotated[int, Meta(ge=1)]
+    temperature: Annotated[float, Meta(ge=0)] = 1.0
+    top_p: Annotated[float, Meta(gt=0, le=1)] = 1.0
+    top_k: Count = 0
+    delimiter: Annotated[str, Meta(min_length=1)] = "\n\n"
+    thinking: bool = False
+    eta: Annotated[float, Meta(ge=1)] = 1.2
+    early_exit: bool = True
+    cut_completes: bool = False
+    box_completes: bool = False
+    budget_tokens: Count | None = None
+    budget_eflops: Annotated[float, Meta(ge=0)] | None = None
+    deadline_ms: int | None = None
+
+
+class Draft(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One step of one path: a state s_{i,j,k}.
+
+    Attributes:
+        parent: Index of the draft it continues; -1 at the root.
+        depth: j, from 1.
+        tokens: Tokens generated in this step.
+        finish: How it ended.
+        tree: i, its subtree, from 0.
+        slot: k, its place among its siblings, from 0.
+        text: Its text, the delimiter included; forgotten (empty) once no live or best path needs it.
+        token_ids: What was generated, where the engine can go on from it exactly; forgotten with the text.
+        score: v(s), from the verifier.
+        verifier_tokens: Tokens the verifier read for it.
+        shortened: Whether the verifier's policy shortened its path.
+        fate: What became of it.
+        bound: The best its path could still reach, where that fell below V_max.
+    """
+
+    parent: Annotated[int, Meta(ge=-1)]
+    depth: Annotated[int, Meta(ge=1)]
+    tokens: Count
+    finish: Finish
+    tree: Count = 0
+    slot: Count = 0
+    text: str = ""
+    token_ids: tuple[int, ...] | None = None
+    score: Unit | None = None
+    verifier_tokens: Count = 0
+    shortened: bool = False
+    fate: Fate = "open"
+    bound: float | None = None
+
+
+class Forest(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The state of one search. A parent stands before its children; the drafts of one step stand together.
+
+    Attributes:
+        action: The configuration that is run.
+        limits: What bounds it.
+        drafts: Every draft so far, kept or not.
+        step: The last step whose drafts are known; 0 before the first.
+        scored: The last step whose scores are known: `step`, or one less while the verifier has it.
+        prompt_tokens: L_in, tokens of the rendered prompt; 0 before the first step.
+        best: Index of the best completed path's last draft (its score is V_max, its depth D_best); -1 for none.
+        stopped: Which budget ran out, if one did.
+    """
+
+    action: Action
+    limits: Limits
+    drafts: tuple[Draft, ...] = ()
+    step: Count = 0
+    scored: Count = 0
+    prompt_tokens: Count = 0
+    best: Annotated[int, Meta(ge=-1)] = -1
+    stopped: Literal["tokens", "eflops", "deadline"] | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse a tree that is none: every walk to the root relies on it."""
+        for index, draft in enumerate(self.drafts):
+            above = self.drafts[draft.parent].depth if -1 < draft.parent < index else 0
+            if draft.parent >= index or draft.depth != above + 1:
+                raise ValueError(
+                    f"drafts[{index}] continues {draft.parent} at depth {draft.depth}: send a tree"
+                )
+        if not self.step - 1 <= self.scored <= self.step or self.best >= len(self.drafts):
+            raise ValueError(
+                f"step {self.step}, scored {self.scored}, best {self.best} contradict each other"
+            )
+
+    def path(self, index: int) -> tuple[int, ...]:
+        """Return the indices of a path from its root to the draft."""
+        found = []
+        while index >= 0:
+            found.append(index)
+            index = self.drafts[index].parent
+        return tuple(reversed(found))
+
+    def steps(self, index: int) -> tuple[str, ...]:
+        """Return the texts of a path, one a step: what the verifier scores."""
+        return tuple(self.drafts[at].text for at in self.path(index))
+
+    def text(self, index: int) -> str:
+        """Return the text of a path; empty for -1, the bare prompt."""
+        return "".join(self.steps(index))
+
+    def path_score(self, index: int) -> float:
+        """Return V(p), the mean of the step scores of a path (§3.3, step 3).
+
+        Raises:
+            ValueError: when a step of it has no score yet.
+        """
+        scores = [self.drafts[at].score for at in self.path(index)]
+        known = [score for score in scores if score is not None]
+        if len(known) < len(scores) or not known:
+            raise ValueError(f"the path to draft {index} is not scored to its end")
+        return sum(known) / len(known)
+
+    @property
+    def pending(self) -> tuple[int, ...]:
+        """Return the drafts that wait for a score, in order."""
+        if self.scored == self.step:
+            return ()
+        return tuple(index for index, draft in enumerate(self.drafts) if draft.depth == self.step)
+
+    @property
+    def live(self) -> tuple[int, ...]:
+        """Return the drafts that are to be expanded, in order."""
+        if self.stopped is not None or self.scored != self.step:
+            return ()
+        return tuple(i for i, d in enumerate(self.drafts) if d.depth == self.step and d.fate == "kept")
+
+    @property
+    def over(self) -> bool:
+        """Return whether nothing is left to do."""
+        return self.stopped is not None or (0 < self.step == self.scored and not self.live)
+
+    @property
+    def generated_tokens(self) -> int:
+        """Return the tokens generated so far, over all drafts."""
+        return sum(draft.tokens for draft in self.drafts)
+
+    @property
+    def verifier_tokens(self) -> int:
+        """Return the tokens the verifier has read so far."""
+        return sum(draft.verifier_tokens for draft in self.drafts)
