@@ -22,7 +22,7 @@ class CostRange(Struct, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         """Refuse bounds between which nothing lies."""
         if not 0 < self.low_eflops < self.high_eflops < math.inf:
-            why = f"is {self.low_eflops}, high_eflops {self.high_eflops}; give finite bounds, rising and above 0"
+            why = f"is {self.low_eflops}, high_eflops {self.high_eflops}; want 0 < low < high, finite"
             raise InvalidField("CostRange", "low_eflops", why)
 
 

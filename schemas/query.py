@@ -134,7 +134,7 @@ class Query(Record, frozen=True, kw_only=True, tag="query.v1"):
         check_finite("Query", timeout_s=self.timeout_s, feedback_wait_s=self.feedback_wait_s)
         if self.timeout_s is not None and not 0 < self.timeout_s <= MAX_WAIT_S:
             what = "in the past" if self.timeout_s <= 0 else "out of reach"
-            why = f"is {self.timeout_s}, a deadline {what}; give more than 0 and at most {MAX_WAIT_S:.0f} seconds"
+            why = f"is {self.timeout_s}, a deadline {what}; give seconds above 0, at most {MAX_WAIT_S:.0f}"
             raise InvalidField("Query", "timeout_s", why)
         if self.feedback_wait_s is not None and not 0 <= self.feedback_wait_s <= MAX_WAIT_S:
             raise InvalidField(
