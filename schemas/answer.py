@@ -2,36 +2,18 @@
 
 from typing import ClassVar, Literal
 
-from msgspec import Struct, field
+from msgspec import field
 
 from schemas.action import Action
 from schemas.base import Record, check_id
-from schemas.decision import Count
 from schemas.errors import InvalidField
-from schemas.search import Fate, Served, Spent, Unit
+from schemas.forest import Count, Draft, Limits, Unit
+from schemas.search import Served, Spent
 
 Status = Literal["ok", "unfinished", "budget", "expired", "failed", "rejected"]
-"""ok: a completed path. unfinished: no path completed, the best cut-off one is returned and flagged.
+"""ok: a completed path. unfinished: no path completed; the best cut-off one is returned and flagged.
 budget: the budget ran out, best so far. expired: the deadline passed, best so far.
 failed: the engine could not. rejected: the query could not be read or chosen for."""
-
-BEST_SO_FAR: frozenset[Status] = frozenset({"ok", "unfinished", "budget", "expired"})
-
-
-class TraceRow(Struct, frozen=True, array_like=True):
-    """One draft in numbers: `[parent, tokens, score, fate]` on the wire.
-
-    Attributes:
-        parent: Index of the row it continues; −1 at the root.
-        tokens: Tokens generated.
-        score: The verifier's score; None when it was not scored, and so costs no verification.
-        fate: What became of it.
-    """
-
-    parent: int
-    tokens: Count
-    score: Unit | None
-    fate: Fate
 
 
 class Answer(Record, frozen=True, kw_only=True, tag="answer.v1"):
@@ -42,18 +24,20 @@ class Answer(Record, frozen=True, kw_only=True, tag="answer.v1"):
         status: How it ended.
         by: The room that wrote it.
         action: What was run; None when nothing was chosen.
+        group: The executor group that ran it; empty when none did.
         seq: The Decision's place in the order; None without one.
         text: The chosen path's text; None when there is none.
         extracted: The answer in it, for instance the content of its last box.
-        score: The chosen path's mean score.
+        score: The chosen path's mean score, V(p).
         path: Indices of the chosen path in the trace, root first.
-        trace: Every draft of the search, a parent before its children.
+        trace: Every draft of the search, a parent before its children; texts of the chosen path at most.
+        limits: What bounded the search.
+        prompt_tokens: L_in, tokens of the rendered prompt; 0 when nothing was run.
         depth: Steps of the chosen path.
         steps: Steps the search took.
         completed: Completed paths.
-        spent: Seconds and tokens taken, per stage.
-        verified_tokens: Tokens the verifier read.
-        truncated: Scores given to a shortened path.
+        shortened: Scores given to a path that the verifier's policy had shortened.
+        spent: Seconds taken, per stage.
         engine: What generated.
         verifier: What scored.
         error: Why it failed, expired or was rejected, and what to do.
@@ -65,18 +49,20 @@ class Answer(Record, frozen=True, kw_only=True, tag="answer.v1"):
     status: Status
     by: str
     action: Action | None = None
+    group: str = ""
     seq: Count | None = None
     text: str | None = None
     extracted: str | None = None
     score: Unit | None = None
     path: tuple[int, ...] = ()
-    trace: tuple[TraceRow, ...] = ()
+    trace: tuple[Draft, ...] = ()
+    limits: Limits | None = None
+    prompt_tokens: Count = 0
     depth: Count = 0
     steps: Count = 0
     completed: Count = 0
+    shortened: Count = 0
     spent: Spent = field(default_factory=Spent)
-    verified_tokens: Count = 0
-    truncated: Count = 0
     engine: Served | None = None
     verifier: Served | None = None
     error: str | None = None
@@ -86,18 +72,23 @@ class Answer(Record, frozen=True, kw_only=True, tag="answer.v1"):
         check_id("Answer", self.query_id)
         if self.status in ("ok", "unfinished") and self.text is None:
             raise InvalidField(
-                "Answer", "text", f"is missing with status {self.status}; give the chosen path's text"
+                "Answer", "text", f"is missing with status {self.status}; give the path's text"
             )
         if self.status in ("failed", "rejected") and not self.error:
             raise InvalidField("Answer", "error", f"is missing with status {self.status}; say why")
-        for index, row in enumerate(self.trace):
-            if not -1 <= row.parent < index:
-                why = f"has parent {row.parent}; a parent comes before its children, −1 is the root"
-                raise InvalidField("Answer", f"trace[{index}]", why)
+        for index, draft in enumerate(self.trace):
+            if not -1 <= draft.parent < index:
+                why = f"is {draft.parent}; a parent comes before its children, -1 is the root"
+                raise InvalidField("Answer", f"trace[{index}].parent", why)
         if any(not 0 <= index < len(self.trace) for index in self.path):
-            raise InvalidField("Answer", "path", "names a row outside the trace; send the whole trace")
+            raise InvalidField("Answer", "path", "names a draft outside the trace; send the whole trace")
 
     @property
     def generated_tokens(self) -> int:
-        """Return the tokens generated over all drafts."""
-        return sum(row.tokens for row in self.trace)
+        """Return the tokens generated, over all drafts."""
+        return sum(draft.tokens for draft in self.trace)
+
+    @property
+    def verifier_tokens(self) -> int:
+        """Return the tokens the verifier read, over all drafts."""
+        return sum(draft.verifier_tokens for draft in self.trace)

@@ -3,8 +3,8 @@
 import hashlib
 
 from schemas.base import Record, readable_id
-from schemas.decision import Count
 from schemas.errors import RecordError
+from schemas.forest import Count
 from schemas.query import Origin
 
 HEAD_BYTES = 4096

@@ -7,6 +7,7 @@ from msgspec import Meta, Struct
 from schemas.action import Action
 from schemas.base import Record
 from schemas.errors import InvalidField
+from schemas.forest import Count
 from schemas.objective import ObjectiveInForce
 from schemas.query import Origin, Query
 
@@ -14,7 +15,6 @@ MAX_SEED = 2**63 - 1
 
 Seed = Annotated[int, Meta(ge=0, le=MAX_SEED)]
 Probability = Annotated[float, Meta(ge=0.0, le=1.0)]
-Count = Annotated[int, Meta(ge=0)]
 
 Reason = Literal["policy", "warm-up", "floor", "pinned"]
 

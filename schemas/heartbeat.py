@@ -5,7 +5,7 @@ from typing import Annotated
 from msgspec import Meta
 
 from schemas.base import Record
-from schemas.decision import Count
+from schemas.forest import Count
 from schemas.search import Served
 
 

@@ -7,10 +7,9 @@ from msgspec import Struct, field
 from schemas.action import Action
 from schemas.answer import Status
 from schemas.base import Record, check_finite, check_id
-from schemas.decision import Count
 from schemas.errors import InvalidField
+from schemas.forest import Count, Unit
 from schemas.objective import ObjectiveInForce
-from schemas.search import Unit
 
 Kind = Literal["provisional", "final", "correction", "default"]
 """provisional: score and cost are known, correctness is awaited. final: all is known at once. correction:
