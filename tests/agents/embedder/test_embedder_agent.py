@@ -19,7 +19,9 @@ def encoder() -> MiniLM:
 
 
 def arrival(query_id: str, text: str, offset: int = 0) -> Arrival:
-    return Arrival(Query(query_id=query_id, text=text), Origin(topic="query", partition=0, offset=offset), 1_700)
+    return Arrival(
+        Query(query_id=query_id, text=text), Origin(topic="query", partition=0, offset=offset), 1_700
+    )
 
 
 def test_a_context_carries_the_query_its_vector_and_where_it_came_from(encoder: MiniLM) -> None:
@@ -34,7 +36,9 @@ def test_a_context_carries_the_query_its_vector_and_where_it_came_from(encoder: 
 
 
 def test_a_context_is_the_same_alone_as_among_others(encoder: MiniLM) -> None:
-    arrivals = [arrival(str(n), text) for n, text in enumerate(("one", "a longer question, with more words", "three"))]
+    arrivals = [
+        arrival(str(n), text) for n, text in enumerate(("one", "a longer question, with more words", "three"))
+    ]
     assert embed(arrivals, encoder=encoder) == tuple(embed([each], encoder=encoder)[0] for each in arrivals)
 
 

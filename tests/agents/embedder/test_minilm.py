@@ -47,7 +47,8 @@ def test_similar_sentences_are_closer_than_others(encoder: MiniLM) -> None:
 
 @pytest.mark.parametrize(
     ("one", "other", "cosine"),
-    # From the float32 weights of sentence-transformers/all-MiniLM-L6-v2 by transformers, mean of the last states.
+    # From the float32 weights of sentence-transformers/all-MiniLM-L6-v2 by transformers, mean of the last
+    # states.
     [(CAT, KITTEN, 0.6553), (APPLES, PEARS, 0.6210), (CAT, INTEGRAL, 0.0067), (INTEGRAL, PEARS, -0.0794)],
 )
 def test_cosines_are_those_of_the_float32_model(encoder: MiniLM, one: str, other: str, cosine: float) -> None:

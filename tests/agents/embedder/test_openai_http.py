@@ -24,7 +24,9 @@ def vector_of(text: str) -> list[float]:
 
 
 def good(texts: list[str]) -> tuple[int, Any]:
-    rows = [{"index": at, "object": "embedding", "embedding": vector_of(text)} for at, text in enumerate(texts)]
+    rows = [
+        {"index": at, "object": "embedding", "embedding": vector_of(text)} for at, text in enumerate(texts)
+    ]
     return 200, {"object": "list", "data": rows[::-1], "model": "small"}
 
 
@@ -86,7 +88,13 @@ def waits() -> list[float]:
 @pytest.fixture
 def encoder(server: Server, waits: list[float]) -> Iterator[HttpEncoder]:
     with HttpEncoder(
-        url=server.url, model="small", dimension=DIMENSION, version="v9", attempts=3, batch=3, sleep=waits.append
+        url=server.url,
+        model="small",
+        dimension=DIMENSION,
+        version="v9",
+        attempts=3,
+        batch=3,
+        sleep=waits.append,
     ) as client:
         yield client
 
@@ -128,7 +136,9 @@ def test_empty_text_is_sent_as_the_defined_one_and_long_text_is_cut_and_counted(
 
 
 @pytest.mark.parametrize("status", [429, 500, 502, 503])
-def test_a_passing_fault_is_tried_again(encoder: HttpEncoder, server: Server, waits: list[float], status: int) -> None:
+def test_a_passing_fault_is_tried_again(
+    encoder: HttpEncoder, server: Server, waits: list[float], status: int
+) -> None:
     server.replies = [lambda _: (status, {"error": "busy"})] * 2
     assert encoder.encode(["a"]).shape == (1, DIMENSION)
     assert len(server.bodies) == 3
@@ -137,23 +147,28 @@ def test_a_passing_fault_is_tried_again(encoder: HttpEncoder, server: Server, wa
 
 def test_a_lasting_fault_ends_after_the_attempts_allowed(encoder: HttpEncoder, server: Server) -> None:
     server.replies = [lambda _: (500, {"error": "out of memory"})] * 10
-    with pytest.raises(EncoderUnavailable, match="3 attempts failed, the last with HTTP 500: .*out of memory"):
+    with pytest.raises(
+        EncoderUnavailable, match=r"3 attempts failed, the last with HTTP 500: .*out of memory"
+    ):
         encoder.encode(["a"])
     assert len(server.bodies) == 3
 
 
 def test_waits_grow_to_a_limit(server: Server, waits: list[float]) -> None:
     server.replies = [lambda _: (503, {})] * 8
-    with HttpEncoder(
-        url=server.url, model="small", dimension=DIMENSION, attempts=8, sleep=waits.append
-    ) as client, pytest.raises(EncoderUnavailable):
+    with (
+        HttpEncoder(
+            url=server.url, model="small", dimension=DIMENSION, attempts=8, sleep=waits.append
+        ) as client,
+        pytest.raises(EncoderUnavailable),
+    ):
         client.encode(["a"])
     assert waits == [0.2, 0.4, 0.8, 1.6, 3.2, 5.0, 5.0]
 
 
 def test_a_refusal_is_not_tried_again(encoder: HttpEncoder, server: Server) -> None:
     server.replies = [lambda _: (404, {"error": "no such model"})]
-    with pytest.raises(EncoderRefused, match="HTTP 404: .*no such model.*; check the model's name"):
+    with pytest.raises(EncoderRefused, match=r"HTTP 404: .*no such model.*; check the model's name"):
         encoder.encode(["a"])
     assert len(server.bodies) == 1
 
@@ -166,9 +181,18 @@ def test_a_slow_server_counts_as_unavailable(server: Server) -> None:
         return good(texts)
 
     server.replies = [slow, slow]
-    with HttpEncoder(
-        url=server.url, model="small", dimension=DIMENSION, attempts=2, timeout_s=0.1, backoff_s=0, sleep=time.sleep
-    ) as client, pytest.raises(EncoderUnavailable, match="ReadTimeout"):
+    with (
+        HttpEncoder(
+            url=server.url,
+            model="small",
+            dimension=DIMENSION,
+            attempts=2,
+            timeout_s=0.1,
+            backoff_s=0,
+            sleep=time.sleep,
+        ) as client,
+        pytest.raises(EncoderUnavailable, match="ReadTimeout"),
+    ):
         client.encode(["a"])
     release.set()
     assert len(server.bodies) == 2
@@ -176,9 +200,12 @@ def test_a_slow_server_counts_as_unavailable(server: Server) -> None:
 
 def test_nobody_listening_counts_as_unavailable(server: Server, waits: list[float]) -> None:
     server.socket.close()  # the port is free again, and nobody else is given it within this test
-    with HttpEncoder(
-        url=server.url, model="small", dimension=DIMENSION, attempts=2, sleep=waits.append
-    ) as client, pytest.raises(EncoderUnavailable, match="2 attempts failed, the last with ConnectError"):
+    with (
+        HttpEncoder(
+            url=server.url, model="small", dimension=DIMENSION, attempts=2, sleep=waits.append
+        ) as client,
+        pytest.raises(EncoderUnavailable, match="2 attempts failed, the last with ConnectError"),
+    ):
         client.encode(["a"])
     assert len(waits) == 1
 
@@ -204,7 +231,10 @@ NAN = b'{"data": [{"index": 0, "embedding": [1.0, NaN, 0.0, 0.0]}]}'
         (lambda _: (200, b"<html>welcome</html>"), "which is not JSON; check the url"),
         (lambda _: (200, ["a"]), "no list `data` for 1 texts"),
         (lambda _: (200, {"data": ["a"]}), "is no object with an index"),
-        (lambda _: (200, {"data": [{"index": 5, "embedding": [1.0] * 4}]}), r"`index` runs over \[5\] for 1 texts"),
+        (
+            lambda _: (200, {"data": [{"index": 5, "embedding": [1.0] * 4}]}),
+            r"`index` runs over \[5\] for 1 texts",
+        ),
     ],
 )
 def test_an_answer_that_is_no_embedding_is_refused(
@@ -217,7 +247,8 @@ def test_an_answer_that_is_no_embedding_is_refused(
 
 
 @pytest.mark.parametrize(
-    ("argument", "value"), [("url", "localhost:80"), ("dimension", 0), ("batch", 0), ("attempts", 0), ("max_characters", 0)]
+    ("argument", "value"),
+    [("url", "localhost:80"), ("dimension", 0), ("batch", 0), ("attempts", 0), ("max_characters", 0)],
 )
 def test_an_argument_out_of_range_is_named(argument: str, value: object) -> None:
     arguments: dict[str, Any] = {"url": "http://h", "model": "small", "dimension": 4, argument: value}

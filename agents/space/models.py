@@ -1,0 +1,171 @@
+"""What is known of a model: its architecture (Table 11), anchors (App. B.2), sampling and where it is served.
+
+Every struct here is frozen and refuses unknown fields; `catalogue.py` fills them from files. Numbers that the
+price needs (App. D.3) are in `Architecture` and nowhere else.
+"""
+
+import math
+from collections.abc import Iterable
+from typing import Annotated, Literal
+
+from msgspec import Meta, Struct
+
+Positive = Annotated[int, Meta(ge=1)]
+Name = Annotated[str, Meta(pattern=r"^[a-z0-9][a-z0-9._-]*$", max_length=100)]
+Label = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_.'+-]+$", max_length=60)]
+Dtype = Literal["float32", "bfloat16", "float16"]
+
+DTYPE_BYTES: dict[str, int] = {"float32": 4, "bfloat16": 2, "float16": 2}
+
+
+class Architecture(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The numbers of one row of Table 11, in the words of Assumption D.5."""
+
+    parameters: Positive  # P, a count and not billions
+    layers: Positive
+    query_heads: Positive
+    kv_heads: Positive
+    head_dim: Positive
+    weight_bytes: Positive = 2  # prec_p, bytes a parameter
+    kv_bytes: Positive = 2  # prec_kv, bytes a cached number
+
+    def __post_init__(self) -> None:
+        """Refuse heads that grouped-query attention cannot share out."""
+        if self.query_heads % self.kv_heads:
+            raise ValueError(
+                f"query_heads ({self.query_heads}) must be a multiple of kv_heads ({self.kv_heads})"
+            )
+
+
+class Anchor(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One benchmark score of a model, under the task-domain label its description prints."""
+
+    label: Label
+    score: Annotated[float, Meta(ge=0, le=100)]  # percent
+    source: Annotated[str, Meta(min_length=1)]
+
+    def __post_init__(self) -> None:
+        """Refuse a score that is not a number."""
+        if not math.isfinite(self.score):
+            raise ValueError(
+                f"score of anchor {self.label!r} is {self.score}: give a percentage from 0 to 100"
+            )
+
+
+class Sampling(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How a model is sampled; the paper leaves all of it unstated, so it is recorded with every result."""
+
+    temperature: Annotated[float, Meta(ge=0, le=2)]
+    step_tokens: Positive  # at most this many new tokens a draft
+    depth_limit: Positive  # the first H_max, in steps
+    top_p: Annotated[float, Meta(gt=0, le=1)] = 1.0
+    top_k: Annotated[int, Meta(ge=0)] = 0  # 0: no limit
+    delimiter: Annotated[str, Meta(min_length=1)] = "\n\n"  # ends a step, kept in the text
+    thinking: bool = False  # the printed anchors of Qwen3-14B are those of the non-thinking mode
+
+
+class EngineSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How vLLM hosts a model."""
+
+    dtype: Dtype = "bfloat16"
+    context_tokens: Positive = 32_768
+    max_sequences: Positive = 64  # the widest step of the space is 64 drafts
+    tensor_parallel: Positive = 1
+    kv_cache_bytes: Positive | None = None  # None: what vLLM takes
+    block_tokens: Positive | None = None  # None: vLLM's choice
+
+
+class Endpoint(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Where a model answers: in this product's own process, or at a server of its own."""
+
+    kind: Literal["in-process", "http"] = "in-process"
+    url: str | None = None  # base of an OpenAI-compatible server, up to and without /v1
+    served_name: str | None = None  # its name there, when it is not the checkpoint's
+
+    def __post_init__(self) -> None:
+        """Refuse an HTTP endpoint without an address, and an address nobody would call."""
+        if self.kind == "http" and not (self.url or "").startswith(("http://", "https://")):
+            raise ValueError(f"url is {self.url!r}: an http endpoint needs one such as http://host:8000")
+        if self.kind == "in-process" and self.url is not None:
+            raise ValueError(
+                f"url is {self.url!r} on an in-process endpoint: set kind to http or drop the url"
+            )
+
+
+class Model(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A candidate model of the space: a generator with all that choosing, running and pricing it needs."""
+
+    name: Name
+    checkpoint: Annotated[
+        str, Meta(min_length=1)
+    ]  # Hugging Face id, or a folder relative to the repository root
+    architecture: Architecture
+    sampling: Sampling
+    params: Label = ""  # nominal size as its description prints it; empty: made from the count
+    group: Name = "default"  # the executor group that hosts it
+    endpoint: Endpoint = Endpoint()
+    engine: EngineSettings = EngineSettings()
+    anchors: tuple[Anchor, ...] = ()
+
+    def __post_init__(self) -> None:
+        """Refuse an anchor given twice: the description would print both."""
+        labels = [anchor.label for anchor in self.anchors]
+        if twice := first_repeated(labels):
+            raise ValueError(f"anchors holds {twice!r} twice: keep one")
+
+
+class StepTags(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How a process reward model that classifies step tags is asked (`Qwen2ForProcessRewardModel`)."""
+
+    tag: Annotated[str, Meta(min_length=1)]
+    tag_id: Annotated[int, Meta(ge=0)]
+    good_label: Annotated[int, Meta(ge=0)] = 1
+
+
+class Verifier(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A process reward model: what verification runs on and is priced by."""
+
+    name: Name
+    checkpoint: Annotated[str, Meta(min_length=1)]
+    architecture: Architecture
+    family: Literal["skywork", "step-tags"]  # a value head and a sigmoid, or two labels a step tag
+    step_tags: StepTags | None = None
+    endpoint: Endpoint = Endpoint()
+    engine: EngineSettings = EngineSettings(context_tokens=4_096)
+
+    def __post_init__(self) -> None:
+        """Refuse a step-tag verifier that does not say its tag."""
+        if (self.family == "step-tags") != (self.step_tags is not None):
+            raise ValueError(
+                f"step_tags of verifier {self.name!r} must be given when family is step-tags, and only then"
+            )
+
+
+class Hardware(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What the price is calibrated to."""
+
+    name: Annotated[str, Meta(min_length=1)]
+    intensity: Annotated[float, Meta(gt=0)]  # I: peak FLOP/s over bytes/s of memory, FLOPs per byte
+
+
+def size_label(parameters: int) -> str:
+    """Return a parameter count as a description prints it, to three digits.
+
+    >>> [size_label(n) for n in (41_216, 999_600, 2_031_000, 14_770_000_000)]
+    ['41.2K', '1M', '2.03M', '14.8B']
+    """
+    rounded = float(f"{parameters:.3g}")
+    for unit, letter in ((1e9, "B"), (1e6, "M"), (1e3, "K")):
+        if rounded >= unit:
+            return f"{rounded / unit:.3g}{letter}"
+    return str(parameters)
+
+
+def first_repeated(names: Iterable[str]) -> str | None:
+    """Return the first name that comes a second time, or None."""
+    seen: set[str] = set()
+    for name in names:
+        if name in seen:
+            return name
+        seen.add(name)
+    return None

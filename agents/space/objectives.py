@@ -1,0 +1,93 @@
+"""What a query is served for: reward weights by name (App. B.3), and the cost range that normalises log C.
+
+The paper prints w₁ = w₂ for each of its four modes; any other convex weights are as good. Where the minimum
+and maximum of log C come from is not printed: they are shared by all objectives and versioned with them.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from agents.space.errors import ObjectiveError
+from schemas.objective import CostRange, ObjectiveInForce
+from schemas.query import Query, Weights
+
+MODES: Mapping[str, Weights] = {
+    "cost-sensitive": Weights(correct=0.1, score=0.1, cost=0.8),
+    "cost-leaning": Weights(correct=0.2, score=0.2, cost=0.6),
+    "quality-leaning": Weights(correct=0.3, score=0.3, cost=0.4),
+    "quality-priority": Weights(correct=0.4, score=0.4, cost=0.2),
+}
+DEFAULT_MODE = "cost-sensitive"
+
+
+@dataclass(frozen=True)
+class Objectives:
+    """The objectives that queries may name.
+
+    Attributes:
+        cost_range: The bounds of log C, for all of them.
+        named: Weights by name.
+        default: The one for a query that names none and brings no weights.
+        versions: Offset in `control` of the last change of each name; absent for the deployment's own.
+        range_version: Likewise of the cost range.
+    """
+
+    cost_range: CostRange
+    named: Mapping[str, Weights] = field(default_factory=lambda: dict(MODES))
+    default: str = DEFAULT_MODE
+    versions: Mapping[str, int] = field(default_factory=dict)
+    range_version: int = -1
+
+    def __post_init__(self) -> None:
+        """Refuse a default that is not there."""
+        if self.default not in self.named:
+            raise ObjectiveError(f"default objective {self.default!r} is unknown; choose of {self._known()}")
+
+    def set(self, name: str, weights: Weights, version: int) -> "Objectives":
+        """Return the objectives with one set, new or not."""
+        return replace(self, named={**self.named, name: weights}, versions={**self.versions, name: version})
+
+    def remove(self, name: str, version: int) -> "Objectives":
+        """Return the objectives without one.
+
+        Raises:
+            ObjectiveError: when it is the default, which a query may still fall back on.
+        """
+        if name == self.default:
+            raise ObjectiveError(f"objective {name!r} is the default; set another default first")
+        left = {each: weights for each, weights in self.named.items() if each != name}
+        return replace(self, named=left, versions={**self.versions, name: version})
+
+    def within(self, cost_range: CostRange, version: int) -> "Objectives":
+        """Return the objectives under another cost range."""
+        return replace(self, cost_range=cost_range, range_version=version)
+
+    def of(self, query: Query) -> ObjectiveInForce:
+        """Return what a query is served for: its weights, the objective it names, or the default.
+
+        Raises:
+            ObjectiveError: when it names one that is not there.
+        """
+        if query.weights is not None:
+            return ObjectiveInForce(
+                weights=query.weights, cost_range=self.cost_range, version=self.range_version
+            )
+        return self.in_force(self.default if query.objective is None else query.objective)
+
+    def in_force(self, name: str) -> ObjectiveInForce:
+        """Return an objective with the range it is under.
+
+        Raises:
+            ObjectiveError: when it is not there.
+        """
+        if name not in self.named:
+            raise ObjectiveError(f"objective {name!r} is unknown; choose of {self._known()}, or send weights")
+        return ObjectiveInForce(
+            weights=self.named[name],
+            cost_range=self.cost_range,
+            name=name,
+            version=max(self.versions.get(name, -1), self.range_version),
+        )
+
+    def _known(self) -> str:
+        return ", ".join(self.named) or "none"

@@ -1,0 +1,58 @@
+"""The fold of `control`: what a process knows of models and objectives once it has read so far.
+
+Every process folds the same records in the same order, so all agree. The topic is compacted: what was
+superseded may be missing, so to remove what is not there changes nothing, and to add what is there replaces
+it in its place.
+"""
+
+from dataclasses import dataclass, replace
+
+from agents.space.catalogue import Catalogue, decode_model
+from agents.space.objectives import Objectives
+from schemas.control import CatalogueEntry, ControlRecord, CostBoundsEntry, ObjectiveEntry
+from schemas.query import Weights
+
+
+@dataclass(frozen=True)
+class Steering:
+    """Catalogue and objectives in force."""
+
+    catalogue: Catalogue
+    objectives: Objectives
+
+    @classmethod
+    def of(cls, catalogue: Catalogue) -> "Steering":
+        """Return the deployment's own setting: the catalogue's file, and the paper's four modes."""
+        return cls(catalogue, Objectives(cost_range=catalogue.cost_range))
+
+    def after(self, record: ControlRecord, offset: int) -> "Steering":
+        """Return what is in force after one more record.
+
+        Args:
+            record: The record.
+            offset: Its offset in `control`: the version of what it changes.
+
+        Raises:
+            CatalogueError: the entry cannot be used, or would leave no model.
+            ObjectiveError: the default objective would be gone.
+        """
+        match record:
+            case CatalogueEntry():
+                return replace(self, catalogue=self._catalogue_after(record, offset))
+            case ObjectiveEntry(name=name, weights=weights):
+                return replace(self, objectives=self._objectives_after(name, weights, offset))
+            case CostBoundsEntry(cost_range=cost_range):
+                return replace(self, objectives=self.objectives.within(cost_range, offset))
+
+    def _objectives_after(self, name: str, weights: Weights | None, offset: int) -> Objectives:
+        if weights is None:
+            return self.objectives.remove(name, offset)
+        return self.objectives.set(name, weights, offset)
+
+    def _catalogue_after(self, entry: CatalogueEntry, offset: int) -> Catalogue:
+        there = entry.name in self.catalogue.model_names
+        if entry.model is None:
+            return self.catalogue.remove(entry.name, offset) if there else self.catalogue
+        model = decode_model(entry.model, f"control, offset {offset}")
+        change = self.catalogue.replace if there else self.catalogue.add
+        return change(model, offset)
