@@ -48,7 +48,9 @@ class NoAction(DeciderError):
     """No action is both active and allowed. Widen allowed_models or add a model to the catalogue."""
 
     def __init__(self, query_id: str, allowed: Sequence[str] | None) -> None:
-        among = "the catalogue is empty" if allowed is None else f"allowed are {', '.join(sorted(allowed)[:5])}"
+        among = (
+            "the catalogue is empty" if allowed is None else f"allowed are {', '.join(sorted(allowed)[:5])}"
+        )
         super().__init__(f"{query_id}: no action is left to choose from ({among}); widen it or add a model")
 
 

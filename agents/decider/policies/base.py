@@ -61,7 +61,9 @@ class Objective:
             raise InvalidObjective("weights", total, "give at least one weight above zero")
         low, high = self.log_cost_min, self.log_cost_max
         if not (np.isfinite(low) and np.isfinite(high) and low < high):
-            raise InvalidObjective("log_cost bounds", (low, high), "give finite bounds, the minimum below the maximum")
+            raise InvalidObjective(
+                "log_cost bounds", (low, high), "give finite bounds, the minimum below the maximum"
+            )
         for name, weight in weights.items():
             object.__setattr__(self, name, weight / total)
         slope = self.cost / (high - low)
@@ -187,6 +189,7 @@ class Scores:
         chosen: Index of the choice.
         probability: Probability of each action, shape (n,); None when not known.
         draws: Monte Carlo draws behind `probability`; 0 when exact.
+        error: Standard error of the chosen action's probability; 0.0 when exact.
         predicted: Predicted (Correct, Score, log C) of the chosen action.
     """
 
@@ -197,6 +200,7 @@ class Scores:
     chosen: int
     probability: Vector | None
     draws: int = 0
+    error: float = 0.0
     predicted: tuple[float, float, float] | None = None
     reason: Reason = "policy"
 

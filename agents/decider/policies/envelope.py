@@ -1,0 +1,83 @@
+"""A policy's state as bytes: magic, SHA-256, header, arrays.
+
+The digest covers everything after itself, so a truncated, altered or mixed file is refused before a number of it
+is used. The header names the format version, the kind of policy and its settings: a state never loads into a
+policy that was set up differently.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from typing import Any, Final
+
+import msgspec
+import numpy as np
+
+from agents.decider.errors import CorruptState
+
+MAGIC: Final = b"USPOLICY"
+FORMAT: Final = 1
+_HEAD: Final = len(MAGIC) + 32
+
+
+def pack(kind: str, settings: dict[str, Any], meta: dict[str, Any], arrays: dict[str, np.ndarray]) -> bytes:
+    """Serialise plain values and arrays.
+
+    Args:
+        kind: The policy's name.
+        settings: What must be equal where the state is loaded.
+        meta: JSON values of the state.
+        arrays: Arrays of the state, of any numeric type.
+    """
+    entries, parts, offset = [], [], 0
+    for name, array in arrays.items():
+        raw = np.ascontiguousarray(array).tobytes()
+        entries.append({"name": name, "dtype": array.dtype.str, "shape": list(array.shape), "offset": offset})
+        parts.append(raw)
+        offset += len(raw)
+    header = msgspec.json.encode(
+        {
+            "format": FORMAT,
+            "kind": kind,
+            "settings": settings,
+            "meta": meta,
+            "arrays": entries,
+            "payload": offset,
+        }
+    )
+    body = b"".join([struct.pack("<I", len(header)), header, *parts])
+    return MAGIC + hashlib.sha256(body).digest() + body
+
+
+def unpack(data: bytes, kind: str, settings: dict[str, Any]) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+    """Return (meta, arrays) of a whole, unaltered state of this kind and these settings.
+
+    Raises:
+        CorruptState: Naming what differs.
+    """
+    if data[: len(MAGIC)] != MAGIC:
+        raise CorruptState("state magic", data[: len(MAGIC)], MAGIC)
+    body = data[_HEAD:]
+    found, wanted = hashlib.sha256(body).hexdigest(), data[len(MAGIC) : _HEAD].hex()
+    if found != wanted:
+        raise CorruptState("state sha256", found, wanted)
+    (length,) = struct.unpack_from("<I", body)
+    header = msgspec.json.decode(body[4 : 4 + length])
+    # Settings pass through JSON on both sides, so that a tuple equals the list it became.
+    plain = msgspec.json.decode(msgspec.json.encode(settings))
+    for what, has, needs in (
+        ("state format", header["format"], FORMAT),
+        ("state kind", header["kind"], kind),
+        ("state settings", header["settings"], plain),
+    ):
+        if has != needs:
+            raise CorruptState(what, has, needs)
+    payload = body[4 + length :]
+    arrays = {}
+    for entry in header["arrays"]:
+        dtype = np.dtype(entry["dtype"])
+        count = int(np.prod(entry["shape"], dtype=np.int64))
+        flat = np.frombuffer(payload, dtype=dtype, count=count, offset=entry["offset"])
+        arrays[entry["name"]] = flat.reshape(entry["shape"]).copy()
+    return header["meta"], arrays

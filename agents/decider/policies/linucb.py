@@ -1,0 +1,238 @@
+"""UniScale's policy: LinUCB with one θ shared by all actions (Alg. 1, Eq. 2).
+
+a_t = argmax over a of xᵀθ̂ + α√(xᵀA⁻¹x), θ̂ = A⁻¹b, A = λI + Σ x xᵀ. α = 0 is the paper's Greedy.
+
+`reward="scalar"` is the faithful form: b = Σ r x, with r scalarised by the objective in force when the decision
+was made. `reward="terms"` keeps b as columns (Correct, Score, log C, 1) over the same A⁻¹. The reward of Eq. 4 is
+linear in them, so θ(w) = A⁻¹Bw equals the θ̂ of a learner that had always used those weights and bounds.
+
+`widths="decided"` is a departure for delayed rewards: decisions whose reward is outstanding count in the width,
+so that a burst of decisions does not repeat one exploration; means never see them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+import numpy as np
+
+from agents.decider import intake
+from agents.decider.features import FeatureMap
+from agents.decider.policies.base import (
+    TERMS,
+    ActionVector,
+    Choice,
+    Context,
+    Matrix,
+    Objective,
+    Observation,
+    Pending,
+    Scores,
+    Vector,
+)
+from agents.decider.policies.choosing import choices, pick
+from agents.decider.policies.envelope import pack, unpack
+from agents.decider.policies.gram import Gram
+
+
+@dataclass(frozen=True, slots=True)
+class LinUCBSettings:
+    """α and λ of App. B.3, and the two departures described above."""
+
+    alpha: float = 1.0
+    ridge: float = 1.0
+    reward: Literal["terms", "scalar"] = "terms"
+    widths: Literal["rewarded", "decided"] = "rewarded"
+
+
+class LinUCB:
+    """Exact LinUCB over joint features; see the module's docstring."""
+
+    order_free = True
+
+    def __init__(
+        self, features: FeatureMap, settings: LinUCBSettings | None = None, *, name: str = "linucb"
+    ) -> None:
+        self.name = name
+        self.features = features
+        self.settings = settings or LinUCBSettings()
+        self._updates = 0
+        self._corrections = 0
+        self._pending: dict[str, None] = {}
+        s, q = self.settings, features.settings.query_dim
+        columns = len(TERMS) if s.reward == "terms" else 1
+        self.gram = Gram(q, features.action_dim, columns, s.ridge)
+        self.decided = Gram(q, features.action_dim, 0, s.ridge) if s.widths == "decided" else None
+        self._attach()
+
+    @property
+    def version(self) -> int:
+        """Return the number of rewards and corrections applied."""
+        return self._updates + self._corrections
+
+    def add_actions(self, actions: Sequence[ActionVector]) -> None:
+        """Make actions available; a description outside the span widens A by one dimension at λ."""
+        before = self.features.action_dim
+        kept = self.features.add(actions)
+        if self.features.action_dim != before:
+            for _, gram in self._grams():
+                gram.widen(self.features.action_dim, kept)
+        self._attach()
+
+    def remove_actions(self, action_ids: Sequence[str]) -> None:
+        """Stop choosing actions; what they taught stays, and their outstanding rewards are still learned."""
+        self.features.remove(action_ids)
+
+    def scores(self, contexts: Sequence[Context], objectives: Sequence[Objective], seed: int) -> list[Scores]:
+        """Return mean, width and acquisition value of every allowed action of every context."""
+        return self.scores_at(contexts, objectives, seed, self.settings.alpha)
+
+    def scores_at(
+        self, contexts: Sequence[Context], objectives: Sequence[Objective], seed: int, alpha: float
+    ) -> list[Scores]:
+        """Score with another α than the settings' (forgetting scales it)."""
+        f = self.features
+        rows = [f.choosable(c.query_id, c.allowed) for c in contexts]
+        queries = f.queries([(c.query_id, c.embedding) for c in contexts])
+        blocks = f.blocks(queries)
+        widths = alpha * (self.decided or self.gram).widths(queries, blocks)
+        q = f.settings.query_dim
+        theta = self.gram.theta
+        out = []
+        for i, (context, objective) in enumerate(zip(contexts, objectives, strict=True)):
+            block = f.coordinates if blocks is None else blocks[i]
+            w = self._weights(objective)
+            mean = queries[i] @ theta[:q] @ w + block @ (theta[q:] @ w)
+            keep = rows[i]
+            whole = len(keep) == len(mean)
+            mean, width = (mean, widths[i]) if whole else (mean[keep], widths[i][keep])
+            score = mean + width
+            chosen, probability = pick(score, seed, context.query_id)
+            predicted = self._predicted(queries[i], block[keep[chosen]])
+            ids = f.ids if whole else [f.ids[j] for j in keep]
+            out.append(Scores(ids, mean, width, score, chosen, probability, predicted=predicted))
+        return out
+
+    def select(self, contexts: Sequence[Context], objectives: Sequence[Objective], seed: int) -> list[Choice]:
+        """Choose the action of largest acquisition value for each context (Eq. 2)."""
+        return choices(contexts, self.scores(contexts, objectives, seed), self.version)
+
+    def expect(self, decisions: Sequence[Pending]) -> None:
+        """Count outstanding decisions in the width, where the settings say so."""
+        if self.decided is None:
+            return
+        fresh = [d for d in decisions if d.observation_id not in self._pending]
+        self._widen_by(fresh, 1.0)
+        self._pending.update(dict.fromkeys(d.observation_id for d in fresh))
+
+    def abandon(self, decisions: Sequence[Pending]) -> None:
+        """Take back decisions that will never be rewarded."""
+        if self.decided is None:
+            return
+        known = [d for d in decisions if d.observation_id in self._pending]
+        self._widen_by(known, -1.0)
+        for d in known:
+            del self._pending[d.observation_id]
+
+    def update(self, observations: Sequence[Observation]) -> None:
+        """Enter x once per observation, with its reward terms (Alg. 1, Lines 3-5)."""
+        x, targets = self.rows(observations)
+        self.learn(x, targets, 1.0)
+        if self.decided is not None:
+            self._widen_by([o for o in observations if o.observation_id not in self._pending], 1.0)
+            for o in observations:
+                self._pending.pop(o.observation_id, None)
+        self._updates += len(observations)
+
+    def correct(self, observations: Sequence[Observation]) -> None:
+        """Add (correct - imputed)·x to the column that Correct entered; A is untouched."""
+        x, _ = self.rows(observations)
+        self.gram.adjust(x, 0, self.corrections(observations))
+        self._corrections += len(observations)
+
+    def learn(self, x: Matrix, targets: Matrix, sign: float) -> None:
+        """Enter rows into A and B, or take them out again (sliding window)."""
+        self.gram.add(x, targets, sign)
+
+    def rows(self, observations: Sequence[Observation]) -> tuple[Matrix, Matrix]:
+        """Return x, shape (m, q + e), and what enters B, shape (m, columns), of checked observations."""
+        for o in observations:
+            intake.outcome(o.observation_id, o.correct, o.score, o.log_cost, o.imputed)
+        x = self._joint(observations)
+        terms = np.array([o.terms() for o in observations]).reshape(-1, len(TERMS))
+        if self.settings.reward == "terms":
+            return x, terms
+        w = np.array([o.objective.coefficients for o in observations]).reshape(-1, len(TERMS))
+        return x, np.einsum("mt,mt->m", terms, w)[:, None]
+
+    def corrections(self, observations: Sequence[Observation]) -> Vector:
+        """Return what each correction adds to its column, per unit of x."""
+        late = np.array([o.entered - o.imputed for o in observations])
+        if self.settings.reward == "scalar":
+            late = late * np.array([o.objective.correct for o in observations])
+        return late
+
+    def state(self) -> bytes:
+        """Serialise A (one triangle), B, the pending decisions and the feature map."""
+        features, arrays = self.features.snapshot()
+        meta: dict[str, Any] = {
+            "features": features,
+            "updates": self._updates,
+            "corrections": self._corrections,
+            "pending": list(self._pending),
+        }
+        for name, gram in self._grams():
+            gram.flush()
+            arrays |= {f"{name}.a": gram.a[np.tril_indices(gram.dim)], f"{name}.b": gram.b}
+        return pack(self.name, self._identity(), meta, arrays)
+
+    def load(self, data: bytes) -> None:
+        """Become a serialised state; A⁻¹ is factorised from A again."""
+        meta, arrays = unpack(data, self.name, self._identity())
+        self.features.restore(meta["features"], arrays)
+        self._updates, self._corrections = meta["updates"], meta["corrections"]
+        self._pending = dict.fromkeys(meta["pending"])
+        for name, gram in self._grams():
+            gram.restore(self.features.action_dim, arrays[f"{name}.a"], arrays[f"{name}.b"])
+        self._attach()
+
+    def _attach(self) -> None:
+        if self.features.static:
+            for _, gram in self._grams():
+                gram.attach(self.features.coordinates)
+
+    def _grams(self) -> list[tuple[str, Gram]]:
+        named = [("rewarded", self.gram)]
+        return named if self.decided is None else [*named, ("decided", self.decided)]
+
+    def _identity(self) -> dict[str, Any]:
+        return {"policy": asdict(self.settings), "features": asdict(self.features.settings)}
+
+    def _weights(self, objective: Objective) -> Vector:
+        return objective.coefficients if self.settings.reward == "terms" else np.ones(1)
+
+    def _predicted(self, query: Vector, block: Vector) -> tuple[float, float, float] | None:
+        if self.settings.reward == "scalar":
+            return None
+        q = self.features.settings.query_dim
+        correct, score, log_cost, _ = (query @ self.gram.theta[:q] + block @ self.gram.theta[q:]).tolist()
+        return correct, score, log_cost
+
+    def _joint(self, items: Sequence[Pending] | Sequence[Observation]) -> Matrix:
+        places = [self.features.position(i.observation_id, i.action_id) for i in items]
+        return self.features.joint(
+            self.features.queries([(i.observation_id, i.embedding) for i in items]), places
+        )
+
+    def _widen_by(self, items: Sequence[Pending] | Sequence[Observation], sign: float) -> None:
+        if self.decided is not None and items:
+            x = self._joint(items)
+            self.decided.add(x, np.zeros((len(x), 0)), sign)
+
+
+def greedy(features: FeatureMap, settings: LinUCBSettings | None = None) -> LinUCB:
+    """Return the paper's Greedy baseline: LinUCB at α = 0."""
+    base = settings or LinUCBSettings()
+    return LinUCB(features, LinUCBSettings(0.0, base.ridge, base.reward, base.widths), name="greedy")
