@@ -5,6 +5,7 @@ import sys
 from array import array
 from typing import Any
 
+import msgspec
 import orjson
 from msgspec import Struct, field
 
@@ -49,7 +50,7 @@ class Weights(Struct, frozen=True, kw_only=True):
         # Weights that sum to 1 already stay as they are, bit by bit, through every later decode.
         if abs(total - 1.0) > 1e-12:
             for name, weight in terms.items():
-                object.__setattr__(self, name, weight / total)
+                msgspec.structs.force_setattr(self, name, weight / total)
 
 
 class Budget(Struct, frozen=True, kw_only=True):

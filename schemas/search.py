@@ -12,6 +12,7 @@ from schemas.base import Record, check_id
 from schemas.decision import Seed
 from schemas.errors import InvalidField
 from schemas.forest import Count, Forest, Unit
+from schemas.forest import Finish as Finish
 from schemas.query import Message
 
 Seconds = Annotated[float, Meta(ge=0.0)]
