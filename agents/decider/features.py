@@ -1,13 +1,13 @@
 """The joint vector x = [s_q; f_a] of a query and an action (UniScale §3.2, App. B.2).
 
-Faithful: f_a is the embedding of the action's description, unit length (`raw`), or a one-hot vector (the paper's
-"without semantics"). `centred` subtracts the mean over the first catalogue and scales to unit RMS: under a small
-encoder the descriptions have cosines of 0.96 and more, so what they share drowns what they differ in. The centre
-stays that of the first catalogue, else every x already in A would change its meaning.
+Faithful: f_a is the embedding of the action's description, unit length (`raw`), or a one-hot vector (the
+paper's "without semantics"). `centred` subtracts the mean over the first catalogue and scales to unit RMS:
+under a small encoder the descriptions have cosines of 0.96 and more, so what they share drowns what they
+differ in. The centre stays that of the first catalogue, else every x already in A would change its meaning.
 
-The action vectors span at most |A| dimensions and ridge regression is invariant under rotation, so f_a is given
-in coordinates of an orthonormal basis of that span: shorter, with the same scores. A description outside the
-span adds one basis vector.
+The action vectors span at most |A| dimensions and ridge regression is invariant under rotation, so f_a is
+given in coordinates of an orthonormal basis of that span: shorter, with the same scores. A description
+outside the span adds one basis vector.
 
 Departure, a switch: with x = [s_q; s_a] and one θ the exploit ranking of actions is the same for every query.
 Interactions append z_q ⊗ v_a, where z_q is a short projection of the query and v_a the action's leading
@@ -26,11 +26,11 @@ from agents.decider.errors import InvalidObservation, NoAction, UnknownAction
 from agents.decider.policies.base import ActionVector, Matrix, Vector
 
 SPANNED: Final = 1e-12
-"""Norm of what is left of a unit vector outside the basis, below which it counts as inside: rounding of float64."""
+"""Norm of a unit vector's rest outside the basis below which it counts as inside: float64 rounding."""
 
 LONG: Final = 1e6
-"""Squared length above which a vector is no embedding: encoders give unit vectors, and one of length 1,000 would
-weigh as a million observations in A."""
+"""Squared length above which a vector is no embedding: encoders give unit vectors, and one of length 1,000
+would weigh as a million observations in A."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ class FeatureSettings:
         interactions: `none` is the paper's; `bilinear` and `model` append z_q ⊗ v_a.
         query_rank: Length of z_q.
         action_rank: Length of v_a for `bilinear`.
-        interaction_scale: Factor on z_q ⊗ v_a; its square is the prior variance of a correction, in units of λ.
+        interaction_scale: Factor on z_q ⊗ v_a; its square is the prior variance of a correction, in λ.
         basis_seed: Seed of the random query projection, used where no fitted one is given.
     """
 
@@ -72,7 +72,7 @@ class QueryBasis:
 
     @classmethod
     def fitted(cls, queries: Matrix, rank: int) -> QueryBasis:
-        """Fit the leading principal directions of queries, shape (n, query_dim), scaled to unit RMS of z_q."""
+        """Fit the leading principal directions of queries, shape (n, query_dim); z_q has unit RMS."""
         offset = queries.mean(axis=0)
         _, sizes, directions = np.linalg.svd(queries - offset, full_matrices=False)
         spread = np.sqrt(np.sum(sizes[:rank] ** 2) / len(queries))
@@ -191,16 +191,18 @@ class FeatureMap:
         if self.query_basis is None or self.static:
             return None
         z = self._short(queries)
-        pairs = np.einsum("nv,mz->mnvz", self.sides, z).reshape(len(z), len(self.ids), -1)
+        pairs = np.einsum("nv,mz->mnvz", self.sides, z).reshape(
+            len(z), len(self.ids), self.action_dim - self.coordinates.shape[1]
+        )
         own = np.broadcast_to(self.coordinates, (len(z), *self.coordinates.shape))
         return np.concatenate([own, pairs], axis=2)
 
     def joint(self, queries: Matrix, rows: Sequence[int]) -> Matrix:
         """Return x = [s_q; f_a] of one action for each query, shape (m, query_dim + action_dim)."""
-        parts = [queries, self.coordinates[rows]]
+        parts = [queries, self.coordinates[list(rows)]]
         if not self.static:
             pairs = np.einsum("mv,mz->mvz", self.sides[rows], self._short(queries))
-            parts.append(pairs.reshape(len(queries), -1))
+            parts.append(pairs.reshape(len(queries), self.action_dim - self.coordinates.shape[1]))
         return np.concatenate(parts, axis=1)
 
     def queries(self, pairs: Sequence[tuple[str, Vector]]) -> Matrix:
@@ -286,7 +288,7 @@ class FeatureMap:
                 rest -= self.basis.T @ (self.basis @ rest)
             size = np.linalg.norm(rest)
             if size > SPANNED:
-                # What is left of a vector nearly inside the span is mostly rounding, so it is cleaned once more.
+                # The rest of a vector nearly inside the span is mostly rounding: clean it once more.
                 unit = rest / size
                 unit -= self.basis.T @ (self.basis @ unit)
                 self.basis = np.concatenate([self.basis, unit[None] / np.linalg.norm(unit)])

@@ -8,8 +8,8 @@ from typing import Final
 from agents.decider.errors import InvalidObservation
 
 LOG_COST_LIMIT: Final = 200.0
-"""|log C| above this is no price: a search of 64 paths on a 32 B model is e^38 eFLOPs. One such row would outweigh
-millions of true ones in the log-cost column."""
+"""|log C| above this is no price: a search of 64 paths on a 32 B model is e^38 eFLOPs. One such row would
+outweigh millions of true ones in the log-cost column."""
 
 
 def share(subject: str, name: str, value: float) -> float:

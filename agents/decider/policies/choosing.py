@@ -11,8 +11,9 @@ import numpy as np
 from agents.decider.policies.base import Candidate, Choice, Context, Scores, Vector, generator
 
 TIE: Final = 1e-12
-"""Scores closer than this, relative to the largest, are equal: the rounding of two equal float64 sums of a few
-thousand terms. Larger would randomise real preferences, smaller would let the order of summation decide."""
+"""Scores closer than this, relative to the largest, are equal: the rounding of two equal float64 sums of a
+few thousand terms. Larger would randomise real preferences, smaller would let the order of summation
+decide."""
 
 RUNNERS_UP: Final = 3
 
@@ -28,7 +29,7 @@ def tied(score: Vector) -> np.ndarray:
 
 
 def pick(score: Vector, seed: int, query_id: str, purpose: str = "tie") -> tuple[int, Vector]:
-    """Return the index of the maximum, ties broken by seeded chance, and the exact probability of each index."""
+    """Return the index of the maximum, ties broken by seeded chance, and each index's probability."""
     best = tied(score)
     probability = np.zeros(len(score))
     probability[best] = 1.0 / len(best)

@@ -1,8 +1,8 @@
 """A policy's state as bytes: magic, SHA-256, header, arrays.
 
-The digest covers everything after itself, so a truncated, altered or mixed file is refused before a number of it
-is used. The header names the format version, the kind of policy and its settings: a state never loads into a
-policy that was set up differently.
+The digest covers everything after itself, so a truncated, altered or mixed file is refused before a number of
+it is used. The header names the format version, the kind of policy and its settings: a state never loads into
+a policy that was set up differently.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Recorded randomisation around any policy: an exploration floor and a uniform warm-up.
 
-Off-policy evaluation needs the probability with which the served action was drawn. A deterministic policy gives
-other actions none; the floor gives each at least ε/n, exactly. The warm-up is the paper's 50 uniform rounds.
+Off-policy evaluation needs the probability with which the served action was drawn. A deterministic policy
+gives other actions none; the floor gives each at least ε/n, exactly. The warm-up is the paper's 50 uniform
+rounds.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from agents.decider.policies.envelope import pack, unpack
 
 
 class Explored:
-    """With probability ε, and in each of the first `warm_up` rounds, draw uniformly; else let the policy choose.
+    """Draw uniformly with probability ε, and in the first `warm_up` rounds; else let the policy choose.
 
     A round is a decision told through `expect`; the i-th context of a batch is i rounds later.
 

@@ -1,8 +1,8 @@
 """LinUCB that forgets, for traffic that drifts; off by default, since the paper keeps every observation.
 
 `SlidingWindow` takes the oldest row out exactly: A - x xᵀ by a downdate of A⁻¹. `Discounted` weighs a row by
-γ^(age in decisions). Age counts decisions, not rewards, so that a burst of late rewards ages nothing (FIELD: the
-rule of ParetoBandit). The width stays α√(xᵀA⁻¹x); D-LinUCB's second matrix is not kept.
+γ^(age in decisions). Age counts decisions, not rewards, so that a burst of late rewards ages nothing (FIELD:
+the rule of ParetoBandit). The width stays α√(xᵀA⁻¹x); D-LinUCB's second matrix is not kept.
 """
 
 from __future__ import annotations
@@ -99,8 +99,8 @@ class SlidingWindow(LinUCB):
 class Discounted(LinUCB):
     """Weigh each row by γ to the number of decisions made since its own.
 
-    A is kept in units of an epoch t₀: A_t = γ^(t - t₀)·A. A row decided at s then enters with the fixed weight
-    γ^(t₀ - s), θ̂ is the same in either unit, and only the width carries the factor γ^(-(t - t₀)/2).
+    A is kept in units of an epoch t₀: A_t = γ^(t - t₀)·A. A row decided at s then enters with the fixed
+    weight γ^(t₀ - s), θ̂ is the same in either unit, and only the width carries the factor γ^(-(t - t₀)/2).
     """
 
     def __init__(self, features: FeatureMap, settings: LinUCBSettings | None = None, *, gamma: float) -> None:

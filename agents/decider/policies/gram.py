@@ -1,13 +1,13 @@
 """A = λI + Σ x xᵀ and its inverse, exact and cheap (Alg. 1, Lines 3-5).
 
-x = [s_q; f_a] splits A⁻¹ into blocks P (query), Q (cross) and R (action), with f_a short: the action vectors span
-at most |A| dimensions (`features`). Then xᵀA⁻¹x = s_qᵀP s_q + 2 f_aᵀQᵀs_q + f_aᵀR f_a costs one product with P
-for *all* actions.
+x = [s_q; f_a] splits A⁻¹ into blocks P (query), Q (cross) and R (action), with f_a short: the action vectors
+span at most |A| dimensions (`features`). Then xᵀA⁻¹x = s_qᵀP s_q + 2 f_aᵀQᵀs_q + f_aᵀR f_a costs one product
+with P for *all* actions.
 
 Sherman-Morrison is exact but bound by memory when written row by row, so the last few rank-one terms wait:
-A⁻¹ = base - Σ σ g gᵀ with g = A⁻¹x / √(1 + σ xᵀA⁻¹x), and `flush` folds them into the base in one rank-k product.
-Symmetric blocks live on one triangle (`dsymv`, `dsyrk`). A itself is kept too: it gives the residual that watches
-the inverse, the refactorisation that mends it, and the state that is saved.
+A⁻¹ = base - Σ σ g gᵀ with g = A⁻¹x / √(1 + σ xᵀA⁻¹x), and `flush` folds them into the base in one rank-k
+product. Symmetric blocks live on one triangle (`dsymv`, `dsyrk`). A itself is kept too: it gives the residual
+that watches the inverse, the refactorisation that mends it, and the state that is saved.
 """
 
 from __future__ import annotations

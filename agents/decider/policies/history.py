@@ -61,8 +61,9 @@ class History:
             self.index[o.observation_id] = len(self.ids)
             self.ids.append(o.observation_id)
 
-    def correct(self, observations: Sequence[Observation]) -> None:
+    def correct(self, features: FeatureMap, observations: Sequence[Observation]) -> None:
         """Replace the reward of known rows by the one with the true Correct."""
+        features.queries([(o.observation_id, o.embedding) for o in observations])
         for o in observations:
             intake.outcome(o.observation_id, o.correct, o.score, o.log_cost, o.imputed)
             if (row := self.index.get(o.observation_id)) is not None:

@@ -1,8 +1,9 @@
 """k-NN router (App. B.3, Eq. 8): the mean reward of the k most similar past (query, action) pairs.
 
-Similarity is the cosine of the joint vectors. Ties are frequent (repeated pairs, few rows): both which of equally
-near rows count and which of equally good actions is taken are decided by seeded chance, never by lowest index.
-Where chance decides among neighbours the propensity has no simple closed form and is logged as not known.
+Similarity is the cosine of the joint vectors. Ties are frequent (repeated pairs, few rows): both which of
+equally near rows count and which of equally good actions is taken are decided by seeded chance, never by
+lowest index. Where chance decides among neighbours the propensity has no simple closed form and is logged as
+not known.
 """
 
 from __future__ import annotations
@@ -79,7 +80,7 @@ class KNN:
 
     def correct(self, observations: Sequence[Observation]) -> None:
         """Replace the rewards of known rows."""
-        self.history.correct(observations)
+        self.history.correct(self.features, observations)
         self._corrections += len(observations)
 
     def state(self) -> bytes:

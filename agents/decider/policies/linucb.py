@@ -2,12 +2,13 @@
 
 a_t = argmax over a of xᵀθ̂ + α√(xᵀA⁻¹x), θ̂ = A⁻¹b, A = λI + Σ x xᵀ. α = 0 is the paper's Greedy.
 
-`reward="scalar"` is the faithful form: b = Σ r x, with r scalarised by the objective in force when the decision
-was made. `reward="terms"` keeps b as columns (Correct, Score, log C, 1) over the same A⁻¹. The reward of Eq. 4 is
-linear in them, so θ(w) = A⁻¹Bw equals the θ̂ of a learner that had always used those weights and bounds.
+`reward="scalar"` is the faithful form: b = Σ r x, with r scalarised by the objective in force when the
+decision was made. `reward="terms"` keeps b as columns (Correct, Score, log C, 1) over the same A⁻¹. The
+reward of Eq. 4 is linear in them, so θ(w) = A⁻¹Bw equals the θ̂ of a learner that had always used those
+weights and bounds.
 
-`widths="decided"` is a departure for delayed rewards: decisions whose reward is outstanding count in the width,
-so that a burst of decisions does not repeat one exploration; means never see them.
+`widths="decided"` is a departure for delayed rewards: decisions whose reward is outstanding count in the
+width, so that a burst of decisions does not repeat one exploration; means never see them.
 """
 
 from __future__ import annotations

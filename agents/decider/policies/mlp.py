@@ -1,7 +1,7 @@
 """MLP router (App. B.3): greedy in a two-layer network retrained on the whole history after each observation.
 
-Warm start: weights and Adam moments carry on. That is 1,000 full-batch iterations per observation, 80-200 s for
-a run of 210 rounds on two cores; a smaller `iterations` is a different method and the settings say so.
+Warm start: weights and Adam moments carry on. That is 1,000 full-batch iterations per observation, 80-200 s
+for a run of 210 rounds on two cores; a smaller `iterations` is a different method and the settings say so.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class MLP:
 
     def correct(self, observations: Sequence[Observation]) -> None:
         """Replace the targets of known rows; the next observation trains on them."""
-        self.history.correct(observations)
+        self.history.correct(self.features, observations)
         self._corrections += len(observations)
 
     def state(self) -> bytes:
@@ -106,7 +106,8 @@ class MLP:
     def inputs(self, queries: Matrix, places: np.ndarray) -> Matrix:
         """Return x = [s_q; s_a] in the embedding's own axes, shape (m, query_dim + action_dim).
 
-        Adam is not invariant under rotation, so the shorter basis of the linear policies would be another method.
+        Adam is not invariant under rotation, so the shorter basis of the linear policies would be another
+        method.
         """
         vectors = self.features.vectors[places]
         room = self.features.settings.action_dim

@@ -1,9 +1,9 @@
 """NeuralUCB (App. B.3): the MLP's prediction plus α√(gᵀZ⁻¹g), g the gradient over all parameters.
 
-Z = λI + Σ g gᵀ has 205,001 rows at d = 2,048: 336 GB. Its dual is exact and small: with K the n×n Gram matrix of
-past gradients and k the products with g, gᵀZ⁻¹g = (gᵀg - kᵀ(λI + K)⁻¹k)/λ. Gradients of a two-layer network have
-closed-form inner products (`network.factors`), so no gradient is ever written down. As in Alg. 1 of NeuralUCB, the
-gradient of a row is taken with the parameters before that row is trained on.
+Z = λI + Σ g gᵀ has 205,001 rows at d = 2,048: 336 GB. Its dual is exact and small: with K the n×n Gram matrix
+of past gradients and k the products with g, gᵀZ⁻¹g = (gᵀg - kᵀ(λI + K)⁻¹k)/λ. Gradients of a two-layer
+network have closed-form inner products (`network.factors`), so no gradient is ever written down. As in Alg. 1
+of NeuralUCB, the gradient of a row is taken with the parameters before that row is trained on.
 
 The paper under reproduction prints no 1/m; `per_width` gives the original's g/√m, reported beside.
 """

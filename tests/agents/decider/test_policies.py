@@ -134,7 +134,7 @@ def test_only_allowed_actions_are_chosen(policy: Policy, world: Any, quality: An
     allowed = frozenset(a.action_id for a in world.actions()[2:4])
     contexts = [world.context(allowed) for _ in range(12)]
     assert {c.action_id for c in policy.select(contexts, [quality] * 12, seed=1)} <= allowed
-    with pytest.raises(NoAction, match="q-none.*widen"):
+    with pytest.raises(NoAction, match=r"q-none.*widen"):
         policy.select([Context("q-none", world.query(), frozenset({"other/1/1/1"}))], [quality], seed=1)
 
 
@@ -234,7 +234,7 @@ def test_poison_never_reaches_the_state(policy: Policy, world: Any, field: str, 
 def test_an_embedding_that_cannot_be_decided_names_its_query(
     policy: Policy, world: Any, quality: Any
 ) -> None:
-    with pytest.raises(InvalidObservation, match="bad: embedding.*length 12"):
+    with pytest.raises(InvalidObservation, match=r"bad: embedding.*length 12"):
         policy.select([Context("bad", np.ones(5))], [quality], seed=1)
 
 
