@@ -27,6 +27,7 @@ class Answer(Record, frozen=True, kw_only=True, tag="answer.v1"):
         group: The executor group that ran it; empty when none did.
         seq: The Decision's place in the order; None without one.
         text: The chosen path's text; None when there is none.
+        complete: Whether the chosen path is a completed one: an unfinished one never passes for an answer.
         extracted: The answer in it, for instance the content of its last box.
         score: The chosen path's mean score, V(p).
         path: Indices of the chosen path in the trace, root first.
@@ -52,6 +53,7 @@ class Answer(Record, frozen=True, kw_only=True, tag="answer.v1"):
     group: str = ""
     seq: Count | None = None
     text: str | None = None
+    complete: bool = False
     extracted: str | None = None
     score: Unit | None = None
     path: tuple[int, ...] = ()

@@ -1,7 +1,7 @@
 """The search of one query as a value (§3.3): a tree of drafts, each step's text once, with its parent.
 
-The forest travels in SearchStep and Verification, so that no process keeps it; as the trace of an Answer it is the
-same tree with the texts of the chosen path only. How it grows is `agents/executor/forest.py`.
+The forest travels in SearchStep and Verification, so that no process keeps it; as the trace of an Answer it
+is the same tree with the texts of the chosen path only. How it grows is `agents/executor/forest.py`.
 """
 
 from typing import Annotated, Literal
@@ -14,12 +14,16 @@ Count = Annotated[int, Meta(ge=0)]
 Unit = Annotated[float, Meta(ge=0, le=1)]
 
 Finish = Literal["separator", "eos", "length", "context"]
-"""How a draft ended: at the delimiter, at the end of the sequence, cut by its token limit in the middle of a step
-(the path goes on there), or at the end of the model's context (the path cannot go on)."""
+"""How a draft ended: at the delimiter, at the end of the sequence, cut by its token limit in the middle of a
+step (the path goes on there), or at the end of the model's context (the path cannot go on)."""
 
 Fate = Literal["open", "kept", "beam", "early_exit", "finished", "cut", "stopped"]
-"""What became of a draft: not scored yet; kept for expansion; outside the top BS; its bound below V_max; the end of a
-completed path; unfinished at the depth limit, at H_max or in a full context; alive when the budget ran out."""
+"""What became of a draft: not scored yet; kept for expansion; outside the top BS; its bound below V_max; the
+end of a completed path; unfinished at the depth limit, at H_max or in a full context; alive when the budget
+or the deadline ran out."""
+
+Stop = Literal["tokens", "eflops", "deadline"]
+"""Which budget ran out."""
 
 
 class Limits(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -102,7 +106,8 @@ class Forest(Struct, frozen=True, kw_only=True, omit_defaults=True):
         step: The last step whose drafts are known; 0 before the first.
         scored: The last step whose scores are known: `step`, or one less while the verifier has it.
         prompt_tokens: L_in, tokens of the rendered prompt; 0 before the first step.
-        best: Index of the best completed path's last draft (its score is V_max, its depth D_best); -1 for none.
+        best: Index of the best completed path's last draft (its path score is V_max, its depth D_best);
+            -1 for none.
         stopped: Which budget ran out, if one did.
     """
 
@@ -113,7 +118,7 @@ class Forest(Struct, frozen=True, kw_only=True, omit_defaults=True):
     scored: Count = 0
     prompt_tokens: Count = 0
     best: Annotated[int, Meta(ge=-1)] = -1
-    stopped: Literal["tokens", "eflops", "deadline"] | None = None
+    stopped: Stop | None = None
 
     def __post_init__(self) -> None:
         """Refuse a tree that is none: every walk to the root relies on it."""

@@ -1,7 +1,7 @@
-"""What a search costs in equivalent FLOPs (UniScale App. D.3): prefill + Σ_j (incremental decoding + verification).
+"""What a search costs in equivalent FLOPs (UniScale App. D.3): prefill + Σ_j (decoding + verification).
 
-eFLOPs = floating-point operations + intensity × bytes moved. Closed form over the trace of a search; nothing here
-looks at text. Readings where the appendix leaves room:
+eFLOPs = floating-point operations + intensity × bytes moved. Closed form over the trace of a search;
+nothing here looks at text. Readings where the appendix leaves room:
 
 - the verifier is priced with its own architecture and the *generator's* token counts;
 - weights are loaded once per decoding position for the generator, once per step for the verifier;
@@ -108,7 +108,9 @@ def price(
         ValueError: for an empty prompt, a negative count, or a parent that does not precede its child.
     """
     if prompt_tokens < 1:
-        raise ValueError(f"prompt_tokens is {prompt_tokens}: a priced search has a prompt of at least one token")
+        raise ValueError(
+            f"prompt_tokens is {prompt_tokens}: a priced search has a prompt of at least one token"
+        )
     decoding = verification = Part()
     for step in _steps(prompt_tokens, drafts):
         decoding += decode_step([(start, new) for start, new, _ in step], generator)
@@ -128,7 +130,8 @@ def prefill(prompt_tokens: int, model: Architecture) -> Part:
 def decode_step(branches: Sequence[tuple[int, int]], model: Architecture) -> Part:
     """Return the cost of one step's decoding (Prop. D.14).
 
-    Σ_n b(n)·L̄(n) is the number of (branch, position) contexts read: Σ over branches of ΔL·L_init + ΔL(ΔL+1)/2.
+    Σ_n b(n)·L̄(n) is the number of (branch, position) contexts read: Σ over branches of ΔL·L_init +
+    ΔL(ΔL+1)/2.
 
     Args:
         branches: (L_init, ΔL) of every draft of the step.
@@ -169,7 +172,9 @@ def _steps(prompt_tokens: int, drafts: Sequence[DraftNumbers]) -> list[list[tupl
             raise ValueError(f"draft {index} has parent {draft.parent}: a parent comes before its children")
         if draft.tokens < 0:
             raise ValueError(f"draft {index} has {draft.tokens} tokens: a count is not negative")
-        depth, start = (0, prompt_tokens) if draft.parent < 0 else (depths[draft.parent] + 1, finals[draft.parent])
+        depth, start = (
+            (0, prompt_tokens) if draft.parent < 0 else (depths[draft.parent] + 1, finals[draft.parent])
+        )
         depths.append(depth)
         finals.append(start + draft.tokens)
         while len(steps) <= depth:

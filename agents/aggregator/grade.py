@@ -1,9 +1,9 @@
 r"""Is an answer right? The last `\boxed{…}` of its text against the query's reference.
 
-Three kinds of reference: a number, a mathematical answer as text (plain, LaTeX, GSM8K's "… #### N", or a solution
-that boxes it), and `{"tests": [[input, output], …]}` for a program. Integers and identical texts are decided here;
-other mathematics goes to a judge (math-verify, `math_pool`). The grader alone shifts accuracy, so its name and
-version go with every result.
+Three kinds of reference: a number, a mathematical answer as text (plain, LaTeX, GSM8K's "… #### N", or a
+solution that boxes it), and `{"tests": [[input, output], …]}` for a program. Integers and identical texts
+are decided here; other mathematics goes to a judge (math-verify, `math_pool`). The grader alone shifts
+accuracy, so its name and version go with every result.
 """
 
 import re
@@ -16,6 +16,7 @@ from typing import Any, Literal
 
 from agents.aggregator.math_pool import Verdict
 from agents.aggregator.program import Value, passes
+from schemas.boxed import extract_boxed
 
 GRADER = "boxed"
 # Raise when a change could grade an answer differently.
@@ -25,15 +26,13 @@ MAX_ANSWER = 4_000  # characters inside the box; longer is no answer
 Judge = Callable[[str, str], Verdict]
 How = Literal["integer", "text", "math-verify", "program", "no-box", "too-long", "timeout", "error"]
 
-# A box opens, an escaped character (whose brace is printed, not grouping), or a brace.
-_BRACES = re.compile(r"\\boxed\s*\{|\\.|[{}]", re.DOTALL)
 _INTEGER = re.compile(r"[+-]?[0-9]+(?:\.0*)?")
 _GROUPED = re.compile(r"[+-]?[0-9]{1,3}(?:,[0-9]{3})+(?:\.0*)?")
 _SPACING = re.compile(r"\\[!,;: ]|\s+|\\left(?![a-z])|\\right(?![a-z])")
 
 
 class BadReference(ValueError):
-    """A query's reference cannot be graded against. Give a number, a text, or {"tests": [[input, output], …]}."""
+    """A reference cannot be graded against. Give a number, a text, or {"tests": [[input, output], …]}."""
 
 
 @dataclass(frozen=True)
@@ -77,7 +76,9 @@ def grade(text: str, reference: object, *, judge: Judge) -> Grade:
     if len(answer) > MAX_ANSWER:
         return Grade(correct=False, answer=answer[:MAX_ANSWER], how="too-long", version=version)
     if isinstance(reference, Mapping):
-        return Grade(correct=passes(answer, reference["tests"]), answer=answer, how="program", version=version)
+        return Grade(
+            correct=passes(answer, reference["tests"]), answer=answer, how="program", version=version
+        )
     gold = gold_of(reference)
     given, wanted = as_integer(answer), as_integer(gold)
     if given is not None and wanted is not None:
@@ -88,29 +89,10 @@ def grade(text: str, reference: object, *, judge: Judge) -> Grade:
     return Grade(correct=verdict.correct, answer=answer, how=verdict.how, version=version)
 
 
-def extract_boxed(text: str) -> str | None:
-    r"""Return what the last complete `\boxed{…}` holds, braces inside balanced, or None.
-
-    >>> extract_boxed(r"so \boxed{\frac{1}{2}} and \boxed{3")
-    '\\frac{1}{2}'
-    """
-    opened: list[int | None] = []  # where the content of each open box starts; None for a plain brace
-    last: tuple[int, int] | None = None
-    for match in _BRACES.finditer(text):
-        token = match.group()
-        if token == "}":
-            start = opened.pop() if opened else None
-            if start is not None and (last is None or start > last[0]):
-                last = (start, match.start())
-        elif token.endswith("{") and not token.endswith("\\{"):
-            opened.append(match.end() if len(token) > 1 else None)
-    return None if last is None else text[last[0] : last[1]].strip()
-
-
 def gold_of(reference: object) -> str:
-    """Return the answer inside a reference: a number's digits, what follows GSM8K's ####, a box, or the text itself.
+    r"""Return the answer in a reference: a number's digits, what follows GSM8K's ####, a box, or the text.
 
-    >>> gold_of("He makes <<9*2=18>>18 dollars.\\n#### 1,018"), gold_of(0.5), gold_of("$x+1$")
+    >>> gold_of("He makes <<9*2=18>>18 dollars.\n#### 1,018"), gold_of(0.5), gold_of("$x+1$")
     ('1,018', '0.5', 'x+1')
     """
     text = reference if isinstance(reference, str) else repr(reference)
@@ -146,7 +128,9 @@ def check_reference(reference: object) -> None:
         _check_tests(reference.get("tests"))
     elif isinstance(reference, bool) or not isinstance(reference, str | int | float):
         kind = type(reference).__name__
-        raise BadReference(f'reference is a {kind}: give a number, a text, or {{"tests": [[input, output], …]}}')
+        raise BadReference(
+            f'reference is a {kind}: give a number, a text, or {{"tests": [[input, output], …]}}'
+        )
     elif not gold_of(reference):
         raise BadReference("reference is an empty text: give the answer, or leave reference out")
     elif reference != reference or reference in (float("inf"), float("-inf")):

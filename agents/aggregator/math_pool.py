@@ -4,6 +4,7 @@ math-verify may hang inside compiled code, where neither a thread nor a signal h
 comparison runs in a process of its own that is killed when its time is up, counted, and started anew.
 """
 
+import contextlib
 import json
 import queue
 import select
@@ -21,7 +22,7 @@ _START_TIMEOUT_S = 120.0  # importing sympy on a busy machine; not part of a com
 
 @dataclass(frozen=True)
 class Verdict:
-    """The outcome of one comparison. `how` is `timeout` or `error` when there was none: then `correct` is False."""
+    """The outcome of one comparison; False with `timeout` or `error`, where there was none."""
 
     correct: bool
     how: Literal["math-verify", "timeout", "error"]
@@ -32,7 +33,7 @@ class MathPoolError(RuntimeError):
 
 
 class MathPool:
-    """Compare answers with math-verify in processes that can be killed. Safe to call from several threads.
+    r"""Compare answers with math-verify in processes that can be killed. Safe to call from several threads.
 
     Args:
         workers: Processes, started when first needed.
@@ -40,7 +41,7 @@ class MathPool:
         memory_mb: Most memory one process may map.
 
     >>> with MathPool() as pool:
-    ...     pool.judge(r"\\frac{1}{2}", "0.5")
+    ...     pool.judge(r"\frac{1}{2}", "0.5")
     Verdict(correct=True, how='math-verify')
     """
 
@@ -70,7 +71,9 @@ class MathPool:
             self._idle.put(None)
             raise
         if reply is None or "error" in reply:
-            how: Literal["timeout", "error"] = "timeout" if reply is None and process.poll() is None else "error"
+            how: Literal["timeout", "error"] = (
+                "timeout" if reply is None and process.poll() is None else "error"
+            )
             self.counts[how] += 1
             if reply is None:
                 _kill(process)
@@ -126,13 +129,13 @@ class MathPool:
 
 
 def _read(process: "subprocess.Popen[str]", timeout_s: float) -> dict[str, object] | None:
-    """Read one reply, or None when the time is up or the process ended. A reply is far below a pipe's atomic size."""
+    """Read one reply, or None when the time is up or the process ended. A reply is one atomic write."""
     assert process.stdout is not None
     ready, _, _ = select.select([process.stdout], [], [], timeout_s)
     line = process.stdout.readline() if ready else ""
     if not line:
         if ready:
-            process.wait()  # its end was reported: let poll() know, so that it counts as an error and no time-out
+            process.wait()  # so that poll() knows: this is an error, no time-out
         return None
     reply: dict[str, object] = json.loads(line)
     return reply
@@ -145,7 +148,5 @@ def _kill(process: "subprocess.Popen[str] | None") -> None:
     process.wait()
     for stream in (process.stdin, process.stdout):
         if stream is not None:
-            try:
+            with contextlib.suppress(BrokenPipeError):  # an unsent request to a process that is gone
                 stream.close()
-            except BrokenPipeError:  # an unsent request; the process is gone
-                pass

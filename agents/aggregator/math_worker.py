@@ -1,8 +1,8 @@
-"""A process that compares mathematical answers with math-verify, one JSON line in, one out. Started by `math_pool`.
+"""A process of `math_pool` that compares answers with math-verify: one JSON line in, one out.
 
-It runs alone because a comparison may never end: math-verify's own time-outs need the main thread of a process, and
-a signal handler cannot interrupt compiled code. So they are off, and the process dies instead: the parent kills it,
-and an alarm without a handler does when there is no parent any more.
+It runs alone because a comparison may never end: math-verify's own time-outs need the main thread of a
+process, and a signal handler cannot interrupt compiled code. So they are off, and the process dies instead:
+the parent kills it, and an alarm without a handler does when there is no parent any more.
 """
 
 import json

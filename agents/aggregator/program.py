@@ -1,8 +1,8 @@
 """The language of mini-code answers: a pipeline of list or text operations, run on given inputs.
 
 A program is operations joined by " | ", such as `keep even | add 3 | take 2`. It is safe by construction: no
-evaluation of text, no loops, every value bounded in length and size, so that a model's output can be graded in the
-process that reads it.
+evaluation of text, no loops, every value bounded in length and size, so that a model's output can be graded
+in the process that reads it.
 """
 
 import re

@@ -1,0 +1,132 @@
+"""Search control of one scored step (UniScale §3.3): what is completed, cut, pruned, kept.
+
+The order: finished paths enter P_done and set V_max, D_best, H_max; unfinished ones at the limit are cut; the
+early-exit bound prunes; the best BS of each subtree are kept. Pruning only removes from the bottom, so
+whether it comes before or after the cut to BS is the same.
+"""
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+
+from schemas.boxed import extract_boxed
+from schemas.forest import Draft, Fate, Forest, Limits
+
+BEST_STEP = 1.0  # v_sup, the highest score a step can have
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """What became of a step's drafts: each one's fate, the bounds of those pruned, the new best path."""
+
+    fates: dict[int, Fate]
+    bounds: dict[int, float]
+    best: int
+
+
+@dataclass(frozen=True)
+class StepControl:
+    """What search control knew after a step: the state that its bounds were held against."""
+
+    step: int
+    v_max: float | None
+    best_depth: int | None
+    limit: int
+
+
+def judge(forest: Forest, pending: Sequence[int]) -> Judgement:
+    """Judge the drafts of a step whose scores are known.
+
+    Args:
+        forest: With the scores of `pending` filled in.
+        pending: The drafts of its last step.
+    """
+    limits, j = forest.limits, forest.step
+    values = {at: forest.path_score(at) for at in pending}
+    fates: dict[int, Fate] = {}
+    for at in pending:
+        if _finished(forest, at):
+            fates[at] = "finished"
+        elif forest.drafts[at].finish == "context":
+            fates[at] = "cut"
+    done = [at for at in fates if fates[at] == "finished" or limits.cut_completes]
+    best, v_max = _best(forest, values, done)
+    limit = h_max(limits, forest.drafts[best].depth if best >= 0 else None)
+    bounds: dict[int, float] = {}
+    trees: dict[int, list[int]] = {}
+    for at in pending:
+        if at in fates:
+            continue
+        if j >= limit:
+            fates[at] = "cut"
+        elif limits.early_exit and v_max is not None and (bound := potential(j, values[at], limit)) < v_max:
+            fates[at], bounds[at] = "early_exit", bound
+        else:
+            trees.setdefault(forest.drafts[at].tree, []).append(at)
+    for tree in trees.values():
+        # The sort is stable: of equal paths the one drafted first stands first.
+        for rank, at in enumerate(sorted(tree, key=lambda at: -values[at])):
+            fates[at] = "kept" if rank < forest.action.bs else "beam"
+    if limits.cut_completes:
+        best, _ = _best(forest, values, [at for at in pending if fates[at] in ("finished", "cut")])
+    return Judgement(fates, bounds, best)
+
+
+def h_max(limits: Limits, best_depth: int | None) -> int:
+    """Return the depth at which paths stop: ⌈η·D_best⌉ once one has completed, within the first limit.
+
+    >>> (
+    ...     h_max(Limits(depth_limit=40, step_tokens=100), 5),
+    ...     h_max(Limits(depth_limit=40, step_tokens=100), None),
+    ... )
+    (6, 40)
+    """
+    if not limits.early_exit or best_depth is None:
+        return limits.depth_limit
+    # 1.1 · 10 is 11.000000000000002 in floating point, and its ceiling 12.
+    return min(limits.depth_limit, math.ceil(Fraction(str(limits.eta)) * best_depth))
+
+
+def potential(depth: int, path_score: float, limit: int) -> float:
+    """Return the best mean a path can still reach: (j·V + (H_max − j)·v_sup) / H_max (§3.3).
+
+    >>> potential(2, 0.5, 4)
+    0.75
+    """
+    return (depth * path_score + (limit - depth) * BEST_STEP) / limit
+
+
+def history(forest: Forest) -> list[StepControl]:
+    """Return V_max, D_best and H_max after each scored step, from the fates alone: for explanations."""
+    found: list[StepControl] = []
+    done: Iterable[str] = ("finished", "cut") if forest.limits.cut_completes else ("finished",)
+    best: Draft | None = None
+    v_max: float | None = None
+    for step in range(1, forest.scored + 1):
+        for at, draft in enumerate(forest.drafts):
+            if (
+                draft.depth == step
+                and draft.fate in done
+                and (v_max is None or forest.path_score(at) > v_max)
+            ):
+                best, v_max = draft, forest.path_score(at)
+        depth = best.depth if best else None
+        found.append(StepControl(step, v_max, depth, h_max(forest.limits, depth)))
+    return found
+
+
+def _finished(forest: Forest, at: int) -> bool:
+    if forest.drafts[at].finish == "eos":
+        return True
+    return forest.limits.box_completes and extract_boxed(forest.text(at)) is not None
+
+
+def _best(forest: Forest, values: dict[int, float], done: Sequence[int]) -> tuple[int, float | None]:
+    """Return the best completed path and V_max; of equals the one completed first."""
+    best = forest.best
+    v_max = forest.path_score(best) if best >= 0 else None
+    for at in done:
+        if v_max is None or values[at] > v_max:
+            best, v_max = at, values[at]
+    return best, v_max

@@ -1,0 +1,285 @@
+"""Path-aware search forest (UniScale §3.3): `ask` says what to draft, two `tell`s take drafts and scores.
+
+Pure functions on `schemas.forest.Forest`; a forest can be written down after any call and taken up
+elsewhere. A step is told once: telling it again, with whatever content, returns the forest as it is. What
+is kept and what is pruned is `control.py`. Equal path scores: the draft that was made first wins, so all of
+it is deterministic.
+
+Departures: a path cut off unfinished stays out of V_max, D_best and the argmax and is returned only when
+nothing finished, flagged (`cut_completes` gives the literal reading); H_max never exceeds the first depth
+limit. A draft cut by its token limit is neither dropped nor finished: it is scored as a step and its path
+goes on in the middle of it.
+"""
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import msgspec
+
+from agents.executor.control import judge
+from schemas.action import Action
+from schemas.errors import UniscaleError
+from schemas.forest import Draft, Finish, Forest, Limits, Stop
+
+
+class SearchError(UniscaleError):
+    """What was told does not fit what was asked: a mistake of an engine or verifier, not of the query."""
+
+
+@dataclass(frozen=True)
+class Expansion:
+    """One prefix to draft from: `parent` is its last draft, -1 for the bare prompt of subtree `tree`."""
+
+    parent: int
+    tree: int
+    seeds: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Ask:
+    """The drafts of one step: `n` for each expansion, each at most `max_tokens` long."""
+
+    step: int
+    expansions: tuple[Expansion, ...]
+    n: int
+    max_tokens: int
+
+
+@dataclass(frozen=True)
+class Drafted:
+    """One draft as an engine made it."""
+
+    text: str
+    tokens: int
+    finish: Finish
+    token_ids: tuple[int, ...] | None = None
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a search ended. `index` is the chosen path's last draft; -1 when nothing was drafted."""
+
+    status: Literal["ok", "unfinished", "budget"]
+    index: int
+    complete: bool
+    score: float | None
+    completed: int
+
+
+def plant(action: Action, limits: Limits) -> Forest:
+    """Return the forest before its first step."""
+    return Forest(action=action, limits=limits)
+
+
+def ask(forest: Forest, query_id: str, seed: int = 0) -> Ask | None:
+    """Return the drafts to make next, or None when the search is over or waits for scores.
+
+    CP drafts for each of QP subtrees at the root, then CP/BS for each kept path. The token budget is shared
+    out evenly, so that it cannot be exceeded.
+
+    Args:
+        forest: Its state.
+        query_id: With `seed`, step and path, what each draft's own seed derives from.
+        seed: Of the query; the same seed makes the same drafts, on an engine that is reproducible.
+    """
+    if forest.over or forest.scored != forest.step or spent(forest) is not None:
+        return None
+    starts, n = _starts(forest)
+    expansions = []
+    for parent, tree in starts:
+        slots = [forest.drafts[at].slot for at in forest.path(parent)]
+        seeds = tuple(draft_seed(query_id, seed, forest.step + 1, tree, [*slots, k]) for k in range(n))
+        expansions.append(Expansion(parent, tree, seeds))
+    max_tokens = forest.limits.step_tokens
+    if (left := _tokens_left(forest)) is not None:
+        max_tokens = min(max_tokens, left // (n * len(starts)))
+    return Ask(forest.step + 1, tuple(expansions), n, max_tokens)
+
+
+def draft_seed(query_id: str, seed: int, step: int, tree: int, slots: Sequence[int]) -> int:
+    """Return a draft's seed, 0 to 2**63 - 1: a stable hash of its place, whatever else is in the forest.
+
+    >>> draft_seed("q-1", 0, 1, 0, [0]) == draft_seed("q-1", 0, 1, 0, [0])
+    True
+    """
+    place = "/".join(map(str, (seed, step, tree, *slots)))
+    digest = hashlib.blake2b(f"{query_id}\n{place}".encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "big") >> 1
+
+
+def tell_drafts(
+    forest: Forest, step: int, drafts: Sequence[Drafted], prompt_tokens: int | None = None
+) -> Forest:
+    """Return the forest with a step's drafts, waiting for their scores.
+
+    Args:
+        forest: Its state.
+        step: The step they are of. One already told changes nothing.
+        drafts: All that was asked, expansion by expansion.
+        prompt_tokens: L_in; needed with the first step.
+
+    Raises:
+        SearchError: when the step was not asked yet, or the count differs from what was asked.
+    """
+    if step <= forest.step:
+        return forest
+    if step != forest.step + 1 or forest.scored != forest.step or forest.over:
+        raise SearchError(
+            f"drafts of step {step} were not asked for at step {forest.step}; tell the steps in order"
+        )
+    starts, n = _starts(forest)
+    if len(drafts) != n * len(starts):
+        raise SearchError(
+            f"step {step} has {len(drafts)} drafts for {n * len(starts)} asked; draft each once"
+        )
+    if step == 1 and not prompt_tokens:
+        raise SearchError(
+            "the first step comes without prompt_tokens; tell the length of the rendered prompt"
+        )
+    new = tuple(
+        Draft(
+            parent=parent,
+            depth=step,
+            tokens=draft.tokens,
+            finish=draft.finish,
+            tree=tree,
+            slot=index % n,
+            text=draft.text,
+            token_ids=draft.token_ids,
+        )
+        for index, draft in enumerate(drafts)
+        for parent, tree in (starts[index // n],)
+    )
+    known = prompt_tokens if step == 1 and prompt_tokens else forest.prompt_tokens
+    return msgspec.structs.replace(forest, drafts=forest.drafts + new, step=step, prompt_tokens=known)
+
+
+@dataclass(frozen=True)
+class Verified:
+    """One draft's score v(s) in [0, 1], the tokens read for it, and whether its path had to be shortened."""
+
+    score: float
+    tokens: int = 0
+    shortened: bool = False
+
+
+def tell_scores(forest: Forest, step: int, scores: Sequence[Verified], *, forget: bool = True) -> Forest:
+    """Return the forest after search control on a scored step (§3.3, steps 3 and 4).
+
+    Args:
+        forest: Its state.
+        step: The step they are of. One already told changes nothing.
+        scores: One for each pending draft, in order.
+        forget: Whether texts that no live or best path needs are dropped; recordings keep them.
+
+    Raises:
+        SearchError: when the step has not been drafted, a score is missing or one is outside [0, 1].
+    """
+    if step <= forest.scored:
+        return forest
+    pending = forest.pending
+    if step != forest.step:
+        raise SearchError(f"scores of step {step} came at step {forest.step}; tell its drafts first")
+    if len(scores) != len(pending):
+        raise SearchError(
+            f"step {step} has {len(scores)} scores for {len(pending)} drafts; score each draft once"
+        )
+    drafts = list(forest.drafts)
+    for at, verified in zip(pending, scores, strict=True):
+        if not 0.0 <= verified.score <= 1.0:
+            raise SearchError(f"step {step} has a score of {verified.score}; give a number from 0 to 1")
+        drafts[at] = msgspec.structs.replace(
+            drafts[at], score=verified.score, verifier_tokens=verified.tokens, shortened=verified.shortened
+        )
+    scored = msgspec.structs.replace(forest, drafts=tuple(drafts))
+    verdict = judge(scored, pending)
+    for at in pending:
+        drafts[at] = msgspec.structs.replace(drafts[at], fate=verdict.fates[at], bound=verdict.bounds.get(at))
+    judged = msgspec.structs.replace(forest, drafts=tuple(drafts), scored=step, best=verdict.best)
+    return _forget(judged) if forget else judged
+
+
+def spent(forest: Forest, *, eflops: float = 0.0, now_ms: int | None = None) -> Stop | None:
+    """Return which budget has run out, if one has. Looked at between steps.
+
+    Args:
+        forest: Its state.
+        eflops: Price of the search so far.
+        now_ms: Time since the epoch; None looks at no deadline.
+    """
+    limits = forest.limits
+    if (left := _tokens_left(forest)) is not None:
+        starts, n = _starts(forest)
+        if left < n * len(starts):
+            return "tokens"
+    if limits.budget_eflops is not None and eflops >= limits.budget_eflops:
+        return "eflops"
+    if now_ms is not None and limits.deadline_ms is not None and now_ms >= limits.deadline_ms:
+        return "deadline"
+    return None
+
+
+def stop(forest: Forest, why: Stop) -> Forest:
+    """Return the forest ended by a budget: what lives is stopped. A search that is over stays as it is.
+
+    Raises:
+        SearchError: while a step waits for its scores: they are paid for, take them first.
+    """
+    if forest.over:
+        return forest
+    if forest.scored != forest.step:
+        raise SearchError(f"step {forest.step} waits for its scores; tell them before stopping")
+    drafts = list(forest.drafts)
+    for at in forest.live:
+        drafts[at] = msgspec.structs.replace(drafts[at], fate="stopped")
+    return msgspec.structs.replace(forest, drafts=tuple(drafts), stopped=why)
+
+
+def outcome(forest: Forest) -> Outcome:
+    """Return y*, the best completed path, or the best unfinished one flagged as such (§3.3, step 4).
+
+    Raises:
+        SearchError: when the search is not over.
+    """
+    if not forest.over:
+        raise SearchError("the search is not over; ask and tell on")
+    completed = sum(draft.fate == "finished" for draft in forest.drafts)
+    index = forest.best if forest.best >= 0 else _best_unfinished(forest)
+    score = forest.path_score(index) if index >= 0 else None
+    complete = index >= 0 and forest.drafts[index].fate == "finished"
+    if forest.stopped is not None:
+        return Outcome("budget", index, complete, score, completed)
+    return Outcome("ok" if complete else "unfinished", index, complete, score, completed)
+
+
+def _best_unfinished(forest: Forest) -> int:
+    ends = [at for at, draft in enumerate(forest.drafts) if draft.fate in ("cut", "stopped")]
+    return max(ends, key=forest.path_score, default=-1)
+
+
+def _forget(forest: Forest) -> Forest:
+    """Drop texts and token ids that neither a live path needs nor the path that would be the answer now."""
+    ends = [*forest.live, forest.best if forest.best >= 0 else _best_unfinished(forest)]
+    needed = {at for end in ends for at in forest.path(end)}
+    drafts = tuple(
+        draft
+        if at in needed or not (draft.text or draft.token_ids)
+        else msgspec.structs.replace(draft, text="", token_ids=None)
+        for at, draft in enumerate(forest.drafts)
+    )
+    return msgspec.structs.replace(forest, drafts=drafts)
+
+
+def _starts(forest: Forest) -> tuple[list[tuple[int, int]], int]:
+    """Return (parent, tree) of each prefix of the next step, and the drafts each gets."""
+    action = forest.action
+    if forest.step == 0:
+        return [(-1, tree) for tree in range(action.qp)], action.cp
+    return [(at, forest.drafts[at].tree) for at in forest.live], max(1, action.cp // action.bs)
+
+
+def _tokens_left(forest: Forest) -> int | None:
+    budget = forest.limits.budget_tokens
+    return None if budget is None else budget - forest.generated_tokens
