@@ -18,6 +18,7 @@ from msgspec import Meta, Struct
 from agents.space.errors import CatalogueError
 from agents.space.family import read_family
 from agents.space.models import DTYPE_BYTES, EngineSettings, Hardware, Model, Name, Verifier, first_repeated
+from schemas.errors import InvalidField
 from schemas.objective import CostRange
 
 KEYS = ("name", "hardware", "verifier", "cost_range", "family", "defaults", "models", "verifiers")
@@ -202,6 +203,12 @@ def decode_model(entry: Mapping[str, Any], where: str) -> Model:
     return _convert(_served(entry), Model, f"{where}, model {entry.get('name')!r}")
 
 
+def encode_model(model: Model) -> dict[str, Any]:
+    """Return a model as the plain values a control record carries; `decode_model` reads them."""
+    entry: dict[str, Any] = msgspec.to_builtins(model)
+    return entry
+
+
 def decode_verifier(entry: Mapping[str, Any], where: str) -> Verifier:
     """Return the verifier that an entry describes, as `decode_model` does a model."""
     return _convert(_served(entry), Verifier, f"{where}, verifier {entry.get('name')!r}")
@@ -222,7 +229,9 @@ def _convert(entry: dict[str, Any], kind: type[T], where: str) -> T:
         return msgspec.convert(entry, kind)
     except msgspec.ValidationError as error:
         found = _AT.match(str(error))
-        what, field = (found["what"], found["field"]) if found else (str(error), None)
+        what, field = (found["what"], found["field"] or "") if found else (str(error), "")
+        if isinstance(cause := error.__cause__, InvalidField):
+            what, field = cause.why, ".".join(part for part in (field, cause.field) if part)
         place = f"{where}, field {field}" if field else where
         raise CatalogueError(f"{place}: {what[0].lower()}{what[1:]}; correct it there") from error
 

@@ -44,13 +44,6 @@ class Anchor(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     score: Annotated[float, Meta(ge=0, le=100)]  # percent
     source: Annotated[str, Meta(min_length=1)]
 
-    def __post_init__(self) -> None:
-        """Refuse a score that is not a number."""
-        if not math.isfinite(self.score):
-            raise ValueError(
-                f"score of anchor {self.label!r} is {self.score}: give a percentage from 0 to 100"
-            )
-
 
 class Sampling(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How a model is sampled; the paper leaves all of it unstated, so it is recorded with every result."""
@@ -146,6 +139,11 @@ class Hardware(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     name: Annotated[str, Meta(min_length=1)]
     intensity: Annotated[float, Meta(gt=0)]  # I: peak FLOP/s over bytes/s of memory, FLOPs per byte
+
+    def __post_init__(self) -> None:
+        """Refuse an intensity that is not a number."""
+        if not math.isfinite(self.intensity):
+            raise ValueError(f"intensity is {self.intensity}: give FLOPs per byte, 156 for an A800")
 
 
 def size_label(parameters: int) -> str:

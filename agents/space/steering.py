@@ -15,10 +15,15 @@ from schemas.query import Weights
 
 @dataclass(frozen=True)
 class Steering:
-    """Catalogue and objectives in force."""
+    """Catalogue and objectives in force.
+
+    Attributes:
+        offset: Of the last record folded in; −1 before any.
+    """
 
     catalogue: Catalogue
     objectives: Objectives
+    offset: int = -1
 
     @classmethod
     def of(cls, catalogue: Catalogue) -> "Steering":
@@ -26,7 +31,7 @@ class Steering:
         return cls(catalogue, Objectives(cost_range=catalogue.cost_range))
 
     def after(self, record: ControlRecord, offset: int) -> "Steering":
-        """Return what is in force after one more record.
+        """Return what is in force after one more record; one that was folded in before changes nothing.
 
         Args:
             record: The record.
@@ -36,13 +41,15 @@ class Steering:
             CatalogueError: the entry cannot be used, or would leave no model.
             ObjectiveError: the default objective would be gone.
         """
+        if offset <= self.offset:
+            return self
         match record:
             case CatalogueEntry():
-                return replace(self, catalogue=self._catalogue_after(record, offset))
+                return replace(self, catalogue=self._catalogue_after(record, offset), offset=offset)
             case ObjectiveEntry(name=name, weights=weights):
-                return replace(self, objectives=self._objectives_after(name, weights, offset))
+                return replace(self, objectives=self._objectives_after(name, weights, offset), offset=offset)
             case CostBoundsEntry(cost_range=cost_range):
-                return replace(self, objectives=self.objectives.within(cost_range, offset))
+                return replace(self, objectives=self.objectives.within(cost_range, offset), offset=offset)
 
     def _objectives_after(self, name: str, weights: Weights | None, offset: int) -> Objectives:
         if weights is None:

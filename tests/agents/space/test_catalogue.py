@@ -1,0 +1,203 @@
+"""Catalogues: the shipped one, loading with errors that point, and changes that make a new one."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from agents.space.catalogue import Catalogue, decode_model, encode_model, load_catalogue
+from agents.space.errors import CatalogueError
+
+Load = Callable[[dict[str, Any]], Catalogue]
+
+# Table "model_parameters" of the paper: P in billions, layers, query heads, KV heads, head dimension, bytes.
+TABLE = {
+    "qwen3-0.6b": (0.75, 28, 16, 8, 128, 2, 2),
+    "qwen3-1.7b": (2.03, 28, 16, 8, 128, 2, 2),
+    "qwen3-4b": (4.02, 36, 32, 8, 128, 2, 2),
+    "qwen3-8b": (8.19, 36, 32, 8, 128, 2, 2),
+    "qwen3-14b": (14.77, 40, 40, 8, 128, 2, 2),
+    "qwen3-32b": (32.76, 64, 64, 8, 128, 2, 2),
+    "skywork-o1-open-prm-qwen-2.5-1.5b": (1.54, 28, 12, 2, 128, 2, 2),
+    "skywork-o1-open-prm-qwen-2.5-7b": (7.61, 28, 28, 4, 128, 2, 2),
+}
+
+
+def test_the_papers_catalogue_holds_its_table(qwen3: Catalogue) -> None:
+    found = {}
+    for each in (*qwen3.models, *qwen3.verifiers):
+        a = each.architecture
+        found[each.name] = (
+            a.parameters / 1e9,
+            a.layers,
+            a.query_heads,
+            a.kv_heads,
+            a.head_dim,
+            a.weight_bytes,
+            a.kv_bytes,
+        )
+    assert found == TABLE
+    assert qwen3.hardware.intensity == 156
+    assert qwen3.verifier_named().name == "skywork-o1-open-prm-qwen-2.5-1.5b"
+
+
+def test_every_anchor_of_the_paper_is_there_with_its_source(qwen3: Catalogue) -> None:
+    for model in qwen3.models:
+        assert [anchor.label for anchor in model.anchors] == [
+            "ExpertReasoning_GPQA",
+            "GeneralMixed_LiveBench",
+            "Math_AIME24",
+            "Logic_Zebra",
+            "Coding_LCB",
+        ]
+        assert all(anchor.source for anchor in model.anchors)
+        assert not model.sampling.thinking
+
+
+def test_a_good_file_loads_with_its_defaults(load: Load, content: dict[str, Any]) -> None:
+    content["defaults"] = {"models": {"group": "both", "sampling": {"top_k": 7, "temperature": 0.1}}}
+    catalogue = load(content)
+    model = catalogue.model("small")
+    assert (model.group, model.sampling.top_k, model.sampling.temperature) == ("both", 7, 0.7)
+    assert catalogue.groups == {"both": ("small", "large")}
+    assert catalogue.version == -1
+
+
+def test_bytes_of_weights_follow_the_dtype_served(load: Load, content: dict[str, Any]) -> None:
+    content["models"][0]["engine"] = {"dtype": "float32"}
+    small, large = (model.architecture for model in load(content).models)
+    assert (small.weight_bytes, small.kv_bytes) == (4, 4)
+    assert (large.weight_bytes, large.kv_bytes) == (2, 2)
+
+
+def test_it_travels_as_json_and_back(qwen3: Catalogue) -> None:
+    assert msgspec.json.decode(msgspec.json.encode(qwen3), type=Catalogue) == qwen3
+    for model in qwen3.models:
+        assert decode_model(encode_model(model), "control") == model
+
+
+def put(values: dict[str, Any], path: str, value: object) -> None:
+    *way, last = path.split("/")
+    at: Any = values
+    for step in way:
+        at = at[int(step)] if isinstance(at, list) else at[step]
+    at[int(last) if isinstance(at, list) else last] = value
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "complaint"),
+    [
+        ("models/0/architecture/layers", 0, "model 'small', field architecture.layers: expected `int` >= 1"),
+        ("models/0/architecture/layers", "two", "model 'small', field architecture.layers: expected `int`"),
+        ("models/0/architecture/kv_heads", 3, r"field architecture: query_heads \(4\) must be a multiple"),
+        ("models/0/architecture/depth", 3, "field architecture: .*unknown field `depth`"),
+        ("models/1/architecture", {"parameters": 5}, "model 'large', field architecture: .*`layers`"),
+        ("models/0/architecture", None, "model 'small', field architecture: expected `object`"),
+        ("models/0/sampling/temperature", 3.5, "field sampling.temperature: expected `float` <= 2"),
+        ("models/0/sampling/temperature", float("nan"), "field sampling.temperature"),
+        ("models/0/sampling/depth_limit", 0, "field sampling.depth_limit: expected `int` >= 1"),
+        ("models/0/engine", {"dtype": "int3"}, "field engine.dtype: invalid enum value 'int3'"),
+        ("models/0/engine", {"dtype": ["float32"]}, "field engine.dtype: expected `str`"),
+        ("models/0/endpoint", {"kind": "http"}, "field endpoint: url is None: an http endpoint needs one"),
+        ("models/0/endpoint", {"url": "http://h"}, "field endpoint: url is 'http://h' on an in-process"),
+        ("models/0/anchors/0/score", 101, "field anchors.*score: expected `float` <= 100"),
+        ("models/0/anchors/0/score", float("nan"), "field anchors.*score: expected `float`"),
+        ("models/0/anchors/0/label", "two words", "field anchors.*label: expected `str` matching regex"),
+        ("models/0/name", "Has Spaces", "model 'Has Spaces', field name: expected `str` matching regex"),
+        ("models/0/name", "large", "cat.yaml: name 'large' is used twice: rename one"),
+        ("models/0/name", "judge", "cat.yaml: name 'judge' is used twice: rename one"),
+        ("models", [], "cat.yaml: models is empty: a catalogue holds at least one"),
+        ("models", {"small": 1}, "cat.yaml, field models: expected a list, got dict"),
+        ("models/0", "small", "cat.yaml, field models, entry 1: expected a mapping"),
+        ("verifier", "nobody", "cat.yaml: verifier is 'nobody', verifiers holds judge: name one of them"),
+        ("verifiers/0/family", "step-tags", "verifier 'judge': step_tags of verifier 'judge' must be given"),
+        ("verifiers/0/family", "oracle", "verifier 'judge', field family: invalid enum value 'oracle'"),
+        ("hardware/intensity", 0, "cat.yaml, field hardware.intensity: expected `float` > 0"),
+        (
+            "hardware/intensity",
+            float("inf"),
+            "cat.yaml, field hardware: intensity is inf: give FLOPs per byte",
+        ),
+        ("cost_range/low_eflops", 1e13, "cat.yaml, field cost_range.low_eflops: is 10000000000000.0"),
+        ("modles", [], "cat.yaml: field 'modles' is unknown; use only name, hardware"),
+        ("defaults", {"model": {}}, "cat.yaml, field defaults.model: is unknown; use models and verifiers"),
+        ("defaults", [], "cat.yaml, field defaults: expected a mapping"),
+        ("family", 7, "cat.yaml, field family: expected a path, got 7"),
+        ("family", "no/such.json", "cat.yaml, field family: no file 'no/such.json' in .* or above it; train"),
+    ],
+)
+def test_a_bad_file_says_where_and_what(
+    load: Load, content: dict[str, Any], path: str, value: object, complaint: str
+) -> None:
+    put(content, path, value)
+    with pytest.raises(CatalogueError, match=f"cat.yaml.*{complaint.removeprefix('cat.yaml')}"):
+        load(content)
+
+
+@pytest.mark.parametrize("field", ["name", "hardware", "verifier", "cost_range"])
+def test_a_missing_field_is_named(load: Load, content: dict[str, Any], field: str) -> None:
+    del content[field]
+    with pytest.raises(CatalogueError, match=f"missing required field `{field}`"):
+        load(content)
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        (b"a: [", "is not YAML"),
+        (b"just words", "expected a mapping"),
+        (b"\xff\xfe\xfa", "cannot be read"),
+        (b"", "expected a mapping of names to values, got NoneType"),
+    ],
+)
+def test_a_file_that_is_no_catalogue_is_refused(tmp_path: Path, text: bytes, complaint: str) -> None:
+    path = tmp_path / "cat.yaml"
+    path.write_bytes(text)
+    with pytest.raises(CatalogueError, match=f"cat.yaml: {complaint}"):
+        load_catalogue(path)
+    with pytest.raises(CatalogueError, match=r"absent.yaml: cannot be read"):
+        load_catalogue(tmp_path / "absent.yaml")
+
+
+def test_adding_and_removing_make_new_catalogues(qwen3: Catalogue) -> None:
+    names = qwen3.model_names
+    less = qwen3.remove("qwen3-8b", version=12)
+    more = less.add(qwen3.model("qwen3-8b"))
+    assert qwen3.model_names == names
+    assert less.model_names == tuple(name for name in names if name != "qwen3-8b")
+    assert more.model_names == (*less.model_names, "qwen3-8b")
+    assert (qwen3.version, less.version, more.version) == (-1, 12, 13)
+
+
+def test_replacing_keeps_the_place(qwen3: Catalogue) -> None:
+    other = msgspec.structs.replace(qwen3.model("qwen3-4b"), group="elsewhere")
+    assert qwen3.replace(other).model_names == qwen3.model_names
+    assert qwen3.replace(other).model("qwen3-4b").group == "elsewhere"
+
+
+def test_impossible_changes_are_refused(load: Load, content: dict[str, Any]) -> None:
+    catalogue = load(content)
+    small = catalogue.model("small")
+    with pytest.raises(CatalogueError, match="model 'small' is there already"):
+        catalogue.add(small)
+    with pytest.raises(CatalogueError, match="no model 'tiny'; choose one of small, large"):
+        catalogue.remove("tiny")
+    with pytest.raises(CatalogueError, match="'large' is the last model; add another one first"):
+        catalogue.remove("small").remove("large")
+    with pytest.raises(CatalogueError, match="version 4 does not follow 4"):
+        catalogue.remove("small", version=4).add(small, version=4)
+    with pytest.raises(CatalogueError, match="no verifier 'nobody'; choose one of judge"):
+        catalogue.verifier_named("nobody")
+
+
+def test_the_fingerprint_is_of_the_content_alone(qwen3: Catalogue) -> None:
+    last = qwen3.model("qwen3-32b")
+    assert qwen3.remove("qwen3-32b").add(last).fingerprint == qwen3.fingerprint
+    assert qwen3.remove("qwen3-32b").fingerprint != qwen3.fingerprint
+
+
+def test_the_smallest_is_by_parameters_not_by_place(qwen3: Catalogue) -> None:
+    moved = qwen3.remove("qwen3-0.6b").add(qwen3.model("qwen3-0.6b"))
+    assert moved.smallest.name == "qwen3-0.6b"

@@ -1,0 +1,75 @@
+"""The fold of `control` is the same for every process, whatever compaction has dropped."""
+
+import msgspec
+import pytest
+
+from agents.space.catalogue import Catalogue, encode_model
+from agents.space.errors import CatalogueError
+from agents.space.steering import Steering
+from schemas.base import encode
+from schemas.control import CatalogueEntry, CostBoundsEntry, ObjectiveEntry, decode_control
+from schemas.objective import CostRange
+from schemas.query import Weights
+
+
+def fold(start: Steering, *records: object) -> Steering:
+    """Fold records as they come off the wire, positions as offsets; None is one compacted away."""
+    for offset, record in enumerate(records):
+        if record is not None:
+            start = start.after(decode_control(encode(record)), offset)
+    return start
+
+
+def adding(catalogue: Catalogue, name: str, **changes: object) -> CatalogueEntry:
+    model = msgspec.structs.replace(catalogue.model("qwen3-4b"), name=name, **changes)
+    return CatalogueEntry(name=name, op="add", model=encode_model(model))
+
+
+def test_models_come_and_go(qwen3: Catalogue) -> None:
+    remove = CatalogueEntry(name="qwen3-0.6b", op="remove")
+    after = fold(Steering.of(qwen3), adding(qwen3, "qwen4-4b"), remove)
+    assert after.catalogue.model_names == (*qwen3.model_names[1:], "qwen4-4b")
+    assert (after.catalogue.version, after.offset) == (1, 1)
+
+
+def test_to_add_what_is_there_replaces_it_in_place(qwen3: Catalogue) -> None:
+    after = fold(Steering.of(qwen3), adding(qwen3, "qwen3-4b", group="apart"))
+    assert after.catalogue.model_names == qwen3.model_names
+    assert after.catalogue.model("qwen3-4b").group == "apart"
+
+
+def test_what_compaction_drops_changes_nothing(qwen3: Catalogue) -> None:
+    add, remove = adding(qwen3, "new"), CatalogueEntry(name="new", op="remove")
+    whole = fold(Steering.of(qwen3), add, remove, adding(qwen3, "newer"))
+    compacted = fold(Steering.of(qwen3), None, remove, adding(qwen3, "newer"))
+    assert whole == compacted
+
+
+def test_a_record_seen_before_changes_nothing(qwen3: Catalogue) -> None:
+    record = adding(qwen3, "new")
+    once = Steering.of(qwen3).after(record, 5)
+    assert once.after(record, 5) is once
+    assert once.after(CatalogueEntry(name="new", op="remove"), 4) is once
+
+
+def test_objectives_and_the_cost_range_follow(qwen3: Catalogue) -> None:
+    after = fold(
+        Steering.of(qwen3),
+        ObjectiveEntry(name="mine", op="set", weights=Weights(score=1)),
+        ObjectiveEntry(name="cost-leaning", op="remove"),
+        CostBoundsEntry(cost_range=CostRange(low_eflops=1.0, high_eflops=10.0)),
+    )
+    assert "cost-leaning" not in after.objectives.named
+    assert after.objectives.in_force("mine").cost_range.high_eflops == 10.0
+    assert after.objectives.in_force("mine").version == 2
+    assert after.catalogue == qwen3
+
+
+def test_an_entry_that_cannot_be_used_leaves_all_as_it_was(qwen3: Catalogue) -> None:
+    start = Steering.of(qwen3)
+    entry = adding(qwen3, "new")
+    assert entry.model is not None
+    broken = CatalogueEntry(name="new", op="add", model={**entry.model, "sampling": {"temperature": 9}})
+    with pytest.raises(CatalogueError, match="control, offset 3, model 'new', field sampling"):
+        start.after(broken, 3)
+    assert start == Steering.of(qwen3)
