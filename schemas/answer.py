@@ -12,7 +12,7 @@ from schemas.search import Served, Spent
 
 Status = Literal["ok", "unfinished", "budget", "expired", "failed", "rejected"]
 """ok: a completed path. unfinished: no path completed; the best cut-off one is returned and flagged.
-budget: the budget ran out, best so far. expired: the deadline passed, best so far.
+budget: tokens, eFLOPs or time ran out, best so far. expired: the deadline passed without an answer.
 failed: the engine could not. rejected: the query could not be read or chosen for."""
 
 

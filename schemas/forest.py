@@ -73,7 +73,6 @@ class Draft(Struct, frozen=True, kw_only=True, omit_defaults=True):
         tree: i, its subtree, from 0.
         slot: k, its place among its siblings, from 0.
         text: Its text, the delimiter included; forgotten (empty) once no live or best path needs it.
-        token_ids: What was generated, where the engine can go on from it exactly; forgotten with the text.
         score: v(s), from the verifier.
         verifier_tokens: Tokens the verifier read for it.
         shortened: Whether the verifier's policy shortened its path.
@@ -88,7 +87,6 @@ class Draft(Struct, frozen=True, kw_only=True, omit_defaults=True):
     tree: Count = 0
     slot: Count = 0
     text: str = ""
-    token_ids: tuple[int, ...] | None = None
     score: Unit | None = None
     verifier_tokens: Count = 0
     shortened: bool = False

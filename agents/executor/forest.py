@@ -54,7 +54,6 @@ class Drafted:
     text: str
     tokens: int
     finish: Finish
-    token_ids: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True)
@@ -143,11 +142,11 @@ def tell_drafts(
             parent=parent,
             depth=step,
             tokens=draft.tokens,
-            finish=draft.finish,
+            # Nothing at all, and not for want of tokens: the context is full.
+            finish="context" if draft.finish == "length" and not draft.tokens else draft.finish,
             tree=tree,
             slot=index % n,
             text=draft.text,
-            token_ids=draft.token_ids,
         )
         for index, draft in enumerate(drafts)
         for parent, tree in (starts[index // n],)
@@ -260,13 +259,11 @@ def _best_unfinished(forest: Forest) -> int:
 
 
 def _forget(forest: Forest) -> Forest:
-    """Drop texts and token ids that neither a live path needs nor the path that would be the answer now."""
+    """Drop the texts that neither a live path needs nor the path that would be the answer now."""
     ends = [*forest.live, forest.best if forest.best >= 0 else _best_unfinished(forest)]
     needed = {at for end in ends for at in forest.path(end)}
     drafts = tuple(
-        draft
-        if at in needed or not (draft.text or draft.token_ids)
-        else msgspec.structs.replace(draft, text="", token_ids=None)
+        draft if at in needed or not draft.text else msgspec.structs.replace(draft, text="")
         for at, draft in enumerate(forest.drafts)
     )
     return msgspec.structs.replace(forest, drafts=drafts)
