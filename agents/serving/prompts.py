@@ -1,4 +1,4 @@
-"""Chat templates: messages and the assistant's text so far to token ids, as the model's own tokenizer has them.
+"""Chat templates: messages to token ids, as the model's own tokenizer has them.
 
 Every prompt of a model, in process or over HTTP, generator or verifier, is rendered here, from the tokenizer
 in the model's folder. Needs transformers; imports no vLLM.
@@ -30,6 +30,7 @@ class ChatPrompts:
     Args:
         tokenizer: The model's tokenizer, with a chat template.
         template_arguments: Passed to the template.
+        needs_template: Whether a tokenizer without a chat template is refused.
         source: Named in errors.
     """
 
@@ -38,10 +39,13 @@ class ChatPrompts:
         tokenizer: "PreTrainedTokenizerBase",
         *,
         template_arguments: Mapping[str, Any] = TEMPLATE_ARGUMENTS,
+        needs_template: bool = True,
         source: str = "tokenizer",
     ) -> None:
-        if not tokenizer.chat_template:
-            raise EngineStartError(f"{source}: the tokenizer has no chat template; add chat_template to its folder")
+        if needs_template and not tokenizer.chat_template:
+            raise EngineStartError(
+                f"{source}: the tokenizer has no chat template; add chat_template to its folder"
+            )
         self.tokenizer = tokenizer
         self._arguments = dict(template_arguments)
         self._prompt_ids = lru_cache(CACHED_PROMPTS)(self._render_prompt)
@@ -49,7 +53,12 @@ class ChatPrompts:
 
     @classmethod
     def load(
-        cls, path: str, *, template_arguments: Mapping[str, Any] = TEMPLATE_ARGUMENTS, offline: bool = True
+        cls,
+        path: str,
+        *,
+        template_arguments: Mapping[str, Any] = TEMPLATE_ARGUMENTS,
+        offline: bool = True,
+        needs_template: bool = True,
     ) -> "ChatPrompts":
         """Read the tokenizer of a model folder (or of the hub, when not `offline`).
 
@@ -62,7 +71,9 @@ class ChatPrompts:
             tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=offline)
         except (OSError, ValueError) as error:
             raise EngineStartError(f"{path}: no tokenizer can be read there: {error}") from error
-        return cls(tokenizer, template_arguments=template_arguments, source=path)
+        return cls(
+            tokenizer, template_arguments=template_arguments, needs_template=needs_template, source=path
+        )
 
     def prompt(self, messages: Messages) -> tuple[int, ...]:
         """Return the token ids of a dialogue that the assistant is to answer."""
@@ -78,9 +89,9 @@ class ChatPrompts:
         """Return the token ids of a text, nothing added before or after it."""
         return tuple(self.tokenizer.encode(text, add_special_tokens=False))
 
-    def decode(self, token_ids: Iterable[int]) -> str:
-        """Return the text of token ids, special tokens left out."""
-        return str(self.tokenizer.decode(list(token_ids), skip_special_tokens=True))
+    def decode(self, token_ids: Iterable[int], *, skip_special_tokens: bool = True) -> str:
+        """Return the text of token ids."""
+        return str(self.tokenizer.decode(list(token_ids), skip_special_tokens=skip_special_tokens))
 
     def token_id(self, token: str) -> int:
         """Return the id of one token.
@@ -90,7 +101,9 @@ class ChatPrompts:
         """
         found = self.tokenizer.get_vocab().get(token)
         if found is None:
-            raise EngineStartError(f"token {token!r} is not in the vocabulary; check the step tag of the verifier")
+            raise EngineStartError(
+                f"token {token!r} is not in the vocabulary; check the step tag of the verifier"
+            )
         return int(found)
 
     def _piece(self, token_id: int) -> str:

@@ -5,6 +5,7 @@ can spare for this model, and `block_tokens=None` (vLLM chooses).
 """
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, Literal, Self
 
 import msgspec
@@ -48,7 +49,9 @@ class HostedModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         if not self.name:
             raise ValueError("name: must not be empty")
         if self.step_tag_id is not None and self.runner != "pooling":
-            raise ValueError(f"step_tag_id: {self.name!r} is a generator; only runner 'pooling' has step tags")
+            raise ValueError(
+                f"step_tag_id: {self.name!r} is a generator; only runner 'pooling' has step tags"
+            )
         for field in ("context_tokens", "max_sequences", "kv_cache_bytes", "block_tokens"):
             value = getattr(self, field)
             if value is not None and value < 1:
@@ -84,3 +87,14 @@ class HostSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     def of(cls, models: Sequence[HostedModel], **others: Any) -> Self:
         """Return settings for these models; `others` are the remaining fields."""
         return cls(models=tuple(models), **others)
+
+
+def checkpoint_path(checkpoint: str, folder: str) -> str:
+    """Return a checkpoint's folder, or the checkpoint itself where it is no folder (a hub id).
+
+    Args:
+        checkpoint: As a catalogue spells it.
+        folder: Where relative ones start.
+    """
+    local = Path(folder) / checkpoint
+    return str(local) if local.is_dir() else checkpoint

@@ -6,6 +6,7 @@ a separate `vllm serve` finds it through the entry point group `vllm.general_plu
 """
 
 from collections.abc import Iterable
+from typing import ClassVar
 
 import torch
 from torch import nn
@@ -32,6 +33,7 @@ class ValueHead(nn.Module):
         )
 
     def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        """Return the values of hidden states, shape (tokens, 1)."""
         values: torch.Tensor = self.summary(hidden_states)
         return values
 
@@ -42,7 +44,7 @@ class Qwen2ForPrmModel(nn.Module, SupportsPP):
 
     is_pooling_model = True
     hf_to_vllm_mapper = Qwen2Model.hf_to_vllm_mapper
-    packed_modules_mapping = {
+    packed_modules_mapping: ClassVar = {
         "qkv_proj": ["q_proj", "k_proj", "v_proj"],
         "gate_up_proj": ["gate_proj", "up_proj"],
     }
@@ -59,9 +61,12 @@ class Qwen2ForPrmModel(nn.Module, SupportsPP):
         self.make_empty_intermediate_tensors = self.model.make_empty_intermediate_tensors
         if model_config.pooler_config is None:
             raise ValueError(f"{ARCHITECTURE}: start it with the pooling runner (runner='pooling')")
-        self.pooler = pooler_for_token_classify(model_config.pooler_config, act_fn=PoolerClassify(num_labels=1))
+        self.pooler = pooler_for_token_classify(
+            model_config.pooler_config, act_fn=PoolerClassify(num_labels=1)
+        )
 
     def embed_input_ids(self, input_ids: torch.Tensor) -> torch.Tensor:
+        """Return the embeddings of token ids."""
         embedded: torch.Tensor = self.model.embed_input_ids(input_ids)
         return embedded
 
@@ -72,11 +77,16 @@ class Qwen2ForPrmModel(nn.Module, SupportsPP):
         intermediate_tensors: IntermediateTensors | None = None,
         inputs_embeds: torch.Tensor | None = None,
     ) -> torch.Tensor | IntermediateTensors:
+        """Return the value of every token before the sigmoid, which the pooler applies."""
         hidden_states = self.model(input_ids, positions, intermediate_tensors, inputs_embeds)
         if isinstance(hidden_states, IntermediateTensors):
             return hidden_states
-        return self.v_head(hidden_states.to(self.head_dtype))
+        values: torch.Tensor = self.v_head(hidden_states.to(self.head_dtype))
+        return values
 
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
-        loaded: set[str] = AutoWeightsLoader(self, ignore_unexpected_prefixes=["lm_head."]).load_weights(weights)
+        """Load a checkpoint; return the names of the weights taken."""
+        loaded: set[str] = AutoWeightsLoader(self, ignore_unexpected_prefixes=["lm_head."]).load_weights(
+            weights
+        )
         return loaded

