@@ -38,6 +38,7 @@ class HttpEncoder:
         timeout_s: float = 10.0,
         backoff_s: float = 0.2,
         sleep: Callable[[float], None] = time.sleep,
+        trust_environment: bool = False,
     ) -> None:
         """Set up the client; nothing is sent yet.
 
@@ -53,11 +54,12 @@ class HttpEncoder:
             timeout_s: Longest silence of the server within a request, in seconds.
             backoff_s: Wait before the second attempt, in seconds; doubled for each further one, at most 5 s.
             sleep: How to wait.
+            trust_environment: Take proxies and certificates from the environment's variables.
 
         Raises:
             ValueError: naming the argument that is out of range.
         """
-        if not url.startswith(("http://", "https://")):
+        if not _is_http(url):
             raise ValueError(f"url is {url!r}: give one such as http://host:8000")
         least = {
             "dimension": dimension,
@@ -73,7 +75,7 @@ class HttpEncoder:
         self._max_characters, self._batch, self._attempts = max_characters, batch, attempts
         self._backoff_s, self._sleep = backoff_s, sleep
         headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
-        self._client = httpx.Client(timeout=timeout_s, headers=headers)
+        self._client = httpx.Client(timeout=timeout_s, headers=headers, trust_env=trust_environment)
 
     def encode(self, texts: Sequence[str]) -> Vectors:
         """Return one unit row a text, shape (len(texts), dimension), float32.
@@ -114,7 +116,7 @@ class HttpEncoder:
                 wait_s *= 2
             try:
                 response = self._client.post(self._path, json=body)
-            except httpx.TransportError as error:
+            except httpx.RequestError as error:
                 trouble = f"{type(error).__name__}: {error}"
                 continue
             if response.is_success:
@@ -155,6 +157,14 @@ class HttpEncoder:
             raise BadEmbedding(
                 f"{self._path}: an embedding holds what is no number; check the server"
             ) from error
+
+
+def _is_http(url: str) -> bool:
+    try:
+        parsed = httpx.URL(url)
+    except httpx.InvalidURL:
+        return False
+    return parsed.scheme in ("http", "https") and bool(parsed.host)
 
 
 def _decoded(response: httpx.Response) -> Any:

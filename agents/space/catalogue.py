@@ -116,13 +116,13 @@ class Catalogue(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         return self._changed((*self.models, model), version)
 
     def replace(self, model: Model, version: int | None = None) -> "Catalogue":
-        """Return the catalogue with another entry for a model it holds, in the same place.
+        """Return the catalogue with another entry for a model it holds, at the end as if it were new.
 
         Raises:
             CatalogueError: when it is not there, or the version does not grow.
         """
         before = self.model(model.name)
-        return self._changed(tuple(model if each is before else each for each in self.models), version)
+        return self._changed((*(each for each in self.models if each is not before), model), version)
 
     def remove(self, name: str, version: int | None = None) -> "Catalogue":
         """Return the catalogue without one model.
@@ -136,6 +136,14 @@ class Catalogue(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
                 f"catalogue {self.name!r}: {name!r} is the last model; add another one first"
             )
         return self._changed(tuple(each for each in self.models if each is not gone), version)
+
+    def unchanged(self, version: int) -> "Catalogue":
+        """Return the same models under a later version.
+
+        Raises:
+            CatalogueError: when the version does not grow.
+        """
+        return self._changed(self.models, version)
 
     def _changed(self, models: tuple[Model, ...], version: int | None) -> "Catalogue":
         after = self.version + 1 if version is None else version

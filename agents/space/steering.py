@@ -1,8 +1,10 @@
 """The fold of `control`: what a process knows of models and objectives once it has read so far.
 
-Every process folds the same records in the same order, so all agree. The topic is compacted: what was
-superseded may be missing, so to remove what is not there changes nothing, and to add what is there replaces
-it in its place.
+Every process folds the same topic, but compaction drops records that others have read: what is in force must
+follow from the last record of each key alone. So an entry for a model that is there replaces it *at the end*,
+where it would stand had the first never been seen; and to remove what is not there still counts as a change.
+One thing cannot be mended here: to remove the last model is refused, so whoever writes `control` must refuse
+it first.
 """
 
 from dataclasses import dataclass, replace
@@ -59,7 +61,7 @@ class Steering:
     def _catalogue_after(self, entry: CatalogueEntry, offset: int) -> Catalogue:
         there = entry.name in self.catalogue.model_names
         if entry.model is None:
-            return self.catalogue.remove(entry.name, offset) if there else self.catalogue
+            return self.catalogue.remove(entry.name, offset) if there else self.catalogue.unchanged(offset)
         model = decode_model(entry.model, f"control, offset {offset}")
         change = self.catalogue.replace if there else self.catalogue.add
         return change(model, offset)

@@ -2,6 +2,8 @@
 
 import msgspec
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from agents.space.catalogue import Catalogue, encode_model
 from agents.space.errors import CatalogueError
@@ -32,17 +34,32 @@ def test_models_come_and_go(qwen3: Catalogue) -> None:
     assert (after.catalogue.version, after.offset) == (1, 1)
 
 
-def test_to_add_what_is_there_replaces_it_in_place(qwen3: Catalogue) -> None:
+def test_to_add_what_is_there_replaces_it(qwen3: Catalogue) -> None:
     after = fold(Steering.of(qwen3), adding(qwen3, "qwen3-4b", group="apart"))
-    assert after.catalogue.model_names == qwen3.model_names
+    assert set(after.catalogue.model_names) == set(qwen3.model_names)
     assert after.catalogue.model("qwen3-4b").group == "apart"
 
 
-def test_what_compaction_drops_changes_nothing(qwen3: Catalogue) -> None:
-    add, remove = adding(qwen3, "new"), CatalogueEntry(name="new", op="remove")
-    whole = fold(Steering.of(qwen3), add, remove, adding(qwen3, "newer"))
-    compacted = fold(Steering.of(qwen3), None, remove, adding(qwen3, "newer"))
-    assert whole == compacted
+NAMES = ("qwen3-0.6b", "qwen3-32b", "new", "newer")
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.tuples(st.sampled_from(NAMES), st.sampled_from(("remove", "one", "other"))), max_size=12))
+def test_what_compaction_drops_changes_nothing(qwen3: Catalogue, changes: list[tuple[str, str]]) -> None:
+    records = [
+        CatalogueEntry(name=name, op="remove") if what == "remove" else adding(qwen3, name, group=what)
+        for name, what in changes
+    ]
+    last = {record.key: offset for offset, record in enumerate(records)}
+    compacted = [record if last[record.key] == offset else None for offset, record in enumerate(records)]
+    assert fold(Steering.of(qwen3), *records) == fold(Steering.of(qwen3), *compacted)
+
+
+def test_the_last_removal_counts_even_when_compaction_left_nothing_to_remove(qwen3: Catalogue) -> None:
+    remove = CatalogueEntry(name="new", op="remove")
+    whole = fold(Steering.of(qwen3), adding(qwen3, "new"), remove)
+    assert whole == fold(Steering.of(qwen3), None, remove)
+    assert whole.catalogue.version == 1
 
 
 def test_a_record_seen_before_changes_nothing(qwen3: Catalogue) -> None:
