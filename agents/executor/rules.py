@@ -1,0 +1,64 @@
+"""How a search is run: settled when it begins, by the catalogue, the deployment and the query, then unchanged."""
+
+from dataclasses import dataclass
+
+from agents.space.models import Sampling
+from schemas.decision import Decision
+from schemas.forest import Limits
+
+
+@dataclass(frozen=True)
+class SearchRules:
+    """How searches are run here. Attributes as in `schemas.forest.Limits`, whose defaults they replace.
+
+    Attributes:
+        timeout_s: For queries that bring none.
+        search_share: Of the time until a query expires, how much its search may take: the rest is for the
+        last
+            step in hand and the way back.
+    """
+
+    eta: float = 1.2
+    early_exit: bool = True
+    cut_completes: bool = False
+    box_completes: bool = False
+    timeout_s: float = 600.0
+    search_share: float = 0.9
+
+
+def limits_of(decision: Decision, sampling: Sampling, rules: SearchRules) -> Limits:
+    """Return what bounds a search: the model's sampling, the rules, the query's budget and time."""
+    query = decision.query
+    timeout_s = query.timeout_s if query.timeout_s is not None else rules.timeout_s
+    return Limits(
+        depth_limit=sampling.depth_limit,
+        step_tokens=sampling.step_tokens,
+        temperature=sampling.temperature,
+        top_p=sampling.top_p,
+        top_k=sampling.top_k,
+        delimiter=sampling.delimiter,
+        thinking=sampling.thinking,
+        eta=rules.eta,
+        early_exit=rules.early_exit,
+        cut_completes=rules.cut_completes,
+        box_completes=rules.box_completes,
+        budget_tokens=query.budget.tokens if query.budget else None,
+        budget_eflops=query.budget.eflops if query.budget else None,
+        # Without an append time there is nothing to count from.
+        deadline_ms=decision.appended_ms + int(timeout_s * rules.search_share * 1000)
+        if decision.appended_ms
+        else None,
+    )
+
+
+def sampling_of(limits: Limits, max_tokens: int) -> Sampling:
+    """Return the sampling a search was begun with, whatever the catalogue says by now."""
+    return Sampling(
+        temperature=limits.temperature,
+        step_tokens=max_tokens,
+        depth_limit=limits.depth_limit,
+        top_p=limits.top_p,
+        top_k=limits.top_k,
+        delimiter=limits.delimiter,
+        thinking=limits.thinking,
+    )
