@@ -51,7 +51,7 @@ def judge(forest: Forest, pending: Sequence[int]) -> Judgement:
         elif forest.drafts[at].finish == "context":
             fates[at] = "cut"
     done = [at for at in fates if fates[at] == "finished" or limits.cut_completes]
-    best, v_max = _best(forest, values, done)
+    best, v_max = _best(forest, values, done, forest.best)
     limit = h_max(limits, forest.drafts[best].depth if best >= 0 else None)
     bounds: dict[int, float] = {}
     trees: dict[int, list[int]] = {}
@@ -69,7 +69,7 @@ def judge(forest: Forest, pending: Sequence[int]) -> Judgement:
         for rank, at in enumerate(sorted(tree, key=lambda at: -values[at])):
             fates[at] = "kept" if rank < forest.action.bs else "beam"
     if limits.cut_completes:
-        best, _ = _best(forest, values, [at for at in pending if fates[at] in ("finished", "cut")])
+        best, _ = _best(forest, values, [at for at in pending if fates[at] == "cut"], best)
     return Judgement(fates, bounds, best)
 
 
@@ -122,9 +122,10 @@ def _finished(forest: Forest, at: int) -> bool:
     return forest.limits.box_completes and extract_boxed(forest.text(at)) is not None
 
 
-def _best(forest: Forest, values: dict[int, float], done: Sequence[int]) -> tuple[int, float | None]:
+def _best(
+    forest: Forest, values: dict[int, float], done: Sequence[int], best: int
+) -> tuple[int, float | None]:
     """Return the best completed path and V_max; of equals the one completed first."""
-    best = forest.best
     v_max = forest.path_score(best) if best >= 0 else None
     for at in done:
         if v_max is None or values[at] > v_max:

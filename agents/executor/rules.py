@@ -1,4 +1,4 @@
-"""How a search is run: settled when it begins, by the catalogue, the deployment and the query, then unchanged."""
+"""How a search is run: settled when it begins, by catalogue, deployment and query, then unchanged."""
 
 from dataclasses import dataclass
 

@@ -46,9 +46,14 @@ def a_mem(m: Architecture, b: int, context: Fraction | int) -> Fraction:
     return Fraction(2 * b * context * m.layers * m.kv_heads * m.head_dim * m.kv_bytes)
 
 
-def token_by_token(prompt: int, rows: list[Row], m: Architecture, v: Architecture) -> dict[str, tuple[Fraction, Fraction]]:
+def token_by_token(
+    prompt: int, rows: list[Row], m: Architecture, v: Architecture
+) -> dict[str, tuple[Fraction, Fraction]]:
     """Sum (flops, bytes) of each phase over single positions; the average context is formed and used as printed."""
-    pre = (prompt * p_comp(m, 1) + sum(a_comp(m, 1, i) for i in range(1, prompt + 1)), p_mem(m) + a_mem(m, 1, prompt))
+    pre = (
+        prompt * p_comp(m, 1) + sum(a_comp(m, 1, i) for i in range(1, prompt + 1)),
+        p_mem(m) + a_mem(m, 1, prompt),
+    )
 
     def ancestors(row: Row) -> list[Row]:
         return [] if row.parent < 0 else [*ancestors(rows[row.parent]), rows[row.parent]]
@@ -56,7 +61,11 @@ def token_by_token(prompt: int, rows: list[Row], m: Architecture, v: Architectur
     dec_flops = dec_bytes = ver_flops = ver_bytes = Fraction(0)
     depth = {index: len(ancestors(row)) for index, row in enumerate(rows)}
     for j in range(max(depth.values(), default=-1) + 1):
-        step = [(prompt + sum(a.tokens for a in ancestors(row)), row) for i, row in enumerate(rows) if depth[i] == j]
+        step = [
+            (prompt + sum(a.tokens for a in ancestors(row)), row)
+            for i, row in enumerate(rows)
+            if depth[i] == j
+        ]
         for n in range(1, max(row.tokens for _, row in step) + 1):
             active = [init + n for init, row in step if row.tokens >= n]
             b, mean = len(active), Fraction(sum(active), len(active))
@@ -164,7 +173,11 @@ def test_the_worked_example_runs() -> None:
 
 
 def test_the_table_of_the_worked_example_adds_up() -> None:
-    rows = re.findall(r"^\| \*{0,2}(\w[\w ]*?)\*{0,2} \| ([\d,]+) \| ([\d,]+) \| ([\d,]+) \|$", DOC.read_text(), re.MULTILINE)
+    rows = re.findall(
+        r"^\| \*{0,2}(\w[\w ]*?)\*{0,2} \| ([\d,]+) \| ([\d,]+) \| ([\d,]+) \|$",
+        DOC.read_text(),
+        re.MULTILINE,
+    )
     table = {name: [int(cell.replace(",", "")) for cell in cells] for name, *cells in rows}
     generator = architecture()
     verifier = architecture(parameters=500, layers=1, query_heads=2, kv_heads=1)

@@ -183,7 +183,9 @@ def test_a_process_out_of_memory_is_an_error_and_not_a_crash() -> None:
 
 def read(name: str) -> list[dict[str, str]]:
     if not (QUESTIONS / name).exists():
-        pytest.skip(f"{QUESTIONS / name} is not there: put the public questions in ../shared/data beside the checkout")
+        pytest.skip(
+            f"{QUESTIONS / name} is not there: put the public questions in ../shared/data beside the checkout"
+        )
     return [json.loads(line) for line in (QUESTIONS / name).read_text().splitlines()]
 
 
