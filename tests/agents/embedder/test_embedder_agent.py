@@ -9,6 +9,9 @@ from agents.embedder.actions import embed_actions
 from agents.embedder.agent import Arrival, embed, embedded_text
 from agents.embedder.encoder import encoder_id
 from agents.embedder.minilm import MiniLM
+from agents.space.action_space import uis_space
+from agents.space.catalogue import load_catalogue
+from agents.space.describe import describe_actions
 from schemas.base import decode, encode
 from schemas.query import Context, Message, Origin, Query
 
@@ -58,6 +61,15 @@ def test_a_long_system_prompt_does_not_hide_the_question(encoder: MiniLM) -> Non
 
     one, other = embed([asked("What is 2 + 2?"), asked("Name a river in France.")], encoder=encoder)
     assert one.embedding != other.embedding
+
+
+def test_no_description_of_an_action_is_cut(encoder: MiniLM) -> None:
+    catalogue = load_catalogue(Path(__file__).parents[3] / "infra" / "catalogue" / "qwen3.yaml")
+    longest = sorted(describe_actions(uis_space(catalogue), catalogue), key=len)[-3:]
+    before = encoder.truncated
+    vectors = embed_actions(encoder, longest)
+    assert encoder.truncated == before
+    assert len({vector.tobytes() for vector in vectors}) == 3
 
 
 def test_cached_actions_are_those_that_were_encoded(encoder: MiniLM, tmp_path: Path) -> None:

@@ -202,3 +202,12 @@ def test_the_fingerprint_is_of_the_content_alone(qwen3: Catalogue) -> None:
 def test_the_smallest_is_by_parameters_not_by_place(qwen3: Catalogue) -> None:
     moved = qwen3.remove("qwen3-0.6b").add(qwen3.model("qwen3-0.6b"))
     assert moved.smallest.name == "qwen3-0.6b"
+
+
+def test_the_example_of_the_docs_loads(tmp_path: Path) -> None:
+    page = (Path(__file__).parents[3] / "docs" / "catalogue.md").read_text(encoding="utf-8")
+    example = tmp_path / "mine.yaml"
+    example.write_text(page.split("```yaml\n")[1].split("```")[0])
+    catalogue = load_catalogue(example)
+    assert catalogue.model("writer-8b").sampling.delimiter == "\n\n"
+    assert catalogue.verifier_named().family == "skywork"
