@@ -16,6 +16,8 @@ from typing import Any, NoReturn
 import faust
 import msgspec
 
+from schemas.base import MAX_RECORD, MAX_VALUE
+from schemas.errors import RecordTooLarge
 from streams import clients
 from streams.settings import Settings
 from streams.table import DurableTable
@@ -48,10 +50,6 @@ class Outgoing(msgspec.Struct, frozen=True):
     topic: str
     key: bytes | None
     value: bytes
-
-
-class RecordTooLarge(ValueError):
-    """A record exceeds the one limit that producers, consumers and topics share."""
 
 
 def crash(reason: str, error: BaseException | None = None) -> NoReturn:
@@ -164,8 +162,8 @@ class Outbox:
 
     def __init__(self, app: faust.App, settings: Settings) -> None:
         self.app = app
-        # Room for key, headers and the batch's own frame.
-        self.limit = settings.max_record_bytes - 2048
+        # Room for key, headers and the batch's own frame, as in `schemas.base`.
+        self.limit = settings.max_record_bytes - (MAX_RECORD - MAX_VALUE)
 
     def fits(self, value: bytes) -> bool:
         """Say whether a value may be sent."""
@@ -183,9 +181,8 @@ class Outbox:
         """Send records in order and wait for all deliveries."""
         for record in records:
             if not self.fits(record.value):
-                raise RecordTooLarge(
-                    f"{record.topic}: a record of {len(record.value)} bytes exceeds the limit of {self.limit}"
-                )
+                why = f"takes {len(record.value)} bytes of {self.limit}; shorten the text or narrow the search"
+                raise RecordTooLarge(record.topic, "", why)
         producer = self.app.producer
         pending = [
             await producer.send(r.topic, r.key, r.value, None, None, None) for r in records

@@ -16,7 +16,7 @@ from streams.settings import Settings
 
 
 class Follower:
-    """Read topics from their beginning or their end, and go on for ever.
+    """Read topics from their beginning, their end, or so many records before it, and go on for ever.
 
     `start` returns when everything that was there at the start has been handed to `on_record`.
     """
@@ -27,7 +27,7 @@ class Follower:
         topics: Sequence[str],
         on_record: Callable[[Record], None],
         *,
-        begin: Literal["beginning", "end"],
+        begin: Literal["beginning", "end"] | int,
     ) -> None:
         self.settings = settings
         self.topics = list(topics)
@@ -59,6 +59,8 @@ class Follower:
                 reader.seek(tp, ends[tp])
         else:
             starts = await reader.beginning_offsets(parts)
+            if isinstance(self.begin, int):
+                starts = {tp: max(starts[tp], ends[tp] - self.begin) for tp in parts}
             for tp in parts:
                 reader.seek(tp, starts[tp])
             behind = {tp for tp in parts if starts[tp] < ends[tp]}

@@ -10,10 +10,9 @@ from typing import Any, Literal, get_args
 
 import msgspec
 
-ENV_PREFIX = "UNISCALE_"
+from schemas.base import MAX_RECORD
 
-# One limit for producers, consumers, topics and the preflight (aiokafka checks before compressing).
-MAX_RECORD_BYTES = 4 * 1024 * 1024
+ENV_PREFIX = "UNISCALE_"
 
 Security = Literal["PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"]
 
@@ -42,7 +41,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     join_partitions: int = 8
     # How many queries a group has in flight: each partition's handler awaits the engine.
     group_partitions: int = 32
-    max_record_bytes: int = MAX_RECORD_BYTES
+    # One limit for producers, consumers, topics and the preflight.
+    max_record_bytes: int = MAX_RECORD
     max_batch_bytes: int = 65_536
 
     session_timeout_s: float = 30.0
@@ -54,12 +54,23 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     heartbeat_grace_s: float = 15.0
 
     catalogue: str = "infra/catalogue/mini.yaml"
+    eta: float = 1.2
+    early_exit: bool = True
     # A step is given up, and its query answered `failed`, after so many attempts of the engine.
     engine_attempts: int = 3
+    engine_threads: int = 0
+    engine_key: str = ""
+    device: Literal["cpu", "gpu"] = "cpu"
+    # Whether checkpoints must be folders; False asks the Hugging Face hub.
+    offline: bool = True
+    instruction: str = ""
+    verifier_system: str = ""
+    # A recording to answer from instead of engines: replays, and measuring the control plane.
     recorded: str = ""
     encoder: Literal["minilm", "http", "hashed"] = "minilm"
     encoder_url: str = ""
     encoder_model: str = ""
+    encoder_dimension: int = 0
     encoder_key: str = ""
 
     policy: str = "linucb"
@@ -96,8 +107,11 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             raise SettingsError(f"max_record_bytes: must be at least 65536, is {self.max_record_bytes}")
         if self.security_protocol.startswith("SASL") and not self.sasl_username:
             raise SettingsError(f"sasl_username: needed by security_protocol {self.security_protocol}")
-        if self.encoder == "http" and not self.encoder_url:
-            raise SettingsError("encoder_url: needed by encoder 'http', e.g. http://host:8000/v1")
+        if self.encoder == "http":
+            if not self.encoder_url:
+                raise SettingsError("encoder_url: needed by encoder 'http', e.g. http://host:8000/v1")
+            if not self.encoder_model or self.encoder_dimension < 1:
+                raise SettingsError("encoder_model and encoder_dimension: needed by encoder 'http'")
         if not all(part.strip() for part in self.bootstrap.split(",")):
             raise SettingsError(f"bootstrap: expected HOST:PORT[,HOST:PORT…], is {self.bootstrap!r}")
 

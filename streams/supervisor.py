@@ -62,7 +62,7 @@ class Supervisor:
         log_path: Path,
         echo: Callable[[str], None] | None = None,
     ) -> None:
-        own = {**environ, "PYTHONUNBUFFERED": "1", "UNISCALE_PARENT": str(os.getpid())}
+        own = {**environ, "PYTHONUNBUFFERED": "1", "STREAMS_PARENT_PID": str(os.getpid())}
         self.rooms = {name: Room(name, argv, own) for name, argv in rooms.items()}
         self.log_path = log_path
         self.echo = echo
@@ -165,6 +165,7 @@ class Supervisor:
                 room.ready.set()
             room.last_lines = [*room.last_lines[-29:], line]
             self._write(room.name, line)
+        process.stdout.close()
 
     def _write(self, name: str, line: str) -> None:
         text = f"{time.strftime('%H:%M:%S')} {name:<18} | {line}"

@@ -1,0 +1,72 @@
+"""Admission: how many queries may be on their way at once (DESIGN: the only place that waits).
+
+Without it thousands of decisions would be made before the first reward. A query counts from the moment its
+Context is sent until its Answer is seen on the `answer` topic, by a reader of its own: a handler that waited
+for a record of its own app would stop every topic of the worker.
+"""
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Callable
+
+
+class Admission:
+    """Let at most `most` queries be in flight.
+
+    Args:
+        most: Queries in flight.
+        clock: Seconds, monotonic.
+    """
+
+    def __init__(self, most: int, clock: Callable[[], float]) -> None:
+        self.most = most
+        self._clock = clock
+        self._open: OrderedDict[str, float] = OrderedDict()
+        # A query read again after a restart may have its Answer already: it must not hold a place for ever.
+        self._ended: OrderedDict[str, None] = OrderedDict()
+        self._changed = asyncio.Event()
+
+    def __len__(self) -> int:
+        """Return how many queries are in flight."""
+        return len(self._open)
+
+    def __contains__(self, query_id: object) -> bool:
+        """Say whether a query is in flight."""
+        return query_id in self._open
+
+    async def enter(self, query_id: str, timeout_s: float) -> None:
+        """Wait for a place and take it; a query that is in flight already takes no second one.
+
+        Args:
+            query_id: The query.
+            timeout_s: After this time its place is free again, should its Answer never be seen.
+        """
+        if query_id in self._ended:
+            return
+        while query_id not in self._open and len(self._open) >= self.most:
+            self._changed.clear()
+            self._expire()
+            if len(self._open) < self.most:
+                break
+            try:
+                await asyncio.wait_for(self._changed.wait(), 1.0)
+            except TimeoutError:
+                continue
+        self._open[query_id] = self._clock() + timeout_s
+
+    def leave(self, query_id: str) -> None:
+        """Free the place of a query; unknown ones are no error: other processes have theirs."""
+        if self._open.pop(query_id, None) is not None:
+            self._changed.set()
+
+    def ended(self, query_id: str) -> None:
+        """Note that a query has its Answer: its place is free, and it takes none when it is read again."""
+        self._ended[query_id] = None
+        while len(self._ended) > 16 * self.most:
+            self._ended.popitem(last=False)
+        self.leave(query_id)
+
+    def _expire(self) -> None:
+        now = self._clock()
+        for query_id in [q for q, until in self._open.items() if until < now]:
+            self.leave(query_id)

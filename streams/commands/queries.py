@@ -1,0 +1,217 @@
+"""`ask`, `produce`, `answers`, `feedback`: the client's side, by kafka-python."""
+
+import sys
+import time
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import click
+import orjson
+from kafka import KafkaConsumer, TopicPartition
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from schemas.answer import Answer
+from schemas.base import decode, encode
+from schemas.errors import UniscaleError
+from schemas.query import Query, Weights
+from schemas.reward import Feedback
+from streams import clients
+from streams.questions import read_questions, renamed
+from streams.send import Pace, send_queries
+from streams.settings import Settings
+from streams.topics import Topics
+
+
+def _weights(text: str | None) -> Weights | None:
+    if text is None:
+        return None
+    try:
+        correct, score, cost = (float(part) for part in text.split(","))
+    except ValueError:
+        raise click.BadParameter(f"{text!r}: write three numbers CORRECT,SCORE,COST, e.g. 0.4,0.4,0.2") from None
+    return Weights(correct=correct, score=score, cost=cost)
+
+
+@click.command()
+@click.argument("text")
+@click.option("--objective", help="Name of an objective, e.g. quality-priority.")
+@click.option("--weights", help="Free weights CORRECT,SCORE,COST instead of an objective.")
+@click.option("--reference", help="The right answer, when known: the answer is graded with it.")
+@click.option("--pin", "pin_action", metavar="MODEL/QP/CP/BS", help="Use this configuration.")
+@click.option("--model", "models", multiple=True, help="Allow only this model; may be repeated.")
+@click.option("--timeout", "timeout_s", default=120.0, show_default=True, help="Seconds until the query expires.")
+@click.option("--json", "as_json", is_flag=True, help="Print the whole Answer as JSON.")
+@click.pass_obj
+def ask(settings: Settings, text: str, objective: str | None, weights: str | None, reference: str | None,
+        pin_action: str | None, models: tuple[str, ...], timeout_s: float, as_json: bool) -> None:  # fmt: skip
+    """Send one question and wait for its answer. Exit 0 when it is `ok`, 1 otherwise."""
+    query = Query(
+        query_id=f"ask-{uuid.uuid4().hex[:16]}", text=text, objective=objective, weights=_weights(weights),
+        reference=reference, pin_action=pin_action, allowed_models=models or None, timeout_s=timeout_s,
+    )  # fmt: skip
+    topics = Topics(settings)
+    reader = _at_end(settings, topics.answer)
+    try:
+        producer = clients.producer(settings)
+        producer.send(topics.query, key=query.query_id.encode(), value=encode(query)).get(timeout=30)
+        producer.close()
+        deadline = time.monotonic() + timeout_s + 30
+        while time.monotonic() < deadline:
+            for records in reader.poll(timeout_ms=500).values():
+                for record in records:
+                    if record.key == query.query_id.encode():
+                        _print(decode(record.value, Answer), as_json)
+        click.echo(f"error: no answer to {query.query_id} in {timeout_s + 30:.0f} s; are the rooms running?", err=True)
+        sys.exit(1)
+    finally:
+        reader.close()
+
+
+def _print(answer: Answer, as_json: bool) -> None:
+    if as_json:
+        import msgspec
+
+        click.echo(orjson.dumps(msgspec.to_builtins(answer), option=orjson.OPT_INDENT_2).decode())
+    else:
+        score = f"score {answer.score:.3f}, " if answer.score is not None else ""
+        click.echo(answer.text or "")
+        click.echo(f"[{answer.query_id}: {answer.status}, {answer.action}, {score}{answer.steps} steps]", err=True)
+        if answer.error:
+            click.echo(f"error: {answer.error}", err=True)
+    sys.exit(0 if answer.status == "ok" else 1)
+
+
+@click.command()
+@click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.option("--rate", type=float, default=0.0, help="Queries per second; 0 sends as fast as they are taken.")
+@click.option("--limit", type=click.IntRange(min=1), help="Send so many at most.")
+@click.option("--objective", help="Objective of those that name none.")
+@click.option("--timeout", "timeout_s", type=float, help="Seconds until a query expires, for those that say none.")
+@click.option("--feedback-wait", "feedback_wait_s", type=float, help="Seconds to wait for feedback after an Answer.")
+@click.option("--run", default="", help="Put RUN: before every id, to send one file twice.")
+@click.option("--wait", is_flag=True, help="Wait until every query has its Answer; exit 1 if one has none in time.")
+@click.pass_obj
+def produce(settings: Settings, file: Path, rate: float, limit: int | None, objective: str | None,
+            timeout_s: float | None, feedback_wait_s: float | None, run: str, wait: bool) -> None:  # fmt: skip
+    """Send the questions of a JSON-lines file.
+
+    A line holds `text`, `question`, `problem` or `prompt`, and where known `reference` or `answer`; or it is a whole
+    Query record. Every line is checked before the first is sent.
+    """
+    import msgspec
+
+    queries = list(read_questions(file))
+    if limit:
+        queries = queries[:limit]
+    if run:
+        queries = list(renamed(queries, run))
+    extra = {"objective": objective, "timeout_s": timeout_s, "feedback_wait_s": feedback_wait_s}
+    for at, query in enumerate(queries):
+        missing = {k: v for k, v in extra.items() if v is not None and getattr(query, k) is None}
+        if query.weights is not None:
+            missing.pop("objective", None)
+        queries[at] = msgspec.structs.replace(query, **missing)
+    topics = Topics(settings)
+    reader = _at_end(settings, topics.answer) if wait else None
+    with _bar() as bar:
+        task = bar.add_task("sent", total=len(queries))
+        send_queries(settings, queries, Pace(rate), lambda n: bar.update(task, completed=n))
+        if reader is not None:
+            left = {q.query_id for q in queries}
+            task = bar.add_task("answered", total=len(queries))
+            longest = max((q.timeout_s or settings.timeout_s for q in queries), default=0.0) + 60
+            deadline = time.monotonic() + longest
+            while left and time.monotonic() < deadline:
+                for records in reader.poll(timeout_ms=500).values():
+                    left -= {r.key.decode() for r in records if r.key}
+                bar.update(task, completed=len(queries) - len(left))
+            reader.close()
+            if left:
+                click.echo(f"error: {len(left)} queries have no Answer, e.g. {sorted(left)[:3]}", err=True)
+                sys.exit(1)
+
+
+@click.command()
+@click.option("--all", "everything", is_flag=True, help="From the beginning of what is kept; default: from now on.")
+@click.option("--follow/--no-follow", default=True, show_default=True, help="Go on for ever, or stop at the end.")
+@click.option("--text/--no-text", default=False, help="Include the text of the answer.")
+@click.pass_obj
+def answers(settings: Settings, everything: bool, follow: bool, text: bool) -> None:
+    """Print answers as JSON lines, the first of each query_id only: that is the one that counts."""
+    topics = Topics(settings)
+    seen: set[str] = set()
+    for record in _records(settings, topics.answer, everything, follow):
+        try:
+            answer = decode(record.value, Answer)
+        except UniscaleError as error:
+            click.echo(f"unreadable: {error}", err=True)
+            continue
+        if answer.query_id in seen:
+            continue
+        seen.add(answer.query_id)
+        line = {
+            "query_id": answer.query_id, "status": answer.status, "action": str(answer.action) if answer.action else None,
+            "score": answer.score, "extracted": answer.extracted, "tokens": answer.generated_tokens,
+            "steps": answer.steps, "error": answer.error,
+        }  # fmt: skip
+        if text:
+            line["text"] = answer.text
+        click.echo(orjson.dumps(line).decode())
+
+
+@click.command()
+@click.argument("query_id")
+@click.argument("correct")
+@click.option("--source", default="cli", show_default=True, help="Who says so.")
+@click.pass_obj
+def feedback(settings: Settings, query_id: str, correct: str, source: str) -> None:
+    """Tell whether an answer was right: CORRECT is true, false or a grade from 0 to 1."""
+    words = {"true": 1.0, "yes": 1.0, "false": 0.0, "no": 0.0}
+    try:
+        grade = words[correct.lower()] if correct.lower() in words else float(correct)
+    except ValueError:
+        raise click.BadParameter(f"{correct!r}: write true, false or a number from 0 to 1") from None
+    record = Feedback(query_id=query_id, correct=grade, source=source)
+    producer = clients.producer(settings)
+    producer.send(Topics(settings).feedback, key=query_id.encode(), value=encode(record)).get(timeout=30)
+    producer.close()
+
+
+def _at_end(settings: Settings, topic: str) -> KafkaConsumer:
+    reader = clients.consumer(settings)
+    parts = [TopicPartition(topic, p) for p in sorted(reader.partitions_for_topic(topic) or ())]
+    if not parts:
+        raise LookupError(f"{topic}: the topic does not exist; run `python -m streams topics create`")
+    reader.assign(parts)
+    reader.seek_to_end(*parts)
+    for tp in parts:
+        reader.position(tp)
+    return reader
+
+
+def _records(settings: Settings, topic: str, everything: bool, follow: bool) -> Iterator[Any]:
+    if everything and not follow:
+        yield from clients.read_all(settings, [topic])
+        return
+    reader = _at_end(settings, topic)
+    if everything:
+        reader.seek_to_beginning(*reader.assignment())
+    try:
+        while True:
+            for records in reader.poll(timeout_ms=1000).values():
+                yield from records
+            if not follow:
+                return
+    finally:
+        reader.close()
+
+
+def _bar() -> Progress:
+    return Progress(
+        TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), transient=False
+    )
+
+
+COMMANDS = [ask, produce, answers, feedback]

@@ -1,0 +1,106 @@
+"""`up`, `worker`, `broker`: start processes."""
+
+import os
+import signal
+import threading
+from pathlib import Path
+
+import click
+
+from agents.space.catalogue import load_catalogue
+from streams import admin
+from streams.broker import Broker
+from streams.launch import room_commands, settings_for
+from streams.settings import Settings
+from streams.supervisor import Supervisor
+from streams.topics import Topics
+
+_BROKER = click.Choice(["auto", "kafka", "embedded"])
+
+
+@click.command()
+@click.argument("room", type=click.Choice(["embedder", "decider", "executor", "verifier", "aggregator"]))
+@click.option("--group", default="", help="Executor group, for `executor`: one of the catalogue's.")
+@click.option("--instance", default="0", show_default=True, help="Stable name of this worker among those of its room.")
+@click.option("--metrics-port", default=0, help="Serve Prometheus metrics here; 0 serves none.")
+@click.pass_obj
+def worker(settings: Settings, room: str, group: str, instance: str, metrics_port: int) -> None:
+    """Run one room in this process until SIGTERM or Ctrl-C.
+
+    Topics must exist (`topics create`). A worker that ends by itself has failed: run it under something that
+    starts it again (`up`, systemd, Docker). Use the same --instance after a restart: it is back at once.
+    """
+    from streams.worker import run_room
+
+    if room == "executor":
+        groups = load_catalogue(Path(settings.catalogue)).groups
+        if group not in groups and not group:
+            raise click.UsageError(f"an executor needs --group: one of {', '.join(groups)}")
+    run_room(settings, room, group=group, instance=instance, metrics_port=metrics_port)
+
+
+@click.command()
+@click.option("--broker", "kind", type=click.Choice(["none", "auto", "kafka", "embedded"]), default="none", show_default=True,
+              help="Also start a broker: Apache Kafka from KAFKA_HOME, or the embedded one.")  # fmt: skip
+@click.option("--port", default=9092, show_default=True, help="The broker's port, when one is started.")
+@click.option("--log", "log_path", type=click.Path(path_type=Path), default=Path("out/up.log"), show_default=True)
+@click.option("--metrics-port", default=0, help="First of the ports for Prometheus, one a process; 0 serves none.")
+@click.option("--quiet", is_flag=True, help="Write the log file only.")
+@click.pass_obj
+def up(settings: Settings, kind: str, port: int, log_path: Path, metrics_port: int, quiet: bool) -> None:
+    """Run all rooms on this machine, supervised, with one readable log. Ctrl-C stops everything it started.
+
+    \b
+    With your Kafka:   python -m streams --bootstrap kafka:9092 up
+    Trying it out:     python -m streams up --broker auto
+    """
+    broker = None if kind == "none" else Broker.choose(kind, os.environ, port=port)  # type: ignore[arg-type]
+    stop = threading.Event()
+    signal.signal(signal.SIGTERM, lambda *_: stop.set())
+    try:
+        if broker:
+            broker.start()
+            settings = settings_for(settings, broker)
+            click.echo(f"{broker.version} on {broker.bootstrap}")
+        groups = load_catalogue(Path(settings.catalogue)).groups
+        page = Topics(settings).declared(groups)
+        click.echo(f"topics: created {len(admin.create(settings, page))} of {len(page)}")
+        for note in admin.require(settings, page):
+            click.echo(f"note: {note}")
+        rooms = room_commands(groups, metrics_port=metrics_port)
+        environ = {**os.environ, **settings.environ()}
+        with Supervisor(rooms, environ=environ, log_path=log_path, echo=None if quiet else click.echo) as supervisor:
+            supervisor.wait_ready(600)
+            click.echo(f"all {len(rooms)} rooms are ready; log in {log_path}")
+            while not stop.wait(0.5):
+                pass
+    finally:
+        if broker:
+            broker.stop()
+
+
+@click.command("broker")
+@click.option("--kind", type=_BROKER, default="auto", show_default=True)
+@click.option("--port", default=9092, show_default=True)
+@click.option("--dir", "directory", type=click.Path(path_type=Path), help="Where Kafka keeps its log; default: a temporary one.")
+@click.pass_obj
+def broker_command(settings: Settings, kind: str, port: int, directory: Path | None) -> None:
+    """Run a broker on this machine until Ctrl-C: Apache Kafka when there is one, else the embedded one.
+
+    With the embedded one give workers UNISCALE_MAX_BATCH_BYTES=1: it miscounts batches of several records.
+    """
+    chosen = Broker.choose(kind, os.environ, port=port)  # type: ignore[arg-type]
+    if directory:
+        chosen = Broker(chosen.kind, port=port, directory=directory, home=chosen.home)
+    stop = threading.Event()
+    signal.signal(signal.SIGTERM, lambda *_: stop.set())
+    with chosen as running:
+        click.echo(f"{running.version} on {running.bootstrap}, log in {running.directory}; Ctrl-C stops it")
+        while not stop.wait(0.5):
+            if running.process is None or running.process.poll() is not None:
+                raise click.ClickException("the broker ended by itself; see broker.log")
+
+
+
+
+COMMANDS = [up, worker, broker_command]

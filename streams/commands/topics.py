@@ -1,0 +1,65 @@
+"""`topics create|check|list`: make the broker's topics what the page says, or say where they differ."""
+
+from pathlib import Path
+
+import click
+from rich.console import Console
+from rich.table import Table
+
+from agents.space.catalogue import load_catalogue
+from streams import admin
+from streams.settings import Settings
+from streams.topics import Topic, Topics
+
+
+def declared(settings: Settings, groups: tuple[str, ...] = ()) -> list[Topic]:
+    """Return the topics of the deployment: those of the catalogue's groups and of groups named."""
+    return Topics(settings).declared([*load_catalogue(Path(settings.catalogue)).groups, *groups])
+
+
+@click.group()
+def topics() -> None:
+    """Create, check or list the topics of this deployment."""
+
+
+_group = click.option("--group", "groups", multiple=True, help="A further executor group, besides the catalogue's.")
+
+
+@topics.command("create")
+@_group
+@click.pass_obj
+def create(settings: Settings, groups: tuple[str, ...]) -> None:
+    """Create the topics that are missing, then check all. Topics that exist are left as they are."""
+    page = declared(settings, groups)
+    made = admin.create(settings, page)
+    click.echo(f"created {len(made)} of {len(page)} topics")
+    for note in admin.require(settings, page):
+        click.echo(f"note: {note}")
+
+
+@topics.command("check")
+@_group
+@click.pass_obj
+def check(settings: Settings, groups: tuple[str, ...]) -> None:
+    """Compare partitions, retention, compaction and record size with what is declared; exit 1 if any is wrong."""
+    page = declared(settings, groups)
+    for note in admin.require(settings, page):
+        click.echo(f"note: {note}")
+    click.echo(f"{len(page)} topics are as declared")
+
+
+@topics.command("list")
+@_group
+@click.pass_obj
+def show(settings: Settings, groups: tuple[str, ...]) -> None:
+    """Print the page of topics; asks no broker."""
+    table = Table("topic", "record", "key", "partitions", "cleanup", "retention", "max bytes")
+    for t in declared(settings, groups):
+        kept = "for ever" if t.retention_ms < 0 else f"{t.retention_ms / 3_600_000:g} h"
+        table.add_row(
+            t.name, t.record, t.key, str(t.partitions), "compact" if t.compacted else "delete", kept, str(t.max_bytes)
+        )
+    Console().print(table)
+
+
+COMMANDS = [topics]

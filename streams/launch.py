@@ -1,0 +1,33 @@
+"""What `up`, the demo and the tests start: the rooms' commands, and the settings a broker needs."""
+
+from collections.abc import Iterable, Sequence
+
+import msgspec
+
+from streams.broker import Broker
+from streams.settings import Settings
+from streams.supervisor import python
+
+
+def settings_for(settings: Settings, broker: Broker) -> Settings:
+    """Return the settings for a broker that was started here."""
+    fields: dict[str, object] = {"bootstrap": broker.bootstrap}
+    if broker.kind == "embedded":
+        # It reports a wrong end offset when a batch holds several records, which breaks table recovery, and the
+        # first join of a group takes half the rebalance timeout.
+        fields |= {"max_batch_bytes": 1, "session_timeout_s": 6.0, "rebalance_timeout_s": 6.0}
+    return msgspec.structs.replace(settings, **fields)
+
+
+def room_commands(groups: Iterable[str], *, metrics_port: int = 0) -> dict[str, Sequence[str]]:
+    """Return the command of every room, one process each, and one executor a group."""
+    rooms = [("aggregator", ""), ("decider", ""), ("verifier", ""), *(("executor", g) for g in groups), ("embedder", "")]
+    commands: dict[str, Sequence[str]] = {}
+    for at, (room, group) in enumerate(rooms):
+        argv = [*python(), "worker", room]
+        if group:
+            argv += ["--group", group]
+        if metrics_port:
+            argv += ["--metrics-port", str(metrics_port + at)]
+        commands[f"{room}.{group}" if group else room] = argv
+    return commands

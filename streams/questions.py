@@ -1,0 +1,89 @@
+"""Questions from a file: one JSON object a line, in any of the usual shapes, as Query records.
+
+A line may be a Query already (`query_id`, `text` or `messages`, …), or hold `question`, `problem` or `prompt`
+for the text and `reference` or `answer` for what is right. A worked answer in GSM8K's manner counts from its
+last `####`.
+"""
+
+import hashlib
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import orjson
+
+from schemas.errors import UniscaleError
+from schemas.query import Query
+
+_TEXT = ("text", "question", "problem", "prompt")
+_REFERENCE = ("reference", "answer", "solution")
+_KEPT = ("level", "domain", "subject", "source", "id", "split")
+
+
+class QuestionError(UniscaleError):
+    """A line of a question file is no question; the message names file, line and field."""
+
+
+def read_questions(path: Path, *, run: str = "") -> Iterator[Query]:
+    """Yield the queries of a file, in order.
+
+    Args:
+        path: JSON lines; `-` is not special, give a file.
+        run: Put before ids that are made here, so that two runs of one file do not collide.
+
+    Raises:
+        QuestionError: a line is not an object, or holds no question.
+        OSError: the file cannot be read.
+    """
+    with path.open("rb") as lines:
+        for number, line in enumerate(lines, 1):
+            if not line.strip():
+                continue
+            where = f"{path}, line {number}"
+            try:
+                entry = orjson.loads(line)
+            except orjson.JSONDecodeError as error:
+                raise QuestionError(f"{where}: not JSON ({error}); write one object a line") from None
+            if not isinstance(entry, dict):
+                raise QuestionError(f"{where}: a {type(entry).__name__}, not an object")
+            yield query_of(entry, where=where, default_id=f"{run}{path.stem}-{number}")
+
+
+def query_of(entry: Mapping[str, Any], *, where: str, default_id: str) -> Query:
+    """Return the query that a line describes.
+
+    Raises:
+        QuestionError: naming the line and the field.
+    """
+    fields = {f.name for f in msgspec.structs.fields(Query)}
+    values = {name: value for name, value in entry.items() if name in fields and value is not None}
+    if "messages" not in values:
+        text = next((entry[name] for name in _TEXT if entry.get(name)), None)
+        if not isinstance(text, str):
+            raise QuestionError(f"{where}: no question: give one of {', '.join(_TEXT)}, or messages")
+        values["text"] = text
+    reference = next((entry[name] for name in _REFERENCE if entry.get(name) is not None), None)
+    if reference is not None:
+        values["reference"] = _final(str(reference))
+    values.setdefault("query_id", default_id)
+    metadata = {name: entry[name] for name in _KEPT if name in entry}
+    if metadata:
+        values["metadata"] = {**metadata, **(values.get("metadata") or {})}
+    try:
+        return msgspec.convert(values, Query)
+    except (msgspec.ValidationError, UniscaleError) as error:
+        raise QuestionError(f"{where}: {error}") from None
+
+
+def renamed(queries: Iterable[Query], run: str) -> Iterator[Query]:
+    """Yield the queries under new ids that name the run, so that a replay never mixes with its originals."""
+    for query in queries:
+        query_id = f"{run}:{query.query_id}"
+        if len(query_id) > 200:
+            query_id = f"{run}:{hashlib.sha256(query.query_id.encode()).hexdigest()[:32]}"
+        yield msgspec.structs.replace(query, query_id=query_id, metadata={**query.metadata, "replay_of": query.query_id})
+
+
+def _final(answer: str) -> str:
+    return answer.rpartition("####")[2].strip() if "####" in answer else answer

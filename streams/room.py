@@ -1,0 +1,133 @@
+"""What every room is given: topics, control, an outbox that waits, and the guard around each handler."""
+
+import logging
+import time
+from collections.abc import Awaitable, Callable, Sequence
+
+import faust
+
+from schemas.answer import Answer
+from schemas.base import encode, readable_id
+from schemas.dead_letter import DeadLetter
+from schemas.errors import UniscaleError
+from schemas.query import Origin
+from streams import app as wiring
+from streams.app import Outbox, Outgoing, Record, crash
+from streams.control import Control
+from streams.crashes import LIMIT, Crashes
+from streams.metrics import Metrics
+from streams.settings import Settings
+from streams.topics import Topics
+
+log = logging.getLogger("streams.room")
+
+Handler = Callable[[Record], Awaitable[None]]
+BatchHandler = Callable[[Sequence[Record]], Awaitable[None]]
+
+
+class Plumbing:
+    """One process's share of the wiring.
+
+    Attributes:
+        outbox: Sends and waits for delivery.
+        control: Catalogue, objectives and signs of life.
+        answers_for: Whether this room answers a query whose record it had to give up; a hook may say no.
+    """
+
+    def __init__(
+        self, settings: Settings, app: faust.App, metrics: Metrics, *, room: str, group: str = "", instance: str = "0"
+    ) -> None:
+        self.settings = settings
+        self.app = app
+        self.metrics = metrics
+        self.room = room
+        self.group = group
+        self.instance = instance
+        self.topics = Topics(settings)
+        self.outbox = Outbox(app, settings)
+        self.control = Control(settings)
+        name = self.topics.app_id(room, group)
+        self.crashes = Crashes(settings.state_path("crashes", f"{name}.{instance}.json"))
+        self.answers_for: Callable[[str], bool] = lambda query_id: True
+
+    def each(self, topic: str, handle: Handler, *, stage: str) -> None:
+        """Bind a handler: one record at a time in each partition."""
+
+        async def guarded(record: Record) -> None:
+            await self._guard([record], lambda: handle(record))
+            self.done(record, stage)
+
+        wiring.each(self.app, topic, guarded, name=f"{self.room}-{stage}")
+
+    def batches(self, topic: str, handle: BatchHandler, *, stage: str, most: int) -> None:
+        """Bind a handler to a topic of one partition: up to `most` records at a time."""
+
+        async def guarded(records: Sequence[Record]) -> None:
+            await self._guard(records, lambda: handle(records))
+            for record in records:
+                self.done(record, stage)
+
+        wiring.batches(self.app, topic, guarded, name=f"{self.room}-{stage}", most=most)
+
+    def done(self, record: Record, stage: str) -> None:
+        """Count a record handled to its end."""
+        self.metrics.records.labels(self.room, record.topic).inc()
+        if record.timestamp_ms > 0:
+            waited = time.time() - record.timestamp_ms / 1000
+            self.metrics.stage.labels(stage).observe(max(0.0, waited))
+
+    async def bury(self, record: Record, error: Exception, *, attempts: int = 1, answer: bool = True) -> None:
+        """Give a record up: a dead letter, and an Answer where a query would otherwise end in silence.
+
+        Args:
+            record: What could not be handled.
+            error: Why.
+            attempts: How often it was tried.
+            answer: False where the query goes on without this record, or has its Answer elsewhere.
+        """
+        letter = DeadLetter.of(
+            record.value, error, room=self.room, origin=origin_of(record), attempts=attempts,
+            query_id=_key_id(record),
+        )  # fmt: skip
+        log.warning("dead letter %s: %s: %s", letter.key, letter.error, letter.reason)
+        outgoing = [Outgoing(self.topics.dead_letter, letter.key.encode(), encode(letter))]
+        query_id = letter.query_id
+        if answer and query_id and self._ends_a_query(record) and self.answers_for(query_id):
+            status = "rejected" if record.topic in (self.topics.query, self.topics.context) else "failed"
+            told = Answer(query_id=query_id, status=status, by=self.room, error=letter.reason)  # type: ignore[arg-type]
+            outgoing.append(Outgoing(self.topics.answer, query_id.encode(), encode(told)))
+        await self.outbox.send_all(outgoing)
+        self.metrics.dead_letters.labels(record.topic, letter.error).inc()
+
+    def _ends_a_query(self, record: Record) -> bool:
+        return record.topic not in (self.topics.answer, self.topics.feedback, self.topics.due, self.topics.reward)
+
+    async def _guard(self, records: Sequence[Record], call: Callable[[], Awaitable[None]]) -> None:
+        try:
+            await call()
+        except UniscaleError as error:
+            if len(records) != 1:
+                crash(f"{records[0].coordinates}: a batch raised what each record must be buried for", error)
+            await self.bury(records[0], error)
+        except Exception as error:
+            first = records[0]
+            count = self.crashes.add(first.coordinates)
+            self.metrics.crashes.labels(first.topic).inc()
+            if count < LIMIT or len(records) != 1:
+                crash(f"{first.coordinates}: failure {count} of {LIMIT} in {self.room}", error)
+            await self.bury(first, error, attempts=count)
+            self.crashes.forget(first.coordinates)
+
+
+def origin_of(record: Record) -> Origin:
+    """Return where a record lies."""
+    return Origin(topic=record.topic, partition=record.partition, offset=record.offset)
+
+
+def key_of(query_id: str) -> bytes:
+    """Return the key of a query's records."""
+    return query_id.encode()
+
+
+def _key_id(record: Record) -> str | None:
+    return readable_id(record.value)

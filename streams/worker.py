@@ -1,0 +1,96 @@
+"""One room as one process: prepare, then hand the event loop to faust.
+
+Order matters. Topics are checked before anything is read, `control` is read to its end before the first
+record is handled, and engines are loaded before partitions are asked for, so that no query waits in a
+process that cannot serve it.
+"""
+
+import asyncio
+import logging
+import os
+import sys
+from collections.abc import Coroutine
+from typing import Any, NoReturn
+
+import faust
+
+from streams import admin
+from streams.app import create_app, crash
+from streams.flow import connect
+from streams.metrics import Metrics, watch_lag
+from streams.room import Plumbing
+from streams.settings import Settings
+from streams.supervisor import READY
+from streams.topics import Topics
+
+log = logging.getLogger("streams.worker")
+
+ROOMS = ("embedder", "decider", "executor", "verifier", "aggregator")
+
+
+class Worker(faust.Worker):
+    """A faust worker that prints one line when it is ready, and no spinner."""
+
+    def __init__(self, app: faust.App, loop: asyncio.AbstractEventLoop) -> None:
+        super().__init__(app, loop=loop, quiet=True, redirect_stdouts=False, override_logging=False)
+        self.spinner = None
+
+    async def on_startup_finished(self) -> None:
+        """Say that tables are recovered and partitions are served."""
+        log.info(READY)
+
+
+def run_room(settings: Settings, room: str, *, group: str = "", instance: str = "0", metrics_port: int = 0) -> NoReturn:
+    """Run one room until it is told to stop.
+
+    Args:
+        settings: The settings of the process.
+        room: One of ROOMS.
+        group: The executor group, for an executor.
+        instance: Stable name of this worker among those of its room.
+        metrics_port: Port for Prometheus; 0 serves none.
+    """
+    logging.basicConfig(
+        level=settings.log_level, stream=sys.stdout, format="%(levelname)-7s %(name)s: %(message)s", force=True
+    )
+    for noisy in ("kafka", "faust", "mode", "aiokafka", "httpx", "asyncio"):
+        logging.getLogger(noisy).setLevel(max(logging.WARNING, logging.getLevelName(settings.log_level)))
+    settings.state_path().mkdir(parents=True, exist_ok=True)
+    loop = asyncio.new_event_loop()
+    asyncio.set_event_loop(loop)
+    app = create_app(settings, room, group, instance)
+    metrics = Metrics(room)
+    plumbing = Plumbing(settings, app, metrics, room=room, group=group, instance=instance)
+    if metrics_port:
+        metrics.serve(metrics_port)
+    loop.run_until_complete(_prepare(plumbing))
+    tasks = [watch_lag(app, metrics)]
+    if parent := os.environ.get("STREAMS_PARENT_PID"):
+        tasks.append(_end_with(int(parent)))
+    for task in tasks:
+        _forever(loop, task)
+    Worker(app, loop).execute_from_commandline()
+
+
+async def _prepare(plumbing: Plumbing) -> None:
+    settings = plumbing.settings
+    await plumbing.control.start()
+    groups = plumbing.control.catalogue.groups
+    for note in admin.require(settings, Topics(settings).declared(groups)):
+        log.info("topics: %s", note)
+    await connect(plumbing)
+
+
+async def _end_with(parent: int) -> None:
+    """End when the supervisor is gone, however it went: an orphan would hold its partitions."""
+    while os.getppid() == parent:
+        await asyncio.sleep(1.0)
+    crash(f"the supervisor (process {parent}) is gone")
+
+
+def _forever(loop: asyncio.AbstractEventLoop, coroutine: Coroutine[Any, Any, None]) -> None:
+    def ended(task: "asyncio.Task[None]") -> None:
+        if not task.cancelled() and (error := task.exception()):
+            crash("a background task failed", error)
+
+    loop.create_task(coroutine).add_done_callback(ended)

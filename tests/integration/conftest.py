@@ -1,0 +1,171 @@
+"""A real broker and real processes for the tests of the whole loop.
+
+Apache Kafka when `KAFKA_HOME` names one or `../shared/kafka` is there, else the embedded broker. Engines are
+recordings made here, so that a search is deterministic and takes no time; everything else is the product.
+"""
+
+import os
+import random
+import time
+import uuid
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pytest
+
+from agents.serving.recording import RecordedPath, RecordedStep, write_paths
+from agents.space.catalogue import load_catalogue
+from schemas.base import Record, decode
+from schemas.query import Query
+from streams import admin, clients
+from streams.broker import Broker, kafka_home
+from streams.launch import room_commands, settings_for
+from streams.send import Pace, send_queries
+from streams.settings import Settings
+from streams.supervisor import Supervisor
+from streams.topics import Topics
+
+R = TypeVar("R", bound=Record)
+
+CATALOGUE = """
+name: recorded
+hardware: {name: as an A800, intensity: 156}
+verifier: judge
+cost_range: {low_eflops: 1.0e+9, high_eflops: 1.0e+12}
+defaults:
+  models:
+    group: mini
+    checkpoint: none
+    sampling: {temperature: 1.0, step_tokens: 64, depth_limit: 8}
+models:
+  - {name: small, architecture: {parameters: 100000, layers: 2, query_heads: 4, kv_heads: 2, head_dim: 16}}
+  - {name: large, architecture: {parameters: 900000, layers: 4, query_heads: 8, kv_heads: 4, head_dim: 16}}
+verifiers:
+  - name: judge
+    checkpoint: none
+    family: skywork
+    architecture: {parameters: 200000, layers: 2, query_heads: 4, kv_heads: 2, head_dim: 16}
+"""
+
+
+def question(number: int) -> tuple[str, str]:
+    """Return a question and its answer."""
+    a, b = number % 17 + 2, number % 11 + 3
+    return f"What is {a} + {b}, number {number}?", str(a + b)
+
+
+def recorded_paths(questions: int, seed: int = 7) -> list[RecordedPath]:
+    """Return sampled paths: the large model is right more often, and right paths score higher."""
+    rng = random.Random(seed)
+    paths = []
+    for number in range(questions):
+        text, answer = question(number)
+        for model, skill in (("small", 0.5), ("large", 0.8)):
+            for sample in range(4):
+                right = rng.random() < skill
+                depth = rng.randint(1, 4)
+                steps = [
+                    RecordedStep(
+                        text=f"{model} {sample}.{at} thinks.\n\n", tokens=rng.randint(4, 20),
+                        score=rng.uniform(0.5, 0.9) if right else rng.uniform(0.1, 0.6),
+                    )
+                    for at in range(depth)
+                ]  # fmt: skip
+                said = answer if right else str(int(answer) + 1)
+                steps.append(RecordedStep(text=f"So {sample}: \\boxed{{{said}}}", tokens=6, score=0.95 if right else 0.3))
+                paths.append(
+                    RecordedPath(question=text, model=model, path=sample, steps=tuple(steps), prompt_tokens=12)
+                )
+    return paths
+
+
+@pytest.fixture(scope="session")
+def broker() -> Iterator[Broker]:
+    """A broker of this session's own."""
+    kind = "kafka" if kafka_home(os.environ) else "embedded"
+    with Broker.choose(kind, os.environ) as running:  # type: ignore[arg-type]
+        yield running
+
+
+class Deployment:
+    """All rooms on one broker under a prefix of their own."""
+
+    def __init__(self, settings: Settings, log: Path, only: tuple[str, ...] | None = None) -> None:
+        self.settings = settings
+        self.topics = Topics(settings)
+        groups = load_catalogue(Path(settings.catalogue)).groups
+        page = self.topics.declared(groups)
+        admin.create(settings, page)
+        rooms = room_commands(groups)
+        if only is not None:
+            rooms = {name: argv for name, argv in rooms.items() if name in only}
+        self.supervisor = Supervisor(rooms, environ={**os.environ, **settings.environ()}, log_path=log)
+        self.log = log
+
+    def send(self, *queries: Query) -> None:
+        """Produce queries, all at once."""
+        send_queries(self.settings, queries, Pace())
+
+    def put(self, topic: str, key: bytes, value: bytes) -> None:
+        """Produce one raw record."""
+        producer = clients.producer(self.settings)
+        producer.send(topic, key=key, value=value).get(timeout=30)
+        producer.close()
+
+    def raw(self, topic: str) -> list[Any]:
+        """Return every record now on a topic."""
+        return list(clients.read_all(self.settings, [topic], timeout_ms=300))
+
+    def read(self, topic: str, kind: type[R]) -> list[R]:
+        """Return every record now on a topic, decoded."""
+        return [decode(r.value, kind) for r in self.raw(topic)]
+
+    def until(self, condition: Callable[[], bool], timeout_s: float = 60.0, what: str = "condition") -> None:
+        """Wait until a condition on the log holds."""
+        deadline = time.monotonic() + timeout_s
+        while not condition():
+            if time.monotonic() > deadline:
+                tail = self.log.read_text()[-3000:]
+                raise AssertionError(f"{what} did not come true in {timeout_s:.0f} s\n{tail}")
+            time.sleep(0.3)
+
+
+Deploy = Callable[..., Deployment]
+
+
+@pytest.fixture(scope="module")
+def deploy(broker: Broker, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deploy]:
+    """Start rooms; stopped when the module's tests are done."""
+    made: list[Deployment] = []
+
+    def start(*, only: tuple[str, ...] | None = None, wait: bool = True, **fields: Any) -> Deployment:
+        folder = tmp_path_factory.mktemp("deployment")
+        (folder / "catalogue.yaml").write_text(CATALOGUE)
+        write_paths(folder / "recording.jsonl", recorded_paths(40))
+        defaults: Mapping[str, Any] = {
+            "prefix": f"t{uuid.uuid4().hex[:8]}.",
+            "catalogue": str(folder / "catalogue.yaml"),
+            "recorded": str(folder / "recording.jsonl"),
+            "state_dir": str(folder / "state"),
+            "encoder": "hashed",
+            "query_partitions": 2,
+            "join_partitions": 2,
+            "group_partitions": 4,
+            "session_timeout_s": 6.0,
+            "rebalance_timeout_s": 6.0,
+            "commit_interval_s": 0.5,
+            "heartbeat_s": 0.5,
+            "warm_up": 10,
+        }
+        settings = settings_for(Settings(**{**defaults, **fields}), broker)
+        deployment = Deployment(settings, folder / "rooms.log", only)
+        deployment.supervisor.start()
+        made.append(deployment)
+        if wait:
+            deployment.supervisor.wait_ready(90)
+        return deployment
+
+    yield start
+    for deployment in made:
+        deployment.supervisor.stop()

@@ -1,0 +1,53 @@
+"""Admission holds queries back until an earlier one has ended."""
+
+import asyncio
+
+from streams.admission import Admission
+
+
+def test_the_third_waits_until_one_of_two_leaves() -> None:
+    async def scene() -> list[str]:
+        admission = Admission(2, clock=lambda: 0.0)
+        seen = []
+
+        async def enter(name: str) -> None:
+            await admission.enter(name, 60.0)
+            seen.append(name)
+
+        await enter("a")
+        await enter("b")
+        third = asyncio.create_task(enter("c"))
+        await asyncio.sleep(0.01)
+        assert seen == ["a", "b"]
+        admission.leave("unknown")
+        await asyncio.sleep(0.01)
+        assert seen == ["a", "b"]
+        admission.leave("a")
+        await third
+        assert len(admission) == 2
+        return seen
+
+    assert asyncio.run(scene()) == ["a", "b", "c"]
+
+
+def test_a_query_in_flight_takes_no_second_place() -> None:
+    async def scene() -> None:
+        admission = Admission(1, clock=lambda: 0.0)
+        await admission.enter("a", 60.0)
+        await asyncio.wait_for(admission.enter("a", 60.0), 1.0)
+        assert len(admission) == 1
+
+    asyncio.run(scene())
+
+
+def test_a_place_is_free_again_when_the_answer_never_comes() -> None:
+    async def scene() -> None:
+        now = [0.0]
+        admission = Admission(1, clock=lambda: now[0])
+        await admission.enter("a", 5.0)
+        now[0] = 6.0
+        await asyncio.wait_for(admission.enter("b", 5.0), 1.0)
+        assert "a" not in admission
+        assert "b" in admission
+
+    asyncio.run(scene())

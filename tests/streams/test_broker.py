@@ -1,0 +1,46 @@
+"""The launcher finds a broker, says what is missing, and stops what it started."""
+
+import os
+import socket
+from pathlib import Path
+
+import pytest
+
+from streams import admin
+from streams.broker import Broker, BrokerError, kafka_home, listening
+from streams.settings import Settings
+from streams.topics import Topics
+
+
+def test_a_home_without_kafka_is_named(tmp_path: Path) -> None:
+    with pytest.raises(BrokerError, match="KAFKA_HOME"):
+        kafka_home({"KAFKA_HOME": str(tmp_path)})
+    assert kafka_home({}, beside=tmp_path) is None
+
+
+def test_missing_java_is_said_with_the_way_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(BrokerError, match="Java 17"):
+        Broker("kafka", directory=tmp_path / "data", home=tmp_path).start()
+
+
+def test_a_taken_port_is_said() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        with pytest.raises(BrokerError, match="is taken"):
+            Broker("embedded", port=taken.getsockname()[1]).start()
+
+
+def test_the_embedded_broker_serves_checks_partitions_and_stops() -> None:
+    with Broker.choose("embedded", os.environ) as broker:
+        settings = Settings(bootstrap=broker.bootstrap)
+        declared = Topics(settings).declared(["a"])
+        assert len(admin.create(settings, declared)) == len(declared)
+        assert admin.create(settings, declared) == []
+        assert admin.check(settings, declared).findings == []
+        other = Settings(bootstrap=broker.bootstrap, join_partitions=3)
+        findings = admin.check(other, Topics(other).declared(["a", "b"])).findings
+        assert any("uniscale.answer: partitions is 8, must be 3" in f for f in findings)
+        assert any("uniscale.verification.b: missing" in f for f in findings)
+    assert not listening(broker.port)

@@ -1,0 +1,38 @@
+"""The page of topics keeps the invariants that joins and routing rest on."""
+
+from streams.settings import Settings
+from streams.topics import Topics
+
+
+
+
+def test_the_topics_that_are_joined_have_equal_partition_counts() -> None:
+    topics = Topics(Settings(join_partitions=3, group_partitions=5))
+    counts = {t.name: t.partitions for t in topics.declared(["a", "b"])}
+    joined = [topics.decision, topics.answer, topics.feedback, topics.due, topics.changelog("aggregator", "join")]
+    assert {counts[name] for name in joined} == {3}
+    for group in ("a", "b"):
+        assert counts[topics.decision_for(group)] == counts[topics.verification_for(group)] == 5
+
+
+def test_learning_has_one_order() -> None:
+    topics = Topics(Settings())
+    counts = {t.name: t.partitions for t in topics.declared([])}
+    assert [counts[n] for n in (topics.context, topics.reward, topics.changelog("decider", "pending"))] == [1, 1, 1]
+
+
+def test_every_topic_carries_the_prefix_the_one_record_limit_and_the_brokers_clock() -> None:
+    settings = Settings(prefix="trial.", max_record_bytes=1_000_000, replication=3)
+    for topic in Topics(settings).declared(["a"]):
+        assert topic.name.startswith("trial.")
+        assert topic.replication == 3
+        assert topic.config()["max.message.bytes"] == "1000000"
+        assert topic.config()["message.timestamp.type"] == "LogAppendTime"
+
+
+def test_control_and_changelogs_are_compacted_and_never_deleted() -> None:
+    compacted = {t.name: t.config() for t in Topics(Settings()).declared(["a"]) if t.compacted}
+    assert set(compacted) == {
+        "uniscale.control", "uniscale.decider-pending-changelog", "uniscale.aggregator-join-changelog",
+    }  # fmt: skip
+    assert all(c["cleanup.policy"] == "compact" and c["retention.ms"] == "-1" for c in compacted.values())
