@@ -1,0 +1,241 @@
+"""What a client may send wrong: each refusal names the field and the mend."""
+
+import hashlib
+from typing import Any
+
+import orjson
+import pytest
+
+from schemas.action import Action
+from schemas.answer import Answer
+from schemas.base import MAX_TEXT, Record, decode, encode, load
+from schemas.control import ControlRecord, decode_control
+from schemas.dead_letter import HEAD_BYTES, DeadLetter
+from schemas.errors import InvalidField, UnknownSchema, UnreadableRecord
+from schemas.objective import CostRange, ObjectiveInForce
+from schemas.query import Context, Origin, Query, Weights
+from schemas.reward import Reward
+from schemas.search import SearchStep, Verification
+
+GOOD = {"schema": "query.v1", "query_id": "q-1", "text": "3 + 4?"}
+
+
+def query(**changes: Any) -> Query:
+    """Decode a good query with some fields changed; None leaves a field out."""
+    plain = {key: value for key, value in (GOOD | changes).items() if value is not None}
+    return decode(orjson.dumps(plain), Query)
+
+
+@pytest.mark.parametrize(
+    ("changes", "field", "mend"),
+    [
+        ({"query_id": ""}, "query_id", "give 1 to 200"),
+        ({"query_id": "a b"}, "query_id", "no spaces"),
+        ({"query_id": "x" * 201}, "query_id", "1 to 200"),
+        ({"query_id": "ü"}, "query_id", "ASCII"),
+        ({"query_id": None}, "query_id", "is missing"),
+        ({"text": None}, "text", "either text or messages"),
+        ({"text": ""}, "text", "ask something"),
+        ({"text": " \n\t"}, "text", "ask something"),
+        ({"text": "x" * 2_000_000}, "text", "shorten"),
+        ({"text": "ü" * (MAX_TEXT // 2 + 1)}, "text", "shorten"),
+        ({"text": 3}, "text", "expected `str"),
+        ({"messages": [{"role": "user", "content": "x"}]}, "text", "either text or messages"),
+        ({"text": None, "messages": []}, "messages", "at least one"),
+        ({"text": None, "messages": [{"role": "", "content": "x"}]}, "messages[0].role", "write user"),
+        ({"text": None, "messages": [{"role": "user", "content": " "}]}, "messages", "ask something"),
+        ({"text": None, "messages": [{"role": "user"}]}, "messages[0].content", "is missing"),
+        ({"weights": {"correct": -0.1, "cost": 1}}, "weights.correct", "zero or more"),
+        ({"weights": {"correct": 0, "score": 0, "cost": 0}}, "weights", "at least one weight above zero"),
+        ({"weights": {}}, "weights", "at least one weight above zero"),
+        ({"weights": {"cost": "all"}}, "weights.cost", "expected `float`"),
+        ({"weights": {"cost": 1e308, "score": 1e308}}, "weights", "at least one"),
+        ({"objective": "a", "weights": {"cost": 1}}, "weights", "one of the two"),
+        ({"objective": ""}, "objective", "1 to 200 characters"),
+        ({"pin_action": "mini-3"}, "pin_action", "model/qp/cp/bs"),
+        ({"pin_action": "mini-3/1/2/x"}, "pin_action", "model/qp/cp/bs"),
+        ({"pin_action": "mini-3/0/1/1"}, "pin_action", "from 1 to 1024"),
+        ({"pin_action": "mini-3/1/1/2"}, "pin_action", "at most cp"),
+        ({"pin_action": f"mini-3/1/1/{'9' * 5000}"}, "pin_action", "from 1 to 1024"),
+        ({"allowed_models": []}, "allowed_models", "at least one"),
+        ({"allowed_models": [""]}, "allowed_models", "at least one"),
+        ({"budget": {"tokens": 0}}, "budget.tokens", "positive number"),
+        ({"budget": {"eflops": -1.0}}, "budget.eflops", "positive number"),
+        ({"timeout_s": 0}, "timeout_s", "a deadline in the past; give seconds above 0"),
+        ({"timeout_s": -5}, "timeout_s", "a deadline in the past"),
+        ({"timeout_s": 1e12}, "timeout_s", "out of reach"),
+        ({"feedback_wait_s": -1}, "feedback_wait_s", "give 0 to"),
+        ({"metadata": {"x": "y" * 20_000}}, "metadata", "shorten"),
+        ({"metadata": [1]}, "metadata", "expected `object`"),
+    ],
+    ids=lambda value: str(value)[:40],
+)
+def test_a_bad_query_is_refused_by_field(changes: dict[str, Any], field: str, mend: str) -> None:
+    with pytest.raises(InvalidField) as caught:
+        query(**changes)
+    assert caught.value.field == field
+    assert caught.value.record == "Query"
+    assert mend in str(caught.value)
+    assert len(str(caught.value)) < 400
+
+
+@pytest.mark.parametrize("number", [b"NaN", b"Infinity", b"-Infinity", b"1e999"])
+def test_weights_that_are_no_numbers_are_no_json(number: bytes) -> None:
+    with pytest.raises(UnreadableRecord):
+        decode(b'{"schema":"query.v1","query_id":"q","text":"x","weights":{"cost":%s}}' % number, Query)
+
+
+@pytest.mark.parametrize("number", [float("nan"), float("inf"), -1.0])
+def test_weights_made_in_python_are_judged_alike(number: float) -> None:
+    with pytest.raises(InvalidField, match="Weights: score: is"):
+        Weights(score=number, cost=1.0)
+
+
+def test_weights_sum_to_one_and_stay_as_they_are() -> None:
+    w = query(weights={"correct": 1, "score": 2, "cost": 7}).weights
+    assert w == Weights(correct=0.1, score=0.2, cost=0.7)
+    assert decode(encode(query(weights={"cost": 3})), Query).weights == Weights(cost=1.0)
+
+
+def test_messages_and_text_give_the_same_question() -> None:
+    asked = query(
+        text=None, messages=[{"role": "system", "content": "Be brief."}, {"role": "user", "content": "3?"}]
+    )
+    assert asked.question == "Be brief.\n\n3?"
+    assert [m.role for m in asked.chat] == ["system", "user"]
+    assert [(m.role, m.content) for m in query().chat] == [("user", "3 + 4?")]
+
+
+def test_a_pinned_action_is_parsed() -> None:
+    assert query(pin_action="Qwen/Qwen3-8B/4/16/4").pinned == Action(model="Qwen/Qwen3-8B", qp=4, cp=16, bs=4)
+    assert query().pinned is None
+
+
+@pytest.mark.parametrize("embedding", ["", "AAA=", "AAAAAAAA4H8AAAAA", "AADAfw==", "AACAfw=="])
+def test_an_embedding_that_would_poison_the_policy_is_refused(embedding: str) -> None:
+    plain = {"schema": "context.v1", "query": GOOD, "embedding": embedding}
+    plain["origin"] = {"topic": "q", "partition": 0, "offset": 0}
+    with pytest.raises(InvalidField) as caught:
+        decode(orjson.dumps(plain), Context)
+    assert caught.value.field == "embedding"
+
+
+def of(kind: type[Record], samples: tuple[Record, ...]) -> dict[str, Any]:
+    return load(encode(next(each for each in samples if type(each) is kind)))
+
+
+def test_a_score_is_never_missing_nor_made_up(samples: tuple[Record, ...]) -> None:
+    plain = of(Verification, samples)
+    for scores in (plain["scores"][:1], [*plain["scores"], {"score": 0.5}], []):
+        with pytest.raises(InvalidField, match="score each draft once"):
+            decode(orjson.dumps(plain | {"scores": scores}), Verification)
+    for score in (-0.1, 1.1):
+        with pytest.raises(InvalidField, match=r"scores\[0\].score"):
+            decode(orjson.dumps(plain | {"scores": [{"score": score}, {"score": 0.5}]}), Verification)
+
+
+def test_a_forest_that_is_no_tree_is_refused(samples: tuple[Record, ...]) -> None:
+    plain = of(SearchStep, samples)
+    plain["forest"]["drafts"][1]["parent"] = 1
+    with pytest.raises(InvalidField) as caught:
+        decode(orjson.dumps(plain), SearchStep)
+    assert caught.value.field.startswith("forest")
+
+
+def test_an_answer_cannot_contradict_itself() -> None:
+    for wrong, field in (
+        ({"status": "ok"}, "text"),
+        ({"status": "failed"}, "error"),
+        ({"status": "rejected"}, "error"),
+        ({"status": "expired", "path": [0]}, "path"),
+        ({"status": "solved"}, "status"),
+    ):
+        with pytest.raises(InvalidField) as caught:
+            decode(orjson.dumps({"schema": "answer.v1", "query_id": "q", "by": "executor"} | wrong), Answer)
+        assert caught.value.field == field
+
+
+@pytest.mark.parametrize(
+    ("stage", "correct"), [("final", None), ("correction", None), ("provisional", 1.0), ("default", 0.0)]
+)
+def test_a_reward_of_one_kind_has_its_terms(
+    stage: str, correct: float | None, samples: tuple[Record, ...]
+) -> None:
+    plain = of(Reward, samples) | {"kind": stage, "reward_id": f"q-1/{stage}", "correct": correct}
+    with pytest.raises(InvalidField) as caught:
+        decode(orjson.dumps(plain), Reward)
+    assert caught.value.field == "correct"
+
+
+def test_a_reward_id_is_that_of_its_query_and_kind(samples: tuple[Record, ...]) -> None:
+    with pytest.raises(InvalidField, match="reward_id"):
+        decode(orjson.dumps(of(Reward, samples) | {"reward_id": "q-2/final"}), Reward)
+
+
+def test_the_objective_gives_the_reward_of_the_paper() -> None:
+    objective = ObjectiveInForce(
+        weights=Weights(correct=0.2, score=0.2, cost=0.6),
+        cost_range=CostRange(low_eflops=1.0, high_eflops=100.0),
+    )
+    assert objective.reward(1.0, 0.5, 0.0) == pytest.approx(0.2 + 0.1 + 0.6)
+    # Unclipped: ten times dearer than the upper bound costs as much again as half the range.
+    assert objective.reward(0.0, 0.0, 6.907755278982137) == pytest.approx(-0.3)
+
+
+@pytest.mark.parametrize(
+    ("low", "high"), [(0.0, 1.0), (2.0, 1.0), (1.0, 1.0), (1.0, float("inf")), (-1.0, 1.0)]
+)
+def test_cost_bounds_between_which_nothing_lies_are_refused(low: float, high: float) -> None:
+    with pytest.raises(InvalidField, match="low_eflops"):
+        CostRange(low_eflops=low, high_eflops=high)
+
+
+def test_control_records_are_told_apart_by_schema(samples: tuple[Record, ...]) -> None:
+    records = [each for each in samples if isinstance(each, ControlRecord)]
+    assert [decode_control(encode(each)) for each in records] == records
+    assert [each.key for each in records] == ["model/mini-6", "objective/thrifty", "cost-bounds"]
+    for schema in ("query.v1", "catalogue-entry.v9", None, ["x"]):
+        with pytest.raises(UnknownSchema, match=r"catalogue-entry\.v1"):
+            decode_control(orjson.dumps({"schema": schema}))
+
+
+@pytest.mark.parametrize(
+    ("wrong", "field"),
+    [
+        ({"schema": "catalogue-entry.v1", "name": "m", "op": "add"}, "model"),
+        ({"schema": "catalogue-entry.v1", "name": "m", "op": "remove", "model": {"name": "m"}}, "model"),
+        ({"schema": "catalogue-entry.v1", "name": "m", "op": "add", "model": {"name": "n"}}, "model.name"),
+        ({"schema": "catalogue-entry.v1", "name": "", "op": "remove"}, "name"),
+        ({"schema": "catalogue-entry.v1", "name": "m", "op": "replace"}, "op"),
+        ({"schema": "objective-entry.v1", "name": "o", "op": "set"}, "weights"),
+        ({"schema": "objective-entry.v1", "name": "o", "op": "remove", "weights": {"cost": 1}}, "weights"),
+    ],
+)
+def test_a_bad_control_record_is_refused_by_field(wrong: dict[str, Any], field: str) -> None:
+    with pytest.raises(InvalidField) as caught:
+        decode_control(orjson.dumps(wrong))
+    assert caught.value.field == field
+
+
+def test_a_dead_letter_keeps_the_head_and_the_digest_of_anything() -> None:
+    value = b'{"query_id":"q-7","text":"' + b"\xff" * 2_000_000
+    origin = Origin(topic="uniscale.query", partition=1, offset=9)
+    with pytest.raises(UnreadableRecord) as caught:
+        decode(value, Query)
+    letter = DeadLetter.of(value, caught.value, room="embedder", origin=origin)
+    assert letter.head == value[:HEAD_BYTES]
+    assert (letter.size, letter.sha256) == (len(value), hashlib.sha256(value).hexdigest())
+    assert (letter.error, letter.key) == ("UnreadableRecord", "uniscale.query/1/9")
+    assert decode(encode(letter), DeadLetter) == letter
+    assert len(encode(letter)) < 8192
+
+
+def test_a_dead_letter_names_field_and_query() -> None:
+    value = orjson.dumps(GOOD | {"text": ""})
+    with pytest.raises(InvalidField) as caught:
+        decode(value, Query)
+    letter = DeadLetter.of(
+        value, caught.value, room="embedder", origin=Origin(topic="q", partition=0, offset=0)
+    )
+    assert (letter.field, letter.query_id) == ("text", "q-1")
+    assert letter.reason == "Query: text: is empty; ask something"
