@@ -6,6 +6,7 @@ UniscaleError
     ├── InvalidObservation  a reward term or an embedding that must not reach A
     ├── UnknownAction       an action id that was never added
     ├── NoAction            nothing is left to choose from
+    ├── DuplicateQuery      a query_id that was decided for another Query
     └── CorruptState        bytes that are not a whole, unaltered state of this policy
 """
 
@@ -52,6 +53,15 @@ class NoAction(DeciderError):
             "the catalogue is empty" if allowed is None else f"allowed are {', '.join(sorted(allowed)[:5])}"
         )
         super().__init__(f"{query_id}: no action is left to choose from ({among}); widen it or add a model")
+
+
+class DuplicateQuery(DeciderError):
+    """A second Query carries an id that is taken. Send it again under an id of its own."""
+
+    def __init__(self, query_id: str, first: object, second: object) -> None:
+        super().__init__(
+            f"{query_id}: query_id is taken by {first}, this one lies at {second}; send a new id"
+        )
 
 
 class CorruptState(DeciderError):

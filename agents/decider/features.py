@@ -128,7 +128,7 @@ class FeatureMap:
     def action_dim(self) -> int:
         """Return the length of f_a."""
         rank = 0 if self.static or self.query_basis is None else len(self.query_basis.directions)
-        return self.coordinates.shape[1] + rank * self.sides.shape[1]
+        return int(self.coordinates.shape[1] + rank * self.sides.shape[1])
 
     def add(self, actions: Sequence[ActionVector]) -> list[int]:
         """Make actions choosable; return the new columns at which the old columns of f_a now stand.
@@ -195,7 +195,7 @@ class FeatureMap:
             len(z), len(self.ids), self.action_dim - self.coordinates.shape[1]
         )
         own = np.broadcast_to(self.coordinates, (len(z), *self.coordinates.shape))
-        return np.concatenate([own, pairs], axis=2)
+        return np.asarray(np.concatenate([own, pairs], axis=2))
 
     def joint(self, queries: Matrix, rows: Sequence[int]) -> Matrix:
         """Return x = [s_q; f_a] of one action for each query, shape (m, query_dim + action_dim)."""
@@ -214,7 +214,7 @@ class FeatureMap:
 
     def snapshot(self) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
         """Return (plain values, arrays) from which `restore` rebuilds this map exactly."""
-        meta = {
+        meta: dict[str, Any] = {
             "settings": asdict(self.settings),
             "ids": self.ids,
             "models": self.models,

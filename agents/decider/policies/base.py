@@ -116,6 +116,7 @@ class Choice:
     """The chosen action with every term that explains it.
 
     Attributes:
+        candidates: Number of actions that could be chosen.
         propensity: Probability of this action given state and context. Exact when propensity_draws is 0,
             a Monte Carlo estimate otherwise, None when it is not known.
         propensity_error: Standard error of that estimate; 0.0 when exact.
@@ -131,6 +132,7 @@ class Choice:
     score: float
     runners_up: tuple[Candidate, ...]
     propensity: float | None
+    candidates: int = 0
     propensity_draws: int = 0
     propensity_error: float = 0.0
     predicted: tuple[float, float, float] | None = None
@@ -212,6 +214,8 @@ class Policy(Protocol):
     name: str
     order_free: bool
     """Whether the state depends only on the set of observations, so that a fold may reorder and batch."""
+    counts_decisions: bool
+    """Whether a decision changes the next one before any reward, so that decisions are made one at a time."""
 
     @property
     def version(self) -> int:

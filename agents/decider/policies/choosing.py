@@ -38,7 +38,7 @@ def pick(score: Vector, seed: int, query_id: str, purpose: str = "tie") -> tuple
     return int(generator(seed, query_id, purpose).choice(best)), probability
 
 
-def estimate(hits: Vector, chosen: int, draws: int) -> Vector:
+def estimate(hits: np.ndarray, chosen: int, draws: int) -> Vector:
     """Return Monte Carlo probabilities from counts per action, the choice itself counted as one more draw.
 
     Counting it keeps the propensity of what was chosen above zero; the bias is below 1 / (draws + 1).
@@ -70,6 +70,7 @@ def choice(context: Context, scores: Scores, version: int) -> Choice:
         score=float(scores.score[i]),
         runners_up=tuple(others[:RUNNERS_UP]),
         propensity=None if scores.probability is None else float(scores.probability[i]),
+        candidates=len(scores.action_ids),
         propensity_draws=scores.draws,
         propensity_error=scores.error,
         predicted=scores.predicted,

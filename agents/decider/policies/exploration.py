@@ -46,6 +46,7 @@ class Explored:
         self.inner = inner
         self.name = f"explored-{inner.name}"
         self.order_free = inner.order_free
+        self.counts_decisions = inner.counts_decisions or warm_up > 0
         self.floor, self.warm_up = floor, warm_up
         self.decisions = 0
 

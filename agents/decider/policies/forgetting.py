@@ -112,6 +112,7 @@ class Discounted(LinUCB):
                 "widths is 'decided'; a discounted policy counts rewarded rows only, set 'rewarded'"
             )
         self.gamma = gamma
+        self.counts_decisions = True
         self.clock = 0
         self._epoch = 0
 

@@ -52,6 +52,14 @@ class Gram:
         self.a: Matrix = np.asfortranarray(np.eye(self.dim) * ridge)  # lower triangle
         self.actions: Matrix = np.zeros((0, action_dim))
         self._since = 0
+        self._k = 0
+        self._sign: Vector = np.ones(0)
+        self._x: Matrix = np.zeros((0, self.dim))
+        self._gq: Matrix = np.zeros((0, query_dim))
+        self._ga: Matrix = np.zeros((0, action_dim))
+        self._p: Matrix = np.zeros((0, 0))
+        self._cross: Matrix = np.zeros((0, 0))
+        self._r: Matrix = np.zeros((0, 0))
         self._prepare(np.asfortranarray(np.eye(self.dim) / ridge))
 
     @property
@@ -89,7 +97,7 @@ class Gram:
                 own_action = np.einsum("ne,ne->n", rows @ self._r, rows)
                 waiting = rows @ self._ga[:k].T + h[i]
                 squares[i] = own[i] + 2.0 * (rows @ cross[i]) + own_action - (waiting**2) @ self._sign[:k]
-        return np.sqrt(np.maximum(squares, 0.0))
+        return np.asarray(np.sqrt(np.maximum(squares, 0.0)))
 
     def marginal(self, query: Vector) -> tuple[float, Vector, Matrix]:
         """Return (s_qᵀP s_q, Qᵀs_q, R): the covariance of (s_qᵀθ_q, θ_a), which is all that scores need."""
@@ -140,7 +148,7 @@ class Gram:
         """Add amounts·x to one column of B. A is not touched: the rows are in it already."""
         if len(x):
             self.b[:, column] += amounts @ x
-            self.theta[:, column] += amounts @ self.solve(x)
+            self.theta[:, column] = self.solve(self.b[None, :, column])[0]
 
     def rescale(self, factor: float) -> None:
         """Multiply the data part of A, and B, by factor; the regulariser returns to λI."""
@@ -271,7 +279,7 @@ class Gram:
         return bool(1.0 + gains.sum() > THIN)
 
     def _symm(self, queries: Matrix) -> Matrix:
-        return blas.dsymm(1.0, self._p, queries.T, lower=1)
+        return np.asarray(blas.dsymm(1.0, self._p, queries.T, lower=1))
 
     def _accumulate(self, x: Matrix, sign: float) -> None:
         self.a = blas.dsyrk(sign, np.ascontiguousarray(x).T, beta=1.0, c=self.a, lower=1, overwrite_c=1)

@@ -39,6 +39,7 @@ class KNN:
 
     name = "knn"
     order_free = False  # which of tied rows is drawn depends on their order
+    counts_decisions = False
 
     def __init__(self, features: FeatureMap, k: int = 5) -> None:
         self.features = features

@@ -59,6 +59,7 @@ class LinUCB:
         self.name = name
         self.features = features
         self.settings = settings or LinUCBSettings()
+        self.counts_decisions = self.settings.widths == "decided"
         self._updates = 0
         self._corrections = 0
         self._pending: dict[str, None] = {}

@@ -34,6 +34,7 @@ class MLP:
     """Predict the scalar reward from x = [s_q; s_a] and take the best action."""
 
     order_free = False  # training visits the history as it grew
+    counts_decisions = False
 
     def __init__(
         self, features: FeatureMap, settings: NetworkSettings | None = None, *, name: str = "mlp"

@@ -37,7 +37,8 @@ class Network:
 
         def uniform(*shape: int, fan_in: int) -> torch.Tensor:
             bound = fan_in**-0.5  # the usual initialisation of a linear layer
-            return (torch.rand(*shape, generator=random) * 2.0 - 1.0) * bound
+            drawn: torch.Tensor = torch.rand(*shape, generator=random)
+            return drawn.mul(2.0 * bound).sub(bound)
 
         h = settings.hidden
         self.parts = [

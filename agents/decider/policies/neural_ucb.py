@@ -56,7 +56,7 @@ class NeuralUCB(MLP):
             across = self._products(x, u, z)
             half = solve_triangular(self._low, across, lower=True, check_finite=False)
             own = own - np.sum(half**2, axis=0)
-        return self.alpha * np.sqrt(np.maximum(own / self.ridge, 0.0))
+        return np.asarray(self.alpha * np.sqrt(np.maximum(own / self.ridge, 0.0)))
 
     def entered(self, x: Matrix) -> None:
         """Append the gradient of one row to Z."""
@@ -70,7 +70,7 @@ class NeuralUCB(MLP):
                 self._low, self._products(x, u, z)[:, 0], lower=True, check_finite=False
             )
         # λ > 0 keeps the last pivot at or above √λ in exact arithmetic.
-        low[n, n] = np.sqrt(max(self.ridge + own - low[n, :n] @ low[n, :n], self.ridge))
+        low[n, n] = np.sqrt(max(self.ridge + own - float(low[n, :n] @ low[n, :n]), self.ridge))
         self._low = low
         self._x, self._u, self._z = (np.concatenate(p) for p in ((self._x, x), (self._u, u), (self._z, z)))
 

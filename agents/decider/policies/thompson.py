@@ -57,7 +57,7 @@ class Thompson(LinUCB):
         def draw(purpose: str, count: int) -> Matrix:
             normal = generator(seed, context.query_id, purpose).standard_normal((1 + e, count))
             at = root @ normal
-            return size * at[0] + rows @ at[1:]
+            return np.asarray(size * at[0] + rows @ at[1:])
 
         departure = draw("thompson", 1)[:, 0]
         score = plain.mean + departure

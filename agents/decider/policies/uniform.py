@@ -29,6 +29,7 @@ class Uniform:
 
     name = "uniform"
     order_free = True
+    counts_decisions = False
 
     def __init__(self, features: FeatureMap) -> None:
         self.features = features

@@ -1,0 +1,374 @@
+"""The decider: Context in, Decision out; Reward in, learning (Alg. 1).
+
+Pure over lists. Every call returns the rows that must be durable before anything is sent or acknowledged; the
+wiring writes them, waits, then sends. Should a write fail the process must end: its memory is ahead of its
+log, and `recover` rebuilds it from the rows. Each record has its own result, so that one bad record of a
+batch is buried alone.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+
+import msgspec
+import numpy as np
+from msgspec import Struct
+
+from agents.decider import snapshot
+from agents.decider.decisions import Surroundings, context_of, decision_of
+from agents.decider.errors import CorruptState, DeciderError, DuplicateQuery
+from agents.decider.fold import Folded, fold, introduce
+from agents.decider.observations import (
+    ActionRow,
+    Move,
+    OfferRow,
+    RewardRules,
+    Row,
+    Verdict,
+    applied,
+    decode_row,
+    encode_row,
+    policy_objective,
+)
+from agents.decider.policies.base import ActionVector, Choice, Pending, Policy
+from schemas.base import encode
+from schemas.decision import Decision
+from schemas.errors import UniscaleError
+from schemas.query import Context as ContextRecord
+from schemas.query import Origin
+from schemas.reward import Reward
+
+Rows = Callable[[str], bytes | None]
+"""Looks a row up by query_id in the table; None when there is none."""
+
+
+@dataclass(frozen=True, slots=True)
+class Decided:
+    """What one Context led to: a Decision to send, or an error to bury the record with.
+
+    Attributes:
+        value: The Decision's bytes; None with an error.
+        group: The executor group it goes to, beside `action-decision`.
+        row: Key and value to write before sending; None when the row is there already (a redelivery).
+    """
+
+    query_id: str
+    value: bytes | None = None
+    group: str = ""
+    row: tuple[bytes, bytes] | None = None
+    error: UniscaleError | None = None
+
+    @property
+    def resent(self) -> bool:
+        """Return whether this is a redelivery, answered with the bytes of the first time."""
+        return self.value is not None and self.row is None
+
+
+@dataclass(frozen=True, slots=True)
+class Learned:
+    """What one Reward led to: a changed row to write, or nothing; or an error to bury the record with."""
+
+    query_id: str
+    verdict: Verdict | None = None
+    row: tuple[bytes, bytes] | None = None
+    error: UniscaleError | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Recovered:
+    """What recovery found.
+
+    Attributes:
+        folded: What was told to the policy beyond the snapshot.
+        snapshot_version: Place in the order of the snapshot used; -1 for none.
+        refused: Newer snapshots that were damaged, each with its reason.
+        next_context, next_reward: First offsets the log does not hold. Read from here when the group's commit
+            is
+            further on: it ran ahead of the changelog.
+    """
+
+    folded: Folded
+    snapshot_version: int
+    refused: tuple[CorruptState, ...]
+    next_context: int
+    next_reward: int
+
+
+@dataclass(slots=True)
+class Decider:
+    """One shard's learner.
+
+    Args:
+        policy: Any policy, with no action added yet.
+        rules: How missing correctness is learned.
+        seed: Seed of every random choice.
+        encoder: Id of the encoder of the action vectors; a Context of another one is refused. Empty trusts
+            all.
+
+    Attributes:
+        seq: Next place in the order of decisions and updates.
+        clock: Decisions made.
+        offered: Ids of the actions that can be chosen.
+        verdicts: How many rewards met which fate; for metrics.
+    """
+
+    policy: Policy
+    rules: RewardRules = field(default_factory=RewardRules)
+    seed: int = 0
+    encoder: str = ""
+    seq: int = 0
+    clock: int = 0
+    context_offset: int = -1
+    reward_offset: int = -1
+    verdicts: Counter[str] = field(default_factory=Counter)
+    actions: dict[str, ActionRow] = field(default_factory=dict)
+    offered: tuple[str, ...] = ()
+
+    def offer(self, actions: Sequence[ActionVector]) -> list[tuple[bytes, bytes]]:
+        """Make exactly these actions choosable; return the rows of new ones, to be written before deciding.
+
+        An action keeps the vector of its first appearance: x of the past is made of it.
+        """
+        first = not self.actions
+        fresh = [a for a in actions if a.action_id not in self.actions]
+        rows = []
+        for a in fresh:
+            vector = np.asarray(a.embedding).astype("<f4").tobytes()
+            row = ActionRow(
+                action=a.action_id, model=a.model, position=len(self.actions), anchor=first, embedding=vector
+            )
+            self.actions[a.action_id] = row
+            rows.append((row.key, encode_row(row)))
+        wanted = tuple(dict.fromkeys(a.action_id for a in actions))
+        self.policy.add_actions([self.actions[action_id].vector() for action_id in wanted])
+        self.policy.remove_actions(sorted(set(self.actions) - set(wanted)))
+        if wanted != self.offered:
+            offer = OfferRow(seq=self.seq, actions=wanted)
+            rows.append((offer.key, encode_row(offer)))
+            self.offered = wanted
+        return rows
+
+    def decide(
+        self, asked: Sequence[tuple[ContextRecord, Origin]], rows: Rows, around: Surroundings
+    ) -> list[Decided]:
+        """Choose an action for each Context.
+
+        Args:
+            asked: Contexts with where each lies, in offset order.
+            rows: The table.
+            around: Catalogue, objectives and living executors.
+        """
+        results: dict[int, Decided] = {}
+        fresh: dict[str, tuple[int, ContextRecord, Origin]] = {}
+        twins: list[tuple[int, ContextRecord]] = []
+        for at, (context, origin) in enumerate(asked):
+            if (value := rows(context.query_id)) is not None:
+                results[at] = self._again(context, value)
+            elif context.query_id in fresh:
+                twins.append((at, context))
+            else:
+                fresh[context.query_id] = (at, context, origin)
+        places, records = [at for at, _, _ in fresh.values()], [(c, o) for _, c, o in fresh.values()]
+        results |= zip(places, self._decide_fresh(records, around), strict=True)
+        for at, context in twins:
+            first = results[fresh[context.query_id][0]]
+            results[at] = self._again(context, first.row[1]) if first.row else first
+        return [results[at] for at in range(len(asked))]
+
+    def learn(self, rewards: Sequence[tuple[Reward, int]], rows: Rows) -> list[Learned]:
+        """Apply each reward once.
+
+        Args:
+            rewards: Rewards with their offsets, in offset order.
+            rows: The table.
+        """
+        newer: dict[str, Row] = {}
+        results: list[Learned] = []
+        moves: list[Move] = []
+        for reward, offset in rewards:
+            try:
+                row = newer.get(reward.query_id) or self._row(reward.query_id, rows)
+                verdict, move = applied(row, reward, offset, self.seq, self.rules)
+                if move is not None:
+                    self._checked(move)
+            except DeciderError as error:
+                results.append(Learned(reward.query_id, error=error))
+                continue
+            self.verdicts[verdict] += 1
+            if move is None:
+                results.append(Learned(reward.query_id, verdict))
+                continue
+            self.seq += 1
+            self.reward_offset = max(self.reward_offset, offset)
+            newer[reward.query_id] = move.row
+            moves.append(move)
+            results.append(
+                Learned(reward.query_id, verdict, (reward.query_id.encode(), encode_row(move.row)))
+            )
+        self._tell(moves)
+        return results
+
+    def recover(self, records: Iterable[tuple[bytes, bytes]]) -> Recovered:
+        """Rebuild the learner from its log; call once, before anything else.
+
+        Args:
+            records: Every key and value of the table, in any order.
+
+        Raises:
+            CorruptState: A row that cannot be read, or no snapshot that is whole where the rows before it are
+                gone.
+        """
+        snapshots: dict[bytes, bytes] = {}
+        rows: list[Row] = []
+        offers: list[OfferRow] = []
+        for key, value in records:
+            if key.startswith(snapshot.SNAPSHOT_KEY):
+                snapshots[key] = value
+                continue
+            row = decode_row(key, value)
+            match row:
+                case ActionRow():
+                    self.actions[row.action] = row
+                case OfferRow():
+                    offers.append(row)
+                case Row():
+                    rows.append(row)
+        found, refused = snapshot.read(snapshots)
+        if refused and found is None:
+            raise refused[0]
+        after = -1
+        if found is not None:
+            after = found.manifest.version
+            self.policy.load(found.state)
+            self.clock = found.manifest.clock
+            self.context_offset, self.reward_offset = (
+                found.manifest.context_offset,
+                found.manifest.reward_offset,
+            )
+        introduce(self.policy, self.actions.values())
+        self.offered = max(offers, key=lambda offer: offer.seq).actions if offers else ()
+        folded = fold(self.policy, rows, after)
+        self.seq = max(after, folded.last_seq) + 1
+        self.clock = max(self.clock, folded.clock)
+        self.context_offset = max([self.context_offset, *(r.context_origin.offset for r in rows)])
+        self.reward_offset = max([self.reward_offset, *(r.reward_offset for r in rows)])
+        return Recovered(folded, after, tuple(refused), self.context_offset + 1, self.reward_offset + 1)
+
+    def snapshot(self, chunk_bytes: int = snapshot.CHUNK_BYTES) -> list[tuple[bytes, bytes]]:
+        """Return the records of a snapshot of this moment, in the order they must be written."""
+        written = snapshot.write(
+            self.policy.state(),
+            version=self.seq - 1,
+            clock=self.clock,
+            context_offset=self.context_offset,
+            reward_offset=self.reward_offset,
+            chunk_bytes=chunk_bytes,
+        )
+        return list(written)
+
+    def _decide_fresh(
+        self, asked: Sequence[tuple[ContextRecord, Origin]], around: Surroundings
+    ) -> list[Decided]:
+        step = 1 if self.policy.counts_decisions else max(1, len(asked))
+        results: list[Decided] = []
+        for start in range(0, len(asked), step):
+            part = asked[start : start + step]
+            try:
+                results += self._choose(part, around)
+            except UniscaleError as error:
+                if len(part) == 1:
+                    results.append(Decided(part[0][0].query_id, error=error))
+                else:
+                    for one in part:
+                        results += self._decide_fresh([one], around)
+        return results
+
+    def _choose(self, asked: Sequence[tuple[ContextRecord, Origin]], around: Surroundings) -> list[Decided]:
+        """Choose for all or raise for all; nothing is changed before every row is known to fit."""
+        contexts = [context_of(record, around, self.encoder) for record, _ in asked]
+        in_force = [around.steering.objectives.of(record.query) for record, _ in asked]
+        choices = self.policy.select(contexts, [policy_objective(o) for o in in_force], self.seed)
+        made = []
+        for i, ((record, origin), objective, choice) in enumerate(zip(asked, in_force, choices, strict=True)):
+            decision = decision_of(
+                record,
+                choice,
+                objective,
+                around,
+                policy=self.policy.name,
+                seq=self.seq + i,
+                seed=self.seed,
+            )
+            made.append(self._made(record, origin, decision, choice, self.clock + i))
+        told = [Pending(c.query_id, c.embedding, k.action_id) for c, k in zip(contexts, choices, strict=True)]
+        self.policy.expect(told)
+        self.seq += len(made)
+        self.clock += len(made)
+        self.context_offset = max([self.context_offset, *(origin.offset for _, origin in asked)])
+        return made
+
+    def _made(
+        self, record: ContextRecord, origin: Origin, decision: Decision, choice: Choice, clock: int
+    ) -> Decided:
+        value = encode(decision)
+        row = Row(
+            query_id=record.query_id,
+            seq=decision.seq,
+            clock=clock,
+            action=choice.action_id,
+            embedding=record.embedding,
+            objective=decision.objective,
+            query_origin=record.origin,
+            context_origin=origin,
+            decision=msgspec.Raw(value),
+        )
+        key = record.query_id.encode()
+        return Decided(record.query_id, value, decision.group, (key, encode_row(row)))
+
+    def _again(self, context: ContextRecord, value: bytes) -> Decided:
+        row = decode_row(context.query_id.encode(), value)
+        assert isinstance(row, Row)
+        if row.query_origin != context.origin:
+            return Decided(
+                context.query_id, error=DuplicateQuery(context.query_id, row.query_origin, context.origin)
+            )
+        sent = bytes(row.decision)
+        return Decided(context.query_id, sent, msgspec.json.decode(sent, type=_Sent).group)
+
+    def _row(self, query_id: str, rows: Rows) -> Row | None:
+        value = rows(query_id)
+        if value is None:
+            return None
+        row = decode_row(query_id.encode(), value)
+        return row if isinstance(row, Row) else None
+
+    def _checked(self, move: Move) -> None:
+        """Refuse a row whose action the log does not know, before anything has changed."""
+        if move.row.action not in self.actions:
+            raise CorruptState(
+                f"row {move.row.query_id!r} action", move.row.action, "an action row of that id"
+            )
+
+    def _tell(self, moves: Sequence[Move]) -> None:
+        """Tell the policy in order, runs of one kind together."""
+        start = 0
+        for at in range(1, len(moves) + 1):
+            if at < len(moves) and moves[at].tell == moves[start].tell:
+                continue
+            rows = [move.row for move in moves[start:at]]
+            match moves[start].tell:
+                case "update":
+                    self.policy.update([r.observation(r.entered) for r in rows])
+                case "correct":
+                    self.policy.correct([r.observation(r.correct) for r in rows])
+                case "abandon":
+                    self.policy.abandon([r.pending() for r in rows])
+                case "nothing":
+                    pass
+            start = at
+
+
+class _Sent(Struct):
+    group: str

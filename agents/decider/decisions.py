@@ -1,0 +1,124 @@
+"""From a Context record to what the policy sees, and from its choice to the Decision on the wire."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+
+import numpy as np
+
+from agents.decider.errors import InvalidObservation
+from agents.decider.policies.base import Choice, Context
+from agents.space.action_space import ActionSpace
+from agents.space.steering import Steering
+from schemas.action import Action
+from schemas.decision import MAX_SEED, Candidate, Decision, PolicyState, Predicted
+from schemas.objective import ObjectiveInForce
+from schemas.query import Context as ContextRecord
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """What a decision depends on besides query and policy.
+
+    Attributes:
+        steering: Catalogue and objectives in force.
+        space: The actions of that catalogue.
+        living: Models with a fresh executor heartbeat; None trusts all.
+    """
+
+    steering: Steering
+    space: ActionSpace
+    living: frozenset[str] | None = None
+
+
+def context_of(record: ContextRecord, around: Surroundings, encoder: str = "") -> Context:
+    """Return a Context as the policy is asked it.
+
+    Args:
+        record: The record.
+        around: What can be chosen now.
+        encoder: Id of the encoder of the action vectors; empty trusts all.
+
+    Raises:
+        InvalidObservation: The embedding comes from another encoder.
+        ActionError: Pin, allowed models and living executors leave nothing to choose.
+    """
+    if encoder and record.encoder != encoder:
+        mend = f"embed the query with {encoder!r}"
+        raise InvalidObservation(record.query_id, "encoder", record.encoder, mend)
+    query = record.query
+    indices = around.space.choices(
+        pinned=query.pinned, allowed_models=query.allowed_models, available_models=around.living
+    )
+    allowed = None
+    if len(indices) < len(around.space):
+        allowed = frozenset(around.space[i].id for i in indices)
+    return Context(record.query_id, np.frombuffer(record.embedding, dtype="<f4").astype(np.float64), allowed)
+
+
+def decision_of(
+    record: ContextRecord,
+    choice: Choice,
+    objective: ObjectiveInForce,
+    around: Surroundings,
+    *,
+    policy: str,
+    seq: int,
+    seed: int,
+) -> Decision:
+    """Return the Decision of a choice, with every term that explains it.
+
+    Args:
+        record: The Context.
+        choice: What the policy chose.
+        objective: The objective in force.
+        around: What could be chosen.
+        policy: The policy's name.
+        seq: Place in the order of decisions and updates.
+        seed: The decider's; the query's derives from it.
+    """
+    action = Action.parse(choice.action_id)
+    catalogue, living = around.steering.catalogue, around.living
+    pinned = record.query.pinned is not None
+    by_policy = not pinned and choice.reason != "warm-up"
+    predicted = None
+    if choice.predicted is not None:
+        correct, score, log_cost = choice.predicted
+        predicted = Predicted(correct=correct, score=score, log_cost=log_cost)
+    return Decision(
+        query=record.query,
+        origin=record.origin,
+        action=action,
+        group=catalogue.model(action.model).group,
+        seq=seq,
+        seed=seed_of(seed, record.query_id),
+        objective=objective,
+        policy=PolicyState(name=policy, version=choice.version),
+        catalogue_version=catalogue.version,
+        mean=choice.mean if by_policy else None,
+        width=choice.width if by_policy else None,
+        score=choice.score if by_policy else None,
+        predicted=predicted,
+        runners_up=tuple(
+            Candidate(action=c.action_id, mean=c.mean, width=c.width, score=c.score)
+            for c in choice.runners_up
+        ),
+        candidates=choice.candidates,
+        masked_models=() if living is None else tuple(m for m in around.space.models if m not in living),
+        reason="pinned" if pinned else choice.reason,
+        propensity=choice.propensity,
+        propensity_draws=choice.propensity_draws,
+        propensity_error=choice.propensity_error,
+        appended_ms=record.appended_ms,
+    )
+
+
+def seed_of(seed: int, query_id: str) -> int:
+    """Return the seed of one query, from which those of its steps and paths derive.
+
+    >>> seed_of(0, "q-1") == seed_of(0, "q-1") != seed_of(1, "q-1")
+    True
+    """
+    digest = hashlib.blake2b(f"{seed}\x1f{query_id}".encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little") & MAX_SEED

@@ -1,0 +1,276 @@
+"""The decider's log: one row per decision, and what a reward does to it.
+
+State is a fold over rows, never a matrix on the wire. A row is written when its decision is made (`pending`,
+with the whole Decision, so that a redelivered Context sends the same bytes again) and rewritten when a reward
+changes it. Each change carries its place in one order of decisions and updates, so the fold repeats the live
+run, and the offsets it came from, so that after a crash the learner trusts its rows over the consumer group's
+commits.
+
+    pending ──provisional──▶ learned ──correction, default──▶ closed
+       ├──final, correction, default──────────────────────────▶ closed
+       └──a reward without score or cost──▶ abandoned          (nothing enters A)
+
+x enters A once, at the first reward that can be learned. What arrives twice, late, or for no row changes
+nothing.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any, Final, Literal
+
+import msgspec
+import numpy as np
+from msgspec import Struct
+
+from agents.decider import intake
+from agents.decider.errors import CorruptState
+from agents.decider.policies.base import ActionVector, Objective, Observation, Pending, Vector
+from schemas.base import MAX_VALUE
+from schemas.errors import RecordTooLarge
+from schemas.objective import ObjectiveInForce
+from schemas.query import Origin
+from schemas.reward import Kind, Reward
+
+Stage = Literal["pending", "learned", "closed", "abandoned"]
+Verdict = Literal["learned", "corrected", "closed", "abandoned", "duplicate", "late", "orphan", "unlearnable"]
+Tell = Literal["update", "correct", "abandon", "nothing"]
+
+ACTION_KEY: Final = b"\x00action/"
+"""Prefix of action rows. A query_id is printable ASCII, so no query's row can begin like this."""
+
+OFFER_KEY: Final = b"\x00offer/"
+"""Prefix of the rows that say which actions were on offer."""
+
+
+class RewardRules(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How a reward without correctness is learned.
+
+    Attributes:
+        impute: What stands for Correct until it is known: the path's `score`, or a constant from 0 to 1.
+        default: What becomes of a row whose correctness never comes: `impute` keeps what was imputed, `wrong`
+            counts it as 0, `drop` lets a row that has not entered A yet never enter it.
+    """
+
+    impute: Literal["score"] | float = "score"
+    default: Literal["impute", "wrong", "drop"] = "impute"
+
+    def __post_init__(self) -> None:
+        """Refuse a constant outside 0 to 1."""
+        if self.impute != "score" and not 0.0 <= self.impute <= 1.0:
+            raise ValueError(f"impute is {self.impute}; write score, or a number from 0 to 1")
+
+
+class Row(Struct, frozen=True, kw_only=True, omit_defaults=True, tag="decider-row.v1", tag_field="schema"):
+    """One decision and what became of it. Key: query_id.
+
+    Attributes:
+        seq: Place of the decision in the order of decisions and updates.
+        clock: Decisions made before it.
+        action: Id of the chosen action.
+        embedding: s_q as little-endian float32.
+        objective: The objective in force at the decision.
+        query_origin: Where the Query lies; the same id from elsewhere is a duplicate.
+        context_origin: Where the Context lies.
+        decision: The Decision's value, byte for byte as it was sent.
+        learned_seq, corrected_seq, ended_seq: Places of the updates; -1 where there was none.
+        kinds: Rewards applied, in order.
+        reward_offset: Offset of the last reward applied.
+        entered: Correct as it entered A; None when the imputed value did.
+        correct, score, log_cost, imputed: The raw terms as they stand.
+    """
+
+    query_id: str
+    seq: int
+    clock: int
+    action: str
+    embedding: bytes
+    objective: ObjectiveInForce
+    query_origin: Origin
+    context_origin: Origin
+    decision: msgspec.Raw
+    stage: Stage = "pending"
+    learned_seq: int = -1
+    corrected_seq: int = -1
+    ended_seq: int = -1
+    kinds: tuple[Kind, ...] = ()
+    reward_offset: int = -1
+    entered: float | None = None
+    correct: float | None = None
+    score: float = 0.0
+    log_cost: float = 0.0
+    imputed: float = 0.0
+
+    @property
+    def last_seq(self) -> int:
+        """Return the place of the newest change."""
+        return max(self.seq, self.learned_seq, self.corrected_seq, self.ended_seq)
+
+    def vector(self) -> Vector:
+        """Return s_q as float64, shape (d_q,)."""
+        return np.frombuffer(self.embedding, dtype="<f4").astype(np.float64)
+
+    def pending(self) -> Pending:
+        """Return the decision as the policy is told it."""
+        return Pending(self.query_id, self.vector(), self.action)
+
+    def observation(self, correct: float | None) -> Observation:
+        """Return the outcome as the policy is told it, with Correct as it stood then."""
+        return Observation(
+            observation_id=self.query_id,
+            embedding=self.vector(),
+            action_id=self.action,
+            correct=correct,
+            score=self.score,
+            log_cost=self.log_cost,
+            imputed=self.imputed,
+            objective=policy_objective(self.objective),
+            clock=self.clock,
+        )
+
+
+class ActionRow(Struct, frozen=True, kw_only=True, tag="decider-action.v1", tag_field="schema"):
+    """An action ever offered: rows of the log refer to it after its model is gone. Key: ACTION_KEY + id.
+
+    Attributes:
+        position: Order of first appearance.
+        anchor: Whether it belongs to the first catalogue, whose centre the features keep.
+        embedding: s_a as little-endian float32.
+    """
+
+    action: str
+    model: str
+    position: int
+    anchor: bool
+    embedding: bytes
+
+    @property
+    def key(self) -> bytes:
+        """Return the row's key."""
+        return ACTION_KEY + self.action.encode()
+
+    def vector(self) -> ActionVector:
+        """Return the action as the policy is told it."""
+        return ActionVector(self.action, self.model, np.frombuffer(self.embedding, "<f4").astype(np.float64))
+
+
+class OfferRow(Struct, frozen=True, kw_only=True, tag="decider-offer.v1", tag_field="schema"):
+    """Which actions could be chosen from a place in the order on: replays need it. Key: OFFER_KEY + seq."""
+
+    seq: int
+    actions: tuple[str, ...]
+
+    @property
+    def key(self) -> bytes:
+        """Return the row's key."""
+        return OFFER_KEY + str(self.seq).encode()
+
+
+AnyRow = Row | ActionRow | OfferRow
+
+
+class Move(Struct, frozen=True):
+    """What the policy is to be told after a reward."""
+
+    tell: Tell
+    row: Row
+
+
+@lru_cache(maxsize=1024)
+def policy_objective(objective: ObjectiveInForce) -> Objective:
+    """Return an objective in force as the policy's coefficients."""
+    w, bounds = objective.weights, objective.cost_range
+    low, high = float(np.log(bounds.low_eflops)), float(np.log(bounds.high_eflops))
+    return Objective(w.correct, w.score, w.cost, low, high)
+
+
+def applied(
+    row: Row | None, reward: Reward, offset: int, seq: int, rules: RewardRules
+) -> tuple[Verdict, Move | None]:
+    """Return what a reward does: its verdict, and the changed row with what to tell the policy.
+
+    Args:
+        row: The decision's row; None when there is none.
+        reward: The reward.
+        offset: The reward's offset in its topic.
+        seq: The next place in the order, used up when a move is returned.
+        rules: How missing correctness is learned.
+
+    Raises:
+        InvalidObservation: A term is out of range; nothing has changed.
+    """
+    if row is None or reward.seq != row.seq or reward.action.id != row.action:
+        return "orphan", None
+    if reward.kind in row.kinds:
+        return "duplicate", None
+    if row.stage in ("closed", "abandoned") or (reward.kind == "provisional" and row.stage == "learned"):
+        return "late", None
+    change: dict[str, Any] = {"kinds": (*row.kinds, reward.kind), "reward_offset": offset}
+    if row.stage == "learned":
+        return _resolved(row, reward, seq, rules, change)
+    score, log_cost = reward.score, reward.log_cost
+    if score is None or log_cost is None:
+        if not reward.closes:
+            return "unlearnable", None
+        return "abandoned", _move("abandon", row, {**change, "stage": "abandoned", "ended_seq": seq})
+    if reward.kind == "default" and rules.default == "drop":
+        return "abandoned", _move("abandon", row, {**change, "stage": "abandoned", "ended_seq": seq})
+    imputed = score if rules.impute == "score" else float(rules.impute)
+    correct = 0.0 if reward.kind == "default" and rules.default == "wrong" else reward.correct
+    intake.outcome(row.query_id, correct, score, log_cost, imputed)
+    change |= {
+        "score": score,
+        "log_cost": log_cost,
+        "imputed": imputed,
+        "entered": correct,
+        "correct": correct,
+    }
+    change |= {"stage": "closed" if reward.closes else "learned", "learned_seq": seq}
+    return "learned", _move("update", row, change)
+
+
+def encode_row(row: AnyRow) -> bytes:
+    """Return a row's value.
+
+    Raises:
+        RecordTooLarge: It would exceed the record limit; refuse its source record before it is decided.
+    """
+    value = msgspec.json.encode(row)
+    if len(value) > MAX_VALUE:
+        raise RecordTooLarge(
+            type(row).__name__, "", f"takes {len(value)} bytes of {MAX_VALUE}; shorten the query"
+        )
+    return value
+
+
+def decode_row(key: bytes, value: bytes) -> AnyRow:
+    """Return the row in a value.
+
+    Raises:
+        CorruptState: It is no row, or of a version this release does not know.
+    """
+    try:
+        row: AnyRow = _DECODER.decode(value)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise CorruptState(f"row {key!r}", str(error), "a row of this release") from None
+    return row
+
+
+_DECODER: Final = msgspec.json.Decoder(AnyRow)
+
+
+def _resolved(
+    row: Row, reward: Reward, seq: int, rules: RewardRules, change: dict[str, Any]
+) -> tuple[Verdict, Move | None]:
+    """Close a row that is in A already: replace what was imputed, or let it stand."""
+    change["stage"] = "closed"
+    correct = reward.correct if reward.kind != "default" else 0.0 if rules.default == "wrong" else None
+    if correct is None:
+        closed = msgspec.structs.replace(row, **change, ended_seq=seq)
+        return "closed", Move("nothing", closed)
+    intake.share(row.query_id, "correct", correct)
+    return "corrected", _move("correct", row, {**change, "correct": correct, "corrected_seq": seq})
+
+
+def _move(tell: Tell, row: Row, change: dict[str, Any]) -> Move:
+    return Move(tell, msgspec.structs.replace(row, **change))

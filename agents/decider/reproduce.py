@@ -1,0 +1,102 @@
+"""Was every Decision in the log the one its state calls for? Replay the log and compare.
+
+Decisions and updates share one order, so the policy that made a Decision is the fold of what came before it.
+The live run may have scored in batches; sums in another order differ in their last digits, so an action
+counts as reproduced when its score is within TOLERANCE of the best.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from typing import Final
+
+from agents.decider.fold import introduce
+from agents.decider.observations import ActionRow, AnyRow, OfferRow, Row, policy_objective
+from agents.decider.policies.base import Context, Policy
+from agents.space.action_space import ActionSpace
+from schemas.action import Action
+from schemas.base import decode
+from schemas.decision import Decision
+
+TOLERANCE: Final = 1e-9
+"""Relative difference of scores that rounding may make: what is promised between a fold and the live run."""
+
+
+@dataclass(frozen=True, slots=True)
+class Mismatch:
+    """A Decision that the log does not call for."""
+
+    query_id: str
+    seq: int
+    field: str
+    logged: object
+    replayed: object
+
+
+def mismatches(policy: Policy, rows: Iterable[AnyRow], seed: int, after: int = -1) -> Iterator[Mismatch]:
+    """Replay a log in order and yield every Decision that differs.
+
+    Args:
+        policy: Of the settings of the live run; fresh, or loaded from a snapshot.
+        rows: Every row of the log.
+        seed: The live run's seed.
+        after: Place in the order of that snapshot; -1 for none.
+    """
+    log = list(rows)
+    introduce(policy, [row for row in log if isinstance(row, ActionRow)])
+    known = {row.action for row in log if isinstance(row, ActionRow)}
+    decided = [row for row in log if isinstance(row, Row)]
+    # An offer stands before the decision of its own place in the order.
+    events: list[tuple[int, int, str, Row | OfferRow]] = []
+    events += [(row.seq, 0, "offer", row) for row in log if isinstance(row, OfferRow)]
+    events += [(row.seq, 1, "decide", row) for row in decided if row.seq > after]
+    events += [(row.learned_seq, 1, "update", row) for row in decided if row.learned_seq > after]
+    events += [(row.corrected_seq, 1, "correct", row) for row in decided if row.corrected_seq > after]
+    events += [(row.ended_seq, 1, "abandon", row) for row in decided if row.ended_seq > after]
+    offered: tuple[str, ...] = ()
+    for _, _, tell, row in sorted(events, key=lambda event: event[:2]):
+        if isinstance(row, OfferRow):
+            offered = row.actions
+            policy.remove_actions(sorted(known - set(offered)))
+            policy.add_actions([a.vector() for a in log if isinstance(a, ActionRow) and a.action in offered])
+        elif tell == "decide":
+            yield from _compared(policy, row, offered, seed)
+            policy.expect([row.pending()])
+        elif tell == "update":
+            policy.update([row.observation(row.entered)])
+        elif tell == "correct":
+            policy.correct([row.observation(row.correct)])
+        elif row.stage == "abandoned":
+            policy.abandon([row.pending()])
+
+
+def _compared(policy: Policy, row: Row, offered: tuple[str, ...], seed: int) -> Iterator[Mismatch]:
+    decision = decode(bytes(row.decision), Decision)
+    space = ActionSpace(tuple(Action.parse(action_id) for action_id in offered))
+    living = set(space.models) - set(decision.masked_models)
+    query = decision.query
+    left = space.choices(pinned=query.pinned, allowed_models=query.allowed_models, available_models=living)
+    context = Context(row.query_id, row.vector(), frozenset(space[i].id for i in left))
+    choice = policy.select([context], [policy_objective(row.objective)], seed)[0]
+
+    def differ(field: str, logged: object, replayed: object) -> Iterator[Mismatch]:
+        if logged != replayed:
+            yield Mismatch(row.query_id, row.seq, field, logged, replayed)
+
+    yield from differ("candidates", decision.candidates, choice.candidates)
+    yield from differ("policy.version", decision.policy.version, choice.version)
+    chosen = choice
+    if decision.action.id != choice.action_id and choice.reason == "policy":
+        # Where two actions score alike to rounding, either reproduces the decision.
+        alone = replace(context, allowed=frozenset({decision.action.id}))
+        chosen = policy.select([alone], [policy_objective(row.objective)], seed)[0]
+        if not _close(chosen.score, choice.score):
+            chosen = choice
+    yield from differ("action", decision.action.id, chosen.action_id)
+    if decision.score is not None and not _close(decision.score, chosen.score):
+        yield Mismatch(row.query_id, row.seq, "score", decision.score, chosen.score)
+
+
+def _close(one: float, two: float) -> bool:
+    return abs(one - two) <= TOLERANCE * max(1.0, abs(one), abs(two))
