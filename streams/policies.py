@@ -11,8 +11,6 @@ from agents.decider.policies.base import ActionVector, Policy
 from agents.decider.policies.exploration import Explored
 from agents.decider.policies.knn import KNN
 from agents.decider.policies.linucb import LinUCB, LinUCBSettings
-from agents.decider.policies.mlp import MLP
-from agents.decider.policies.neural_ucb import NeuralUCB
 from agents.decider.policies.thompson import Thompson
 from agents.decider.policies.uniform import Uniform
 from agents.embedder.actions import embed_actions
@@ -68,8 +66,12 @@ def policy_of(settings: Settings, encoder: Encoder) -> Policy:
         case "knn":
             made = KNN(features, k=int(options.get("k", 5)))
         case "mlp":
+            from agents.decider.policies.mlp import MLP  # with torch, which costs seconds at start
+
             made = MLP(features)
         case "neural-ucb":
+            from agents.decider.policies.neural_ucb import NeuralUCB
+
             made = NeuralUCB(features, alpha=ucb.alpha, ridge=ucb.ridge)
         case _:
             raise SettingsError(f"policy: {settings.policy!r} is unknown; one of {', '.join(POLICIES)}")

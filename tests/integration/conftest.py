@@ -73,7 +73,7 @@ def recorded_paths(questions: int, seed: int = 7) -> list[RecordedPath]:
                     for at in range(depth)
                 ]  # fmt: skip
                 said = answer if right else str(int(answer) + 1)
-                steps.append(RecordedStep(text=f"So {sample}: \\boxed{{{said}}}", tokens=6, score=0.95 if right else 0.3))
+                steps.append(RecordedStep(text=f"So {sample}: \\boxed{{{said}}}", tokens=6, score=0.95 if right else 0.3, finish="eos"))
                 paths.append(
                     RecordedPath(question=text, model=model, path=sample, steps=tuple(steps), prompt_tokens=12)
                 )
