@@ -53,12 +53,12 @@ class Due(Record, frozen=True, kw_only=True, tag="due.v1"):
     Attributes:
         query_id: The query's id.
         kind: `timeout`: the Answer did not come; `feedback`: the feedback did not; `parked`: a Feedback that
-            was early met no Answer.
+            was early met no Answer; `forget`: a closed query need not be recognised any more.
         deadline_ms: The deadline, ms since the epoch on the broker's clock.
     """
 
     query_id: str
-    kind: Literal["timeout", "feedback", "parked"]
+    kind: Literal["timeout", "feedback", "parked", "forget"]
     deadline_ms: int
 
     def __post_init__(self) -> None:
@@ -105,6 +105,7 @@ class Reward(Record, frozen=True, kw_only=True, tag="reward.v1"):
         objective: The objective in force at the Decision.
         reward: The scalar under it, for monitors; None where a term is missing.
         graded_by: Who knew: `reference`, `feedback` or empty.
+        grader: Name and version of what compared with the reference: the grader alone shifts accuracy.
         latency_s: From the Query's append to the Answer's, on the broker's clock.
     """
 
@@ -121,6 +122,7 @@ class Reward(Record, frozen=True, kw_only=True, tag="reward.v1"):
     objective: ObjectiveInForce
     reward: float | None = None
     graded_by: Literal["", "reference", "feedback"] = ""
+    grader: str = ""
     latency_s: float | None = None
 
     def __post_init__(self) -> None:

@@ -6,6 +6,7 @@ are decided here; other mathematics goes to a judge (math-verify, `math_pool`). 
 accuracy, so its name and version go with every result.
 """
 
+import json
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -68,6 +69,7 @@ def grade(text: str, reference: object, *, judge: Judge) -> Grade:
     >>> grade(r"12 + 5 = 17, so \boxed{017}", 17, judge=no_need).how
     'integer'
     """
+    reference = read_reference(reference)
     check_reference(reference)
     answer = extract_boxed(text)
     version = grader_version()
@@ -87,6 +89,21 @@ def grade(text: str, reference: object, *, judge: Judge) -> Grade:
         return Grade(correct=True, answer=answer, how="text", version=version)
     verdict = judge(gold, answer)
     return Grade(correct=verdict.correct, answer=answer, how=verdict.how, version=version)
+
+
+def read_reference(reference: object) -> object:
+    """Return the object in a reference that is JSON text with `tests`; any other as it is.
+
+    >>> read_reference('{"tests": [["a", "b"]]}'), read_reference("{1, 2}")
+    ({'tests': [['a', 'b']]}, '{1, 2}')
+    """
+    if not isinstance(reference, str) or not reference.lstrip().startswith("{"):
+        return reference
+    try:
+        found = json.loads(reference)
+    except ValueError:
+        return reference
+    return found if isinstance(found, dict) and "tests" in found else reference
 
 
 def gold_of(reference: object) -> str:

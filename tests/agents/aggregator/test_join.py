@@ -1,0 +1,368 @@
+"""The join: what each order of arrival leads to; no order, repetition or crash makes a reward twice."""
+
+from itertools import permutations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from agents.aggregator.join import Arrival, Orphan, Turn, Waits, on, to_value
+from agents.aggregator.row import Row, Valued, decode_row, dues, encode_row
+from schemas.action import Action
+from schemas.answer import Answer
+from schemas.decision import Decision, PolicyState
+from schemas.errors import UnreadableRecord
+from schemas.objective import CostRange, ObjectiveInForce
+from schemas.query import Origin, Query, Weights
+from schemas.reward import CLOSING, Due, Feedback, Price, Reward
+
+WAITS = Waits(timeout_ms=60_000, feedback_ms=30_000, keep_ms=1_000_000)
+ACTION = Action(model="m", qp=1, cp=1, bs=1)
+OBJECTIVE = ObjectiveInForce(
+    weights=Weights(correct=0.4, score=0.4, cost=0.2), cost_range=CostRange(low_eflops=1.0, high_eflops=100.0)
+)
+PRICE = Price(
+    eflops=10.0,
+    prefill_eflops=1.0,
+    decoding_eflops=6.0,
+    verifier_eflops=3.0,
+    compute_flops=4.0,
+    memory_bytes=2.0,
+    intensity=3.0,
+)
+ORIGIN = Origin(topic="feedback", partition=0, offset=9)
+
+
+def decision(**query: object) -> Decision:
+    return Decision(
+        query=Query(query_id="q", text="?", **query),  # type: ignore[arg-type]
+        origin=Origin(topic="query", partition=0, offset=1),
+        action=ACTION,
+        group="g",
+        seq=5,
+        seed=1,
+        objective=OBJECTIVE,
+        policy=PolicyState(name="linucb", version=0),
+        appended_ms=1_000,
+    )
+
+
+def answer(status: str = "ok") -> Answer:
+    text = "so 4" if status == "ok" else None
+    error = None if status == "ok" else "why"
+    return Answer(
+        query_id="q", status=status, by="executor", text=text, score=0.5 if text else None, error=error
+    )  # type: ignore[arg-type]
+
+
+def feedback(correct: float = 1.0) -> Feedback:
+    return Feedback(query_id="q", correct=correct)
+
+
+def valued(record: Answer, correct: float | None) -> Valued:
+    price = PRICE if record.text else None
+    return Valued(status=record.status, score=record.score, price=price, correct=correct, grader="g 1")
+
+
+class Join:
+    """A row with what came out of it; `correct` is what the grader would find."""
+
+    def __init__(self, correct: float | None = None, waits: Waits = WAITS) -> None:
+        self.row: Row | None = None
+        self.correct = correct
+        self.waits = waits
+        self.rewards: list[Reward] = []
+        self.counts: list[str] = []
+
+    def turn(self, record: Decision | Answer | Feedback | Due, at_ms: int) -> Turn:
+        asked = to_value(self.row, record)
+        value = valued(asked[1], self.correct) if asked else None
+        return on(self.row, Arrival(record, at_ms, ORIGIN), self.waits, value)
+
+    def take(self, record: Decision | Answer | Feedback | Due, at_ms: int) -> Turn:
+        turn = self.turn(record, at_ms)
+        self.row = None if turn.row is None else decode_row(encode_row(turn.row))
+        assert self.row == turn.row
+        self.rewards += [out for out in turn.out if isinstance(out, Reward)]
+        self.counts += turn.counts
+        return turn
+
+    def kinds(self) -> list[str]:
+        return [reward.kind for reward in self.rewards]
+
+    def due(self, kind: str, late_ms: int = 0) -> Turn:
+        assert self.row is not None
+        (deadline,) = [d.deadline_ms for d in dues(self.row) if d.kind == kind]
+        return self.take(Due(query_id="q", kind=kind, deadline_ms=deadline), deadline + late_ms)  # type: ignore[arg-type]
+
+
+def test_a_reference_makes_the_first_reward_final() -> None:
+    join = Join(correct=1.0)
+    join.take(decision(reference="4"), 1_100)
+    join.take(answer(), 3_000)
+    (reward,) = join.rewards
+    assert (reward.kind, reward.correct, reward.score, reward.seq) == ("final", 1.0, 0.5, 5)
+    assert reward.reward_id == "q/final"
+    assert reward.price == PRICE
+    assert reward.log_cost == pytest.approx(2.302585)
+    assert reward.reward == pytest.approx(0.4 * 1 + 0.4 * 0.5 + 0.2 * (1 - 0.5))
+    assert (reward.graded_by, reward.grader, reward.latency_s) == ("reference", "g 1", 2.0)
+    assert join.row is not None
+    assert join.row.opened is not None
+    assert join.row.opened.reference is None
+
+
+def test_without_correctness_a_provisional_waits_for_its_correction() -> None:
+    join = Join()
+    join.take(decision(), 1_100)
+    join.take(answer(), 3_000)
+    (provisional,) = join.rewards
+    assert (provisional.kind, provisional.correct, provisional.reward, provisional.closes) == (
+        "provisional",
+        None,
+        None,
+        False,
+    )
+    assert provisional.learnable
+    join.take(feedback(0.75), 33_000)
+    assert join.kinds() == ["provisional", "correction"]
+    assert (join.rewards[1].correct, join.rewards[1].graded_by, join.rewards[1].grader) == (
+        0.75,
+        "feedback",
+        "",
+    )
+    assert join.rewards[1].log_cost == provisional.log_cost
+
+
+def test_feedback_that_never_comes_is_a_default_at_its_deadline() -> None:
+    join = Join()
+    join.take(decision(), 1_100)
+    join.take(answer(), 3_000)
+    assert join.row is not None
+    assert [d.deadline_ms for d in dues(join.row)] == [33_000]
+    join.due("feedback", late_ms=5)
+    assert join.kinds() == ["provisional", "default"]
+    join.take(feedback(), 34_000)
+    assert join.counts == ["late_feedback"]
+    assert len(join.rewards) == 2
+
+
+def test_feedback_appended_after_its_deadline_is_late_even_before_the_due() -> None:
+    join = Join()
+    join.take(decision(), 1_100)
+    join.take(answer(), 3_000)
+    join.take(feedback(), 33_001)
+    assert join.counts == ["late_feedback"]
+    join.due("feedback")
+    assert join.kinds() == ["provisional", "default"]
+
+
+def test_a_query_that_waits_for_no_feedback_closes_at_once() -> None:
+    join = Join()
+    join.take(decision(feedback_wait_s=0), 1_100)
+    join.take(answer(), 3_000)
+    assert join.kinds() == ["default"]
+
+
+def test_the_query_s_own_waits_count_from_append_times() -> None:
+    join = Join()
+    join.take(decision(timeout_s=2.5, feedback_wait_s=4), 1_900)
+    assert join.row is not None
+    assert dues(join.row) == (("timeout", 3_500),)
+    join.take(answer(), 3_000)
+    assert dues(join.row) == (("feedback", 7_000),)
+
+
+def test_early_feedback_is_parked_and_used() -> None:
+    for first in permutations([(decision(), 1_100), (feedback(), 1_200), (answer(), 3_000)]):
+        join = Join()
+        for record, at_ms in first:
+            join.take(record, at_ms)
+        # A provisional comes first exactly when the feedback comes last.
+        assert join.kinds() == (["provisional", "correction"] if first[2][0] == feedback() else ["final"])
+        assert (join.rewards[-1].correct, join.rewards[-1].graded_by) == (1.0, "feedback")
+
+
+def test_feedback_for_an_unknown_query_becomes_an_orphan() -> None:
+    join = Join()
+    join.take(feedback(), 5_000)
+    assert join.due("parked").out == (Orphan(feedback(), ORIGIN),)
+    join.take(feedback(), 5_000)
+    join.take(decision(), 40_000)
+    join.take(answer(), 41_000)
+    join.take(feedback(), 5_000)
+    assert join.counts == ["orphan_feedback", "duplicate_feedback", "duplicate_feedback"]
+    assert join.kinds() == ["provisional"]
+
+
+def test_a_lone_orphan_is_forgotten_in_the_end() -> None:
+    join = Join()
+    join.take(feedback(), 5_000)
+    join.due("parked")
+    assert join.due("forget").row is None
+
+
+def test_feedback_that_outwaits_its_answer_becomes_an_orphan_and_the_query_goes_on() -> None:
+    join = Join()
+    join.take(decision(), 1_100)
+    join.take(feedback(), 1_200)
+    assert isinstance(join.due("parked").out[0], Orphan)
+    join.take(answer(), 50_000)
+    assert join.kinds() == ["provisional"]
+
+
+def test_a_silent_executor_ends_in_an_expired_answer_and_a_closed_reward() -> None:
+    join = Join()
+    join.take(decision(), 1_100)
+    (expired,) = join.due("timeout").out
+    assert isinstance(expired, Answer)
+    assert (expired.status, expired.by, expired.query_id, expired.seq) == ("expired", "aggregator", "q", 5)
+    assert expired.error
+    assert join.row is not None
+    assert dues(join.row) == ()
+    join.take(expired, 62_000)
+    (reward,) = join.rewards
+    assert (reward.kind, reward.status, reward.learnable) == ("default", "expired", False)
+    assert join.counts == ["expired"]
+
+
+def test_an_answer_that_was_first_in_the_topic_beats_the_expiry() -> None:
+    join = Join(correct=1.0)
+    join.take(decision(reference="4"), 1_100)
+    (expired,) = join.due("timeout").out
+    join.take(answer(), 61_001)
+    join.take(expired, 61_002)  # type: ignore[arg-type]
+    assert join.kinds() == ["final"]
+    assert join.rewards[0].status == "ok"
+    assert join.counts == ["duplicate_answer"]
+
+
+def test_no_text_with_a_reference_is_a_wrong_answer() -> None:
+    join = Join(correct=0.0)
+    join.take(decision(reference="4"), 1_100)
+    join.take(answer("failed"), 3_000)
+    (reward,) = join.rewards
+    assert (reward.kind, reward.correct, reward.learnable, reward.reward) == ("final", 0.0, False, None)
+
+
+def test_an_answer_before_its_decision_waits_for_it() -> None:
+    join = Join(correct=1.0)
+    join.take(answer(), 3_000)
+    assert not join.rewards
+    join.take(decision(reference="4"), 3_100)
+    assert join.kinds() == ["final"]
+    assert join.rewards[0].latency_s == 2.0
+    rejected = Join()
+    rejected.take(answer("rejected"), 3_000)
+    assert rejected.due("forget").row is None
+    assert not rejected.rewards
+
+
+def test_a_clock_that_runs_ahead_expires_nothing() -> None:
+    join = Join()
+    join.take(decision(), 1_100)
+    turn = join.take(Due(query_id="q", kind="timeout", deadline_ms=61_000), 60_999)
+    assert (turn.out, turn.counts) == ((), ("early_due",))
+    join.take(Due(query_id="q", kind="timeout", deadline_ms=50_000), 70_000)
+    join.take(Due(query_id="q", kind="feedback", deadline_ms=33_000), 70_000)
+    assert join.counts == ["early_due", "stale_due", "stale_due"]
+    assert on(None, Arrival(Due(query_id="q", kind="forget", deadline_ms=1), 5), WAITS) == Turn(
+        None, counts=("stale_due",)
+    )
+
+
+def test_a_row_is_forgotten_only_after_its_time() -> None:
+    join = Join(correct=1.0)
+    join.take(decision(reference="4"), 1_100)
+    join.take(answer(), 3_000)
+    assert join.row is not None
+    assert dues(join.row) == (("forget", 1_003_000),)
+    join.take(feedback(), 3_100)
+    assert join.counts == ["duplicate_feedback"]
+    assert join.due("forget").row is None
+
+
+def test_an_answer_that_was_not_valued_is_a_mistake() -> None:
+    join = Join()
+    join.take(decision(), 1_100)
+    with pytest.raises(ValueError, match="to_value"):
+        on(join.row, Arrival(answer(), 3_000), WAITS)
+
+
+def test_an_unreadable_row_is_refused() -> None:
+    for bad in (b"", b"{}", b'{"schema":"join-row.v2","query_id":"q"}', b'{"schema":"join-row.v1"}'):
+        with pytest.raises(UnreadableRecord, match="rebuild the table"):
+            decode_row(bad)
+
+
+RECORDS = [
+    decision(),
+    decision(reference="4"),
+    answer(),
+    answer("failed"),
+    Answer(query_id="q", status="expired", by="aggregator", error="silent"),
+    feedback(1.0),
+    feedback(0.0),
+]
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    order=st.lists(st.sampled_from(RECORDS), min_size=1, max_size=8),
+    gaps=st.lists(st.integers(0, 40_000), min_size=12, max_size=12),
+    fires=st.lists(st.booleans(), min_size=12, max_size=12),
+    crashes=st.lists(st.booleans(), min_size=12, max_size=12),
+    correct=st.sampled_from([None, 0.0, 1.0]),
+)
+def test_any_order_any_repetition_any_crash_makes_each_reward_once(
+    order: list[Decision | Answer | Feedback],
+    gaps: list[int],
+    fires: list[bool],
+    crashes: list[bool],
+    correct: float | None,
+) -> None:
+    join, now = Join(correct), 1_000
+    seen: list[tuple[Decision | Answer | Feedback | Due, int]] = []
+    answers: list[Answer] = []
+
+    def deliver(record: Decision | Answer | Feedback | Due, crash: bool) -> None:
+        if crash:
+            # The records went out, the row was not stored: the same record comes again and says the same.
+            assert join.turn(record, now) == join.turn(record, now)
+        turn = join.take(record, now)
+        answers.extend(out for out in turn.out if isinstance(out, Answer))
+        seen.append((record, now))
+        # Whatever was seen before changes nothing and says nothing, at once and later.
+        for old, at_ms in seen:
+            again = join.turn(old, at_ms)
+            assert (again.row, again.out) == (join.row, ())
+
+    for record, gap, fire, crash in zip(order, gaps, fires, crashes, strict=False):
+        now += gap
+        if fire and join.row is not None:
+            for deadline in dues(join.row):
+                if deadline.kind != "forget" and deadline.deadline_ms <= now:
+                    deliver(Due(query_id="q", kind=deadline.kind, deadline_ms=deadline.deadline_ms), crash)
+        deliver(record, crash)
+    # Let time pass: every deadline is sent, and what the aggregator answered comes back to it.
+    for _ in range(4):
+        for pending in answers:
+            deliver(pending, False)
+        if join.row is None:
+            break
+        for deadline in dues(join.row):
+            if deadline.kind != "forget":
+                now = max(now, deadline.deadline_ms)
+                deliver(Due(query_id="q", kind=deadline.kind, deadline_ms=deadline.deadline_ms), False)
+                break
+
+    ids = [reward.reward_id for reward in join.rewards]
+    assert len(set(ids)) == len(ids)
+    closing = [reward for reward in join.rewards if reward.kind in CLOSING]
+    opened = any(isinstance(record, Decision) for record in order)
+    assert len(closing) == opened
+    if len(join.rewards) == 2:
+        assert join.rewards[0].kind == "provisional"
+        assert join.rewards[1].kind in ("correction", "default")
+        assert join.rewards[0].score == join.rewards[1].score
+    assert not join.rewards or join.rewards[-1] is closing[0]
