@@ -7,6 +7,7 @@ the rule of ParetoBandit). The width stays α√(xᵀA⁻¹x); D-LinUCB's second
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Sequence
 from typing import Any, Final
@@ -114,6 +115,7 @@ class Discounted(LinUCB):
         self.gamma = gamma
         self.counts_decisions = True
         self.clock = 0
+        self._period = max(1, math.ceil(math.log(RIDGE_FLOOR) / math.log(gamma)))
         self._epoch = 0
 
     def scores(self, contexts: Sequence[Context], objectives: Sequence[Objective], seed: int) -> list[Scores]:
@@ -124,10 +126,11 @@ class Discounted(LinUCB):
     def expect(self, decisions: Sequence[Pending]) -> None:
         """Advance the decision clock; restore λ when the discount has eaten a tenth of it."""
         self.clock += len(decisions)
-        share = self.gamma ** (self.clock - self._epoch)
-        if share < RIDGE_FLOOR:
-            self.gram.rescale(share)
-            self._epoch = self.clock
+        # Epochs are multiples of the period, so that decisions told together or singly end in one state.
+        epoch = self.clock // self._period * self._period
+        if epoch > self._epoch:
+            self.gram.rescale(self.gamma ** (epoch - self._epoch))
+            self._epoch = epoch
 
     def rows(self, observations: Sequence[Observation]) -> tuple[Matrix, Matrix]:
         """Return rows scaled by the root of their weight."""

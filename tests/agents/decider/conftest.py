@@ -4,12 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
+from agents.decider.agent import Decider
+from agents.decider.decisions import Surroundings
 from agents.decider.features import FeatureMap, FeatureSettings
-from agents.decider.policies.base import ActionVector, Context, Objective, Observation, Pending
+from agents.decider.policies.base import ActionVector, Context, Objective, Observation, Pending, Policy
+from agents.space.action_space import ActionSpace, tts_space
+from agents.space.catalogue import load_catalogue
+from agents.space.steering import Steering
+from schemas.base import decode
+from schemas.decision import Decision
+from schemas.query import Context as ContextRecord
+from schemas.query import Origin, Query
+from schemas.reward import Reward
+
+CATALOGUES = Path(__file__).parents[3] / "infra" / "catalogue"
 
 Array = np.ndarray
 
@@ -117,3 +131,103 @@ def quality() -> Objective:
 @pytest.fixture(scope="session")
 def thrift() -> Objective:
     return THRIFT
+
+
+class Shard:
+    """A decider with its table as a dict, as the wiring runs it: rows are written before anything counts."""
+
+    def __init__(self, make_policy: Callable[[FeatureMap], Policy], seed: int = 0, **options: Any) -> None:
+        self.make_policy, self.options = make_policy, options
+        self.rng = np.random.default_rng(seed)
+        self.catalogue = load_catalogue(CATALOGUES / "qwen3.yaml")
+        self.space = tts_space(self.catalogue)
+        self.table: dict[bytes, bytes] = {}
+        self.around = Surroundings(Steering.of(self.catalogue), self.space)
+        self.vectors: dict[str, ActionVector] = {}
+        self.asked = self.rewarded = 0
+        self.decider = self.fresh()
+        self.offer()
+
+    def policy(self, **features: Any) -> Policy:
+        return self.make_policy(FeatureMap(FeatureSettings(12, 10, query_rank=3, **features)))
+
+    def fresh(self) -> Decider:
+        return Decider(self.policy(), seed=7, **self.options)
+
+    def offer(self) -> None:
+        for action in self.space:
+            if action.id not in self.vectors:
+                row = unit(self.rng.normal(size=10) + 2.0)
+                self.vectors[action.id] = ActionVector(action.id, action.model, row)
+        self.table |= self.decider.offer([self.vectors[action.id] for action in self.space])
+
+    def use(self, space: ActionSpace) -> None:
+        self.space = space
+        self.around = Surroundings(self.around.steering, space, self.around.living)
+        self.offer()
+
+    def row(self, query_id: str) -> bytes | None:
+        return self.table.get(query_id.encode())
+
+    def context(self, query_id: str | None = None, **query: Any) -> tuple[ContextRecord, Origin]:
+        at, self.asked = self.asked, self.asked + 1
+        record = ContextRecord(
+            query=Query(query_id=query_id or f"q{at}", text="1 + 1?", **query),
+            embedding=unit(self.rng.normal(size=12)).astype("<f4").tobytes(),
+            origin=Origin(topic="query", partition=0, offset=at),
+        )
+        return record, Origin(topic="context", partition=0, offset=at)
+
+    def ask(self, *contexts: tuple[ContextRecord, Origin]) -> list[Any]:
+        made = self.decider.decide(contexts, self.row, self.around)
+        self.table |= [d.row for d in made if d.row]
+        return made
+
+    def reward(self, decided: Any, kind: str = "final", **changes: Any) -> tuple[Reward, int]:
+        decision = decode(decided.value, Decision)
+        terms: dict[str, Any] = {
+            "correct": float(self.rng.random() < 0.5) if kind in ("final", "correction") else None,
+            "score": float(self.rng.random()),
+            "log_cost": float(self.rng.uniform(28.0, 35.0)),
+            "status": "ok",
+        }
+        at, self.rewarded = self.rewarded, self.rewarded + 1
+        record = Reward(
+            reward_id=f"{decided.query_id}/{kind}",
+            query_id=decided.query_id,
+            kind=kind,
+            seq=decision.seq,
+            action=decision.action,
+            price=None,
+            objective=decision.objective,
+            **(terms | changes),
+        )
+        return record, at
+
+    def tell(self, *rewards: tuple[Reward, int]) -> list[Any]:
+        learned = self.decider.learn(rewards, self.row)
+        self.table |= [one.row for one in learned if one.row]
+        return learned
+
+    def crash(self) -> Any:
+        """Lose the process, keep the table, recover."""
+        self.decider = self.fresh()
+        found = self.decider.recover(self.table.items())
+        self.table |= self.decider.offer([self.vectors[action.id] for action in self.space])
+        return found
+
+    def same_as(self, other: Decider) -> None:
+        """Demand that a decider scores as this shard's does."""
+        rng = np.random.default_rng(5)
+        contexts = [Context(f"probe{i}", unit(rng.normal(size=12))) for i in range(5)]
+        mine, others = (d.policy.scores(contexts, [QUALITY] * 5, 1) for d in (self.decider, other))
+        for one, two in zip(mine, others, strict=True):
+            assert list(one.action_ids) == list(two.action_ids)
+            assert np.abs(one.score - two.score).max() <= 1e-9 * max(1.0, np.abs(one.score).max())
+        assert (self.decider.seq, self.decider.clock) == (other.seq, other.clock)
+        assert self.decider.policy.version == other.policy.version
+
+
+@pytest.fixture(scope="session")
+def make_shard() -> Callable[..., Shard]:
+    return Shard

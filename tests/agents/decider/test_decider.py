@@ -1,0 +1,278 @@
+"""Contexts and rewards over lists: decided once, learned once, whatever order they come in."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+
+from agents.decider.errors import DuplicateQuery, InvalidObservation
+from agents.decider.observations import RewardRules, decode_row
+from agents.decider.policies.exploration import Explored
+from agents.decider.policies.forgetting import Discounted, SlidingWindow
+from agents.decider.policies.knn import KNN
+from agents.decider.policies.linucb import LinUCB, LinUCBSettings
+from agents.decider.policies.mlp import MLP
+from agents.decider.policies.network import NetworkSettings
+from agents.decider.policies.thompson import Thompson
+from agents.decider.reproduce import mismatches
+from agents.space.action_space import routing_space, tts_space, union
+from agents.space.errors import ActionError
+from schemas.base import decode
+from schemas.decision import Decision
+from schemas.query import Origin, Weights
+
+MAKERS: dict[str, Callable[[Any], Any]] = {
+    "linucb": LinUCB,
+    "linucb-decided": lambda f: LinUCB(f, LinUCBSettings(widths="decided")),
+    "linucb-scalar": lambda f: LinUCB(f, LinUCBSettings(reward="scalar")),
+    "thompson": lambda f: Thompson(f, propensity_draws=16),
+    "knn": KNN,
+    "mlp": lambda f: MLP(f, NetworkSettings(hidden=6, iterations=3)),
+    "window": lambda f: SlidingWindow(f, window=12),
+    "discounted": lambda f: Discounted(f, gamma=0.98),
+    "warm-up": lambda f: Explored(LinUCB(f), floor=0.2, warm_up=5),
+}
+
+
+@pytest.fixture(params=MAKERS, ids=str)
+def shard(request: pytest.FixtureRequest, make_shard: Any) -> Any:
+    return make_shard(MAKERS[request.param])
+
+
+@pytest.fixture
+def plain_shard(make_shard: Any) -> Any:
+    return make_shard(LinUCB)
+
+
+def live(shard: Any, rounds: int = 8) -> list[Any]:
+    """Run a mixed life: batches, two stages, defaults, failures, late corrections."""
+    made = []
+    for _ in range(rounds):
+        made = shard.ask(*(shard.context() for _ in range(5)))
+        two_stage, final, failed, silent, _ = made
+        shard.tell(
+            shard.reward(two_stage, "provisional"), shard.reward(final), shard.reward(silent, "provisional")
+        )
+        shard.tell(shard.reward(failed, "default", score=None, log_cost=None, status="failed"))
+        shard.tell(shard.reward(two_stage, "correction"), shard.reward(silent, "default"))
+    return made
+
+
+def test_a_decision_explains_itself(plain_shard: Any) -> None:
+    live(plain_shard)
+    made = plain_shard.ask(plain_shard.context(weights=Weights(correct=1, score=1, cost=2)))[0]
+    decision = decode(made.value, Decision)
+    assert decision.score == pytest.approx(decision.mean + decision.width)
+    assert len(decision.runners_up) == 3
+    assert decision.candidates == 28
+    assert decision.propensity == 1.0
+    assert decision.policy.name == "linucb"
+    assert decision.policy.version == plain_shard.decider.policy.version > 0
+    assert decision.seq == plain_shard.decider.seq - 1
+    assert decision.objective.weights.cost == 0.5
+    assert decision.predicted is not None
+
+
+def test_the_order_of_decisions_and_updates_has_no_gap_and_no_double(shard: Any) -> None:
+    live(shard)
+    rows = [r for r in (decode_row(k, v) for k, v in shard.table.items()) if hasattr(r, "clock")]
+    places = [r.seq for r in rows]
+    for r in rows:
+        places += {p for p in (r.learned_seq, r.corrected_seq, r.ended_seq) if p >= 0}
+    assert sorted(places) == list(range(shard.decider.seq))
+    assert sorted(r.clock for r in rows) == list(range(shard.decider.clock))
+
+
+def test_recovery_equals_the_live_learner(shard: Any) -> None:
+    live(shard)
+    before = shard.decider
+    found = shard.crash()
+    shard.same_as(before)
+    assert (found.next_context, found.next_reward) == (before.context_offset + 1, before.reward_offset + 1)
+    live(shard, 2)
+    before = shard.decider
+    shard.crash()
+    shard.same_as(before)
+
+
+def test_every_decision_is_reproduced_from_the_log(shard: Any) -> None:
+    live(shard, 4)
+    shard.use(union([tts_space(shard.catalogue), routing_space(shard.catalogue)]))
+    live(shard, 3)
+    shard.use(routing_space(shard.catalogue))
+    shard.around = replace(shard.around, living=frozenset(shard.space.models[1:4]))
+    live(shard, 3)
+    shard.ask(
+        shard.context(pin_action=shard.space[2].id), shard.context(allowed_models=shard.space.models[2:3])
+    )
+    rows = [decode_row(key, value) for key, value in shard.table.items()]
+    assert list(mismatches(shard.policy(), rows, seed=7)) == []
+
+
+def test_a_forged_decision_is_found(plain_shard: Any) -> None:
+    live(plain_shard, 4)
+    rows = [decode_row(key, value) for key, value in plain_shard.table.items()]
+    victim = next(r for r in rows if getattr(r, "seq", 0) > 20 and hasattr(r, "decision"))
+    decision = decode(bytes(victim.decision), Decision)
+    other = next(a for a in plain_shard.space if a.id != decision.action.id)
+    forged = msgspec.structs.replace(decision, action=other)
+    rows[rows.index(victim)] = msgspec.structs.replace(
+        victim, decision=msgspec.Raw(msgspec.json.encode(forged))
+    )
+    found = list(mismatches(plain_shard.policy(), rows, seed=7))
+    assert [(m.query_id, m.field) for m in found][:1] == [(victim.query_id, "action")]
+
+
+def test_a_redelivered_context_sends_the_same_bytes_and_changes_nothing(shard: Any) -> None:
+    context = shard.context()
+    first, twin = shard.ask(context, context)
+    assert twin.value == first.value
+    assert twin.resent
+    live(shard, 3)
+    state, seq = shard.decider.policy.state(), shard.decider.seq
+    again = shard.ask(context)[0]
+    assert again.resent
+    assert (again.value, again.group) == (first.value, first.group)
+    assert (shard.decider.policy.state(), shard.decider.seq) == (state, seq)
+
+
+def test_a_second_query_with_a_taken_id_is_refused(plain_shard: Any) -> None:
+    plain_shard.ask(plain_shard.context("twice"))
+    refused = plain_shard.ask(plain_shard.context("twice"))[0]
+    assert isinstance(refused.error, DuplicateQuery)
+    assert "send a new id" in str(refused.error)
+
+
+def test_one_bad_context_of_a_batch_is_refused_alone(shard: Any) -> None:
+    bad_pin = shard.context(pin_action="nobody/1/1/1")
+    short, origin = shard.context()
+    short = msgspec.structs.replace(short, embedding=short.embedding[:8])
+    zero, zero_origin = shard.context()
+    zero = msgspec.structs.replace(zero, embedding=np.zeros(12, "<f4").tobytes())
+    made = shard.ask(shard.context(), bad_pin, (short, origin), (zero, zero_origin), shard.context())
+    errors = [type(d.error) for d in made]
+    assert errors == [type(None), ActionError, InvalidObservation, InvalidObservation, type(None)]
+    assert shard.decider.clock == 2
+
+
+def test_a_vector_of_another_encoder_is_refused(make_shard: Any) -> None:
+    shard = make_shard(LinUCB, encoder="minilm")
+    assert "embed the query with 'minilm'" in str(shard.ask(shard.context())[0].error)
+
+
+def test_duplicate_late_and_orphan_rewards_change_nothing(shard: Any) -> None:
+    made = shard.ask(*(shard.context() for _ in range(3)))
+    first, correction = shard.reward(made[0], "provisional"), shard.reward(made[0], "correction")
+    final, default = shard.reward(made[1]), shard.reward(made[2], "default")
+    shard.tell(first, correction, final, default)
+    state = shard.decider.policy.state()
+    stranger = msgspec.structs.replace(final[0], query_id="nobody", reward_id="nobody/final")
+    wrong_seq = msgspec.structs.replace(final[0], seq=99)
+    told = shard.tell(
+        first, correction, final, default,
+        shard.reward(made[1], "provisional"), shard.reward(made[2], "correction"),
+        (stranger, 50), (wrong_seq, 51),
+    )  # fmt: skip
+    verdicts = [one.verdict for one in told]
+    assert verdicts == ["duplicate"] * 4 + ["late"] * 2 + ["orphan"] * 2
+    assert not any(one.row for one in told)
+    assert shard.decider.policy.state() == state
+    assert shard.decider.verdicts["orphan"] == 2
+
+
+def test_a_correction_that_overtakes_its_provisional_counts_once(plain_shard: Any, make_shard: Any) -> None:
+    made = plain_shard.ask(plain_shard.context())[0]
+    first = plain_shard.reward(made, "provisional")
+    second = plain_shard.reward(
+        made, "correction", score=first[0].score, log_cost=first[0].log_cost, correct=1.0
+    )
+    verdicts = [one.verdict for one in plain_shard.tell(second, first)]
+    assert verdicts == ["learned", "late"]
+    ordered = make_shard(LinUCB)
+    ordered.ask(ordered.context())
+    ordered.tell(first, second)
+    theta = plain_shard.decider.policy.gram.theta
+    assert np.allclose(theta, ordered.decider.policy.gram.theta, atol=1e-12)
+
+
+def test_two_stages_equal_one(make_shard: Any) -> None:
+    """Imputed, then corrected: as if correctness had been known at once."""
+    staged, known = make_shard(LinUCB), make_shard(LinUCB)
+    for _ in range(12):
+        contexts = [staged.context() for _ in range(4)]
+        one, two = staged.ask(*contexts), known.ask(*contexts)
+        finals = [known.reward(decided) for decided in two]
+        terms = [{"score": f.score, "log_cost": f.log_cost} for f, _ in finals]
+        early = [staged.reward(d, "provisional", **t) for d, t in zip(one, terms, strict=True)]
+        late = [
+            staged.reward(d, "correction", correct=f.correct, **t)
+            for d, t, (f, _) in zip(one, terms, finals, strict=True)
+        ]
+        staged.tell(*early)
+        staged.tell(*reversed(late))
+        known.tell(*finals)
+    a, b = staged.decider.policy.gram, known.decider.policy.gram
+    assert np.allclose(a.theta, b.theta, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("rules", "entered"),
+    [
+        (RewardRules(), 0.25),
+        (RewardRules(impute=0.5), 0.5),
+        (RewardRules(default="wrong"), 0.0),
+        (RewardRules(default="drop"), None),
+    ],
+)
+def test_a_reward_that_never_comes_is_resolved_by_the_rules(
+    make_shard: Any, rules: Any, entered: float | None
+) -> None:
+    shard = make_shard(LinUCB, rules=rules)
+    made = shard.ask(shard.context())[0]
+    shard.tell(shard.reward(made, "default", score=0.25))
+    total = shard.decider.policy.gram.b[:, 0]
+    x = shard.decider.policy.rows([decode_row(b"", shard.row(made.query_id)).observation(None)])[0][0]
+    assert np.allclose(total, 0.0 if entered is None else entered * x)
+    assert shard.decider.policy.version == (0 if entered is None else 1)
+
+
+def test_default_wrong_corrects_what_was_imputed(make_shard: Any) -> None:
+    shard = make_shard(LinUCB, rules=RewardRules(default="wrong"))
+    made = shard.ask(shard.context())[0]
+    verdicts = [
+        one.verdict for one in shard.tell(shard.reward(made, "provisional"), shard.reward(made, "default"))
+    ]
+    assert verdicts == ["learned", "corrected"]
+    assert np.allclose(shard.decider.policy.gram.b[:, 0], 0.0)
+
+
+def test_an_implausible_price_is_refused_before_anything_changes(shard: Any) -> None:
+    made = shard.ask(shard.context())[0]
+    state, table = shard.decider.policy.state(), dict(shard.table)
+    told = shard.tell(shard.reward(made, log_cost=1e9))[0]
+    assert isinstance(told.error, InvalidObservation)
+    assert told.error.field == "log_cost"
+    assert (shard.decider.policy.state(), shard.table) == (state, table)
+    assert shard.tell(shard.reward(made))[0].verdict == "learned"
+
+
+def test_removed_models_learn_and_are_not_chosen_after_recovery(shard: Any) -> None:
+    made = live(shard, 3)
+    shard.use(routing_space(shard.catalogue))
+    shard.crash()
+    chosen = shard.ask(*(shard.context() for _ in range(12)))
+    space = {action.id for action in shard.space}
+    assert {decode(d.value, Decision).action.id for d in chosen} <= space
+    assert shard.tell(shard.reward(made[4]))[0].verdict == "learned"
+
+
+def test_a_context_lies_where_its_row_says(plain_shard: Any) -> None:
+    made = plain_shard.ask(plain_shard.context())[0]
+    row = decode_row(b"", plain_shard.row(made.query_id))
+    assert row.context_origin == Origin(topic="context", partition=0, offset=0)
+    assert bytes(row.decision) == made.value
