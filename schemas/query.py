@@ -3,7 +3,7 @@
 import math
 import sys
 from array import array
-from typing import Any
+from typing import Any, TypeAlias
 
 import msgspec
 import orjson
@@ -18,6 +18,10 @@ MAX_METADATA = 16 * 1024
 
 MAX_WAIT_S = 30 * 24 * 3600.0
 """Seconds: the retention of the topics that are joined. Longer waits could not be kept."""
+
+
+Reference: TypeAlias = str | int | float | dict[str, Any]
+"""What an answer is graded against."""
 
 
 class Message(Struct, frozen=True, kw_only=True):
@@ -89,7 +93,8 @@ class Query(Record, frozen=True, kw_only=True, tag="query.v1"):
         messages: the conversation, rendered by the model's chat template. Exactly one of the two.
         objective: Name of an objective in `control`; or
         weights: free weights. At most one of the two; neither means the deployment's default.
-        reference: The right answer, where known; the aggregator grades with it. Never reaches a model.
+        reference: The right answer, where known; the aggregator grades with it. Never reaches a model. A text, a
+            number, or for a program {"tests": [[input, output], …]}.
         pin_action: `model/qp/cp/bs` that must be used, whatever the policy thinks.
         allowed_models: Models that may be used; None allows all.
         budget: What the search may spend.
@@ -104,7 +109,7 @@ class Query(Record, frozen=True, kw_only=True, tag="query.v1"):
     messages: tuple[Message, ...] | None = None
     objective: str | None = None
     weights: Weights | None = None
-    reference: str | None = None
+    reference: Reference | None = None
     pin_action: str | None = None
     allowed_models: tuple[str, ...] | None = None
     budget: Budget | None = None
@@ -123,7 +128,7 @@ class Query(Record, frozen=True, kw_only=True, tag="query.v1"):
             value = getattr(self, name)
             if value is not None and not 1 <= len(value) <= 200:
                 raise InvalidField("Query", name, "must have 1 to 200 characters; or leave it out")
-        if self.reference is not None and len(self.reference.encode()) > MAX_TEXT:
+        if self.reference is not None and _json_size("reference", self.reference) > MAX_TEXT:
             raise InvalidField("Query", "reference", f"takes more than {MAX_TEXT} bytes; shorten it")
         if self.pin_action is not None:
             try:
@@ -161,10 +166,7 @@ class Query(Record, frozen=True, kw_only=True, tag="query.v1"):
     def _check_metadata(self) -> None:
         if not self.metadata:
             return
-        try:
-            size = len(orjson.dumps(self.metadata))
-        except (orjson.JSONEncodeError, TypeError) as error:
-            raise InvalidField("Query", "metadata", f"is no JSON ({error}); use plain values") from None
+        size = _json_size("metadata", self.metadata)
         if size > MAX_METADATA:
             raise InvalidField("Query", "metadata", f"takes {size} bytes of {MAX_METADATA}; shorten it")
 
@@ -238,6 +240,13 @@ def unpack(embedding: bytes) -> "array[float]":
     if sys.byteorder == "big":
         vector.byteswap()
     return vector
+
+
+def _json_size(name: str, value: object) -> int:
+    try:
+        return len(orjson.dumps(value))
+    except (orjson.JSONEncodeError, TypeError) as error:
+        raise InvalidField("Query", name, f"is no JSON ({error}); use plain values") from None
 
 
 def _check_text(name: str, text: str) -> None:

@@ -21,7 +21,7 @@ from agents.aggregator.reward import reward_of
 from agents.aggregator.row import Deadline, Opened, Parked, Row, Valued, dues
 from schemas.answer import Answer
 from schemas.decision import Decision
-from schemas.query import Origin
+from schemas.query import Origin, Reference
 from schemas.reward import Due, Feedback, Kind, Reward
 
 Count = Literal[
@@ -72,7 +72,9 @@ class Turn:
     counts: tuple[Count, ...] = ()
 
 
-def to_value(row: Row | None, record: Decision | Answer | Feedback | Due) -> tuple[str | None, Answer] | None:
+def to_value(
+    row: Row | None, record: Decision | Answer | Feedback | Due
+) -> tuple[Reference | None, Answer] | None:
     """Return (reference, answer) when this record makes it possible, and needed, to value an Answer.
 
     Pricing and grading take time that the fold does not have: do them, then call `on` with the result.

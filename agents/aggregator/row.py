@@ -10,7 +10,7 @@ from schemas.answer import Answer, Status
 from schemas.errors import UnreadableRecord
 from schemas.forest import Unit
 from schemas.objective import ObjectiveInForce
-from schemas.query import Origin
+from schemas.query import Origin, Reference
 from schemas.reward import Feedback, Kind, Price
 
 DueKind = Literal["timeout", "feedback", "parked", "forget"]
@@ -32,7 +32,7 @@ class Opened(Struct, frozen=True, kw_only=True, omit_defaults=True):
     appended_ms: int  # of the Query
     timeout_ms: int  # from there to expiry
     feedback_ms: int  # from the Answer to the default
-    reference: str | None = None
+    reference: Reference | None = None
 
 
 class Valued(Struct, frozen=True, kw_only=True, omit_defaults=True):
