@@ -1,0 +1,54 @@
+# UniScale-Streams. `make help` lists the targets.
+#
+# Python 3.11 is all that is needed beforehand: every tool lives in .venv, at the versions of requirements/lock.txt.
+
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+
+PYTHON ?= $(shell command -v python3.11 || command -v python3 || command -v python)
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+LOCK := requirements/torch.txt requirements/lock.txt
+TORCH_INDEX := https://download.pytorch.org/whl/cpu
+PACKAGES := schemas agents streams experiments
+
+# Further words for a command: make demo ARGS="--questions 20"
+ARGS ?=
+
+.PHONY: help env demo test test-long lint bench-learner bench-stream clean
+
+help: ## Show the targets
+	@grep -hE '^[a-z.-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
+
+env: $(STAMP) ## Make or renew the environment in .venv
+.venv: $(STAMP)
+
+$(STAMP): $(LOCK) requirements/environment.sh
+	@PYTHON="$(PYTHON)" VENV="$(VENV)" TORCH_INDEX="$(TORCH_INDEX)" bash requirements/environment.sh
+
+demo: $(STAMP) ## Stream 210 questions through the whole loop on this machine; writes out/demo/
+	@$(BIN)/python -m streams demo $(ARGS)
+
+lint: $(STAMP) ## Check style, types and directions of import
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	PYTHONPATH=. $(BIN)/lint-imports
+
+test: lint ## Environment, lint, and every test but the slow ones
+	$(BIN)/python -m pytest -m "not slow" $(ARGS)
+
+test-long: lint ## Every test, soaks and kills included
+	$(BIN)/python -m pytest $(ARGS)
+
+bench-learner: $(STAMP) ## Measure the learner; writes out/bench/learner.json
+	@$(BIN)/python -m experiments bench-learner $(ARGS)
+
+bench-stream: $(STAMP) ## Measure the streams on every broker; writes out/bench/stream.json
+	@$(BIN)/python -m streams bench $(ARGS)
+
+clean: ## Remove the environment, caches and out/
+	rm -rf $(VENV) out .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	find $(PACKAGES) tests -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,128 @@
+"""The guards of the layout: our packages are ours, tests are no packages, files are small, paths are relative."""
+
+import ast
+import importlib
+import re
+import subprocess
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+PACKAGES = ("schemas", "agents", "streams", "experiments")
+MOST_LINES = 400
+
+
+def tracked() -> list[Path]:
+    """Return every file git tracks; without git, every file that is not ignored by name."""
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, check=False)
+    if listed.returncode == 0 and listed.stdout:
+        return [
+            path for name in listed.stdout.decode().split("\0") if name and (path := ROOT / name).is_file()
+        ]
+    skipped = {".venv", "out", "__pycache__", ".git"}
+    return [
+        path for path in ROOT.rglob("*") if path.is_file() and not skipped & set(path.relative_to(ROOT).parts)
+    ]
+
+
+def sources() -> list[Path]:
+    return [path for path in tracked() if path.suffix == ".py"]
+
+
+@pytest.mark.parametrize("name", PACKAGES)
+def test_package_is_ours(name: str) -> None:
+    """No installed distribution may shadow a package of this repository: `agents` is also that of others."""
+    module = importlib.import_module(name)
+    assert module.__file__ is not None, f"{name} has no __init__.py"
+    assert Path(module.__file__).parent == ROOT / name, (
+        f"{name!r} was imported from {module.__file__}: uninstall what brought it, or start from the repository root"
+    )
+    owners = set(metadata.packages_distributions().get(name, ()))
+    assert owners <= {"uniscale-streams"}, f"{name!r} is also installed by {owners}: uninstall it"
+
+
+@pytest.mark.parametrize("name", PACKAGES)
+def test_every_folder_of_a_package_says_what_it_is(name: str) -> None:
+    for folder in {path.parent for path in sources() if path.is_relative_to(ROOT / name)}:
+        init = folder / "__init__.py"
+        assert init.exists(), f"{folder.relative_to(ROOT)} has no __init__.py"
+        assert ast.get_docstring(ast.parse(init.read_text())), f"{init.relative_to(ROOT)} says nothing"
+
+
+def test_tests_are_no_packages() -> None:
+    """With an __init__.py in tests/agents, pytest would import that folder as `agents`."""
+    assert [path for path in (ROOT / "tests").rglob("__init__.py")] == []
+
+
+def test_every_module_has_a_docstring() -> None:
+    silent = [path for path in sources() if not ast.get_docstring(ast.parse(path.read_text()))]
+    assert silent == [], "say in one line what the module is"
+
+
+def test_no_source_file_is_too_long() -> None:
+    long = {
+        str(path.relative_to(ROOT)): lines
+        for path in sources()
+        if (lines := path.read_text().count("\n")) > MOST_LINES
+    }
+    assert long == {}, f"split along a noun what has more than {MOST_LINES} lines"
+
+
+def test_no_module_is_named_for_nothing() -> None:
+    vague = {"utils", "util", "helpers", "helper", "common", "core", "manager", "misc"}
+    assert [
+        path for path in sources() if path.stem in vague or vague & set(path.relative_to(ROOT).parts)
+    ] == []
+
+
+def test_no_tracked_file_names_a_place_on_one_machine() -> None:
+    # Split, so that this file does not find itself.
+    machine = re.compile(
+        "|".join(
+            ["/wo" + r"rk/(?:main|shared|\.)", r"/ho" + r"me/\w+/", r"/Us" + r"ers/\w+/", r"/ro" + r"ot/\.py"]
+        )
+    )
+    found = {}
+    for path in tracked():
+        data = path.read_bytes()
+        if b"\0" not in data[:4096] and (hit := machine.search(data.decode("utf-8", "replace"))):
+            found[str(path.relative_to(ROOT))] = hit.group()
+    assert found == {}
+
+
+def test_the_version_of_the_distribution_is_nobody_elses() -> None:
+    import tomllib
+
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert project["name"] == "uniscale-streams"
+    assert "Private :: Do Not Upload" in project["classifiers"]
+
+
+def test_the_lock_pins_every_dependency_exactly() -> None:
+    """Every requirement of pyproject.toml is locked; every line of the lock is one exact version."""
+    import tomllib
+
+    locked = {}
+    for file in ("torch.txt", "lock.txt"):
+        for line in (ROOT / "requirements" / file).read_text().splitlines():
+            if line and not line.startswith("#"):
+                assert re.fullmatch(r"[A-Za-z0-9._-]+==[A-Za-z0-9.+!-]+", line), (
+                    f"{file}: {line!r} is no exact version"
+                )
+                name = re.split("==", line)[0]
+                assert canonical(name) not in locked, f"{name} is locked twice"
+                locked[canonical(name)] = line
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    wanted = [
+        *project["dependencies"],
+        *(each for extra in project["optional-dependencies"].values() for each in extra),
+    ]
+    names = {canonical(re.match(r"[A-Za-z0-9._-]+", each)[0]) for each in wanted}  # type: ignore[index]
+    assert names - set(locked) == set()
+
+
+def canonical(name: str) -> str:
+    """Return a distribution's name as indexes compare it."""
+    return re.sub(r"[-_.]+", "-", name).lower()
