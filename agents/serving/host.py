@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+_one_host = threading.Lock()  # held by the living host of this process
+
 
 class EngineHost:
     """Own the engines of a process; answer by futures.
@@ -77,7 +79,16 @@ class EngineHost:
             EngineEnvironmentError: vLLM is missing, or was imported with another environment.
             EngineStartError: A model could not be loaded, or the time-out passed.
         """
-        prepare_environment(self._settings, self._environ, sys.modules)
+        if not _one_host.acquire(blocking=False):
+            raise EngineEnvironmentError(
+                "this process has an engine host already, and vLLM steps safely in one thread only; "
+                "load() further models into that host"
+            )
+        try:
+            prepare_environment(self._settings, self._environ, sys.modules)
+        except EngineEnvironmentError:
+            _one_host.release()
+            raise
         self._thread.start()
         try:
             self._ready.result(self._settings.start_timeout_s)
@@ -177,6 +188,12 @@ class EngineHost:
                 self._inbox.put(lambda loop: loop.abort(model, group))
 
     def _live(self) -> None:
+        try:
+            self._serve()
+        finally:
+            _one_host.release()
+
+    def _serve(self) -> None:
         """Run the engine thread: import vLLM, load, serve, and let nobody wait for a dead thread."""
         try:
             from agents.serving import vllm_adapter

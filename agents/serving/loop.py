@@ -140,11 +140,12 @@ class EngineLoop:
 
     def unload(self, name: str) -> None:
         """Drop one model; whoever still waits for it is told."""
-        owned = self._owned(name)
-        del self.engines[name]
+        if name not in self.engines:
+            raise UnknownEngineError(f"{name}: not hosted here; hosted are {_listed(self.engines)}")
+        owned = self.engines.pop(name)
         self.statistics.pop(name, None)
         owned.fail_all(UnknownEngineError(f"{name}: unloaded while a request was in flight"))
-        vllm_adapter.shut_down(owned.engine)
+        self._free(owned)
 
     def submit(self, name: str, group: Group) -> None:
         """Add a group to an engine's batch, unless its caller has gone already."""
@@ -180,11 +181,10 @@ class EngineLoop:
         self._over = error or HostClosedError("the engine host was closed while a request was in flight")
         for owned in self.engines.values():
             owned.fail_all(self._over)
-            try:
-                vllm_adapter.shut_down(owned.engine)
-            except Exception:
-                log.exception("%s: vllm did not shut down cleanly", owned.name)
-        self.engines.clear()
+            self._free(owned)
+        if self.engines:
+            self.engines.clear()
+            vllm_adapter.shut_down()
 
     def _owned(self, name: str) -> OwnedEngine:
         if self._over is not None:
@@ -211,6 +211,12 @@ class EngineLoop:
             owned.step(self._clock)
         except Exception as error:
             self._bury(owned, error)
+
+    def _free(self, owned: OwnedEngine) -> None:
+        try:
+            vllm_adapter.free(owned.engine)
+        except Exception:  # a dead engine may not even be able to leave
+            log.exception("%s: vllm did not free everything", owned.name)
 
     def _bury(self, owned: OwnedEngine, error: Exception) -> None:
         """Mark an engine dead: after a failed step its batch and cache cannot be trusted."""

@@ -7,9 +7,9 @@ lines, one sampled path a line, any number of paths for a question and a model:
         {"text": "2+3=5\n\n", "tokens": 6, "score": 0.97, "finish": "separator"},
         {"text": "\\boxed{5}", "tokens": 4, "score": 0.91, "finish": "eos"}]}
 
-Paths with common first steps
-join into a tree, so that independent samples and whole recorded beam searches are read the same way. A
-draft is a recorded continuation of its prefix, drawn by its seed with the recorded frequencies.
+Paths with common first steps join into a tree, so that independent samples and whole recorded beam searches
+are read the same way. A draft is a recorded continuation of its prefix, drawn by its seed with the recorded
+frequencies.
 """
 
 import zlib

@@ -11,6 +11,7 @@ import torch
 import vllm
 from vllm import EngineArgs, ModelRegistry, PoolingParams, SamplingParams
 from vllm.config import PoolerConfig
+from vllm.distributed import cleanup_dist_env_and_memory
 from vllm.exceptions import VLLMClientError
 from vllm.inputs import tokens_input
 from vllm.sampling_params import RequestOutputKind
@@ -58,7 +59,10 @@ def engine_arguments(model: HostedModel) -> dict[str, Any]:
 
 def build_engine(model: HostedModel) -> LLMEngine:
     """Load one model into an engine of this thread."""
-    return LLMEngine.from_engine_args(EngineArgs(**engine_arguments(model)))
+    engine = LLMEngine.from_engine_args(EngineArgs(**engine_arguments(model)))
+    # Its finalizer would tear down torch's process groups, which the other engines of this process share.
+    engine.engine_core._finalizer.detach()
+    return engine
 
 
 def add(engine: LLMEngine, request_id: str, request: Request) -> str:
@@ -118,9 +122,14 @@ def output_of(reply: Any) -> Output:
     return Pooled(rows=np.atleast_2d(rows), prompt_tokens=len(reply.prompt_token_ids))
 
 
-def shut_down(engine: LLMEngine) -> None:
-    """Free what an engine holds."""
-    engine.engine_core.shutdown()
+def free(engine: LLMEngine) -> None:
+    """Free what one engine holds and leave alone what it shares with others."""
+    engine.model_executor.shutdown()
+
+
+def shut_down() -> None:
+    """Tear down what all engines of the process shared. Nothing can be hosted before it is set up again."""
+    cleanup_dist_env_and_memory()
 
 
 def context_tokens(engine: LLMEngine) -> int:

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 Overflow = Literal["keep-tail", "refuse"]
-"""What to do with a path over the verifier's context: drop its leading steps and score the rest, which the Scored
-says (`shortened`), or refuse to score it."""
+"""What to do with a path over the verifier's context: drop its leading steps and score the rest, which the
+Scored says (`shortened`), or refuse to score it."""
 
 
 @dataclass

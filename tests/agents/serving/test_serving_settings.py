@@ -1,0 +1,67 @@
+"""Settings and environment of the engine host: what is refused, and what is written where."""
+
+import pytest
+
+from agents.serving.environment import prepare_environment
+from agents.serving.errors import EngineEnvironmentError
+from agents.serving.settings import HostedModel, HostSettings, checkpoint_path
+from agents.serving.sizing import GIB, kv_cache_bytes
+
+MODEL = HostedModel(name="m", path="models/m")
+SETTINGS = HostSettings.of([MODEL])
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"name": ""}, "name: must not be empty"),
+        ({"step_tag_id": 3}, "step_tag_id: 'm' is a generator"),
+        ({"max_sequences": 0}, "max_sequences: 0 of 'm'"),
+        ({"kv_cache_bytes": -1}, "kv_cache_bytes: -1 of 'm'"),
+    ],
+)
+def test_a_bad_model_names_the_field(fields: dict[str, object], said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        HostedModel(**({"name": "m", "path": "models/m"} | fields))  # type: ignore[arg-type]
+
+
+def test_a_host_needs_models_with_names_of_their_own() -> None:
+    with pytest.raises(ValueError, match="at least one model"):
+        HostSettings(models=())
+    with pytest.raises(ValueError, match="m named twice"):
+        HostSettings.of([MODEL, MODEL])
+
+
+def test_what_vllm_needs_is_written_before_it_is_imported() -> None:
+    environ = {"VLLM_CPU_KVCACHE_SPACE": "4", "VLLM_LOGGING_LEVEL": "INFO"}
+    prepare_environment(SETTINGS, environ, imported={})
+    assert environ["VLLM_ENABLE_V1_MULTIPROCESSING"] == "0"
+    assert environ["HF_HUB_OFFLINE"] == "1"
+    # Each model has its own cache size, which the variable would override.
+    assert "VLLM_CPU_KVCACHE_SPACE" not in environ
+    assert environ["VLLM_LOGGING_LEVEL"] == "INFO", "the operator's own export wins"
+
+
+def test_vllm_imported_first_with_another_environment_is_refused() -> None:
+    environ: dict[str, str] = {}
+    with pytest.raises(EngineEnvironmentError, match="export VLLM_ENABLE_V1_MULTIPROCESSING=0"):
+        prepare_environment(SETTINGS, environ, imported={"vllm"})
+    assert environ == {}
+
+
+def test_vllm_imported_first_with_the_right_environment_is_fine() -> None:
+    environ = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
+    prepare_environment(SETTINGS, environ, imported={"vllm"})
+
+
+def test_a_kv_cache_holds_a_sequence_of_full_length() -> None:
+    shape = {"layers": 28, "kv_heads": 8, "head_dim": 128, "number_bytes": 4}
+    size = kv_cache_bytes(**shape, context_tokens=32_768, sequences=64)
+    assert size >= 2 * 28 * 8 * 128 * 4 * 32_768
+    assert kv_cache_bytes(**shape, context_tokens=1_024, sequences=1_000) <= GIB
+
+
+def test_a_checkpoint_is_a_folder_or_a_hub_id(tmp_path) -> None:
+    (tmp_path / "models" / "m").mkdir(parents=True)
+    assert checkpoint_path("models/m", str(tmp_path)) == str(tmp_path / "models" / "m")
+    assert checkpoint_path("Qwen/Qwen3-0.6B", str(tmp_path)) == "Qwen/Qwen3-0.6B"
