@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+from agents.aggregator.agent import Pricing
 from agents.space.catalogue import Catalogue, load_catalogue
 from agents.space.models import Model
 from agents.space.objectives import Objectives
@@ -46,6 +47,7 @@ class Control:
         self.catalogue_version = -1
         # Every model ever seen: searches of a removed one end, and their prices are still needed.
         self.models: dict[str, Model] = {m.name: m for m in self.base.models}
+        self.pricing = Pricing.of(self.base)
         self._now_ms = now_ms
         self._beats: dict[str, tuple[Heartbeat, int]] = {}
         topics = Topics(settings)
@@ -104,3 +106,4 @@ class Control:
         if isinstance(entry, CatalogueEntry):
             self.catalogue_version = record.offset
             self.models |= {m.name: m for m in self.catalogue.models}
+            self.pricing = Pricing.of(self.catalogue, self.pricing)

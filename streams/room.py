@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Sequence
 import faust
 
 from schemas.answer import Answer
-from schemas.base import encode, readable_id
+from schemas.base import encode, load, readable_id
 from schemas.dead_letter import DeadLetter
 from schemas.errors import UniscaleError
 from schemas.query import Origin
@@ -87,7 +87,7 @@ class Plumbing:
         """
         letter = DeadLetter.of(
             record.value, error, room=self.room, origin=origin_of(record), attempts=attempts,
-            query_id=_key_id(record),
+            query_id=_query_id(record),
         )  # fmt: skip
         log.warning("dead letter %s: %s: %s", letter.key, letter.error, letter.reason)
         outgoing = [Outgoing(self.topics.dead_letter, letter.key.encode(), encode(letter))]
@@ -129,5 +129,16 @@ def key_of(query_id: str) -> bytes:
     return query_id.encode()
 
 
-def _key_id(record: Record) -> str | None:
-    return readable_id(record.value)
+def _query_id(record: Record) -> str | None:
+    """Return the query of a record that may be anything: by its own field or that of the record it carries."""
+    if (found := readable_id(record.value)) is not None:
+        return found
+    try:
+        plain = load(record.value)
+    except UniscaleError:
+        return None
+    for name in ("query", "search"):
+        inner = plain.get(name)
+        if isinstance(inner, dict) and isinstance(found := inner.get("query_id"), str):
+            return found
+    return None

@@ -10,10 +10,7 @@ import logging
 import time
 from typing import Self
 
-import orjson
-
-from agents.aggregator.eflops import price
-from agents.aggregator.grade import BadReference, grade
+from agents.aggregator.agent import value
 from agents.aggregator.join import Arrival, Orphan, Turn, Waits, on, to_value
 from agents.aggregator.math_pool import MathPool
 from agents.aggregator.row import Row, Valued, decode_row, dues, encode_row
@@ -22,7 +19,7 @@ from schemas.base import decode, encode
 from schemas.dead_letter import DeadLetter
 from schemas.decision import Decision
 from schemas.query import Origin
-from schemas.reward import Due, Feedback, Price, Reward
+from schemas.reward import Due, Feedback, Reward
 from streams.app import Outgoing, Record, crash, durable_table
 from streams.room import Plumbing, key_of, origin_of
 from streams.topics import SHARD
@@ -88,8 +85,8 @@ class AggregatorRoom:
             data = self.table.data.get(key)
             row = decode_row(data) if data else None
             wanted = to_value(row, message)
-            value = await self._value(*wanted) if wanted else None
-            turn = on(row, Arrival(message, record.timestamp_ms, origin_of(record)), self.waits, value)
+            valued = await self._value(*wanted) if wanted else None
+            turn = on(row, Arrival(message, record.timestamp_ms, origin_of(record)), self.waits, valued)
             await self.plumbing.outbox.send_all([self._outgoing(out, record) for out in turn.out])
             if turn.row is None:
                 if data is not None:
@@ -97,7 +94,7 @@ class AggregatorRoom:
             elif turn.row != row:
                 await self.table.put(key, encode_row(turn.row), record.partition)
                 self._watch(turn.row)
-            self._count(record, message, turn, value)
+            self._count(record, turn, valued)
 
     def _outgoing(self, out: Reward | Answer | Orphan, record: Record) -> Outgoing:
         topics = self.plumbing.topics
@@ -116,59 +113,24 @@ class AggregatorRoom:
         self.plumbing.metrics.dead_letters.labels(topics.feedback, letter.error).inc()
         return Outgoing(topics.dead_letter, letter.key.encode(), encode(letter))
 
-    async def _value(self, reference: str | None, answer: Answer) -> Valued:
-        graded = None
-        if reference is not None:
-            graded = await asyncio.to_thread(self._grade, answer, reference)
-        correct, grader = graded or (None, "")
-        return Valued(
-            status=answer.status, score=answer.score, price=self._price(answer), correct=correct, grader=grader
-        )
+    async def _value(self, reference: object, answer: Answer) -> Valued:
+        pricing = self.plumbing.control.pricing
+        valued, _ = await asyncio.to_thread(value, reference, answer, pricing=pricing, judge=self.judge.judge)
+        return valued
 
-    def _grade(self, answer: Answer, reference: str) -> tuple[float, str] | None:
-        known: object = orjson.loads(reference) if reference.lstrip().startswith('{"tests"') else reference
-        try:
-            found = grade(answer.text or "", known, judge=self.judge.judge)
-        except BadReference as error:
-            log.warning("%s: not graded: %s", answer.query_id, error)
-            return None
-        return float(found.correct), f"{found.grader} {found.version}"
-
-    def _price(self, answer: Answer) -> Price | None:
-        if answer.action is None or not answer.trace or not answer.prompt_tokens:
-            return None
-        control = self.plumbing.control
-        catalogue = control.catalogue
-        model = control.models.get(answer.action.model)
-        if model is None:
-            return None
-        paid = price(
-            answer.prompt_tokens, answer.trace, model.architecture,
-            catalogue.verifier_named().architecture, catalogue.hardware.intensity,
-        )  # fmt: skip
-        return Price(
-            eflops=paid.eflops,
-            prefill_eflops=paid.prefill.eflops(paid.intensity),
-            decoding_eflops=paid.decoding.eflops(paid.intensity),
-            verifier_eflops=paid.verifier_eflops,
-            compute_flops=paid.compute_flops,
-            memory_bytes=paid.memory_bytes,
-            intensity=paid.intensity,
-        )
-
-    def _count(self, record: Record, message: object, turn: Turn, value: Valued | None) -> None:
+    def _count(self, record: Record, turn: Turn, valued: Valued | None) -> None:
         metrics = self.plumbing.metrics
         for count in turn.counts:
             if count.startswith("duplicate"):
                 metrics.duplicates.labels(record.topic).inc()
             elif count.startswith("late") or count == "expired":
                 metrics.late.labels(record.topic).inc()
-        if value is not None:
-            metrics.answers.labels(value.status).inc()
-            if value.price is not None:
-                metrics.eflops.labels("prefill").inc(value.price.prefill_eflops)
-                metrics.eflops.labels("decoding").inc(value.price.decoding_eflops)
-                metrics.eflops.labels("verifier").inc(value.price.verifier_eflops)
+        if valued is not None:
+            metrics.answers.labels(valued.status).inc()
+            if valued.price is not None:
+                metrics.eflops.labels("prefill").inc(valued.price.prefill_eflops)
+                metrics.eflops.labels("decoding").inc(valued.price.decoding_eflops)
+                metrics.eflops.labels("verifier").inc(valued.price.verifier_eflops)
         for out in turn.out:
             if isinstance(out, Reward):
                 self._observe(out)

@@ -8,7 +8,6 @@ import asyncio
 import time
 from typing import Self
 
-from agents.aggregator.eflops import price
 from agents.executor.agent import Job, begin, draft, failed, resume
 from agents.executor.progress import Progress
 from agents.executor.rules import SearchRules
@@ -17,7 +16,6 @@ from schemas.answer import Answer
 from schemas.base import decode, encode
 from schemas.decision import Decision
 from schemas.errors import RecordTooLarge
-from schemas.forest import Forest
 from schemas.heartbeat import Heartbeat
 from schemas.search import SearchStep, Verification
 from streams.app import Record, crash
@@ -65,7 +63,7 @@ class ExecutorRoom:
         self.plumbing.metrics.scored.labels(verification.verifier.model or verification.verifier.name).inc(
             len(verification.scores)
         )
-        job = resume(verification, now_ms=_now_ms(), price=self._price)
+        job = resume(verification, now_ms=_now_ms(), price=self.plumbing.control.pricing.forest_eflops)
         await self._go(job)
 
     async def _go(self, next_: Job | Answer) -> None:
@@ -106,18 +104,6 @@ class ExecutorRoom:
         if behind:
             self.plumbing.metrics.duplicates.labels(topic).inc()
         return behind
-
-    def _price(self, forest: Forest) -> float:
-        control = self.plumbing.control
-        model = control.models[forest.action.model]
-        catalogue = control.catalogue
-        if not forest.drafts:
-            return 0.0
-        paid = price(
-            forest.prompt_tokens, forest.drafts, model.architecture,
-            catalogue.verifier_named().architecture, catalogue.hardware.intensity,
-        )  # fmt: skip
-        return paid.eflops
 
     async def _beat(self) -> None:
         plumbing = self.plumbing

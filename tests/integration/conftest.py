@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import pytest
+from kafka import TopicPartition
 
 from agents.serving.recording import RecordedPath, RecordedStep, write_paths
 from agents.space.catalogue import load_catalogue
@@ -95,8 +96,11 @@ class Deployment:
         self.settings = settings
         self.topics = Topics(settings)
         groups = load_catalogue(Path(settings.catalogue)).groups
-        page = self.topics.declared(groups)
-        admin.create(settings, page)
+        self.page = self.topics.declared(groups)
+        admin.create(settings, self.page)
+        self._reader: Any = None
+        self._parts: dict[str, list[TopicPartition]] = {}
+        self._seen: dict[str, list[Any]] = {}
         rooms = room_commands(groups)
         if only is not None:
             rooms = {name: argv for name, argv in rooms.items() if name in only}
@@ -114,12 +118,28 @@ class Deployment:
         producer.close()
 
     def raw(self, topic: str) -> list[Any]:
-        """Return every record now on a topic."""
-        return list(clients.read_all(self.settings, [topic], timeout_ms=300))
+        """Return every record now on a topic, in offset order within each partition."""
+        if self._reader is None:
+            self._reader = clients.consumer(self.settings)
+            names = [t.name for t in self.page]
+            self._parts = {n: [TopicPartition(n, p) for p in self._reader.partitions_for_topic(n) or ()] for n in names}
+            self._reader.assign([tp for parts in self._parts.values() for tp in parts])
+            self._reader.seek_to_beginning()
+        ends = self._reader.end_offsets(self._parts[topic])
+        while any(self._reader.position(tp) < end for tp, end in ends.items()):
+            for tp, records in self._reader.poll(timeout_ms=200).items():
+                self._seen.setdefault(tp.topic, []).extend(records)
+        return list(self._seen.get(topic, []))
 
     def read(self, topic: str, kind: type[R]) -> list[R]:
         """Return every record now on a topic, decoded."""
         return [decode(r.value, kind) for r in self.raw(topic)]
+
+    def close(self) -> None:
+        """Stop the rooms and the reader."""
+        self.supervisor.stop()
+        if self._reader is not None:
+            self._reader.close()
 
     def until(self, condition: Callable[[], bool], timeout_s: float = 60.0, what: str = "condition") -> None:
         """Wait until a condition on the log holds."""
@@ -168,4 +188,15 @@ def deploy(broker: Broker, tmp_path_factory: pytest.TempPathFactory) -> Iterator
 
     yield start
     for deployment in made:
-        deployment.supervisor.stop()
+        deployment.close()
+
+
+@pytest.fixture(scope="session")
+def ask() -> Callable[[int], Query]:
+    """Return the query of a number, with its reference."""
+
+    def query(number: int) -> Query:
+        text, answer = question(number % 40)
+        return Query(query_id=f"q{number}", text=text, reference=answer)
+
+    return query

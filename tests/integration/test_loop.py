@@ -1,0 +1,207 @@
+"""The whole loop on a real broker: asserted on records, not on logs."""
+
+import math
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from agents.aggregator.agent import Pricing, price_of
+from agents.space.catalogue import load_catalogue
+from pathlib import Path
+from schemas.answer import Answer
+from schemas.base import decode, encode
+from schemas.control import ObjectiveEntry
+from schemas.dead_letter import DeadLetter
+from schemas.decision import Decision
+from schemas.query import Context, Query, Weights
+from schemas.reward import Feedback, Reward
+from schemas.search import SearchStep, Verification
+
+pytestmark = pytest.mark.broker
+
+QUERIES = 36
+
+
+@pytest.fixture(scope="module")
+def loop(deploy: Callable[..., Any], ask: Callable[[int], Query]) -> Any:
+    """A deployment that has answered some queries, feedback and bad input among them."""
+    deployment = deploy(feedback_wait_s=30.0)
+    topics = deployment.topics
+    deployment.send(*(ask(n) for n in range(QUERIES)))
+    deployment.until(
+        lambda: len({r.query_id for r in deployment.read(topics.reward, Reward) if r.closes}) >= QUERIES,
+        what=f"{QUERIES} closed rewards",
+    )
+    return deployment
+
+
+def by_id(records: list[Any]) -> dict[str, list[Any]]:
+    found: dict[str, list[Any]] = {}
+    for record in records:
+        found.setdefault(record.query_id, []).append(record)
+    return found
+
+
+def test_every_query_has_one_record_of_each_kind_under_its_id(loop: Any) -> None:
+    t = loop.topics
+    ids = {f"q{n}" for n in range(QUERIES)}
+    contexts, decisions = loop.read(t.context, Context), loop.read(t.decision, Decision)
+    answers, rewards = loop.read(t.answer, Answer), loop.read(t.reward, Reward)
+    steps, scored = loop.read(t.search_step, SearchStep), loop.read(t.verification_for("mini"), Verification)
+    for records in (contexts, decisions, answers, rewards):
+        assert Counter(r.query_id for r in records) == dict.fromkeys(ids, 1)
+    assert {r.query_id for r in steps} == ids
+    assert Counter((r.query_id, r.step) for r in steps) == Counter((r.query_id, r.step) for r in scored)
+    assert loop.raw(t.dead_letter) == []
+
+
+def test_the_decision_for_the_executors_is_the_same_bytes(loop: Any) -> None:
+    t = loop.topics
+    for_all = {r.key: r.value for r in loop.raw(t.decision)}
+    for_group = {r.key: r.value for r in loop.raw(t.decision_for("mini"))}
+    assert for_all == for_group
+
+
+def test_the_order_of_decisions_and_updates_has_no_gap_among_decisions_before_the_first_reward(loop: Any) -> None:
+    decisions = sorted(loop.read(loop.topics.decision, Decision), key=lambda d: d.seq)
+    assert len({d.seq for d in decisions}) == QUERIES
+    versions = [d.policy.version for d in decisions]
+    assert versions == sorted(versions)
+    assert decisions[0].reason == "warm-up"
+    assert decisions[0].propensity == pytest.approx(1 / 56)
+    assert {d.reason for d in decisions[10:]} == {"policy"}
+
+
+def test_rewards_follow_from_answers_and_references(loop: Any) -> None:
+    pricing = Pricing.of(load_catalogue(Path(loop.settings.catalogue)))
+    answers = {a.query_id: a for a in loop.read(loop.topics.answer, Answer)}
+    decisions = {d.query_id: d for d in loop.read(loop.topics.decision, Decision)}
+    for reward in loop.read(loop.topics.reward, Reward):
+        answer, decision = answers[reward.query_id], decisions[reward.query_id]
+        assert answer.status == "ok"
+        assert answer.action == decision.action == reward.action
+        assert reward.kind == "final"
+        assert reward.correct == float(answer.extracted == decision.query.reference)
+        price = price_of(answer, pricing)
+        assert price is not None
+        assert reward.price == price
+        assert reward.log_cost == pytest.approx(math.log(price.eflops))
+        assert reward.reward == pytest.approx(
+            decision.objective.reward(reward.correct, answer.score, math.log(price.eflops))
+        )
+
+
+def test_a_second_identical_delivery_of_any_record_changes_no_result(loop: Any) -> None:
+    t = loop.topics
+    names = [
+        t.query, t.context, t.decision, t.decision_for("mini"), t.search_step, t.verification_for("mini"),
+        t.answer, t.reward,
+    ]  # fmt: skip
+    before = {name: loop.raw(name) for name in names}
+    last = {
+        name: [(decode(r.value, kind).query_id, r.value) for r in before[name]]
+        for name, kind in ((t.answer, Answer), (t.reward, Reward), (t.decision, Decision))
+    }
+    for name in names:
+        for record in before[name][:6] + before[name][-6:]:
+            loop.put(name, record.key, record.value)
+    # What was sent last went through all rooms before a fresh query has its reward.
+    probe = Query(query_id="probe", text="What is 2 + 3, number 0?", reference="5")
+    loop.send(probe)
+    loop.until(lambda: any(r.query_id == "probe" for r in loop.read(t.reward, Reward)), what="the probe's reward")
+    for name, kind in ((t.answer, Answer), (t.reward, Reward), (t.decision, Decision)):
+        first: dict[str, bytes] = {}
+        for record in loop.raw(name):
+            first.setdefault(decode(record.value, kind).query_id, record.value)
+        first.pop("probe")
+        assert first == dict(last[name]), name
+    rewards = Counter(r.reward_id for r in loop.read(t.reward, Reward))
+    # The 12 that this test put there itself, and not one more.
+    assert sum(rewards.values()) == QUERIES + 1 + 12
+    # The policy counts 36 rewards and none twice: the probe's decision says so.
+    probe_decision = next(d for d in loop.read(t.decision, Decision) if d.query_id == "probe")
+    assert probe_decision.policy.version == QUERIES
+    duplicate = [letter for letter in loop.read(t.dead_letter, DeadLetter) if letter.error == "DuplicateQuery"]
+    assert {letter.query_id for letter in duplicate} <= {f"q{n}" for n in range(QUERIES)}
+    assert duplicate
+
+
+BAD = {
+    "not-json": (b"{", "JSON"),
+    "no-question": (b'{"schema":"query.v1","query_id":"bad-1"}', "text"),
+    "wrong-type": (b'{"schema":"query.v1","query_id":"bad-2","text":7}', "text"),
+    "other-version": (b'{"schema":"query.v9","query_id":"bad-3","text":"x"}', "query.v9"),
+    "empty-text": (b'{"schema":"query.v1","query_id":"bad-4","text":" "}', "text"),
+    "not-utf8": (b'{"schema":"query.v1","query_id":"bad-5","text":"\xff"}', "UTF-8"),
+    "nan-weight": (b'{"schema":"query.v1","query_id":"bad-6","text":"x","weights":{"cost":NaN}}', "JSON"),
+    "negative-weight": (b'{"schema":"query.v1","query_id":"bad-7","text":"x","weights":{"cost":-1}}', "cost"),
+    "all-zero": (b'{"schema":"query.v1","query_id":"bad-8","text":"x","weights":{}}', "weights"),
+    "unknown-model": (b'{"schema":"query.v1","query_id":"bad-9","text":"x","allowed_models":["no"]}', "allowed_models"),
+    "unknown-objective": (b'{"schema":"query.v1","query_id":"bad-10","text":"x","objective":"no"}', "objective"),
+    "unknown-action": (b'{"schema":"query.v1","query_id":"bad-11","text":"x","pin_action":"small/3/5/1"}', "pin_action"),
+    "past-deadline": (b'{"schema":"query.v1","query_id":"bad-12","text":"x","timeout_s":-5}', "timeout_s"),
+    "two-megabytes": (b'{"schema":"query.v1","query_id":"bad-13","text":"' + b"x" * 2_000_000 + b'"}', "text"),
+}
+
+
+def test_bad_input_is_a_dead_letter_and_an_answer_that_names_the_field(loop: Any) -> None:
+    t = loop.topics
+    for name, (value, _) in BAD.items():
+        loop.put(t.query, name.encode(), value)
+    loop.send(Query(query_id="after-bad", text="What is 2 + 3, number 0?", reference="5"))
+    loop.until(lambda: any(r.query_id == "after-bad" for r in loop.read(t.reward, Reward)), what="the good query's reward")
+    letters = [x for x in loop.read(t.dead_letter, DeadLetter) if x.error != "DuplicateQuery"]
+    reasons = [letter.reason for letter in letters]
+    for name, (_, words) in BAD.items():
+        assert any(words in reason for reason in reasons), (name, words, reasons)
+    assert len(letters) == len(BAD)
+    answers = {a.query_id: a for a in loop.read(t.answer, Answer)}
+    readable = {f"bad-{n}" for n in range(1, 14)} - {"bad-5", "bad-6"}
+    for query_id in readable:
+        assert answers[query_id].status == "rejected", query_id
+        assert answers[query_id].error
+
+
+def test_feedback_corrects_a_provisional_reward_and_late_feedback_changes_nothing(loop: Any) -> None:
+    t = loop.topics
+    loop.send(Query(query_id="told", text="What is 2 + 3, number 0?", feedback_wait_s=30))
+    loop.until(lambda: any(r.query_id == "told" for r in loop.read(t.reward, Reward)), what="a provisional reward")
+    loop.put(t.feedback, b"told", encode(Feedback(query_id="told", correct=True)))
+    loop.until(lambda: any(r.query_id == "told" and r.closes for r in loop.read(t.reward, Reward)), what="a correction")
+    loop.put(t.feedback, b"told", encode(Feedback(query_id="told", correct=False)))
+    loop.send(Query(query_id="silent", text="What is 2 + 3, number 0?", feedback_wait_s=1))
+    loop.until(lambda: any(r.query_id == "silent" and r.closes for r in loop.read(t.reward, Reward)), what="a default")
+    kinds = {q: [r.kind for r in rs] for q, rs in by_id(loop.read(t.reward, Reward)).items()}
+    assert kinds["told"] == ["provisional", "correction"]
+    assert kinds["silent"] == ["provisional", "default"]
+    told = [r for r in loop.read(t.reward, Reward) if r.query_id == "told"]
+    assert [r.correct for r in told] == [None, 1.0]
+
+
+def test_an_objective_set_at_run_time_is_used_at_once(loop: Any) -> None:
+    t = loop.topics
+    entry = ObjectiveEntry(name="mine", op="set", weights=Weights(correct=1.0))
+    loop.put(t.control, entry.key.encode(), encode(entry))
+    loop.until(lambda: True)
+    loop.send(Query(query_id="objective", text="What is 2 + 3, number 0?", reference="5", objective="mine"))
+    loop.until(lambda: any(a.query_id == "objective" for a in loop.read(t.answer, Answer)), what="an answer")
+    decision = next((d for d in loop.read(t.decision, Decision) if d.query_id == "objective"), None)
+    assert decision is not None, "rejected: the objective was not there"
+    assert decision.objective.weights == Weights(correct=1.0)
+
+
+def test_a_query_that_nobody_searches_expires_with_an_answer(loop: Any) -> None:
+    t = loop.topics
+    loop.supervisor.park("executor.mini")
+    loop.send(Query(query_id="alone", text="What is 2 + 3, number 0?", reference="5", timeout_s=2))
+    loop.until(lambda: any(r.query_id == "alone" and r.closes for r in loop.read(t.reward, Reward)), what="its reward")
+    answer = next(a for a in loop.read(t.answer, Answer) if a.query_id == "alone")
+    assert (answer.status, answer.by) == ("expired", "aggregator")
+    loop.supervisor.unpark("executor.mini")
+    loop.supervisor.wait_ready(60)
+    loop.send(Query(query_id="again", text="What is 2 + 3, number 0?", reference="5"))
+    loop.until(lambda: any(r.query_id == "again" and r.closes for r in loop.read(t.reward, Reward)), what="service again")
+    counted = [a for a in loop.read(t.answer, Answer) if a.query_id == "alone"]
+    assert counted[0].status == "expired"
