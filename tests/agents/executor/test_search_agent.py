@@ -1,0 +1,252 @@
+"""Decision to Answer through the records alone: a small engine and a small verifier, and no state in between."""
+
+import asyncio
+from collections.abc import Sequence
+
+import pytest
+
+from agents.executor.agent import Job, begin, draft, failed, resume
+from agents.executor.engine import Draft, EngineCounts, Prefix
+from agents.executor.forest import SearchError
+from agents.executor.progress import Progress
+from agents.executor.rules import SearchRules
+from agents.space.models import Sampling
+from schemas.action import Action
+from schemas.answer import Answer
+from schemas.base import decode, encode
+from schemas.decision import Decision, PolicyState
+from schemas.errors import InvalidField
+from schemas.forest import Forest
+from schemas.objective import CostRange, ObjectiveInForce
+from schemas.query import Budget, Message, Origin, Query, Weights
+from schemas.search import Scored, SearchStep, Served, Verification
+
+SAMPLING = Sampling(temperature=0.7, step_tokens=30, depth_limit=6, top_p=0.9, top_k=20)
+RULES = SearchRules(timeout_s=100.0)
+START_MS = 1_000_000
+
+
+class CountingEngine:
+    """Writes "step <j>" until depth `ends`, then boxes a number that its seed chooses."""
+
+    def __init__(self, ends: int = 3) -> None:
+        self.model = "m"
+        self.served = Served(name="counting", version="1", model="m")
+        self.counts = EngineCounts()
+        self.calls: list[tuple[str, list[Prefix], int, list[int], Sampling]] = []
+        self._ends = ends
+
+    async def generate(
+        self, step_id: str, prefixes: Sequence[Prefix], n: int, seeds: Sequence[int], sampling: Sampling
+    ) -> list[Draft]:
+        self.calls.append((step_id, list(prefixes), n, list(seeds), sampling))
+        drafts = []
+        for index, prefix in enumerate(prefixes):
+            for seed in seeds[index * n : (index + 1) * n]:
+                depth = len(prefix.steps) + 1
+                end = depth == self._ends
+                text = f"so \\boxed{{{seed % 7}}}" if end else f"step {depth}\n\n"
+                drafts.append(
+                    Draft(
+                        text=text,
+                        finish="eos" if end else "separator",
+                        tokens=min(10 + seed % 3, sampling.step_tokens),
+                        prompt_tokens=40 + 10 * len(prefix.steps),
+                    )
+                )
+        return drafts
+
+    async def close(self) -> None:
+        """Nothing is held."""
+
+
+def decision(qp: int = 2, cp: int = 4, bs: int = 2, **query: object) -> Decision:
+    return Decision(
+        query=Query(query_id="q", text="how many?", **query),  # type: ignore[arg-type]
+        origin=Origin(topic="query", partition=0, offset=1),
+        action=Action(model="m", qp=qp, cp=cp, bs=bs),
+        group="g",
+        seq=5,
+        seed=11,
+        objective=ObjectiveInForce(
+            weights=Weights(correct=1), cost_range=CostRange(low_eflops=1.0, high_eflops=100.0)
+        ),
+        policy=PolicyState(name="linucb", version=0),
+        appended_ms=START_MS,
+    )
+
+
+def verify(step: SearchStep) -> Verification:
+    scores = tuple(Scored(score=(at * 37 % 100) / 100, tokens=50) for at in step.forest.pending)
+    return Verification(search=step, scores=scores, verifier=Served(name="prm", version="2"), verify_s=0.25)
+
+
+class Clock:
+    """Advances 100 ms each time it is read."""
+
+    def __init__(self) -> None:
+        self.now_ms = START_MS
+
+    def __call__(self) -> int:
+        self.now_ms += 100
+        return self.now_ms
+
+
+def finish(work: Job | Answer, engine: CountingEngine, clock: Clock, **options: object) -> Answer:
+    """Run a search to its end, through encoded records, as if each step were another process."""
+    while isinstance(work, Job):
+        step = decode(encode(asyncio.run(draft(work, engine=engine, clock_ms=clock))), SearchStep)
+        work = resume(decode(encode(verify(step)), Verification), now_ms=clock(), **options)  # type: ignore[arg-type]
+    return decode(encode(work), Answer)
+
+
+def test_a_search_goes_from_decision_to_answer_through_its_records() -> None:
+    engine, clock = CountingEngine(), Clock()
+    answer = finish(
+        begin(decision(), SAMPLING, rules=RULES, now_ms=START_MS + 50, arrived_ms=START_MS + 20),
+        engine,
+        clock,
+    )
+    assert (answer.status, answer.complete, answer.by, answer.seq, answer.group) == (
+        "ok",
+        True,
+        "executor",
+        5,
+        "g",
+    )
+    assert answer.text is not None
+    assert answer.text.startswith("step 1\n\nstep 2\n\nso \\boxed{")
+    assert answer.extracted == answer.text[answer.text.index("{") + 1 : -1]
+    assert (answer.depth, answer.steps, answer.prompt_tokens) == (3, 3, 40)
+    assert len(answer.trace) == 8 + 8 + 8
+    assert [answer.trace[at].text for at in answer.path] == ["step 1\n\n", "step 2\n\n", answer.text[16:]]
+    assert all(not row.text for at, row in enumerate(answer.trace) if at not in answer.path)
+    assert answer.score == pytest.approx(sum(answer.trace[at].score or 0 for at in answer.path) / 3)
+    assert answer.generated_tokens == sum(row.tokens for row in answer.trace)
+    assert answer.verifier_tokens == 50 * 24
+    assert (answer.engine, answer.verifier) == (engine.served, Served(name="prm", version="2"))
+    assert answer.limits is not None
+    assert (answer.limits.temperature, answer.limits.top_k) == (0.7, 20)
+    assert answer.spent.queue_s == pytest.approx(0.03)
+    assert answer.spent.generate_s == pytest.approx(0.3)
+    assert answer.spent.verify_s == pytest.approx(0.75)
+
+
+def test_the_engine_is_asked_for_the_widths_of_the_action() -> None:
+    engine = CountingEngine()
+    finish(begin(decision(), SAMPLING, rules=RULES, now_ms=START_MS), engine, Clock())
+    assert [(call[0], len(call[1]), call[2]) for call in engine.calls] == [
+        ("q/1", 2, 4),
+        ("q/2", 4, 2),
+        ("q/3", 4, 2),
+    ]
+    first, second, _ = engine.calls
+    assert first[1] == [Prefix(messages=(Message(role="user", content="how many?"),))] * 2
+    assert all(prefix.steps == ("step 1\n\n",) for prefix in second[1])
+    assert all(len(set(call[3])) == len(call[3]) == 8 for call in engine.calls)
+    assert (first[4].step_tokens, first[4].temperature, first[4].top_p) == (30, 0.7, 0.9)
+
+
+def test_the_same_decision_is_searched_the_same_way_twice() -> None:
+    first, second = (
+        finish(begin(decision(), SAMPLING, rules=RULES, now_ms=START_MS), CountingEngine(), Clock())
+        for _ in range(2)
+    )
+    assert first == second
+
+
+def test_a_token_budget_ends_in_the_best_so_far_and_is_kept() -> None:
+    budget = Budget(tokens=150)
+    engine = CountingEngine()
+    answer = finish(begin(decision(budget=budget), SAMPLING, rules=RULES, now_ms=START_MS), engine, Clock())
+    assert (answer.status, answer.complete) == ("budget", False)
+    assert answer.generated_tokens <= 150
+    assert answer.text
+    assert answer.error == "the budget of tokens ran out"
+    first = sum(row.tokens for row in answer.trace if row.depth == 1)
+    assert [call[4].step_tokens for call in engine.calls] == [150 // 8, (150 - first) // 8]
+
+
+def test_a_price_budget_is_asked_of_whoever_prices() -> None:
+    def price(forest: Forest) -> float:
+        return 10.0 * forest.generated_tokens
+
+    work = begin(decision(budget=Budget(eflops=500.0)), SAMPLING, rules=RULES, now_ms=START_MS)
+    answer = finish(work, CountingEngine(), Clock(), price=price)
+    assert (answer.status, answer.steps) == ("budget", 1)
+    assert (
+        finish(begin(decision(), SAMPLING, rules=RULES, now_ms=START_MS), CountingEngine(), Clock()).status
+        == "ok"
+    )
+
+
+def test_a_deadline_ends_the_search_while_there_is_time_to_say_so() -> None:
+    engine, clock = CountingEngine(), Clock()
+    work = begin(decision(timeout_s=10.0), SAMPLING, rules=RULES, now_ms=START_MS)
+    assert isinstance(work, Job)
+    assert work.forest.limits.deadline_ms == START_MS + 9_000
+    step = asyncio.run(draft(work, engine=engine, clock_ms=clock))
+    in_time = resume(verify(step), now_ms=START_MS + 8_999)
+    assert isinstance(in_time, Job)
+    late = resume(verify(step), now_ms=START_MS + 9_000)
+    assert isinstance(late, Answer)
+    assert (late.status, late.complete, late.error) == ("budget", False, "the budget of deadline ran out")
+
+
+def test_a_query_that_arrives_too_late_is_answered_without_an_engine() -> None:
+    answer = begin(decision(timeout_s=1.0), SAMPLING, rules=RULES, now_ms=START_MS + 5_000)
+    assert isinstance(answer, Answer)
+    assert (answer.status, answer.text, answer.trace, answer.score) == ("budget", None, (), None)
+
+
+def test_a_search_that_cannot_go_on_keeps_its_best_completed_path() -> None:
+    engine, clock = CountingEngine(ends=1), Clock()
+    rules = SearchRules(early_exit=False)
+    work = begin(decision(qp=1, cp=1, bs=1), SAMPLING, rules=rules, now_ms=START_MS)
+    assert isinstance(work, Job)
+    nothing = failed(work, "the engine is gone", engine.served)
+    assert (nothing.status, nothing.text, nothing.error) == ("failed", None, "the engine is gone")
+    assert failed(decision(), "no such model").action == decision().action
+    done = finish(work, engine, clock)
+    assert done.status == "ok"
+
+
+def test_a_missing_score_is_refused_at_the_record_and_at_the_search() -> None:
+    work = begin(decision(), SAMPLING, rules=RULES, now_ms=START_MS)
+    assert isinstance(work, Job)
+    step = asyncio.run(draft(work, engine=CountingEngine(), clock_ms=Clock()))
+    with pytest.raises(InvalidField, match="7 for 8 drafts"):
+        Verification(search=step, scores=(Scored(score=0.5),) * 7, verifier=Served(name="prm"))
+
+
+def test_an_engine_that_loses_a_draft_is_refused() -> None:
+    class Forgetful(CountingEngine):
+        async def generate(
+            self, step_id: str, prefixes: Sequence[Prefix], n: int, seeds: Sequence[int], sampling: Sampling
+        ) -> list[Draft]:
+            return (await super().generate(step_id, prefixes, n, seeds, sampling))[1:]
+
+    work = begin(decision(), SAMPLING, rules=RULES, now_ms=START_MS)
+    assert isinstance(work, Job)
+    with pytest.raises(SearchError, match="7 drafts for 8"):
+        asyncio.run(draft(work, engine=Forgetful(), clock_ms=Clock()))
+
+
+def test_a_step_delivered_twice_leads_to_the_same_next_step() -> None:
+    work = begin(decision(), SAMPLING, rules=RULES, now_ms=START_MS)
+    assert isinstance(work, Job)
+    verification = verify(asyncio.run(draft(work, engine=CountingEngine(), clock_ms=Clock())))
+    assert resume(verification, now_ms=START_MS + 500) == resume(verification, now_ms=START_MS + 500)
+
+
+def test_progress_drops_what_is_behind_and_forgets_the_oldest() -> None:
+    progress = Progress(most=2)
+    progress.done("a", 3)
+    assert [progress.behind("a", step) for step in (1, 3, 4)] == [True, True, False]
+    progress.done("a", 1)
+    assert progress.behind("a", 3)
+    progress.done("b", 1)
+    progress.done("a", 4)
+    progress.done("c", 1)
+    assert not progress.behind("b", 1)
+    assert progress.behind("a", 4)
