@@ -9,7 +9,6 @@ from collections.abc import Container, MutableMapping
 from agents.serving.errors import EngineEnvironmentError
 from agents.serving.settings import HostSettings
 
-
 # Without it one thread cannot own several engines: vLLM starts a process for each, silently, and a further
 # model costs 35 s instead of 0.3 s.
 REQUIRED = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}

@@ -1,0 +1,270 @@
+"""The HTTP engine against a real server in a thread that speaks the protocol, and misbehaves when told to."""
+
+import asyncio
+import json
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import pytest
+
+from agents.executor.engine import Prefix
+from agents.executor.engines.http_engine import HttpEngine
+from agents.serving.errors import (
+    EngineBusyError,
+    EngineFaultError,
+    EngineReplyError,
+    EngineTimeoutError,
+    EngineUnreachableError,
+    PromptTooLongError,
+    RequestRefusedError,
+)
+from agents.serving.http import JsonServer, ServerSettings
+from agents.serving.prompts import ChatPrompts
+from agents.space.models import Sampling
+from schemas.query import Message
+
+SAMPLING = Sampling(temperature=0.7, step_tokens=32, depth_limit=8, top_k=20)
+ROOT = Prefix(messages=(Message(role="user", content="How many is 12 + 7?"),))
+
+
+class CompletionServer:
+    """`/v1/completions` as vLLM answers it: the text is the seed's, and the next replies can be spoilt."""
+
+    def __init__(self, prompts: ChatPrompts) -> None:
+        self.prompts = prompts
+        self.requests: list[dict[str, Any]] = []
+        self.headers: list[dict[str, str]] = []
+        self.spoilt: list[Any] = []
+        self.in_flight = self.most_in_flight = 0
+        self.lock = threading.Lock()
+        self.gate: threading.Barrier | None = None
+        outer = self
+
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def do_POST(self) -> None:
+                body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+                with outer.lock:
+                    outer.requests.append(body)
+                    outer.headers.append(dict(self.headers))
+                    outer.in_flight += 1
+                    outer.most_in_flight = max(outer.most_in_flight, outer.in_flight)
+                    spoil = outer.spoilt.pop(0) if outer.spoilt else None
+                try:
+                    if outer.gate is not None:
+                        outer.gate.wait(20)
+                    self.answer(body, spoil)
+                finally:
+                    with outer.lock:
+                        outer.in_flight -= 1
+
+            def answer(self, body: dict[str, Any], spoil: Any) -> None:
+                if spoil == "hang-up":
+                    self.close_connection = True
+                    return
+                if spoil == "stall":
+                    outer.stalled.wait(20)
+                    self.close_connection = True
+                    return
+                status, content, headers = 200, outer.completion(body), {}
+                if isinstance(spoil, tuple):
+                    status, content, headers = spoil
+                raw = content if isinstance(content, bytes) else json.dumps(content).encode()
+                self.send_response(status)
+                self.send_header("Content-Length", str(len(raw)))
+                for name, value in headers.items():
+                    self.send_header(name, value)
+                self.end_headers()
+                self.wfile.write(raw)
+
+            def log_message(self, *_: object) -> None:
+                pass
+
+        self.stalled = threading.Event()
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.server.daemon_threads = True
+        self.url = f"http://127.0.0.1:{self.server.server_port}"
+        threading.Thread(target=self.server.serve_forever, daemon=True).start()
+
+    def completion(self, body: dict[str, Any]) -> dict[str, Any]:
+        text = f"draft {body['seed']}.\n\n"
+        reasons = {"finish_reason": "stop", "stop_reason": "\n\n"}
+        if body["seed"] % 3 == 1:
+            text, reasons = f"\\boxed{{{body['seed']}}}", {"finish_reason": "stop", "stop_reason": None}
+        if body["seed"] % 3 == 2:
+            text, reasons = "half a st", {"finish_reason": "length", "stop_reason": None}
+        if not body.get("stop"):  # a plain server: no stop asked, none told
+            text, reasons = text + "and beyond" * text.endswith("\n\n"), {"finish_reason": reasons["finish_reason"]}
+        told = {"token_ids": list(self.prompts.encode(text))} if body.get("return_token_ids") else {}
+        return {"id": "x", "choices": [{"index": 0, "text": text, **reasons, **told}], "usage": {}}
+
+    def close(self) -> None:
+        self.stalled.set()
+        self.server.shutdown()
+        self.server.server_close()
+
+
+@pytest.fixture(scope="module")
+def prompts(micro) -> ChatPrompts:
+    return ChatPrompts.load(micro.path("micro-a"))
+
+
+@pytest.fixture
+def server(prompts) -> Iterator[CompletionServer]:
+    server = CompletionServer(prompts)
+    yield server
+    server.close()
+
+
+def ask(server: CompletionServer, prompts: ChatPrompts, n: int = 1, seeds=(3,), prefixes=(ROOT,), **settings):
+    """Return the drafts, the engine, and the pauses made between attempts."""
+    pauses: list[float] = []
+
+    async def pause(seconds: float) -> None:
+        pauses.append(seconds)
+
+    dialect = settings.pop("dialect", "vllm")
+
+    async def run():
+        connection = JsonServer(ServerSettings(**({"url": server.url} | settings)), sleep=pause)
+        engine = HttpEngine(connection, "micro-a", prompts, context_tokens=256, served_name="m", dialect=dialect)
+        try:
+            return await engine.generate("q/1", prefixes, n, list(seeds), SAMPLING), engine, pauses
+        finally:
+            await engine.close()
+
+    return asyncio.run(run())
+
+
+def test_drafts_and_their_endings_are_read_as_vllm_tells_them(server, prompts) -> None:
+    drafts, engine, _ = ask(server, prompts, n=3, seeds=(3, 4, 5))
+    assert [(draft.text, draft.finish) for draft in drafts] == [
+        ("draft 3.\n\n", "separator"),
+        ("\\boxed{4}", "eos"),
+        ("half a st", "length"),
+    ]
+    assert [draft.token_ids for draft in drafts] == [prompts.encode(draft.text) for draft in drafts]
+    assert engine.counts.cut_steps == 1
+
+
+def test_the_prompt_goes_out_as_the_tokens_of_the_models_own_template(server, prompts) -> None:
+    ask(server, prompts, api_key="secret-key")
+    [request] = server.requests
+    ids = prompts.prompt([("user", "How many is 12 + 7?")])
+    assert request["prompt"] == list(ids)
+    assert (request["model"], request["seed"], request["max_tokens"], request["top_k"]) == ("m", 3, 32, 20)
+    assert (request["stop"], request["include_stop_str_in_output"]) == (["\n\n"], True)
+    assert server.headers[0]["Authorization"] == "Bearer secret-key"
+
+
+def test_many_drafts_are_in_flight_at_once(server, prompts) -> None:
+    server.gate = threading.Barrier(16)  # nobody is answered before sixteen have asked
+    drafts, _, _ = ask(server, prompts, n=32, seeds=range(32))
+    assert len({draft.text for draft in drafts}) > 20
+    assert server.most_in_flight >= 16
+
+
+def test_connections_are_bounded(server, prompts) -> None:
+    ask(server, prompts, n=24, seeds=range(24), connections=4)
+    assert server.most_in_flight <= 4
+
+
+def test_a_server_that_tells_no_reason_is_cut_at_the_delimiter_here(server, prompts) -> None:
+    drafts, engine, _ = ask(server, prompts, n=3, seeds=(3, 4, 5), dialect="plain")
+    assert [(draft.text, draft.finish) for draft in drafts] == [
+        ("draft 3.\n\n", "separator"),
+        ("\\boxed{4}", "eos"),
+        ("half a st", "length"),
+    ]
+    assert engine.wasted_tokens == len("and beyond")
+    assert server.requests[0]["prompt"] == "<|user|>How many is 12 + 7?<|end|><|assistant|>"
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        "hang-up",
+        (500, b"no", {}),
+        (503, {"error": {"message": "busy"}}, {"Retry-After": "2"}),
+        (200, b"{not json", {}),
+        (200, {"choices": []}, {}),
+        (200, [], {}),
+    ],
+)
+def test_a_fault_that_passes_is_repeated(server, prompts, spoil) -> None:
+    server.spoilt = [spoil, spoil]
+    if isinstance(spoil, tuple) and spoil[1] == {"choices": []}:
+        # A well-formed reply with the wrong content is not the transport's to repeat.
+        with pytest.raises(EngineReplyError, match="0 choices for a request of one"):
+            ask(server, prompts)
+        return
+    drafts, engine, pauses = ask(server, prompts)
+    assert drafts[0].text == "draft 3.\n\n"
+    assert pauses == ([2.0, 2.0] if isinstance(spoil, tuple) and spoil[0] == 503 else [0.25, 0.5])
+    assert engine._server.retries == 2
+
+
+@pytest.mark.parametrize(
+    ("spoil", "error", "said"),
+    [
+        ("hang-up", EngineUnreachableError, "is the server up\\?"),
+        ((502, b"bad gateway", {}), EngineFaultError, "HTTP 502: bad gateway"),
+        ((429, b"slow down", {"Retry-After": "Wed, 21 Oct"}), EngineBusyError, "HTTP 429"),
+    ],
+)
+def test_a_fault_that_stays_is_named_after_the_last_attempt(server, prompts, spoil, error, said) -> None:
+    server.spoilt = [spoil] * 3
+    with pytest.raises(error, match=said) as raised:
+        ask(server, prompts, attempts=3)
+    assert "(after 3 attempts)" in str(raised.value)
+    assert raised.value.retryable
+    assert len(server.requests) == 3
+
+
+def test_a_reply_that_never_comes_times_out(server, prompts) -> None:
+    server.spoilt = ["stall"] * 2
+    with pytest.raises(EngineTimeoutError, match="no reply in 0.2 s"):
+        ask(server, prompts, attempts=2, read_timeout_s=0.2)
+
+
+def test_a_refusal_is_not_repeated_and_keeps_the_key_secret(server, prompts) -> None:
+    server.spoilt = [(404, {"error": {"message": "The model `m` does not exist."}}, {})]
+    with pytest.raises(RequestRefusedError, match="HTTP 404: The model `m` does not exist") as raised:
+        ask(server, prompts, api_key="secret-key")
+    assert len(server.requests) == 1
+    assert "secret-key" not in str(raised.value) + repr(ServerSettings(url=server.url, api_key="secret-key"))
+
+
+def test_a_server_that_is_not_there_is_unreachable(server, prompts) -> None:
+    server.close()
+    with pytest.raises(EngineUnreachableError, match=f"{server.url}/v1/completions"):
+        ask(server, prompts, attempts=2)
+
+
+def test_one_failed_draft_fails_the_step_and_stops_the_others(server, prompts) -> None:
+    server.spoilt = [(400, {"error": "bad"}, {})]
+    with pytest.raises(RequestRefusedError, match="HTTP 400: bad"):
+        ask(server, prompts, n=8, seeds=range(8), connections=1)
+    assert len(server.requests) < 8
+
+
+def test_a_server_that_tells_no_token_ids_is_not_taken_for_vllm(server, prompts) -> None:
+    choice = {"index": 0, "text": "a\n\n", "finish_reason": "stop"}
+    server.spoilt = [(200, {"choices": [choice]}, {})]
+    with pytest.raises(EngineReplyError, match="use the plain dialect"):
+        ask(server, prompts)
+
+
+def test_a_question_too_long_is_never_sent(server, prompts) -> None:
+    long = Prefix(messages=(Message(role="user", content="x" * 300),))
+    with pytest.raises(PromptTooLongError):
+        ask(server, prompts, prefixes=(long,))
+    assert server.requests == []
+
+
+def test_a_url_without_a_scheme_is_refused() -> None:
+    with pytest.raises(ValueError, match="url: 'localhost:8000' must start with http"):
+        ServerSettings(url="localhost:8000")

