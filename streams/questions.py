@@ -65,7 +65,7 @@ def query_of(entry: Mapping[str, Any], *, where: str, default_id: str) -> Query:
         values["text"] = text
     reference = next((entry[name] for name in _REFERENCE if entry.get(name) is not None), None)
     if reference is not None:
-        values["reference"] = _final(str(reference))
+        values["reference"] = _final(reference) if isinstance(reference, str) else reference
     values.setdefault("query_id", default_id)
     metadata = {name: entry[name] for name in _KEPT if name in entry}
     if metadata:
