@@ -27,7 +27,9 @@ def cli() -> None:
 
 @cli.command()
 @click.argument("names", nargs=-1, required=True)
-@click.option("--work", type=click.Path(path_type=Path), default=WORK, show_default=True, help="Working folder.")
+@click.option(
+    "--work", type=click.Path(path_type=Path), default=WORK, show_default=True, help="Working folder."
+)
 @click.option("--seed", default=0, show_default=True, help="Seed of data order and weights.")
 @click.option("--steps", type=click.IntRange(min=1), help="Steps, if not the ladder's.")
 @click.option("--threads", type=click.IntRange(min=1), help="CPU threads, if not all cores.")
@@ -55,27 +57,52 @@ def train(names: tuple[str, ...], work: Path, seed: int, steps: int | None, thre
         else:
             untrained = [r.name for r in GENERATORS if not (work / r.name / "training.json").exists()]
             if untrained:
-                raise click.ClickException(f"{shape.name} learns from all generators; train first: {', '.join(untrained)}")
+                raise click.ClickException(
+                    f"{shape.name} learns from all generators; train first: {', '.join(untrained)}"
+                )
             data = training_set(work, [r.name for r in GENERATORS], SOLUTIONS_EACH, seed)
             _, outcome = train_verifier(shape, schedule, data, work)
-        click.echo(f"{shape.name}: loss {outcome.first_loss:.3f} to {outcome.last_loss:.4f}, {outcome.minutes:.1f} minutes")
+        click.echo(
+            f"{shape.name}: loss {outcome.first_loss:.3f} to {outcome.last_loss:.4f}, {outcome.minutes:.1f} minutes"
+        )
 
 
 @cli.command()
-@click.option("--questions", default=500, show_default=True, help="Mini-math questions, as many for each of five levels.")
+@click.option(
+    "--questions",
+    default=500,
+    show_default=True,
+    help="Mini-math questions, as many for each of five levels.",
+)
 @click.option("--seed", default=11, show_default=True, help="Seed of the questions.")
-@click.option("--models", type=click.Path(path_type=Path), default=MODELS, show_default=True, help="The family's folder.")
-@click.option("--out", type=click.Path(path_type=Path), default=Path("out/mini/evaluation.json"), show_default=True)
-@click.option("--write-tables/--no-write-tables", default=False, help="Also put the tables into models/README.md and the cards.")
+@click.option(
+    "--models",
+    type=click.Path(path_type=Path),
+    default=MODELS,
+    show_default=True,
+    help="The family's folder.",
+)
+@click.option(
+    "--out", type=click.Path(path_type=Path), default=Path("out/mini/evaluation.json"), show_default=True
+)
+@click.option(
+    "--write-tables/--no-write-tables",
+    default=False,
+    help="Also put the tables into models/README.md and the cards.",
+)
 def evaluate(questions: int, seed: int, models: Path, out: Path, write_tables: bool) -> None:
     """Evaluate the family through vLLM: greedy, one sample, pass@16, best-of-16, and the verifiers' AUROC."""
     from experiments.mini import evaluate as evaluation
     from experiments.mini import publish as publishing
 
     generators, verifiers = [r.name for r in GENERATORS], [r.name for r in VERIFIERS]
-    missing = [name for name in (*generators, *verifiers) if not (models / name / "model.safetensors").exists()]
+    missing = [
+        name for name in (*generators, *verifiers) if not (models / name / "model.safetensors").exists()
+    ]
     if missing:
-        raise click.ClickException(f"{models} lacks {', '.join(missing)}; make them with: python -m experiments.mini all")
+        raise click.ClickException(
+            f"{models} lacks {', '.join(missing)}; make them with: python -m experiments.mini all"
+        )
     try:
         report = evaluation.evaluate(models, generators, verifiers, questions, seed, out)
     except ValueError as error:
@@ -87,9 +114,15 @@ def evaluate(questions: int, seed: int, models: Path, out: Path, write_tables: b
 
 
 @cli.command()
-@click.option("--work", type=click.Path(path_type=Path), default=WORK, show_default=True, help="Working folder.")
-@click.option("--models", type=click.Path(path_type=Path), default=MODELS, show_default=True, help="Where to publish.")
-@click.option("--questions", default=60, show_default=True, help="Validation questions a level for the anchors.")
+@click.option(
+    "--work", type=click.Path(path_type=Path), default=WORK, show_default=True, help="Working folder."
+)
+@click.option(
+    "--models", type=click.Path(path_type=Path), default=MODELS, show_default=True, help="Where to publish."
+)
+@click.option(
+    "--questions", default=60, show_default=True, help="Validation questions a level for the anchors."
+)
 def publish(work: Path, models: Path, questions: int) -> None:
     """Copy trained models to the models folder with cards, measure their anchors and write family.json."""
     from experiments.mini import publish as publishing
@@ -111,11 +144,24 @@ def everything(context: click.Context, seed: int) -> None:
     """Train all eight models, publish them and evaluate them: the whole family from nothing."""
     context.invoke(train, names=("all",), work=WORK, seed=seed, steps=None, threads=None)
     context.invoke(publish, work=WORK, models=MODELS, questions=60)
-    context.invoke(evaluate, questions=500, seed=11, models=MODELS, out=Path("out/mini/evaluation.json"), write_tables=True)
+    context.invoke(
+        evaluate,
+        questions=500,
+        seed=11,
+        models=MODELS,
+        out=Path("out/mini/evaluation.json"),
+        write_tables=True,
+    )
 
 
 @cli.command()
-@click.option("--level", "levels", multiple=True, type=click.Choice(list(MIXTURE)), help="Levels; all of mini-math if none.")
+@click.option(
+    "--level",
+    "levels",
+    multiple=True,
+    type=click.Choice(list(MIXTURE)),
+    help="Levels; all of mini-math if none.",
+)
 @click.option("--split", type=click.Choice(SPLITS), default="test", show_default=True)
 @click.option("--count", default=30, show_default=True, help="Questions of each level.")
 @click.option("--seed", default=0, show_default=True)
@@ -130,7 +176,9 @@ def questions(levels: tuple[str, ...], split: str, count: int, seed: int, out: P
             reference: object = problem.answer
             if problem.task == "code":
                 reference = {"tests": [[value, run(problem.answer, value)] for value in inputs_for(problem)]}
-            lines.append(json.dumps({"text": problem.question, "reference": reference, "metadata": {"level": level}}))
+            lines.append(
+                json.dumps({"text": problem.question, "reference": reference, "metadata": {"level": level}})
+            )
     text = "\n".join(lines) + "\n"
     if out is None:
         sys.stdout.write(text)

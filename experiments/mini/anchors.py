@@ -39,7 +39,8 @@ def measure_anchors(models: Path, generators: Sequence[str], each: int) -> dict[
         _ENGINES.append(engine)
         texts = sampled(engine, flat, 1, 0.0)
         right = {
-            level: [is_right(p, t[0]) for p, t in zip(flat, texts, strict=True) if p.level == level] for level in asked
+            level: [is_right(p, t[0]) for p, t in zip(flat, texts, strict=True) if p.level == level]
+            for level in asked
         }
         anchors[name] = {
             label: round(100 * float(np.mean([ok for level in levels for ok in right[level]])), 1)

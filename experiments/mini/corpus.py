@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from experiments.mini import problems, programs
 from experiments.mini.problems import Problem
-from experiments.mini.tokenizer import END, make_tokenizer, prompt_of
+from experiments.mini.tokenizer import END, make_tokenizer, prompt_of, token_id
 
 # Share of each level in the pool: the harder, the more often seen; contest only enough to be known.
 MIXTURE = {
@@ -61,7 +61,7 @@ def make_pool(size: int, seed: int, cache: Path | None = None) -> Pool:
         stored = np.load(file)
         return Pool(stored["tokens"], stored["starts"], stored["prompts"])
     tokenizer = make_tokenizer()
-    end = tokenizer.convert_tokens_to_ids(END)
+    end = token_id(END)
     sequences: list[list[int]] = []
     prompts: list[int] = []
     for level, share in MIXTURE.items():
@@ -98,7 +98,9 @@ def batches(pool: Pool, tokens_each: int, seed: int, first: int = 0) -> Iterator
             window = window[np.argsort(lengths[window], kind="stable")]
             taken = 0
             while taken < len(window):
-                count = max(1, tokens_each // int(lengths[window[min(taken + tokens_each // 64, len(window) - 1)]]))
+                count = max(
+                    1, tokens_each // int(lengths[window[min(taken + tokens_each // 64, len(window) - 1)]])
+                )
                 groups.append(window[taken : taken + count])
                 taken += count
         for index in rng.permutation(len(groups)):

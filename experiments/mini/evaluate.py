@@ -21,7 +21,7 @@ from experiments.mini.measures import Judged, measure
 from experiments.mini.problems import CONTEST, LEVELS, Problem
 from experiments.mini.programs import LEVELS as CODE_LEVELS
 from experiments.mini.sampling import MAX_NEW_TOKENS
-from experiments.mini.tokenizer import END, STEP, make_tokenizer, prompt_of
+from experiments.mini.tokenizer import END, STEP, prompt_of, token_id
 from experiments.mini.verifier import GOOD_LABEL, verifier_tokens
 
 SAMPLES = 16
@@ -45,7 +45,9 @@ def test_questions(count: int, seed: int) -> Questions:
         ValueError: when the count is not a positive multiple of five.
     """
     if count < 5 or count % len(LEVELS):
-        raise ValueError(f"--questions {count}: give a positive multiple of {len(LEVELS)}, as many for each level")
+        raise ValueError(
+            f"--questions {count}: give a positive multiple of {len(LEVELS)}, as many for each level"
+        )
     each = count // len(LEVELS)
 
     def drawn(level: str, number: int) -> list[Problem]:
@@ -78,7 +80,7 @@ def open_engine(folder: Path, seed: int, pooling: bool = False) -> Any:
     }
     if not pooling:
         return LLM(str(folder), enable_prefix_caching=True, **shared)
-    tag = make_tokenizer().convert_tokens_to_ids(STEP)
+    tag = token_id(STEP)
     pooler = PoolerConfig(tok_pooling_type="STEP", step_tag_id=tag)
     return LLM(str(folder), runner="pooling", pooler_config=pooler, **shared)
 
@@ -87,8 +89,10 @@ def sampled(engine: Any, problems: Sequence[Problem], count: int, temperature: f
     """Return `count` solutions a problem, sampled through vLLM."""
     from vllm import SamplingParams
 
-    end = make_tokenizer().convert_tokens_to_ids(END)
-    sampling = SamplingParams(n=count, temperature=temperature, max_tokens=MAX_NEW_TOKENS, stop_token_ids=[end])
+    end = token_id(END)
+    sampling = SamplingParams(
+        n=count, temperature=temperature, max_tokens=MAX_NEW_TOKENS, stop_token_ids=[end]
+    )
     outputs = engine.generate([prompt_of(p.question) for p in problems], sampling)
     return [[choice.text for choice in output.outputs] for output in outputs]
 
@@ -106,7 +110,9 @@ def path_means(engine: Any, pairs: Sequence[tuple[str, str]]) -> dict[tuple[str,
     for (question, solution), output in zip(wanted, outputs, strict=True):
         scores = np.asarray(output.outputs.data, dtype=np.float64)[:, GOOD_LABEL]
         if len(scores) != len(split_steps(solution)):
-            raise RuntimeError(f"{len(scores)} scores for {len(split_steps(solution))} steps: is the step tag right?")
+            raise RuntimeError(
+                f"{len(scores)} scores for {len(split_steps(solution))} steps: is the step tag right?"
+            )
         means[question, solution] = float(scores.mean())
     return means
 
@@ -120,8 +126,13 @@ def evaluate(
     questions = test_questions(count, seed)
     kept = out.with_suffix("") / f"{count}-{seed}"
     kept.mkdir(parents=True, exist_ok=True)
-    drawn = {name: _samples(models / name, questions, seed, kept) for name in tqdm(generators, desc="generators")}
-    scores = {name: _scores(models / name, questions, drawn, seed, kept) for name in tqdm(verifiers, desc="verifiers")}
+    drawn = {
+        name: _samples(models / name, questions, seed, kept) for name in tqdm(generators, desc="generators")
+    }
+    scores = {
+        name: _scores(models / name, questions, drawn, seed, kept)
+        for name in tqdm(verifiers, desc="verifiers")
+    }
     report = {
         "engine": {"name": "vllm", "version": vllm.__version__},
         "questions": count,
@@ -173,13 +184,19 @@ def _scores(
 
 
 def _generator_row(
-    models: Path, name: str, questions: Questions, drawn: Drawn, scores: dict[str, dict[tuple[str, str], float]]
+    models: Path,
+    name: str,
+    questions: Questions,
+    drawn: Drawn,
+    scores: dict[str, dict[tuple[str, str], float]],
 ) -> dict[str, object]:
     asked = [*questions.math, *questions.contest, *questions.code]
     greedy = [is_right(problem, texts[0]) for problem, texts in zip(asked, drawn["greedy"], strict=True)]
 
     def share(levels: Sequence[str]) -> float:
-        return float(np.mean([ok for problem, ok in zip(asked, greedy, strict=True) if problem.level in levels]))
+        return float(
+            np.mean([ok for problem, ok in zip(asked, greedy, strict=True) if problem.level in levels])
+        )
 
     right = _right(questions.math, drawn["math"])
     code = _right(questions.code, drawn["code"])
@@ -210,7 +227,11 @@ def _generator_row(
 
 
 def _verifier_row(
-    models: Path, name: str, questions: Questions, drawn: dict[str, Drawn], scores: dict[tuple[str, str], float]
+    models: Path,
+    name: str,
+    questions: Questions,
+    drawn: dict[str, Drawn],
+    scores: dict[tuple[str, str], float],
 ) -> dict[str, object]:
     judged = [
         Judged(f"{generator}/{i}", scores[problem.question, text], is_right(problem, text))

@@ -112,7 +112,9 @@ def math_problems(level: str, split: str, seed: int) -> Iterator[Problem]:
         ValueError: when the level or split is unknown.
     """
     if level not in DIFFICULTY or split not in SPLITS:
-        raise ValueError(f"no mini-math level {level!r} in split {split!r}; levels {list(DIFFICULTY)}, splits {SPLITS}")
+        raise ValueError(
+            f"no mini-math level {level!r} in split {split!r}; levels {list(DIFFICULTY)}, splits {SPLITS}"
+        )
     index = 0
     while True:
         yield draw_in_split(lambda rng: draw_math(level, rng), split, "math", level, seed, index)
@@ -133,7 +135,9 @@ def draw_math(level: str, rng: Random) -> Problem:
     return _tell(level, opening, operations, question, story, who, thing, rng)
 
 
-def _chain(start: int, story: Story, who: str, thing: str, difficulty: Difficulty, rng: Random) -> list[Operation]:
+def _chain(
+    start: int, story: Story, who: str, thing: str, difficulty: Difficulty, rng: Random
+) -> list[Operation]:
     """Draw operations one after another; an empty list when the start leads nowhere."""
     count = rng.randint(*difficulty.operations)
     operations: list[Operation] = []
@@ -184,7 +188,14 @@ def _operation(
 
 
 def _tell(
-    level: str, opening: str, operations: list[Operation], question: str, story: Story, who: str, thing: str, rng: Random
+    level: str,
+    opening: str,
+    operations: list[Operation],
+    question: str,
+    story: Story,
+    who: str,
+    thing: str,
+    rng: Random,
 ) -> Problem:
     difficulty = DIFFICULTY[level]
     shuffled = len(operations) > 2 and rng.random() < difficulty.shuffled
@@ -194,7 +205,9 @@ def _tell(
         rng.shuffle(sentences)
     sentences.insert(0, opening)
     for text in rng.sample(story.distractors, rng.randint(*difficulty.distractors)):
-        sentences.insert(rng.randint(1, len(sentences)), text.format(who=who, thing=thing, n=rng.randint(5, 90)))
+        sentences.insert(
+            rng.randint(1, len(sentences)), text.format(who=who, thing=thing, n=rng.randint(5, 90))
+        )
     value = _start_of(operations)
     steps = []
     for op in operations:

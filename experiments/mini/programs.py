@@ -24,12 +24,16 @@ class Phrase:
 
 LISTS = (
     Phrase("reverse", ("reverse the list", "turn the list around", "put the last item first")),
-    Phrase("sort", ("sort the list", "put the numbers in rising order", "order the list from small to large")),
+    Phrase(
+        "sort", ("sort the list", "put the numbers in rising order", "order the list from small to large")
+    ),
     Phrase("sort down", ("sort the list from large to small", "put the numbers in falling order")),
     Phrase("add {n}", ("add {n} to each number", "raise each number by {n}", "make each number {n} larger")),
     Phrase("times {n}", ("multiply each number by {n}", "make each number {n} times as large")),
     Phrase("take {n}", ("keep the first {n} items", "take only the first {n} numbers")),
-    Phrase("drop {n}", ("remove the first {n} items", "drop the first {n} numbers", "skip the first {n} items")),
+    Phrase(
+        "drop {n}", ("remove the first {n} items", "drop the first {n} numbers", "skip the first {n} items")
+    ),
     Phrase("keep even", ("keep the even numbers", "remove all odd numbers")),
     Phrase("keep odd", ("keep the odd numbers", "remove all even numbers")),
     Phrase("keep above {n}", ("keep the numbers above {n}", "remove what is not larger than {n}")),
@@ -40,7 +44,10 @@ STRINGS = (
     Phrase("reverse", ("reverse the text", "turn the text around", "read the text from the end")),
     Phrase("upper", ("make all letters large", "write the text in capitals")),
     Phrase("take {n}", ("keep the first {n} letters", "take only the first {n} letters")),
-    Phrase("drop {n}", ("remove the first {n} letters", "drop the first {n} letters", "skip the first {n} letters")),
+    Phrase(
+        "drop {n}",
+        ("remove the first {n} letters", "drop the first {n} letters", "skip the first {n} letters"),
+    ),
     Phrase("repeat {n}", ("repeat the text {n} times", "write the text {n} times")),
     Phrase("append {x}", ("add the letter {x} at the end", "put the letter {x} after the text")),
     Phrase("prepend {x}", ("add the letter {x} at the front", "put the letter {x} before the text")),
@@ -48,7 +55,10 @@ STRINGS = (
     Phrase("unique", ("keep each letter only once", "remove repeated letters")),
     Phrase("remove {x}", ("remove every letter {x}", "delete all letters {x}")),
 )
-OPENINGS = {"list": ("Given a list of numbers.", "You get a list of numbers."), "text": ("Given a text.", "You get a text.")}
+OPENINGS = {
+    "list": ("Given a list of numbers.", "You get a list of numbers."),
+    "text": ("Given a text.", "You get a text."),
+}
 CLOSING = ("What program does this?", "Write the program.")
 
 
@@ -89,4 +99,7 @@ def inputs_for(problem: Problem, count: int = 6) -> list[list[int] | str]:
     rng = seeded("inputs", problem.question)
     if "list of numbers" in problem.question:
         return [[rng.randint(0, 12) for _ in range(rng.randint(5, 9))] for _ in range(count)]
-    return ["".join(rng.choice("abcdefgh" + problem.question[-2:-1]) for _ in range(rng.randint(5, 9))) for _ in range(count)]
+    return [
+        "".join(rng.choice("abcdefgh" + problem.question[-2:-1]) for _ in range(rng.randint(5, 9)))
+        for _ in range(count)
+    ]

@@ -11,15 +11,33 @@ from experiments.mini.evaluate import parameters_of
 from experiments.mini.ladder import GENERATORS, VERIFIERS, Rung, rung
 from experiments.mini.problems import CONTEST, DELIMITER, LEVELS, SPLITS
 from experiments.mini.programs import LEVELS as CODE_LEVELS
-from experiments.mini.tokenizer import CHAT_TEMPLATE, CONTEXT_TOKENS, END, STEP, make_tokenizer, prompt_of
+from experiments.mini.tokenizer import (
+    CHAT_TEMPLATE,
+    CONTEXT_TOKENS,
+    END,
+    STEP,
+    prompt_of,
+    token_id,
+)
 from experiments.mini.verifier import GOOD_LABEL, verifier_text
 
-CHECKPOINT = ("config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
+CHECKPOINT = (
+    "config.json",
+    "model.safetensors",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "chat_template.jinja",
+)
 OPTIONAL = ("generation_config.json", "special_tokens_map.json", "training.json")
 SAMPLING = {"temperature": 0.8, "step_tokens": 32, "depth_limit": 10}
 BEGIN, FINISH = "<!-- evaluation -->", "<!-- /evaluation -->"
 # What the paper reports for its verifier on final correctness (App. D.2).
-PAPER = {"score_right": (0.8818, 0.1830), "score_wrong": (0.5961, 0.2934), "point_biserial": 0.5061, "auroc": 0.8067}
+PAPER: dict[str, Any] = {
+    "score_right": (0.8818, 0.1830),
+    "score_wrong": (0.5961, 0.2934),
+    "point_biserial": 0.5061,
+    "auroc": 0.8067,
+}
 
 
 def publish(work: Path, models: Path, anchors: Mapping[str, Mapping[str, float]] | None = None) -> None:
@@ -30,7 +48,9 @@ def publish(work: Path, models: Path, anchors: Mapping[str, Mapping[str, float]]
     """
     for shape in (*GENERATORS, *VERIFIERS):
         if not (work / shape.name / "training.json").exists():
-            raise FileNotFoundError(f"{shape.name} is not trained: python -m experiments.mini train {shape.name}")
+            raise FileNotFoundError(
+                f"{shape.name} is not trained: python -m experiments.mini train {shape.name}"
+            )
         target = models / shape.name
         target.mkdir(parents=True, exist_ok=True)
         for file in (*CHECKPOINT, *OPTIONAL):
@@ -55,12 +75,16 @@ def write_family(models: Path, anchors: Mapping[str, Mapping[str, float]]) -> No
         "end_token": END,
         "answer": "\\boxed{...} in the last step",
         "step_tag": STEP,
-        "step_tag_id": make_tokenizer().convert_tokens_to_ids(STEP),
+        "step_tag_id": token_id(STEP),
         "good_label": GOOD_LABEL,
         "context_tokens": CONTEXT_TOKENS,
         "sampling": SAMPLING,
         "generators": [
-            {"name": r.name, "parameters": parameters_of(models / r.name), "anchors": dict(anchors.get(r.name, {}))}
+            {
+                "name": r.name,
+                "parameters": parameters_of(models / r.name),
+                "anchors": dict(anchors.get(r.name, {})),
+            }
             for r in GENERATORS
         ],
         "verifiers": [{"name": r.name, "parameters": parameters_of(models / r.name)} for r in VERIFIERS],
@@ -112,10 +136,15 @@ def _reached(shape: Rung, report: Mapping[str, Any] | None) -> list[str]:
     if found is None:
         return []
     if shape in VERIFIERS:
-        return [f"| AUROC on final correctness | {found['auroc_pooled']:.3f} pooled, {found['auroc_within']:.3f} within a question |"]
+        return [
+            f"| AUROC on final correctness | {found['auroc_pooled']:.3f} pooled, "
+            f"{found['auroc_within']:.3f} within a question |"
+        ]
     greedy = found["greedy"]
     levels = ", ".join(f"{greedy[level]:.0%}" for level in LEVELS)
-    return [f"| greedy accuracy, levels 1 to 5 | {levels}; contest {greedy[CONTEST]:.0%}; all {greedy['all']:.1%} |"]
+    return [
+        f"| greedy accuracy, levels 1 to 5 | {levels}; contest {greedy[CONTEST]:.0%}; all {greedy['all']:.1%} |"
+    ]
 
 
 def write_tables(models: Path, report: Mapping[str, Any]) -> None:
@@ -144,7 +173,11 @@ def tables(report: Mapping[str, Any]) -> str:
     ]  # fmt: skip
     for row in report["generators"]:
         cells = [*(row["greedy"][level] for level in LEVELS), row["greedy"]["all"], row["greedy"][CONTEST]]
-        cells += [row["one_sample"], row[f"pass_at_{samples}"], *(row[f"best_of_{samples}"][name] for name in names)]
+        cells += [
+            row["one_sample"],
+            row[f"pass_at_{samples}"],
+            *(row[f"best_of_{samples}"][name] for name in names),
+        ]
         cells += [row["code"]["one_sample"]]
         lines.append(_row([row["name"], f"{row['parameters']:,}", *(f"{100 * cell:.1f}" for cell in cells)]))
     lines += [

@@ -5,24 +5,27 @@ What is reported of the family is sampled through vLLM (`evaluate`); this is the
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from tqdm import tqdm
 from transformers import AutoTokenizer, Qwen3ForCausalLM
 
 from experiments.mini.tokenizer import prompt_of
+from experiments.mini.train import device
 
 MAX_NEW_TOKENS = 128
 
 
-def load_generator(folder: Path) -> Qwen3ForCausalLM:
+def load_generator(folder: Path) -> Any:
     """Load a generator from its Hugging Face folder."""
-    return Qwen3ForCausalLM.from_pretrained(folder, dtype=torch.float32, local_files_only=True).eval()
+    model: Any = Qwen3ForCausalLM.from_pretrained(folder, dtype=torch.float32, local_files_only=True)
+    return model.to(device()).eval()
 
 
 @torch.inference_mode()
 def sample(
-    model: Qwen3ForCausalLM,
+    model: Any,
     folder: Path,
     questions: Sequence[str],
     temperature: float,
@@ -36,10 +39,15 @@ def sample(
     order = sorted(range(len(prompts)), key=lambda i: len(prompts[i]))
     texts = [""] * len(prompts)
     torch.manual_seed(seed)
-    drawing = {"do_sample": False} if temperature == 0 else {"do_sample": True, "temperature": temperature, "top_k": 0}
+    drawing = (
+        {"do_sample": False}
+        if temperature == 0
+        else {"do_sample": True, "temperature": temperature, "top_k": 0}
+    )
     for start in tqdm(range(0, len(order), batch), desc=title, disable=title is None, unit="batch"):
         rows = order[start : start + batch]
-        encoded = tokenizer([prompts[i] for i in rows], return_tensors="pt", padding=True, add_special_tokens=False)
+        asked = [prompts[i] for i in rows]
+        encoded = tokenizer(asked, return_tensors="pt", padding=True, add_special_tokens=False).to(device())
         out = model.generate(
             input_ids=encoded["input_ids"],
             attention_mask=encoded["attention_mask"],

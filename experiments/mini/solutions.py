@@ -21,17 +21,23 @@ def sampled_solutions(work: Path, generator: str, each: int, seed: int) -> list[
     """Return `each` labelled solutions of one generator a temperature, sampled once and kept under `work/solutions`."""
     file = work / "solutions" / f"{generator}-{each}-{seed}.jsonl"
     if file.exists():
-        return msgspec.json.decode(b"[" + b",".join(file.read_bytes().splitlines()) + b"]", type=list[Labelled])
+        return msgspec.json.decode(
+            b"[" + b",".join(file.read_bytes().splitlines()) + b"]", type=list[Labelled]
+        )
     model = load_generator(work / generator)
     found: list[Labelled] = []
     for index, temperature in enumerate(TEMPERATURES):
         problems = [
             problem
             for level, share in MIXTURE.items()
-            for problem in islice(problems_of(level, "train", seed + SEED_OFFSET + index), max(1, round(each * share)))
+            for problem in islice(
+                problems_of(level, "train", seed + SEED_OFFSET + index), max(1, round(each * share))
+            )
         ]
         title = f"{generator} at {temperature}"
-        texts = sample(model, work / generator, [p.question for p in problems], temperature, seed, title=title)
+        texts = sample(
+            model, work / generator, [p.question for p in problems], temperature, seed, title=title
+        )
         for problem, text in zip(problems, texts, strict=True):
             if split_steps(text):
                 found.append(Labelled(problem.question, text, tuple(step_labels(problem, text))))

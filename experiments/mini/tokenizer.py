@@ -42,7 +42,11 @@ def _texts() -> list[str]:
     texts += [form for word in ORDINALS for form in (word, f"a {word}")]
     for phrase in (*LISTS, *STRINGS):
         texts += [f": {wording}." for wording in phrase.wordings] + [phrase.code, f"| {phrase.code}"]
-    texts += [*OPENINGS["list"], *OPENINGS["text"], *(f"a {text}" for text in (*OPENINGS["list"], *OPENINGS["text"]))]
+    texts += [
+        *OPENINGS["list"],
+        *OPENINGS["text"],
+        *(f"a {text}" for text in (*OPENINGS["list"], *OPENINGS["text"])),
+    ]
     texts += [f"a {text}" for text in CLOSING]
     # A sentence may stand anywhere after the first, so its first word is met with and without a space before it.
     return texts + [f" {text}" for text in texts if text[:1].isupper()]
@@ -74,7 +78,7 @@ def make_tokenizer() -> PreTrainedTokenizerFast:
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(PIECE), behavior="isolated")
     tokenizer.decoder = decoders.Fuse()
     tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in SPECIAL])
-    return PreTrainedTokenizerFast(
+    return PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
         tokenizer_object=tokenizer,
         unk_token=UNKNOWN,
         pad_token=PAD,
@@ -85,6 +89,11 @@ def make_tokenizer() -> PreTrainedTokenizerFast:
         chat_template=CHAT_TEMPLATE,
         padding_side="right",
     )
+
+
+def token_id(token: str) -> int:
+    """Return the id of a token of the vocabulary."""
+    return int(make_tokenizer().get_vocab()[token])
 
 
 def prompt_of(question: str) -> str:

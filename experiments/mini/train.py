@@ -5,12 +5,11 @@ trained by Muon, the rest by AdamW; the learning rate warms up, stays, and falls
 """
 
 import json
-import os
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -27,6 +26,11 @@ WARM_UP_STEPS = 100
 DECAY_SHARE = 0.35
 SAVE_EVERY_STEPS = 100
 B = TypeVar("B")
+
+
+def device() -> torch.device:
+    """Return where to train: a GPU when there is one."""
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
 @dataclass(frozen=True)
@@ -82,7 +86,9 @@ class Trainer(Generic[B]):
         chosen = {id(p) for p in inside}
         outside = [p for p in module.parameters() if id(p) not in chosen]
         self._optimizers: list[torch.optim.Optimizer] = [
-            torch.optim.Muon(inside, lr=schedule.learning_rate, weight_decay=0.01, adjust_lr_fn="match_rms_adamw"),
+            torch.optim.Muon(
+                inside, lr=schedule.learning_rate, weight_decay=0.01, adjust_lr_fn="match_rms_adamw"
+            ),
             torch.optim.AdamW(outside, lr=schedule.learning_rate, weight_decay=0.0, betas=(0.9, 0.98)),
         ]
 
@@ -124,12 +130,12 @@ class Trainer(Generic[B]):
         optimizers = [optimizer.state_dict() for optimizer in self._optimizers]
         state = {"step": step, "losses": losses, "seconds": seconds, "optimizers": optimizers}
         torch.save(state | {"module": self._module.state_dict()}, partial)
-        os.replace(partial, self._file)
+        partial.replace(self._file)
 
     def _resume(self) -> tuple[int, list[float], float]:
         if not self._file.exists():
             return 0, [], 0.0
-        state = torch.load(self._file, weights_only=True)
+        state = torch.load(self._file, weights_only=True, map_location=device())
         self._module.load_state_dict(state["module"])
         for optimizer, saved in zip(self._optimizers, state["optimizers"], strict=True):
             optimizer.load_state_dict(saved)
@@ -141,17 +147,20 @@ def train_generator(
 ) -> tuple[Qwen3ForCausalLM, Outcome]:
     """Train one generator on the mixture of both tasks and leave it, with its tokenizer, under `work/<name>`."""
     torch.manual_seed(schedule.seed)
-    model = Qwen3ForCausalLM(generator_config(shape))
+    model: Any = Qwen3ForCausalLM(generator_config(shape))  # type: ignore[no-untyped-call]
+    model.to(device())
     pool = make_pool(pool_size, schedule.seed, work / "pool")
     folder = work / shape.name
 
     def loss(batch: Batch) -> Tensor:
-        labels = torch.from_numpy(batch.labels)
+        labels = torch.from_numpy(batch.labels).to(device())
         wanted = labels != IGNORED
-        hidden = model.model(input_ids=torch.from_numpy(batch.tokens)).last_hidden_state[wanted]
+        hidden = model.model(input_ids=torch.from_numpy(batch.tokens).to(device())).last_hidden_state[wanted]
         return functional.cross_entropy(model.lm_head(hidden), labels[wanted])
 
-    trainer = Trainer(model, loss, lambda first: batches(pool, batch_tokens, schedule.seed, first), schedule, folder)
+    trainer = Trainer(
+        model, loss, lambda first: batches(pool, batch_tokens, schedule.seed, first), schedule, folder
+    )
     outcome = trainer.run(shape.name)
     save(model, folder, outcome)
     trainer.finish()

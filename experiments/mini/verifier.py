@@ -18,8 +18,8 @@ from transformers import Qwen2Config, Qwen2Model
 
 from experiments.mini.labels import split_steps
 from experiments.mini.ladder import Rung, verifier_config
-from experiments.mini.tokenizer import STEP, make_tokenizer, prompt_of
-from experiments.mini.train import Outcome, Schedule, Trainer
+from experiments.mini.tokenizer import STEP, make_tokenizer, prompt_of, token_id
+from experiments.mini.train import Outcome, Schedule, Trainer, device
 
 GOOD_LABEL = 1
 NO_LABEL = -100
@@ -46,8 +46,8 @@ class ProcessRewardModel(nn.Module):
     @torch.inference_mode()
     def step_scores(self, question: str, steps: Sequence[str]) -> list[float]:
         """Return the probability of the good label at each step's tag."""
-        tokens = torch.tensor([verifier_tokens(question, steps)])
-        tag = make_tokenizer().convert_tokens_to_ids(STEP)
+        tokens = torch.tensor([verifier_tokens(question, steps)], device=self.model.device)
+        tag = token_id(STEP)
         logits = self.score(self(tokens)[tokens == tag])
         return [float(p) for p in logits.softmax(-1)[:, GOOD_LABEL]]
 
@@ -94,7 +94,7 @@ def train_verifier(
     """Train one process reward model and leave it, with its tokenizer, under `work/<name>`."""
     torch.manual_seed(schedule.seed)
     config = verifier_config(shape)
-    module = ProcessRewardModel(config)
+    module = ProcessRewardModel(config).to(device())
     encoded = [_encode(sample) for sample in data]
 
     def loss(batch: LabelledBatch) -> Tensor:
@@ -105,7 +105,9 @@ def train_verifier(
         return judged + LANGUAGE_WEIGHT * functional.cross_entropy(told, batch.following[inside])
 
     folder = work / shape.name
-    trainer = Trainer(module, loss, lambda first: _batches(encoded, rows, schedule.seed, first), schedule, folder)
+    trainer = Trainer(
+        module, loss, lambda first: _batches(encoded, rows, schedule.seed, first), schedule, folder
+    )
     outcome = trainer.run(shape.name)
     save_verifier(module, folder, outcome)
     trainer.finish()
@@ -117,7 +119,7 @@ def save_verifier(module: ProcessRewardModel, folder: Path, outcome: Outcome) ->
     folder.mkdir(parents=True, exist_ok=True)
     module.config.save_pretrained(folder)
     make_tokenizer().save_pretrained(folder)
-    weights = {name: value.contiguous() for name, value in module.state_dict().items()}
+    weights = {name: value.cpu().contiguous() for name, value in module.state_dict().items()}
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
     (folder / "training.json").write_text(json.dumps(outcome.__dict__, indent=2) + "\n")
 
@@ -126,7 +128,7 @@ def _encode(sample: Labelled) -> tuple[list[int], list[int], list[int]]:
     """Return token ids, step labels and next tokens of one sample, all of one length."""
     steps = split_steps(sample.solution)[: len(sample.labels)]
     tokens = verifier_tokens(sample.question, steps)
-    tag = make_tokenizer().convert_tokens_to_ids(STEP)
+    tag = token_id(STEP)
     labels, following = [NO_LABEL] * len(tokens), [NO_LABEL] * len(tokens)
     remaining = iter(sample.labels)
     begin = len(make_tokenizer().encode(prompt_of(sample.question), add_special_tokens=False))
@@ -151,7 +153,8 @@ def _batches(
             group
             for window in windows
             for group in np.array_split(
-                window[np.argsort([len(encoded[i][0]) for i in window], kind="stable")], max(1, len(window) // rows)
+                window[np.argsort([len(encoded[i][0]) for i in window], kind="stable")],
+                max(1, len(window) // rows),
             )
         ]
         for index in rng.permutation(len(groups)):
@@ -165,4 +168,4 @@ def _padded(samples: Sequence[tuple[list[int], list[int], list[int]]]) -> Labell
     columns = []
     for part, fill in ((0, 0), (1, NO_LABEL), (2, NO_LABEL)):
         columns.append(torch.tensor([list(s[part]) + [fill] * (width - len(s[part])) for s in samples]))
-    return LabelledBatch(*columns)
+    return LabelledBatch(*(column.to(device()) for column in columns))

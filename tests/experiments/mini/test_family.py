@@ -110,7 +110,10 @@ def test_ten_thousand_characters_go_through_the_generator() -> None:
 def test_the_larger_of_two_sizes_is_right_more_often(engines: Engines) -> None:
     problems = mixed_problems(100, 23)
     small, large = (
-        sum(is_right(p, texts[0]) for p, texts in zip(problems, sampled(engines(name), problems, 1, 0.0), strict=True))
+        sum(
+            is_right(p, texts[0])
+            for p, texts in zip(problems, sampled(engines(name), problems, 1, 0.0), strict=True)
+        )
         for name in ("mini-120k", "mini-1m")
     )
     assert large > small + 10

@@ -61,7 +61,8 @@ def test_the_same_seed_gives_the_same_problems_and_another_gives_others() -> Non
 
 def test_levels_grow_in_steps_and_in_size_of_numbers() -> None:
     steps = [
-        sum(len(p.steps) for p in islice(problems_of(level, "test", 0), EACH)) / EACH for level in (*LEVELS, "contest")
+        sum(len(p.steps) for p in islice(problems_of(level, "test", 0), EACH)) / EACH
+        for level in (*LEVELS, "contest")
     ]
     assert steps == sorted(steps)
     limits = [DIFFICULTY[level].limit for level in (*LEVELS, "contest")]
@@ -84,7 +85,9 @@ def test_a_wrong_sum_and_all_after_it_are_labelled_wrong() -> None:
 
 def test_a_program_that_does_the_same_in_other_words_is_right() -> None:
     problem = next(
-        p for p in problems_of("code_2", "test", 0) if p.answer.startswith("sort |") and "numbers" in p.question
+        p
+        for p in problems_of("code_2", "test", 0)
+        if p.answer.startswith("sort |") and "numbers" in p.question
     )
     other = problem.answer.replace("sort", "sort down | reverse", 1)
     assert is_right(problem, f"\\boxed{{{other}}}")

@@ -24,10 +24,14 @@ def _one_thread() -> None:
 
 
 def test_a_short_run_lowers_the_loss_and_saves_a_checkpoint_that_loads(tmp_path: Path) -> None:
-    trained, outcome = train_generator(MICRO, Schedule(120, 1e-2), tmp_path, pool_size=2_000, batch_tokens=1024)
+    trained, outcome = train_generator(
+        MICRO, Schedule(120, 1e-2), tmp_path, pool_size=2_000, batch_tokens=1024
+    )
     assert outcome.last_loss < 0.75 * outcome.first_loss
     loaded = Qwen3ForCausalLM.from_pretrained(tmp_path / "micro", dtype=torch.float32)
-    ids = AutoTokenizer.from_pretrained(tmp_path / "micro")("Ada has 3 apples.", return_tensors="pt")["input_ids"]
+    ids = AutoTokenizer.from_pretrained(tmp_path / "micro")("Ada has 3 apples.", return_tensors="pt")[
+        "input_ids"
+    ]
     assert torch.equal(loaded(ids).logits, trained(ids).logits)
 
 
@@ -65,10 +69,14 @@ def test_a_stopped_run_goes_on_to_the_same_weights(tmp_path: Path) -> None:
 def test_a_verifier_learns_from_labelled_solutions_and_loads(tmp_path: Path) -> None:
     samples = []
     for problem in islice(problems_of("level_1", "train", 0), 300):
-        samples.append(Labelled(problem.question, problem.solution, tuple(step_labels(problem, problem.solution))))
+        samples.append(
+            Labelled(problem.question, problem.solution, tuple(step_labels(problem, problem.solution)))
+        )
         wrong = "".join(["no: 1+1=1\n\n", *problem.steps[1:]])
         samples.append(Labelled(problem.question, wrong, tuple(step_labels(problem, wrong))))
-    _, outcome = train_verifier(Rung("tiny", 32, 1, 1, 1, 32, 80, 1e-2), Schedule(80, 1e-2), samples, tmp_path)
+    _, outcome = train_verifier(
+        Rung("tiny", 32, 1, 1, 1, 32, 80, 1e-2), Schedule(80, 1e-2), samples, tmp_path
+    )
     assert outcome.last_loss < 0.8 * outcome.first_loss
     loaded = load_verifier(tmp_path / "tiny")
     problem = next(problems_of("level_1", "test", 0))
