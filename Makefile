@@ -44,7 +44,7 @@ test-long: lint ## Every test, soaks and kills included
 	$(BIN)/python -m pytest $(ARGS)
 
 bench-learner: $(STAMP) ## Measure the learner; writes out/bench/learner.json
-	@$(BIN)/python -m experiments bench-learner $(ARGS)
+	@$(BIN)/python -m experiments.bench $(ARGS)
 
 bench-stream: $(STAMP) ## Measure the streams on every broker; writes out/bench/stream.json
 	@$(BIN)/python -m streams bench $(ARGS)

@@ -1,0 +1,83 @@
+"""The documents name only what exists: commands and their options, make targets, modules, files."""
+
+import importlib.util
+import re
+import shlex
+from pathlib import Path
+
+import click
+import pytest
+
+ROOT = Path(__file__).parent.parent
+DOCUMENTS = sorted(
+    path
+    for pattern in ("README.md", "docs/*.md", "infra/README.md", "requirements/README.md")
+    for path in ROOT.glob(pattern)
+)
+_PYTHON = re.compile(r"python -m ([\w.]+)((?:[ \t]+[^\n`#;|&)]+)?)")
+_MAKE = re.compile(r"(?:^|`)make ([a-z.-]+)", re.MULTILINE)
+_PATH = re.compile(r"`((?:schemas|agents|streams|experiments|infra|tests|docs|requirements)/[\w./-]*)`")
+
+
+def commands() -> list[tuple[str, str, str]]:
+    """Return (document, module, arguments) of every `python -m` in the documents."""
+    return [
+        (path.name, found[1], found[2].strip())
+        for path in DOCUMENTS
+        for found in _PYTHON.finditer(path.read_text())
+    ]
+
+
+def test_the_readme_shows_the_two_commands() -> None:
+    assert {"demo", "test"} <= set(_MAKE.findall((ROOT / "README.md").read_text()))
+
+
+@pytest.mark.parametrize(("document", "module", "arguments"), commands())
+def test_every_python_command_exists(document: str, module: str, arguments: str) -> None:
+    assert importlib.util.find_spec(module) is not None, f"{document}: no module {module}"
+    if module != "streams" or not arguments:
+        return
+    from streams.commands import main
+
+    words = [word for word in shlex.split(arguments.replace("…", "x")) if word]
+    command: click.Command = main
+    # Options before the command are the group's own.
+    context = click.Context(main)
+    while words and words[0].startswith("-"):
+        option = next((p for p in command.params if words[0] in p.opts), None)
+        assert option is not None or words[0] in ("--help", "-h"), f"{document}: {module} has no {words[0]}"
+        words = words[2:]
+    while isinstance(command, click.Group) and words and not words[0].startswith("-"):
+        found = command.get_command(context, words[0])
+        assert found is not None, f"{document}: no command {words[0]!r} in {arguments!r}"
+        command, words = found, words[1:]
+    known = {name for parameter in command.params for name in (*parameter.opts, *parameter.secondary_opts)}
+    for word in words:
+        if word.startswith("--") and word != "--help":
+            assert word in known, f"{document}: {arguments!r}: no option {word}"
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_every_make_target_exists(document: Path) -> None:
+    targets = set(re.findall(r"^([a-z.][a-z.-]*):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    assert set(_MAKE.findall(document.read_text())) - targets == set()
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_every_file_named_exists(document: Path) -> None:
+    missing = [name for name in _PATH.findall(document.read_text()) if not (ROOT / name).exists()]
+    assert missing == []
+
+
+def test_every_command_of_the_command_line_has_help_an_operator_can_use() -> None:
+    from streams.commands import main
+
+    pending = [("streams", main)]
+    while pending:
+        name, command = pending.pop()
+        assert command.help, f"{name} has no help"
+        for parameter in command.params:
+            if isinstance(parameter, click.Option) and "help" not in parameter.name.split("_"):  # type: ignore[union-attr]
+                assert parameter.help or parameter.name in command.help, f"{name} {parameter.opts}: no help"
+        if isinstance(command, click.Group):
+            pending += [(f"{name} {each}", inner) for each, inner in command.commands.items()]
