@@ -1,0 +1,111 @@
+"""The joint vector: bases, centring, interactions, and objectives that are no convex combination."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from agents.decider.errors import InvalidObjective
+from agents.decider.features import FeatureMap, FeatureSettings, QueryBasis
+from agents.decider.policies.base import ActionVector, Objective
+
+
+def test_coordinates_keep_every_inner_product(world: Any) -> None:
+    features = world.features()
+    features.add(world.actions(4))
+    features.add(world.actions(9, prefix="n"))  # 13 vectors in 10 dimensions
+    assert features.coordinates.shape == (13, 10)
+    gram = features.coordinates @ features.coordinates.T
+    assert np.allclose(gram, features.vectors @ features.vectors.T, atol=1e-12)
+
+
+def test_vectors_nearly_inside_the_span_keep_the_basis_orthonormal() -> None:
+    rng = np.random.default_rng(0)
+    features = FeatureMap(FeatureSettings(4, 40))
+    base = rng.normal(size=40)
+    rows = [base + 10.0**-k * rng.normal(size=40) for k in range(1, 16)]
+    features.add([ActionVector(f"a{i}", "m", row) for i, row in enumerate(rows)])
+    assert np.allclose(features.basis @ features.basis.T, np.eye(len(features.basis)), atol=1e-10)
+    gram = features.coordinates @ features.coordinates.T
+    assert np.allclose(gram, features.vectors @ features.vectors.T, atol=1e-12)
+
+
+def test_centred_vectors_have_zero_mean_and_unit_rms(world: Any) -> None:
+    features = world.features(action_features="centred")
+    features.add(world.actions())
+    assert np.allclose(features.vectors.mean(axis=0), 0.0, atol=1e-12)
+    assert np.mean(np.sum(features.vectors**2, axis=1)) == pytest.approx(1.0)
+
+
+def test_the_centre_stays_that_of_the_first_catalogue(world: Any) -> None:
+    features = world.features(action_features="centred")
+    features.add(world.actions())
+    before = features.vectors.copy()
+    features.add(world.actions(5, prefix="n"))
+    assert np.array_equal(features.vectors[:7], before)
+
+
+def test_one_hot_features_share_nothing(world: Any) -> None:
+    features = world.features(action_features="one-hot")
+    features.add(world.actions())
+    assert np.array_equal(features.coordinates, np.eye(7))
+
+
+def test_model_interactions_touch_only_their_own_model(world: Any) -> None:
+    features = world.features(interactions="model")
+    features.add(world.actions())
+    blocks = features.blocks(world.query()[None])
+    rank = features.coordinates.shape[1]
+    for i, model in enumerate(features.models):
+        parts = blocks[0, i, rank:].reshape(3, 3)
+        assert [bool(np.any(part)) for part in parts] == [m == model for m in ("m0", "m1", "m2")]
+
+
+def test_blocks_and_joint_rows_agree(world: Any) -> None:
+    features = world.features(interactions="bilinear")
+    features.add(world.actions())
+    query = world.query()
+    blocks = features.blocks(query[None])[0]
+    joint = features.joint(np.repeat(query[None], 7, axis=0), range(7))
+    assert np.allclose(joint[:, features.settings.query_dim :], blocks, atol=1e-15)
+
+
+def test_a_fitted_query_basis_has_unit_rms(world: Any) -> None:
+    queries = np.array([world.query() for _ in range(200)])
+    basis = QueryBasis.fitted(queries, 4)
+    z = (queries - basis.offset) @ basis.directions.T
+    assert np.mean(np.sum(z**2, axis=1)) == pytest.approx(1.0)
+
+
+def test_old_columns_are_told_where_they_stand_after_growth(world: Any) -> None:
+    features = world.features(interactions="model")
+    features.add(world.actions(3))
+    before = features.blocks(np.eye(12)[:1])[0]
+    kept = features.add(world.actions(4, prefix="new"))
+    after = features.blocks(np.eye(12)[:1])[0]
+    assert np.allclose(after[:3][:, kept], before, atol=1e-12)
+    others = sorted(set(range(after.shape[1])) - set(kept))
+    assert np.allclose(after[:3][:, others], 0.0, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("values", "field"),
+    [
+        ((-0.1, 0.5, 0.6, 0.0, 1.0), "correct"),
+        ((float("nan"), 0.5, 0.6, 0.0, 1.0), "correct"),
+        ((0.0, 0.0, 0.0, 0.0, 1.0), "weights"),
+        ((1.0, 1.0, 1.0, 2.0, 2.0), "log_cost bounds"),
+        ((1.0, 1.0, 1.0, 0.0, float("inf")), "log_cost bounds"),
+    ],
+)
+def test_an_objective_that_is_no_convex_combination_is_refused(values: tuple[float, ...], field: str) -> None:
+    with pytest.raises(InvalidObjective, match=field):
+        Objective(*values)
+
+
+def test_the_cost_term_is_not_clipped() -> None:
+    objective = Objective(0.0, 0.0, 1.0, 10.0, 20.0)
+    assert objective.reward(0, 0, 25.0) == pytest.approx(-0.5)
+    assert objective.reward(0, 0, 5.0) == pytest.approx(1.5)
