@@ -59,9 +59,11 @@ def encode(record: Record) -> bytes:
     """
     kind = type(record).__name__
     plain = msgspec.to_builtins(record)
-    for field in _not_finite(plain, ""):
-        raise InvalidField(kind, field, "is not a finite number; NaN and infinity never travel")
     value = orjson.dumps(plain)
+    # orjson writes NaN and infinity as null: where there is none, there is nothing to look for.
+    if b"null" in value:
+        for field in _not_finite(plain, ""):
+            raise InvalidField(kind, field, "is not a finite number; NaN and infinity never travel")
     if record.framed:
         value = zstandard.compress(value, _ZSTD_LEVEL)
     if len(value) > MAX_VALUE:

@@ -35,15 +35,14 @@ class StepControl:
     limit: int
 
 
-def judge(forest: Forest, pending: Sequence[int]) -> Judgement:
-    """Judge the drafts of a step whose scores are known.
+def judge(forest: Forest, values: dict[int, float]) -> Judgement:
+    """Judge the drafts of a step.
 
     Args:
-        forest: With the scores of `pending` filled in.
-        pending: The drafts of its last step.
+        forest: The search, its last step pending.
+        values: V(p) of the paths that end in that step's drafts, in their order.
     """
-    limits, j = forest.limits, forest.step
-    values = {at: forest.path_score(at) for at in pending}
+    limits, j, pending = forest.limits, forest.step, list(values)
     fates: dict[int, Fate] = {}
     for at in pending:
         if _finished(forest, at):
@@ -126,7 +125,7 @@ def _best(
     forest: Forest, values: dict[int, float], done: Sequence[int], best: int
 ) -> tuple[int, float | None]:
     """Return the best completed path and V_max; of equals the one completed first."""
-    v_max = forest.path_score(best) if best >= 0 else None
+    v_max = None if best < 0 else values[best] if best in values else forest.path_score(best)
     for at in done:
         if v_max is None or values[at] > v_max:
             best, v_max = at, values[at]

@@ -18,7 +18,7 @@ from typing import Literal
 
 import msgspec
 
-from agents.executor.control import judge
+from agents.executor.control import Judgement, judge
 from schemas.action import Action
 from schemas.errors import UniscaleError
 from schemas.forest import Draft, Finish, Forest, Limits, Stop
@@ -89,7 +89,7 @@ def ask(forest: Forest, query_id: str, seed: int = 0) -> Ask | None:
     expansions = []
     for parent, tree in starts:
         slots = [forest.drafts[at].slot for at in forest.path(parent)]
-        seeds = tuple(draft_seed(query_id, seed, forest.step + 1, tree, [*slots, k]) for k in range(n))
+        seeds = draft_seeds(query_id, seed, forest.step + 1, tree, slots, n)
         expansions.append(Expansion(parent, tree, seeds))
     max_tokens = forest.limits.step_tokens
     if (left := _tokens_left(forest)) is not None:
@@ -97,15 +97,31 @@ def ask(forest: Forest, query_id: str, seed: int = 0) -> Ask | None:
     return Ask(forest.step + 1, tuple(expansions), n, max_tokens)
 
 
-def draft_seed(query_id: str, seed: int, step: int, tree: int, slots: Sequence[int]) -> int:
-    """Return a draft's seed, 0 to 2**63 - 1: a stable hash of its place, whatever else is in the forest.
+def draft_seeds(
+    query_id: str, seed: int, step: int, tree: int, above: Sequence[int], n: int
+) -> tuple[int, ...]:
+    """Return the seeds of one prefix's drafts, 0 to 2**63 - 1: stable hashes of their places, and of nothing else.
 
-    >>> draft_seed("q-1", 0, 1, 0, [0]) == draft_seed("q-1", 0, 1, 0, [0])
+    Args:
+        query_id: The query's id.
+        seed: Its seed.
+        step: The step to be drafted, from 1.
+        tree: The subtree.
+        above: Slots of the drafts above, root first.
+        n: How many drafts the prefix gets.
+
+    >>> draft_seeds("q-1", 0, 1, 0, [], 3)[:2] == draft_seeds("q-1", 0, 1, 0, [], 2)
     True
     """
-    place = "/".join(map(str, (seed, step, tree, *slots)))
-    digest = hashlib.blake2b(f"{query_id}\n{place}".encode(), digest_size=8).digest()
-    return int.from_bytes(digest, "big") >> 1
+    start = hashlib.blake2b(
+        f"{query_id}\n{'/'.join(map(str, (seed, step, tree, *above)))}".encode(), digest_size=8
+    )
+    seeds = []
+    for k in range(n):
+        place = start.copy()
+        place.update(f"/{k}".encode())
+        seeds.append(int.from_bytes(place.digest(), "big") >> 1)
+    return tuple(seeds)
 
 
 def tell_drafts(
@@ -185,19 +201,28 @@ def tell_scores(forest: Forest, step: int, scores: Sequence[Verified], *, forget
         raise SearchError(
             f"step {step} has {len(scores)} scores for {len(pending)} drafts; score each draft once"
         )
-    drafts = list(forest.drafts)
+    if bad := [v.score for v in scores if not 0.0 <= v.score <= 1.0]:
+        raise SearchError(f"step {step} has a score of {bad[0]}; give a number from 0 to 1")
+    values = _path_scores(forest, pending, scores)
+    verdict = judge(forest, values)
+    needed = _needed(forest, verdict, values) if forget else set(range(len(forest.drafts)))
+    drafts = [
+        msgspec.structs.replace(draft, text="") if draft.text and at not in needed else draft
+        for at, draft in enumerate(forest.drafts[: pending[0]])
+    ]
     for at, verified in zip(pending, scores, strict=True):
-        if not 0.0 <= verified.score <= 1.0:
-            raise SearchError(f"step {step} has a score of {verified.score}; give a number from 0 to 1")
-        drafts[at] = msgspec.structs.replace(
-            drafts[at], score=verified.score, verifier_tokens=verified.tokens, shortened=verified.shortened
+        drafts.append(
+            msgspec.structs.replace(
+                forest.drafts[at],
+                text=forest.drafts[at].text if at in needed else "",
+                score=verified.score,
+                verifier_tokens=verified.tokens,
+                shortened=verified.shortened,
+                fate=verdict.fates[at],
+                bound=verdict.bounds.get(at),
+            )
         )
-    scored = msgspec.structs.replace(forest, drafts=tuple(drafts))
-    verdict = judge(scored, pending)
-    for at in pending:
-        drafts[at] = msgspec.structs.replace(drafts[at], fate=verdict.fates[at], bound=verdict.bounds.get(at))
-    judged = msgspec.structs.replace(forest, drafts=tuple(drafts), scored=step, best=verdict.best)
-    return _forget(judged) if forget else judged
+    return msgspec.structs.replace(forest, drafts=tuple(drafts), scored=step, best=verdict.best)
 
 
 def spent(forest: Forest, *, eflops: float = 0.0, now_ms: int | None = None) -> Stop | None:
@@ -253,20 +278,38 @@ def outcome(forest: Forest) -> Outcome:
     return Outcome("ok" if complete else "unfinished", index, complete, score, completed)
 
 
+def _path_scores(forest: Forest, pending: Sequence[int], scores: Sequence[Verified]) -> dict[int, float]:
+    """Return V(p) of each pending path: the same sum as `Forest.path_score`, its prefix looked up once a parent."""
+    prefixes: dict[int, list[float]] = {}
+    values = {}
+    for at, verified in zip(pending, scores, strict=True):
+        parent = forest.drafts[at].parent
+        if parent not in prefixes:
+            prefixes[parent] = [forest.drafts[above].score or 0.0 for above in forest.path(parent)]
+        values[at] = sum([*prefixes[parent], verified.score]) / forest.step
+    return values
+
+
+def _needed(forest: Forest, verdict: Judgement, values: dict[int, float]) -> set[int]:
+    """Return the drafts whose texts a live path needs, or the path that would be the answer now."""
+    ends = [at for at in values if verdict.fates[at] == "kept"]
+    if verdict.best >= 0:
+        ends.append(verdict.best)
+    else:
+        cut = [at for at in values if verdict.fates[at] == "cut"]
+        before = _best_unfinished(forest)
+        known = {before: forest.path_score(before)} if before >= 0 else {}
+        ends += (
+            [max([*known, *cut], key=lambda at: known[at] if at in known else values[at])]
+            if known or cut
+            else []
+        )
+    return {above for at in ends for above in forest.path(at)}
+
+
 def _best_unfinished(forest: Forest) -> int:
     ends = [at for at, draft in enumerate(forest.drafts) if draft.fate in ("cut", "stopped")]
     return max(ends, key=forest.path_score, default=-1)
-
-
-def _forget(forest: Forest) -> Forest:
-    """Drop the texts that neither a live path needs nor the path that would be the answer now."""
-    ends = [*forest.live, forest.best if forest.best >= 0 else _best_unfinished(forest)]
-    needed = {at for end in ends for at in forest.path(end)}
-    drafts = tuple(
-        draft if at in needed or not draft.text else msgspec.structs.replace(draft, text="")
-        for at, draft in enumerate(forest.drafts)
-    )
-    return msgspec.structs.replace(forest, drafts=drafts)
 
 
 def _starts(forest: Forest) -> tuple[list[tuple[int, int]], int]:

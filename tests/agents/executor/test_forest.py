@@ -149,7 +149,7 @@ limitations = st.builds(
 )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(worlds, actions, limitations)
 def test_search_equals_the_reference(world: World, action: Action, limits: Limits) -> None:
     expected = reference(world, action, limits)
@@ -170,7 +170,7 @@ def smallest_limit(forest: Forest) -> int:
 
 def test_early_exit_changes_no_answer_while_no_path_outgrows_h_max() -> None:
     met = pruned = 0
-    for seed in range(240):
+    for seed in range(180):
         world = World(seed, ends=0.5, grid=10**6)
         widths = WIDTHS[seed % len(WIDTHS)]
         action = Action(model="m", qp=widths[0], cp=widths[1], bs=widths[2])
@@ -184,8 +184,8 @@ def test_early_exit_changes_no_answer_while_no_path_outgrows_h_max() -> None:
         assert read(with_exit).answer == read(without).answer
         assert len(with_exit.drafts) <= len(without.drafts)
     # The claim is about something: the condition is met often, and often something was pruned.
-    assert met > 60
-    assert pruned > 25
+    assert met > 45
+    assert pruned > 18
 
 
 class Scripted(World):
@@ -212,7 +212,7 @@ def test_early_exit_may_change_the_answer_beyond_h_max() -> None:
     assert (history(with_exit)[-1].best_depth, history(with_exit)[-1].limit) == (5, 6)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(worlds, actions, limitations)
 def test_history_is_what_the_bounds_were_held_against(world: World, action: Action, limits: Limits) -> None:
     forest = search(world, action, limits)
@@ -229,7 +229,7 @@ def test_history_is_what_the_bounds_were_held_against(world: World, action: Acti
             assert draft.depth >= control.limit
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(worlds, actions, limitations)
 def test_telling_twice_is_telling_once(world: World, action: Action, limits: Limits) -> None:
     for forest in steps(world, action, limits):
@@ -240,7 +240,7 @@ def test_telling_twice_is_telling_once(world: World, action: Action, limits: Lim
             assert tell_scores(forest, step, [Verified(0.0)] * 3) is forest
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(worlds, actions, limitations)
 def test_texts_are_forgotten_except_where_they_are_needed(
     world: World, action: Action, limits: Limits

@@ -9,7 +9,7 @@ from agents.executor.forest import (
     SearchError,
     Verified,
     ask,
-    draft_seed,
+    draft_seeds,
     outcome,
     plant,
     spent,
@@ -43,8 +43,8 @@ def advance(forest: Forest, *made: tuple[str, Finish, float], tokens: int = 5) -
 
 
 def test_a_seed_is_fixed_for_ever() -> None:
-    assert draft_seed("q-1", 0, 1, 0, [0]) == 3583034187323154015
-    assert draft_seed("q-1", 5, 3, 2, [1, 0, 1]) == 8769987006683968747
+    assert draft_seeds("q-1", 0, 1, 0, [], 1)[0] == 3583034187323154015
+    assert draft_seeds("q-1", 5, 3, 2, [1, 0], 2)[1] == 8769987006683968747
 
 
 def test_every_draft_of_every_query_has_a_seed_of_its_own() -> None:
