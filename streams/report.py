@@ -1,0 +1,102 @@
+"""A run as one self-contained page: learning curve, cost and accuracy, what was chosen for which level."""
+
+import html
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from streams.ledger import Ledger, Story
+
+_STYLE = """body{font:15px/1.5 system-ui,sans-serif;max-width:900px;margin:2em auto;padding:0 1em;color:#222}
+table{border-collapse:collapse;margin:1em 0}td,th{padding:.25em .7em;border-bottom:1px solid #ddd;text-align:right}
+th:first-child,td:first-child{text-align:left}svg{background:#fafafa;border:1px solid #ddd}h2{margin-top:2em}"""
+
+_WINDOW = 20
+
+
+def render(ledger: Ledger, summary: Mapping[str, Any]) -> str:
+    """Return the page of a run as HTML."""
+    stories = sorted(
+        (s for s in ledger.stories.values() if s.decision and s.closing), key=lambda s: s.decision.seq if s.decision else 0
+    )
+    rewards = [s.closing.reward for s in stories if s.closing and s.closing.reward is not None]
+    costs = [s.closing.price.eflops for s in stories if s.closing and s.closing.price]
+    correct = [s.closing.correct for s in stories if s.closing and s.closing.correct is not None]
+    warm = sum(1 for s in stories if s.decision and s.decision.reason == "warm-up")
+    return "\n".join(
+        [
+            "<!doctype html><meta charset=utf-8><title>UniScale-Streams: a run</title>",
+            f"<style>{_STYLE}</style><h1>A run of UniScale-Streams</h1>",
+            f"<p>{summary['queries']} queries through {html.escape(str(summary['broker']))}, engines "
+            f"{html.escape(', '.join(summary['engine']) or 'none')}, mode {html.escape(str(summary['mode']))}. "
+            f"Means over the last {_WINDOW} queries, in the order of decisions; the dashed line ends the uniform warm-up.</p>",
+            "<h2>Reward</h2>", curve(rewards, warm),
+            "<h2>Cost, eFLOPs a query</h2>", curve(costs, warm),
+            "<h2>Accuracy</h2>", curve(correct, warm),
+            "<h2>What was chosen for which level</h2>", choices(stories),
+            "<h2>Numbers</h2>", numbers(summary),
+        ]
+    )  # fmt: skip
+
+
+def curve(values: Sequence[float], warm_up: int, width: int = 860, height: int = 220) -> str:
+    """Return a running mean as inline SVG."""
+    if len(values) < 2:
+        return "<p>too few values</p>"
+    means = [sum(values[max(0, i - _WINDOW + 1) : i + 1]) / min(i + 1, _WINDOW) for i in range(len(values))]
+    low, high = min(means), max(means)
+    span = (high - low) or 1.0
+
+    def place(i: int, v: float) -> str:
+        x = 70 + i * (width - 90) / (len(means) - 1)
+        y = height - 25 - (v - low) * (height - 45) / span
+        return f"{x:.1f},{y:.1f}"
+
+    points = " ".join(place(i, v) for i, v in enumerate(means))
+    at = 70 + min(warm_up, len(means) - 1) * (width - 90) / (len(means) - 1)
+    return (
+        f'<svg viewBox="0 0 {width} {height}" width="100%"><polyline points="{points}" fill="none" stroke="#1660a8" '
+        f'stroke-width="2"/><line x1="{at:.1f}" x2="{at:.1f}" y1="10" y2="{height - 25}" stroke="#999" '
+        f'stroke-dasharray="4"/><text x="5" y="{height - 25}" font-size="12">{low:.4g}</text>'
+        f'<text x="5" y="22" font-size="12">{high:.4g}</text>'
+        f'<text x="{width - 60}" y="{height - 6}" font-size="12">{len(means)}</text></svg>'
+    )
+
+
+def choices(stories: Sequence[Story]) -> str:
+    """Return, by level, how often each model was chosen after the warm-up, the mean drafts and the accuracy."""
+    levels: dict[str, list[Story]] = {}
+    for story in stories:
+        if story.decision and story.decision.reason == "policy":
+            level = str(story.decision.query.metadata.get("level", "all"))
+            levels.setdefault(level, []).append(story)
+    models = sorted({s.decision.action.model for group in levels.values() for s in group if s.decision})
+    rows = ["<tr><th>level</th>" + "".join(f"<th>{html.escape(m)}</th>" for m in models) + "<th>QP·CP</th><th>right</th></tr>"]
+    for level, group in sorted(levels.items()):
+        count = Counter(s.decision.action.model for s in group if s.decision)
+        width = sum(s.decision.action.qp * s.decision.action.cp for s in group if s.decision) / len(group)
+        right = [s.closing.correct for s in group if s.closing and s.closing.correct is not None]
+        share = f"{sum(right) / len(right):.0%}" if right else "–"
+        cells = "".join(f"<td>{count[m]}</td>" for m in models)
+        rows.append(f"<tr><td>{html.escape(level)}</td>{cells}<td>{width:.1f}</td><td>{share}</td></tr>")
+    return "<table>" + "".join(rows) + "</table>"
+
+
+def numbers(summary: Mapping[str, Any]) -> str:
+    """Return the summary as a table."""
+    rows = []
+    for name, value in summary.items():
+        if isinstance(value, Mapping):
+            value = ", ".join(f"{k} {_shown(v)}" for k, v in value.items())
+        rows.append(f"<tr><td>{html.escape(name)}</td><td>{html.escape(_shown(value))}</td></tr>")
+    return "<table>" + "".join(rows) + "</table>"
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    if isinstance(value, Mapping):
+        return "/".join(_shown(v) for v in value.values())
+    if isinstance(value, list):
+        return ", ".join(map(str, value))
+    return str(value)
