@@ -1,2 +1,145 @@
-"""placeholder"""
-COMMANDS: list = []
+"""`catalogue` and `objective`: steer a running deployment by records in `control`."""
+
+from pathlib import Path
+from typing import Any
+
+import click
+import yaml
+from rich.console import Console
+from rich.table import Table
+
+from agents.space.catalogue import load_catalogue
+from agents.space.errors import CatalogueError
+from agents.space.steering import Steering
+from schemas.base import encode
+from schemas.control import CatalogueEntry, ControlRecord, CostBoundsEntry, ObjectiveEntry, decode_control
+from schemas.errors import UniscaleError
+from schemas.objective import CostRange
+from schemas.query import Weights
+from streams import admin, clients
+from streams.settings import Settings
+from streams.topics import Topics
+
+
+def steering(settings: Settings) -> Steering:
+    """Return what is in force: the catalogue file and the control records on the broker."""
+    found = Steering.of(load_catalogue(Path(settings.catalogue)))
+    for record in clients.read_all(settings, [Topics(settings).control]):
+        if record.value:
+            try:
+                found = found.after(decode_control(record.value), record.offset)
+            except UniscaleError as error:
+                click.echo(f"note: control record {record.offset} changes nothing: {error}", err=True)
+    return found
+
+
+def _send(settings: Settings, entry: ControlRecord) -> int:
+    producer = clients.producer(settings)
+    try:
+        sent = producer.send(Topics(settings).control, key=entry.key.encode(), value=encode(entry)).get(timeout=30)
+        return int(sent.offset)
+    finally:
+        producer.close()
+
+
+@click.group()
+def catalogue() -> None:
+    """Add or remove a model while everything runs, or list what is there."""
+
+
+@catalogue.command("list")
+@click.pass_obj
+def show(settings: Settings) -> None:
+    """Print the models in force, with their groups and sizes."""
+    found = steering(settings)
+    table = Table("model", "group", "parameters", "endpoint", title=f"{found.catalogue.name}, control offset {found.offset}")
+    for m in found.catalogue.models:
+        table.add_row(m.name, m.group, f"{m.architecture.parameters:,}", m.endpoint.url or m.endpoint.kind)
+    Console().print(table)
+
+
+@catalogue.command("add")
+@click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.pass_obj
+def add(settings: Settings, file: Path) -> None:
+    """Add the model described by a YAML FILE (one entry, as in a catalogue), or replace it.
+
+    Its topics are created. Executors of its group load it; for a new group start one:
+    `worker executor --group GROUP`.
+    """
+    entry: Any = yaml.safe_load(file.read_text(encoding="utf-8"))
+    if not isinstance(entry, dict) or not isinstance(entry.get("name"), str):
+        raise CatalogueError(f"{file}: not the entry of a model: write name, checkpoint, architecture, sampling, …")
+    record = CatalogueEntry(name=entry["name"], op="add", model=entry)
+    before = steering(settings)
+    after = before.after(record, before.offset + 1)  # refuses here what every process would refuse
+    group = after.catalogue.model(record.name).group
+    admin.create(settings, Topics(settings).declared(after.catalogue.groups))
+    offset = _send(settings, record)
+    click.echo(f"{record.name} added to group {group}, control offset {offset}")
+    if group not in before.catalogue.groups:
+        click.echo(f"no executor serves {group} yet: start `python -m streams worker executor --group {group}`")
+
+
+@catalogue.command("remove")
+@click.argument("name")
+@click.pass_obj
+def remove(settings: Settings, name: str) -> None:
+    """Remove a model: it is never chosen again; searches under way end, and their rewards are learned."""
+    before = steering(settings)
+    before.catalogue.model(name)
+    record = CatalogueEntry(name=name, op="remove")
+    before.after(record, before.offset + 1)
+    click.echo(f"{name} removed, control offset {_send(settings, record)}")
+
+
+@click.group()
+def objective() -> None:
+    """Set, remove or list the objectives that queries may name."""
+
+
+@objective.command("set")
+@click.argument("name")
+@click.argument("correct", type=float)
+@click.argument("score", type=float)
+@click.argument("cost", type=float)
+@click.pass_obj
+def set_objective(settings: Settings, name: str, correct: float, score: float, cost: float) -> None:
+    """Set objective NAME to the weights CORRECT SCORE COST (normalised to sum 1). In force at once, nothing is relearned."""
+    entry = ObjectiveEntry(name=name, op="set", weights=Weights(correct=correct, score=score, cost=cost))
+    click.echo(f"{name} set, control offset {_send(settings, entry)}")
+
+
+@objective.command("remove")
+@click.argument("name")
+@click.pass_obj
+def remove_objective(settings: Settings, name: str) -> None:
+    """Remove objective NAME; queries that name it are rejected from then on."""
+    if name not in steering(settings).objectives.named:
+        raise CatalogueError(f"objective {name!r} is not there; `objective list` shows what is")
+    click.echo(f"{name} removed, control offset {_send(settings, ObjectiveEntry(name=name, op='remove'))}")
+
+
+@objective.command("bounds")
+@click.argument("low_eflops", type=float)
+@click.argument("high_eflops", type=float)
+@click.pass_obj
+def bounds(settings: Settings, low_eflops: float, high_eflops: float) -> None:
+    """Set the eFLOPs at which the cost term is 0 and 1, for all objectives."""
+    entry = CostBoundsEntry(cost_range=CostRange(low_eflops=low_eflops, high_eflops=high_eflops))
+    click.echo(f"bounds set, control offset {_send(settings, entry)}")
+
+
+@objective.command("list")
+@click.pass_obj
+def objectives(settings: Settings) -> None:
+    """Print the objectives in force."""
+    found = steering(settings).objectives
+    table = Table("objective", "correct", "score", "cost", "since offset")
+    for name, w in found.named.items():
+        table.add_row(name, f"{w.correct:.3g}", f"{w.score:.3g}", f"{w.cost:.3g}", str(found.versions.get(name, "–")))
+    Console().print(table)
+    Console().print(f"cost range {found.cost_range.low_eflops:.4g} to {found.cost_range.high_eflops:.4g} eFLOPs")
+
+
+COMMANDS = [catalogue, objective]

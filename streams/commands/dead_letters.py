@@ -1,2 +1,104 @@
-"""placeholder"""
-COMMANDS: list = []
+"""`dead-letters list|retry`: what was given up, and another try for it."""
+
+import sys
+from typing import Any
+
+import click
+import orjson
+from kafka import TopicPartition
+from rich.console import Console
+from rich.table import Table
+
+from schemas.base import decode
+from schemas.dead_letter import DeadLetter
+from schemas.errors import UniscaleError
+from streams import clients
+from streams.settings import Settings
+from streams.topics import Topics
+
+
+def letters(settings: Settings) -> list[DeadLetter]:
+    """Return the dead letters on the broker, oldest first."""
+    found = []
+    for record in clients.read_all(settings, [Topics(settings).dead_letter]):
+        try:
+            found.append(decode(record.value, DeadLetter))
+        except UniscaleError as error:
+            click.echo(f"note: offset {record.offset} is unreadable: {error}", err=True)
+    return found
+
+
+@click.group("dead-letters")
+def dead_letters() -> None:
+    """List records that could not be handled, or send them again."""
+
+
+@dead_letters.command("list")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object a line.")
+@click.pass_obj
+def show(settings: Settings, as_json: bool) -> None:
+    """Print every dead letter: where the record lies, which room gave it up, and why."""
+    found = letters(settings)
+    if as_json:
+        for x in found:
+            line = {"origin": x.key, "room": x.room, "error": x.error, "field": x.field, "reason": x.reason,
+                    "query_id": x.query_id, "size": x.size, "sha256": x.sha256, "attempts": x.attempts}  # fmt: skip
+            click.echo(orjson.dumps(line).decode())
+        return
+    table = Table("origin", "room", "error", "query", "size", "reason")
+    for x in found:
+        table.add_row(x.key, x.room, x.error, x.query_id or "–", str(x.size), x.reason[:200])
+    Console().print(table)
+    click.echo(f"{len(found)} dead letters")
+
+
+@dead_letters.command("retry")
+@click.argument("origins", nargs=-1)
+@click.option("--all", "everything", is_flag=True, help="Every dead letter, each origin once.")
+@click.pass_obj
+def retry(settings: Settings, origins: tuple[str, ...], everything: bool) -> None:
+    """Read records again at their ORIGINS (topic/partition/offset, as `list` prints them) and send them again.
+
+    Mend the cause first: a record that is wrong in itself becomes a dead letter again. A query whose Answer says
+    `rejected` keeps it, because the first Answer counts: send it under a new id instead. Exit 1 when an origin is
+    no longer kept.
+    """
+    if bool(origins) == everything:
+        raise click.UsageError("name origins, or give --all")
+    known = {x.key: x for x in letters(settings)}
+    wanted = list(known) if everything else list(origins)
+    reader, producer = clients.consumer(settings), clients.producer(settings)
+    lost = 0
+    try:
+        for origin in wanted:
+            if origin not in known:
+                click.echo(f"error: {origin}: no such dead letter", err=True)
+                lost += 1
+                continue
+            letter = known[origin]
+            record = _at(reader, letter)
+            if record is None:
+                click.echo(f"error: {origin}: no longer kept; of its {letter.size} bytes the first 4096 are in the letter", err=True)
+                lost += 1
+                continue
+            producer.send(record.topic, key=record.key, value=record.value).get(timeout=30)
+            click.echo(f"sent again: {origin}")
+    finally:
+        producer.close()
+        reader.close()
+    sys.exit(1 if lost else 0)
+
+
+def _at(reader: Any, letter: DeadLetter) -> Any:
+    tp = TopicPartition(letter.origin.topic, letter.origin.partition)
+    reader.assign([tp])
+    if not reader.beginning_offsets([tp])[tp] <= letter.origin.offset < reader.end_offsets([tp])[tp]:
+        return None
+    reader.seek(tp, letter.origin.offset)
+    for _ in range(20):
+        for record in reader.poll(timeout_ms=500, max_records=1).get(tp, []):
+            return record if record.offset == letter.origin.offset else None
+    return None
+
+
+COMMANDS = [dead_letters]

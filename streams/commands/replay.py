@@ -1,2 +1,83 @@
-"""placeholder"""
-COMMANDS: list = []
+"""`replay`: recorded queries back through the live system, at any speed, under new ids."""
+
+import sys
+import time
+import uuid
+from collections.abc import Iterator
+
+import click
+import msgspec
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from schemas.base import decode
+from schemas.errors import UniscaleError
+from schemas.query import Query
+from streams import clients
+from streams.questions import renamed
+from streams.send import Pace, send_queries
+from streams.settings import Settings
+from streams.topics import Topics
+from streams.watch import Watch
+
+
+@click.command()
+@click.option("--rate", type=float, default=0.0, help="Queries per second; 0 as fast as they are taken.")
+@click.option("--speed", type=float, help="Keep the recorded pace, this many times faster, instead of --rate.")
+@click.option("--limit", type=click.IntRange(min=1), help="Replay so many at most, the oldest first.")
+@click.option("--objective", help="Serve them for this objective instead of their own.")
+@click.option("--run", help="Name of the run, put before every id. [a new one]")
+@click.option("--from-prefix", help="Take the queries of another deployment on this broker.")
+@click.option("--wait/--no-wait", default=True, show_default=True, help="Wait for all Answers.")
+@click.pass_obj
+def replay(settings: Settings, rate: float, speed: float | None, limit: int | None, objective: str | None, run: str | None,
+           from_prefix: str | None, wait: bool) -> None:  # fmt: skip
+    """Send the recorded queries of the `query` topic again, under ids RUN:<old id>, never mixed with the originals.
+
+    Queries that are replays themselves are left out. References and pins go along; deadlines start anew.
+    """
+    name = run or f"replay-{uuid.uuid4().hex[:6]}"
+    source = msgspec.structs.replace(settings, prefix=from_prefix) if from_prefix else settings
+    recorded = sorted(_recorded(source), key=lambda pair: pair[0])[: limit or None]
+    if not recorded:
+        click.echo("error: no recorded queries", err=True)
+        sys.exit(1)
+    queries = list(renamed((query for _, query in recorded), name))
+    if objective:
+        queries = [msgspec.structs.replace(q, objective=objective, weights=None) for q in queries]
+    if speed:
+        span_s = max(0.001, (recorded[-1][0] - recorded[0][0]) / 1000)
+        rate = speed * len(queries) / span_s
+    click.echo(f"run {name}: {len(queries)} queries")
+    watch = Watch(settings, [Topics(settings).answer]) if wait else None
+    wanted = {q.query_id for q in queries}
+    with Progress(TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()) as bar:
+        task = bar.add_task("sent", total=len(queries))
+        send_queries(settings, queries, Pace(rate), lambda n: bar.update(task, completed=n))
+        if watch is None:
+            return
+        task = bar.add_task("answered", total=len(queries))
+        deadline = time.monotonic() + max(q.timeout_s or settings.timeout_s for q in queries) + 60
+        while wanted - watch.answered and time.monotonic() < deadline:
+            watch.poll(500)
+            bar.update(task, completed=len(wanted & watch.answered))
+        watch.close()
+    missing = wanted - watch.answered
+    if missing:
+        click.echo(f"error: {len(missing)} replayed queries have no Answer", err=True)
+    sys.exit(1 if missing else 0)
+
+
+def _recorded(settings: Settings) -> Iterator[tuple[int, Query]]:
+    seen: set[str] = set()
+    for record in clients.read_all(settings, [Topics(settings).query]):
+        try:
+            query = decode(record.value, Query)
+        except UniscaleError:
+            continue
+        if query.query_id in seen or "replay_of" in query.metadata:
+            continue
+        seen.add(query.query_id)
+        yield record.timestamp, query
+
+
+COMMANDS = [replay]
