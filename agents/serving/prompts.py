@@ -6,6 +6,7 @@ in the model's folder. Needs transformers; imports no vLLM.
 
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from agents.serving.errors import EngineStartError
@@ -65,10 +66,13 @@ class ChatPrompts:
         Raises:
             EngineStartError: The folder has no readable tokenizer or no chat template.
         """
-        from transformers import AutoTokenizer
+        from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
+        # AutoTokenizer (transformers 5) goes by the model type: beside a Qwen2 config it puts Qwen2's own
+        # splitting in place of the file's, which drops every space of a tokenizer built otherwise.
+        loader = PreTrainedTokenizerFast if (Path(path) / "tokenizer.json").is_file() else AutoTokenizer
         try:
-            tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=offline)
+            tokenizer = loader.from_pretrained(path, local_files_only=offline)
         except (OSError, ValueError) as error:
             raise EngineStartError(f"{path}: no tokenizer can be read there: {error}") from error
         return cls(

@@ -20,7 +20,7 @@ from vllm.model_executor.models.qwen2 import Qwen2Model
 from vllm.model_executor.models.utils import AutoWeightsLoader, maybe_prefix
 from vllm.sequence import IntermediateTensors
 
-ARCHITECTURE = "Qwen2ForPrmModel"
+from agents.serving.skywork_plugin import ARCHITECTURE
 
 
 class ValueHead(nn.Module):

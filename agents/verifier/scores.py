@@ -63,7 +63,7 @@ class PoolingItem(msgspec.Struct):
     """One prompt's part of a reply of `/pooling`."""
 
     index: int
-    data: list[list[float]] | list[float]
+    data: list[list[float] | float]
 
 
 class PoolingReply(msgspec.Struct):

@@ -42,16 +42,20 @@ def test_drafts_come_prefix_by_prefix_with_their_own_seeds(engine) -> None:
     together = generate(engine, [ROOT, other], 3, range(6))
     assert together[:3] == generate(engine, [ROOT], 3, range(3))
     assert together[3:] == generate(engine, [other], 3, range(3, 6))
-    assert {draft.prompt_tokens for draft in together[:3]} == {len(engine._continuer.plan(ROOT, SAMPLING).prompt_ids)}
+    assert len({draft.prompt_tokens for draft in together[:3]}) == 1
+    assert together[0].prompt_tokens > together[3].prompt_tokens
 
 
 def test_every_kind_of_ending_occurs_and_is_told_apart(engine) -> None:
     drafts = generate(engine, [ROOT], 200, range(200))
-    kinds = {kind: [draft for draft in drafts if draft.finish == kind] for kind in ("separator", "eos", "length")}
+    names = ("separator", "eos", "length")
+    kinds = {kind: [draft for draft in drafts if draft.finish == kind] for kind in names}
     assert sum(map(len, kinds.values())) == 200
     assert min(map(len, kinds.values())) > 5
     assert all(draft.text.endswith("\n\n") for draft in kinds["separator"])
-    assert not any("\n\n" in draft.text or "<|end|>" in draft.text for draft in kinds["eos"] + kinds["length"])
+    assert not any(
+        "\n\n" in draft.text or "<|end|>" in draft.text for draft in kinds["eos"] + kinds["length"]
+    )
     assert all(draft.tokens == 40 for draft in kinds["length"])
     assert engine.counts.cut_steps == len(kinds["length"])
 
@@ -133,7 +137,7 @@ def test_a_path_that_fills_the_context_ends_there(engine, prompts) -> None:
 
 def test_a_question_that_fills_the_context_is_refused_and_counted(engine) -> None:
     long = Prefix(messages=(Message(role="user", content="x" * 300),))
-    with pytest.raises(PromptTooLongError, match=r"micro-a: a prompt of 30\d tokens leaves no room in a context of 256"):
+    with pytest.raises(PromptTooLongError, match=r"prompt of 30\d tokens leaves no room in a context of 256"):
         generate(engine, [long], 1, [0])
     assert engine.counts.refused_prompts == 1
 

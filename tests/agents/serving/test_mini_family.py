@@ -1,0 +1,66 @@
+"""The shipped family through the same doors as any other model: catalogue entries to engines and verifiers."""
+
+import asyncio
+import json
+from pathlib import Path
+
+import pytest
+
+from agents.executor.engine import Prefix
+from agents.executor.engines.build import EngineOptions, engine_for, hosted_model
+from agents.space.family import read_family
+from agents.space.models import Model, Verifier
+from agents.verifier.build import VerifierOptions, start_verifier
+from schemas.query import Message
+
+ROOT = Path(__file__).parents[3]
+FAMILY = ROOT / "models" / "family.json"
+QUESTION = "Tom has 12 apples. Tom buys 7 more apples. How many apples does Tom have now?"
+
+pytestmark = [
+    pytest.mark.vllm,
+    pytest.mark.timeout(300),
+    pytest.mark.skipif(not FAMILY.is_file(), reason="models/family.json: the mini family is not trained yet"),
+]
+
+
+@pytest.fixture(scope="module")
+def family() -> tuple[list[Model], list[Verifier]]:
+    import msgspec
+
+    generators, verifiers = read_family(FAMILY, folder="models")
+    for entry in (*generators, *verifiers):
+        entry["engine"] |= {"dtype": "float32", "context_tokens": 1024}
+        entry["architecture"] |= {"weight_bytes": 4, "kv_bytes": 4}
+    return msgspec.convert(generators, list[Model]), msgspec.convert(verifiers, list[Verifier])
+
+
+def test_every_generator_drafts_steps_and_every_verifier_scores_them(host, family) -> None:
+    generators, verifiers = family
+    options = EngineOptions(folder=str(ROOT))
+    root = Prefix(messages=(Message(role="user", content=QUESTION),))
+
+    async def run():
+        drafts = {}
+        for model in generators:
+            await asyncio.wrap_future(host.load(hosted_model(model, options)))
+            engine = engine_for(model, options, host)
+            drafts[model.name] = await engine.generate("q/1", [root], 8, list(range(8)), model.sampling)
+        scores = {}
+        for entry in verifiers:
+            verifier = await start_verifier(entry, VerifierOptions(folder=str(ROOT)), host)
+            paths = [(draft.text,) for draft in drafts[generators[-1].name]]
+            scores[entry.name] = await verifier.score(QUESTION, paths)
+        for entry in (*generators, *verifiers):
+            await asyncio.wrap_future(host.unload(entry.name))
+        return drafts, scores
+
+    drafts, scores = asyncio.run(run())
+    delimiter = json.loads(FAMILY.read_text())["delimiter"]
+    for made in drafts.values():
+        assert len(made) == 8
+        assert all(draft.text.endswith(delimiter) for draft in made if draft.finish == "separator")
+    # The largest has learnt to write steps: most first drafts end at the delimiter, and not at a limit.
+    assert sum(draft.finish in ("separator", "eos") for draft in drafts[generators[-1].name]) >= 6
+    assert all(0 <= scored.score <= 1 for each in scores.values() for scored in each)
+    assert {len(each) for each in scores.values()} == {8}

@@ -1,0 +1,140 @@
+"""A real `vllm serve` for a generator and one for a reward model: the HTTP way gives what the in-process way gives."""
+
+import asyncio
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from agents.executor.engine import Prefix
+from agents.executor.engines.http_engine import HttpEngine
+from agents.serving.http import JsonServer, ServerSettings
+from agents.serving.prompts import ChatPrompts
+from agents.space.models import Sampling
+from agents.verifier.formats import StepTagFormat
+from agents.verifier.prm import HttpRows
+from agents.verifier.scores import last_score
+from schemas.query import Message
+
+pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.timeout(900)]
+
+START_S = 600.0
+ROOT = Prefix(messages=(Message(role="user", content="How many is 12 + 7?"),))
+COMMON = ["--dtype", "float32", "--enforce-eager", "--max-model-len", "256", "--max-num-seqs", "16"]
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@pytest.fixture(scope="module")
+def servers(micro, tmp_path_factory) -> Iterator[dict[str, str]]:
+    tag_id = ChatPrompts.load(micro.path("micro-prm")).token_id("<|step|>")
+    pooler = f'{{"tok_pooling_type": "STEP", "step_tag_id": {tag_id}}}'
+    arguments = {
+        "micro-a": ["--block-size", "32", "--generation-config", "vllm"],
+        "micro-prm": ["--runner", "pooling", "--pooler-config", pooler],
+    }
+    logs = tmp_path_factory.mktemp("vllm-serve")
+    environ = dict(os.environ) | {"HF_HUB_OFFLINE": "1", "VLLM_ENABLE_V1_MULTIPROCESSING": "1"}
+    environ |= {"VLLM_NO_USAGE_STATS": "1", "VLLM_CPU_KVCACHE_SPACE": "1"}
+    running: dict[str, tuple[subprocess.Popen[bytes], str, Path]] = {}
+    try:
+        for name, extra in arguments.items():
+            port, log = free_port(), logs / f"{name}.log"
+            command = [
+                sys.executable,
+                "-m",
+                "vllm.entrypoints.openai.api_server",
+                "--model",
+                micro.path(name),
+            ]
+            command += [
+                "--served-model-name",
+                name,
+                "--host",
+                "127.0.0.1",
+                "--port",
+                str(port),
+                *COMMON,
+                *extra,
+            ]
+            with log.open("wb") as output:
+                process = subprocess.Popen(command, stdout=output, stderr=output, env=environ)
+            running[name] = (process, f"http://127.0.0.1:{port}", log)
+        for process, url, log in running.values():
+            wait_until_healthy(process, url, log)
+        yield {name: url for name, (_, url, _) in running.items()}
+    finally:
+        for process, _, _ in running.values():
+            process.terminate()
+        for process, _, _ in running.values():
+            try:
+                process.wait(30)
+            except subprocess.TimeoutExpired:
+                process.kill()
+
+
+def wait_until_healthy(process: "subprocess.Popen[bytes]", url: str, log: Path) -> None:
+    deadline = time.monotonic() + START_S
+    while time.monotonic() < deadline:
+        if process.poll() is not None:
+            pytest.fail(f"vllm serve ended with {process.returncode}: {log.read_text()[-2000:]}")
+        try:
+            if httpx.get(f"{url}/health", timeout=2, trust_env=False).status_code == httpx.codes.OK:
+                return
+        except httpx.TransportError:
+            pass
+        time.sleep(0.5)
+    pytest.fail(f"vllm serve was not healthy after {START_S:.0f} s: {log.read_text()[-2000:]}")
+
+
+def test_a_served_generator_drafts_the_same_steps(servers, micro) -> None:
+    prompts = ChatPrompts.load(micro.path("micro-a"))
+
+    async def run():
+        server = JsonServer(ServerSettings(url=servers["micro-a"]))
+        engine = HttpEngine(server, "micro-a", prompts, context_tokens=256)
+        try:
+            greedy = Sampling(temperature=0.0, step_tokens=24, depth_limit=4)
+            sampled = Sampling(temperature=1.0, step_tokens=40, depth_limit=4)
+            [first] = await engine.generate("q/1", [ROOT], 1, [0], greedy)
+            drafts = await engine.generate("q/1", [ROOT], 60, list(range(60)), sampled)
+            again = await engine.generate("q/1", [ROOT], 3, [0, 1, 2], sampled)
+            return first, drafts, again, engine.counts
+        finally:
+            await engine.close()
+
+    first, drafts, again, counts = asyncio.run(run())
+    prompt = prompts.prompt([("user", ROOT.messages[0].content)])
+    assert list(first.token_ids) == micro.greedy("micro-a", prompt, 24)[: first.tokens]
+    assert [draft.text for draft in again] == [draft.text for draft in drafts[:3]]
+    assert {draft.finish for draft in drafts} == {"separator", "eos", "length"}
+    assert all(draft.text.endswith("\n\n") for draft in drafts if draft.finish == "separator")
+    assert counts.reencoded_paths == 0
+
+
+def test_a_served_reward_model_gives_the_same_scores(servers, micro) -> None:
+    prompts = ChatPrompts.load(micro.path("micro-prm"))
+    form = StepTagFormat(prompts, "<|step|>")
+    paths = [("12 + 7 is 19.\n\n",), ("12 + 7 is 18.\n\n", "So \\boxed{18}.")]
+    rendered = [form.render("How many is 12 + 7?", path) for path in paths]
+
+    async def run():
+        source = HttpRows(JsonServer(ServerSettings(url=servers["micro-prm"])), "micro-prm")
+        try:
+            return await source.rows([each.token_ids for each in rendered])
+        finally:
+            await source.close()
+
+    for rows, each in zip(asyncio.run(run()), rendered, strict=True):
+        plain = micro.rewards("micro-prm", each.token_ids)[each.positions[-1]][1]
+        assert last_score(rows, each, 1, "micro-prm") == pytest.approx(float(plain), rel=1.5e-2)
