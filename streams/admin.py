@@ -56,9 +56,17 @@ def check(settings: Settings, topics: Iterable[Topic]) -> Check:
     client = clients.admin(settings)
     try:
         existing = set(client.list_topics())
-        findings = [f"{t.name}: missing; run `python -m streams topics create`" for t in topics if t.name not in existing]
+        findings = [
+            f"{t.name}: missing; run `python -m streams topics create`"
+            for t in topics
+            if t.name not in existing
+        ]
         present = [t for t in topics if t.name in existing]
-        partitions = {t["name"]: t["partitions"] for t in client.describe_topics([t.name for t in present])} if present else {}
+        partitions = (
+            {t["name"]: t["partitions"] for t in client.describe_topics([t.name for t in present])}
+            if present
+            else {}
+        )
         for topic in present:
             findings += _partitions_wrong(topic, partitions.get(topic.name) or [])
         configs = _configs(client, present)
@@ -95,7 +103,9 @@ def lag(settings: Settings, app_ids: Iterable[str]) -> dict[str, dict[str, int]]
                 offsets = client.list_group_offsets({app_id: None})[app_id]
             except KafkaError:
                 continue
-            committed: dict[TopicPartition, int] = {tp: o.offset for tp, o in offsets.items() if o.offset >= 0}
+            committed: dict[TopicPartition, int] = {
+                tp: o.offset for tp, o in offsets.items() if o.offset >= 0
+            }
             if not committed:
                 continue
             ends: Mapping[TopicPartition, int] = reader.end_offsets(list(committed))
@@ -124,8 +134,8 @@ def _partitions_wrong(topic: Topic, found: list[Mapping[str, object]]) -> list[s
     wrong = []
     if len(found) != topic.partitions:
         wrong.append(
-            f"{topic.name}: partitions is {len(found)}, must be {topic.partitions}; records are placed by it, so set the "
-            "partition setting to what is there, or drain, delete and create the topic again"
+            f"{topic.name}: partitions is {len(found)}, must be {topic.partitions}; records are placed by it, so "
+            "set the partition setting to what is there, or drain, delete and create the topic again"
         )
     return wrong
 

@@ -135,7 +135,8 @@ def create_app(settings: Settings, room: str, group: str = "", instance: str = "
         worker_redirect_stdouts=False,
     )
     app.sensors.add(SendErrors())
-    for name in ("aiokafka", "aiokafka.conn", "aiokafka.cluster", "aiokafka.consumer.fetcher", "aiokafka.producer.sender",
+    for name in ("aiokafka", "aiokafka.conn", "aiokafka.cluster", "aiokafka.consumer.fetcher",
+                 "aiokafka.producer.sender",
                  "aiokafka.consumer.group_coordinator", "faust.transport.drivers.aiokafka"):  # fmt: skip
         logging.getLogger(name).addFilter(RateLimit())
     return app
@@ -181,7 +182,9 @@ class Outbox:
         """Send records in order and wait for all deliveries."""
         for record in records:
             if not self.fits(record.value):
-                why = f"takes {len(record.value)} bytes of {self.limit}; shorten the text or narrow the search"
+                why = (
+                    f"takes {len(record.value)} bytes of {self.limit}; shorten the text or narrow the search"
+                )
                 raise RecordTooLarge(record.topic, "", why)
         producer = self.app.producer
         pending = [

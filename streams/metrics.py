@@ -29,7 +29,9 @@ class Metrics:
             return Histogram(f"uniscale_{name}", text, labels, registry=registry, buckets=buckets)
 
         self.records = counter("records", "Records handled to the end", "room", "topic")
-        self.stage = histogram("stage_seconds", "Append of the input until everything it caused was delivered", "stage")
+        self.stage = histogram(
+            "stage_seconds", "Append of the input until everything it caused was delivered", "stage"
+        )
         self.duplicates = counter("duplicates", "Records recognised as already handled", "topic")
         self.stale = counter("stale", "Records that came after what they belong to had gone on", "topic")
         self.dead_letters = counter("dead_letters", "Records given up", "topic", "error")
@@ -45,7 +47,9 @@ class Metrics:
         self.rewards_applied = counter("rewards_applied", "Rewards that reached the policy", "kind")
         self.rewards_ignored = counter("rewards_ignored", "Rewards that changed nothing", "why")
         self.policy_version = gauge("policy_version", "Rewards and corrections applied to the policy")
-        self.masked = counter("masked_models", "Decisions made without a model whose executor is silent", "model")
+        self.masked = counter(
+            "masked_models", "Decisions made without a model whose executor is silent", "model"
+        )
 
         self.tokens = counter("tokens", "Tokens generated", "model")
         self.drafts = counter("drafts", "Drafts generated", "model")
@@ -58,7 +62,10 @@ class Metrics:
             "reward", "Scalar reward", "kind", buckets=tuple(x / 10 for x in range(-5, 16))
         )  # fmt: skip
         self.reward_term = histogram(
-            "reward_term", "Raw terms of the reward", "term", buckets=(0.0, 0.1, 0.25, 0.5, 0.75, 0.9, 1.0, 10, 20, 30, 40)
+            "reward_term",
+            "Raw terms of the reward",
+            "term",
+            buckets=(0.0, 0.1, 0.25, 0.5, 0.75, 0.9, 1.0, 10, 20, 30, 40),
         )
         self.late = counter("late", "Feedback after its deadline, and rewards after the default", "topic")
         self.open_rows = gauge("join_rows", "Queries the aggregator has open")

@@ -15,14 +15,21 @@ from agents.decider.policies.thompson import Thompson
 from agents.decider.policies.uniform import Uniform
 from agents.embedder.actions import embed_actions
 from agents.embedder.encoder import Encoder
-from agents.space.describe import describe_actions
 from agents.space.action_space import uis_space
 from agents.space.catalogue import Catalogue
+from agents.space.describe import describe_actions
 from streams.settings import Settings, SettingsError
 
 POLICIES = ("linucb", "greedy", "thompson", "random", "knn", "mlp", "neural-ucb")
 
-_FEATURES = ("action_features", "interactions", "query_rank", "action_rank", "interaction_scale", "basis_seed")
+_FEATURES = (
+    "action_features",
+    "interactions",
+    "query_rank",
+    "action_rank",
+    "interaction_scale",
+    "basis_seed",
+)
 _LINEAR = ("alpha", "ridge", "reward", "widths")
 
 
@@ -41,7 +48,9 @@ def policy_of(settings: Settings, encoder: Encoder) -> Policy:
         raise SettingsError(f"policy_options: not a JSON object ({error})") from None
     unknown = set(options) - {*_FEATURES, *_LINEAR, "floor", "k"}
     if unknown:
-        raise SettingsError(f"policy_options: {sorted(unknown)[0]!r} is unknown; use of {_FEATURES + _LINEAR}, floor, k")
+        raise SettingsError(
+            f"policy_options: {sorted(unknown)[0]!r} is unknown; use of {_FEATURES + _LINEAR}, floor, k"
+        )
     features = FeatureMap(
         FeatureSettings(
             query_dim=encoder.dimension,
@@ -78,10 +87,13 @@ def policy_of(settings: Settings, encoder: Encoder) -> Policy:
     return Explored(made, floor=float(options.get("floor", 0.0)), warm_up=settings.warm_up)
 
 
-def action_vectors(catalogue: Catalogue, encoder: Encoder, cache: Path | None = None) -> Sequence[ActionVector]:
+def action_vectors(
+    catalogue: Catalogue, encoder: Encoder, cache: Path | None = None
+) -> Sequence[ActionVector]:
     """Return every action of a catalogue with the embedding of its description."""
     actions = list(uis_space(catalogue))
     rows = embed_actions(encoder, describe_actions(actions, catalogue), cache)
     return [
-        ActionVector(action.id, action.model, row.astype("float64")) for action, row in zip(actions, rows, strict=True)
+        ActionVector(action.id, action.model, row.astype("float64"))
+        for action, row in zip(actions, rows, strict=True)
     ]

@@ -82,7 +82,9 @@ def renamed(queries: Iterable[Query], run: str) -> Iterator[Query]:
         query_id = f"{run}:{query.query_id}"
         if len(query_id) > 200:
             query_id = f"{run}:{hashlib.sha256(query.query_id.encode()).hexdigest()[:32]}"
-        yield msgspec.structs.replace(query, query_id=query_id, metadata={**query.metadata, "replay_of": query.query_id})
+        yield msgspec.structs.replace(
+            query, query_id=query_id, metadata={**query.metadata, "replay_of": query.query_id}
+        )
 
 
 def _final(answer: str) -> str:

@@ -17,7 +17,8 @@ _WINDOW = 20
 def render(ledger: Ledger, summary: Mapping[str, Any]) -> str:
     """Return the page of a run as HTML."""
     stories = sorted(
-        (s for s in ledger.stories.values() if s.decision and s.closing), key=lambda s: s.decision.seq if s.decision else 0
+        (s for s in ledger.stories.values() if s.decision and s.closing),
+        key=lambda s: s.decision.seq if s.decision else 0,
     )
     rewards = [s.closing.reward for s in stories if s.closing and s.closing.reward is not None]
     costs = [s.closing.price.eflops for s in stories if s.closing and s.closing.price]
@@ -29,7 +30,8 @@ def render(ledger: Ledger, summary: Mapping[str, Any]) -> str:
             f"<style>{_STYLE}</style><h1>A run of UniScale-Streams</h1>",
             f"<p>{summary['queries']} queries through {html.escape(str(summary['broker']))}, engines "
             f"{html.escape(', '.join(summary['engine']) or 'none')}, mode {html.escape(str(summary['mode']))}. "
-            f"Means over the last {_WINDOW} queries, in the order of decisions; the dashed line ends the uniform warm-up.</p>",
+            f"Means over the last {_WINDOW} queries, in the order of decisions; "
+            "the dashed line ends the uniform warm-up.</p>",
             "<h2>Reward</h2>", curve(rewards, warm),
             "<h2>Cost, eFLOPs a query</h2>", curve(costs, warm),
             "<h2>Accuracy</h2>", curve(correct, warm),
@@ -71,7 +73,11 @@ def choices(stories: Sequence[Story]) -> str:
             level = str(story.decision.query.metadata.get("level", "all"))
             levels.setdefault(level, []).append(story)
     models = sorted({s.decision.action.model for group in levels.values() for s in group if s.decision})
-    rows = ["<tr><th>level</th>" + "".join(f"<th>{html.escape(m)}</th>" for m in models) + "<th>QP·CP</th><th>right</th></tr>"]
+    rows = [
+        "<tr><th>level</th>"
+        + "".join(f"<th>{html.escape(m)}</th>" for m in models)
+        + "<th>QP·CP</th><th>right</th></tr>"
+    ]
     for level, group in sorted(levels.items()):
         count = Counter(s.decision.action.model for s in group if s.decision)
         width = sum(s.decision.action.qp * s.decision.action.cp for s in group if s.decision) / len(group)

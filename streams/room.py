@@ -35,7 +35,14 @@ class Plumbing:
     """
 
     def __init__(
-        self, settings: Settings, app: faust.App, metrics: Metrics, *, room: str, group: str = "", instance: str = "0"
+        self,
+        settings: Settings,
+        app: faust.App,
+        metrics: Metrics,
+        *,
+        room: str,
+        group: str = "",
+        instance: str = "0",
     ) -> None:
         self.settings = settings
         self.app = app
@@ -100,7 +107,12 @@ class Plumbing:
         self.metrics.dead_letters.labels(record.topic, letter.error).inc()
 
     def _ends_a_query(self, record: Record) -> bool:
-        return record.topic not in (self.topics.answer, self.topics.feedback, self.topics.due, self.topics.reward)
+        return record.topic not in (
+            self.topics.answer,
+            self.topics.feedback,
+            self.topics.due,
+            self.topics.reward,
+        )
 
     async def _guard(self, records: Sequence[Record], call: Callable[[], Awaitable[None]]) -> None:
         try:

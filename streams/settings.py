@@ -100,7 +100,13 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         ):  # fmt: skip
             if getattr(self, name) < 1:
                 raise SettingsError(f"{name}: must be at least 1, is {getattr(self, name)}")
-        for name in ("session_timeout_s", "rebalance_timeout_s", "commit_interval_s", "heartbeat_s", "timeout_s"):
+        for name in (
+            "session_timeout_s",
+            "rebalance_timeout_s",
+            "commit_interval_s",
+            "heartbeat_s",
+            "timeout_s",
+        ):
             if not getattr(self, name) > 0:
                 raise SettingsError(f"{name}: must be above 0 seconds, is {getattr(self, name)}")
         if self.max_record_bytes < 65_536:
@@ -129,7 +135,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
                 continue
             name = variable.removeprefix(ENV_PREFIX).lower()
             if name not in fields:
-                raise SettingsError(f"{variable}: there is no such setting; known: {', '.join(sorted(fields))}")
+                raise SettingsError(
+                    f"{variable}: there is no such setting; known: {', '.join(sorted(fields))}"
+                )
             values[name] = text
         values |= {name: value for name, value in flags.items() if value is not None}
         try:

@@ -9,7 +9,9 @@ import numpy as np
 from streams.ledger import Ledger, Story
 
 
-def summarise(ledger: Ledger, sent: Iterable[str], *, broker: str, mode: str, wall_s: float, warm_up: int) -> dict[str, Any]:
+def summarise(
+    ledger: Ledger, sent: Iterable[str], *, broker: str, mode: str, wall_s: float, warm_up: int
+) -> dict[str, Any]:
     """Return the summary of a run.
 
     Thirds are by the order of decisions, over queries with a scalar reward. `rewards` counts queries whose
@@ -47,7 +49,9 @@ def summarise(ledger: Ledger, sent: Iterable[str], *, broker: str, mode: str, wa
         "dead_letters": len(ledger.dead_letters),
         "duplicates": sum(s.repeats for s in stories),
         "accuracy": _mean(s.closing.correct for s in graded if s.closing),
-        "accuracy_last_third": _mean(s.closing.correct for s in last if s.closing and s.closing.correct is not None),
+        "accuracy_last_third": _mean(
+            s.closing.correct for s in last if s.closing and s.closing.correct is not None
+        ),
         "mean_reward": _mean(map(_reward, rewarded)),
         "mean_reward_warmup": _mean(_reward(s) for s in rewarded if _reason(s) == "warm-up"),
         "mean_reward_policy": _mean(_reward(s) for s in rewarded if _reason(s) == "policy"),

@@ -4,6 +4,7 @@ A room that dies takes nothing with it: its offsets did not move past what faile
 replaces it goes on from there. `crashes.py` keeps count of failures at one record.
 """
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -95,10 +96,14 @@ class Supervisor:
                 return
             for room in waiting:
                 if room.restarts >= 5:
-                    raise RoomFailed(f"{room.name} ended {room.restarts} times while starting:\n" + _tail(room))
+                    raise RoomFailed(
+                        f"{room.name} ended {room.restarts} times while starting:\n" + _tail(room)
+                    )
             if time.monotonic() > deadline:
                 names = ", ".join(r.name for r in waiting)
-                raise RoomFailed(f"not ready after {timeout_s:.0f} s: {names}\n" + "\n".join(_tail(r) for r in waiting))
+                raise RoomFailed(
+                    f"not ready after {timeout_s:.0f} s: {names}\n" + "\n".join(_tail(r) for r in waiting)
+                )
             time.sleep(0.2)
 
     def kill(self, name: str) -> None:
@@ -143,7 +148,9 @@ class Supervisor:
     def __enter__(self) -> Self:
         return self.start()
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
+    ) -> None:
         self.stop()
 
     def _spawn(self, room: Room) -> None:
@@ -183,12 +190,15 @@ class Supervisor:
                 if process is None or process.poll() is None or room.parked:
                     continue
                 lived = time.monotonic() - room.started_at
-                room.pause_s = _FIRST_PAUSE_S if lived > _STEADY_S else min(_LONGEST_PAUSE_S, room.pause_s * 2)
+                room.pause_s = (
+                    _FIRST_PAUSE_S if lived > _STEADY_S else min(_LONGEST_PAUSE_S, room.pause_s * 2)
+                )
                 room.ready.clear()
                 room.restarts += 1
                 self._write(
                     "supervisor",
-                    f"{room.name} ended with code {process.returncode} after {lived:.1f} s; again in {room.pause_s:.1f} s",
+                    f"{room.name} ended with code {process.returncode} after {lived:.1f} s; "
+                    f"again in {room.pause_s:.1f} s",
                 )
                 threading.Thread(target=self._respawn, args=(room, room.pause_s), daemon=True).start()
                 room.process = None
@@ -204,10 +214,8 @@ def python() -> list[str]:
 
 
 def _signal(room: Room, number: signal.Signals) -> None:
-    try:
+    with contextlib.suppress(ProcessLookupError, RuntimeError):
         os.killpg(room.pid, number)
-    except (ProcessLookupError, RuntimeError):
-        pass
 
 
 def _tail(room: Room) -> str:

@@ -89,7 +89,12 @@ class Topics:
         join, group_n = s.join_partitions, s.group_partitions
 
         def topic(
-            name: str, record: str, key: str, partitions: int, retention_ms: int = 7 * DAY_MS, compacted: bool = False
+            name: str,
+            record: str,
+            key: str,
+            partitions: int,
+            retention_ms: int = 7 * DAY_MS,
+            compacted: bool = False,
         ) -> Topic:
             return Topic(
                 name=name, record=record, key=key, partitions=partitions, compacted=compacted,

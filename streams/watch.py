@@ -22,7 +22,9 @@ class Watch:
         self.closed: set[str] = set()
         self._last = time.monotonic()
         self._reader: Any = clients.consumer(settings)
-        parts = [TopicPartition(n, p) for n in names for p in sorted(self._reader.partitions_for_topic(n) or ())]
+        parts = [
+            TopicPartition(n, p) for n in names for p in sorted(self._reader.partitions_for_topic(n) or ())
+        ]
         if not parts:
             raise LookupError(f"{names[0]}: the topic does not exist; run `python -m streams topics create`")
         self._reader.assign(parts)

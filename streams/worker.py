@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 import faust
 
 from streams import admin
-from streams.app import create_app, crash
+from streams.app import crash, create_app
 from streams.flow import connect
 from streams.metrics import Metrics, watch_lag
 from streams.room import Plumbing
@@ -40,7 +40,9 @@ class Worker(faust.Worker):
         log.info(READY)
 
 
-def run_room(settings: Settings, room: str, *, group: str = "", instance: str = "0", metrics_port: int = 0) -> NoReturn:
+def run_room(
+    settings: Settings, room: str, *, group: str = "", instance: str = "0", metrics_port: int = 0
+) -> NoReturn:
     """Run one room until it is told to stop.
 
     Args:
@@ -51,7 +53,10 @@ def run_room(settings: Settings, room: str, *, group: str = "", instance: str = 
         metrics_port: Port for Prometheus; 0 serves none.
     """
     logging.basicConfig(
-        level=settings.log_level, stream=sys.stdout, format="%(levelname)-7s %(name)s: %(message)s", force=True
+        level=settings.log_level,
+        stream=sys.stdout,
+        format="%(levelname)-7s %(name)s: %(message)s",
+        force=True,
     )
     for noisy in ("kafka", "faust", "mode", "aiokafka", "httpx", "asyncio"):
         logging.getLogger(noisy).setLevel(max(logging.WARNING, logging.getLevelName(settings.log_level)))
@@ -83,7 +88,7 @@ async def _prepare(plumbing: Plumbing) -> None:
 
 async def _end_with(parent: int) -> None:
     """End when the supervisor is gone, however it went: an orphan would hold its partitions."""
-    while os.getppid() == parent:
+    while os.getppid() == parent:  # noqa: ASYNC110 - the kernel tells nobody
         await asyncio.sleep(1.0)
     crash(f"the supervisor (process {parent}) is gone")
 

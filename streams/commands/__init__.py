@@ -21,7 +21,15 @@ class _Commands(click.Group):
 
         try:
             return super().invoke(ctx)
-        except (UniscaleError, SettingsError, BrokerError, BrokerUnreachable, RoomFailed, TopicsWrong, LookupError) as error:
+        except (
+            UniscaleError,
+            SettingsError,
+            BrokerError,
+            BrokerUnreachable,
+            RoomFailed,
+            TopicsWrong,
+            LookupError,
+        ) as error:
             click.echo(f"error: {error}", err=True)
             sys.exit(1)
         except KeyboardInterrupt:
@@ -29,13 +37,25 @@ class _Commands(click.Group):
             sys.exit(130)
 
 
-@click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
-@click.option("--bootstrap", metavar="HOST:PORT", help="Where the broker is. [env UNISCALE_BOOTSTRAP; 127.0.0.1:9092]")
+@click.group(
+    cls=_Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100}
+)
+@click.option(
+    "--bootstrap", metavar="HOST:PORT", help="Where the broker is. [env UNISCALE_BOOTSTRAP; 127.0.0.1:9092]"
+)
 @click.option("--prefix", help="Prefix of every topic and consumer group. [env UNISCALE_PREFIX; uniscale.]")
-@click.option("--catalogue", metavar="FILE", help="The model catalogue. [env UNISCALE_CATALOGUE; infra/catalogue/mini.yaml]")
-@click.option("--log-level", type=click.Choice(["DEBUG", "INFO", "WARNING", "ERROR"]), help="[env UNISCALE_LOG_LEVEL; INFO]")
+@click.option(
+    "--catalogue",
+    metavar="FILE",
+    help="The model catalogue. [env UNISCALE_CATALOGUE; infra/catalogue/mini.yaml]",
+)
+@click.option(
+    "--log-level",
+    type=click.Choice(["DEBUG", "INFO", "WARNING", "ERROR"]),
+    help="[env UNISCALE_LOG_LEVEL; INFO]",
+)
 @click.pass_context
-def main(ctx: click.Context, **flags: Any) -> None:
+def main(ctx: click.Context, /, **flags: Any) -> None:
     """UniScale-Streams: pick model and test-time search per query, online, on Kafka.
 
     Every setting is an environment variable UNISCALE_<NAME> as well (`settings` lists them). TLS and SASL:
@@ -57,7 +77,18 @@ def settings_command(settings: Settings) -> None:
 
 
 def _load() -> None:
-    from streams.commands import control, dead_letters, demo, explain, monitor, queries, replay, rooms, topics, verify
+    from streams.commands import (
+        control,
+        dead_letters,
+        demo,
+        explain,
+        monitor,
+        queries,
+        replay,
+        rooms,
+        topics,
+        verify,
+    )
 
     for module in (rooms, queries, monitor, replay, explain, topics, control, dead_letters, verify, demo):
         for command in module.COMMANDS:

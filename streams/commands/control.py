@@ -36,7 +36,9 @@ def steering(settings: Settings) -> Steering:
 def _send(settings: Settings, entry: ControlRecord) -> int:
     producer = clients.producer(settings)
     try:
-        sent = producer.send(Topics(settings).control, key=entry.key.encode(), value=encode(entry)).get(timeout=30)
+        sent = producer.send(Topics(settings).control, key=entry.key.encode(), value=encode(entry)).get(
+            timeout=30
+        )
         return int(sent.offset)
     finally:
         producer.close()
@@ -52,7 +54,13 @@ def catalogue() -> None:
 def show(settings: Settings) -> None:
     """Print the models in force, with their groups and sizes."""
     found = steering(settings)
-    table = Table("model", "group", "parameters", "endpoint", title=f"{found.catalogue.name}, control offset {found.offset}")
+    table = Table(
+        "model",
+        "group",
+        "parameters",
+        "endpoint",
+        title=f"{found.catalogue.name}, control offset {found.offset}",
+    )
     for m in found.catalogue.models:
         table.add_row(m.name, m.group, f"{m.architecture.parameters:,}", m.endpoint.url or m.endpoint.kind)
     Console().print(table)
@@ -69,7 +77,9 @@ def add(settings: Settings, file: Path) -> None:
     """
     entry: Any = yaml.safe_load(file.read_text(encoding="utf-8"))
     if not isinstance(entry, dict) or not isinstance(entry.get("name"), str):
-        raise CatalogueError(f"{file}: not the entry of a model: write name, checkpoint, architecture, sampling, …")
+        raise CatalogueError(
+            f"{file}: not the entry of a model: write name, checkpoint, architecture, sampling, …"
+        )
     record = CatalogueEntry(name=entry["name"], op="add", model=entry)
     before = steering(settings)
     after = before.after(record, before.offset + 1)  # refuses here what every process would refuse
@@ -78,7 +88,9 @@ def add(settings: Settings, file: Path) -> None:
     offset = _send(settings, record)
     click.echo(f"{record.name} added to group {group}, control offset {offset}")
     if group not in before.catalogue.groups:
-        click.echo(f"no executor serves {group} yet: start `python -m streams worker executor --group {group}`")
+        click.echo(
+            f"no executor serves {group} yet: start `python -m streams worker executor --group {group}`"
+        )
 
 
 @catalogue.command("remove")
@@ -105,7 +117,10 @@ def objective() -> None:
 @click.argument("cost", type=float)
 @click.pass_obj
 def set_objective(settings: Settings, name: str, correct: float, score: float, cost: float) -> None:
-    """Set objective NAME to the weights CORRECT SCORE COST (normalised to sum 1). In force at once, nothing is relearned."""
+    """Set objective NAME to the weights CORRECT SCORE COST (normalised to sum 1).
+
+    In force at once, nothing is relearned.
+    """
     entry = ObjectiveEntry(name=name, op="set", weights=Weights(correct=correct, score=score, cost=cost))
     click.echo(f"{name} set, control offset {_send(settings, entry)}")
 
@@ -137,9 +152,13 @@ def objectives(settings: Settings) -> None:
     found = steering(settings).objectives
     table = Table("objective", "correct", "score", "cost", "since offset")
     for name, w in found.named.items():
-        table.add_row(name, f"{w.correct:.3g}", f"{w.score:.3g}", f"{w.cost:.3g}", str(found.versions.get(name, "–")))
+        table.add_row(
+            name, f"{w.correct:.3g}", f"{w.score:.3g}", f"{w.cost:.3g}", str(found.versions.get(name, "–"))
+        )
     Console().print(table)
-    Console().print(f"cost range {found.cost_range.low_eflops:.4g} to {found.cost_range.high_eflops:.4g} eFLOPs")
+    Console().print(
+        f"cost range {found.cost_range.low_eflops:.4g} to {found.cost_range.high_eflops:.4g} eFLOPs"
+    )
 
 
 COMMANDS = [catalogue, objective]

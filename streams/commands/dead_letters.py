@@ -78,7 +78,10 @@ def retry(settings: Settings, origins: tuple[str, ...], everything: bool) -> Non
             letter = known[origin]
             record = _at(reader, letter)
             if record is None:
-                click.echo(f"error: {origin}: no longer kept; of its {letter.size} bytes the first 4096 are in the letter", err=True)
+                click.echo(
+                    f"error: {origin}: no longer kept; of its {letter.size} bytes the first 4096 are in the letter",
+                    err=True,
+                )
                 lost += 1
                 continue
             producer.send(record.topic, key=record.key, value=record.value).get(timeout=30)

@@ -19,14 +19,26 @@ _SHOWN = (
 
 
 @click.command()
-@click.option("--questions", "count", type=click.IntRange(min=3), default=210, show_default=True, help="How many.")
+@click.option(
+    "--questions", "count", type=click.IntRange(min=3), default=210, show_default=True, help="How many."
+)
 @click.option("--questions-file", type=click.Path(path_type=Path), default=QUESTIONS, show_default=True)
 @click.option("--seed", default=3, show_default=True, help="Of the shuffle and of every choice.")
-@click.option("--in-flight", type=click.IntRange(min=1), default=16, show_default=True, help="Queries on their way at once.")
-@click.option("--warm-up", type=click.IntRange(min=0), default=50, show_default=True, help="Rounds of uniform choice.")
+@click.option(
+    "--in-flight",
+    type=click.IntRange(min=1),
+    default=16,
+    show_default=True,
+    help="Queries on their way at once.",
+)
+@click.option(
+    "--warm-up", type=click.IntRange(min=0), default=50, show_default=True, help="Rounds of uniform choice."
+)
 @click.option("--broker", type=click.Choice(["embedded", "kafka", "auto"]), default="embedded", show_default=True,
               help="`kafka` needs KAFKA_HOME and Java.")  # fmt: skip
-@click.option("--recording", default="", help="Answer from a recording (JSON lines) instead of loading engines.")
+@click.option(
+    "--recording", default="", help="Answer from a recording (JSON lines) instead of loading engines."
+)
 @click.option("--out", type=click.Path(path_type=Path), default=Path("out/demo"), show_default=True)
 @click.pass_obj
 def demo(settings: Settings, count: int, questions_file: Path, seed: int, in_flight: int, warm_up: int, broker: str,
@@ -43,7 +55,11 @@ def demo(settings: Settings, count: int, questions_file: Path, seed: int, in_fli
         recording=recording,
     )  # fmt: skip
     with Progress(
-        TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), console=console
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        console=console,
     ) as bar:
         answered, rewarded = bar.add_task("answered", total=count), bar.add_task("rewarded", total=count)
 
@@ -55,7 +71,13 @@ def demo(settings: Settings, count: int, questions_file: Path, seed: int, in_fli
     table = Table("", "", show_header=False)
     for name in _SHOWN:
         value = summary[name]
-        shown = f"{value:.4g}" if isinstance(value, float) else ", ".join(value) if isinstance(value, list) else str(value)
+        shown = (
+            f"{value:.4g}"
+            if isinstance(value, float)
+            else ", ".join(value)
+            if isinstance(value, list)
+            else str(value)
+        )
         table.add_row(name, shown)
     console.print(table)
     console.print(f"{out / 'summary.json'}, {out / 'report.html'}")

@@ -30,7 +30,9 @@ def explain(settings: Settings, query_id: str, groups: tuple[str, ...], as_json:
     known = [*load_catalogue(Path(settings.catalogue)).groups, *groups]
     story = read_ledger(settings, known).stories.get(query_id)
     if story is None:
-        click.echo(f"error: nothing on record for {query_id}: check the id, --prefix, and the retention", err=True)
+        click.echo(
+            f"error: nothing on record for {query_id}: check the id, --prefix, and the retention", err=True
+        )
         sys.exit(1)
     if as_json:
         records = [*story.decisions, *story.steps, *story.verifications, *story.answers, *story.rewards]
@@ -52,16 +54,21 @@ def explain(settings: Settings, query_id: str, groups: tuple[str, ...], as_json:
 def _decision(console: Console, decision: Decision) -> None:
     w = decision.objective.weights
     console.print(
-        f"\nDecision {decision.seq}: [bold]{decision.action}[/bold], by {decision.reason}, policy {decision.policy.name} "
-        f"after {decision.policy.version} rewards, {decision.candidates} candidates, propensity {_n(decision.propensity)}"
+        f"\nDecision {decision.seq}: [bold]{decision.action}[/bold], by {decision.reason}, "
+        f"policy {decision.policy.name} "
+        f"after {decision.policy.version} rewards, {decision.candidates} candidates, "
+        f"propensity {_n(decision.propensity)}"
     )
     console.print(
-        f"objective {decision.objective.name or 'own weights'}: correct {w.correct:.3g}, score {w.score:.3g}, cost {w.cost:.3g}; "
+        f"objective {decision.objective.name or 'own weights'}: correct {w.correct:.3g}, score {w.score:.3g}, "
+        f"cost {w.cost:.3g}; "
         f"catalogue version {decision.catalogue_version}"
         + (f"; without an executor: {', '.join(decision.masked_models)}" if decision.masked_models else "")
     )
     table = Table("action", "mean", "width", "score", title="what was ranked")
-    table.add_row(str(decision.action), _n(decision.mean), _n(decision.width), _n(decision.score), style="bold")
+    table.add_row(
+        str(decision.action), _n(decision.mean), _n(decision.width), _n(decision.score), style="bold"
+    )
     for c in decision.runners_up:
         table.add_row(c.action, _n(c.mean), _n(c.width), _n(c.score))
     console.print(table)
@@ -80,7 +87,8 @@ def _search(console: Console, answer: Answer) -> None:
     table = Table("step", "draft", "after", "tree", "tokens", "score", "fate", "bound", title="the forest")
     for at, draft in enumerate(answer.trace[:400]):
         table.add_row(
-            str(draft.depth), str(at), str(draft.parent) if draft.parent >= 0 else "–", str(draft.tree), str(draft.tokens),
+            str(draft.depth), str(at), str(draft.parent) if draft.parent >= 0 else "–", str(draft.tree),
+            str(draft.tokens),
             _n(draft.score), draft.fate, _n(draft.bound), style="bold" if at in answer.path else "",
         )  # fmt: skip
     console.print(table)
@@ -91,7 +99,8 @@ def _search(console: Console, answer: Answer) -> None:
 def _reward(console: Console, reward: Reward) -> None:
     console.print(
         f"\nReward ({reward.kind}): [bold]{_n(reward.reward)}[/bold] from correct {_n(reward.correct)}"
-        f"{f' ({reward.graded_by})' if reward.graded_by else ''}, score {_n(reward.score)}, log cost {_n(reward.log_cost)}"
+        f"{f' ({reward.graded_by})' if reward.graded_by else ''}, score {_n(reward.score)}, "
+        f"log cost {_n(reward.log_cost)}"
     )
     if reward.price is not None:
         p = reward.price

@@ -61,7 +61,10 @@ def picture(watch: Watch, times: deque[float], lag: dict[str, dict[str, int]]) -
     rewards = [s.closing.reward for s in stories if s.closing and s.closing.reward is not None]
     correct = [s.closing.correct for s in stories if s.closing and s.closing.correct is not None]
     costs = [s.closing.price.eflops for s in stories if s.closing and s.closing.price]
-    head.add_row("decisions, answers, closed", f"{len(watch.ledger.stories)}, {len(watch.answered)}, {len(watch.closed)}")
+    head.add_row(
+        "decisions, answers, closed",
+        f"{len(watch.ledger.stories)}, {len(watch.answered)}, {len(watch.closed)}",
+    )
     head.add_row("answers a second", f"{rate:.1f}")
     head.add_row("reward, accuracy, eFLOPs", f"{_mean(rewards)}, {_mean(correct)}, {_mean(costs)}")
     head.add_row("statuses", ", ".join(f"{k} {v}" for k, v in _statuses(stories).items()) or "–")

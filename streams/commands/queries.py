@@ -30,7 +30,9 @@ def _weights(text: str | None) -> Weights | None:
     try:
         correct, score, cost = (float(part) for part in text.split(","))
     except ValueError:
-        raise click.BadParameter(f"{text!r}: write three numbers CORRECT,SCORE,COST, e.g. 0.4,0.4,0.2") from None
+        raise click.BadParameter(
+            f"{text!r}: write three numbers CORRECT,SCORE,COST, e.g. 0.4,0.4,0.2"
+        ) from None
     return Weights(correct=correct, score=score, cost=cost)
 
 
@@ -41,7 +43,9 @@ def _weights(text: str | None) -> Weights | None:
 @click.option("--reference", help="The right answer, when known: the answer is graded with it.")
 @click.option("--pin", "pin_action", metavar="MODEL/QP/CP/BS", help="Use this configuration.")
 @click.option("--model", "models", multiple=True, help="Allow only this model; may be repeated.")
-@click.option("--timeout", "timeout_s", default=120.0, show_default=True, help="Seconds until the query expires.")
+@click.option(
+    "--timeout", "timeout_s", default=120.0, show_default=True, help="Seconds until the query expires."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print the whole Answer as JSON.")
 @click.pass_obj
 def ask(settings: Settings, text: str, objective: str | None, weights: str | None, reference: str | None,
@@ -63,7 +67,10 @@ def ask(settings: Settings, text: str, objective: str | None, weights: str | Non
                 for record in records:
                     if record.key == query.query_id.encode():
                         _print(decode(record.value, Answer), as_json)
-        click.echo(f"error: no answer to {query.query_id} in {timeout_s + 30:.0f} s; are the rooms running?", err=True)
+        click.echo(
+            f"error: no answer to {query.query_id} in {timeout_s + 30:.0f} s; are the rooms running?",
+            err=True,
+        )
         sys.exit(1)
     finally:
         reader.close()
@@ -77,7 +84,9 @@ def _print(answer: Answer, as_json: bool) -> None:
     else:
         score = f"score {answer.score:.3f}, " if answer.score is not None else ""
         click.echo(answer.text or "")
-        click.echo(f"[{answer.query_id}: {answer.status}, {answer.action}, {score}{answer.steps} steps]", err=True)
+        click.echo(
+            f"[{answer.query_id}: {answer.status}, {answer.action}, {score}{answer.steps} steps]", err=True
+        )
         if answer.error:
             click.echo(f"error: {answer.error}", err=True)
     sys.exit(0 if answer.status == "ok" else 1)
@@ -85,13 +94,21 @@ def _print(answer: Answer, as_json: bool) -> None:
 
 @click.command()
 @click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
-@click.option("--rate", type=float, default=0.0, help="Queries per second; 0 sends as fast as they are taken.")
+@click.option(
+    "--rate", type=float, default=0.0, help="Queries per second; 0 sends as fast as they are taken."
+)
 @click.option("--limit", type=click.IntRange(min=1), help="Send so many at most.")
 @click.option("--objective", help="Objective of those that name none.")
-@click.option("--timeout", "timeout_s", type=float, help="Seconds until a query expires, for those that say none.")
-@click.option("--feedback-wait", "feedback_wait_s", type=float, help="Seconds to wait for feedback after an Answer.")
+@click.option(
+    "--timeout", "timeout_s", type=float, help="Seconds until a query expires, for those that say none."
+)
+@click.option(
+    "--feedback-wait", "feedback_wait_s", type=float, help="Seconds to wait for feedback after an Answer."
+)
 @click.option("--run", default="", help="Put RUN: before every id, to send one file twice.")
-@click.option("--wait", is_flag=True, help="Wait until every query has its Answer; exit 1 if one has none in time.")
+@click.option(
+    "--wait", is_flag=True, help="Wait until every query has its Answer; exit 1 if one has none in time."
+)
 @click.pass_obj
 def produce(settings: Settings, file: Path, rate: float, limit: int | None, objective: str | None,
             timeout_s: float | None, feedback_wait_s: float | None, run: str, wait: bool) -> None:  # fmt: skip
@@ -134,8 +151,12 @@ def produce(settings: Settings, file: Path, rate: float, limit: int | None, obje
 
 
 @click.command()
-@click.option("--all", "everything", is_flag=True, help="From the beginning of what is kept; default: from now on.")
-@click.option("--follow/--no-follow", default=True, show_default=True, help="Go on for ever, or stop at the end.")
+@click.option(
+    "--all", "everything", is_flag=True, help="From the beginning of what is kept; default: from now on."
+)
+@click.option(
+    "--follow/--no-follow", default=True, show_default=True, help="Go on for ever, or stop at the end."
+)
 @click.option("--text/--no-text", default=False, help="Include the text of the answer.")
 @click.pass_obj
 def answers(settings: Settings, everything: bool, follow: bool, text: bool) -> None:
@@ -152,7 +173,8 @@ def answers(settings: Settings, everything: bool, follow: bool, text: bool) -> N
             continue
         seen.add(answer.query_id)
         line = {
-            "query_id": answer.query_id, "status": answer.status, "action": str(answer.action) if answer.action else None,
+            "query_id": answer.query_id, "status": answer.status,
+            "action": str(answer.action) if answer.action else None,
             "score": answer.score, "extracted": answer.extracted, "tokens": answer.generated_tokens,
             "steps": answer.steps, "error": answer.error,
         }  # fmt: skip
@@ -210,7 +232,11 @@ def _records(settings: Settings, topic: str, everything: bool, follow: bool) -> 
 
 def _bar() -> Progress:
     return Progress(
-        TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), transient=False
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        transient=False,
     )
 
 

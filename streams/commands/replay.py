@@ -22,15 +22,17 @@ from streams.watch import Watch
 
 @click.command()
 @click.option("--rate", type=float, default=0.0, help="Queries per second; 0 as fast as they are taken.")
-@click.option("--speed", type=float, help="Keep the recorded pace, this many times faster, instead of --rate.")
+@click.option(
+    "--speed", type=float, help="Keep the recorded pace, this many times faster, instead of --rate."
+)
 @click.option("--limit", type=click.IntRange(min=1), help="Replay so many at most, the oldest first.")
 @click.option("--objective", help="Serve them for this objective instead of their own.")
 @click.option("--run", help="Name of the run, put before every id. [a new one]")
 @click.option("--from-prefix", help="Take the queries of another deployment on this broker.")
 @click.option("--wait/--no-wait", default=True, show_default=True, help="Wait for all Answers.")
 @click.pass_obj
-def replay(settings: Settings, rate: float, speed: float | None, limit: int | None, objective: str | None, run: str | None,
-           from_prefix: str | None, wait: bool) -> None:  # fmt: skip
+def replay(settings: Settings, rate: float, speed: float | None, limit: int | None, objective: str | None,
+           run: str | None, from_prefix: str | None, wait: bool) -> None:  # fmt: skip
     """Send the recorded queries of the `query` topic again, under ids RUN:<old id>, never mixed with the originals.
 
     Queries that are replays themselves are left out. References and pins go along; deadlines start anew.
@@ -50,7 +52,9 @@ def replay(settings: Settings, rate: float, speed: float | None, limit: int | No
     click.echo(f"run {name}: {len(queries)} queries")
     watch = Watch(settings, [Topics(settings).answer]) if wait else None
     wanted = {q.query_id for q in queries}
-    with Progress(TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()) as bar:
+    with Progress(
+        TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
+    ) as bar:
         task = bar.add_task("sent", total=len(queries))
         send_queries(settings, queries, Pace(rate), lambda n: bar.update(task, completed=n))
         if watch is None:

@@ -21,7 +21,9 @@ _BROKER = click.Choice(["auto", "kafka", "embedded"])
 @click.command()
 @click.argument("room", type=click.Choice(["embedder", "decider", "executor", "verifier", "aggregator"]))
 @click.option("--group", default="", help="Executor group, for `executor`: one of the catalogue's.")
-@click.option("--instance", default="0", show_default=True, help="Stable name of this worker among those of its room.")
+@click.option(
+    "--instance", default="0", show_default=True, help="Stable name of this worker among those of its room."
+)
 @click.option("--metrics-port", default=0, help="Serve Prometheus metrics here; 0 serves none.")
 @click.pass_obj
 def worker(settings: Settings, room: str, group: str, instance: str, metrics_port: int) -> None:
@@ -40,15 +42,20 @@ def worker(settings: Settings, room: str, group: str, instance: str, metrics_por
 
 
 @click.command()
-@click.option("--broker", "kind", type=click.Choice(["none", "auto", "kafka", "embedded"]), default="none", show_default=True,
+@click.option("--broker", "kind", type=click.Choice(["none", "auto", "kafka", "embedded"]), default="none",
+              show_default=True,
               help="Also start a broker: Apache Kafka from KAFKA_HOME, or the embedded one.")  # fmt: skip
 @click.option("--port", default=9092, show_default=True, help="The broker's port, when one is started.")
-@click.option("--log", "log_path", type=click.Path(path_type=Path), default=Path("out/up.log"), show_default=True)
-@click.option("--metrics-port", default=0, help="First of the ports for Prometheus, one a process; 0 serves none.")
+@click.option(
+    "--log", "log_path", type=click.Path(path_type=Path), default=Path("out/up.log"), show_default=True
+)
+@click.option(
+    "--metrics-port", default=0, help="First of the ports for Prometheus, one a process; 0 serves none."
+)
 @click.option("--quiet", is_flag=True, help="Write the log file only.")
 @click.pass_obj
 def up(settings: Settings, kind: str, port: int, log_path: Path, metrics_port: int, quiet: bool) -> None:
-    """Run all rooms on this machine, supervised, with one readable log. Ctrl-C stops everything it started.
+    r"""Run all rooms on this machine, supervised, with one readable log. Ctrl-C stops everything it started.
 
     \b
     With your Kafka:   python -m streams --bootstrap kafka:9092 up
@@ -69,7 +76,9 @@ def up(settings: Settings, kind: str, port: int, log_path: Path, metrics_port: i
             click.echo(f"note: {note}")
         rooms = room_commands(groups, metrics_port=metrics_port)
         environ = {**os.environ, **settings.environ()}
-        with Supervisor(rooms, environ=environ, log_path=log_path, echo=None if quiet else click.echo) as supervisor:
+        with Supervisor(
+            rooms, environ=environ, log_path=log_path, echo=None if quiet else click.echo
+        ) as supervisor:
             supervisor.wait_ready(600)
             click.echo(f"all {len(rooms)} rooms are ready; log in {log_path}")
             while not stop.wait(0.5):
@@ -82,7 +91,12 @@ def up(settings: Settings, kind: str, port: int, log_path: Path, metrics_port: i
 @click.command("broker")
 @click.option("--kind", type=_BROKER, default="auto", show_default=True)
 @click.option("--port", default=9092, show_default=True)
-@click.option("--dir", "directory", type=click.Path(path_type=Path), help="Where Kafka keeps its log; default: a temporary one.")
+@click.option(
+    "--dir",
+    "directory",
+    type=click.Path(path_type=Path),
+    help="Where Kafka keeps its log; default: a temporary one.",
+)
 @click.pass_obj
 def broker_command(settings: Settings, kind: str, port: int, directory: Path | None) -> None:
     """Run a broker on this machine until Ctrl-C: Apache Kafka when there is one, else the embedded one.
@@ -99,8 +113,6 @@ def broker_command(settings: Settings, kind: str, port: int, directory: Path | N
         while not stop.wait(0.5):
             if running.process is None or running.process.poll() is not None:
                 raise click.ClickException("the broker ended by itself; see broker.log")
-
-
 
 
 COMMANDS = [up, worker, broker_command]

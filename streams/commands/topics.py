@@ -22,7 +22,9 @@ def topics() -> None:
     """Create, check or list the topics of this deployment."""
 
 
-_group = click.option("--group", "groups", multiple=True, help="A further executor group, besides the catalogue's.")
+_group = click.option(
+    "--group", "groups", multiple=True, help="A further executor group, besides the catalogue's."
+)
 
 
 @topics.command("create")
@@ -57,7 +59,13 @@ def show(settings: Settings, groups: tuple[str, ...]) -> None:
     for t in declared(settings, groups):
         kept = "for ever" if t.retention_ms < 0 else f"{t.retention_ms / 3_600_000:g} h"
         table.add_row(
-            t.name, t.record, t.key, str(t.partitions), "compact" if t.compacted else "delete", kept, str(t.max_bytes)
+            t.name,
+            t.record,
+            t.key,
+            str(t.partitions),
+            "compact" if t.compacted else "delete",
+            kept,
+            str(t.max_bytes),
         )
     Console().print(table)
 

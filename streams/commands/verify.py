@@ -36,7 +36,9 @@ def verify_decisions(settings: Settings, show: int) -> None:
     shown = list(islice(found, show))
     rest = sum(1 for _ in found)
     for m in shown:
-        click.echo(f"{m.query_id} (place {m.seq}): {m.field} is {m.logged!r} in the log, {m.replayed!r} replayed")
+        click.echo(
+            f"{m.query_id} (place {m.seq}): {m.field} is {m.logged!r} in the log, {m.replayed!r} replayed"
+        )
     click.echo(f"{decisions} decisions replayed, {len(shown) + rest} mismatches")
     sys.exit(1 if shown else 0)
 

@@ -176,5 +176,3 @@ class AggregatorRoom:
             heapq.heappush(self._due, (now_ms + _AGAIN_MS, query_id, kind, deadline_ms))
         if overdue:
             await self.plumbing.outbox.send_all(overdue)
-
-

@@ -107,7 +107,9 @@ class DeciderRoom:
         for (record, _, _), each in zip(asked, results, strict=True):
             if each.error is not None:
                 # A duplicate's first query has, or will have, the Answer that counts.
-                await self.plumbing.bury(record, each.error, answer=not isinstance(each.error, DuplicateQuery))
+                await self.plumbing.bury(
+                    record, each.error, answer=not isinstance(each.error, DuplicateQuery)
+                )
             elif each.resent:
                 self.plumbing.metrics.duplicates.labels(record.topic).inc()
             elif each.value is not None:
@@ -122,7 +124,9 @@ class DeciderRoom:
         """
         query = context.query
         try:
-            self.space.choices(pinned=query.pinned, allowed_models=query.allowed_models, available_models=living)
+            self.space.choices(
+                pinned=query.pinned, allowed_models=query.allowed_models, available_models=living
+            )
         except ActionError:
             return False
         return True

@@ -69,7 +69,9 @@ class EmbedderRoom:
         pause_s = 0.5
         for attempt in range(1, self.plumbing.settings.engine_attempts + 1):
             try:
-                contexts = await loop.run_in_executor(self._thread, lambda: embed([arrival], encoder=self.encoder))
+                contexts = await loop.run_in_executor(
+                    self._thread, lambda: embed([arrival], encoder=self.encoder)
+                )
                 return contexts[0]
             except EncoderUnavailable:
                 self.plumbing.metrics.engine_faults.labels("embedder").inc()

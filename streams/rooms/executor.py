@@ -34,7 +34,9 @@ class ExecutorRoom:
         self.plumbing = plumbing
         self.engines = engines
         settings = plumbing.settings
-        self.rules = SearchRules(eta=settings.eta, early_exit=settings.early_exit, timeout_s=settings.timeout_s)
+        self.rules = SearchRules(
+            eta=settings.eta, early_exit=settings.early_exit, timeout_s=settings.timeout_s
+        )
         self.progress = Progress(most=max(10_000, 16 * settings.max_in_flight))
         self.busy: set[str] = set()
 
@@ -52,7 +54,9 @@ class ExecutorRoom:
         if self._behind(decision.query_id, 1, record.topic):
             return
         model = self.plumbing.control.models[decision.action.model]
-        job = begin(decision, model.sampling, rules=self.rules, now_ms=_now_ms(), arrived_ms=record.timestamp_ms)
+        job = begin(
+            decision, model.sampling, rules=self.rules, now_ms=_now_ms(), arrived_ms=record.timestamp_ms
+        )
         await self._go(job)
 
     async def on_verification(self, record: Record) -> None:
@@ -109,12 +113,14 @@ class ExecutorRoom:
         plumbing = self.plumbing
         every_s = plumbing.settings.heartbeat_s
         try:
-            while not plumbing.app.producer.started:
+            while not plumbing.app.producer.started:  # noqa: ASYNC110 - faust has no event for it
                 await asyncio.sleep(0.1)
             while True:
                 here = [m for m in plumbing.control.catalogue.models if m.group == plumbing.group]
                 for model in here:
-                    await self.engines.get(model)  # one that joined the catalogue is loaded before it is announced
+                    await self.engines.get(
+                        model
+                    )  # one that joined the catalogue is loaded before it is announced
                 beat = Heartbeat(
                     group=plumbing.group, instance=plumbing.instance, models=tuple(m.name for m in here),
                     every_s=every_s, in_flight=len(self.busy),

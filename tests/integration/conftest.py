@@ -74,9 +74,18 @@ def recorded_paths(questions: int, seed: int = 7) -> list[RecordedPath]:
                     for at in range(depth)
                 ]  # fmt: skip
                 said = answer if right else str(int(answer) + 1)
-                steps.append(RecordedStep(text=f"So {sample}: \\boxed{{{said}}}", tokens=6, score=0.95 if right else 0.3, finish="eos"))
+                steps.append(
+                    RecordedStep(
+                        text=f"So {sample}: \\boxed{{{said}}}",
+                        tokens=6,
+                        score=0.95 if right else 0.3,
+                        finish="eos",
+                    )
+                )
                 paths.append(
-                    RecordedPath(question=text, model=model, path=sample, steps=tuple(steps), prompt_tokens=12)
+                    RecordedPath(
+                        question=text, model=model, path=sample, steps=tuple(steps), prompt_tokens=12
+                    )
                 )
     return paths
 
@@ -122,7 +131,9 @@ class Deployment:
         if self._reader is None:
             self._reader = clients.consumer(self.settings)
             names = [t.name for t in self.page]
-            self._parts = {n: [TopicPartition(n, p) for p in self._reader.partitions_for_topic(n) or ()] for n in names}
+            self._parts = {
+                n: [TopicPartition(n, p) for p in self._reader.partitions_for_topic(n) or ()] for n in names
+            }
             self._reader.assign([tp for parts in self._parts.values() for tp in parts])
             self._reader.seek_to_beginning()
         ends = self._reader.end_offsets(self._parts[topic])

@@ -3,13 +3,13 @@
 import math
 from collections import Counter
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from agents.aggregator.agent import Pricing, price_of
 from agents.space.catalogue import load_catalogue
-from pathlib import Path
 from schemas.answer import Answer
 from schemas.base import decode, encode
 from schemas.control import ObjectiveEntry
@@ -64,7 +64,9 @@ def test_the_decision_for_the_executors_is_the_same_bytes(loop: Any) -> None:
     assert for_all == for_group
 
 
-def test_the_order_of_decisions_and_updates_has_no_gap_among_decisions_before_the_first_reward(loop: Any) -> None:
+def test_the_order_of_decisions_and_updates_has_no_gap_among_decisions_before_the_first_reward(
+    loop: Any,
+) -> None:
     decisions = sorted(loop.read(loop.topics.decision, Decision), key=lambda d: d.seq)
     assert len({d.seq for d in decisions}) == QUERIES
     versions = [d.policy.version for d in decisions]
@@ -110,7 +112,9 @@ def test_a_second_identical_delivery_of_any_record_changes_no_result(loop: Any) 
     # What was sent last went through all rooms before a fresh query has its reward.
     probe = Query(query_id="probe", text="What is 2 + 3, number 0?", reference="5")
     loop.send(probe)
-    loop.until(lambda: any(r.query_id == "probe" for r in loop.read(t.reward, Reward)), what="the probe's reward")
+    loop.until(
+        lambda: any(r.query_id == "probe" for r in loop.read(t.reward, Reward)), what="the probe's reward"
+    )
     for name, kind in ((t.answer, Answer), (t.reward, Reward), (t.decision, Decision)):
         first: dict[str, bytes] = {}
         for record in loop.raw(name):
@@ -123,7 +127,9 @@ def test_a_second_identical_delivery_of_any_record_changes_no_result(loop: Any) 
     # The policy counts 36 rewards and none twice: the probe's decision says so.
     probe_decision = next(d for d in loop.read(t.decision, Decision) if d.query_id == "probe")
     assert probe_decision.policy.version == QUERIES
-    duplicate = [letter for letter in loop.read(t.dead_letter, DeadLetter) if letter.error == "DuplicateQuery"]
+    duplicate = [
+        letter for letter in loop.read(t.dead_letter, DeadLetter) if letter.error == "DuplicateQuery"
+    ]
     assert {letter.query_id for letter in duplicate} <= {f"q{n}" for n in range(QUERIES)}
     assert duplicate
 
@@ -138,11 +144,23 @@ BAD = {
     "nan-weight": (b'{"schema":"query.v1","query_id":"bad-6","text":"x","weights":{"cost":NaN}}', "JSON"),
     "negative-weight": (b'{"schema":"query.v1","query_id":"bad-7","text":"x","weights":{"cost":-1}}', "cost"),
     "all-zero": (b'{"schema":"query.v1","query_id":"bad-8","text":"x","weights":{}}', "weights"),
-    "unknown-model": (b'{"schema":"query.v1","query_id":"bad-9","text":"x","allowed_models":["no"]}', "allowed_models"),
-    "unknown-objective": (b'{"schema":"query.v1","query_id":"bad-10","text":"x","objective":"no"}', "objective"),
-    "unknown-action": (b'{"schema":"query.v1","query_id":"bad-11","text":"x","pin_action":"small/3/5/1"}', "pin_action"),
+    "unknown-model": (
+        b'{"schema":"query.v1","query_id":"bad-9","text":"x","allowed_models":["no"]}',
+        "allowed_models",
+    ),
+    "unknown-objective": (
+        b'{"schema":"query.v1","query_id":"bad-10","text":"x","objective":"no"}',
+        "objective",
+    ),
+    "unknown-action": (
+        b'{"schema":"query.v1","query_id":"bad-11","text":"x","pin_action":"small/3/5/1"}',
+        "pin_action",
+    ),
     "past-deadline": (b'{"schema":"query.v1","query_id":"bad-12","text":"x","timeout_s":-5}', "timeout_s"),
-    "two-megabytes": (b'{"schema":"query.v1","query_id":"bad-13","text":"' + b"x" * 2_000_000 + b'"}', "text"),
+    "two-megabytes": (
+        b'{"schema":"query.v1","query_id":"bad-13","text":"' + b"x" * 2_000_000 + b'"}',
+        "text",
+    ),
 }
 
 
@@ -151,7 +169,10 @@ def test_bad_input_is_a_dead_letter_and_an_answer_that_names_the_field(loop: Any
     for name, (value, _) in BAD.items():
         loop.put(t.query, name.encode(), value)
     loop.send(Query(query_id="after-bad", text="What is 2 + 3, number 0?", reference="5"))
-    loop.until(lambda: any(r.query_id == "after-bad" for r in loop.read(t.reward, Reward)), what="the good query's reward")
+    loop.until(
+        lambda: any(r.query_id == "after-bad" for r in loop.read(t.reward, Reward)),
+        what="the good query's reward",
+    )
     letters = [x for x in loop.read(t.dead_letter, DeadLetter) if x.error != "DuplicateQuery"]
     reasons = [letter.reason for letter in letters]
     for name, (_, words) in BAD.items():
@@ -167,12 +188,20 @@ def test_bad_input_is_a_dead_letter_and_an_answer_that_names_the_field(loop: Any
 def test_feedback_corrects_a_provisional_reward_and_late_feedback_changes_nothing(loop: Any) -> None:
     t = loop.topics
     loop.send(Query(query_id="told", text="What is 2 + 3, number 0?", feedback_wait_s=30))
-    loop.until(lambda: any(r.query_id == "told" for r in loop.read(t.reward, Reward)), what="a provisional reward")
+    loop.until(
+        lambda: any(r.query_id == "told" for r in loop.read(t.reward, Reward)), what="a provisional reward"
+    )
     loop.put(t.feedback, b"told", encode(Feedback(query_id="told", correct=True)))
-    loop.until(lambda: any(r.query_id == "told" and r.closes for r in loop.read(t.reward, Reward)), what="a correction")
+    loop.until(
+        lambda: any(r.query_id == "told" and r.closes for r in loop.read(t.reward, Reward)),
+        what="a correction",
+    )
     loop.put(t.feedback, b"told", encode(Feedback(query_id="told", correct=False)))
     loop.send(Query(query_id="silent", text="What is 2 + 3, number 0?", feedback_wait_s=1))
-    loop.until(lambda: any(r.query_id == "silent" and r.closes for r in loop.read(t.reward, Reward)), what="a default")
+    loop.until(
+        lambda: any(r.query_id == "silent" and r.closes for r in loop.read(t.reward, Reward)),
+        what="a default",
+    )
     kinds = {q: [r.kind for r in rs] for q, rs in by_id(loop.read(t.reward, Reward)).items()}
     assert kinds["told"] == ["provisional", "correction"]
     assert kinds["silent"] == ["provisional", "default"]
@@ -196,12 +225,18 @@ def test_a_query_that_nobody_searches_expires_with_an_answer(loop: Any) -> None:
     t = loop.topics
     loop.supervisor.park("executor.mini")
     loop.send(Query(query_id="alone", text="What is 2 + 3, number 0?", reference="5", timeout_s=2))
-    loop.until(lambda: any(r.query_id == "alone" and r.closes for r in loop.read(t.reward, Reward)), what="its reward")
+    loop.until(
+        lambda: any(r.query_id == "alone" and r.closes for r in loop.read(t.reward, Reward)),
+        what="its reward",
+    )
     answer = next(a for a in loop.read(t.answer, Answer) if a.query_id == "alone")
     assert (answer.status, answer.by) == ("expired", "aggregator")
     loop.supervisor.unpark("executor.mini")
     loop.supervisor.wait_ready(60)
     loop.send(Query(query_id="again", text="What is 2 + 3, number 0?", reference="5"))
-    loop.until(lambda: any(r.query_id == "again" and r.closes for r in loop.read(t.reward, Reward)), what="service again")
+    loop.until(
+        lambda: any(r.query_id == "again" and r.closes for r in loop.read(t.reward, Reward)),
+        what="service again",
+    )
     counted = [a for a in loop.read(t.answer, Answer) if a.query_id == "alone"]
     assert counted[0].status == "expired"

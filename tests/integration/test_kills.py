@@ -1,0 +1,96 @@
+"""kill -9 of each room, mid-flight: afterwards every query has one Answer that counts and one closed reward."""
+
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from agents.decider.observations import Row, decode_row
+from agents.decider.reproduce import mismatches
+from agents.decider.snapshot import SNAPSHOT_KEY
+from schemas.answer import Answer
+from schemas.base import decode
+from schemas.decision import Decision
+from schemas.query import Query
+from schemas.reward import Reward
+from streams.encoders import encoder_of
+from streams.policies import policy_of
+
+pytestmark = pytest.mark.broker
+
+
+def conserved(loop: Any, ids: set[str]) -> None:
+    """Compare action, Answer and reward of each id with the log."""
+    t = loop.topics
+    decisions: dict[str, list[bytes]] = {}
+    for record in loop.raw(t.decision):
+        decisions.setdefault(decode(record.value, Decision).query_id, []).append(record.value)
+    answers: dict[str, Answer] = {}
+    for answer in loop.read(t.answer, Answer):
+        answers.setdefault(answer.query_id, answer)  # the first counts
+    rewards: dict[str, dict[str, Reward]] = {}
+    for reward in loop.read(t.reward, Reward):
+        rewards.setdefault(reward.query_id, {}).setdefault(reward.kind, reward)
+    assert set(decisions) == set(answers) == set(rewards) == ids
+    for query_id in ids:
+        assert len(set(decisions[query_id])) == 1, f"{query_id} was decided twice"
+        decision = decode(decisions[query_id][0], Decision)
+        answer, closing = answers[query_id], [r for r in rewards[query_id].values() if r.closes]
+        assert len(closing) == 1
+        assert answer.action == closing[0].action == decision.action
+        assert closing[0].status == answer.status == "ok"
+        assert closing[0].score == answer.score
+        assert closing[0].correct == float(answer.extracted == decision.query.reference)
+
+
+def learner_rows(loop: Any) -> list[Any]:
+    """Return the rows of the decider's changelog, the last of each key."""
+    latest: dict[bytes, bytes] = {}
+    for record in loop.raw(loop.topics.changelog("decider", "pending")):
+        latest[record.key] = record.value
+    return [decode_row(k, v) for k, v in latest.items() if v and not k.startswith(SNAPSHOT_KEY)]
+
+
+@pytest.mark.slow
+def test_killing_each_room_in_turn_loses_and_repeats_nothing(deploy: Callable[..., Any], ask: Callable[[int], Query]) -> None:
+    # Small enough in flight that a backlog waits in `query` while each room dies.
+    loop = deploy(max_in_flight=32, group_partitions=16)
+    t = loop.topics
+    ids: set[str] = set()
+    for at, room in enumerate(loop.supervisor.rooms):
+        batch = [ask(n) for n in range(at * 80, at * 80 + 80)]
+        before = len(loop.raw(t.answer))
+        loop.send(*batch)
+        ids |= {q.query_id for q in batch}
+        loop.until(lambda n=before: len(loop.raw(t.answer)) >= n + 8, what=f"some answers before {room} is killed")
+        loop.supervisor.kill(room)
+        loop.until(
+            lambda: {r.query_id for r in loop.read(t.reward, Reward) if r.closes} >= ids, 120, f"all rewards after {room}"
+        )
+    loop.supervisor.wait_ready(90)
+    conserved(loop, ids)
+    assert {r.restarts for r in loop.supervisor.rooms.values()} == {1}
+    assert loop.raw(t.dead_letter) == []
+    rows = learner_rows(loop)
+    learned = [r for r in rows if isinstance(r, Row)]
+    assert Counter(r.stage for r in learned) == {"closed": len(ids)}
+    policy = policy_of(loop.settings, encoder_of(loop.settings))
+    assert list(mismatches(policy, rows, loop.settings.seed)) == []
+
+
+def test_the_decider_killed_in_flight_goes_on_where_it_was(deploy: Callable[..., Any], ask: Callable[[int], Query]) -> None:
+    loop = deploy(max_in_flight=16, group_partitions=8)
+    t = loop.topics
+    batch = [ask(n) for n in range(60)]
+    loop.send(*batch)
+    loop.until(lambda: len(loop.raw(t.answer)) >= 10, what="some answers")
+    loop.supervisor.kill("decider")
+    loop.supervisor.kill("executor.mini")
+    ids = {q.query_id for q in batch}
+    loop.until(lambda: {r.query_id for r in loop.read(t.reward, Reward) if r.closes} >= ids, 120, "all rewards")
+    conserved(loop, ids)
+    rows = learner_rows(loop)
+    assert Counter(r.stage for r in rows if isinstance(r, Row)) == {"closed": len(ids)}
+    policy = policy_of(loop.settings, encoder_of(loop.settings))
+    assert list(mismatches(policy, rows, loop.settings.seed)) == []
