@@ -1,0 +1,169 @@
+"""Run a recording: every (question, configuration, sample), many questions in flight, resumable.
+
+A shard is one (sample, model, question): its searches share one memory of drafts. The first sample is run
+with and without early exit and under every verifier; later ones with early exit under the one in use. The
+widest of independent paths, (64, 1, 1), is always run whole, and BEST-Route*'s further arms follow from it.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from agents.space.action_space import MAX_DRAFTS, best_route_space, uis_space
+from experiments.record.journal import Journal
+from experiments.record.questions import Question
+from experiments.record.searches import Bench, Memory, Variant, search
+from schemas.action import Action
+from schemas.errors import UniscaleError
+
+
+class DerivationError(UniscaleError):
+    """A derived search asked for a draft its source does not hold: the engine is not reproducible."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is recorded.
+
+    Attributes:
+        questions: Their order is the recording's.
+        actions: Searches to run.
+        derived: Arms that follow from one run of 64 independent paths.
+        samples: How often each.
+        verifier: The one in use, and
+        others: further ones, for the first sample.
+        seed: Of all drafts.
+    """
+
+    questions: Sequence[Question]
+    actions: Sequence[Action]
+    derived: Sequence[Action]
+    samples: int
+    verifier: str
+    others: Sequence[str] = ()
+    seed: int = 0
+
+    @classmethod
+    def of(
+        cls, bench: Bench, questions: Sequence[Question], samples: int, seed: int, models: Sequence[str] = ()
+    ) -> "Plan":
+        """Return the plan over the whole space of a catalogue, or over some of its models."""
+        catalogue = bench.catalogue
+        chosen = set(models or catalogue.model_names)
+        run = [action for action in uis_space(catalogue) if action.model in chosen]
+        known = set(run)
+        derived = [a for a in best_route_space(catalogue) if a.model in chosen and a not in known]
+        others = [name for name in bench.verifiers if name != catalogue.verifier]
+        return cls(questions, run, derived, samples, catalogue.verifier, others, seed)
+
+    def shards(self) -> Iterator[tuple[str, int, str, Question]]:
+        """Yield (name, sample, model, question), all of one model together: they share batches."""
+        for sample in range(self.samples):
+            for model in dict.fromkeys(action.model for action in self.actions):
+                for question in self.questions:
+                    yield f"{sample}/{model}/{question.question_id}", sample, model, question
+
+    def searches(self) -> int:
+        """Return how many searches a whole recording runs, derived ones included."""
+        first = (2 + len(self.others)) * len(self.actions)
+        later = (self.samples - 1) * len(self.actions)
+        return len(self.questions) * (first + later + self.samples * len(self.derived))
+
+
+async def record(
+    plan: Plan, bench: Bench, journal: Journal, *, in_flight: int = 8, progress: Callable[[int], Any] = lambda n: None
+) -> float:
+    """Run what the journal does not hold; return searches per second.
+
+    Args:
+        plan: What to run.
+        bench: What it runs on.
+        journal: Takes every finished shard.
+        in_flight: Shards at a time.
+        progress: Told how many searches were finished.
+    """
+    began, finished = time.perf_counter(), 0
+    waiting = iter([shard for shard in plan.shards() if shard[0] not in journal.done])
+
+    async def worker() -> None:
+        nonlocal finished
+        for name, sample, model, question in waiting:
+            rows = await _shard(plan, bench, sample, model, question)
+            journal.add(name, rows)
+            finished += len(rows)
+            progress(len(rows))
+
+    async with asyncio.TaskGroup() as group:
+        for _ in range(in_flight):
+            group.create_task(worker())
+    return finished / max(time.perf_counter() - began, 1e-9)
+
+
+async def _shard(plan: Plan, bench: Bench, sample: int, model: str, question: Question) -> list[dict[str, Any]]:
+    memory = Memory()
+    own = [action for action in plan.actions if action.model == model]
+    batches = await asyncio.gather(*(_run(plan, bench, sample, action, question, memory) for action in own))
+    rows = [row for batch in batches for row in batch]
+    wide = next((a for a in own if (a.qp, a.cp) == (MAX_DRAFTS, 1)), None)
+    if wide is not None:
+        made = memory.made
+        for action in plan.derived:
+            if action.model == model:
+                variant = Variant(plan.verifier, early_exit=True)
+                rows.append(await _row(bench, sample, wide, action, question, variant, memory, plan.seed))
+        if memory.made != made:
+            raise DerivationError(
+                f"{question.question_id}, {model}: {memory.made - made} drafts were missing from 64 whole paths"
+            )
+    return rows
+
+
+async def _run(
+    plan: Plan, bench: Bench, sample: int, action: Action, question: Question, memory: Memory
+) -> list[dict[str, Any]]:
+    """Run a search in every variant of its sample, whole ones first: the others find their drafts in memory."""
+    whole = Variant(plan.verifier, early_exit=False)
+    variants = [Variant(plan.verifier, early_exit=True)]
+    if sample == 0:
+        variants = [whole, *variants, *(Variant(name, early_exit=True) for name in plan.others)]
+    elif (action.qp, action.cp) == (MAX_DRAFTS, 1):
+        await search(question, action, whole, search_id(question, action, sample, plan.seed), bench, memory)
+    return [await _row(bench, sample, action, action, question, v, memory, plan.seed) for v in variants]
+
+
+async def _row(
+    bench: Bench,
+    sample: int,
+    source: Action,
+    action: Action,
+    question: Question,
+    variant: Variant,
+    memory: Memory,
+    seed: int,
+) -> dict[str, Any]:
+    found, derived = await search(
+        question, action, variant, search_id(question, source, sample, seed), bench, memory
+    )
+    return {
+        "question": question.question_id,
+        "model": action.model,
+        "qp": action.qp,
+        "cp": action.cp,
+        "bs": action.bs,
+        "sample": sample,
+        "verifier": variant.verifier,
+        "early_exit": variant.early_exit,
+        "derived": derived,
+        **asdict(found),
+    }
+
+
+def search_id(question: Question, source: Action, sample: int, seed: int) -> str:
+    """Return what the seeds of a search's drafts derive from: its question, its own action and sample.
+
+    Every action has randomness of its own: outcomes of different actions on one question are independent, but
+    for BEST-Route*'s derived arms, which are prefixes of one set of paths.
+    """
+    return f"record-{seed}/{question.question_id}/{source.id}/{sample}"

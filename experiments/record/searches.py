@@ -1,0 +1,206 @@
+"""One search through the product's own forest, engine and verifier, and what it was worth.
+
+Randomness is keyed to the path: a draft's seed is a hash of the search's id and the draft's place in the
+forest. So two runs of one search that differ in early exit, verifier or, among independent paths, in their
+number, make the same drafts where both make them. `Memory` holds those drafts and scores: a second run takes
+from it what is there and has the engine make the rest. What a run took entirely from memory is *derived*; it
+is the run it would have been, which tests show against fresh engines.
+"""
+
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+
+from agents.aggregator import eflops
+from agents.aggregator.grade import Judge, grade
+from agents.executor.engine import Draft, Engine, Prefix
+from agents.executor.forest import Ask, Drafted, Verified, ask, outcome, plant, tell_drafts, tell_scores
+from agents.executor.rules import SearchRules
+from agents.space.catalogue import Catalogue
+from agents.space.models import Sampling
+from agents.verifier.prm import Verifier
+from experiments.record.questions import Question
+from schemas.action import Action
+from schemas.forest import Forest, Limits
+from schemas.query import Message
+from schemas.search import Scored
+
+
+@dataclass
+class Memory:
+    """Drafts by their seed and scores by (verifier, seed), of the searches of one question and one sample.
+
+    Attributes:
+        made: Drafts that an engine had to make.
+    """
+
+    drafts: dict[int, Draft] = field(default_factory=dict)
+    scores: dict[tuple[str, int], Scored] = field(default_factory=dict)
+    made: int = 0
+
+
+@dataclass(frozen=True)
+class Variant:
+    """How a search is run: under which verifier, with or without early exit."""
+
+    verifier: str
+    early_exit: bool
+
+
+@dataclass(frozen=True)
+class Bench:
+    """What searches run on.
+
+    Attributes:
+        catalogue: Prices and samplings.
+        engines: By model.
+        verifiers: By name.
+        judge: Compares mathematics that no exact rule decides.
+        rules: Of the search, but for early exit.
+        close: Frees what they hold.
+    """
+
+    catalogue: Catalogue
+    engines: dict[str, Engine]
+    verifiers: dict[str, Verifier]
+    judge: Judge
+    rules: SearchRules = field(default_factory=SearchRules)
+    close: Callable[[], Awaitable[None]] | None = None
+
+
+@dataclass(frozen=True)
+class Found:
+    """What one search was worth. Costs in eFLOPs, `seconds` on the recording machine with all else in flight."""
+
+    correct: bool
+    complete: bool
+    score: float
+    eflops: float
+    prefill_eflops: float
+    decoding_eflops: float
+    verifier_eflops: float
+    compute_flops: float
+    memory_bytes: float
+    depth: int
+    steps: int
+    completed: int
+    drafts: int
+    tokens: int
+    verifier_tokens: int
+    prompt_tokens: int
+    seconds: float | None
+    answer: str
+
+
+async def search(
+    question: Question, action: Action, variant: Variant, search_id: str, bench: Bench, memory: Memory
+) -> tuple[Found, bool]:
+    """Run one search; return what it was worth, and whether all of it came from memory.
+
+    Args:
+        question: What is asked.
+        action: The configuration.
+        variant: Verifier and early exit.
+        search_id: What drafts' seeds derive from, with their place.
+        bench: Engines, verifiers, prices.
+        memory: Of this question and sample.
+    """
+    began, made = time.perf_counter(), 0
+    model = bench.catalogue.model(action.model)
+    forest = plant(action, limits(model.sampling, bench.rules, variant.early_exit))
+    while (wanted := ask(forest, search_id)) is not None:
+        forest, new = await _drafted(forest, wanted, question, model.sampling, search_id, bench, memory)
+        made += new
+        forest = await _scored(forest, wanted, question, variant.verifier, bench, memory)
+    derived = made == 0
+    memory.made += made
+    seconds = None if derived else time.perf_counter() - began
+    return _worth(forest, question, variant, seconds, bench), derived
+
+
+def limits(sampling: Sampling, rules: SearchRules, early_exit: bool) -> Limits:
+    """Return what bounds a recorded search: the model's sampling and the rules; no budget, no deadline."""
+    return Limits(
+        depth_limit=sampling.depth_limit,
+        step_tokens=sampling.step_tokens,
+        temperature=sampling.temperature,
+        top_p=sampling.top_p,
+        top_k=sampling.top_k,
+        delimiter=sampling.delimiter,
+        thinking=sampling.thinking,
+        eta=rules.eta,
+        early_exit=early_exit,
+        cut_completes=rules.cut_completes,
+        box_completes=rules.box_completes,
+    )
+
+
+async def _drafted(
+    forest: Forest,
+    wanted: Ask,
+    question: Question,
+    sampling: Sampling,
+    search_id: str,
+    bench: Bench,
+    memory: Memory,
+) -> tuple[Forest, int]:
+    """Return the forest with a step's drafts, and how many of them were not in memory."""
+    messages = (Message(role="user", content=question.text),)
+    missing = [e for e in wanted.expansions if any(seed not in memory.drafts for seed in e.seeds)]
+    if missing:
+        prefixes = [Prefix(messages=messages, steps=forest.steps(e.parent)) for e in missing]
+        seeds = [seed for e in missing for seed in e.seeds]
+        engine = bench.engines[forest.action.model]
+        drafts = await engine.generate(f"{search_id}/{wanted.step}", prefixes, wanted.n, seeds, sampling)
+        memory.drafts.update(zip(seeds, drafts, strict=True))
+    taken = [memory.drafts[seed] for e in wanted.expansions for seed in e.seeds]
+    told = [Drafted(draft.text, draft.tokens, draft.finish) for draft in taken]
+    return tell_drafts(forest, wanted.step, told, taken[0].prompt_tokens), len(missing) * wanted.n
+
+
+async def _scored(
+    forest: Forest, wanted: Ask, question: Question, verifier: str, bench: Bench, memory: Memory
+) -> Forest:
+    seeds = [(verifier, seed) for e in wanted.expansions for seed in e.seeds]
+    missing = [(at, key) for at, key in zip(forest.pending, seeds, strict=True) if key not in memory.scores]
+    if missing:
+        paths: Sequence[Sequence[str]] = [forest.steps(at) for at, _ in missing]
+        scores = await bench.verifiers[verifier].score(question.text, paths)
+        memory.scores.update(zip([key for _, key in missing], scores, strict=True))
+    scored = [memory.scores[key] for key in seeds]
+    return tell_scores(forest, wanted.step, [Verified(s.score, s.tokens, s.shortened) for s in scored])
+
+
+def _worth(
+    forest: Forest, question: Question, variant: Variant, seconds: float | None, bench: Bench
+) -> Found:
+    ended = outcome(forest)
+    text = forest.text(ended.index)
+    graded = grade(text, question.reference, judge=bench.judge)
+    price = eflops.price(
+        forest.prompt_tokens,
+        forest.drafts,
+        bench.catalogue.model(forest.action.model).architecture,
+        bench.catalogue.verifier_named(variant.verifier).architecture,
+        bench.catalogue.hardware.intensity,
+    )
+    return Found(
+        correct=graded.correct,
+        complete=ended.status == "ok",
+        score=ended.score if ended.score is not None else 0.0,
+        eflops=price.eflops,
+        prefill_eflops=price.prefill.eflops(price.intensity),
+        decoding_eflops=price.decoding.eflops(price.intensity),
+        verifier_eflops=price.verifier_eflops,
+        compute_flops=price.compute_flops,
+        memory_bytes=price.memory_bytes,
+        depth=forest.drafts[ended.index].depth,
+        steps=forest.step,
+        completed=ended.completed,
+        drafts=len(forest.drafts),
+        tokens=forest.generated_tokens,
+        verifier_tokens=forest.verifier_tokens,
+        prompt_tokens=forest.prompt_tokens,
+        seconds=seconds,
+        answer=(graded.answer or "")[:80],
+    )

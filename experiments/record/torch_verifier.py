@@ -1,0 +1,132 @@
+"""Rows of a process reward model from the plain forward pass: behind the product's own `ProcessRewardModel`.
+
+A path is scored step by step, so what a step tag's row was for the path without its last step is known, and so
+are its keys and values: only the new step is read. The model is causal, so that is the same row.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from agents.serving.prompts import ChatPrompts
+from experiments.record.decoder import Decoder
+from experiments.record.kept import Ids, Kept
+from experiments.record.pump import Pump
+
+ROWS = 512
+
+
+@dataclass(frozen=True)
+class Unread:
+    """What of a path is still to be read: `ids` from `known` on, scored at `tags`."""
+
+    ids: Ids
+    above: Ids | None
+    known: int
+    tags: tuple[int, ...]
+
+
+class TorchRows:
+    """Class probabilities at step tags; see `RowSource`.
+
+    Args:
+        folder: A `Qwen2ForProcessRewardModel` checkpoint.
+        tag_id: Its step tag.
+        pump: What fills its batches.
+        device: Where it runs.
+        rows: Most paths in a batch.
+    """
+
+    def __init__(
+        self, folder: Path, tag_id: int, pump: Pump, *, device: str = "cpu", rows: int = ROWS
+    ) -> None:
+        self.rows_each = rows
+        self.prompts = ChatPrompts.load(str(folder))
+        self._tag_id = tag_id
+        self._pump = pump
+        self._decoder = Decoder(folder, device)
+        self._kept = Kept()
+        self._worker = _Batch(self, rows)
+        dialogue = [("user", "q")]
+        bare = self.prompts.encode(self.prompts.dialogue(dialogue))
+        self._header = self.prompts.prompt(dialogue)[len(bare) :]
+
+    async def rows(self, prompts: Sequence[Sequence[int]]) -> list[NDArray[np.float32]]:
+        """Return the rows of each prompt's step tags, shape (tags, labels)."""
+        return list(await self._pump.submit(self._worker, [tuple(prompt) for prompt in prompts]))
+
+    async def close(self) -> None:
+        """Do nothing: memory goes with the object."""
+
+    @torch.inference_mode()
+    def score(self, prompts: Sequence[Ids]) -> list[NDArray[np.float32]]:
+        """Read what is new of a batch of prompts and return the rows of all their tags."""
+        tags = [tuple(i for i, token in enumerate(ids) if token == self._tag_id) for ids in prompts]
+        roots = [self._root(ids, found) for ids, found in zip(prompts, tags, strict=True)]
+        self._read([Unread(root, None, 0, ()) for root in dict.fromkeys(roots) if root])
+        paths = [ids[: found[-1] + 1] for ids, found in zip(prompts, tags, strict=True)]
+        unread = {
+            path: self._unread(path, found, root)
+            for path, found, root in zip(paths, tags, roots, strict=True)
+            if self._kept.chain(path) is None
+        }
+        self._read(list(unread.values()))
+        return [self._known_rows(path) for path in paths]
+
+    def _root(self, ids: Ids, tags: tuple[int, ...]) -> Ids:
+        """Return the prompt before the first step: what all paths of a question share."""
+        header = self._header
+        for at in range(tags[0] - len(header), -1, -1):
+            if header and ids[at : at + len(header)] == header:
+                return ids[: at + len(header)]
+        return ()
+
+    def _unread(self, path: Ids, tags: tuple[int, ...], root: Ids) -> Unread:
+        for done in range(len(tags) - 1, 0, -1):
+            above = path[: tags[done - 1] + 1]
+            if self._kept.chain(above) is not None:
+                return Unread(path, above, len(above), tags[done:])
+        return Unread(path, root or None, len(root), tags)
+
+    def _read(self, wanted: list[Unread]) -> None:
+        wanted = sorted((w for w in wanted if self._kept.chain(w.ids) is None), key=lambda w: len(w.ids) - w.known)
+        for begin in range(0, len(wanted), self.rows_each):
+            part = wanted[begin : begin + self.rows_each]
+            longest = max(len(w.ids) - w.known for w in part)
+            cache = self._decoder.cache([self._pieces(w.above) for w in part], longest)
+            start = cache.width
+            tokens = [[*w.ids[w.known :], *[0] * (longest - len(w.ids) + w.known)] for w in part]
+            hidden = self._decoder.forward(torch.tensor(tokens, device=self._decoder.device), cache)
+            block = cache.values[..., start:, :].clone()
+            for row, w in enumerate(part):
+                labels = None
+                if w.tags:
+                    labels = self._decoder.labels(hidden[row, [tag - w.known for tag in w.tags]]).cpu().numpy()
+                self._kept.keep(w.ids, w.above, block[:, :, row, :, : len(w.ids) - w.known], labels)
+
+    def _pieces(self, above: Ids | None) -> list[Tensor]:
+        chain = self._kept.chain(above) if above is not None else []
+        assert chain is not None, "an ancestor left while its path was read: keep more tokens"
+        return [piece.values for piece in chain]
+
+    def _known_rows(self, path: Ids) -> NDArray[np.float32]:
+        chain = self._kept.chain(path)
+        assert chain is not None, "read before"
+        return np.concatenate([piece.extra for piece in chain if piece.extra is not None])
+
+
+class _Batch:
+    """The worker behind `TorchRows`: `rows` is its batch there and its method here."""
+
+    def __init__(self, source: TorchRows, rows: int) -> None:
+        self.rows = rows
+        self._source = source
+
+    def run(self, items: Sequence[Ids]) -> list[NDArray[np.float32]]:
+        """Score a batch; see `Worker`."""
+        return self._source.score(items)

@@ -1,0 +1,116 @@
+"""Recording: derived runs are the real ones, a kill loses nothing, the file is one and the same."""
+
+import asyncio
+import json
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+
+from agents.space.catalogue import load_catalogue
+from agents.space.action_space import best_route_space, uis_space
+from agents.aggregator.math_pool import Verdict
+from experiments.record import table
+from experiments.record.bench import open_bench
+from experiments.record.journal import Journal, JournalError
+from experiments.record.questions import Question, questions_of
+from experiments.record.run import Plan, record, search_id
+from experiments.record.searches import Bench, Memory, Variant, search
+from schemas.action import Action
+
+QUESTIONS = [Question("a-0", "a", "12 ox", 3), Question("a-1", "a", "4 d 5", 9)]
+
+
+def bench_of(tiny: Path) -> Bench:
+    catalogue = load_catalogue(tiny / "tiny.yaml")
+    return asyncio.run(open_bench(catalogue, "torch", lambda gold, answer: Verdict(False, "error"), folder=tiny))
+
+
+def timeless(row: dict[str, object]) -> dict[str, object]:
+    return {name: value for name, value in row.items() if name not in ("seconds", "derived")}
+
+
+def small_plan(bench: Bench, samples: int = 1) -> Plan:
+    actions = [a for a in uis_space(bench.catalogue) if (a.qp, a.cp) in ((1, 1), (2, 4), (4, 16), (64, 1))]
+    derived = [a for a in best_route_space(bench.catalogue) if a.qp in (3, 7)]
+    return Plan(QUESTIONS, actions, derived, samples, "prm-a", ["prm-b"])
+
+
+def test_derived_runs_equal_real_ones(tiny: Path, tmp_path: Path) -> None:
+    """Early exit, the other verifier and best of N, taken from memory, against engines that know nothing."""
+    bench = bench_of(tiny)
+    plan, journal = small_plan(bench), Journal(tmp_path / "j.jsonl", {})
+    asyncio.run(record(plan, bench, journal, in_flight=2))
+    rows = list(journal.rows())
+    assert len(rows) == plan.searches()
+    assert any(row["derived"] for row in rows)
+    exits = 0
+    for row in rows:
+        question = next(q for q in QUESTIONS if q.question_id == row["question"])
+        action = Action(model="tiny", qp=row["qp"], cp=row["cp"], bs=row["bs"])
+        source = action if action in plan.actions else Action(model="tiny", qp=64, cp=1, bs=1)
+        variant = Variant(row["verifier"], row["early_exit"])
+        fresh = asyncio.run(
+            search(question, action, variant, search_id(question, source, 0, 0), bench_of(tiny), Memory())
+        )
+        real = {name: value for name, value in vars(fresh[0]).items() if name != "seconds"}
+        assert not fresh[1]
+        for name, value in real.items():
+            expected = pytest.approx(value, rel=1e-4) if isinstance(value, float) else value
+            assert row[name] == expected, (row["question"], action, variant, name)
+        exits += row["early_exit"]
+    assert exits
+
+
+def test_early_exit_saves_on_some_searches(tiny: Path, tmp_path: Path) -> None:
+    bench, journal = bench_of(tiny), Journal(tmp_path / "j.jsonl", {})
+    asyncio.run(record(small_plan(bench), bench, journal))
+    rows = [row for row in journal.rows() if row["verifier"] == "prm-a" and (row["qp"], row["cp"]) == (64, 1)]
+    for question in QUESTIONS:
+        on, off = (next(r for r in rows if r["question"] == question.question_id and r["early_exit"] is e) for e in (True, False))
+        assert on["tokens"] < off["tokens"]
+        assert on["eflops"] < off["eflops"]
+
+
+def test_a_kill_at_any_moment_loses_only_what_was_in_flight(tiny: Path, tmp_path: Path) -> None:
+    bench = bench_of(tiny)
+    whole = Journal(tmp_path / "whole.jsonl", {"seed": 0})
+    asyncio.run(record(small_plan(bench), bench, whole))
+    content = whole.path.read_bytes()
+    ends = [at for at, byte in enumerate(content) if byte == 10]
+    for cut in (1, ends[0] + 1, ends[1] - 5, ends[1] + 1, ends[2] - 1):
+        path = tmp_path / f"cut-{cut}.jsonl"
+        path.write_bytes(content[:cut])
+        journal = Journal(path, {"seed": 0})
+        asyncio.run(record(small_plan(bench), bench, journal))
+        table.write(tmp_path / "cut.parquet", map(timed, journal.rows()), QUESTIONS, {})
+        table.write(tmp_path / "whole.parquet", map(timed, whole.rows()), QUESTIONS, {})
+        assert (tmp_path / "cut.parquet").read_bytes() == (tmp_path / "whole.parquet").read_bytes()
+
+
+def timed(row: dict[str, object]) -> dict[str, object]:
+    return {**row, "seconds": None}
+
+
+def test_a_journal_of_other_settings_is_refused(tmp_path: Path) -> None:
+    Journal(tmp_path / "j.jsonl", {"seed": 0, "task": "math"})
+    with pytest.raises(JournalError, match=r"setting seed: begun with 0, now 1; choose another folder"):
+        Journal(tmp_path / "j.jsonl", {"seed": 1, "task": "math"})
+
+
+def test_the_file_holds_questions_and_settings(tmp_path: Path, tiny: Path) -> None:
+    bench, journal = bench_of(tiny), Journal(tmp_path / "j.jsonl", {})
+    asyncio.run(record(small_plan(bench), bench, journal))
+    table.write(tmp_path / "o.parquet", journal.rows(), QUESTIONS, {"seed": 0})
+    read = pq.read_table(tmp_path / "o.parquet")
+    assert json.loads(read.schema.metadata[b"uniscale.questions"])[1]["text"] == "4 d 5"
+    assert read.num_rows == small_plan(bench).searches()
+
+
+def test_questions_stand_in_the_papers_proportions() -> None:
+    questions = questions_of("math")
+    levels = [question.level for question in questions]
+    assert len(questions) == len({q.text for q in questions}) == 210
+    assert [levels.count(f"level_{n}") for n in range(1, 6)] == [30] * 5
+    assert levels.count("contest") == 60
+    assert len(questions_of("code")) == 210
