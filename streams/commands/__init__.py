@@ -78,6 +78,7 @@ def settings_command(settings: Settings) -> None:
 
 def _load() -> None:
     from streams.commands import (
+        bench,
         control,
         dead_letters,
         demo,
@@ -90,7 +91,19 @@ def _load() -> None:
         verify,
     )
 
-    for module in (rooms, queries, monitor, replay, explain, topics, control, dead_letters, verify, demo):
+    for module in (
+        rooms,
+        queries,
+        monitor,
+        replay,
+        explain,
+        topics,
+        control,
+        dead_letters,
+        verify,
+        demo,
+        bench,
+    ):
         for command in module.COMMANDS:
             main.add_command(command)
 

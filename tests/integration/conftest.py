@@ -152,7 +152,7 @@ class Deployment:
         if self._reader is not None:
             self._reader.close()
 
-    def until(self, condition: Callable[[], bool], timeout_s: float = 60.0, what: str = "condition") -> None:
+    def until(self, condition: Callable[[], bool], timeout_s: float = 150.0, what: str = "condition") -> None:
         """Wait until a condition on the log holds."""
         deadline = time.monotonic() + timeout_s
         while not condition():
@@ -194,7 +194,7 @@ def deploy(broker: Broker, tmp_path_factory: pytest.TempPathFactory) -> Iterator
         deployment.supervisor.start()
         made.append(deployment)
         if wait:
-            deployment.supervisor.wait_ready(90)
+            deployment.supervisor.wait_ready(240)
         return deployment
 
     yield start

@@ -232,7 +232,7 @@ def test_a_query_that_nobody_searches_expires_with_an_answer(loop: Any) -> None:
     answer = next(a for a in loop.read(t.answer, Answer) if a.query_id == "alone")
     assert (answer.status, answer.by) == ("expired", "aggregator")
     loop.supervisor.unpark("executor.mini")
-    loop.supervisor.wait_ready(60)
+    loop.supervisor.wait_ready(240)
     loop.send(Query(query_id="again", text="What is 2 + 3, number 0?", reference="5"))
     loop.until(
         lambda: any(r.query_id == "again" and r.closes for r in loop.read(t.reward, Reward)),

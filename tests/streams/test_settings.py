@@ -6,7 +6,12 @@ from streams.settings import Settings, SettingsError
 
 
 def test_environment_gives_settings_and_settings_give_the_environment_back() -> None:
-    environ = {"UNISCALE_BOOTSTRAP": "a:1,b:2", "UNISCALE_MAX_IN_FLIGHT": "7", "UNISCALE_SESSION_TIMEOUT_S": "6", "PATH": "x"}
+    environ = {
+        "UNISCALE_BOOTSTRAP": "a:1,b:2",
+        "UNISCALE_MAX_IN_FLIGHT": "7",
+        "UNISCALE_SESSION_TIMEOUT_S": "6",
+        "PATH": "x",
+    }
     settings = Settings.from_env(environ)
     assert (settings.bootstrap, settings.max_in_flight, settings.session_timeout_s) == ("a:1,b:2", 7, 6.0)
     assert Settings.from_env(settings.environ()) == settings

@@ -41,7 +41,9 @@ def test_a_killed_room_comes_back_and_a_stopped_supervisor_leaves_none(tmp_path:
 
 
 def test_a_parked_room_stays_dead_until_it_is_unparked(tmp_path: Path) -> None:
-    with Supervisor({"a": command(READY_THEN_SLEEP)}, environ=os.environ, log_path=tmp_path / "l") as supervisor:
+    with Supervisor(
+        {"a": command(READY_THEN_SLEEP)}, environ=os.environ, log_path=tmp_path / "l"
+    ) as supervisor:
         supervisor.wait_ready(30)
         process = supervisor.rooms["a"].process
         assert process is not None

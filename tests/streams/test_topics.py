@@ -4,12 +4,16 @@ from streams.settings import Settings
 from streams.topics import Topics
 
 
-
-
 def test_the_topics_that_are_joined_have_equal_partition_counts() -> None:
     topics = Topics(Settings(join_partitions=3, group_partitions=5))
     counts = {t.name: t.partitions for t in topics.declared(["a", "b"])}
-    joined = [topics.decision, topics.answer, topics.feedback, topics.due, topics.changelog("aggregator", "join")]
+    joined = [
+        topics.decision,
+        topics.answer,
+        topics.feedback,
+        topics.due,
+        topics.changelog("aggregator", "join"),
+    ]
     assert {counts[name] for name in joined} == {3}
     for group in ("a", "b"):
         assert counts[topics.decision_for(group)] == counts[topics.verification_for(group)] == 5
@@ -18,7 +22,11 @@ def test_the_topics_that_are_joined_have_equal_partition_counts() -> None:
 def test_learning_has_one_order() -> None:
     topics = Topics(Settings())
     counts = {t.name: t.partitions for t in topics.declared([])}
-    assert [counts[n] for n in (topics.context, topics.reward, topics.changelog("decider", "pending"))] == [1, 1, 1]
+    assert [counts[n] for n in (topics.context, topics.reward, topics.changelog("decider", "pending"))] == [
+        1,
+        1,
+        1,
+    ]
 
 
 def test_every_topic_carries_the_prefix_the_one_record_limit_and_the_brokers_clock() -> None:

@@ -1,0 +1,155 @@
+"""What the plumbing costs: all rooms with engines that answer at once, on each broker there is.
+
+Throughput is taken with everything sent at once (admission holds the rest back); latencies from a second run at
+half that rate, open loop. The engine's own speed is not measured here.
+"""
+
+import os
+import random
+import tempfile
+import time
+import uuid
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+
+from agents.serving.recording import RecordedPath, RecordedStep, write_paths
+from agents.space.catalogue import Catalogue, load_catalogue
+from schemas.query import Query
+from streams import admin
+from streams.broker import Broker
+from streams.launch import room_commands, settings_for
+from streams.ledger import read_ledger
+from streams.send import Pace, send_queries
+from streams.settings import Settings
+from streams.summary import latencies
+from streams.supervisor import Supervisor
+from streams.topics import Topics
+from streams.watch import Watch
+
+
+class Plan(msgspec.Struct, frozen=True, kw_only=True):
+    """How much to run."""
+
+    queries: int = 600
+    steps: int = 5
+    in_flight: int = 64
+    warm: int = 60
+
+
+def recording(
+    catalogue: Catalogue, questions: Sequence[str], steps: int, seed: int = 5
+) -> list[RecordedPath]:
+    """Return one recorded path of `steps` steps for each question and model: every search takes that many."""
+    rng = random.Random(seed)
+    return [
+        RecordedPath(
+            question=question, model=model, path=0, prompt_tokens=60,
+            steps=tuple(
+                RecordedStep(
+                    text=f"Step {at} of {model}: " + "so there are more of them. " * 3 + "\n\n", tokens=30,
+                    score=rng.random(), finish="eos" if at == steps else "separator",
+                )
+                for at in range(1, steps + 1)
+            ),
+        )
+        for question in questions
+        for model in catalogue.model_names
+    ]  # fmt: skip
+
+
+def measure(
+    kind: Literal["kafka", "embedded"], settings: Settings, plan: Plan, say: Callable[[str], None]
+) -> dict[str, Any]:
+    """Return the figures of one broker.
+
+    Raises:
+        BrokerError: it cannot be started.
+        RoomFailed: a room cannot.
+    """
+    with Broker.choose(kind, os.environ) as broker, tempfile.TemporaryDirectory() as folder:
+        say(f"{broker.version}: without the encoder")
+        bare = _run(settings, broker, plan, Path(folder) / "bare", "hashed", rate=0.0)
+        say(f"  {bare['queries_per_s']:.1f} queries/s; with the encoder")
+        full = _run(settings, broker, plan, Path(folder) / "full", "minilm", rate=0.0)
+        say(f"  {full['queries_per_s']:.1f} queries/s; open loop at half of it")
+        paced = _run(settings, broker, plan, Path(folder) / "paced", "minilm", rate=full["queries_per_s"] / 2)
+        return {
+            "name": broker.kind,
+            "version": broker.version,
+            "queries": plan.queries,
+            "in_flight": plan.in_flight,
+            "queries_per_s": full["queries_per_s"],
+            "queries_per_s_without_encoder": bare["queries_per_s"],
+            "steps_per_query": full["steps_per_query"],
+            "bytes_per_query": full["bytes_per_query"],
+            "cpu_s_by_room": full["cpu_s_by_room"],
+            "open_loop_per_s": full["queries_per_s"] / 2,
+            **{f"{name}_ms": spread for name, spread in paced["latency_ms"].items()},
+        }
+
+
+def _run(
+    settings: Settings, broker: Broker, plan: Plan, folder: Path, encoder: str, rate: float
+) -> dict[str, Any]:
+    folder.mkdir(parents=True)
+    catalogue = load_catalogue(Path(settings.catalogue))
+    questions = [
+        f"Question {n}: how many are {n % 97} and {n % 89} together?" for n in range(plan.queries + plan.warm)
+    ]
+    write_paths(folder / "recording.jsonl", recording(catalogue, questions[:50], plan.steps))
+    settings = msgspec.structs.replace(
+        settings_for(settings, broker), prefix=f"bench-{uuid.uuid4().hex[:6]}.", encoder=encoder,  # type: ignore[arg-type]
+        recorded=str(folder / "recording.jsonl"), state_dir=str(folder / "state"), max_in_flight=plan.in_flight,
+    )  # fmt: skip
+    groups = list(catalogue.groups)
+    topics = Topics(settings)
+    admin.create(settings, topics.declared(groups))
+    # One path a search: the figure is of the plumbing, not of wide forests.
+    pin = f"{catalogue.smallest.name}/1/1/1"
+    queries = [
+        Query(query_id=f"b{n}", text=text, reference="0", pin_action=pin) for n, text in enumerate(questions)
+    ]
+    environ = {**os.environ, **settings.environ(), "OMP_NUM_THREADS": "1"}
+    with Supervisor(room_commands(groups), environ=environ, log_path=folder / "rooms.log") as supervisor:
+        supervisor.wait_ready(300)
+        _answered(settings, queries[: plan.warm], 0.0)
+        before = {name: cpu_s(room.pid) for name, room in supervisor.rooms.items()}
+        wall_s = _answered(settings, queries[plan.warm :], rate)
+        spent = {name: round(cpu_s(room.pid) - before[name], 2) for name, room in supervisor.rooms.items()}
+    ledger = read_ledger(settings, groups)
+    stories = [ledger.stories[q.query_id] for q in queries[plan.warm :]]
+    steps = [len({s.step for s in story.steps}) for story in stories]
+    return {
+        "queries_per_s": round(plan.queries / wall_s, 2),
+        "steps_per_query": sum(steps) / len(steps),
+        "bytes_per_query": round(ledger.bytes / len(queries)),
+        "cpu_s_by_room": spent,
+        "latency_ms": latencies(stories),
+    }
+
+
+def _answered(settings: Settings, queries: Sequence[Query], rate: float, timeout_s: float = 900.0) -> float:
+    """Send queries, wait for all Answers, return the seconds that took."""
+    watch = Watch(settings, [Topics(settings).answer])
+    try:
+        began = time.monotonic()
+        send_queries(settings, queries, Pace(rate))
+        wanted = {q.query_id for q in queries}
+        while not wanted <= watch.answered:
+            if time.monotonic() - began > timeout_s:
+                raise LookupError(
+                    f"{len(wanted - watch.answered)} queries had no Answer in {timeout_s:.0f} s"
+                )
+            watch.poll(100)
+        return time.monotonic() - began
+    finally:
+        watch.close()
+
+
+def cpu_s(pid: int) -> float:
+    """Return the processor seconds a process and its ended children have used (Linux)."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return sum(int(fields[at]) for at in (11, 12, 13, 14)) / os.sysconf("SC_CLK_TCK")

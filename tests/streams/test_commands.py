@@ -1,0 +1,50 @@
+"""The command line: help an operator can work from, refusals with exit code 1."""
+
+import pytest
+from click.testing import CliRunner
+
+from streams.commands import main
+
+COMMANDS = [
+    "answers", "ask", "bench", "broker", "catalogue", "dead-letters", "demo", "explain", "feedback", "monitor",
+    "objective",
+    "produce", "replay", "settings", "topics", "up", "verify-decisions", "worker",
+]  # fmt: skip
+
+
+def test_all_commands_are_there() -> None:
+    assert sorted(main.commands) == COMMANDS
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_each_command_explains_itself(name: str) -> None:
+    result = CliRunner().invoke(main, [name, "--help"])
+    assert result.exit_code == 0
+    assert len(main.commands[name].help or "") > 40
+
+
+@pytest.mark.parametrize(
+    ("arguments", "environ", "words"),
+    [
+        (["topics", "check"], {"UNISCALE_GUARANTEE": "exactly_once"}, "guarantee"),
+        (["--catalogue", "none.yaml", "topics", "list"], {}, "none.yaml"),
+        (
+            ["--bootstrap", "127.0.0.1:1", "--catalogue", "infra/catalogue/qwen3.yaml", "topics", "check"],
+            {},
+            "no broker answers at bootstrap=127.0.0.1:1",
+        ),
+        (["settings"], {"UNISCALE_BROKERS": "x"}, "UNISCALE_BROKERS: there is no such setting"),
+    ],
+)
+def test_a_refusal_is_one_line_and_exit_code_1(
+    arguments: list[str], environ: dict[str, str], words: str
+) -> None:
+    result = CliRunner().invoke(main, arguments, env=environ)
+    assert result.exit_code == 1
+    assert words in result.output
+
+
+def test_settings_hide_secrets() -> None:
+    result = CliRunner().invoke(main, ["settings"], env={"UNISCALE_SASL_PASSWORD": "secret"})
+    assert "secret" not in result.output
+    assert "UNISCALE_SASL_PASSWORD=***" in result.output

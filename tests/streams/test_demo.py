@@ -1,0 +1,41 @@
+"""What the demo sends and says, without running it."""
+
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from schemas.query import Query
+from streams.demo import QUESTIONS, Demo, DemoCannotRun, check_machine, thirds
+from streams.questions import read_questions
+from streams.settings import Settings
+
+
+@pytest.mark.parametrize("count", [210, 60, 21])
+def test_levels_are_equal_in_each_third_and_the_seed_decides_the_order(count: int) -> None:
+    queries = list(read_questions(QUESTIONS))
+    assert len(queries) == 210
+    ordered = thirds(queries, count, 3)
+    assert len(ordered) == count
+    assert len({q.query_id for q in ordered}) == count
+    for part in range(3):
+        levels = Counter(q.metadata["level"] for q in ordered[part * count // 3 : (part + 1) * count // 3])
+        assert len(levels) == 5
+        assert max(levels.values()) - min(levels.values()) <= 1
+    assert [q.query_id for q in thirds(queries, count, 3)] == [q.query_id for q in ordered]
+    assert [q.query_id for q in thirds(queries, count, 4)] != [q.query_id for q in ordered]
+
+
+def test_what_is_missing_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(DemoCannotRun, match="no such file"):
+        check_machine(Demo(out=tmp_path, questions=tmp_path / "none"), Settings())
+    with pytest.raises(DemoCannotRun, match="no such recording"):
+        check_machine(Demo(out=tmp_path, recording=str(tmp_path / "none")), Settings())
+    questions = QUESTIONS.resolve()
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(DemoCannotRun, match=r"models/family\.json is missing"):
+        check_machine(Demo(out=tmp_path, questions=questions), Settings())
+
+
+def test_queries_without_a_level_are_dealt_too() -> None:
+    assert len(thirds([Query(query_id=f"q{n}", text="x") for n in range(9)], 9, 1)) == 9

@@ -1,0 +1,50 @@
+"""Question files of the usual shapes become queries; a wrong line is named."""
+
+from pathlib import Path
+
+import pytest
+
+from schemas.query import Query
+from streams.questions import QuestionError, query_of, read_questions, renamed
+
+
+def test_the_usual_shapes_become_queries(tmp_path: Path) -> None:
+    file = tmp_path / "set.jsonl"
+    file.write_text(
+        '{"question": "2+2?", "answer": "work\\n#### 4", "level": "easy"}\n\n'
+        '{"problem": "x?", "answer": "\\\\frac12", "id": 60}\n'
+        '{"query_id": "own", "text": "y?", "reference": 7, "timeout_s": 5}\n'
+        '{"prompt": "z?"}\n'
+    )
+    first, second, third, fourth = read_questions(file)
+    assert (first.query_id, first.question, first.reference) == ("set-1", "2+2?", "4")
+    assert first.metadata == {"level": "easy"}
+    assert (second.query_id, second.reference, second.metadata) == ("set-3", "\\frac12", {"id": 60})
+    assert (third.query_id, third.reference, third.timeout_s) == ("own", 7, 5.0)
+    assert fourth.reference is None
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [("{", "line 1: not JSON"), ("[1]", "line 1: a list"), ('{"answer": "4"}', "no question"),
+     ('{"text": "x", "weights": {"cost": -1}}', "weights")],
+)  # fmt: skip
+def test_a_wrong_line_is_named(tmp_path: Path, line: str, words: str) -> None:
+    file = tmp_path / "set.jsonl"
+    file.write_text(line)
+    with pytest.raises(QuestionError, match=words):
+        list(read_questions(file))
+
+
+def test_a_replay_has_ids_of_its_own_and_says_whose_it_is() -> None:
+    long = "x" * 200
+    first, second = renamed([Query(query_id="q", text="a"), Query(query_id=long, text="a")], "run")
+    assert first.query_id == "run:q"
+    assert first.metadata == {"replay_of": "q"}
+    assert len(second.query_id) <= 200
+    assert second.metadata["replay_of"] == long
+
+
+def test_messages_stand_for_the_text() -> None:
+    query = query_of({"messages": [{"role": "user", "content": "hi"}]}, where="here", default_id="d")
+    assert query.question == "hi"
