@@ -231,7 +231,7 @@ def test_a_fault_that_stays_is_named_after_the_last_attempt(server, prompts, spo
 
 def test_a_reply_that_never_comes_times_out(server, prompts) -> None:
     server.spoilt = ["stall"] * 2
-    with pytest.raises(EngineTimeoutError, match="no reply in 0.2 s"):
+    with pytest.raises(EngineTimeoutError, match=r"no reply in 0\.2 s"):
         ask(server, prompts, attempts=2, read_timeout_s=0.2)
 
 
@@ -245,7 +245,7 @@ def test_a_refusal_is_not_repeated_and_keeps_the_key_secret(server, prompts) -> 
 
 def test_a_server_that_is_not_there_is_unreachable(server, prompts) -> None:
     server.close()
-    with pytest.raises(EngineUnreachableError, match="/v1/completions: .*is the server up"):
+    with pytest.raises(EngineUnreachableError, match=r"/v1/completions: .*is the server up"):
         ask(server, prompts, attempts=2)
 
 

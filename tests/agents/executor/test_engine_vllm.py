@@ -67,8 +67,9 @@ def test_steps_continued_one_by_one_are_one_greedy_answer(engine, micro, prompts
     for _ in range(5):
         [draft] = generate(engine, [path], 1, [0], greedy)
         tokens += draft.token_ids
-        if draft.finish not in ("length", "separator"):
-            break
+        beyond = draft.token_ids[-1] == prompts.token_id("\n\nQ")
+        if draft.finish not in ("length", "separator") or beyond:
+            break  # past a token that reaches beyond the delimiter the path is another one
         path = extended(path, draft.text)
     prompt = prompts.prompt([("user", CHAT[0].content)])
     assert tokens == micro.greedy("micro-a", prompt, 60)[: len(tokens)]
