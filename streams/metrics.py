@@ -79,6 +79,8 @@ async def watch_lag(app: faust.App, metrics: Metrics, period_s: float = 5.0) -> 
     """Set the lag gauges from what the consumer last heard, for ever."""
     while True:
         await asyncio.sleep(period_s)
+        if not app.started or app.should_stop:
+            continue
         consumer: Any = app.consumer
         for tp in consumer.assignment():
             high = consumer.highwater(tp)

@@ -55,6 +55,8 @@ class Plumbing:
         self.control = Control(settings)
         name = self.topics.app_id(room, group)
         self.crashes = Crashes(settings.state_path("crashes", f"{name}.{instance}.json"))
+        # What runs beside faust and is to be stopped with it.
+        self.closers: list[Callable[[], Awaitable[None]]] = [self.control.stop]
         self.answers_for: Callable[[str], bool] = lambda query_id: True
 
     def each(self, topic: str, handle: Handler, *, stage: str) -> None:

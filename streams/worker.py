@@ -31,13 +31,21 @@ ROOMS = ("embedder", "decider", "executor", "verifier", "aggregator")
 class Worker(faust.Worker):
     """A faust worker that prints one line when it is ready, and no spinner."""
 
-    def __init__(self, app: faust.App, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, plumbing: Plumbing, loop: asyncio.AbstractEventLoop) -> None:
+        app = plumbing.app
         super().__init__(app, loop=loop, quiet=True, redirect_stdouts=False, override_logging=False)
         self.spinner = None
+        self.plumbing = plumbing
 
     async def on_startup_finished(self) -> None:
         """Say that tables are recovered and partitions are served."""
         log.info(READY)
+
+    async def on_stop(self) -> None:
+        """Stop what runs beside faust."""
+        await super().on_stop()
+        for close in self.plumbing.closers:
+            await close()
 
 
 def run_room(
@@ -74,7 +82,7 @@ def run_room(
         tasks.append(_end_with(int(parent)))
     for task in tasks:
         _forever(loop, task)
-    Worker(app, loop).execute_from_commandline()
+    Worker(plumbing, loop).execute_from_commandline()
 
 
 async def _prepare(plumbing: Plumbing) -> None:

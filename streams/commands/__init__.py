@@ -5,6 +5,7 @@ import sys
 from typing import Any
 
 import click
+from kafka.errors import KafkaError
 
 from schemas.errors import UniscaleError
 from streams.broker import BrokerError
@@ -29,6 +30,7 @@ class _Commands(click.Group):
             RoomFailed,
             TopicsWrong,
             LookupError,
+            KafkaError,
         ) as error:
             click.echo(f"error: {error}", err=True)
             sys.exit(1)

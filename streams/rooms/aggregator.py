@@ -162,7 +162,8 @@ class AggregatorRoom:
         except asyncio.CancelledError:
             raise
         except Exception as error:
-            crash("the aggregator's timer failed", error)
+            if not self.plumbing.app.should_stop:
+                crash("the aggregator's timer failed", error)
 
     async def _send_due(self, now_ms: int) -> None:
         overdue: list[Outgoing] = []

@@ -42,6 +42,7 @@ class EmbedderRoom:
         """Load the encoder and begin to watch the answers."""
         room = cls(plumbing, await asyncio.to_thread(encoder_of, plumbing.settings))
         await room._answers.start()
+        plumbing.closers.append(room._answers.stop)
         return room
 
     async def on_query(self, record: Record) -> None:

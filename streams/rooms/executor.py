@@ -45,6 +45,7 @@ class ExecutorRoom:
         """Load the group's models, then begin to show signs of life."""
         models = [m for m in plumbing.control.catalogue.models if m.group == plumbing.group]
         room = cls(plumbing, await Engines.start(plumbing.settings, models))
+        plumbing.closers.append(room.engines.close)
         asyncio.get_running_loop().create_task(room._beat())
         return room
 
@@ -130,7 +131,8 @@ class ExecutorRoom:
         except asyncio.CancelledError:
             raise
         except Exception as error:
-            crash("the heartbeat failed", error)
+            if not plumbing.app.should_stop:
+                crash("the heartbeat failed", error)
 
 
 def _now_ms() -> int:

@@ -26,7 +26,9 @@ class VerifierRoom:
     async def build(cls, plumbing: Plumbing) -> Self:
         """Load the catalogue's verifier in use."""
         entry = plumbing.control.catalogue.verifier_named()
-        return cls(plumbing, await verifier_of(plumbing.settings, entry))
+        room = cls(plumbing, await verifier_of(plumbing.settings, entry))
+        plumbing.closers.append(room.verifier.close)
+        return room
 
     async def on_step(self, record: Record) -> None:
         """Score one step."""

@@ -53,6 +53,7 @@ def learner_rows(loop: Any) -> list[Any]:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)
 def test_killing_each_room_in_turn_loses_and_repeats_nothing(
     deploy: Callable[..., Any], ask: Callable[[int], Query]
 ) -> None:
@@ -70,7 +71,9 @@ def test_killing_each_room_in_turn_loses_and_repeats_nothing(
         )
         loop.supervisor.kill(room)
         loop.until(
-            lambda wanted=frozenset(ids): {r.query_id for r in loop.read(t.reward, Reward) if r.closes} >= wanted,
+            lambda wanted=frozenset(ids): (
+                {r.query_id for r in loop.read(t.reward, Reward) if r.closes} >= wanted
+            ),
             240,
             f"all rewards after {room}",
         )

@@ -1,0 +1,58 @@
+"""A witness that is not ours: Apache Kafka's own tools on our topics."""
+
+import json
+import os
+import subprocess
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from schemas.query import Query
+from schemas.reward import Reward
+from streams.broker import Broker
+
+pytestmark = [pytest.mark.broker, pytest.mark.slow, pytest.mark.timeout(900)]
+
+
+def tool(broker: Broker, name: str, *arguments: str) -> str:
+    assert broker.home is not None
+    done = subprocess.run(
+        [str(broker.home / "bin" / name), "--bootstrap-server", broker.bootstrap, *arguments],
+        capture_output=True, text=True, timeout=200, check=False, env={**os.environ, "KAFKA_LOG_LEVEL": "ERROR"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_kafkas_own_tools_see_decisions_rewards_no_lag_and_the_declared_settings(
+    broker: Broker, deploy: Callable[..., Any], ask: Callable[[int], Query]
+) -> None:
+    if broker.kind != "kafka":
+        pytest.skip("needs Apache Kafka's tools: set KAFKA_HOME")
+    loop = deploy()
+    t = loop.topics
+    loop.send(*(ask(n) for n in range(12)))
+    loop.until(lambda: len([r for r in loop.read(t.reward, Reward) if r.closes]) >= 12, what="12 rewards")
+
+    def lag() -> int:
+        total = 0
+        for line in tool(broker, "kafka-consumer-groups.sh", "--describe", "--all-groups").splitlines():
+            words = line.split()
+            if len(words) > 5 and words[0].startswith(loop.settings.prefix) and words[5].isdigit():
+                total += int(words[5])
+        return total
+
+    loop.until(lambda: lag() == 0, what="no lag in any group")
+    for topic, kind in ((t.decision, "decision.v1"), (t.reward, "reward.v1")):
+        said = tool(
+            broker, "kafka-console-consumer.sh", "--topic", topic, "--from-beginning", "--max-messages", "12",
+            "--timeout-ms", "60000",
+        )  # fmt: skip
+        records = [json.loads(line) for line in said.splitlines() if line.startswith("{")]
+        assert len(records) == 12
+        assert {r["schema"] for r in records} == {kind}
+    described = tool(broker, "kafka-topics.sh", "--describe", "--topic", t.control)
+    assert "PartitionCount: 1" in described
+    assert "cleanup.policy=compact" in described
+    assert f"max.message.bytes={loop.settings.max_record_bytes}" in described
