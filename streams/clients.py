@@ -15,7 +15,6 @@ from kafka.errors import KafkaError
 
 from streams.settings import Settings, SettingsError
 
-
 # A broker on a machine that is busy with models answers late, not never.
 _REQUEST_MS = 90_000
 
@@ -74,7 +73,9 @@ def faust_brokers(settings: Settings) -> list[str]:
 def admin(settings: Settings) -> KafkaAdminClient:
     """Return an admin client. Raises BrokerUnreachable."""
     try:
-        return KafkaAdminClient(client_id="uniscale-admin", request_timeout_ms=_REQUEST_MS, **_shared(settings))
+        return KafkaAdminClient(
+            client_id="uniscale-admin", request_timeout_ms=_REQUEST_MS, **_shared(settings)
+        )
     except (KafkaError, OSError) as error:
         raise unreachable(settings, error) from None
 

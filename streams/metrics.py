@@ -7,6 +7,7 @@ import asyncio
 from typing import Any, Final
 
 import faust
+from faust.exceptions import ConsumerNotStarted
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, start_http_server
 
 _SECONDS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)
@@ -79,10 +80,12 @@ async def watch_lag(app: faust.App, metrics: Metrics, period_s: float = 5.0) -> 
     """Set the lag gauges from what the consumer last heard, for ever."""
     while True:
         await asyncio.sleep(period_s)
-        if not app.started or app.should_stop:
-            continue
         consumer: Any = app.consumer
-        for tp in consumer.assignment():
+        try:
+            assigned = consumer.assignment()
+        except ConsumerNotStarted:
+            continue  # faust calls itself started before it has connected
+        for tp in assigned:
             high = consumer.highwater(tp)
             done = consumer._committed_offset.get(tp)
             if high is None or done is None or tp.topic.endswith("-changelog"):

@@ -114,7 +114,8 @@ class ExecutorRoom:
         plumbing = self.plumbing
         every_s = plumbing.settings.heartbeat_s
         try:
-            while not plumbing.app.producer.started:  # noqa: ASYNC110 - faust has no event for it
+            # faust calls the producer started before it has connected.
+            while plumbing.app.producer._producer is None:  # noqa: ASYNC110
                 await asyncio.sleep(0.1)
             while True:
                 here = [m for m in plumbing.control.catalogue.models if m.group == plumbing.group]
