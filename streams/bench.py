@@ -101,7 +101,7 @@ def _run(
     ]
     write_paths(folder / "recording.jsonl", recording(catalogue, questions[:50], plan.steps))
     settings = msgspec.structs.replace(
-        settings_for(settings, broker), prefix=f"bench-{uuid.uuid4().hex[:6]}.", encoder=encoder,  # type: ignore[arg-type]
+        settings_for(settings, broker), prefix=f"bench-{uuid.uuid4().hex[:6]}.", encoder=encoder,
         recorded=str(folder / "recording.jsonl"), state_dir=str(folder / "state"), max_in_flight=plan.in_flight,
     )  # fmt: skip
     groups = list(catalogue.groups)

@@ -6,7 +6,7 @@ how many queries the group has in flight.
 
 import asyncio
 import time
-from typing import Self
+from typing import Any, Self
 
 from agents.executor.agent import Job, begin, draft, failed, resume
 from agents.executor.progress import Progress
@@ -115,7 +115,8 @@ class ExecutorRoom:
         every_s = plumbing.settings.heartbeat_s
         try:
             # faust calls the producer started before it has connected.
-            while plumbing.app.producer._producer is None:  # noqa: ASYNC110
+            producer: Any = plumbing.app.producer
+            while producer._producer is None:  # noqa: ASYNC110
                 await asyncio.sleep(0.1)
             while True:
                 here = [m for m in plumbing.control.catalogue.models if m.group == plumbing.group]
