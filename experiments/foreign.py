@@ -67,7 +67,7 @@ def load_foreign(path: Path, mapping: Path) -> Outcomes:
     """
     told = read_mapping(mapping)
     wanted = _wanted_arms(told, mapping)
-    cells = [cell for cell in _cells(path, told) if wanted is None or cell.arm in wanted]
+    cells = list(_cells(path, told, wanted))
     if not cells:
         raise OutcomeError(f"{path}: holds no row of the arms wanted; check the mapping's `arms`")
     texts = _texts(told, mapping)
@@ -148,7 +148,7 @@ def rows_of(path: Path) -> Iterator[tuple[int, Row]]:
         raise OutcomeError(f"{path}: is no .csv, .jsonl or .parquet (.gz allowed); convert it")
 
 
-def _cells(path: Path, told: Row) -> Iterator[Cell]:
+def _cells(path: Path, told: Row, wanted: set[str] | None) -> Iterator[Cell]:
     quality = "correct" if "correct" in told else "reward"
     counted: dict[tuple[str, str], int] = {}
     seen: dict[tuple[str, str, int], int] = {}
@@ -162,6 +162,8 @@ def _cells(path: Path, told: Row) -> Iterator[Cell]:
             return "" if value is None else str(value)
 
         question, arm = text("question"), text("arm")
+        if wanted is not None and arm not in wanted:
+            continue
         right = _number(path, number, row, told[quality], 0.0, 1.0)
         score = _number(path, number, row, told["score"], 0.0, 1.0) if "score" in told else right
         cost = _number(path, number, row, told["cost"], 0.0, math.inf)

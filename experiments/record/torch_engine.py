@@ -2,7 +2,10 @@
 
 Every draft draws from a generator seeded by its own seed alone (one uniform number a token, inverse of the
 cumulative distribution), so that randomness is keyed to the path: what else is in the batch changes nothing
-but the last bits of floating-point sums.
+but the last bits of floating-point sums. A path goes on from its text, encoded again, and not from the tokens
+it was sampled in: two drafts of one text in other tokens would otherwise go on apart, and which of them was
+meant would hang on what else was in flight. Where a model writes the tokens its tokenizer would, as trained
+ones all but always do, the two are the same.
 """
 
 from collections.abc import Sequence
@@ -24,7 +27,6 @@ from schemas.forest import Finish
 from schemas.search import Served
 
 ROWS = 512
-REMEMBERED_PATHS = 400_000
 
 
 @dataclass(frozen=True)
@@ -67,9 +69,7 @@ class TorchEngine:
         self._pump = pump
         self._decoder = Decoder(folder, device)
         self._prompts = ChatPrompts.load(str(folder))
-        self._continuer = Continuer(
-            model, self._prompts, context_tokens, self.counts, remembered=REMEMBERED_PATHS
-        )
+        self._continuer = Continuer(model, self._prompts, context_tokens, self.counts, remembered=0)
         self._kept = Kept()
         self._enders: dict[str, Tensor] = {}
 

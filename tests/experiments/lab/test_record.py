@@ -26,14 +26,14 @@ def bench_of(tiny: Path) -> Bench:
     return asyncio.run(open_bench(catalogue, "torch", lambda gold, answer: Verdict(False, "error"), folder=tiny))
 
 
-def timeless(row: dict[str, object]) -> dict[str, object]:
-    return {name: value for name, value in row.items() if name not in ("seconds", "derived")}
+WIDE = ((1, 1), (2, 4), (4, 16), (64, 1))
+NARROW = ((1, 1), (2, 4))
 
 
-def small_plan(bench: Bench, samples: int = 1) -> Plan:
-    actions = [a for a in uis_space(bench.catalogue) if (a.qp, a.cp) in ((1, 1), (2, 4), (4, 16), (64, 1))]
-    derived = [a for a in best_route_space(bench.catalogue) if a.qp in (3, 7)]
-    return Plan(QUESTIONS, actions, derived, samples, "prm-a", ["prm-b"])
+def small_plan(bench: Bench, pairs: tuple[tuple[int, int], ...] = WIDE) -> Plan:
+    actions = [a for a in uis_space(bench.catalogue) if (a.qp, a.cp) in pairs]
+    derived = [a for a in best_route_space(bench.catalogue) if a.qp in (3, 7) and (64, 1) in pairs]
+    return Plan(QUESTIONS, actions, derived, 1, "prm-a", ["prm-b"])
 
 
 def test_derived_runs_equal_real_ones(tiny: Path, tmp_path: Path) -> None:
@@ -75,14 +75,14 @@ def test_early_exit_saves_on_some_searches(tiny: Path, tmp_path: Path) -> None:
 def test_a_kill_at_any_moment_loses_only_what_was_in_flight(tiny: Path, tmp_path: Path) -> None:
     bench = bench_of(tiny)
     whole = Journal(tmp_path / "whole.jsonl", {"seed": 0})
-    asyncio.run(record(small_plan(bench), bench, whole))
+    asyncio.run(record(small_plan(bench, NARROW), bench, whole))
     content = whole.path.read_bytes()
     ends = [at for at, byte in enumerate(content) if byte == 10]
     for cut in (1, ends[0] + 1, ends[1] - 5, ends[1] + 1, ends[2] - 1):
         path = tmp_path / f"cut-{cut}.jsonl"
         path.write_bytes(content[:cut])
         journal = Journal(path, {"seed": 0})
-        asyncio.run(record(small_plan(bench), bench, journal))
+        asyncio.run(record(small_plan(bench, NARROW), bench, journal))
         table.write(tmp_path / "cut.parquet", map(timed, journal.rows()), QUESTIONS, {})
         table.write(tmp_path / "whole.parquet", map(timed, whole.rows()), QUESTIONS, {})
         assert (tmp_path / "cut.parquet").read_bytes() == (tmp_path / "whole.parquet").read_bytes()
@@ -100,11 +100,11 @@ def test_a_journal_of_other_settings_is_refused(tmp_path: Path) -> None:
 
 def test_the_file_holds_questions_and_settings(tmp_path: Path, tiny: Path) -> None:
     bench, journal = bench_of(tiny), Journal(tmp_path / "j.jsonl", {})
-    asyncio.run(record(small_plan(bench), bench, journal))
+    asyncio.run(record(small_plan(bench, NARROW), bench, journal))
     table.write(tmp_path / "o.parquet", journal.rows(), QUESTIONS, {"seed": 0})
     read = pq.read_table(tmp_path / "o.parquet")
     assert json.loads(read.schema.metadata[b"uniscale.questions"])[1]["text"] == "4 d 5"
-    assert read.num_rows == small_plan(bench).searches()
+    assert read.num_rows == small_plan(bench, NARROW).searches()
 
 
 def test_questions_stand_in_the_papers_proportions() -> None:

@@ -1,0 +1,70 @@
+"""The paper's own numbers, beside which ours stand (its tables 2 to 10). Cost in tera-eFLOPs a query."""
+
+from typing import Final
+
+Cell = tuple[float, float, float]  # reward, accuracy in percent, cost
+
+MAIN: Final[dict[str, dict[str, dict[str, Cell]]]] = {
+    "cost_sensitive": {
+        "random": {"tts": (0.6937, 42.12, 76.7), "routing": (0.4733, 43.50, 2302.9), "uis": (0.5731, 53.00, 1358.7)},
+        "greedy": {"tts": (0.7184, 43.75, 54.0), "routing": (0.5873, 34.12, 202.5), "uis": (0.5589, 45.00, 660.6)},
+        "mlp": {"tts": (0.7006, 41.75, 48.6), "routing": (0.6161, 29.75, 154.7), "uis": (0.6301, 47.00, 644.0)},
+        "knn": {"tts": (0.6966, 36.50, 49.0), "routing": (0.5819, 34.62, 522.9), "uis": (0.6590, 41.38, 326.0)},
+        "neural_ucb": {
+            "tts": (0.6984, 42.00, 70.6),
+            "routing": (0.4849, 42.62, 2216.6),
+            "uis": (0.5880, 50.75, 1558.2),
+        },
+        "ts": {"tts": (0.7022, 44.50, 67.9), "routing": (0.4541, 48.37, 2992.7), "uis": (0.5549, 52.12, 1762.8)},
+        "uniscale": {"tts": (0.7535, 46.50, 23.3), "routing": (0.6196, 29.00, 82.9), "uis": (0.7079, 46.88, 49.4)},
+        "oracle": {"tts": (0.8297, 54.87, 10.5), "routing": (0.6226, 37.50, 106.4), "uis": (0.8337, 57.38, 10.6)},
+    },
+    "quality_priority": {
+        "random": {"tts": (0.5726, 42.25, 73.2), "routing": (0.5055, 43.25, 2370.4), "uis": (0.6175, 52.88, 1359.8)},
+        "greedy": {"tts": (0.6184, 46.50, 67.6), "routing": (0.5459, 50.00, 2643.4), "uis": (0.5780, 52.88, 3402.1)},
+        "mlp": {"tts": (0.5752, 42.38, 46.1), "routing": (0.4963, 42.00, 1807.3), "uis": (0.6055, 47.50, 353.4)},
+        "knn": {"tts": (0.5146, 36.25, 47.8), "routing": (0.5273, 47.38, 2046.8), "uis": (0.5807, 46.75, 1113.4)},
+        "neural_ucb": {
+            "tts": (0.5580, 41.12, 68.4),
+            "routing": (0.4991, 42.75, 2679.1),
+            "uis": (0.5929, 50.25, 1819.7),
+        },
+        "ts": {"tts": (0.5901, 44.88, 63.9), "routing": (0.5292, 47.00, 3065.1), "uis": (0.6243, 54.00, 1875.7)},
+        "uniscale": {"tts": (0.6450, 48.12, 26.6), "routing": (0.5347, 47.87, 1924.6), "uis": (0.6306, 57.37, 1374.7)},
+        "oracle": {"tts": (0.7426, 59.12, 20.3), "routing": (0.6121, 56.12, 1911.1), "uis": (0.7924, 68.12, 115.7)},
+    },
+}
+BEST_ROUTE: Final = {
+    "cost_sensitive": {"uniscale": (0.5500, 35.00, 1119.8), "oracle": (0.6279, 42.50, 103.6)},
+    "quality_priority": {"uniscale": (0.5507, 50.63, 3537.7), "oracle": (0.6504, 59.38, 3163.9)},
+}
+SEMANTICS: Final = {  # regret at 130, at 210, accuracy, cost
+    "quality_priority": {"uniscale": (20.38, 33.98, 57.50, 1303.3), "one_hot": (23.18, 38.24, 50.62, 906.4)},
+    "cost_sensitive": {"uniscale": (23.43, 34.43, 46.25, 48.2), "one_hot": (26.74, 41.56, 46.88, 629.7)},
+}
+DENSE: Final = {  # accuracy, cost
+    "quality_priority": {"dense": (57.50, 1303.3), "binary": (51.88, 2674.9)},
+    "cost_sensitive": {"dense": (46.25, 48.2), "binary": (43.75, 47.4)},
+}
+EARLY_EXIT: Final = {  # accuracy, TFLOPs, TB, tera-eFLOPs
+    "without": (65.43, 667.4, 26.8, 4851.4),
+    "with": (64.52, 85.0, 5.9, 1002.9),
+}
+DRIFTS: Final = {  # regret at 130, at 210, accuracy, cost
+    "add": {"uniscale": (27.43, 38.52, 43.75, 59.6), "knn": (34.42, 51.73, 45.62, 805.1)},
+    "remove": {"uniscale": (27.56, 41.15, 53.12, 255.9), "knn": (35.52, 57.49, 50.62, 1027.9)},
+    "q_to_c": {"uniscale": (27.59, 38.86, 51.25, 347.7), "knn": (27.98, 46.91, 43.13, 874.3)},
+    "c_to_q": {"uniscale": (24.71, 36.77, 50.62, 220.8), "knn": (30.15, 48.11, 43.75, 452.4)},
+}
+VERIFIERS: Final = {  # reward, accuracy, cost: (larger, smaller)
+    "cost_sensitive": {
+        "knn": ((0.6615, 41.25, 249.8), (0.6542, 39.37, 148.7)),
+        "uniscale": ((0.7092, 48.13, 79.9), (0.6973, 46.25, 48.2)),
+    },
+    "quality_priority": {
+        "knn": ((0.6128, 55.63, 1235.3), (0.5740, 43.75, 996.2)),
+        "uniscale": ((0.6562, 63.75, 1485.8), (0.6326, 57.50, 1303.3)),
+    },
+}
+POINT_BISERIAL: Final = 0.5061
+CODING: Final = {"knn": (0.7943, 53.13, 14039.5), "uniscale": (0.8125, 52.50, 5619.6)}

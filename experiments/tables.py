@@ -1,0 +1,133 @@
+"""Runs of the loop summed up: means over seeds with standard deviation and 95 % interval, and paired differences."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from scipy import stats
+
+from experiments.contenders import Make
+from experiments.loop import Feedback, Stage, Step, make_trial, play
+from experiments.oracle import best_fixed
+from experiments.world import Array, World
+
+TERA = 1e12
+DIGITS = 6  # what is printed: the last bits of a sum are the machine's
+Figures = dict[str, dict[str, float]]
+
+
+@dataclass(frozen=True)
+class Run:
+    """One policy on one seed.
+
+    Attributes:
+        steps: Its rounds.
+        fixed: Mean reward after the warm-up of the best fixed arm in hindsight.
+    """
+
+    seed: int
+    steps: tuple[Step, ...]
+    fixed: float
+
+    @property
+    def after(self) -> list[Step]:
+        """Return the rounds of the policy."""
+        return [step for step in self.steps if not step.warm_up]
+
+    def regret(self, upto: int | None = None, *, over_all: bool = False) -> float:
+        """Return the regret against the best realised outcome, from the first round (READINGS 17)."""
+        return sum((s.best_of_all if over_all else s.best) - s.reward for s in self.steps[:upto])
+
+    def measures(self, unit: float) -> dict[str, float]:
+        """Return reward, accuracy in percent and cost over the policy's rounds, regret over all."""
+        after = self.after
+        return {
+            "reward": float(np.mean([s.reward for s in after])),
+            "accuracy": 100 * float(np.mean([s.correct for s in after])),
+            "eflops": float(np.mean(np.exp([s.log_cost for s in after]))) / unit,
+            "regret": self.regret(),
+            "regret_fixed": sum(self.fixed - s.reward for s in after),
+        }
+
+
+def unit_of(world: World) -> float:
+    """Return what a table's cost is counted in: tera for eFLOPs, else the source's own unit."""
+    return TERA if world.outcomes.unit == "eFLOPs" else 1.0
+
+
+def run_policy(
+    make: Make,
+    world: World,
+    stages: Mapping[int, Stage],
+    seeds: Sequence[int],
+    *,
+    rounds: int = 210,
+    feedback: Feedback | None = None,
+) -> list[Run]:
+    """Run one policy on every seed."""
+    runs = []
+    for seed in seeds:
+        trial = make_trial(world, seed, stages, rounds=rounds, feedback=feedback)
+        steps = tuple(play(make(world, seed), trial))
+        _, fixed = best_fixed(trial, trial.stage(rounds).objective)
+        runs.append(Run(seed, steps, fixed))
+    return runs
+
+
+def run_oracle(world: World, stages: Mapping[int, Stage], seeds: Sequence[int], rounds: int = 210) -> list[Run]:
+    """Return the paper's Oracle after the shared warm-up: its reward is `best` in every round of its own."""
+    runs = []
+    for seed in seeds:
+        trial = make_trial(world, seed, stages, rounds=rounds)
+        o = world.outcomes
+        correct, score, log_cost = (trial.realised(a) for a in (o.correct, o.score, o.log_cost))
+        steps = []
+        for at, q in enumerate(trial.order, 1):
+            stage, warm = trial.stage(at), at <= trial.warm_up
+            r = stage.objective.coefficients @ np.stack([correct[q], score[q], log_cost[q], np.ones(len(o.arms))])
+            arms = list(stage.arms)
+            best = arms[int(np.argmax(r[arms]))]
+            arm = arms[int(np.random.default_rng([seed, 3, at]).integers(len(arms)))] if warm else best
+            steps.append(
+                Step(at, q, arm, warm, float(correct[q, arm]), float(score[q, arm]), float(log_cost[q, arm]),
+                     float(r[arm]), float(r[best]), float(r.max()))
+            )  # fmt: skip
+        _, fixed = best_fixed(trial, trial.stage(rounds).objective)
+        runs.append(Run(seed, tuple(steps), fixed))
+    return runs
+
+
+def summed(values: Sequence[float]) -> dict[str, float]:
+    """Return mean, standard deviation over seeds and the 95 % interval of the mean (Student's t).
+
+    >>> summed([1.0, 2.0, 3.0])
+    {'mean': 2.0, 'std': 1.0, 'low': -0.484138, 'high': 4.484138}
+    """
+    array: Array = np.asarray(values, dtype=np.float64)
+    mean = float(array.mean())
+    std = float(array.std(ddof=1)) if len(array) > 1 else 0.0
+    half = float(stats.t.ppf(0.975, len(array) - 1)) * std / len(array) ** 0.5 if len(array) > 1 else 0.0
+    found = {"mean": mean, "std": std, "low": mean - half, "high": mean + half}
+    return {name: round(value, DIGITS) for name, value in found.items()}
+
+
+def figures_of(runs: Sequence[Run], world: World) -> Figures:
+    """Return every measure of a policy over its seeds."""
+    measured = [run.measures(unit_of(world)) for run in runs]
+    return {name: summed([each[name] for each in measured]) for name in measured[0]}
+
+
+def paired(runs: Sequence[Run], others: Sequence[Run]) -> dict[str, float]:
+    """Return the difference in mean reward of two policies on the same seeds."""
+    left = [float(np.mean([s.reward for s in run.after])) for run in runs]
+    right = [float(np.mean([s.reward for s in run.after])) for run in others]
+    return summed([a - b for a, b in zip(left, right, strict=True)])
+
+
+def rounds_to_learn(run: Run, within: float = 0.05, window: int = 40) -> int | None:
+    """Return the first round from which a moving mean of rewards is within 5 % of the best fixed arm, or None."""
+    rewards = [s.reward for s in run.steps]
+    for end in range(window, len(rewards) + 1):
+        if np.mean(rewards[end - window : end]) >= run.fixed - within * abs(run.fixed):
+            return end
+    return None
