@@ -24,7 +24,8 @@ from agents.serving.settings import HostedModel
 
 def register_models() -> None:
     """Add the architectures vLLM lacks. Registered as classes: by name vLLM would start a process to look."""
-    from agents.serving.skywork import ARCHITECTURE, Qwen2ForPrmModel
+    from agents.serving.skywork import Qwen2ForPrmModel
+    from agents.serving.skywork_plugin import ARCHITECTURE
 
     ModelRegistry.register_model(ARCHITECTURE, Qwen2ForPrmModel)
 
@@ -61,7 +62,8 @@ def build_engine(model: HostedModel) -> LLMEngine:
     """Load one model into an engine of this thread."""
     engine = LLMEngine.from_engine_args(EngineArgs(**engine_arguments(model)))
     # Its finalizer would tear down torch's process groups, which the other engines of this process share.
-    engine.engine_core._finalizer.detach()
+    core: Any = engine.engine_core
+    core._finalizer.detach()
     return engine
 
 
