@@ -40,11 +40,11 @@ def create(settings: Settings, topics: Iterable[Topic]) -> list[str]:
                 "configs": topic.config(),
             }
             try:
-                client.create_topics({topic.name: spec}, timeout_ms=30_000)
+                client.create_topics({topic.name: spec}, timeout_ms=90_000)
             except TopicAlreadyExistsError:
                 continue  # another process was faster; the check tells whether it did right
         if missing:
-            client.wait_for_topics([t.name for t in missing], timeout_ms=30_000)
+            client.wait_for_topics([t.name for t in missing], timeout_ms=120_000)
         return [t.name for t in missing]
     finally:
         client.close()

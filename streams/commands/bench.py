@@ -23,12 +23,22 @@ from streams.settings import Settings
 @click.option(
     "--steps", type=click.IntRange(min=1), default=5, show_default=True, help="Steps of every search."
 )
-@click.option("--in-flight", type=click.IntRange(min=1), default=64, show_default=True)
+@click.option(
+    "--in-flight",
+    type=click.IntRange(min=1),
+    default=64,
+    show_default=True,
+    help="Queries on their way at once.",
+)
 @click.option(
     "--broker", "brokers", multiple=True, type=click.Choice(["kafka", "embedded"]), help="[all there are]"
 )
 @click.option(
-    "--out", type=click.Path(path_type=Path), default=Path("out/bench/stream.json"), show_default=True
+    "--out",
+    type=click.Path(path_type=Path),
+    default=Path("out/bench/stream.json"),
+    show_default=True,
+    help="The file to write.",
 )
 @click.pass_obj
 def bench(

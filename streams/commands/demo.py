@@ -22,7 +22,13 @@ _SHOWN = (
 @click.option(
     "--questions", "count", type=click.IntRange(min=3), default=210, show_default=True, help="How many."
 )
-@click.option("--questions-file", type=click.Path(path_type=Path), default=QUESTIONS, show_default=True)
+@click.option(
+    "--questions-file",
+    type=click.Path(path_type=Path),
+    default=QUESTIONS,
+    show_default=True,
+    help="JSON lines, as `produce` takes them.",
+)
 @click.option("--seed", default=3, show_default=True, help="Of the shuffle and of every choice.")
 @click.option(
     "--in-flight",
@@ -39,7 +45,13 @@ _SHOWN = (
 @click.option(
     "--recording", default="", help="Answer from a recording (JSON lines) instead of loading engines."
 )
-@click.option("--out", type=click.Path(path_type=Path), default=Path("out/demo"), show_default=True)
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path),
+    default=Path("out/demo"),
+    show_default=True,
+    help="Folder of summary and report.",
+)
 @click.pass_obj
 def demo(settings: Settings, count: int, questions_file: Path, seed: int, in_flight: int, warm_up: int, broker: str,
          recording: str, out: Path) -> None:  # fmt: skip

@@ -47,7 +47,12 @@ def worker(settings: Settings, room: str, group: str, instance: str, metrics_por
               help="Also start a broker: Apache Kafka from KAFKA_HOME, or the embedded one.")  # fmt: skip
 @click.option("--port", default=9092, show_default=True, help="The broker's port, when one is started.")
 @click.option(
-    "--log", "log_path", type=click.Path(path_type=Path), default=Path("out/up.log"), show_default=True
+    "--log",
+    "log_path",
+    type=click.Path(path_type=Path),
+    default=Path("out/up.log"),
+    show_default=True,
+    help="Where the lines of all rooms go.",
 )
 @click.option(
     "--metrics-port", default=0, help="First of the ports for Prometheus, one a process; 0 serves none."
@@ -89,8 +94,8 @@ def up(settings: Settings, kind: str, port: int, log_path: Path, metrics_port: i
 
 
 @click.command("broker")
-@click.option("--kind", type=_BROKER, default="auto", show_default=True)
-@click.option("--port", default=9092, show_default=True)
+@click.option("--kind", type=_BROKER, default="auto", show_default=True, help="Which broker.")
+@click.option("--port", default=9092, show_default=True, help="The port it listens on.")
 @click.option(
     "--dir",
     "directory",
