@@ -20,18 +20,43 @@ def cli() -> None:
 
 
 @cli.command()
-@click.option("--catalogue", type=click.Path(path_type=Path), default=Path("infra/catalogue/mini.yaml"), show_default=True)
+@click.option(
+    "--catalogue",
+    type=click.Path(path_type=Path),
+    default=Path("infra/catalogue/mini.yaml"),
+    show_default=True,
+)
 @click.option("--task", type=click.Choice(["math", "code"]), default="math", show_default=True)
 @click.option("--samples", type=click.IntRange(min=1), default=1, show_default=True, help="Of every search.")
-@click.option("--share", type=click.FloatRange(0, 1, min_open=True), default=1.0, show_default=True, help="Of the questions of each level.")
+@click.option(
+    "--share",
+    type=click.FloatRange(0, 1, min_open=True),
+    default=1.0,
+    show_default=True,
+    help="Of the questions of each level.",
+)
 @click.option("--model", "models", multiple=True, help="Only these models.")
-@click.option("--verifiers", type=click.IntRange(min=1), help="How many, the one in use first; all by default.")
+@click.option(
+    "--verifiers", type=click.IntRange(min=1), help="How many, the one in use first; all by default."
+)
 @click.option("--engine", type=click.Choice(["torch", "vllm"]), default="torch", show_default=True)
 @click.option("--device", default="cpu", show_default=True, help="Of the torch engine: cpu or cuda.")
 @click.option("--threads", type=click.IntRange(min=1), help="CPU threads, if not all cores.")
-@click.option("--in-flight", type=click.IntRange(min=1), default=8, show_default=True, help="(question, model) pairs at a time, 28 searches each.")
+@click.option(
+    "--in-flight",
+    type=click.IntRange(min=1),
+    default=8,
+    show_default=True,
+    help="(question, model) pairs at a time, 28 searches each.",
+)
 @click.option("--seed", type=int, default=0, show_default=True, help="Of all drafts.")
-@click.option("--work", type=click.Path(path_type=Path), default=Path("out/record"), show_default=True, help="Folder of the journal: the same command goes on where it was.")
+@click.option(
+    "--work",
+    type=click.Path(path_type=Path),
+    default=Path("out/record"),
+    show_default=True,
+    help="Folder of the journal: the same command goes on where it was.",
+)
 @click.option("--out", type=click.Path(path_type=Path), help="The Parquet file; WORK/<task>.parquet if none.")
 def record(
     catalogue: Path,
@@ -103,7 +128,9 @@ def record(
         path = out or work / f"{task}.parquet"
         rows = [row for row in journal.rows() if row["sample"] < samples]
         size = table.write(path, rows, questions, {**settings, "samples": samples})
-        click.echo(f"{len(wanted)} shards, {len(rows)} searches, {rate:.1f} searches/s now: {path}, {size / 1e6:.1f} MB")
+        click.echo(
+            f"{len(wanted)} shards, {len(rows)} searches, {rate:.1f} searches/s now: {path}, {size / 1e6:.1f} MB"
+        )
 
     with MathPool() as pool:
         asyncio.run(go(pool))
@@ -125,10 +152,14 @@ def _plain(value: object) -> object:
     show_default=True,
     help="A recording of ours, or any CSV, JSONL or Parquet with --mapping.",
 )
-@click.option("--mapping", type=click.Path(path_type=Path), help="What the columns mean (experiments/foreign.py).")
+@click.option(
+    "--mapping", type=click.Path(path_type=Path), help="What the columns mean (experiments/foreign.py)."
+)
 @click.option("--catalogue", type=click.Path(path_type=Path), default=CATALOGUE, show_default=True)
 @click.option("--quick", is_flag=True, help="Without the networks, feedback conditions and boosted trees.")
-@click.option("--networks", is_flag=True, help="MLP and NeuralUCB too, at their full training: minutes a run.")
+@click.option(
+    "--networks", is_flag=True, help="MLP and NeuralUCB too, at their full training: minutes a run."
+)
 @click.option("--cache", type=click.Path(path_type=Path), default=Path("out/vectors"), show_default=True)
 def paper(
     out: Path, source: Path, mapping: Path | None, catalogue: Path, quick: bool, networks: bool, cache: Path
@@ -184,6 +215,54 @@ def paper(
     write_report(out / "report.html", results.tables, drawn)
     (out / "timings.json").write_bytes(orjson.dumps({"seconds": time.perf_counter() - began}))
     click.echo(f"written: {out / 'report.html'}, {out / 'tables.json'}")
+
+
+@cli.command()
+@click.argument("log", type=click.Path(path_type=Path))
+@click.option(
+    "--floor", default=50.0, show_default=True, help="Fewest effective decisions an estimate may rest on."
+)
+def ope(log: Path, floor: float) -> None:
+    """Estimate what each action, taken always, would have earned on a LOG of randomised decisions.
+
+    LOG is a CSV, JSONL or Parquet with the columns action, propensity and reward.
+    """
+    import numpy as np
+
+    from experiments import ope as evaluation
+    from experiments.foreign import rows_of
+    from experiments.outcomes import OutcomeError
+
+    try:
+        rows = [row for _, row in rows_of(log)]
+        names = sorted({str(row["action"]) for row in rows})
+        logged = evaluation.Log(
+            np.array([names.index(str(row["action"])) for row in rows]),
+            np.array([float(row["propensity"]) for row in rows]),
+            np.array([float(row["reward"]) for row in rows]),
+        )
+    except (OutcomeError, evaluation.EvaluationError) as error:
+        raise click.ClickException(str(error)) from error
+    except (KeyError, TypeError, ValueError) as error:
+        raise click.ClickException(
+            f"{log}: each row needs action, propensity and reward as numbers ({error})"
+        ) from error
+    click.echo(f"logged policy: {logged.rewards.mean():.4f} over {len(rows)} decisions")
+    predicted = evaluation.cross_fitted(np.zeros((len(rows), 0)), logged, len(names))
+    for at, name in enumerate(names):
+        policy = evaluation.greedy_probabilities([at] * len(rows), len(names))
+        try:
+            found = {
+                "SNIPS": evaluation.snips(logged, policy, floor=floor),
+                "DR": evaluation.doubly_robust(logged, policy, predicted, floor=floor),
+            }
+        except evaluation.EvaluationError as error:
+            click.echo(f"{name}: not estimated: {error}")
+            continue
+        for kind, e in found.items():
+            click.echo(
+                f"{name}: {kind} {e.value:.4f} [{e.low:.4f}, {e.high:.4f}], {e.effective:.0f} effective"
+            )
 
 
 def further_runs(source: Path) -> "tuple[Outcomes | None, Outcomes | None]":

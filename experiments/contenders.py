@@ -55,8 +55,12 @@ ABLATIONS: Mapping[str, Make] = {
     "uniscale_one_hot": lambda world, seed: LinUCB(
         _features(world, action_features="one-hot"), SCALAR, name="one-hot"
     ),
-    "uniscale_alpha_0": lambda world, seed: LinUCB(_features(world), LinUCBSettings(alpha=0.0, reward="scalar")),
-    "uniscale_alpha_10": lambda world, seed: LinUCB(_features(world), LinUCBSettings(alpha=10.0, reward="scalar")),
+    "uniscale_alpha_0": lambda world, seed: LinUCB(
+        _features(world), LinUCBSettings(alpha=0.0, reward="scalar")
+    ),
+    "uniscale_alpha_10": lambda world, seed: LinUCB(
+        _features(world), LinUCBSettings(alpha=10.0, reward="scalar")
+    ),
     "neural_ucb_per_width": lambda world, seed: _neural_ucb(world, seed, per_width=True),
 }
 

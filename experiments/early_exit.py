@@ -111,9 +111,18 @@ def compare(on: Outcomes, off: Outcomes) -> dict[str, dict[str, dict[str, float]
     for level in sorted(set(depth.astype(int).ravel().tolist())):
         cells = depth == level
         table[f"depth_{level}"] = {
-            "searches": {"mean": float(cells.sum()), "std": 0.0, "low": float(cells.sum()), "high": float(cells.sum())},
-            "cost_percent": summed([100 * (on.cost[:samples][cells].sum() / off.cost[:samples][cells].sum() - 1)]),
-            "accuracy_points": summed([100 * float((on.correct[:samples] - off.correct[:samples])[cells].mean())]),
+            "searches": {
+                "mean": float(cells.sum()),
+                "std": 0.0,
+                "low": float(cells.sum()),
+                "high": float(cells.sum()),
+            },
+            "cost_percent": summed(
+                [100 * (on.cost[:samples][cells].sum() / off.cost[:samples][cells].sum() - 1)]
+            ),
+            "accuracy_points": summed(
+                [100 * float((on.correct[:samples] - off.correct[:samples])[cells].mean())]
+            ),
         }
     return table
 

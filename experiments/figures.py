@@ -67,7 +67,9 @@ def pareto(path: Path, table: Mapping[str, Any], world: World) -> None:
 
 
 def _cost_label(world: World) -> str:
-    return "cost (tera-eFLOPs a query)" if world.outcomes.unit == "eFLOPs" else f"cost ({world.outcomes.unit})"
+    return (
+        "cost (tera-eFLOPs a query)" if world.outcomes.unit == "eFLOPs" else f"cost ({world.outcomes.unit})"
+    )
 
 
 def _save(figure: Any, path: Path) -> None:

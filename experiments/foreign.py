@@ -13,7 +13,7 @@ A mapping is a YAML file beside the outcomes or anywhere else:
     sample: run                 # optional column: repetitions, counted from 0 within a cell
     unit: USD                   # optional, for titles
     questions: {file: q.jsonl, id: problem_id, text: question, level: level}  # optional: texts from elsewhere
-    arms: {file: arms.csv, id: model, keep: {column: usable, value: "yes"}}   # optional: which arms to take
+    arms: {file: arms.csv, id: model, keep: {column: usable, value: "yes"}, drop: [x]}  # optional: which to take
     explode: arms               # optional, JSONL: this field maps each arm to {correct, cost, …}
     ignore: [near_best]         # columns that are known and not used; any other unknown one is refused
     missing: refuse             # or `drop`: drop questions that some arm has not answered, and say how many
@@ -82,9 +82,7 @@ def load_foreign(path: Path, mapping: Path) -> Outcomes:
             first.setdefault(cell.question, cell)
             place = (cell.sample, at_question[cell.question], at_arm[cell.arm])
             arrays[(slice(None), *place)] = (cell.correct, cell.score, math.log(cell.cost))
-    asked = tuple(
-        Asked(q, *texts.get(q, (first[q].text or q, first[q].level))) for q in questions
-    )
+    asked = tuple(Asked(q, *texts.get(q, (first[q].text or q, first[q].level))) for q in questions)
     return Outcomes(
         name=str(told.get("name", path.stem)),
         questions=asked,
@@ -217,10 +215,14 @@ def _number(path: Path, number: int, row: Row, column: str, low: float, high: fl
     try:
         found = float(value)
     except (TypeError, ValueError):
-        raise OutcomeError(f"{path}, row {number}, column {column}: {value!r} is no number; correct it") from None
+        raise OutcomeError(
+            f"{path}, row {number}, column {column}: {value!r} is no number; correct it"
+        ) from None
     if not low <= found <= high or math.isinf(found):
         bounds = f"from {low:g} to {high:g}" if high < math.inf else f"of at least {low:g}"
-        raise OutcomeError(f"{path}, row {number}, column {column}: {found} is out of range; give one {bounds}")
+        raise OutcomeError(
+            f"{path}, row {number}, column {column}: {found} is out of range; give one {bounds}"
+        )
     return found
 
 
@@ -257,9 +259,10 @@ def _texts(told: Row, mapping: Path) -> dict[str, tuple[str, str]]:
 def _wanted_arms(told: Row, mapping: Path) -> set[str] | None:
     if (source := told.get("arms")) is None:
         return None
-    keep = source.get("keep")
+    keep, drop = source.get("keep"), set(map(str, source.get("drop", ())))
     return {
         str(row[source["id"]])
         for _, row in rows_of(mapping.parent / source["file"])
-        if keep is None or str(row[keep["column"]]) == str(keep["value"])
+        if str(row[source["id"]]) not in drop
+        and (keep is None or str(row[keep["column"]]) == str(keep["value"]))
     }

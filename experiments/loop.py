@@ -77,8 +77,12 @@ class Trial:
 
 @dataclass(frozen=True)
 class Step:
-    """One round. `best` is the reward of the best realised outcome of its question among the arms on offer,
-    `best_of_all` among all arms of the world (READINGS 17)."""
+    """One round.
+
+    Attributes:
+        best: The reward of the best realised outcome of its question among the arms on offer, and
+        best_of_all: among all arms of the world.
+    """
 
     round: int
     question: int
@@ -182,9 +186,7 @@ def _rewards(objective: Objective, terms: Sequence[Array]) -> Array:
     return np.asarray(c[0] * terms[0] + c[1] * terms[1] + c[2] * terms[2] + c[3])
 
 
-def _offer(
-    policy: Policy, world: World, before: tuple[int, ...], now: tuple[int, ...]
-) -> tuple[int, ...]:
+def _offer(policy: Policy, world: World, before: tuple[int, ...], now: tuple[int, ...]) -> tuple[int, ...]:
     if now != before:
         gone = [world.vectors[i].action_id for i in before if i not in set(now)]
         if gone:

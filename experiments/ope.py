@@ -16,7 +16,7 @@ from schemas.errors import UniscaleError
 
 Array = npt.NDArray[np.float64]
 FLOOR = 50.0  # effective decisions
-DRAWS = 2_000
+DRAWS = 1_000
 
 
 class EvaluationError(UniscaleError):
@@ -53,7 +53,9 @@ class Log:
             )
         if not np.isfinite(self.rewards).all():
             at = int(np.flatnonzero(~np.isfinite(self.rewards))[0])
-            raise EvaluationError(f"decision {at}: reward {self.rewards[at]} is no number; leave it out of the log")
+            raise EvaluationError(
+                f"decision {at}: reward {self.rewards[at]} is no number; leave it out of the log"
+            )
 
 
 @dataclass(frozen=True)
@@ -85,7 +87,9 @@ def replay(log: Log, chosen: Sequence[int], *, floor: float = FLOOR) -> Estimate
         raise EvaluationError("replay needs uniform logging; use SNIPS or DR with the logged propensities")
     agree = (log.actions == np.asarray(chosen)).astype(np.float64)
     _enough(float(agree.sum()), floor)
-    return _bootstrap(lambda i: float((agree[i] * log.rewards[i]).sum() / max(agree[i].sum(), 1)), log, agree.sum())
+    return _bootstrap(
+        lambda i: float((agree[i] * log.rewards[i]).sum() / max(agree[i].sum(), 1)), log, agree.sum()
+    )
 
 
 def ips(log: Log, probabilities: Array, *, floor: float = FLOOR) -> Estimate:
@@ -106,7 +110,9 @@ def ips(log: Log, probabilities: Array, *, floor: float = FLOOR) -> Estimate:
 def snips(log: Log, probabilities: Array, *, floor: float = FLOOR) -> Estimate:
     """Return the self-normalised estimate: slightly biased, much steadier. Arguments and errors as `ips`."""
     w = _weights(log, probabilities, floor)
-    return _bootstrap(lambda i: float((w[i] * log.rewards[i]).sum() / max(w[i].sum(), 1e-12)), log, effective(w))
+    return _bootstrap(
+        lambda i: float((w[i] * log.rewards[i]).sum() / max(w[i].sum(), 1e-12)), log, effective(w)
+    )
 
 
 def doubly_robust(log: Log, probabilities: Array, predicted: Array, *, floor: float = FLOOR) -> Estimate:
@@ -161,7 +167,9 @@ def cross_fitted(features: Array, log: Log, actions: int, *, folds: int = 5, rid
             seen = (fold != held) & (log.actions == action)
             if seen.any():
                 a = x[seen].T @ x[seen] + ridge * np.eye(x.shape[1])
-                out[fold == held, action] = x[fold == held] @ np.linalg.solve(a, x[seen].T @ log.rewards[seen])
+                out[fold == held, action] = x[fold == held] @ np.linalg.solve(
+                    a, x[seen].T @ log.rewards[seen]
+                )
     return out
 
 

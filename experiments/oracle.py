@@ -1,6 +1,6 @@
 """What a policy is held against: lucky hindsight, the best fixed arm, the best contextual policy.
 
-The paper's Oracle takes the best *realised* outcome of each question (READINGS 17): with noisy outcomes nobody
+The paper's Oracle takes the best *realised* outcome of each question: with noisy outcomes nobody
 can reach it. The best contextual policy is the best of ridge, boosted trees and the best fixed arm, each
 fitted on other questions than those it is judged on.
 """
@@ -89,7 +89,9 @@ def best_contextual(world: World, objective: Objective, *, trees: bool = True, s
     earned = {kind: rewards[rows, chosen] for kind, chosen in choices.items()}
     values = {kind: float(each.mean()) for kind, each in earned.items()}
     kind = max(kinds, key=lambda each: values[each])
-    return Contextual(kind, values[kind], values, earned[kind], earned["fixed"], tuple(choices[kind].tolist()))
+    return Contextual(
+        kind, values[kind], values, earned[kind], earned["fixed"], tuple(choices[kind].tolist())
+    )
 
 
 def _predict(kind: Kind, world: World, seen: Array, rewards: Array, new: Array) -> Array:

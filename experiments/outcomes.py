@@ -7,7 +7,6 @@ arms) and the names of both axes. Tables that are not whole are refused with the
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -141,11 +140,15 @@ def load_recording(path: Path, *, verifier: str | None = None, early_exit: bool 
     ]
     settings = orjson.loads(metadata[b"uniscale.settings"])
     chosen = verifier or settings["verifiers"][0]
-    columns = {name: table.column(name).to_pylist() for name in ("question", "model", "qp", "cp", "bs", "sample")}
+    columns = {
+        name: table.column(name).to_pylist() for name in ("question", "model", "qp", "cp", "bs", "sample")
+    }
     keep = np.array(
         [
             v == chosen and e is early_exit
-            for v, e in zip(table.column("verifier").to_pylist(), table.column("early_exit").to_pylist(), strict=True)
+            for v, e in zip(
+                table.column("verifier").to_pylist(), table.column("early_exit").to_pylist(), strict=True
+            )
         ]
     )
     if not keep.any():

@@ -168,7 +168,10 @@ def _ablations(world: World, scope: Scope, runs: dict[tuple[str, str, str], list
             each: run_policy(ALL[each], world, stages, scope.seeds)
             for each in ("uniscale_one_hot", "uniscale_alpha_0", "uniscale_alpha_10")
         }
-        semantics[key] = {"uniscale": _regrets(own, world), "one_hot": _regrets(ablated["uniscale_one_hot"], world)}
+        semantics[key] = {
+            "uniscale": _regrets(own, world),
+            "one_hot": _regrets(ablated["uniscale_one_hot"], world),
+        }
         alpha[key] = {
             "0": _regrets(ablated["uniscale_alpha_0"], world),
             "1": _regrets(own, world),
@@ -271,7 +274,8 @@ def _feedback(world: World, scope: Scope) -> dict[str, Any]:
         scope.say(f"feedback: {name}")
         table[name] = {
             policy: figures_of(
-                run_policy(ALL[policy], world, steady(world, MODES[0]), scope.more_seeds, feedback=feedback), world
+                run_policy(ALL[policy], world, steady(world, MODES[0]), scope.more_seeds, feedback=feedback),
+                world,
             )
             for policy in ("uniscale", "terms")
         }

@@ -30,7 +30,10 @@ def write_report(path: Path, tables: Mapping[str, Any], figures: Sequence[Path])
     for name, table in tables.items():
         if name not in ("outcomes", "main", "best_route") and table:
             parts.append(f"<h2>{_text(name.replace('_', ' '))}</h2>{_nested(table)}")
-    parts += [f'<h2>{_text(figure.stem)}</h2><img alt="{_text(figure.stem)}" src="{_inline(figure)}">' for figure in figures]
+    parts += [
+        f'<h2>{_text(figure.stem)}</h2><img alt="{_text(figure.stem)}" src="{_inline(figure)}">'
+        for figure in figures
+    ]
     path.write_text(
         f"<!doctype html><meta charset='utf-8'><title>{_text(o['name'])}</title><style>{STYLE}</style>"
         + "\n".join(parts),
@@ -45,7 +48,10 @@ def _named(tables: Mapping[str, Any], name: str) -> dict[str, Any]:
 def _main(scenario: str, mode: str, policies: Mapping[str, Any], unit: str) -> str:
     theirs = paper_numbers.MAIN.get(mode, {}) if scenario != "best_route" else {}
     cost = "cost (tera-eFLOPs)" if unit == "eFLOPs" else f"cost ({unit})"
-    rows = [f"<tr><th>policy<th>reward<th>accuracy %<th>{_text(cost)}<th>regret<th class=paper>paper: reward, accuracy, cost"]
+    rows = [
+        f"<tr><th>policy<th>reward<th>accuracy %<th>{_text(cost)}<th>regret"
+        "<th class=paper>paper: reward, accuracy, cost"
+    ]
     for policy, figures in policies.items():
         cells = "".join(f"<td>{_spread(figures[m])}" for m in (*MEASURES, "regret"))
         printed = theirs.get(policy, {}).get(scenario)

@@ -25,7 +25,7 @@ class Scenario:
 def spaces(world: World) -> dict[str, World]:
     """Return the scenarios' worlds: `tts`, `routing`, `uis` of our recordings, or `all` for other tables.
 
-    Bounds of the cost are those of the whole UIS table for each of them (READINGS 12).
+    Bounds of the cost are those of the whole UIS table for each of them.
     """
     arms = world.outcomes.arms
     uis = [i for i, arm in enumerate(arms) if (arm.qp, arm.cp) in PAIRS]

@@ -35,7 +35,7 @@ class Run:
         return [step for step in self.steps if not step.warm_up]
 
     def regret(self, upto: int | None = None, *, over_all: bool = False) -> float:
-        """Return the regret against the best realised outcome, from the first round (READINGS 17)."""
+        """Return the regret against the best realised outcome, from the first round."""
         return sum((s.best_of_all if over_all else s.best) - s.reward for s in self.steps[:upto])
 
     def measures(self, unit: float) -> dict[str, float]:
@@ -74,7 +74,9 @@ def run_policy(
     return runs
 
 
-def run_oracle(world: World, stages: Mapping[int, Stage], seeds: Sequence[int], rounds: int = 210) -> list[Run]:
+def run_oracle(
+    world: World, stages: Mapping[int, Stage], seeds: Sequence[int], rounds: int = 210
+) -> list[Run]:
     """Return the paper's Oracle after the shared warm-up: its reward is `best` in every round of its own."""
     runs = []
     for seed in seeds:
@@ -84,7 +86,9 @@ def run_oracle(world: World, stages: Mapping[int, Stage], seeds: Sequence[int], 
         steps = []
         for at, q in enumerate(trial.order, 1):
             stage, warm = trial.stage(at), at <= trial.warm_up
-            r = stage.objective.coefficients @ np.stack([correct[q], score[q], log_cost[q], np.ones(len(o.arms))])
+            r = stage.objective.coefficients @ np.stack(
+                [correct[q], score[q], log_cost[q], np.ones(len(o.arms))]
+            )
             arms = list(stage.arms)
             best = arms[int(np.argmax(r[arms]))]
             arm = arms[int(np.random.default_rng([seed, 3, at]).integers(len(arms)))] if warm else best

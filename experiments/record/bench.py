@@ -47,7 +47,10 @@ async def open_bench(
     if kind == "vllm":
         started = await start_engines(catalogue.models, EngineOptions(folder=str(folder)))
         engines, close = dict(started.engines), started.close
-        scorers = {v.name: await start_verifier(v, VerifierOptions(folder=str(folder)), started.host) for v in entries}
+        scorers = {
+            v.name: await start_verifier(v, VerifierOptions(folder=str(folder)), started.host)
+            for v in entries
+        }
     else:
         pump = Pump()
         engines = {
@@ -57,7 +60,9 @@ async def open_bench(
         scorers = {}
         for v in entries:
             if v.step_tags is None:
-                raise ValueError(f"verifier {v.name}: the plain sampler scores step tags only; record with vLLM")
+                raise ValueError(
+                    f"verifier {v.name}: the plain sampler scores step tags only; record with vLLM"
+                )
             rows = TorchRows(folder / v.checkpoint, v.step_tags.tag_id, pump, device=device)
             scorers[v.name] = ProcessRewardModel(
                 Served(name="torch", model=v.name),

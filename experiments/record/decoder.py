@@ -44,7 +44,9 @@ class Shape:
         config = json.loads((folder / "config.json").read_text())
         rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
         if config.get("model_type") not in ("qwen2", "qwen3"):
-            raise CheckpointError(f"{folder}, field model_type: {config.get('model_type')!r} is not qwen2 or qwen3")
+            raise CheckpointError(
+                f"{folder}, field model_type: {config.get('model_type')!r} is not qwen2 or qwen3"
+            )
         if rope.get("rope_type", "default") != "default" or config.get("use_sliding_window"):
             raise CheckpointError(f"{folder}, field rope_parameters or use_sliding_window: only plain rotary")
         heads = config["num_attention_heads"]
@@ -126,9 +128,11 @@ class Decoder:
             cache: With room for them; its width grows by `new`.
         """
         s, w = self.shape, self._w
-        rows, new = tokens.shape
+        new = tokens.shape[1]
         columns = torch.arange(cache.width, cache.width + new, device=self.device)
-        turns = (columns[None] - cache.hidden[:, None]).float()[..., None] * self._frequencies  # (rows, new, d/2)
+        turns = (columns[None] - cache.hidden[:, None]).float()[
+            ..., None
+        ] * self._frequencies  # (rows, new, d/2)
         cos, sin = (torch.cat([f(turns)] * 2, dim=-1)[:, :, None] for f in (torch.cos, torch.sin))
         seen = torch.arange(cache.width + new, device=self.device)
         visible = (seen >= cache.hidden[:, None, None]) & (seen[None, None] <= columns[None, :, None])
@@ -158,7 +162,9 @@ class Decoder:
         s = self.shape
         rows, new, _ = h.shape
         end = cache.width + new
-        q, k, v = (self._linear(h, f"{layer}.self_attn.{n}_proj").view(rows, new, -1, s.head_dim) for n in "qkv")
+        q, k, v = (
+            self._linear(h, f"{layer}.self_attn.{n}_proj").view(rows, new, -1, s.head_dim) for n in "qkv"
+        )
         if f"model.layers.{layer}.self_attn.q_norm.weight" in self._w:
             q, k = self._norm(q, f"{layer}.self_attn.q_norm"), self._norm(k, f"{layer}.self_attn.k_norm")
         q, k = (t * cos + _rotated(t) * sin for t in (q, k))
@@ -167,7 +173,11 @@ class Decoder:
         keys, values = cache.values[layer, 0, :, :, :end], cache.values[layer, 1, :, :, :end]
         # Query heads that share keys are stacked as further rows: (rows, kv_heads, group · new, head_dim).
         group = s.heads // s.kv_heads
-        q = q.view(rows, new, s.kv_heads, group, s.head_dim).permute(0, 2, 3, 1, 4).reshape(rows, s.kv_heads, -1, s.head_dim)
+        q = (
+            q.view(rows, new, s.kv_heads, group, s.head_dim)
+            .permute(0, 2, 3, 1, 4)
+            .reshape(rows, s.kv_heads, -1, s.head_dim)
+        )
         weights = q @ keys.transpose(2, 3) / s.head_dim**0.5
         weights = weights.view(rows, s.kv_heads, group, new, end)
         weights = weights.masked_fill(~visible[:, None, None], float("-inf")).softmax(-1)

@@ -73,7 +73,12 @@ class Plan:
 
 
 async def record(
-    plan: Plan, bench: Bench, journal: Journal, *, in_flight: int = 8, progress: Callable[[int], Any] = lambda n: None
+    plan: Plan,
+    bench: Bench,
+    journal: Journal,
+    *,
+    in_flight: int = 8,
+    progress: Callable[[int], Any] = lambda n: None,
 ) -> float:
     """Run what the journal does not hold; return searches per second.
 
@@ -101,7 +106,9 @@ async def record(
     return finished / max(time.perf_counter() - began, 1e-9)
 
 
-async def _shard(plan: Plan, bench: Bench, sample: int, model: str, question: Question) -> list[dict[str, Any]]:
+async def _shard(
+    plan: Plan, bench: Bench, sample: int, model: str, question: Question
+) -> list[dict[str, Any]]:
     memory = Memory()
     own = [action for action in plan.actions if action.model == model]
     batches = await asyncio.gather(*(_run(plan, bench, sample, action, question, memory) for action in own))

@@ -60,7 +60,14 @@ class TorchEngine:
     """
 
     def __init__(
-        self, model: str, folder: Path, context_tokens: int, pump: Pump, *, device: str = "cpu", rows: int = ROWS
+        self,
+        model: str,
+        folder: Path,
+        context_tokens: int,
+        pump: Pump,
+        *,
+        device: str = "cpu",
+        rows: int = ROWS,
     ) -> None:
         self.model = model
         self.counts = EngineCounts()
@@ -81,7 +88,9 @@ class TorchEngine:
         plans = [plan for prefix in prefixes for plan in [self._continuer.plan(prefix, sampling)] * n]
         wanted = [Wanted(p, seed, sampling) for p, seed in zip(plans, seeds, strict=True) if p.max_tokens]
         made = iter(await self._pump.submit(self, wanted))
-        return [self._draft(plan, next(made)) if plan.max_tokens else self._continuer.full(plan) for plan in plans]
+        return [
+            self._draft(plan, next(made)) if plan.max_tokens else self._continuer.full(plan) for plan in plans
+        ]
 
     async def close(self) -> None:
         """Do nothing: memory goes with the object."""
@@ -133,11 +142,25 @@ class TorchEngine:
                     running[place] = False
             left = int(running.sum())
             if left * 2 <= len(rows) or at + 1 == most:
-                self._keep(items, ids, finishes, cache, start, [(p, rows[p]) for p in torch.nonzero(~running).flatten().tolist()])
+                self._keep(
+                    items,
+                    ids,
+                    finishes,
+                    cache,
+                    start,
+                    [(p, rows[p]) for p in torch.nonzero(~running).flatten().tolist()],
+                )
                 if not left:
                     break
-                cache, alive, tokens, running = cache.keep(running), alive[running], tokens[running], running[running]
-        return [self._made(row, finish, sampling.delimiter) for row, finish in zip(ids, finishes, strict=True)]
+                cache, alive, tokens, running = (
+                    cache.keep(running),
+                    alive[running],
+                    tokens[running],
+                    running[running],
+                )
+        return [
+            self._made(row, finish, sampling.delimiter) for row, finish in zip(ids, finishes, strict=True)
+        ]
 
     def _made(self, ids: list[int], finish: Finish, delimiter: str) -> Made:
         text = self._prompts.decode(ids)
@@ -187,7 +210,10 @@ class TorchEngine:
         if delimiter not in self._enders:
             size = len(self._prompts.tokenizer)
             last = delimiter[-1]
-            flags = [token == self._decoder.shape.eos or last in self._prompts.piece(token) for token in range(size)]
+            flags = [
+                token == self._decoder.shape.eos or last in self._prompts.piece(token)
+                for token in range(size)
+            ]
             flags += [False] * (self._decoder.vocabulary - size)
             self._enders[delimiter] = torch.tensor(flags, device=self._decoder.device)
         return self._enders[delimiter]

@@ -94,7 +94,9 @@ class TorchRows:
         return Unread(path, root or None, len(root), tags)
 
     def _read(self, wanted: list[Unread]) -> None:
-        wanted = sorted((w for w in wanted if self._kept.chain(w.ids) is None), key=lambda w: len(w.ids) - w.known)
+        wanted = sorted(
+            (w for w in wanted if self._kept.chain(w.ids) is None), key=lambda w: len(w.ids) - w.known
+        )
         for begin in range(0, len(wanted), self.rows_each):
             part = wanted[begin : begin + self.rows_each]
             longest = max(len(w.ids) - w.known for w in part)
@@ -106,7 +108,9 @@ class TorchRows:
             for row, w in enumerate(part):
                 labels = None
                 if w.tags:
-                    labels = self._decoder.labels(hidden[row, [tag - w.known for tag in w.tags]]).cpu().numpy()
+                    labels = (
+                        self._decoder.labels(hidden[row, [tag - w.known for tag in w.tags]]).cpu().numpy()
+                    )
                 self._kept.keep(w.ids, w.above, block[:, :, row, :, : len(w.ids) - w.known], labels)
 
     def _pieces(self, above: Ids | None) -> list[Tensor]:

@@ -101,6 +101,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "tiny.yaml").write_text(
         "name: tiny\nhardware: {name: any, intensity: 156}\nverifier: prm-a\n"
         "cost_range: {low_eflops: 1.0e+6, high_eflops: 1.0e+9}\nfamily: models/family.json\n"
-        "defaults:\n  models: {engine: {dtype: float32}}\n  verifiers: {engine: {dtype: float32, context_tokens: 200}}\n"
+        "defaults:\n  models: {engine: {dtype: float32}}\n"
+        "  verifiers: {engine: {dtype: float32, context_tokens: 200}}\n"
     )
     return folder

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from agents.decider.policies.base import ActionVector
-from experiments.contenders import ALL, NETWORKS
+from experiments.contenders import ALL
 from experiments.loop import Feedback, make_trial, play
 from experiments.oracle import best_contextual, best_fixed
 from experiments.outcomes import Arm, Asked, OutcomeError, Outcomes
@@ -35,7 +35,12 @@ def make_world(samples: int = 2, questions: int = 60, contextual: bool = False) 
     score = np.clip(0.3 + 0.4 * correct + 0.1 * rng.normal(size=shape), 0, 1)
     log_cost = np.log([COST[a.model] * a.qp * a.cp for a in arms]) + 0.1 * rng.normal(size=shape)
     outcomes = Outcomes(
-        "made", tuple(Asked(str(i), "", str(level[i])) for i in range(questions)), arms, correct, score, log_cost
+        "made",
+        tuple(Asked(str(i), "", str(level[i])) for i in range(questions)),
+        arms,
+        correct,
+        score,
+        log_cost,
     )
     units = np.eye(16)[: len(arms)] + 0.5
     vectors = tuple(
@@ -60,9 +65,8 @@ def test_policies_of_a_seed_share_order_warm_up_and_world() -> None:
 def test_the_loop_is_the_same_twice() -> None:
     world = make_world()
     trial = make_trial(world, 23, steady(world, "quality-priority"))
-    for name in ALL:
-        if name not in NETWORKS and name != "neural_ucb_per_width":
-            assert list(play(ALL[name](world, 23), trial)) == list(play(ALL[name](world, 23), trial)), name
+    for name in ("uniscale", "ts", "knn"):
+        assert list(play(ALL[name](world, 23), trial)) == list(play(ALL[name](world, 23), trial)), name
 
 
 def test_the_oracle_has_no_regret_and_is_not_beaten() -> None:

@@ -34,7 +34,9 @@ def test_jsonl_and_parquet_hold_the_same(tmp_path: Path) -> None:
 
     lines = '{"q":"a","m":"x","ok":1,"usd":2}\n{"q":"a","m":"y","ok":0,"usd":4}\n'
     from_json = load(tmp_path, lines, name="t.jsonl")
-    pq.write_table(pa.table({"q": ["a", "a"], "m": ["x", "y"], "ok": [1, 0], "usd": [2, 4]}), tmp_path / "t.parquet")
+    pq.write_table(
+        pa.table({"q": ["a", "a"], "m": ["x", "y"], "ok": [1, 0], "usd": [2, 4]}), tmp_path / "t.parquet"
+    )
     from_parquet = load_foreign(tmp_path / "t.parquet", tmp_path / "map.yaml")
     assert from_json.correct.tolist() == from_parquet.correct.tolist() == [[[1, 0]]]
 

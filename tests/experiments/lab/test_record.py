@@ -7,9 +7,9 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from agents.space.catalogue import load_catalogue
-from agents.space.action_space import best_route_space, uis_space
 from agents.aggregator.math_pool import Verdict
+from agents.space.action_space import best_route_space, uis_space
+from agents.space.catalogue import load_catalogue
 from experiments.record import table
 from experiments.record.bench import open_bench
 from experiments.record.journal import Journal, JournalError
@@ -23,7 +23,9 @@ QUESTIONS = [Question("a-0", "a", "12 ox", 3), Question("a-1", "a", "4 d 5", 9)]
 
 def bench_of(tiny: Path) -> Bench:
     catalogue = load_catalogue(tiny / "tiny.yaml")
-    return asyncio.run(open_bench(catalogue, "torch", lambda gold, answer: Verdict(False, "error"), folder=tiny))
+    return asyncio.run(
+        open_bench(catalogue, "torch", lambda gold, answer: Verdict(False, "error"), folder=tiny)
+    )
 
 
 WIDE = ((1, 1), (2, 4), (4, 16), (64, 1))
@@ -67,7 +69,10 @@ def test_early_exit_saves_on_some_searches(tiny: Path, tmp_path: Path) -> None:
     asyncio.run(record(small_plan(bench), bench, journal))
     rows = [row for row in journal.rows() if row["verifier"] == "prm-a" and (row["qp"], row["cp"]) == (64, 1)]
     for question in QUESTIONS:
-        on, off = (next(r for r in rows if r["question"] == question.question_id and r["early_exit"] is e) for e in (True, False))
+        on, off = (
+            next(r for r in rows if r["question"] == question.question_id and r["early_exit"] is e)
+            for e in (True, False)
+        )
         assert on["tokens"] < off["tokens"]
         assert on["eflops"] < off["eflops"]
 

@@ -65,12 +65,17 @@ def test_greedy_drafts_are_those_of_transformers(tiny: Path) -> None:
 
 def test_a_draft_hangs_on_its_seed_alone(tiny: Path) -> None:
     async def crowd(made: TorchEngine) -> list[list[Draft]]:
-        calls = [made.generate(f"q{i}/1", [ask("12 a" + "b" * i)], 6, range(i * 10, i * 10 + 6), SAMPLING) for i in range(9)]
+        calls = [
+            made.generate(f"q{i}/1", [ask("12 a" + "b" * i)], 6, range(i * 10, i * 10 + 6), SAMPLING)
+            for i in range(9)
+        ]
         return list(await asyncio.gather(*calls))
 
     together = asyncio.run(crowd(engine(tiny)))
     for i in (0, 4, 8):
-        alone = asyncio.run(engine(tiny).generate("x/1", [ask("12 a" + "b" * i)], 6, range(i * 10, i * 10 + 6), SAMPLING))
+        alone = asyncio.run(
+            engine(tiny).generate("x/1", [ask("12 a" + "b" * i)], 6, range(i * 10, i * 10 + 6), SAMPLING)
+        )
         assert alone == together[i]
     assert {draft.finish for drafts in together for draft in drafts} >= {"separator", "eos", "length"}
 
@@ -104,7 +109,7 @@ def test_tokens_are_drawn_from_the_tempered_distribution() -> None:
         keep[order[np.cumsum(p[order]) - p[order] >= sampling.top_p]] = False
         p = np.where(keep, p, 0) / p[keep].sum()
         assert np.abs(np.bincount(drawn, minlength=12) / len(drawn) - p).max() < 0.01
-        assert not p[np.unique(drawn)].min() == 0
+        assert p[np.unique(drawn)].min() > 0
 
 
 @pytest.mark.parametrize("steps", [("12",), ("1\n\n", "ab 2\n\n", "x")])
