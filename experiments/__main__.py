@@ -160,9 +160,21 @@ def _plain(value: object) -> object:
 @click.option(
     "--networks", is_flag=True, help="MLP and NeuralUCB too, at their full training: minutes a run."
 )
+@click.option(
+    "--step-scores",
+    type=click.Path(path_type=Path, exists=True),
+    help="Folder with samples.csv.gz of recorded step scores: early exit is replayed on them.",
+)
 @click.option("--cache", type=click.Path(path_type=Path), default=Path("out/vectors"), show_default=True)
 def paper(
-    out: Path, source: Path, mapping: Path | None, catalogue: Path, quick: bool, networks: bool, cache: Path
+    out: Path,
+    source: Path,
+    mapping: Path | None,
+    catalogue: Path,
+    quick: bool,
+    networks: bool,
+    step_scores: Path | None,
+    cache: Path,
 ) -> None:
     """Run the paper's tables on outcomes: report.html, tables.json and PNG figures."""
     import time
@@ -172,6 +184,7 @@ def paper(
     from agents.embedder.minilm import MiniLM
     from agents.space.catalogue import load_catalogue
     from experiments import figures
+    from experiments.early_exit import replay_tts_prm
     from experiments.foreign import load_foreign
     from experiments.outcomes import OutcomeError, load_recording
     from experiments.paper import Scope, run_paper
@@ -200,6 +213,8 @@ def paper(
         say=lambda text: click.echo(text, err=True),
     )
     results = run_paper(world, scope, without_exit=off, other_verifier=second)
+    if step_scores is not None:
+        results.tables["early_exit_replayed"] = replay_tts_prm(step_scores)
     out.mkdir(parents=True, exist_ok=True)
     tables = orjson.dumps(results.tables, option=orjson.OPT_INDENT_2 | orjson.OPT_SORT_KEYS)
     (out / "tables.json").write_bytes(tables)

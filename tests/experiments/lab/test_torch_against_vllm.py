@@ -1,0 +1,127 @@
+"""The plain sampler held to vLLM on the same checkpoints: greedy text, distribution, scores.
+
+Starts vLLM once a family (about half a minute); the mini family is held too where it has been published.
+"""
+
+import asyncio
+import shutil
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+
+from agents.aggregator.math_pool import Verdict
+from agents.executor.engine import Prefix
+from agents.serving.prompts import ChatPrompts
+from agents.space.catalogue import Catalogue, load_catalogue
+from agents.space.models import Sampling
+from experiments.record.bench import open_bench
+from experiments.record.decoder import Decoder
+from experiments.record.searches import Bench
+from schemas.query import Message
+
+ROOT = Path(__file__).parents[3]
+QUESTIONS = {
+    "tiny": ["12 ox", "4 d 5", "b 3 c 4"],
+    "mini": ["Tom has 12 apples. Tom buys 5 more apples. How many apples does Tom have now?"],
+}
+
+pytestmark = pytest.mark.vllm
+
+
+class Both:
+    """One family under both engines, in one event loop: an engine host belongs to the loop that began it."""
+
+    def __init__(self, name: str, folder: Path, catalogue: Catalogue) -> None:
+        self.name, self.folder, self.catalogue = name, folder, catalogue
+        self.runner = asyncio.Runner()
+        judge = lambda gold, answer: Verdict(False, "error")  # noqa: E731
+        self.torch: Bench = self.runner.run(open_bench(catalogue, "torch", judge, folder=folder))
+        self.vllm: Bench = self.runner.run(open_bench(catalogue, "vllm", judge, folder=folder))
+
+    def close(self) -> None:
+        if self.vllm.close is not None:
+            self.runner.run(self.vllm.close())
+        self.runner.close()
+
+
+@pytest.fixture(scope="module", params=["tiny", "mini"])
+def both(
+    request: pytest.FixtureRequest, tiny: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Both]:
+    if find_spec("vllm") is None:
+        pytest.skip("vllm is not installed (extra `engine`)")
+    if request.param == "mini":
+        if not (ROOT / "models" / "family.json").exists():
+            pytest.skip("models/family.json is not there: the mini family is not published yet")
+        made = Both("mini", ROOT, load_catalogue(ROOT / "infra" / "catalogue" / "mini.yaml"))
+    else:
+        folder = tmp_path_factory.mktemp("served") / "tiny"
+        shutil.copytree(tiny, folder)
+        served = (
+            (folder / "tiny.yaml")
+            .read_text()
+            .replace("dtype: float32", "dtype: float32, kv_cache_bytes: 33554432")
+        )
+        (folder / "tiny.yaml").write_text(served)
+        made = Both("tiny", folder, load_catalogue(folder / "tiny.yaml"))
+    yield made
+    made.close()
+
+
+def prefix(text: str) -> Prefix:
+    return Prefix(messages=(Message(role="user", content=text),))
+
+
+def test_greedy_text_is_the_same(both: Both) -> None:
+    greedy = Sampling(temperature=0, step_tokens=24, depth_limit=5)
+    for model in both.catalogue.model_names:
+        for text in QUESTIONS[both.name]:
+            ours, theirs = (
+                both.runner.run(bench.engines[model].generate("q/1", [prefix(text)], 1, [1], greedy))
+                for bench in (both.torch, both.vllm)
+            )
+            assert [(d.text, d.token_ids, d.finish, d.prompt_tokens) for d in ours] == [
+                (d.text, d.token_ids, d.finish, d.prompt_tokens) for d in theirs
+            ]
+
+
+def test_first_tokens_are_drawn_from_one_distribution(both: Both) -> None:
+    """Both engines' first tokens against the probabilities that the checkpoint gives."""
+    text, n = QUESTIONS[both.name][0], 1_500
+    sampling = Sampling(temperature=0.8, step_tokens=1, depth_limit=5)
+    for entry in both.catalogue.models:
+        folder = both.folder / entry.checkpoint
+        decoder = Decoder(folder)
+        ids = ChatPrompts.load(str(folder)).prompt([("user", text)])
+        with torch.inference_mode():
+            hidden = decoder.forward(torch.tensor([ids]), decoder.cache([[]], len(ids)))
+            p = (decoder.logits(hidden)[0, -1].double() / 0.8).softmax(-1).numpy()
+        for bench in (both.torch, both.vllm):
+            drafts = both.runner.run(
+                bench.engines[entry.name].generate("q/1", [prefix(text)], n, range(n), sampling)
+            )
+            counts = np.bincount([(d.token_ids or ())[0] for d in drafts], minlength=len(p))
+            often = p * n >= 5
+            observed, expected = [*counts[often]], [*(p[often] * n)]
+            if p[~often].sum() * n > 1:
+                observed.append(counts[~often].sum())
+                expected.append(p[~often].sum() * n)
+            scale = sum(observed) / sum(expected)
+            if len(observed) > 1:
+                assert stats.chisquare(observed, np.array(expected) * scale).pvalue > 1e-4
+
+
+def test_step_scores_are_the_same(both: Both) -> None:
+    paths = [("12\n\n",), ("3 5\n\n", "4 1\n\n"), ("3 5\n\n", "4 1\n\n", "\\boxed{7}")]
+    for name in both.torch.verifiers:
+        ours, theirs = (
+            both.runner.run(bench.verifiers[name].score(QUESTIONS[both.name][0], paths))
+            for bench in (both.torch, both.vllm)
+        )
+        assert [s.tokens for s in ours] == [s.tokens for s in theirs]
+        assert np.allclose([s.score for s in ours], [s.score for s in theirs], atol=1e-4)
