@@ -161,7 +161,7 @@ def cross_fitted(features: Array, log: Log, actions: int, *, folds: int = 5, rid
     """
     x = np.concatenate([features, np.ones((len(features), 1))], axis=1)
     fold = np.arange(len(x)) % folds
-    out = np.full((len(x), actions), float(log.rewards.mean()))
+    out: Array = np.full((len(x), actions), float(log.rewards.mean()))
     for held in range(folds):
         for action in range(actions):
             seen = (fold != held) & (log.actions == action)

@@ -128,10 +128,13 @@ def paired(runs: Sequence[Run], others: Sequence[Run]) -> dict[str, float]:
     return summed([a - b for a, b in zip(left, right, strict=True)])
 
 
-def rounds_to_learn(run: Run, within: float = 0.05, window: int = 40) -> int | None:
-    """Return the first round from which a moving mean of rewards is within 5 % of the best fixed arm, or None."""
-    rewards = [s.reward for s in run.steps]
-    for end in range(window, len(rewards) + 1):
-        if np.mean(rewards[end - window : end]) >= run.fixed - within * abs(run.fixed):
-            return end
-    return None
+def rounds_to_learn(run: Run, within: float = 0.05) -> int | None:
+    """Return the first round from which the policy's mean reward stays within 5 % of the best fixed arm's.
+
+    The mean is over its own rounds so far, the warm-up left out; None where it does not get there.
+    """
+    after = run.after
+    means = np.cumsum([s.reward for s in after]) / np.arange(1, len(after) + 1)
+    short = np.flatnonzero(means < run.fixed - within * abs(run.fixed))
+    first = 0 if not len(short) else int(short[-1]) + 1
+    return after[first].round if first < len(after) else None

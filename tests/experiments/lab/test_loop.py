@@ -11,7 +11,7 @@ from experiments.loop import Feedback, make_trial, play
 from experiments.oracle import best_contextual, best_fixed
 from experiments.outcomes import Arm, Asked, OutcomeError, Outcomes
 from experiments.scenarios import DRIFTS, spaces, steady
-from experiments.tables import figures_of, paired, run_oracle, run_policy
+from experiments.tables import Run, figures_of, paired, rounds_to_learn, run_oracle, run_policy
 from experiments.world import World
 
 PAIRS = ((1, 1), (1, 4), (4, 1))
@@ -165,3 +165,13 @@ def test_a_table_with_a_hole_is_refused_by_question_and_arm() -> None:
     hole[1, 4, 2] = np.nan
     with pytest.raises(OutcomeError, match=r"no score for question '4', arm 's/4/1/1', sample 1"):
         replace(outcomes, score=hole)
+
+
+def test_rounds_to_learn_count_from_the_last_shortfall() -> None:
+    world = make_world()
+    (own,) = run_policy(ALL["uniscale"], world, steady(world, "cost-sensitive"), [3])
+    steps = [replace(s, reward=1.0 if s.round > 60 else 0.0) for s in own.steps]
+    # Ten rounds of nothing: after n more of 1.0 the mean is n / (n + 10), which is 0.95 · 0.8 from n = 32 on.
+    assert rounds_to_learn(Run(3, tuple(steps), 0.8)) == 92
+    assert rounds_to_learn(Run(3, tuple(steps), 1.0)) is None
+    assert rounds_to_learn(Run(3, tuple(steps), 0.0)) == 51
