@@ -146,7 +146,7 @@ def effective(weights: Array) -> float:
 
 def greedy_probabilities(chosen: Sequence[int], actions: int) -> Array:
     """Return the distribution of a policy that always takes `chosen`, shape (n, A)."""
-    return np.eye(actions)[np.asarray(chosen)]
+    return np.asarray(np.eye(actions)[np.asarray(chosen)])
 
 
 def cross_fitted(features: Array, log: Log, actions: int, *, folds: int = 5, ridge: float = 1.0) -> Array:

@@ -80,18 +80,16 @@ def test_the_report_needs_no_file_beside_it(twice: list[Path]) -> None:
 
 
 def test_replayed_early_exit_follows_the_rule() -> None:
-    assert (
-        replay([[0.9, 0.9], [0.8, 0.95, 0.99]]).chosen == 0
-    )  # H_max is 3, but (0.8 + 0.95 + 1) / 3 is above 0.9
+    # H_max is 3: (0.8 + 0.95 + 1) / 3 is above 0.9, so the second path goes on, and wins.
+    assert replay([[0.9, 0.9], [0.8, 0.95, 0.99]]).chosen == 1
     assert replay([[0.9, 0.9], [0.8, 0.95, 0.99]]).taken == 5
-    assert (
-        replay([[0.9, 0.9], [0.7, 0.7, 1.0, 1.0]]).taken == 4
-    )  # (1.4 + 1) / 3 is below 0.9: stopped after two
+    # (1.4 + 1) / 3 is below 0.9: stopped after two.
+    assert replay([[0.9, 0.9], [0.7, 0.7, 1.0, 1.0]]).taken == 4
     # Early exit may change the answer: the second path would have won beyond H_max = 6.
     beyond = replay([[0.8] * 5, [0.758] * 5 + [0.9, 1.0]])
     assert (beyond.best, beyond.chosen) == (1, 0)
-    with_nothing_done = replay([[0.1, 0.2, 0.3]])
-    assert with_nothing_done.taken == with_nothing_done.steps == 3
+    alone = replay([[0.1, 0.2, 0.3]])
+    assert alone.taken == alone.steps == 3
 
 
 def test_early_exit_on_real_scores_saves_steps() -> None:
