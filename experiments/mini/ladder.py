@@ -10,7 +10,10 @@ from experiments.mini.tokenizer import CONTEXT_TOKENS, END, PAD, make_tokenizer,
 
 @dataclass(frozen=True)
 class Rung:
-    """One model: its shape and how long it is trained. Head dimension is 32, the least vLLM's CPU attention takes."""
+    """One model: its shape and how long it is trained. Head dimension is 32, the least vLLM's CPU attention takes.
+
+    `inherits` names the generator of the same shape whose weights a verifier starts from; empty: from nothing.
+    """
 
     name: str
     hidden: int
@@ -20,6 +23,7 @@ class Rung:
     intermediate: int
     steps: int
     learning_rate: float
+    inherits: str = ""
 
 
 HEAD_DIM = 32
@@ -27,13 +31,13 @@ GENERATORS = (
     Rung("mini-50k", 32, 2, 2, 2, 64, 2200, 1e-2),
     Rung("mini-120k", 48, 3, 2, 1, 128, 1500, 1e-2),
     Rung("mini-250k", 64, 4, 2, 2, 176, 1400, 1e-2),
-    Rung("mini-500k", 96, 4, 3, 3, 256, 1400, 8e-3),
-    Rung("mini-1m", 128, 5, 4, 2, 352, 1400, 6e-3),
+    Rung("mini-500k", 96, 4, 3, 3, 256, 1300, 8e-3),
+    Rung("mini-1m", 128, 5, 4, 2, 352, 1250, 6e-3),
     Rung("mini-2m", 192, 5, 6, 2, 512, 1700, 5e-3),
 )
 VERIFIERS = (
-    Rung("mini-prm-s", 64, 2, 2, 1, 48, 2500, 8e-3),
-    Rung("mini-prm-l", 96, 4, 3, 3, 256, 2500, 6e-3),
+    Rung("mini-prm-s", 64, 3, 2, 1, 32, 4500, 8e-3),
+    Rung("mini-prm-l", 96, 4, 3, 3, 256, 1000, 4e-3, "mini-500k"),
 )
 
 

@@ -16,8 +16,10 @@ from torch import Tensor, nn
 from torch.nn import functional
 from transformers import Qwen2Config, Qwen2Model
 
+from experiments.mini.inheritance import inherit
 from experiments.mini.labels import split_steps
-from experiments.mini.ladder import Rung, verifier_config
+from experiments.mini.ladder import HEAD_DIM, Rung, verifier_config
+from experiments.mini.sampling import load_generator
 from experiments.mini.tokenizer import STEP, make_tokenizer, prompt_of, token_id
 from experiments.mini.train import Outcome, Schedule, Trainer, device
 
@@ -96,6 +98,9 @@ def train_verifier(
     config = verifier_config(shape)
     module = ProcessRewardModel(config).to(device())
     encoded = [_encode(sample) for sample in data]
+    if shape.inherits:
+        sequences = [tokens for tokens, _, _ in encoded[:: max(1, len(encoded) // 200)]]
+        inherit(module.model, load_generator(work / shape.inherits), sequences, HEAD_DIM)
 
     def loss(batch: LabelledBatch) -> Tensor:
         hidden = module(batch.tokens)

@@ -1,0 +1,64 @@
+"""A verifier's trunk made from a generator of the same shape, as Skywork's and Qwen's verifiers are made from theirs.
+
+Qwen3 normalises queries and keys per head, Qwen2 does not: each head's projection takes over the norm's weight and the
+mean of 1/RMS on real sequences. That is an approximation, and training goes on from it.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+EPSILON = 1e-6
+
+
+@torch.no_grad()
+def inherit(trunk: nn.Module, generator: Any, sequences: Sequence[Sequence[int]], head_dim: int) -> None:
+    """Copy a Qwen3 generator's weights into a Qwen2 trunk of the same shape.
+
+    Args:
+        trunk: A Qwen2Model; its biases become zero.
+        generator: A Qwen3ForCausalLM with the same hidden size, layers, heads and feed-forward.
+        sequences: Token ids to measure the size of queries and keys on.
+        head_dim: Width of one head.
+
+    Raises:
+        ValueError: when a weight of the trunk has no counterpart of its shape.
+    """
+    scales = _inverse_rms(generator, sequences, head_dim)
+    source = generator.model.state_dict()
+    for name, target in trunk.state_dict().items():
+        if name.endswith("proj.bias"):
+            target.zero_()
+            continue
+        if name not in source or source[name].shape != target.shape:
+            raise ValueError(f"{name}: the generator has no weight of shape {tuple(target.shape)}; shapes must agree")
+        weight = source[name].clone()
+        for side in ("q", "k"):
+            if name.endswith(f"{side}_proj.weight"):
+                norm = source[name.replace(f"{side}_proj", f"{side}_norm")]
+                heads = weight.view(-1, head_dim, weight.shape[1])
+                heads *= norm[None, :, None] * scales[name][:, None, None]
+        target.copy_(weight)
+
+
+def _inverse_rms(generator: Any, sequences: Sequence[Sequence[int]], head_dim: int) -> dict[str, Tensor]:
+    """Return the mean of 1/RMS of every query and key head, by the name of its projection's weight."""
+    sums: dict[str, Tensor] = {}
+    tokens = 0
+    handles = []
+    for name, layer in generator.model.named_modules():
+        if name.endswith(("q_proj", "k_proj")):
+
+            def add(_: nn.Module, __: object, out: Tensor, key: str = f"{name}.weight") -> None:
+                rms = out.view(-1, out.shape[-1] // head_dim, head_dim).pow(2).mean(-1).add(EPSILON).sqrt()
+                sums[key] = sums.get(key, torch.zeros(rms.shape[1])) + rms.reciprocal().sum(0).cpu()
+
+            handles.append(layer.register_forward_hook(add))
+    for ids in sequences:
+        generator.model(input_ids=torch.tensor([list(ids)], device=generator.device))
+        tokens += len(ids)
+    for handle in handles:
+        handle.remove()
+    return {name: total / tokens for name, total in sums.items()}
