@@ -33,7 +33,9 @@ def inherit(trunk: nn.Module, generator: Any, sequences: Sequence[Sequence[int]]
             target.zero_()
             continue
         if name not in source or source[name].shape != target.shape:
-            raise ValueError(f"{name}: the generator has no weight of shape {tuple(target.shape)}; shapes must agree")
+            raise ValueError(
+                f"{name}: the generator has no weight of shape {tuple(target.shape)}; shapes must agree"
+            )
         weight = source[name].clone()
         for side in ("q", "k"):
             if name.endswith(f"{side}_proj.weight"):

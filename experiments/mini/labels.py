@@ -66,6 +66,28 @@ def step_labels(problem: Problem, solution: str) -> list[bool]:
     return labels
 
 
+def first_wrong_character(step: str) -> int | None:
+    """Return where the result of an equation first differs from what its operands give; None when it does not.
+
+    >>> first_wrong_character("sold: 31-7=25"), first_wrong_character("sold: 31-7=24")
+    (12, None)
+    """
+    found = EQUATION.match(step)
+    if found is None:
+        return None
+    a, sign, b, written = int(found[1]), found[2], int(found[3]), found[4]
+    if sign == "/" and (b == 0 or a % b):
+        return found.start(4)
+    true = str({"+": a + b, "-": a - b, "*": a * b, "/": a // max(b, 1)}[sign])
+    if written == true:
+        return None
+    same = next(
+        (i for i, (x, y) in enumerate(zip(written, true, strict=False)) if x != y),
+        min(len(written), len(true)),
+    )
+    return found.start(4) + min(same, len(written) - 1)
+
+
 def _equation(step: str) -> tuple[str, tuple[int, ...], int] | None:
     found = EQUATION.match(step)
     if found is None:

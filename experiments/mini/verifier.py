@@ -17,7 +17,7 @@ from torch.nn import functional
 from transformers import Qwen2Config, Qwen2Model
 
 from experiments.mini.inheritance import inherit
-from experiments.mini.labels import split_steps
+from experiments.mini.labels import first_wrong_character, split_steps
 from experiments.mini.ladder import HEAD_DIM, Rung, verifier_config
 from experiments.mini.sampling import load_generator
 from experiments.mini.tokenizer import STEP, make_tokenizer, prompt_of, token_id
@@ -27,6 +27,9 @@ GOOD_LABEL = 1
 NO_LABEL = -100
 # Weight of the auxiliary loss: predicting the tokens of right steps teaches the arithmetic that judging needs.
 LANGUAGE_WEIGHT = 0.5
+# Weight of the loss on single tokens: which digit of a wrong result is the first that is wrong is known exactly, and
+# says far more than one label a step.
+TOKEN_WEIGHT = 1.0
 
 
 class ProcessRewardModel(nn.Module):
@@ -81,13 +84,17 @@ class Labelled:
     labels: tuple[bool, ...]
 
 
+Encoded = tuple[list[int], list[int], list[int], list[int]]
+
+
 @dataclass(frozen=True)
 class LabelledBatch:
-    """Token ids (b, t), step labels (b, t) at the tags, and next tokens (b, t) inside right steps."""
+    """Token ids (b, t); step labels at the tags, next tokens inside right steps, labels of single tokens (all b, t)."""
 
     tokens: Tensor
     labels: Tensor
     following: Tensor
+    marks: Tensor
 
 
 def train_verifier(
@@ -97,9 +104,11 @@ def train_verifier(
     torch.manual_seed(schedule.seed)
     config = verifier_config(shape)
     module = ProcessRewardModel(config).to(device())
+    # Judges single tokens while training; it is no part of the checkpoint.
+    module.marker = nn.Linear(config.hidden_size, 2).to(device())
     encoded = [_encode(sample) for sample in data]
     if shape.inherits:
-        sequences = [tokens for tokens, _, _ in encoded[:: max(1, len(encoded) // 200)]]
+        sequences = [each[0] for each in encoded[:: max(1, len(encoded) // 200)]]
         inherit(module.model, load_generator(work / shape.inherits), sequences, HEAD_DIM)
 
     def loss(batch: LabelledBatch) -> Tensor:
@@ -107,7 +116,10 @@ def train_verifier(
         tagged, inside = batch.labels != NO_LABEL, batch.following != NO_LABEL
         judged = functional.cross_entropy(module.score(hidden[tagged]), batch.labels[tagged])
         told = functional.linear(hidden[inside], module.model.embed_tokens.weight)
-        return judged + LANGUAGE_WEIGHT * functional.cross_entropy(told, batch.following[inside])
+        marked = batch.marks != NO_LABEL
+        digits = functional.cross_entropy(module.marker(hidden[marked]), batch.marks[marked])
+        language = functional.cross_entropy(told, batch.following[inside])
+        return judged + LANGUAGE_WEIGHT * language + TOKEN_WEIGHT * digits
 
     folder = work / shape.name
     trainer = Trainer(
@@ -124,31 +136,34 @@ def save_verifier(module: ProcessRewardModel, folder: Path, outcome: Outcome) ->
     folder.mkdir(parents=True, exist_ok=True)
     module.config.save_pretrained(folder)
     make_tokenizer().save_pretrained(folder)
-    weights = {name: value.cpu().contiguous() for name, value in module.state_dict().items()}
+    kept = {name: value for name, value in module.state_dict().items() if not name.startswith("marker.")}
+    weights = {name: value.cpu().contiguous() for name, value in kept.items()}
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
     (folder / "training.json").write_text(json.dumps(outcome.__dict__, indent=2) + "\n")
 
 
-def _encode(sample: Labelled) -> tuple[list[int], list[int], list[int]]:
-    """Return token ids, step labels and next tokens of one sample, all of one length."""
+def _encode(sample: Labelled) -> Encoded:
+    """Return token ids, step labels, next tokens and token labels of one sample, all of one length."""
     steps = split_steps(sample.solution)[: len(sample.labels)]
     tokens = verifier_tokens(sample.question, steps)
     tag = token_id(STEP)
-    labels, following = [NO_LABEL] * len(tokens), [NO_LABEL] * len(tokens)
-    remaining = iter(sample.labels)
+    labels, following, marks = ([NO_LABEL] * len(tokens) for _ in range(3))
     begin = len(make_tokenizer().encode(prompt_of(sample.question), add_special_tokens=False))
-    for end in (i for i, token in enumerate(tokens) if token == tag and i >= begin):
-        right = next(remaining, False)
+    ends = [i for i, token in enumerate(tokens) if token == tag and i >= begin]
+    for step, right, end in zip(steps, sample.labels, ends, strict=False):
         labels[end] = int(right)
         if right:
             following[begin - 1 : end - 1] = tokens[begin:end]
+            marks[begin:end] = [1] * (end - begin)
+        elif (wrong := first_wrong_character(step)) is not None:
+            # Digits and signs of an equation are one token each, so characters count from the end as tokens do.
+            at = end - (len(step) - wrong)
+            marks[at:end] = [0] * (end - at)
         begin = end + 1
-    return tokens, labels, following
+    return tokens, labels, following, marks
 
 
-def _batches(
-    encoded: Sequence[tuple[list[int], list[int], list[int]]], rows: int, seed: int, first: int
-) -> Iterator[LabelledBatch]:
+def _batches(encoded: Sequence[Encoded], rows: int, seed: int, first: int) -> Iterator[LabelledBatch]:
     number = 0
     for epoch in range(1_000_000):
         rng = np.random.default_rng((seed, epoch))
@@ -168,9 +183,9 @@ def _batches(
             number += 1
 
 
-def _padded(samples: Sequence[tuple[list[int], list[int], list[int]]]) -> LabelledBatch:
-    width = max(len(tokens) for tokens, _, _ in samples)
+def _padded(samples: Sequence[Encoded]) -> LabelledBatch:
+    width = max(len(sample[0]) for sample in samples)
     columns = []
-    for part, fill in ((0, 0), (1, NO_LABEL), (2, NO_LABEL)):
+    for part, fill in ((0, 0), (1, NO_LABEL), (2, NO_LABEL), (3, NO_LABEL)):
         columns.append(torch.tensor([list(s[part]) + [fill] * (width - len(s[part])) for s in samples]))
     return LabelledBatch(*(column.to(device()) for column in columns))
