@@ -105,7 +105,8 @@ def train_verifier(
     config = verifier_config(shape)
     module = ProcessRewardModel(config).to(device())
     # Judges single tokens while training; it is no part of the checkpoint.
-    module.marker = nn.Linear(config.hidden_size, 2).to(device())
+    marker = nn.Linear(config.hidden_size, 2).to(device())
+    module.add_module("marker", marker)
     encoded = [_encode(sample) for sample in data]
     if shape.inherits:
         sequences = [each[0] for each in encoded[:: max(1, len(encoded) // 200)]]
@@ -117,7 +118,7 @@ def train_verifier(
         judged = functional.cross_entropy(module.score(hidden[tagged]), batch.labels[tagged])
         told = functional.linear(hidden[inside], module.model.embed_tokens.weight)
         marked = batch.marks != NO_LABEL
-        digits = functional.cross_entropy(module.marker(hidden[marked]), batch.marks[marked])
+        digits = functional.cross_entropy(marker(hidden[marked]), batch.marks[marked])
         language = functional.cross_entropy(told, batch.following[inside])
         return judged + LANGUAGE_WEIGHT * language + TOKEN_WEIGHT * digits
 
