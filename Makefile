@@ -37,6 +37,9 @@ lint: $(STAMP) ## Check style, types and directions of import
 	$(BIN)/mypy
 	PYTHONPATH=. $(BIN)/lint-imports
 
+# One thread a library: with two, a busy neighbour on one core makes the other spin.
+test test-long: export OMP_NUM_THREADS = 1
+
 test: lint ## Environment, lint, and every test but the slow ones
 	$(BIN)/python -m pytest -m "not slow" $(ARGS)
 
