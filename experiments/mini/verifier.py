@@ -113,13 +113,14 @@ def train_verifier(
         inherit(module.model, load_generator(work / shape.inherits), sequences, HEAD_DIM)
 
     def loss(batch: LabelledBatch) -> Tensor:
-        hidden = module(batch.tokens)
-        tagged, inside = batch.labels != NO_LABEL, batch.following != NO_LABEL
+        states = module.model(input_ids=batch.tokens, output_hidden_states=True)
+        hidden, read = states.last_hidden_state, states.hidden_states[shape.reading or shape.layers]
+        tagged, inside, marked = (part != NO_LABEL for part in (batch.labels, batch.following, batch.marks))
         judged = functional.cross_entropy(module.score(hidden[tagged]), batch.labels[tagged])
-        told = functional.linear(hidden[inside], module.model.embed_tokens.weight)
-        marked = batch.marks != NO_LABEL
-        digits = functional.cross_entropy(marker(hidden[marked]), batch.marks[marked])
+        # The lower layers go on predicting the next token, so that those above have something to compare with.
+        told = functional.linear(module.model.norm(read[inside]), module.model.embed_tokens.weight)
         language = functional.cross_entropy(told, batch.following[inside])
+        digits = functional.cross_entropy(marker(hidden[marked]), batch.marks[marked])
         return judged + LANGUAGE_WEIGHT * language + TOKEN_WEIGHT * digits
 
     folder = work / shape.name
