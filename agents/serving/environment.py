@@ -20,6 +20,8 @@ def preferred_environment(settings: HostSettings) -> dict[str, str]:
         "VLLM_LOGGING_LEVEL": settings.log_level,
         "VLLM_NO_USAGE_STATS": "1",
         "TOKENIZERS_PARALLELISM": "false",
+        # vLLM imports setuptools, which refuses to load when a library imported Python's own distutils before.
+        "SETUPTOOLS_USE_DISTUTILS": "stdlib",
     }
 
 

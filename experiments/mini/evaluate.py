@@ -66,6 +66,7 @@ def open_engine(folder: Path, seed: int, pooling: bool = False) -> Any:
     os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    os.environ.setdefault("SETUPTOOLS_USE_DISTUTILS", "stdlib")
     from vllm import LLM
     from vllm.config import PoolerConfig
 
