@@ -38,7 +38,7 @@ GENERATORS = (
     Rung("mini-2m", 192, 5, 6, 2, 512, 1700, 5e-3),
 )
 VERIFIERS = (
-    Rung("mini-prm-s", 32, 7, 1, 1, 64, 4000, 8e-3, reading=4),
+    Rung("mini-prm-s", 32, 7, 1, 1, 64, 2500, 8e-3, reading=4),
     Rung("mini-prm-l", 96, 6, 3, 3, 256, 1500, 4e-3, "mini-500k", reading=4),
 )
 

@@ -6,8 +6,8 @@ Starts vLLM once a family (about half a minute); the mini family is held too whe
 import asyncio
 import shutil
 from collections.abc import Iterator
-from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -51,10 +51,9 @@ class Both:
 
 @pytest.fixture(scope="module", params=["tiny", "mini"])
 def both(
-    request: pytest.FixtureRequest, tiny: Path, tmp_path_factory: pytest.TempPathFactory
+    request: pytest.FixtureRequest, tiny: Path, tmp_path_factory: pytest.TempPathFactory, host_keeper: Any
 ) -> Iterator[Both]:
-    if find_spec("vllm") is None:
-        pytest.skip("vllm is not installed (extra `engine`)")
+    host_keeper.close()  # a process hosts vLLM once
     if request.param == "mini":
         if not (ROOT / "models" / "family.json").exists():
             pytest.skip("models/family.json is not there: the mini family is not published yet")
