@@ -21,6 +21,8 @@ from agents.serving.errors import EngineFaultError, RequestRefusedError
 from agents.serving.requests import SEED_LIMIT, Completion, Generation, Output, Pooled, Request
 from agents.serving.settings import HostedModel
 
+STEP_TOKENS = 8192  # prompt tokens that enter one step; more wait for the next
+
 
 def register_models() -> None:
     """Add the architectures vLLM lacks. Registered as classes: by name vLLM would start a process to look."""
@@ -51,6 +53,11 @@ def engine_arguments(model: HostedModel) -> dict[str, Any]:
         "disable_log_stats": True,
         "use_tqdm_on_load": False,
     }
+    if model.runner == "generate" and model.context_tokens is not None and not torch.cuda.is_available():
+        # A seeded request whose prompt is cut over two steps kills vLLM 0.32 on a CPU (it rewinds a generator that
+        # cannot be rewound), so prompts enter whole and a step has room for the longest.
+        arguments["enable_chunked_prefill"] = False
+        arguments["max_num_batched_tokens"] = max(model.context_tokens, STEP_TOKENS)
     if model.runner == "pooling":
         arguments["pooler_config"] = PoolerConfig(
             tok_pooling_type="ALL" if model.step_tag_id is None else "STEP", step_tag_id=model.step_tag_id

@@ -85,6 +85,16 @@ def test_many_callers_share_the_engines_and_get_their_own(host, prompt) -> None:
     assert [[draft.token_ids for draft in pair] for pair in again] == same
 
 
+def test_more_seeded_prompts_than_one_step_holds_are_all_answered(host, prompt) -> None:
+    """On a CPU vLLM dies when a seeded prompt is cut over two steps: none may be."""
+    long = (prompt * 40)[:200]
+
+    async def at_once():
+        return await host.run("micro-a", [drafts([*long[:-1], 40 + k], [k])[0] for k in range(60)])
+
+    assert len(asyncio.run(at_once())) == 60
+
+
 def test_threads_without_an_event_loop_wait_on_futures(host, prompt) -> None:
     found = {}
 
