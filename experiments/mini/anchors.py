@@ -7,7 +7,6 @@ and must not carry what the policy is judged on.
 from collections.abc import Sequence
 from itertools import islice
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -26,7 +25,6 @@ ANCHORS = {
     "Math_Contest": ("contest",),
     "Coding_MiniCode": ("code_2", "code_3", "code_4"),
 }
-_ENGINES: list[Any] = []
 
 
 def measure_anchors(models: Path, generators: Sequence[str], each: int) -> dict[str, dict[str, float]]:
@@ -36,7 +34,6 @@ def measure_anchors(models: Path, generators: Sequence[str], each: int) -> dict[
     anchors: dict[str, dict[str, float]] = {}
     for name in generators:
         engine = open_engine(models / name, SEED)
-        _ENGINES.append(engine)
         texts = sampled(engine, flat, 1, 0.0)
         right = {
             level: [is_right(p, t[0]) for p, t in zip(flat, texts, strict=True) if p.level == level]

@@ -60,6 +60,10 @@ def test_questions(count: int, seed: int) -> Questions:
     )
 
 
+# An engine that is collected takes the process group of all others with it.
+_ENGINES: list[Any] = []
+
+
 def open_engine(folder: Path, seed: int, pooling: bool = False) -> Any:
     """Return a vLLM engine over a checkpoint of the family. Engines live in this process until it ends."""
     os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
@@ -80,10 +84,12 @@ def open_engine(folder: Path, seed: int, pooling: bool = False) -> Any:
         "disable_log_stats": True,
     }
     if not pooling:
-        return LLM(str(folder), enable_prefix_caching=True, **shared)
+        _ENGINES.append(LLM(str(folder), enable_prefix_caching=True, **shared))
+        return _ENGINES[-1]
     tag = token_id(STEP)
     pooler = PoolerConfig(tok_pooling_type="STEP", step_tag_id=tag)
-    return LLM(str(folder), runner="pooling", pooler_config=pooler, **shared)
+    _ENGINES.append(LLM(str(folder), runner="pooling", pooler_config=pooler, **shared))
+    return _ENGINES[-1]
 
 
 def sampled(engine: Any, problems: Sequence[Problem], count: int, temperature: float) -> list[list[str]]:
@@ -148,7 +154,6 @@ def evaluate(
     return report
 
 
-_ENGINES: list[Any] = []
 Drawn = dict[str, list[list[str]]]
 
 
@@ -156,8 +161,6 @@ def _samples(folder: Path, questions: Questions, seed: int, kept: Path) -> Drawn
     file = kept / f"{folder.name}.json"
     if not file.exists():
         engine = open_engine(folder, seed)
-        # An engine that is collected takes the process group of all others with it.
-        _ENGINES.append(engine)
         drawn: Drawn = {
             "greedy": sampled(engine, [*questions.math, *questions.contest, *questions.code], 1, 0.0),
             "math": sampled(engine, questions.math, SAMPLES, TEMPERATURE),
@@ -179,7 +182,6 @@ def _scores(
     ]
     if not file.exists():
         engine = open_engine(folder, seed, pooling=True)
-        _ENGINES.append(engine)
         file.write_text(json.dumps([[*pair, score] for pair, score in path_means(engine, pairs).items()]))
     return {(question, text): score for question, text, score in json.loads(file.read_text())}
 

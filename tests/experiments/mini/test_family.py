@@ -4,7 +4,6 @@ These start vLLM once (about half a minute), so the engines are shared by the mo
 """
 
 import json
-import sys
 from collections.abc import Callable
 from itertools import islice
 from pathlib import Path
@@ -38,8 +37,6 @@ def engines() -> Engines:
             opened[name] = open_engine(MODELS / name, 0, pooling="prm" in name)
         return opened[name]
 
-    # An engine that is collected ends the process group of the others: they live as long as the process.
-    sys.modules[__name__].__dict__["_kept"] = opened
     return engine
 
 
