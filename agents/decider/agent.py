@@ -19,7 +19,7 @@ from msgspec import Struct
 from agents.decider import snapshot
 from agents.decider.decisions import Surroundings, context_of, decision_of
 from agents.decider.errors import CorruptState, DeciderError, DuplicateQuery
-from agents.decider.fold import Folded, fold, introduce
+from agents.decider.fold import Folded, fold, introduce, untold
 from agents.decider.observations import (
     ActionRow,
     Move,
@@ -85,8 +85,7 @@ class Recovered:
         snapshot_version: Place in the order of the snapshot used; -1 for none.
         refused: Newer snapshots that were damaged, each with its reason.
         next_context, next_reward: First offsets the log does not hold. Read from here when the group's commit
-            is
-            further on: it ran ahead of the changelog.
+            is further on: it ran ahead of the changelog.
     """
 
     folded: Folded
@@ -217,8 +216,8 @@ class Decider:
             records: Every key and value of the table, in any order.
 
         Raises:
-            CorruptState: A row that cannot be read, or no snapshot that is whole where the rows before it are
-                gone.
+            CorruptState: A row that cannot be read; a place in the order that no row tells of; or no snapshot
+                that is whole where the rows before it are gone.
         """
         snapshots: dict[bytes, bytes] = {}
         rows: list[Row] = []
@@ -235,18 +234,13 @@ class Decider:
                     offers.append(row)
                 case Row():
                     rows.append(row)
-        found, refused = snapshot.read(snapshots)
-        if refused and found is None:
-            raise refused[0]
-        after = -1
+        found, refused = snapshot.read(snapshots, self.policy.load)
+        after = -1 if found is None else found.version
+        if (absent := untold(rows, after)) is not None:
+            raise refused[0] if refused and found is None else absent
         if found is not None:
-            after = found.manifest.version
-            self.policy.load(found.state)
-            self.clock = found.manifest.clock
-            self.context_offset, self.reward_offset = (
-                found.manifest.context_offset,
-                found.manifest.reward_offset,
-            )
+            self.clock = found.clock
+            self.context_offset, self.reward_offset = found.context_offset, found.reward_offset
         introduce(self.policy, self.actions.values())
         self.offered = max(offers, key=lambda offer: offer.seq).actions if offers else ()
         folded = fold(self.policy, rows, after)

@@ -69,4 +69,8 @@ class CorruptState(DeciderError):
 
     def __init__(self, what: str, found: object, wanted: object) -> None:
         super().__init__(f"{what}: found {found!r}, wanted {wanted!r}; use an earlier state or fold the log")
-        self.what = what
+        self.what, self.found, self.wanted = what, found, wanted
+
+    def within(self, whole: str) -> CorruptState:
+        """Return the same error, said of a part of something."""
+        return CorruptState(f"{whole} {self.what}", self.found, self.wanted)

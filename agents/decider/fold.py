@@ -13,6 +13,7 @@ from itertools import groupby
 from operator import itemgetter
 from typing import Final
 
+from agents.decider.errors import CorruptState
 from agents.decider.observations import ActionRow, Row
 from agents.decider.policies.base import Policy
 
@@ -68,6 +69,23 @@ def fold(policy: Policy, rows: Iterable[Row], after: int = -1) -> Folded:
         last_seq=max((r.last_seq for r in ordered), default=after),
         clock=max((r.clock + 1 for r in ordered), default=0),
     )
+
+
+def untold(rows: Sequence[Row], after: int = -1) -> CorruptState | None:
+    """Return what is missing from the log, None when it is whole.
+
+    Decisions and updates share one order without gaps, so a row that was lost, or not yet read, leaves a place
+    of which nothing tells.
+
+    Args:
+        rows: Rows in any order.
+        after: Last place that a snapshot holds already; -1 for none.
+    """
+    places = sorted(place for row in rows for place in row.places if place > after)
+    for wanted, place in enumerate(places, after + 1):
+        if place != wanted:
+            return CorruptState("the log at its next place", place, wanted)
+    return None
 
 
 def introduce(policy: Policy, actions: Iterable[ActionRow]) -> None:

@@ -102,9 +102,14 @@ class Row(Struct, frozen=True, kw_only=True, omit_defaults=True, tag="decider-ro
     imputed: float = 0.0
 
     @property
+    def places(self) -> tuple[int, ...]:
+        """Return the places of the decision and of each change; -1 stands for one that has not come."""
+        return self.seq, self.learned_seq, self.corrected_seq, self.ended_seq
+
+    @property
     def last_seq(self) -> int:
         """Return the place of the newest change."""
-        return max(self.seq, self.learned_seq, self.corrected_seq, self.ended_seq)
+        return max(self.places)
 
     def vector(self) -> Vector:
         """Return s_q as float64, shape (d_q,)."""

@@ -7,12 +7,14 @@ counts as reproduced when its score is within TOLERANCE of the best.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
-from agents.decider.fold import introduce
-from agents.decider.observations import ActionRow, AnyRow, OfferRow, Row, policy_objective
+from agents.decider import snapshot
+from agents.decider.errors import CorruptState
+from agents.decider.fold import introduce, untold
+from agents.decider.observations import ActionRow, AnyRow, OfferRow, Row, decode_row, policy_objective
 from agents.decider.policies.base import Context, Policy
 from agents.space.action_space import ActionSpace
 from schemas.action import Action
@@ -32,6 +34,34 @@ class Mismatch:
     field: str
     logged: object
     replayed: object
+
+
+def opened(policy: Policy, records: Mapping[bytes, bytes]) -> tuple[list[AnyRow], int]:
+    """Return the rows of a log and the place after which they can be replayed.
+
+    That place is -1, before everything, unless rows have left the log: then a snapshot holds them, and the
+    policy becomes the oldest whole one.
+
+    Args:
+        policy: Of the settings of the live run; fresh.
+        records: Every key and value of the log.
+
+    Raises:
+        CorruptState: There is no row, a row cannot be read, or rows are missing that no snapshot holds.
+    """
+    snapshots = {k: v for k, v in records.items() if k.startswith(snapshot.SNAPSHOT_KEY)}
+    log = [decode_row(k, v) for k, v in records.items() if k not in snapshots]
+    decided = [row for row in log if isinstance(row, Row)]
+    if not decided:
+        raise CorruptState("the decider's log", "no rows", "at least one decision")
+    if (absent := untold(decided)) is None:
+        return log, -1
+    found, refused = snapshot.read(snapshots, policy.load, oldest=True)
+    if found is None:
+        raise refused[0] if refused else absent
+    if (absent := untold(decided, found.version)) is not None:
+        raise absent
+    return log, found.version
 
 
 def mismatches(policy: Policy, rows: Iterable[AnyRow], seed: int, after: int = -1) -> Iterator[Mismatch]:

@@ -10,7 +10,7 @@ in, keys and values out.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Final
 
 import msgspec
@@ -18,6 +18,7 @@ from msgspec import Struct
 
 from agents.decider.errors import CorruptState
 from agents.decider.observations import Row
+from schemas.query import Origin
 
 SNAPSHOT_KEY: Final = b"\x00snapshot/"
 """Prefix of snapshot records. A query_id is printable ASCII, so no query's row can begin like this."""
@@ -48,13 +49,6 @@ class Manifest(Struct, frozen=True, kw_only=True, tag="decider-snapshot.v1", tag
     chunks: tuple[str, ...]
     sha256: str
     size: int
-
-
-class Snapshot(Struct, frozen=True, kw_only=True):
-    """A complete, verified state."""
-
-    manifest: Manifest
-    state: bytes
 
 
 def write(
@@ -92,20 +86,27 @@ def write(
     yield _manifest_key(version), _digest(body).encode() + b"\n" + body
 
 
-def read(records: Mapping[bytes, bytes]) -> tuple[Snapshot | None, list[CorruptState]]:
-    """Return the newest complete and verified version, and why each newer one was refused.
+def read(
+    records: Mapping[bytes, bytes], accept: Callable[[bytes], None], *, oldest: bool = False
+) -> tuple[Manifest | None, list[CorruptState]]:
+    """Return the newest complete, verified and accepted version, and why each newer one was refused.
 
     Chunks without a manifest are a version whose writing was cut short; they are no error.
 
     Args:
         records: Every record of the log whose key begins with SNAPSHOT_KEY.
+        accept: Takes the state, or raises CorruptState: `Policy.load`.
+        oldest: Begin with the oldest version instead: a replay wants the most rows after it.
     """
     refused: list[CorruptState] = []
-    for version in sorted(versions(records), reverse=True):
+    for version in sorted(versions(records), reverse=not oldest):
         try:
-            return _verified(records, version), refused
+            manifest, state = _verified(records, version)
+            accept(state)
         except CorruptState as error:
-            refused.append(error)
+            refused.append(error.within(f"snapshot {version}"))
+        else:
+            return manifest, refused
     return None, refused
 
 
@@ -114,14 +115,16 @@ def versions(records: Iterable[bytes]) -> set[int]:
     return {_version(key) for key in records if key.startswith(SNAPSHOT_KEY) and key.endswith(b"/manifest")}
 
 
-def obsolete(records: Iterable[bytes], rows: Iterable[Row], oldest_origin: int) -> Iterator[bytes]:
+def obsolete(
+    records: Iterable[bytes], rows: Iterable[Row], replayable: Callable[[Origin], bool]
+) -> Iterator[bytes]:
     """Yield the keys that may get a tombstone once a new manifest is written.
 
     Args:
         records: Keys of the snapshot records there are.
         rows: The rows of the log.
-        oldest_origin: Offset of the oldest Query that could still be replayed; rows of newer ones must stay,
-            so that a replayed Context or Reward is recognised.
+        replayable: Whether the broker still holds the record of an origin. A row stays as long as its Query or
+            its Context could come again and would have to be recognised.
     """
     keys = list(records)
     known = sorted(versions(keys), reverse=True)
@@ -130,36 +133,37 @@ def obsolete(records: Iterable[bytes], rows: Iterable[Row], oldest_origin: int) 
     floor = known[KEPT - 1]
     for row in rows:
         ended = row.stage in ("closed", "abandoned")
-        if ended and row.last_seq <= floor and row.query_origin.offset < oldest_origin:
+        if not ended or row.last_seq > floor:
+            continue
+        if not (replayable(row.query_origin) or replayable(row.context_origin)):
             yield row.query_id.encode()
     for key in keys:
         if key.startswith(SNAPSHOT_KEY) and _version(key) < floor:
             yield key
 
 
-def _verified(records: Mapping[bytes, bytes], version: int) -> Snapshot:
-    what = f"snapshot {version}"
+def _verified(records: Mapping[bytes, bytes], version: int) -> tuple[Manifest, bytes]:
     stated, _, body = records[_manifest_key(version)].partition(b"\n")
     if stated.decode(errors="replace") != _digest(body):
-        raise CorruptState(f"{what} manifest sha256", _digest(body), stated)
+        raise CorruptState("manifest sha256", _digest(body), stated)
     try:
         manifest = msgspec.json.decode(body, type=Manifest)
     except msgspec.DecodeError as error:
-        raise CorruptState(f"{what} manifest", str(error), "decider-snapshot.v1") from None
+        raise CorruptState("manifest", str(error), "decider-snapshot.v1") from None
     if manifest.version != version:
-        raise CorruptState(f"{what} manifest version", manifest.version, version)
+        raise CorruptState("manifest version", manifest.version, version)
     parts = []
     for index, digest in enumerate(manifest.chunks):
         part = records.get(_chunk_key(version, index))
         if part is None:
-            raise CorruptState(f"{what} chunk {index}", "nothing", f"{len(manifest.chunks)} chunks")
+            raise CorruptState(f"chunk {index}", "nothing", f"{len(manifest.chunks)} chunks")
         if _digest(part) != digest:
-            raise CorruptState(f"{what} chunk {index} sha256", _digest(part), digest)
+            raise CorruptState(f"chunk {index} sha256", _digest(part), digest)
         parts.append(part)
     state = b"".join(parts)
     if (len(state), _digest(state)) != (manifest.size, manifest.sha256):
-        raise CorruptState(f"{what} size", len(state), manifest.size)
-    return Snapshot(manifest=manifest, state=state)
+        raise CorruptState("size", len(state), manifest.size)
+    return manifest, state
 
 
 def _digest(data: bytes) -> str:

@@ -4,14 +4,21 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 
 from agents.decider import snapshot
 from agents.decider.errors import CorruptState
-from agents.decider.observations import Row, decode_row
-from agents.decider.policies.linucb import LinUCB
+from agents.decider.observations import Row, decode_row, encode_row
+from agents.decider.policies.linucb import LinUCB, LinUCBSettings
+from schemas.query import Origin
 
 SMALL = 4096
+
+
+def never(origin: Origin) -> bool:
+    """The broker has dropped every Query and Context."""
+    return False
 
 
 def life(shard: Any, rounds: int) -> None:
@@ -34,7 +41,7 @@ def shard(make_shard: Any) -> Any:
     for _ in range(2):
         life(shard, 6)
         shard.table |= shard.decider.snapshot(SMALL)
-    for key in list(snapshot.obsolete(shard.table, rows(shard), oldest_origin=10**9)):
+    for key in list(snapshot.obsolete(shard.table, rows(shard), never)):
         del shard.table[key]
     life(shard, 3)
     return shard
@@ -92,12 +99,50 @@ def test_with_no_whole_snapshot_left_recovery_refuses(shard: Any) -> None:
         shard.crash()
 
 
+def test_with_no_whole_snapshot_left_the_whole_log_is_folded(make_shard: Any) -> None:
+    shard = make_shard(LinUCB)
+    for _ in range(2):
+        life(shard, 5)
+        shard.table |= shard.decider.snapshot(SMALL)
+    for version in snapshot.versions(shard.table):
+        shard.table[snapshot.SNAPSHOT_KEY + f"{version}/0".encode()] = b"?"
+    before = shard.decider
+    found = shard.crash()
+    assert found.snapshot_version == -1
+    assert len(found.refused) == 2
+    shard.same_as(before)
+
+
+def test_a_snapshot_of_other_settings_is_refused_and_the_log_is_folded(make_shard: Any) -> None:
+    shard = make_shard(LinUCB)
+    life(shard, 5)
+    shard.table |= shard.decider.snapshot(SMALL)
+    shard.make_policy = lambda features: LinUCB(features, LinUCBSettings(alpha=2.0))
+    found = shard.crash()
+    assert found.snapshot_version == -1
+    assert "snapshot 34 state settings" in str(found.refused[0])
+    assert found.folded.updates == 15
+
+
+@pytest.mark.parametrize("lost", ["a decision", "a reward"])
+def test_a_log_with_a_hole_stops_recovery(shard: Any, lost: str) -> None:
+    victim = next(row for row in rows(shard) if row.seq > newest(shard) and row.learned_seq >= 0)
+    if lost == "a decision":
+        del shard.table[victim.query_id.encode()]
+    else:
+        earlier = msgspec.structs.replace(victim, stage="pending", learned_seq=-1, kinds=())
+        shard.table[victim.query_id.encode()] = encode_row(earlier)
+    place = victim.seq if lost == "a decision" else victim.learned_seq
+    with pytest.raises(CorruptState, match=f"the log at its next place: found {place + 1}, wanted {place}"):
+        shard.crash()
+
+
 def test_a_crash_between_any_two_writes_recovers_the_same_state(shard: Any) -> None:
     before = shard.decider
     writes = list(shard.decider.snapshot(SMALL))
     assert writes[-1][0].endswith(b"/manifest")
     whole = shard.table | dict(writes)
-    drops = list(snapshot.obsolete(whole, rows(shard), oldest_origin=10**9))
+    drops = list(snapshot.obsolete(whole, rows(shard), never))
     assert drops
     tables = [shard.table | dict(writes[:n]) for n in range(len(writes) + 1)]
     for n in range(len(drops) + 1):
@@ -111,11 +156,16 @@ def test_a_crash_between_any_two_writes_recovers_the_same_state(shard: Any) -> N
 def test_rows_still_open_or_still_replayable_stay(shard: Any) -> None:
     life(shard, 4)
     shard.table |= shard.decider.snapshot(SMALL)
-    dropped = set(snapshot.obsolete(shard.table, rows(shard), oldest_origin=30))
-    for row in rows(shard):
-        if row.query_id.encode() in dropped:
-            assert row.stage in ("closed", "abandoned")
-            assert row.query_origin.offset < 30
+    for topic in ("query", "context"):
+        dropped = set(
+            snapshot.obsolete(
+                shard.table, rows(shard), lambda o, topic=topic: o.topic == topic and o.offset >= 30
+            )
+        )
+        gone = [row for row in rows(shard) if row.query_id.encode() in dropped]
+        assert gone
+        assert all(row.stage in ("closed", "abandoned") for row in gone)
+        assert all(row.query_origin.offset < 30 for row in gone)
 
 
 def test_a_replay_of_a_dropped_querys_reward_is_an_orphan(shard: Any) -> None:
