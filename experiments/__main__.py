@@ -2,6 +2,8 @@
 
 import asyncio
 import contextlib
+import re
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
@@ -45,9 +47,15 @@ def cli() -> None:
 @click.option(
     "--in-flight",
     type=click.IntRange(min=1),
-    default=8,
+    default=48,
     show_default=True,
     help="(question, model) pairs at a time, 28 searches each.",
+)
+@click.option(
+    "--part",
+    default="1/1",
+    show_default=True,
+    help="K/N: the K-th of N processes that record together, each with questions of its own and in the same WORK.",
 )
 @click.option("--seed", type=int, default=0, show_default=True, help="Of all drafts.")
 @click.option(
@@ -69,6 +77,7 @@ def record(
     device: str,
     threads: int | None,
     in_flight: int,
+    part: str,
     seed: int,
     work: Path,
     out: Path | None,
@@ -83,8 +92,8 @@ def record(
     from agents.aggregator.math_pool import MathPool
     from agents.space.catalogue import load_catalogue
     from experiments.record import table
-    from experiments.record.bench import Kind, open_bench
-    from experiments.record.journal import Journal, JournalError
+    from experiments.record.bench import Kind, open_bench, weights
+    from experiments.record.journal import Journal, JournalError, journals
     from experiments.record.questions import Task, fingerprint, questions_of
     from experiments.record.run import Plan
     from experiments.record.run import record as run
@@ -97,10 +106,14 @@ def record(
     if unknown := set(models) - set(loaded.model_names):
         raise click.BadParameter(f"--model {sorted(unknown)[0]}: choose of {', '.join(loaded.model_names)}")
     questions = questions_of(cast(Task, task), share=share)
+    found = re.fullmatch(r"([1-9]\d*)/([1-9]\d*)", part)
+    number, parts = (int(found[1]), int(found[2])) if found else (1, 0)
+    if number > parts:
+        raise click.BadParameter(f"--part {part}: give K/N with K from 1 to N, such as 1/2")
 
     async def go(pool: MathPool) -> None:
         bench = await open_bench(loaded, cast(Kind, engine), pool.judge, device=device, verifiers=verifiers)
-        plan = Plan.of(bench, questions, samples, seed, models)
+        plan = Plan.of(bench, questions, samples, seed, models, (number, parts))
         rules = bench.rules
         settings = {
             "catalogue": loaded.fingerprint,
@@ -108,6 +121,7 @@ def record(
             "questions": fingerprint(questions),
             "models": list(dict.fromkeys(action.model for action in plan.actions)),
             "verifiers": list(bench.verifiers),
+            "weights": weights(loaded),
             "engine": engine,
             "grader": grader_version(),
             "seed": seed,
@@ -116,21 +130,27 @@ def record(
         }
         try:
             # The number of samples may grow: what was recorded of the first ones stays.
-            journal = Journal(work / f"{task}.jsonl", settings)
+            name = task if parts == 1 else f"{task}-{number}-of-{parts}"
+            journal = Journal(work / f"{name}.jsonl", settings, journals(work, task))
         except JournalError as error:
             raise click.ClickException(str(error)) from error
-        held = sum(1 for _ in journal.rows())
-        with tqdm(total=plan.searches(), initial=held, unit="search", smoothing=0.05) as bar:
+        wanted = {shard[0] for shard in plan.shards()}
+        share_done = len(wanted & journal.done) / len(wanted)
+        with tqdm(
+            total=plan.searches(), initial=round(plan.searches() * share_done), unit="search", smoothing=0.02
+        ) as bar:
             rate = await run(plan, bench, journal, in_flight=in_flight, progress=bar.update)
         if bench.close is not None:
             await bench.close()
-        wanted = {shard[0] for shard in plan.shards()}
+        click.echo(f"{len(wanted)} shards, {rate:.1f} searches/s now")
+        whole = Journal(journal.path, settings, journals(work, task))
+        if missing := {shard[0] for shard in replace(plan, part=(1, 1)).shards()} - whole.done:
+            click.echo(f"{len(missing)} shards are another part's; who finishes last writes the file")
+            return
         path = out or work / f"{task}.parquet"
-        rows = [row for row in journal.rows() if row["sample"] < samples]
+        rows = [row for row in whole.rows() if row["sample"] < samples]
         size = table.write(path, rows, questions, {**settings, "samples": samples})
-        click.echo(
-            f"{len(wanted)} shards, {len(rows)} searches, {rate:.1f} searches/s now: {path}, {size / 1e6:.1f} MB"
-        )
+        click.echo(f"{len(rows)} searches: {path}, {size / 1e6:.1f} MB")
 
     with MathPool() as pool:
         asyncio.run(go(pool))

@@ -1,5 +1,6 @@
 """Open what a recording runs on: a catalogue's checkpoints under the plain sampler, or under vLLM."""
 
+import hashlib
 from pathlib import Path
 from typing import Literal
 
@@ -8,15 +9,27 @@ from agents.executor.engine import Engine
 from agents.executor.engines.build import EngineOptions, start_engines
 from agents.executor.rules import SearchRules
 from agents.space.catalogue import Catalogue
-from agents.verifier.build import VerifierOptions, format_for, start_verifier
+from agents.verifier.build import VerifierOptions, start_verifier
+from agents.verifier.formats import StepTagFormat
 from agents.verifier.prm import ProcessRewardModel, Verifier
 from experiments.record.pump import Pump
 from experiments.record.searches import Bench
+from experiments.record.texts import Stepwise
 from experiments.record.torch_engine import TorchEngine
 from experiments.record.torch_verifier import TorchRows
 from schemas.search import Served
 
 Kind = Literal["torch", "vllm"]
+
+
+def weights(catalogue: Catalogue, folder: Path = Path()) -> dict[str, str]:
+    """Return a digest of each checkpoint's weights: what a recording must not change under way."""
+    return {
+        entry.name: hashlib.sha256(
+            (folder / entry.checkpoint / "model.safetensors").read_bytes()
+        ).hexdigest()[:16]
+        for entry in (*catalogue.models, *catalogue.verifiers)
+    }
 
 
 async def open_bench(
@@ -54,7 +67,14 @@ async def open_bench(
     else:
         pump = Pump()
         engines = {
-            m.name: TorchEngine(m.name, folder / m.checkpoint, m.engine.context_tokens, pump, device=device)
+            m.name: TorchEngine(
+                m.name,
+                folder / m.checkpoint,
+                m.engine.context_tokens,
+                pump,
+                m.sampling.delimiter,
+                device=device,
+            )
             for m in catalogue.models
         }
         scorers = {}
@@ -67,7 +87,7 @@ async def open_bench(
             scorers[v.name] = ProcessRewardModel(
                 Served(name="torch", model=v.name),
                 rows,
-                format_for(v, rows.prompts),
+                Stepwise(StepTagFormat(rows.prompts, v.step_tags.tag, tag_id=v.step_tags.tag_id)),
                 good_label=v.step_tags.good_label,
                 context_tokens=v.engine.context_tokens,
             )

@@ -1,8 +1,9 @@
 """A plain batched forward pass of Qwen2 and Qwen3 checkpoints with keys and values kept between steps.
 
-A batch has rows of different length: what is cached of each stands right-aligned in columns 0 … C-1, its new
-tokens left-aligned after that, and a mask hides the rest. `agents.serving` serves models; this only makes
-recordings of small ones fast, on a CPU or a GPU, and is held to transformers and vLLM by tests.
+A batch has prefixes, of different lengths, and rows that each continue one of them: a prefix's keys and values
+stand there once, whatever the number of its rows, which attend to it and to their own, and the two parts are
+added up (a softmax over parts: the sums of each are weighed by their maxima). `agents.serving` serves models;
+this only makes recordings of small ones fast, on a CPU or a GPU, and is held to transformers and vLLM by tests.
 """
 
 import json
@@ -66,18 +67,69 @@ class Cache:
     """Keys and values of a batch.
 
     Attributes:
-        values: Shape (layers, 2, rows, kv_heads, columns, head_dim).
-        hidden: Per row, how many leading columns are empty, shape (rows,).
-        width: C: columns in use.
+        prefixes: Shape (layers, 2, prefixes, kv_heads, columns, head_dim), each from column 0 on.
+        lengths: Of the prefixes, shape (prefixes,).
+        values: The rows' own: shape (layers, 2, at least rows, kv_heads, at least width, head_dim).
+        prefix_of: Each row's prefix, shape (rows,).
+        width: Own columns in use.
     """
 
+    prefixes: Tensor
+    lengths: Tensor
     values: Tensor
-    hidden: Tensor
-    width: int
+    prefix_of: Tensor
+    width: int = 0
 
-    def keep(self, rows: Tensor) -> "Cache":
-        """Return the cache of some rows."""
-        return Cache(self.values[:, :, rows], self.hidden[rows], self.width)
+    @property
+    def rows(self) -> int:
+        """Return how many rows there are."""
+        return len(self.prefix_of)
+
+    def branch(self, above: Sequence[int]) -> list[int]:
+        """Let rows go on as others: keep what goes on in one way, copy what goes on in several, drop the rest.
+
+        Only what has to move is copied.
+
+        Args:
+            above: For each row wanted, which row it continues.
+
+        Returns:
+            The place of each row wanted, a permutation of 0 … len(above) - 1.
+        """
+        size, places, later = len(above), [-1] * len(above), []
+        taken: set[int] = set()
+        for at, row in enumerate(above):
+            if row < size and row not in taken:
+                places[at] = row
+                taken.add(row)
+            else:
+                later.append(at)
+        free = iter([row for row in range(size) if row not in taken])
+        for at in later:
+            places[at] = next(free)
+        self.reserve(size, self.width)
+        if later:
+            source = torch.tensor([above[at] for at in later], device=self.values.device)
+            target = torch.tensor([places[at] for at in later], device=self.values.device)
+            used = self.values[..., : self.width, :]
+            used[:, :, target] = used[:, :, source]
+        order = torch.empty(size, dtype=torch.long, device=self.values.device)
+        order[torch.tensor(places, device=order.device)] = torch.tensor(above, device=order.device)
+        self.prefix_of = self.prefix_of[order]
+        return places
+
+    def reserve(self, rows: int, columns: int) -> None:
+        """Make room for so many rows and own columns."""
+        layers, two, held, heads, wide, dim = self.values.shape
+        if rows > held or columns > wide:
+            held = max(2 * held, rows) if rows > held else held
+            wide = max(2 * wide, columns) if columns > wide else wide
+            before, used = self.values, self.rows
+            self.values = before.new_empty(layers, two, held, heads, wide, dim)
+            self.values[:, :, :used, :, : self.width] = before[:, :, :used, :, : self.width]
+
+
+_HIDDEN = -1e30  # finite: a prefix of nothing must not become NaN
 
 
 class Decoder:
@@ -99,25 +151,33 @@ class Decoder:
         half = torch.arange(0, self.shape.head_dim, 2, device=self.device).float() / self.shape.head_dim
         self._frequencies = 1.0 / self.shape.theta**half
 
-    def cache(self, prefixes: Sequence[Sequence[Tensor]], room: int) -> Cache:
+    def cache(self, prefixes: Sequence[Sequence[Tensor]], prefix_of: Sequence[int], room: int) -> Cache:
         """Return a batch's cache from kept pieces.
 
         Args:
-            prefixes: For each row its pieces in order, each of shape (layers, 2, kv_heads, tokens, head_dim).
-            room: New columns to leave free.
+            prefixes: For each prefix its pieces in order, each of shape (layers, 2, kv_heads, tokens, head_dim).
+            prefix_of: The prefix of each row.
+            room: Own columns to begin with.
         """
         s = self.shape
         lengths = [sum(piece.shape[3] for piece in pieces) for pieces in prefixes]
-        width = max(lengths, default=0)
-        size = (s.layers, 2, len(prefixes), s.kv_heads, width + room, s.head_dim)
-        values = torch.zeros(size, device=self.device)
-        for row, (pieces, length) in enumerate(zip(prefixes, lengths, strict=True)):
-            at = width - length
+        size = (s.layers, 2, len(prefixes), s.kv_heads, max(lengths, default=0), s.head_dim)
+        # Zeros and not what memory holds: a hidden column has no weight, but nothing times NaN is NaN.
+        held = torch.zeros(size, device=self.device)
+        for row, pieces in enumerate(prefixes):
+            at = 0
             for piece in pieces:
-                values[:, :, row, :, at : at + piece.shape[3]] = piece
+                held[:, :, row, :, at : at + piece.shape[3]] = piece
                 at += piece.shape[3]
-        hidden = torch.tensor([width - length for length in lengths], device=self.device, dtype=torch.long)
-        return Cache(values, hidden, width)
+        own = torch.empty(
+            s.layers, 2, len(prefix_of), s.kv_heads, max(room, 1), s.head_dim, device=self.device
+        )
+        return Cache(
+            held,
+            torch.tensor(lengths, device=self.device),
+            own,
+            torch.tensor(prefix_of, dtype=torch.long, device=self.device),
+        )
 
     def forward(self, tokens: Tensor, cache: Cache) -> Tensor:
         """Return the last hidden states of new tokens, shape (rows, new, hidden), and enter them in the cache.
@@ -125,20 +185,19 @@ class Decoder:
         Args:
             tokens: Ids, shape (rows, new). Padding at a row's right end is harmless: nothing looks back at it
                 within this call, and the caller keeps only a row's own columns.
-            cache: With room for them; its width grows by `new`.
+            cache: Its width grows by `new`.
         """
         s, w = self.shape, self._w
         new = tokens.shape[1]
+        cache.reserve(cache.rows, cache.width + new)
         columns = torch.arange(cache.width, cache.width + new, device=self.device)
-        turns = (columns[None] - cache.hidden[:, None]).float()[
-            ..., None
-        ] * self._frequencies  # (rows, new, d/2)
+        places = cache.lengths[cache.prefix_of][:, None] + columns
+        turns = places.float()[..., None] * self._frequencies  # (rows, new, d/2)
         cos, sin = (torch.cat([f(turns)] * 2, dim=-1)[:, :, None] for f in (torch.cos, torch.sin))
-        seen = torch.arange(cache.width + new, device=self.device)
-        visible = (seen >= cache.hidden[:, None, None]) & (seen[None, None] <= columns[None, :, None])
+        view = _View.of(cache, new)
         x = w["model.embed_tokens.weight"][tokens]
         for layer in range(s.layers):
-            x = x + self._attend(layer, self._norm(x, f"{layer}.input_layernorm"), cos, sin, visible, cache)
+            x = x + self._attend(layer, self._norm(x, f"{layer}.input_layernorm"), cos, sin, view, cache)
             h = self._norm(x, f"{layer}.post_attention_layernorm")
             gated = functional.silu(self._linear(h, f"{layer}.mlp.gate_proj"))
             x = x + self._linear(gated * self._linear(h, f"{layer}.mlp.up_proj"), f"{layer}.mlp.down_proj")
@@ -156,9 +215,7 @@ class Decoder:
         inner = torch.relu(functional.linear(hidden, w["score.0.weight"], w["score.0.bias"]))
         return functional.linear(inner, w["score.2.weight"], w["score.2.bias"]).softmax(-1)
 
-    def _attend(
-        self, layer: int, h: Tensor, cos: Tensor, sin: Tensor, visible: Tensor, cache: Cache
-    ) -> Tensor:
+    def _attend(self, layer: int, h: Tensor, cos: Tensor, sin: Tensor, view: "_View", cache: Cache) -> Tensor:
         s = self.shape
         rows, new, _ = h.shape
         end = cache.width + new
@@ -168,22 +225,22 @@ class Decoder:
         if f"model.layers.{layer}.self_attn.q_norm.weight" in self._w:
             q, k = self._norm(q, f"{layer}.self_attn.q_norm"), self._norm(k, f"{layer}.self_attn.k_norm")
         q, k = (t * cos + _rotated(t) * sin for t in (q, k))
-        cache.values[layer, 0, :, :, cache.width : end] = k.transpose(1, 2)
-        cache.values[layer, 1, :, :, cache.width : end] = v.transpose(1, 2)
-        keys, values = cache.values[layer, 0, :, :, :end], cache.values[layer, 1, :, :, :end]
-        # Query heads that share keys are stacked as further rows: (rows, kv_heads, group · new, head_dim).
-        group = s.heads // s.kv_heads
-        q = (
-            q.view(rows, new, s.kv_heads, group, s.head_dim)
-            .permute(0, 2, 3, 1, 4)
-            .reshape(rows, s.kv_heads, -1, s.head_dim)
-        )
-        weights = q @ keys.transpose(2, 3) / s.head_dim**0.5
-        weights = weights.view(rows, s.kv_heads, group, new, end)
-        weights = weights.masked_fill(~visible[:, None, None], float("-inf")).softmax(-1)
-        out = weights.view(rows, s.kv_heads, group * new, end) @ values
-        out = out.view(rows, s.kv_heads, group, new, s.head_dim).permute(0, 3, 1, 2, 4).reshape(rows, new, -1)
-        return self._linear(out, f"{layer}.self_attn.o_proj")
+        keys, values = cache.values[layer, :, :rows, :, :end]
+        keys[:, :, cache.width :] = k.transpose(1, 2)
+        values[:, :, cache.width :] = v.transpose(1, 2)
+        # Query heads that share keys are stacked as further rows: (rows, kv_heads, new · group, head_dim).
+        q = (q / s.head_dim**0.5).view(rows, new, s.kv_heads, -1, s.head_dim).transpose(1, 2).flatten(2, 3)
+        own, top, total = _part(q, keys, values, view.ahead)
+        if cache.prefixes.shape[4]:
+            common, top_common, total_common = view.apart(
+                *_part(view.together(q), *cache.prefixes[layer], view.beyond)
+            )
+            most = torch.maximum(top, top_common)
+            weight, weight_common = (top - most).exp(), (top_common - most).exp()
+            own = own * weight + common * weight_common
+            total = total * weight + total_common * weight_common
+        out = (own / total).unflatten(2, (new, -1)).transpose(1, 2)
+        return self._linear(out.flatten(2), f"{layer}.self_attn.o_proj")
 
     def _linear(self, x: Tensor, name: str) -> Tensor:
         place = f"model.layers.{name}"
@@ -192,6 +249,73 @@ class Decoder:
     def _norm(self, x: Tensor, name: str) -> Tensor:
         weight = self._w[f"model.layers.{name}.weight"]
         return functional.rms_norm(x, x.shape[-1:], weight, self.shape.eps)
+
+
+@dataclass
+class _View:
+    """How rows look at prefixes in one forward pass: the rows of each prefix side by side, the last places empty.
+
+    Attributes:
+        place: Of each row among prefixes · wide places; None where each prefix has its one row, in order.
+        beyond: Minus a lot at the columns no prefix has, shape (prefixes, 1, 1, columns); None when there are none.
+        ahead: Minus a lot at own columns that come later, shape (new · group, width + new); None for one token.
+    """
+
+    count: int
+    wide: int
+    place: Tensor | None
+    beyond: Tensor | None
+    ahead: Tensor | None
+
+    @classmethod
+    def of(cls, cache: Cache, new: int) -> "_View":
+        prefixes, columns = cache.prefixes.shape[2], cache.prefixes.shape[4]
+        place, wide = None, 1
+        if cache.rows != prefixes or not torch.equal(cache.prefix_of, torch.arange(prefixes)):
+            order = cache.prefix_of.argsort(stable=True)
+            counts = torch.bincount(cache.prefix_of, minlength=prefixes)
+            begins = counts.cumsum(0) - counts
+            rank = torch.empty_like(order)
+            rank[order] = torch.arange(cache.rows) - begins[cache.prefix_of[order]]
+            wide = int(counts.max())
+            place = cache.prefix_of * wide + rank
+        beyond = None
+        if columns and int(cache.lengths.min()) < columns:
+            beyond = (torch.arange(columns) >= cache.lengths[:, None]).float()[:, None, None] * _HIDDEN
+        ahead = None
+        if new > 1:
+            seen = torch.arange(cache.width + new)
+            ahead = (seen > seen[cache.width :, None]).float() * _HIDDEN
+        return cls(prefixes, wide, place, beyond, ahead)
+
+    def together(self, q: Tensor) -> Tensor:
+        """Return (prefixes, kv_heads, wide · …, head_dim) from (rows, kv_heads, …, head_dim)."""
+        if self.place is None:
+            return q
+        _, heads, each, dim = q.shape
+        spread = q.new_zeros(self.count * self.wide, heads, each, dim)
+        spread[self.place] = q
+        return spread.view(self.count, self.wide, heads, each, dim).transpose(1, 2).flatten(2, 3)
+
+    def apart(self, *parts: Tensor) -> list[Tensor]:
+        """Undo `together`."""
+        if self.place is None:
+            return list(parts)
+        return [
+            part.unflatten(2, (self.wide, -1)).transpose(1, 2).flatten(0, 1)[self.place] for part in parts
+        ]
+
+
+def _part(q: Tensor, keys: Tensor, values: Tensor, hidden: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+    """Return a part of a softmax attention: its weighed sum, its largest exponent, its sum of weights."""
+    scores = q @ keys.transpose(2, 3)
+    if hidden is not None:
+        if hidden.dim() == 2:  # one row a new token; heads that share keys stand beside each other
+            hidden = hidden.repeat_interleave(scores.shape[2] // len(hidden), 0)
+        scores += hidden
+    top = scores.amax(-1, keepdim=True)
+    weights = (scores - top).exp_()
+    return weights @ values, top, weights.sum(-1, keepdim=True)
 
 
 def _rotated(x: Tensor) -> Tensor:

@@ -1,10 +1,11 @@
 """The record of a recording: one line a finished shard, on disk before the next begins.
 
 A kill at any moment loses only shards in flight: a torn last line is cut off when the journal is opened again.
+Processes that share a recording write a journal each, and read each other's.
 """
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,17 +24,22 @@ class Journal:
     Args:
         path: Its file; made when absent.
         settings: What the recording depends on; the first line.
+        beside: Journals of other parts of the same recording.
 
     Raises:
-        JournalError: when the file was begun with other settings, naming the first that differs.
+        JournalError: when a file was begun with other settings, naming the first that differs.
     """
 
-    def __init__(self, path: Path, settings: dict[str, Any]) -> None:
+    def __init__(self, path: Path, settings: dict[str, Any], beside: Sequence[Path] = ()) -> None:
         self.path = path
         self.done: set[str] = set()
+        self._beside = [other for other in beside if other != path]
         path.parent.mkdir(parents=True, exist_ok=True)
+        for other in self._beside:
+            self._take_up(other, settings)
         if path.exists():
-            self._resume(settings)
+            self._cut()
+            self._take_up(path, settings)
         if not path.exists() or path.stat().st_size == 0:
             self._write({"settings": settings})
 
@@ -44,9 +50,14 @@ class Journal:
             self.done.add(shard)
 
     def rows(self) -> Iterator[dict[str, Any]]:
-        """Yield every row of every finished shard."""
-        for line in self.path.read_bytes().splitlines()[1:]:
-            yield from orjson.loads(line)["rows"]
+        """Yield every row of every finished shard, of the journals beside it too."""
+        seen: set[str] = set()
+        for path in (*self._beside, self.path):
+            for line in _whole_lines(path)[1:]:
+                entry = orjson.loads(line)
+                if entry["shard"] not in seen:
+                    seen.add(entry["shard"])
+                    yield from entry["rows"]
 
     def _write(self, entry: dict[str, Any]) -> None:
         with self.path.open("ab") as file:
@@ -54,20 +65,30 @@ class Journal:
             file.flush()
             os.fsync(file.fileno())
 
-    def _resume(self, settings: dict[str, Any]) -> None:
-        content = self.path.read_bytes()
-        whole = content.rfind(b"\n") + 1
-        if whole < len(content):
-            with self.path.open("r+b") as file:
-                file.truncate(whole)
-        lines = content[:whole].splitlines()
+    def _cut(self) -> None:
+        with self.path.open("r+b") as file:
+            file.truncate(sum(len(line) + 1 for line in _whole_lines(self.path)))
+
+    def _take_up(self, path: Path, settings: dict[str, Any]) -> None:
+        lines = _whole_lines(path)
         if not lines:
             return
         begun = orjson.loads(lines[0])["settings"]
         for name in {**begun, **settings}:
             if begun.get(name) != orjson.loads(orjson.dumps(settings)).get(name):
                 raise JournalError(
-                    f"{self.path}, setting {name}: begun with {begun.get(name)!r}, now {settings.get(name)!r}; "
+                    f"{path}, setting {name}: begun with {begun.get(name)!r}, now {settings.get(name)!r}; "
                     "choose another folder"
                 )
-        self.done = {orjson.loads(line)["shard"] for line in lines[1:]}
+        self.done |= {orjson.loads(line)["shard"] for line in lines[1:]}
+
+
+def journals(folder: Path, task: str) -> list[Path]:
+    """Return the journals of all parts of a task's recording."""
+    return sorted(folder.glob(f"{task}*.jsonl"))
+
+
+def _whole_lines(path: Path) -> list[bytes]:
+    """Return a file's lines but for a torn last one: whoever writes it may have been killed, or be writing."""
+    content = path.read_bytes()
+    return content[: content.rfind(b"\n") + 1].splitlines()

@@ -6,7 +6,11 @@ from typing import Any, Protocol
 
 
 class Worker(Protocol):
-    """Whoever runs a batch. It blocks: while one batch runs, nothing else could."""
+    """Whoever runs a batch. It blocks: while one batch runs, nothing else could.
+
+    Attributes:
+        rows: About how many items a batch should have; those of one call stay together.
+    """
 
     rows: int
 
@@ -16,7 +20,7 @@ class Worker(Protocol):
 
 
 class Pump:
-    """Queues of items by worker, run once every search in flight waits.
+    """Queues of calls by worker, run once every search in flight waits.
 
     Attributes:
         batches: How many batches were run.
@@ -26,47 +30,56 @@ class Pump:
     def __init__(self) -> None:
         self.batches = 0
         self.items = 0
-        self._queues: dict[Worker, list[tuple[Any, asyncio.Future[Any]]]] = {}
+        self._queues: dict[Worker, list[tuple[Sequence[Any], asyncio.Future[list[Any]]]]] = {}
         self._running: asyncio.Task[None] | None = None
 
     async def submit(self, worker: Worker, items: Sequence[Any]) -> list[Any]:
-        """Return the results of items, whatever batches they were run in; a failed batch fails its callers."""
+        """Return the results of items, whatever batch they were run in; a failed batch fails its callers."""
+        if not items:
+            return []
         loop = asyncio.get_running_loop()
-        futures = [loop.create_future() for _ in items]
-        self._queues.setdefault(worker, []).extend(zip(items, futures, strict=True))
+        future: asyncio.Future[list[Any]] = loop.create_future()
+        self._queues.setdefault(worker, []).append((items, future))
         if self._running is None or self._running.done():
             self._running = loop.create_task(self._run())
-        return list(await asyncio.gather(*futures))
+        return await future
 
     async def _run(self) -> None:
         while True:
             await self._settle()
-            worker = max(self._queues, key=lambda each: len(self._queues[each]), default=None)
+            worker = max(self._queues, key=self._waiting, default=None)
             if worker is None:
                 return
             queue = self._queues.pop(worker)
-            batch, rest = queue[: worker.rows], queue[worker.rows :]
-            if rest:
-                self._queues[worker] = rest
-            self._finish(worker, [(item, future) for item, future in batch if not future.done()])
+            taken = count = 0
+            while taken < len(queue) and (not taken or count + len(queue[taken][0]) <= worker.rows):
+                count += len(queue[taken][0])
+                taken += 1
+            if taken < len(queue):
+                self._queues[worker] = queue[taken:]
+            self._finish(worker, [call for call in queue[:taken] if not call[1].done()])
 
-    def _finish(self, worker: Worker, batch: list[tuple[Any, asyncio.Future[Any]]]) -> None:
-        if not batch:
+    def _finish(self, worker: Worker, calls: list[tuple[Sequence[Any], asyncio.Future[list[Any]]]]) -> None:
+        if not calls:
             return
+        items = [item for call, _ in calls for item in call]
         self.batches += 1
-        self.items += len(batch)
+        self.items += len(items)
         try:
-            results = worker.run([item for item, _ in batch])
+            results = iter(worker.run(items))
         # What a model throws belongs to those who asked, not to the task that runs batches.
         except Exception as error:
-            for _, future in batch:
+            for _, future in calls:
                 future.set_exception(error)
             return
-        for (_, future), result in zip(batch, results, strict=True):
-            future.set_result(result)
+        for call, future in calls:
+            future.set_result([next(results) for _ in call])
+
+    def _waiting(self, worker: Worker) -> int:
+        return sum(len(items) for items, _ in self._queues[worker])
 
     async def _settle(self) -> None:
-        """Let every search that can go on without a model do so, until no more items come."""
+        """Let every search that can go on without a model do so, until no more calls come."""
         before = -1
         while (waiting := sum(map(len, self._queues.values()))) != before:
             before = waiting

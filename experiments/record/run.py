@@ -7,6 +7,7 @@ widest of independent paths, (64, 1, 1), is always run whole, and BEST-Route*'s 
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -14,7 +15,7 @@ from typing import Any
 from agents.space.action_space import MAX_DRAFTS, best_route_space, uis_space
 from experiments.record.journal import Journal
 from experiments.record.questions import Question
-from experiments.record.searches import Bench, Memory, Variant, search
+from experiments.record.searches import Bench, Known, Memory, Variant, search
 from schemas.action import Action
 from schemas.errors import UniscaleError
 
@@ -35,6 +36,7 @@ class Plan:
         verifier: The one in use, and
         others: further ones, for the first sample.
         seed: Of all drafts.
+        part: Which of how many processes this is, (1, 1) where it is the only one. Each has questions of its own.
     """
 
     questions: Sequence[Question]
@@ -44,10 +46,17 @@ class Plan:
     verifier: str
     others: Sequence[str] = ()
     seed: int = 0
+    part: tuple[int, int] = (1, 1)
 
     @classmethod
     def of(
-        cls, bench: Bench, questions: Sequence[Question], samples: int, seed: int, models: Sequence[str] = ()
+        cls,
+        bench: Bench,
+        questions: Sequence[Question],
+        samples: int,
+        seed: int,
+        models: Sequence[str] = (),
+        part: tuple[int, int] = (1, 1),
     ) -> "Plan":
         """Return the plan over the whole space of a catalogue, or over some of its models."""
         catalogue = bench.catalogue
@@ -56,20 +65,34 @@ class Plan:
         known = set(run)
         derived = [a for a in best_route_space(catalogue) if a.model in chosen and a not in known]
         others = [name for name in bench.verifiers if name != catalogue.verifier]
-        return cls(questions, run, derived, samples, catalogue.verifier, others, seed)
+        return cls(questions, run, derived, samples, catalogue.verifier, others, seed, part)
 
     def shards(self) -> Iterator[tuple[str, int, str, Question]]:
-        """Yield (name, sample, model, question), all of one model together: they share batches."""
+        """Yield (name, sample, model, question), all of one question together: they share scores.
+
+        Levels take turns, so that the time left is known early.
+        """
+        number, parts = self.part
+        turns: Counter[str] = Counter()
+        placed = []
+        for question in self.questions:
+            turns[question.level] += 1
+            placed.append((turns[question.level], question))
+        ordered = [
+            question for _, question in sorted(placed, key=lambda each: each[0] / turns[each[1].level])
+        ]
         for sample in range(self.samples):
-            for model in dict.fromkeys(action.model for action in self.actions):
-                for question in self.questions:
+            for question in ordered[number - 1 :: parts]:
+                for model in dict.fromkeys(action.model for action in self.actions):
                     yield f"{sample}/{model}/{question.question_id}", sample, model, question
 
     def searches(self) -> int:
-        """Return how many searches a whole recording runs, derived ones included."""
+        """Return how many searches the part has, derived ones included."""
+        number, parts = self.part
         first = (2 + len(self.others)) * len(self.actions)
         later = (self.samples - 1) * len(self.actions)
-        return len(self.questions) * (first + later + self.samples * len(self.derived))
+        questions = len(self.questions[number - 1 :: parts])
+        return questions * (first + later + self.samples * len(self.derived))
 
 
 async def record(
@@ -92,10 +115,16 @@ async def record(
     began, finished = time.perf_counter(), 0
     waiting = iter([shard for shard in plan.shards() if shard[0] not in journal.done])
 
+    # Shards of one question stand together, so those that went before are all but done with theirs.
+    known: dict[str, Known] = {}
+
     async def worker() -> None:
         nonlocal finished
         for name, sample, model, question in waiting:
-            rows = await _shard(plan, bench, sample, model, question)
+            if question.question_id not in known and len(known) > in_flight:
+                known.pop(next(iter(known)))
+            memory = Memory(known=known.setdefault(question.question_id, Known()))
+            rows = await _shard(plan, bench, sample, model, question, memory)
             journal.add(name, rows)
             finished += len(rows)
             progress(len(rows))
@@ -107,9 +136,8 @@ async def record(
 
 
 async def _shard(
-    plan: Plan, bench: Bench, sample: int, model: str, question: Question
+    plan: Plan, bench: Bench, sample: int, model: str, question: Question, memory: Memory
 ) -> list[dict[str, Any]]:
-    memory = Memory()
     own = [action for action in plan.actions if action.model == model]
     batches = await asyncio.gather(*(_run(plan, bench, sample, action, question, memory) for action in own))
     rows = [row for batch in batches for row in batch]

@@ -2,9 +2,9 @@
 
 Randomness is keyed to the path: a draft's seed is a hash of the search's id and the draft's place in the
 forest. So two runs of one search that differ in early exit, verifier or, among independent paths, in their
-number, make the same drafts where both make them. `Memory` holds those drafts and scores: a second run takes
-from it what is there and has the engine make the rest. What a run took entirely from memory is *derived*; it
-is the run it would have been, which tests show against fresh engines.
+number, make the same drafts where both make them. `Memory` holds those drafts: a second run takes from it what
+is there and has the engine make the rest. What a run took entirely from memory is *derived*; it is the run it
+would have been, which tests show against fresh engines.
 """
 
 import time
@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 
 from agents.aggregator import eflops
-from agents.aggregator.grade import Judge, grade
+from agents.aggregator.grade import Grade, Judge, grade
 from agents.executor.engine import Draft, Engine, Prefix
 from agents.executor.forest import Ask, Drafted, Verified, ask, outcome, plant, tell_drafts, tell_scores
 from agents.executor.rules import SearchRules
@@ -27,15 +27,29 @@ from schemas.search import Scored
 
 
 @dataclass
-class Memory:
-    """Drafts by their seed and scores by (verifier, seed), of the searches of one question and one sample.
+class Known:
+    """What is known of one question, whatever model's draft it was: the same path has the same score and grade.
 
     Attributes:
+        scores: By verifier and steps.
+        grades: By text.
+    """
+
+    scores: dict[tuple[str, tuple[str, ...]], Scored] = field(default_factory=dict)
+    grades: dict[str, Grade] = field(default_factory=dict)
+
+
+@dataclass
+class Memory:
+    """Drafts by their seed, of the searches of one question, model and sample.
+
+    Attributes:
+        known: Of the question.
         made: Drafts that an engine had to make.
     """
 
     drafts: dict[int, Draft] = field(default_factory=dict)
-    scores: dict[tuple[str, int], Scored] = field(default_factory=dict)
+    known: Known = field(default_factory=Known)
     made: int = 0
 
 
@@ -109,13 +123,15 @@ async def search(
     model = bench.catalogue.model(action.model)
     forest = plant(action, limits(model.sampling, bench.rules, variant.early_exit))
     while (wanted := ask(forest, search_id)) is not None:
-        forest, new = await _drafted(forest, wanted, question, model.sampling, search_id, bench, memory)
+        forest, above, new = await _drafted(
+            forest, wanted, question, model.sampling, search_id, bench, memory
+        )
         made += new
-        forest = await _scored(forest, wanted, question, variant.verifier, bench, memory)
+        forest = await _scored(forest, above, wanted, question, variant.verifier, bench, memory.known)
     derived = made == 0
     memory.made += made
     seconds = None if derived else time.perf_counter() - began
-    return _worth(forest, question, variant, seconds, bench), derived
+    return _worth(forest, question, variant, seconds, bench, memory.known), derived
 
 
 def limits(sampling: Sampling, rules: SearchRules, early_exit: bool) -> Limits:
@@ -143,40 +159,58 @@ async def _drafted(
     search_id: str,
     bench: Bench,
     memory: Memory,
-) -> tuple[Forest, int]:
-    """Return the forest with a step's drafts, and how many of them were not in memory."""
+) -> tuple[Forest, list[tuple[str, ...]], int]:
+    """Return the forest with a step's drafts, the steps above them, and how many were not in memory."""
     messages = (Message(role="user", content=question.text),)
-    missing = [e for e in wanted.expansions if any(seed not in memory.drafts for seed in e.seeds)]
+    above = [forest.steps(e.parent) for e in wanted.expansions]
+    missing = [
+        (e, steps)
+        for e, steps in zip(wanted.expansions, above, strict=True)
+        if any(seed not in memory.drafts for seed in e.seeds)
+    ]
     if missing:
-        prefixes = [Prefix(messages=messages, steps=forest.steps(e.parent)) for e in missing]
-        seeds = [seed for e in missing for seed in e.seeds]
+        prefixes = [Prefix(messages=messages, steps=steps) for _, steps in missing]
+        seeds = [seed for e, _ in missing for seed in e.seeds]
         engine = bench.engines[forest.action.model]
         drafts = await engine.generate(f"{search_id}/{wanted.step}", prefixes, wanted.n, seeds, sampling)
-        memory.drafts.update(zip(seeds, drafts, strict=True))
+        for seed, draft in zip(seeds, drafts, strict=True):
+            # Another variant of this search may have had it made meanwhile: there is one draft of a seed.
+            memory.drafts.setdefault(seed, draft)
     taken = [memory.drafts[seed] for e in wanted.expansions for seed in e.seeds]
     told = [Drafted(draft.text, draft.tokens, draft.finish) for draft in taken]
-    return tell_drafts(forest, wanted.step, told, taken[0].prompt_tokens), len(missing) * wanted.n
+    return tell_drafts(forest, wanted.step, told, taken[0].prompt_tokens), above, len(missing) * wanted.n
 
 
 async def _scored(
-    forest: Forest, wanted: Ask, question: Question, verifier: str, bench: Bench, memory: Memory
+    forest: Forest,
+    above: Sequence[tuple[str, ...]],
+    wanted: Ask,
+    question: Question,
+    verifier: str,
+    bench: Bench,
+    known: Known,
 ) -> Forest:
-    seeds = [(verifier, seed) for e in wanted.expansions for seed in e.seeds]
-    missing = [(at, key) for at, key in zip(forest.pending, seeds, strict=True) if key not in memory.scores]
+    paths = [
+        (verifier, (*above[place // wanted.n], forest.drafts[at].text))
+        for place, at in enumerate(forest.pending)
+    ]
+    missing = list(dict.fromkeys(path for path in paths if path not in known.scores))
     if missing:
-        paths: Sequence[Sequence[str]] = [forest.steps(at) for at, _ in missing]
-        scores = await bench.verifiers[verifier].score(question.text, paths)
-        memory.scores.update(zip([key for _, key in missing], scores, strict=True))
-    scored = [memory.scores[key] for key in seeds]
+        scores = await bench.verifiers[verifier].score(question.text, [steps for _, steps in missing])
+        for path, score in zip(missing, scores, strict=True):
+            known.scores.setdefault(path, score)
+    scored = [known.scores[path] for path in paths]
     return tell_scores(forest, wanted.step, [Verified(s.score, s.tokens, s.shortened) for s in scored])
 
 
 def _worth(
-    forest: Forest, question: Question, variant: Variant, seconds: float | None, bench: Bench
+    forest: Forest, question: Question, variant: Variant, seconds: float | None, bench: Bench, known: Known
 ) -> Found:
     ended = outcome(forest)
     text = forest.text(ended.index)
-    graded = grade(text, question.reference, judge=bench.judge)
+    if text not in known.grades:
+        known.grades[text] = grade(text, question.reference, judge=bench.judge)
+    graded = known.grades[text]
     price = eflops.price(
         forest.prompt_tokens,
         forest.drafts,

@@ -1,62 +1,71 @@
 """A further engine behind the executor's protocol: plain batched sampling in PyTorch, for recordings.
 
-Every draft draws from a generator seeded by its own seed alone (one uniform number a token, inverse of the
-cumulative distribution), so that randomness is keyed to the path: what else is in the batch changes nothing
-but the last bits of floating-point sums. A path goes on from its text, encoded again, and not from the tokens
-it was sampled in: two drafts of one text in other tokens would otherwise go on apart, and which of them was
-meant would hang on what else was in flight. Where a model writes the tokens its tokenizer would, as trained
-ones all but always do, the two are the same.
+Every draft draws its own numbers from its own seed (one a token, inverse of the cumulative distribution), so
+that randomness is keyed to the path: what else is in the batch changes nothing but the last bits of
+floating-point sums. Drafts of one batch that have drawn the same tokens after the same prompt so far share one
+row of the forward pass: a model that knows what it wants to say is asked once for hundreds of drafts, of however
+many searches, and each still draws for itself.
+
+A path goes on from its text, encoded again, and not from the tokens it was sampled in: two drafts of one text in
+other tokens would otherwise go on apart, and which of them was meant would hang on what else was in flight.
+Where a model writes the tokens its tokenizer would, as trained ones all but always do, the two are the same.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from agents.executor.engine import Draft, EngineCounts, Prefix, check_seeds
-from agents.executor.engines.continuation import Continuation, Continuer
+from agents.executor.engines.continuation import Continuation
 from agents.serving.prompts import ChatPrompts
 from agents.space.models import Sampling
 from experiments.record.decoder import Cache, Decoder
+from experiments.record.draws import cumulative, draw, uniforms
 from experiments.record.kept import Ids, Kept
 from experiments.record.pump import Pump
+from experiments.record.texts import STEPS, Reencoding
 from schemas.forest import Finish
 from schemas.search import Served
 
-ROWS = 512
+PREFIXES = 4096  # in a batch; those of similar length are read together, `TOGETHER` at a time
+TOGETHER = 256
+ROOM = 16  # tokens of a step that room is made for at first
 
 
 @dataclass(frozen=True)
 class Wanted:
-    """One draft to be made."""
+    """Drafts to be made from one prefix: one a seed."""
 
     plan: Continuation
-    seed: int
+    seeds: Sequence[int]
     sampling: Sampling
 
 
-@dataclass(frozen=True)
-class Made:
-    """One draft as it was sampled."""
+@dataclass
+class Row:
+    """One row of a batch: what all its drafts have drawn so far after one prompt."""
 
-    token_ids: Ids
-    text: str
-    finish: Finish
+    plan: Continuation
+    ids: Ids
 
 
 class TorchEngine:
-    """Draft steps with one checkpoint.
+    """Draft steps with one checkpoint. Of drafts that are the same, `counts` counts one a batch.
 
     Args:
         model: Its name in the catalogue.
         folder: Its checkpoint.
         context_tokens: Its longest prompt plus output.
         pump: What fills its batches from all searches in flight.
+        delimiter: Of the steps that are mostly met.
         device: Where it runs.
-        rows: Most drafts in a batch.
     """
 
     def __init__(
@@ -65,119 +74,146 @@ class TorchEngine:
         folder: Path,
         context_tokens: int,
         pump: Pump,
+        delimiter: str = "\n\n",
         *,
         device: str = "cpu",
-        rows: int = ROWS,
     ) -> None:
         self.model = model
         self.counts = EngineCounts()
         self.served = Served(name="torch", version=torch.__version__.split("+")[0], model=model)
-        self.rows = rows
+        self.rows = PREFIXES
+        self.drawn = self.read = 0
         self._pump = pump
         self._decoder = Decoder(folder, device)
         self._prompts = ChatPrompts.load(str(folder))
-        self._continuer = Continuer(model, self._prompts, context_tokens, self.counts, remembered=0)
+        self._continuer = Reencoding(model, self._prompts, context_tokens, self.counts, delimiter)
+        self._text = lru_cache(STEPS)(self._prompts.decode)
+        self._plan = lru_cache(65_536)(self._continuer.plan)
         self._kept = Kept()
-        self._enders: dict[str, Tensor] = {}
+        self._enders: dict[str, NDArray[np.bool_]] = {}
 
     async def generate(
         self, step_id: str, prefixes: Sequence[Prefix], n: int, seeds: Sequence[int], sampling: Sampling
     ) -> list[Draft]:
         """Return `n` drafts for each prefix; see `Engine.generate`."""
         check_seeds(prefixes, n, seeds)
-        plans = [plan for prefix in prefixes for plan in [self._continuer.plan(prefix, sampling)] * n]
-        wanted = [Wanted(p, seed, sampling) for p, seed in zip(plans, seeds, strict=True) if p.max_tokens]
-        made = iter(await self._pump.submit(self, wanted))
-        return [
-            self._draft(plan, next(made)) if plan.max_tokens else self._continuer.full(plan) for plan in plans
+        wanted = [
+            Wanted(self._plan(prefix, sampling), seeds[at * n : at * n + n], sampling)
+            for at, prefix in enumerate(prefixes)
         ]
+        made = await self._pump.submit(self, wanted)
+        return [draft for drafts in made for draft in drafts]
 
     async def close(self) -> None:
         """Do nothing: memory goes with the object."""
 
     @torch.inference_mode()
-    def run(self, items: Sequence[Wanted]) -> list[Made]:
-        """Sample a batch; see `Worker`."""
-        made: list[Made | None] = [None] * len(items)
+    def run(self, items: Sequence[Wanted]) -> list[list[Draft]]:
+        """Sample a batch: the drafts of each prefix; see `Worker`."""
+        made: list[list[Draft]] = [[] for _ in items]
         for sampling in dict.fromkeys(item.sampling for item in items):
-            rows = [i for i, item in enumerate(items) if item.sampling == sampling]
-            for i, each in zip(rows, self._sample([items[i] for i in rows], sampling), strict=True):
-                made[i] = each
-        return [each for each in made if each is not None]
+            groups: dict[Ids, list[int]] = {}
+            for i, item in enumerate(items):
+                if item.sampling == sampling:
+                    groups.setdefault(item.plan.prompt_ids, []).append(i)
+            # Alike in the number of drafts, then in length: a batch is as wide as its widest and longest.
+            shape = {
+                ids: (sum(len(items[i].seeds) for i in g).bit_length(), len(ids)) for ids, g in groups.items()
+            }
+            together = [groups[ids] for ids in sorted(groups, key=lambda ids: shape[ids])]
+            for begin in range(0, len(together), TOGETHER):
+                part = together[begin : begin + TOGETHER]
+                drafts = iter(self._sample([[items[i] for i in group] for group in part], sampling))
+                for i in (i for group in part for i in group):
+                    made[i] = [next(drafts) for _ in items[i].seeds]
+        return made
 
-    def _draft(self, plan: Continuation, made: Made) -> Draft:
-        ids = made.token_ids
-        return self._continuer.draft(plan, text=made.text, finish=made.finish, token_ids=ids, tokens=len(ids))
-
-    def _sample(self, items: Sequence[Wanted], sampling: Sampling) -> list[Made]:
-        prompts = [item.plan.prompt_ids for item in items]
-        self._read(prompts)
-        most = max(item.plan.max_tokens for item in items)
-        cache = self._decoder.cache([self._pieces(prompt) for prompt in prompts], most)
-        uniforms = torch.from_numpy(
-            np.stack([np.random.Generator(np.random.Philox(key=item.seed)).random(most) for item in items])
-        ).to(self._decoder.device)
-        limits = torch.tensor([item.plan.max_tokens for item in items], device=self._decoder.device)
-        enders = self._ending(sampling.delimiter)
-        start = cache.width
-        alive = torch.arange(len(items), device=self._decoder.device)
-        tokens = torch.tensor([prompt[-1] for prompt in prompts], device=self._decoder.device)
-        ids: list[list[int]] = [[] for _ in items]
-        finishes: list[Finish] = ["length"] * len(items)
-        running = torch.ones(len(items), dtype=torch.bool, device=self._decoder.device)
+    def _sample(self, groups: Sequence[Sequence[Wanted]], sampling: Sampling) -> list[Draft]:
+        """Return the drafts of groups that each have one prompt, in the order of their seeds."""
+        plans = [group[0].plan for group in groups]
+        seeds = np.array([seed for group in groups for item in group for seed in item.seeds], dtype=np.uint64)
+        sizes = [sum(len(item.seeds) for item in group) for group in groups]
+        self._read([plan.prompt_ids for plan in plans])
+        most = max(plan.max_tokens for plan in plans)
+        pieces = [self._pieces(plan.prompt_ids) for plan in plans]
+        cache, size = self._decoder.cache(pieces, range(len(plans)), ROOM), self._decoder.vocabulary
+        rows = [Row(plan, ()) for plan in plans]
+        tokens = torch.tensor([plan.prompt_ids[-1] for plan in plans], device=self._decoder.device)
+        found = np.empty(len(seeds), dtype=object)
+        going = np.arange(len(seeds))  # drafts that go on, and the row of each
+        at_row = np.repeat(np.arange(len(rows)), sizes)
+        full = [plan.max_tokens == 0 for plan in plans]
+        if any(full):
+            ended = np.array(full)[at_row]
+            found[going[ended]] = [self._continuer.full(rows[row].plan) for row in at_row[ended]]
+            going, at_row = going[~ended], at_row[~ended]
         for at in range(most):
             logits = self._decoder.logits(self._decoder.forward(tokens[:, None], cache)[:, 0])
-            tokens = choose(logits, uniforms[alive, at], sampling)
-            told = tokens.tolist()
-            rows = alive.tolist()
-            for row, token, on in zip(rows, told, running.tolist(), strict=True):
-                if on:
-                    ids[row].append(token)
-            running &= at + 1 < limits[alive]
-            for place in torch.nonzero(enders[tokens]).flatten().tolist():
-                row = rows[place]
-                finish = self._finish(ids[row], sampling.delimiter)
-                if finish is not None and len(ids[row]) == at + 1:
-                    finishes[row] = finish
-                    running[place] = False
-            left = int(running.sum())
-            if left * 2 <= len(rows) or at + 1 == most:
-                self._keep(
-                    items,
-                    ids,
-                    finishes,
-                    cache,
-                    start,
-                    [(p, rows[p]) for p in torch.nonzero(~running).flatten().tolist()],
-                )
-                if not left:
-                    break
-                cache, alive, tokens, running = (
-                    cache.keep(running),
-                    alive[running],
-                    tokens[running],
-                    running[running],
-                )
-        return [
-            self._made(row, finish, sampling.delimiter) for row, finish in zip(ids, finishes, strict=True)
-        ]
+            self.read += len(rows)
+            self.drawn += len(going)
+            chosen = draw(cumulative(logits, sampling), at_row, uniforms(seeds[going], at))
+            pairs, which = np.unique(at_row * size + chosen, return_inverse=True)
+            ends, above = self._advance(rows, pairs, at + 1, sampling.delimiter)
+            self._keep(cache, [(row, each) for _, row, each, _ in ends])
+            made = np.empty(len(pairs), dtype=object)
+            on = np.ones(len(pairs), dtype=bool)
+            for pair, _, each, finish in ends:
+                made[pair], on[pair] = self._draft(each, finish, sampling.delimiter), False
+            found[going[~on[which]]] = made[which[~on[which]]]
+            if not above:
+                break
+            places = cache.branch([row for _, row, _ in above])
+            place_of = np.full(len(pairs), -1)
+            place_of[[pair for pair, _, _ in above]] = places
+            going, at_row = going[on[which]], place_of[which[on[which]]]
+            rows = [
+                row for _, row in sorted(zip(places, (row for _, _, row in above), strict=True), key=_place)
+            ]
+            tokens = torch.tensor([row.ids[-1] for row in rows], device=self._decoder.device)
+        return list(found)
 
-    def _made(self, ids: list[int], finish: Finish, delimiter: str) -> Made:
-        text = self._prompts.decode(ids)
+    def _advance(
+        self, rows: Sequence[Row], pairs: NDArray[np.int64], length: int, delimiter: str
+    ) -> tuple[list[tuple[int, int, Row, Finish]], list[tuple[int, int, Row]]]:
+        """Return (pair, row, longer row, finish) where drafts end, and (pair, row, longer row) where they go on.
+
+        Args:
+            rows: Of the batch.
+            pairs: row · vocabulary + token, for every token that a row's drafts drew.
+            length: Tokens drawn by now.
+            delimiter: Ends a step.
+        """
+        size, enders = self._decoder.vocabulary, self._ending(delimiter)
+        ends: list[tuple[int, int, Row, Finish]] = []
+        above: list[tuple[int, int, Row]] = []
+        told = zip((pairs // size).tolist(), (pairs % size).tolist(), strict=True)
+        for pair, (row, token) in enumerate(told):
+            longer = Row(rows[row].plan, (*rows[row].ids, token))
+            finish = self._finish(longer.ids, delimiter) if enders[token] else None
+            if finish is None and length >= longer.plan.max_tokens:
+                finish = "length"
+            if finish is None:
+                above.append((pair, row, longer))
+            else:
+                ends.append((pair, row, longer, finish))
+        return ends, above
+
+    def _draft(self, row: Row, finish: Finish, delimiter: str) -> Draft:
+        text = self._text(row.ids)
         if finish == "separator":
             text = text[: text.index(delimiter) + len(delimiter)]
-        return Made(tuple(ids), text, finish)
+        return self._continuer.draft(
+            row.plan, text=text, finish=finish, token_ids=row.ids, tokens=len(row.ids)
+        )
 
     def _read(self, prompts: Sequence[Ids]) -> None:
         """Compute the keys and values of prompts that are not kept, all but their last token."""
         missing = [prompt for prompt in dict.fromkeys(prompts) if self._kept.chain(prompt) is None]
-        # Of similar length together: less is padded.
-        missing.sort(key=len)
         for begin in range(0, len(missing), 64):
             part = missing[begin : begin + 64]
             longest = max(map(len, part)) - 1
             padded = [[*prompt[:-1], *[0] * (longest - len(prompt) + 1)] for prompt in part]
-            cache = self._decoder.cache([[]] * len(part), longest)
+            cache = self._decoder.cache([[]] * len(part), range(len(part)), longest)
             self._decoder.forward(torch.tensor(padded, device=self._decoder.device), cache)
             for row, prompt in enumerate(part):
                 self._kept.keep(prompt, None, cache.values[:, :, row, :, : len(prompt) - 1].clone())
@@ -187,25 +223,17 @@ class TorchEngine:
         assert chain is not None, "read before"
         return [piece.values for piece in chain]
 
-    def _keep(
-        self,
-        items: Sequence[Wanted],
-        ids: list[list[int]],
-        finishes: list[Finish],
-        cache: Cache,
-        start: int,
-        ended: list[tuple[int, int]],
-    ) -> None:
-        """Keep the pieces of drafts that a path can go on from."""
-        going = [(place, row) for place, row in ended if finishes[row] in ("separator", "length")]
+    def _keep(self, cache: Cache, ended: Sequence[tuple[int, Row]]) -> None:
+        """Keep the keys and values of drafts that a path can go on from: all but those of their last token."""
+        going = [(row, each) for row, each in ended if each.ids[-1] != self._decoder.shape.eos]
         if not going:
             return
-        block = cache.values[:, :, [place for place, _ in going], :, start : cache.width]
-        for at, (_, row) in enumerate(going):
-            above = items[row].plan.prompt_ids
-            self._kept.keep((*above, *ids[row]), above, block[:, :, at, :, : len(ids[row])])
+        block = cache.values[:, :, [row for row, _ in going], :, : cache.width]
+        for at, (_, each) in enumerate(going):
+            above = each.plan.prompt_ids
+            self._kept.keep((*above, *each.ids), above, block[:, :, at])
 
-    def _ending(self, delimiter: str) -> Tensor:
+    def _ending(self, delimiter: str) -> NDArray[np.bool_]:
         """Return, for each token, whether a draft may end with it."""
         if delimiter not in self._enders:
             size = len(self._prompts.tokenizer)
@@ -214,11 +242,10 @@ class TorchEngine:
                 token == self._decoder.shape.eos or last in self._prompts.piece(token)
                 for token in range(size)
             ]
-            flags += [False] * (self._decoder.vocabulary - size)
-            self._enders[delimiter] = torch.tensor(flags, device=self._decoder.device)
+            self._enders[delimiter] = np.array(flags + [False] * (self._decoder.vocabulary - size))
         return self._enders[delimiter]
 
-    def _finish(self, ids: list[int], delimiter: str) -> Finish | None:
+    def _finish(self, ids: Ids, delimiter: str) -> Finish | None:
         if ids[-1] == self._decoder.shape.eos:
             return "eos"
         # The delimiter may have come in parts, one character a token at the most.
@@ -226,24 +253,5 @@ class TorchEngine:
         return "separator" if delimiter in tail else None
 
 
-def choose(logits: Tensor, uniforms: Tensor, sampling: Sampling) -> Tensor:
-    """Return one token a row: the likeliest at temperature 0, else where the cumulative distribution passes u.
-
-    Args:
-        logits: Shape (rows, vocabulary).
-        uniforms: u in [0, 1), float64, shape (rows,).
-        sampling: Temperature, top_k, top_p.
-    """
-    if sampling.temperature == 0:
-        return logits.argmax(-1)
-    p = (logits.double() / sampling.temperature).softmax(-1)
-    if sampling.top_k or sampling.top_p < 1:
-        ranked, order = p.sort(-1, descending=True)
-        if sampling.top_k:
-            ranked[:, sampling.top_k :] = 0
-            ranked = ranked / ranked.sum(-1, keepdim=True)
-        # A token stays while those before it hold less than top_p: the first always does.
-        ranked = ranked.masked_fill(ranked.cumsum(-1) - ranked >= sampling.top_p, 0)
-        p = torch.zeros_like(p).scatter(-1, order, ranked)
-    total = p.cumsum(-1)
-    return (total <= (uniforms * total[:, -1])[:, None]).sum(-1).clamp(max=p.shape[-1] - 1)
+def _place(pair: tuple[int, Any]) -> int:
+    return pair[0]

@@ -19,6 +19,7 @@ from experiments.record.kept import Ids, Kept
 from experiments.record.pump import Pump
 
 ROWS = 512
+SIBLINGS = 8
 
 
 @dataclass(frozen=True)
@@ -94,24 +95,41 @@ class TorchRows:
         return Unread(path, root or None, len(root), tags)
 
     def _read(self, wanted: list[Unread]) -> None:
-        wanted = sorted(
-            (w for w in wanted if self._kept.chain(w.ids) is None), key=lambda w: len(w.ids) - w.known
-        )
-        for begin in range(0, len(wanted), self.rows_each):
-            part = wanted[begin : begin + self.rows_each]
-            longest = max(len(w.ids) - w.known for w in part)
-            cache = self._decoder.cache([self._pieces(w.above) for w in part], longest)
-            start = cache.width
-            tokens = [[*w.ids[w.known :], *[0] * (longest - len(w.ids) + w.known)] for w in part]
-            hidden = self._decoder.forward(torch.tensor(tokens, device=self._decoder.device), cache)
-            block = cache.values[..., start:, :].clone()
-            for row, w in enumerate(part):
-                labels = None
-                if w.tags:
-                    labels = (
-                        self._decoder.labels(hidden[row, [tag - w.known for tag in w.tags]]).cpu().numpy()
-                    )
-                self._kept.keep(w.ids, w.above, block[:, :, row, :, : len(w.ids) - w.known], labels)
+        """Read what is new of paths and keep it."""
+        after: dict[Ids | None, list[Unread]] = {}
+        for w in wanted:
+            if self._kept.chain(w.ids) is None:
+                after.setdefault(w.above, []).append(w)
+        # Up to `SIBLINGS` paths look at one prefix together; those with equally many are read together.
+        sets = [
+            each[begin : begin + SIBLINGS]
+            for each in after.values()
+            for begin in range(0, len(each), SIBLINGS)
+        ]
+        for wide in sorted({len(each).bit_length() for each in sets}):
+            alike = [each for each in sets if len(each).bit_length() == wide]
+            alike.sort(key=lambda each: (each[0].known, len(each[0].ids)))
+            most = max(1, self.rows_each >> (wide - 1))
+            for begin in range(0, len(alike), most):
+                self._read_batch(alike[begin : begin + most])
+
+    def _read_batch(self, sets: list[list[Unread]]) -> None:
+        rows = [w for each in sets for w in each]
+        longest = max(len(w.ids) - w.known for w in rows)
+        prefix_of = [at for at, each in enumerate(sets) for _ in each]
+        cache = self._decoder.cache([self._pieces(each[0].above) for each in sets], prefix_of, longest)
+        tokens = [[*w.ids[w.known :], *[0] * (longest - len(w.ids) + w.known)] for w in rows]
+        hidden = self._decoder.forward(torch.tensor(tokens, device=self._decoder.device), cache)
+        tags = [(row, tag - w.known) for row, w in enumerate(rows) for tag in w.tags]
+        if tags:
+            at = torch.tensor(tags, device=self._decoder.device)
+            labels = self._decoder.labels(hidden[at[:, 0], at[:, 1]]).cpu().numpy()
+        read = 0
+        for row, w in enumerate(rows):
+            piece = cache.values[:, :, row, :, : len(w.ids) - w.known].clone()
+            found = labels[read : read + len(w.tags)] if w.tags else None
+            read += len(w.tags)
+            self._kept.keep(w.ids, w.above, piece, found)
 
     def _pieces(self, above: Ids | None) -> list[Tensor]:
         chain = self._kept.chain(above) if above is not None else []

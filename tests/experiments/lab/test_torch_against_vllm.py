@@ -98,7 +98,7 @@ def test_first_tokens_are_drawn_from_one_distribution(both: Both) -> None:
         decoder = Decoder(folder)
         ids = ChatPrompts.load(str(folder)).prompt([("user", text)])
         with torch.inference_mode():
-            hidden = decoder.forward(torch.tensor([ids]), decoder.cache([[]], len(ids)))
+            hidden = decoder.forward(torch.tensor([ids]), decoder.cache([[]], [0], len(ids)))
             p = (decoder.logits(hidden)[0, -1].double() / 0.8).softmax(-1).numpy()
         for bench in (both.torch, both.vllm):
             drafts = both.runner.run(

@@ -11,8 +11,9 @@ from agents.executor.engine import Draft, Prefix
 from agents.serving.prompts import ChatPrompts
 from agents.space.models import Sampling
 from experiments.record.decoder import Decoder
+from experiments.record.draws import bits, cumulative, draw, uniforms
 from experiments.record.pump import Pump
-from experiments.record.torch_engine import TorchEngine, choose
+from experiments.record.torch_engine import TorchEngine
 from experiments.record.torch_verifier import TorchRows
 from schemas.query import Message
 
@@ -36,11 +37,11 @@ def test_forward_is_that_of_transformers(tiny: Path) -> None:
         long, short = torch.randint(0, 20, (1, 17)), torch.randint(0, 20, (1, 6))
         pieces = []
         for ids in (long, short):
-            cache = decoder.cache([[]], ids.shape[1])
+            cache = decoder.cache([[]], [0], ids.shape[1])
             decoder.forward(ids, cache)
             pieces.append([cache.values[:, :, 0]])
         new = torch.randint(0, 20, (2, 3))
-        logits = decoder.logits(decoder.forward(new, decoder.cache(pieces, 3)))
+        logits = decoder.logits(decoder.forward(new, decoder.cache(pieces, [0, 1], 3)))
         for row, ids in enumerate((long, short)):
             expected = reference(torch.cat([ids, new[row : row + 1]], 1)).logits[0, -3:]
             assert torch.allclose(logits[row], expected, atol=1e-5)
@@ -90,16 +91,22 @@ def test_a_path_goes_on_alike_whether_its_keys_are_kept_or_not(tiny: Path) -> No
     assert [d.text for d in kept] == [d.text for d in fresh]
 
 
+def test_random_numbers_are_those_of_splitmix64() -> None:
+    seed = np.array([1234567], dtype=np.uint64)
+    known = [6457827717110365317, 3203168211198807973, 9817491932198370423, 4593380528125082431]
+    assert [int(bits(seed, at)[0]) for at in range(4)] == known
+
+
 def test_tokens_are_drawn_from_the_tempered_distribution() -> None:
     rng = np.random.default_rng(3)
     logits = torch.tensor(rng.normal(size=12))
-    uniforms = torch.from_numpy(rng.random(40_000))
+    u = uniforms(rng.integers(2**63, size=40_000).astype(np.uint64), 5)
     for sampling in (
         Sampling(temperature=0.7, step_tokens=1, depth_limit=1),
         Sampling(temperature=1.0, step_tokens=1, depth_limit=1, top_k=4),
         Sampling(temperature=1.0, step_tokens=1, depth_limit=1, top_p=0.6),
     ):
-        drawn = choose(logits.repeat(len(uniforms), 1), uniforms, sampling).numpy()
+        drawn = draw(cumulative(logits[None], sampling), np.zeros(len(u), dtype=np.int64), u)
         p = np.exp(logits.numpy() / sampling.temperature)
         p /= p.sum()
         order = np.argsort(-p)
