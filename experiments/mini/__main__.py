@@ -40,9 +40,9 @@ def train(names: tuple[str, ...], work: Path, seed: int, steps: int | None, thre
     """
     import torch
 
+    from experiments.mini.judging import train_verifier
     from experiments.mini.solutions import training_set
     from experiments.mini.train import Schedule, train_generator
-    from experiments.mini.verifier import train_verifier
 
     if threads:
         torch.set_num_threads(threads)

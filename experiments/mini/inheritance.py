@@ -11,6 +11,10 @@ import torch
 from torch import Tensor, nn
 
 EPSILON = 1e-6
+# Size of the constant queries and keys of `look_back`: a distance of 0 or 2 gets e⁻⁶ of the weight of a distance of 1.
+PEAK = 7.0
+# Size of the copy that `look_back` writes, as a share of the residual stream's.
+COPY = 0.7
 
 
 @torch.no_grad()
@@ -33,9 +37,7 @@ def inherit(trunk: nn.Module, generator: Any, sequences: Sequence[Sequence[int]]
             target.zero_()
             continue
         if name not in source and name.startswith("layers."):
-            # A layer above the generator's: it adds nothing until it has learnt to.
-            if name.endswith(("o_proj.weight", "down_proj.weight")):
-                target.zero_()
+            # A layer above the generator's keeps its own random start.
             continue
         if name not in source or source[name].shape != target.shape:
             raise ValueError(
@@ -48,6 +50,34 @@ def inherit(trunk: nn.Module, generator: Any, sequences: Sequence[Sequence[int]]
                 heads = weight.view(-1, head_dim, weight.shape[1])
                 heads *= norm[None, :, None] * scales[name][:, None, None]
         target.copy_(weight)
+
+
+@torch.no_grad()
+def look_back(layer: nn.Module, head_dim: int, base: float, size: float, seed: int) -> None:
+    """Let every head of a Qwen2 layer begin by reading the token before, whose prediction it then has to compare with.
+
+    A verifier must notice that a token is not what the lower layers expected one position earlier. Finding that
+    position by chance takes most of a training run (or never happens in a narrow model), while rotary embeddings can
+    state it outright: queries and keys that are constant up to a phase have a product which only depends on the
+    distance, and the phase moves its peak to 1. Training is free to change all of it.
+
+    Args:
+        layer: A Qwen2DecoderLayer.
+        head_dim: Width of one head.
+        base: The rotary base, `rope_theta`.
+        size: Root mean square of the residual stream there: a copy much smaller than what it is added to is unseen.
+        seed: Seed of the orthogonal matrix through which the copy is written.
+    """
+    attention: Any = layer.self_attn
+    half = head_dim // 2
+    angles = base ** (-torch.arange(half) / half)
+    query = torch.cat([angles.cos(), -angles.sin()]) * PEAK
+    key = torch.cat([torch.ones(half), torch.zeros(half)]) * PEAK
+    attention.q_proj.bias.copy_(query.repeat(attention.q_proj.out_features // head_dim))
+    attention.k_proj.bias.copy_(key.repeat(attention.k_proj.out_features // head_dim))
+    generator = torch.Generator().manual_seed(seed)
+    nn.init.orthogonal_(attention.v_proj.weight, generator=generator)
+    nn.init.orthogonal_(attention.o_proj.weight, gain=COPY * size, generator=generator)
 
 
 def _inverse_rms(generator: Any, sequences: Sequence[Sequence[int]], head_dim: int) -> dict[str, Tensor]:

@@ -13,7 +13,7 @@ class Rung:
     """One model: its shape and how long it is trained. Head dimension is 32, the least vLLM's CPU attention takes.
 
     `inherits` names the generator whose layers a verifier's first ones start from; empty: from nothing. `reading` says
-    how many of a verifier's layers predict the next token; those above them compare it with what is written.
+    how many of a verifier's layers learn to write solutions, in `reading_steps`; those above compare with them.
     """
 
     name: str
@@ -26,9 +26,11 @@ class Rung:
     learning_rate: float
     inherits: str = ""
     reading: int = 0
+    reading_steps: int = 0
 
 
 HEAD_DIM = 32
+ROPE_THETA = 10_000.0
 GENERATORS = (
     Rung("mini-50k", 32, 2, 2, 2, 64, 2200, 1e-2),
     Rung("mini-120k", 48, 3, 2, 1, 128, 1500, 1e-2),
@@ -38,8 +40,8 @@ GENERATORS = (
     Rung("mini-2m", 192, 5, 6, 2, 512, 1700, 5e-3),
 )
 VERIFIERS = (
-    Rung("mini-prm-s", 32, 7, 1, 1, 64, 2500, 8e-3, reading=4),
-    Rung("mini-prm-l", 96, 6, 3, 3, 256, 1500, 4e-3, "mini-500k", reading=4),
+    Rung("mini-prm-s", 32, 8, 1, 1, 64, 2500, 8e-3, reading=5, reading_steps=4000),
+    Rung("mini-prm-l", 96, 6, 3, 3, 256, 800, 4e-3, "mini-500k", reading=4, reading_steps=800),
 )
 
 
@@ -88,7 +90,7 @@ def _shared(shape: Rung) -> dict[str, Any]:
         "num_attention_heads": shape.heads,
         "num_key_value_heads": shape.kv_heads,
         "max_position_embeddings": CONTEXT_TOKENS,
-        "rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0},
+        "rope_parameters": {"rope_type": "default", "rope_theta": ROPE_THETA},
         "initializer_range": 0.02,
         "bos_token_id": None,
         "eos_token_id": token_id(END),

@@ -8,9 +8,9 @@ import msgspec
 from tqdm import tqdm
 
 from experiments.mini.corpus import MIXTURE, problems_of
+from experiments.mini.judging import Labelled
 from experiments.mini.labels import split_steps, step_labels
 from experiments.mini.sampling import load_generator, sample
-from experiments.mini.verifier import Labelled
 
 TEMPERATURES = (0.7, 0.85, 1.0)
 # Another seed than the generators' corpus: a verifier judges questions that the generators did not learn by heart.

@@ -10,10 +10,11 @@ from torch.nn import functional
 from transformers import AutoTokenizer, Qwen3ForCausalLM
 
 from experiments.mini.corpus import IGNORED, Batch, batches, make_pool, problems_of
+from experiments.mini.judging import Labelled, train_verifier
 from experiments.mini.labels import step_labels
 from experiments.mini.ladder import Rung, generator_config
 from experiments.mini.train import Schedule, Trainer, train_generator
-from experiments.mini.verifier import Labelled, load_verifier, train_verifier
+from experiments.mini.verifier import load_verifier
 
 MICRO = Rung("micro", 32, 1, 1, 1, 32, 60, 1e-2)
 
@@ -75,7 +76,11 @@ def test_a_verifier_learns_from_labelled_solutions_and_loads(tmp_path: Path) -> 
         wrong = "".join(["no: 1+1=1\n\n", *problem.steps[1:]])
         samples.append(Labelled(problem.question, wrong, tuple(step_labels(problem, wrong))))
     _, outcome = train_verifier(
-        Rung("tiny", 32, 1, 1, 1, 32, 80, 1e-2), Schedule(80, 1e-2), samples, tmp_path
+        Rung("tiny", 32, 2, 1, 1, 32, 80, 1e-2, reading=1, reading_steps=40),
+        Schedule(80, 1e-2),
+        samples,
+        tmp_path,
+        pool_size=1_000,
     )
     assert outcome.last_loss < 0.8 * outcome.first_loss
     loaded = load_verifier(tmp_path / "tiny")
