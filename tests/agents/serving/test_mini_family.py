@@ -17,11 +17,7 @@ ROOT = Path(__file__).parents[3]
 FAMILY = ROOT / "models" / "family.json"
 QUESTION = "Tom has 12 apples. Tom buys 7 more apples. How many apples does Tom have now?"
 
-pytestmark = [
-    pytest.mark.vllm,
-    pytest.mark.timeout(300),
-    pytest.mark.skipif(not FAMILY.is_file(), reason="models/family.json: the mini family is not trained yet"),
-]
+pytestmark = [pytest.mark.vllm, pytest.mark.timeout(300)]
 
 
 @pytest.fixture(scope="module")
