@@ -8,6 +8,7 @@ import json
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
+from hashlib import sha256
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -157,8 +158,16 @@ def evaluate(
 Drawn = dict[str, list[list[str]]]
 
 
+def _kept_file(kept: Path, folder: Path, *others: Path) -> Path:
+    """Return where the part of one model is kept, by its weights: a model trained anew is measured anew."""
+    digest = sha256()
+    for each in (folder, *others):
+        digest.update((each / "model.safetensors").read_bytes())
+    return kept / f"{folder.name}-{digest.hexdigest()[:12]}.json"
+
+
 def _samples(folder: Path, questions: Questions, seed: int, kept: Path) -> Drawn:
-    file = kept / f"{folder.name}.json"
+    file = _kept_file(kept, folder)
     if not file.exists():
         engine = open_engine(folder, seed)
         drawn: Drawn = {
@@ -173,7 +182,8 @@ def _samples(folder: Path, questions: Questions, seed: int, kept: Path) -> Drawn
 def _scores(
     folder: Path, questions: Questions, drawn: dict[str, Drawn], seed: int, kept: Path
 ) -> dict[tuple[str, str], float]:
-    file = kept / f"{folder.name}.json"
+    # Another generator draws other solutions, which have no scores yet: its weights are part of the name too.
+    file = _kept_file(kept, folder, *(folder.parent / name for name in drawn))
     pairs = [
         (problem.question, text)
         for each in drawn.values()

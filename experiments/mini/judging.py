@@ -220,7 +220,8 @@ def encode(sample: Labelled) -> Encoded:
     tokens = verifier_tokens(sample.question, steps)
     labels, marks = ([NO_LABEL] * len(tokens) for _ in range(2))
     start = begin = len(make_tokenizer().encode(prompt_of(sample.question), add_special_tokens=False))
-    ends = [i for i, token in enumerate(tokens) if token == token_id(STEP) and i >= begin]
+    tag = token_id(STEP)
+    ends = [i for i, token in enumerate(tokens) if token == tag and i >= begin]
     for step, right, end in zip(steps, sample.labels, ends, strict=False):
         labels[end] = int(right)
         if right:
