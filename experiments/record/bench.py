@@ -24,11 +24,11 @@ Kind = Literal["torch", "vllm"]
 
 def weights(catalogue: Catalogue, folder: Path = Path()) -> dict[str, str]:
     """Return a digest of each checkpoint's weights: what a recording must not change under way."""
+    folders = {model.name: model.checkpoint for model in catalogue.models}
+    folders |= {verifier.name: verifier.checkpoint for verifier in catalogue.verifiers}
     return {
-        entry.name: hashlib.sha256(
-            (folder / entry.checkpoint / "model.safetensors").read_bytes()
-        ).hexdigest()[:16]
-        for entry in (*catalogue.models, *catalogue.verifiers)
+        name: hashlib.sha256((folder / each / "model.safetensors").read_bytes()).hexdigest()[:16]
+        for name, each in folders.items()
     }
 
 

@@ -88,7 +88,7 @@ class Cache:
     def branch(self, above: Sequence[int]) -> list[int]:
         """Let rows go on as others: keep what goes on in one way, copy what goes on in several, drop the rest.
 
-        Only what has to move is copied.
+        Only what has to move is copied. Prefixes that no row continues any more leave when they are the half.
 
         Args:
             above: For each row wanted, which row it continues.
@@ -116,6 +116,9 @@ class Cache:
         order = torch.empty(size, dtype=torch.long, device=self.values.device)
         order[torch.tensor(places, device=order.device)] = torch.tensor(above, device=order.device)
         self.prefix_of = self.prefix_of[order]
+        used, at = torch.unique(self.prefix_of, return_inverse=True)
+        if 2 * len(used) <= len(self.lengths):
+            self.prefixes, self.lengths, self.prefix_of = self.prefixes[:, :, used], self.lengths[used], at
         return places
 
     def reserve(self, rows: int, columns: int) -> None:
@@ -233,13 +236,13 @@ class Decoder:
         own, top, total = _part(q, keys, values, view.ahead)
         if cache.prefixes.shape[4]:
             common, top_common, total_common = view.apart(
-                *_part(view.together(q), *cache.prefixes[layer], view.beyond)
+                *_part(view.together(q), cache.prefixes[layer, 0], cache.prefixes[layer, 1], view.beyond)
             )
             most = torch.maximum(top, top_common)
             weight, weight_common = (top - most).exp(), (top_common - most).exp()
             own = own * weight + common * weight_common
             total = total * weight + total_common * weight_common
-        out = (own / total).unflatten(2, (new, -1)).transpose(1, 2)
+        out = (own / total).view(rows, s.kv_heads, new, -1, s.head_dim).transpose(1, 2)
         return self._linear(out.flatten(2), f"{layer}.self_attn.o_proj")
 
     def _linear(self, x: Tensor, name: str) -> Tensor:
@@ -269,22 +272,24 @@ class _View:
 
     @classmethod
     def of(cls, cache: Cache, new: int) -> "_View":
-        prefixes, columns = cache.prefixes.shape[2], cache.prefixes.shape[4]
+        device, prefixes, columns = cache.values.device, cache.prefixes.shape[2], cache.prefixes.shape[4]
         place, wide = None, 1
-        if cache.rows != prefixes or not torch.equal(cache.prefix_of, torch.arange(prefixes)):
+        if cache.rows != prefixes or not torch.equal(cache.prefix_of, torch.arange(prefixes, device=device)):
             order = cache.prefix_of.argsort(stable=True)
             counts = torch.bincount(cache.prefix_of, minlength=prefixes)
             begins = counts.cumsum(0) - counts
             rank = torch.empty_like(order)
-            rank[order] = torch.arange(cache.rows) - begins[cache.prefix_of[order]]
+            rank[order] = torch.arange(cache.rows, device=device) - begins[cache.prefix_of[order]]
             wide = int(counts.max())
             place = cache.prefix_of * wide + rank
         beyond = None
         if columns and int(cache.lengths.min()) < columns:
-            beyond = (torch.arange(columns) >= cache.lengths[:, None]).float()[:, None, None] * _HIDDEN
+            beyond = (torch.arange(columns, device=device) >= cache.lengths[:, None]).float()[
+                :, None, None
+            ] * _HIDDEN
         ahead = None
         if new > 1:
-            seen = torch.arange(cache.width + new)
+            seen = torch.arange(cache.width + new, device=device)
             ahead = (seen > seen[cache.width :, None]).float() * _HIDDEN
         return cls(prefixes, wide, place, beyond, ahead)
 
@@ -302,7 +307,10 @@ class _View:
         if self.place is None:
             return list(parts)
         return [
-            part.unflatten(2, (self.wide, -1)).transpose(1, 2).flatten(0, 1)[self.place] for part in parts
+            part.view(self.count, part.shape[1], self.wide, -1, part.shape[3])
+            .transpose(1, 2)
+            .flatten(0, 1)[self.place]
+            for part in parts
         ]
 
 

@@ -27,7 +27,7 @@ def bits(seeds: NDArray[np.uint64], at: int) -> NDArray[np.uint64]:
 
 def uniforms(seeds: NDArray[np.uint64], at: int) -> NDArray[np.float64]:
     """Return u in [0, 1), 53 bits, for the token at a place of each draft; shape (drafts,)."""
-    return (bits(seeds, at) >> np.uint64(11)) * 2.0**-53
+    return (bits(seeds, at) >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
 
 def cumulative(logits: Tensor, sampling: Sampling) -> NDArray[np.float64]:

@@ -22,11 +22,11 @@ class Kept:
     """Pieces by the token ids of their whole path; the least recently used leave first.
 
     Args:
-        tokens: How many are kept over all pieces.
+        size: Bytes kept over all pieces.
     """
 
-    def __init__(self, tokens: int = 2_000_000) -> None:
-        self._limit = tokens
+    def __init__(self, size: int = 400_000_000) -> None:
+        self._limit = size
         self._held = 0
         self._pieces: OrderedDict[Ids, Piece] = OrderedDict()
 
@@ -35,10 +35,10 @@ class Kept:
         if path in self._pieces:
             return
         self._pieces[path] = Piece(above, values, extra)
-        self._held += values.shape[3]
+        self._held += values.nbytes
         while self._held > self._limit:
             _, gone = self._pieces.popitem(last=False)
-            self._held -= gone.values.shape[3]
+            self._held -= gone.values.nbytes
 
     def chain(self, path: Ids) -> list[Piece] | None:
         """Return a path's pieces from its root, or None when one of them is not kept."""

@@ -231,7 +231,7 @@ class TorchEngine:
         block = cache.values[:, :, [row for row, _ in going], :, : cache.width]
         for at, (_, each) in enumerate(going):
             above = each.plan.prompt_ids
-            self._kept.keep((*above, *each.ids), above, block[:, :, at])
+            self._kept.keep((*above, *each.ids), above, block[:, :, at].clone())
 
     def _ending(self, delimiter: str) -> NDArray[np.bool_]:
         """Return, for each token, whether a draft may end with it."""

@@ -133,7 +133,7 @@ class TorchRows:
 
     def _pieces(self, above: Ids | None) -> list[Tensor]:
         chain = self._kept.chain(above) if above is not None else []
-        assert chain is not None, "an ancestor left while its path was read: keep more tokens"
+        assert chain is not None, "an ancestor left while its path was read: keep more"
         return [piece.values for piece in chain]
 
     def _known_rows(self, path: Ids) -> NDArray[np.float32]:
