@@ -41,7 +41,7 @@ def encoder_of(settings: Settings) -> Encoder:
         EncoderError: its files are missing.
     """
     if settings.encoder == "hashed":
-        return HashedEncoder()
+        return HashedEncoder(settings.encoder_dimension or 64)
     if settings.encoder == "http":
         from agents.embedder.openai_http import HttpEncoder
 

@@ -48,6 +48,10 @@ class Metrics:
         self.rewards_applied = counter("rewards_applied", "Rewards that reached the policy", "kind")
         self.rewards_ignored = counter("rewards_ignored", "Rewards that changed nothing", "why")
         self.policy_version = gauge("policy_version", "Rewards and corrections applied to the policy")
+        self.snapshot_place = gauge("snapshot_place", "Place in the order that the newest snapshot holds")
+        self.recovery_seconds = gauge(
+            "recovery_seconds", "How long the last recovery took: `read` the log, `fold` it", "part"
+        )
         self.masked = counter(
             "masked_models", "Decisions made without a model whose executor is silent", "model"
         )

@@ -78,6 +78,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     # Rounds of uniform choice before the policy decides.
     warm_up: int = 50
     seed: int = 3
+    # Decisions and updates between two snapshots of the learner, which lie among its rows in its changelog: it
+    # alone is replicated, ordered with the rows and free of a disk of ours. 0 writes none, and keeps every row.
+    snapshot_every: int = 10_000
     objective: str = "cost-sensitive"
 
     timeout_s: float = 600.0
@@ -109,6 +112,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         ):
             if not getattr(self, name) > 0:
                 raise SettingsError(f"{name}: must be above 0 seconds, is {getattr(self, name)}")
+        if self.snapshot_every < 0:
+            raise SettingsError(f"snapshot_every: must be 0 (never) or more, is {self.snapshot_every}")
         if self.max_record_bytes < 65_536:
             raise SettingsError(f"max_record_bytes: must be at least 65536, is {self.max_record_bytes}")
         if self.security_protocol.startswith("SASL") and not self.sasl_username:

@@ -50,7 +50,14 @@ class DurableTable(faust.Table[bytes, bytes]):
         for key, value in kept:
             self.data[key] = value
 
+    async def drop_all(self, keys: Iterable[tuple[bytes, int]]) -> None:
+        """Delete several rows and wait until the broker has all tombstones."""
+        keys = list(keys)
+        for future in [self.send_changelog(p, key, None, value_serializer="raw") for key, p in keys]:
+            await future
+        for key, _ in keys:
+            self.data.pop(key, None)
+
     async def drop(self, key: bytes, partition: int) -> None:
         """Delete a row and wait until the broker has the tombstone."""
-        await self.send_changelog(partition, key, None, value_serializer="raw")
-        self.data.pop(key, None)
+        await self.drop_all([(key, partition)])

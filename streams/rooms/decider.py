@@ -22,10 +22,11 @@ from schemas.decision import Decision
 from schemas.errors import UniscaleError
 from schemas.query import Context, Origin
 from schemas.reward import Reward
-from streams.app import Outgoing, Record, durable_table
+from streams.app import Outgoing, Record, crash
 from streams.encoders import encoder_of
 from streams.policies import action_vectors, policy_of
 from streams.room import Plumbing, key_of, origin_of
+from streams.rooms.learner_log import LearnerLog
 
 log = logging.getLogger("streams.decider")
 
@@ -37,7 +38,8 @@ class DeciderRoom:
         self.plumbing = plumbing
         self.settings = plumbing.settings
         self.encoder = encoder
-        self.table = durable_table(plumbing.app, "pending", 1)
+        self.log = LearnerLog(plumbing)
+        self.table = self.log.table
         self.lock = asyncio.Lock()
         self.decider: Decider | None = None
         self.space: ActionSpace = uis_space(plumbing.control.base)
@@ -71,6 +73,7 @@ class DeciderRoom:
                 if part:
                     await self._decide(decider, part, around_living)
             self.plumbing.metrics.pending.set(self.outstanding)
+            await self.log.snapshot_when_due(decider)
 
     async def on_rewards(self, records: Sequence[Record]) -> None:
         """Apply each reward that is new."""
@@ -96,6 +99,7 @@ class DeciderRoom:
                         self.plumbing.metrics.duplicates.labels(record.topic).inc()
             self.plumbing.metrics.pending.set(self.outstanding)
             self.plumbing.metrics.policy_version.set(decider.policy.version)
+            await self.log.snapshot_when_due(decider)
 
     async def _decide(
         self, decider: Decider, asked: Sequence[tuple[Record, Context, Origin]], living: frozenset[str] | None
@@ -150,22 +154,21 @@ class DeciderRoom:
             metrics.masked.labels(model).inc()
 
     async def _ready(self) -> Decider:
-        """Return the learner, rebuilt from the table after a recovery and with the catalogue of now."""
-        if self.decider is None:
-            policy = policy_of(self.settings, self.encoder)
-            self.decider = Decider(policy, seed=self.settings.seed, encoder=encoder_id(self.encoder))
-            found = self.decider.recover((bytes(k), bytes(v)) for k, v in self.table.data.items())
-            self.outstanding = found.folded.outstanding
-            self._catalogue_version = None
-            for refused in found.refused:
-                log.error("a snapshot was refused: %s", refused)
-            log.info(
-                "%d decisions and %d updates folded: policy version %d, next place %d",
-                found.folded.decisions, found.folded.updates, policy.version, self.decider.seq,
-            )  # fmt: skip
+        """Return the learner, with the catalogue of now."""
+        decider = self.decider or await self._rebuild()
         if self._catalogue_version != self.plumbing.control.catalogue_version:
-            await self._offer(self.decider)
-        return self.decider
+            await self._offer(decider)
+        return decider
+
+    async def _rebuild(self) -> Decider:
+        policy = policy_of(self.settings, self.encoder)
+        decider = Decider(policy, seed=self.settings.seed, encoder=encoder_id(self.encoder))
+        found = await self.log.recover(decider)
+        self.outstanding = found.folded.outstanding
+        self.plumbing.metrics.pending.set(self.outstanding)
+        self.plumbing.metrics.policy_version.set(policy.version)
+        self.decider, self._catalogue_version = decider, None
+        return decider
 
     async def _offer(self, decider: Decider) -> None:
         control = self.plumbing.control
@@ -196,4 +199,12 @@ class DeciderRoom:
         return self.settings.state_path("actions")
 
     async def _recovered(self) -> None:
-        self.decider = None
+        """Rebuild the learner before faust seeks, so that the log decides where reading goes on."""
+        async with self.lock:
+            self.decider = None
+            try:
+                if self.log.assigned:
+                    await self._rebuild()
+            except Exception as error:
+                # faust drops what its recovery callbacks raise, and would go on with an empty learner.
+                crash(f"the learner cannot be rebuilt: {error}", error)

@@ -8,7 +8,7 @@ import os
 import random
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -101,7 +101,13 @@ def broker() -> Iterator[Broker]:
 class Deployment:
     """All rooms on one broker under a prefix of their own."""
 
-    def __init__(self, settings: Settings, log: Path, only: tuple[str, ...] | None = None) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        log: Path,
+        only: tuple[str, ...] | None = None,
+        commands: Mapping[str, Sequence[str]] | None = None,
+    ) -> None:
         self.settings = settings
         self.topics = Topics(settings)
         groups = load_catalogue(Path(settings.catalogue)).groups
@@ -113,7 +119,9 @@ class Deployment:
         rooms = room_commands(groups)
         if only is not None:
             rooms = {name: argv for name, argv in rooms.items() if name in only}
-        self.supervisor = Supervisor(rooms, environ={**os.environ, **settings.environ()}, log_path=log)
+        rooms |= commands or {}
+        environ = {"PYTHONPATH": str(Path(__file__).parents[2]), **os.environ, **settings.environ()}
+        self.supervisor = Supervisor(rooms, environ=environ, log_path=log)
         self.log = log
 
     def send(self, *queries: Query) -> None:
@@ -170,7 +178,13 @@ def deploy(broker: Broker, tmp_path_factory: pytest.TempPathFactory) -> Iterator
     """Start rooms; stopped when the module's tests are done."""
     made: list[Deployment] = []
 
-    def start(*, only: tuple[str, ...] | None = None, wait: bool = True, **fields: Any) -> Deployment:
+    def start(
+        *,
+        only: tuple[str, ...] | None = None,
+        commands: Mapping[str, Sequence[str]] | None = None,
+        wait: bool = True,
+        **fields: Any,
+    ) -> Deployment:
         folder = tmp_path_factory.mktemp("deployment")
         (folder / "catalogue.yaml").write_text(CATALOGUE)
         write_paths(folder / "recording.jsonl", recorded_paths(40))
@@ -190,7 +204,7 @@ def deploy(broker: Broker, tmp_path_factory: pytest.TempPathFactory) -> Iterator
             "warm_up": 10,
         }
         settings = settings_for(Settings(**{**defaults, **fields}), broker)
-        deployment = Deployment(settings, folder / "rooms.log", only)
+        deployment = Deployment(settings, folder / "rooms.log", only, commands)
         deployment.supervisor.start()
         made.append(deployment)
         if wait:

@@ -1,0 +1,176 @@
+"""How long a learner takes to come back: the real worker, on a log of so many rows, from a real broker.
+
+A learner is told `rows` rewarded decisions and its rows are written to the changelog of a deployment of its own.
+Then the decider's process is started on it, and says itself how long it read and folded (`recovery_seconds`).
+Rows are written once each, as they are when their query has ended: what compaction leaves of a log.
+"""
+
+import os
+import re
+import tempfile
+import time
+import urllib.request
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from agents.decider.agent import Decided, Decider
+from agents.decider.decisions import Surroundings
+from agents.decider.policies.base import Context, Objective
+from agents.embedder.encoder import Encoder, encoder_id
+from agents.space.action_space import uis_space
+from agents.space.catalogue import load_catalogue
+from agents.space.steering import Steering
+from schemas.base import decode
+from schemas.decision import Decision
+from schemas.query import Context as ContextRecord
+from schemas.query import Origin, Query
+from schemas.reward import Reward, reward_id
+from streams import admin, clients
+from streams.broker import free_port
+from streams.encoders import encoder_of
+from streams.launch import room_commands
+from streams.policies import action_vectors, policy_of
+from streams.settings import Settings
+from streams.supervisor import Supervisor
+from streams.topics import Topics
+
+_BATCH = 64
+
+
+def measure(settings: Settings, rows: int, half: int, say: Callable[[str], None]) -> dict[str, Any]:
+    """Return the seconds of a recovery, and how far the learner that came back is from the one that was.
+
+    Args:
+        settings: Where the broker is, and the catalogue whose actions are chosen.
+        rows: Observations to recover.
+        half: Length of s_q and of s_a; d is twice that.
+        say: Told what is going on.
+
+    Raises:
+        BrokerUnreachable: no broker answers.
+        RoomFailed: the decider does not come up.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        settings = msgspec.structs.replace(
+            settings, prefix=f"recovery-{uuid.uuid4().hex[:6]}.", encoder="hashed", encoder_dimension=half,
+            state_dir=folder, warm_up=0, snapshot_every=0,
+        )  # fmt: skip
+        topics = Topics(settings)
+        groups = load_catalogue(Path(settings.catalogue)).groups
+        admin.create(settings, topics.declared(groups))
+        say(f"writing {rows} rows of dimension {2 * half}")
+        encoder = encoder_of(settings)
+        live = _decider(settings, encoder)
+        log = dict(_lived(settings, live, encoder, rows))
+        _write(settings, topics.changelog("decider", "pending"), log)
+        say("starting the decider")
+        took = _recovered(settings, Path(folder) / "decider.log")
+        again = _decider(settings, encoder)
+        again.recover(log.items())
+        return {
+            f"recover_{rows}_s": round(took["read"] + took["fold"], 4),
+            "read_s": round(took["read"], 4),
+            "fold_s": round(took["fold"], 4),
+            "start_to_ready_s": round(took["ready"], 3),
+            "rows": rows,
+            "d": 2 * half,
+            "actions": len(live.actions),
+            "mb": round(sum(len(k) + len(v) for k, v in log.items()) / 1e6, 1),
+            "difference": _difference(live, again, half),
+        }
+
+
+def _decider(settings: Settings, encoder: Encoder) -> Decider:
+    return Decider(policy_of(settings, encoder), seed=settings.seed, encoder=encoder_id(encoder))
+
+
+def _lived(
+    settings: Settings, decider: Decider, encoder: Encoder, rows: int
+) -> Iterator[tuple[bytes, bytes]]:
+    """Let a decider decide and learn, and yield the rows that remain of it."""
+    catalogue = load_catalogue(Path(settings.catalogue))
+    around = Surroundings(Steering.of(catalogue), uis_space(catalogue))
+    yield from decider.offer(action_vectors(catalogue, encoder))
+    rng = np.random.default_rng(settings.seed)
+    for start in range(0, rows, _BATCH):
+        asked = []
+        for at in range(start, min(start + _BATCH, rows)):
+            row = rng.normal(size=encoder.dimension)
+            record = ContextRecord(
+                query=Query(
+                    query_id=f"r{at}", text=f"Question {at}: how many are there of them together? " * 4
+                ),
+                embedding=(row / np.linalg.norm(row)).astype("<f4").tobytes(),
+                encoder=encoder_id(encoder),
+                origin=Origin(topic="query", partition=0, offset=at),
+            )
+            asked.append((record, Origin(topic="context", partition=0, offset=at)))
+        made = decider.decide(asked, lambda _: None, around)
+        table = {d.query_id: d.row[1] for d in made if d.row}
+        rewards = [(_reward(d, rng), start + at) for at, d in enumerate(made)]
+        yield from (each.row for each in decider.learn(rewards, table.get) if each.row)
+
+
+def _reward(decided: Decided, rng: np.random.Generator) -> Reward:
+    assert decided.value is not None, decided.error
+    decision = decode(decided.value, Decision)
+    return Reward(
+        reward_id=reward_id(decided.query_id, "final"), query_id=decided.query_id, kind="final",
+        seq=decision.seq, action=decision.action, status="ok", correct=float(rng.random() < 0.5),
+        score=float(rng.random()), log_cost=float(rng.uniform(26.0, 36.0)), price=None,
+        objective=decision.objective,
+    )  # fmt: skip
+
+
+def _write(settings: Settings, topic: str, log: dict[bytes, bytes]) -> None:
+    alone = settings.max_batch_bytes <= 1  # the embedded broker miscounts batches of several records
+    producer = clients.producer(settings, **({"batch_size": 0} if alone else {"linger_ms": 5}))
+    try:
+        pending = []
+        for key, value in log.items():
+            pending.append(producer.send(topic, key=key, value=value, partition=0))
+            if alone:
+                pending[-1].get(timeout=120)
+        for delivery in pending:
+            delivery.get(timeout=120)
+    finally:
+        producer.close()
+
+
+def _recovered(settings: Settings, log: Path) -> dict[str, float]:
+    """Start the decider's process and return what it says of its recovery, in seconds."""
+    port = free_port()
+    command = [*room_commands([])["decider"], "--metrics-port", str(port)]
+    environ = {"OMP_NUM_THREADS": "1", **os.environ, **settings.environ()}
+    began = time.monotonic()
+    with Supervisor({"decider": command}, environ=environ, log_path=log) as supervisor:
+        supervisor.wait_ready(300)
+        while not (took := _seconds(port)):
+            if time.monotonic() - began > 600:
+                raise LookupError(f"the decider did not recover in 600 s:\n{log.read_text()[-2000:]}")
+            time.sleep(0.05)
+        return {**took, "ready": time.monotonic() - began}
+
+
+def _seconds(port: int) -> dict[str, float]:
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as page:
+        text = page.read().decode()
+    found = re.findall(r'^uniscale_recovery_seconds{part="(\w+)"} (\S+)$', text, re.MULTILINE)
+    return {part: float(value) for part, value in found}
+
+
+def _difference(one: Decider, two: Decider, half: int) -> float:
+    """Return the largest difference of scores on new queries, in units of the largest score."""
+    rng = np.random.default_rng(1)
+    contexts = [
+        Context(f"probe{i}", row / np.linalg.norm(row)) for i, row in enumerate(rng.normal(size=(8, half)))
+    ]
+    objective = Objective(0.4, 0.4, 0.2, 26.0, 36.0)
+    found = [d.policy.scores(contexts, [objective] * len(contexts), 1) for d in (one, two)]
+    scores = [np.array([s.score for s in each]) for each in found]
+    return float(np.abs(scores[0] - scores[1]).max() / np.abs(scores[0]).max())

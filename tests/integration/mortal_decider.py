@@ -1,0 +1,93 @@
+"""The decider's own process, which dies where a test asks. What it runs is the product; the faults are here.
+
+A file `die-<point>` in the state directory arms a point. Who passes it removes the file and gets SIGKILL:
+
+    row        rows are on the broker, their Decisions are not sent
+    decision   Decisions are sent, their Contexts not committed
+    reward     rewarded rows are on the broker, their Rewards not committed
+    manifest   the chunks of a snapshot are on the broker, its manifest is not
+
+A file `show` makes it write what it has learned to `shown.npz`, once, between two batches.
+"""
+
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from agents.decider.snapshot import SNAPSHOT_KEY
+from streams.app import Outbox, Outgoing
+from streams.rooms.decider import DeciderRoom
+from streams.settings import Settings
+from streams.table import DurableTable
+from streams.worker import run_room
+
+SETTINGS = Settings.from_env(os.environ)
+STATE = SETTINGS.state_path()
+
+
+def taken(name: str) -> bool:
+    """Say whether a file was there, and remove it."""
+    try:
+        (STATE / name).unlink()
+    except FileNotFoundError:
+        return False
+    return True
+
+
+def pass_by(point: str) -> None:
+    if taken(f"die-{point}"):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def show(room: DeciderRoom) -> None:
+    if room.decider is None or not taken("show"):
+        return
+    gram = room.decider.policy.inner.gram  # type: ignore[attr-defined]
+    gram.flush()
+    file = Path(STATE / "showing.npz")
+    np.savez(
+        file, a=np.tril(gram.a) + np.tril(gram.a, -1).T, b=gram.b, theta=gram.theta, seq=room.decider.seq,
+        clock=room.decider.clock, version=room.decider.policy.version,
+    )  # fmt: skip
+    file.rename(STATE / "shown.npz")
+
+
+send_all, put = Outbox.send_all, DurableTable.put
+on_contexts, on_rewards = DeciderRoom.on_contexts, DeciderRoom.on_rewards
+
+
+async def mortal_send_all(self: Outbox, records: Sequence[Outgoing]) -> None:
+    if records:
+        pass_by("row")
+    await send_all(self, records)
+
+
+async def mortal_put(self: DurableTable, key: bytes, value: bytes, partition: int) -> None:
+    if key.startswith(SNAPSHOT_KEY) and key.endswith(b"/manifest"):
+        pass_by("manifest")
+    await put(self, key, value, partition)
+
+
+async def mortal_on_contexts(self: DeciderRoom, records: Any) -> None:
+    await on_contexts(self, records)
+    pass_by("decision")
+    show(self)
+
+
+async def mortal_on_rewards(self: DeciderRoom, records: Any) -> None:
+    await on_rewards(self, records)
+    pass_by("reward")
+    show(self)
+
+
+Outbox.send_all, DurableTable.put = mortal_send_all, mortal_put  # type: ignore[method-assign]
+DeciderRoom.on_contexts, DeciderRoom.on_rewards = mortal_on_contexts, mortal_on_rewards  # type: ignore[method-assign]
+
+if __name__ == "__main__":
+    sys.argv[1:] = []  # faust's worker reads them
+    run_room(SETTINGS, "decider")
