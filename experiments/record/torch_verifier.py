@@ -20,6 +20,7 @@ from experiments.record.pump import Pump
 
 ROWS = 512
 SIBLINGS = 8
+KEPT = 1_500_000_000  # bytes: all paths of the questions in flight, or they are read again
 
 
 @dataclass(frozen=True)
@@ -51,7 +52,7 @@ class TorchRows:
         self._tag_id = tag_id
         self._pump = pump
         self._decoder = Decoder(folder, device)
-        self._kept = Kept()
+        self._kept = Kept(KEPT)
         self._worker = _Batch(self, rows)
         dialogue = [("user", "q")]
         bare = self.prompts.encode(self.prompts.dialogue(dialogue))

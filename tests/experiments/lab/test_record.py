@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -12,7 +13,7 @@ from agents.space.action_space import best_route_space, uis_space
 from agents.space.catalogue import load_catalogue
 from experiments.record import table
 from experiments.record.bench import open_bench
-from experiments.record.journal import Journal, JournalError
+from experiments.record.journal import Journal, JournalError, journals
 from experiments.record.questions import Question, questions_of
 from experiments.record.run import Plan, record, search_id
 from experiments.record.searches import Bench, Memory, Variant, search
@@ -91,6 +92,27 @@ def test_a_kill_at_any_moment_loses_only_what_was_in_flight(tiny: Path, tmp_path
         table.write(tmp_path / "cut.parquet", map(timed, journal.rows()), QUESTIONS, {})
         table.write(tmp_path / "whole.parquet", map(timed, whole.rows()), QUESTIONS, {})
         assert (tmp_path / "cut.parquet").read_bytes() == (tmp_path / "whole.parquet").read_bytes()
+
+
+def test_parts_record_what_one_process_records(tiny: Path, tmp_path: Path) -> None:
+    plan = small_plan(bench_of(tiny), NARROW)
+    whole = Journal(tmp_path / "whole.jsonl", {"seed": 0})
+    asyncio.run(record(plan, bench_of(tiny), whole))
+    folder = tmp_path / "parts"
+    for number in (1, 2):
+        journal = Journal(folder / f"math-{number}-of-2.jsonl", {"seed": 0}, journals(folder, "math"))
+        part = replace(plan, part=(number, 2))
+        assert sum(1 for _ in part.shards()) == 1
+        asyncio.run(record(part, bench_of(tiny), journal))
+    assert journal.done == whole.done
+    one, two = (
+        sorted(each.rows(), key=lambda row: [str(row[k]) for k in table.KEY]) for each in (whole, journal)
+    )
+    for first, second in zip(one, two, strict=True):
+        for name, value in timed(first).items():
+            # Other batches, other last bits of a sum.
+            expected = pytest.approx(value, rel=1e-4) if isinstance(value, float) else value
+            assert timed(second)[name] == expected, name
 
 
 def timed(row: dict[str, object]) -> dict[str, object]:
