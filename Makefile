@@ -46,8 +46,13 @@ test: lint ## Environment, lint, and every test but the slow ones
 test-long: lint ## Every test, soaks and kills included
 	$(BIN)/python -m pytest $(ARGS)
 
-bench-learner: $(STAMP) ## Measure the learner; writes out/bench/learner.json
+bench-learner: $(VENV)/.peers ## Measure the learner; writes out/bench/learner.json
 	@$(BIN)/python -m experiments.bench $(ARGS)
+
+# Without them the learner is measured all the same; the row of a peer then says what is missing.
+$(VENV)/.peers: $(STAMP) requirements/peers.txt
+	@$(BIN)/python -m pip install -qq --disable-pip-version-check --no-input --no-deps --only-binary=:all: \
+		-r requirements/peers.txt && touch $@ || echo "error: requirements/peers.txt could not be installed; going on"
 
 bench-stream: $(STAMP) ## Measure the streams on every broker; writes out/bench/stream.json
 	@$(BIN)/python -m streams bench $(ARGS)

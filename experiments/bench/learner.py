@@ -20,6 +20,7 @@ HALVES: Final = {"d2048": 1024, "d768": 384}
 ACTION_COUNTS: Final = (42, 84, 168, 336, 672, 1344)
 DIMENSIONS: Final = (256, 512, 1024, 2048, 4096)
 RECOVERED: Final = 10_000
+INSTALL: Final = "install it: .venv/bin/pip install --no-deps -r requirements/peers.txt"
 PEER_ROUNDS: Final = {"mabwiser": 12, "vowpalwabbit": 40, "river": 200}
 
 
@@ -73,7 +74,7 @@ def recovery(half: int, rows: int) -> dict[str, Any]:
     key = f"recover_{rows}_s"
     try:
         found = json.loads(done.stdout.splitlines()[-1])
-        return {key: float(found[key]), "broker": found.get("broker")}
+        return {key: float(found[key]), "recovery": found}
     except (IndexError, KeyError, ValueError):
         return {key: None, "recover_missing": (done.stderr or done.stdout).strip()[-300:]}
 
@@ -100,7 +101,8 @@ def _row(name: str, half: int, actions: int, rounds: int, threads: int | None = 
     if done.returncode:
         why = done.stderr.strip().splitlines()[-1:] or [f"exit status {done.returncode}"]
         if name in PEER_ROUNDS:
-            return {"name": name, "missing": why[0]}
+            print(f"{name} was not measured: {why[0]}; {INSTALL}", file=sys.stderr)
+            return {"name": name, "missing": why[0], "mend": INSTALL}
         raise RuntimeError(f"row {name}: {why[0]}")
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return found
