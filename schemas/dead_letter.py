@@ -79,4 +79,4 @@ class DeadLetter(Record, frozen=True, kw_only=True, tag="dead-letter.v1"):
     @property
     def key(self) -> str:
         """Return topic/partition/offset of the origin."""
-        return f"{self.origin.topic}/{self.origin.partition}/{self.origin.offset}"
+        return str(self.origin)

@@ -83,6 +83,10 @@ class Origin(Struct, frozen=True, kw_only=True):
     partition: int
     offset: int
 
+    def __str__(self) -> str:
+        """Return topic/partition/offset."""
+        return f"{self.topic}/{self.partition}/{self.offset}"
+
 
 class Query(Record, frozen=True, kw_only=True, tag="query.v1"):
     """What a client asks. Key: query_id.

@@ -27,6 +27,9 @@ log = logging.getLogger("streams")
 
 CRASH_EXIT = 70
 
+# Called by `crash` before the process is gone.
+before_crash: list[Callable[[], None]] = []
+
 
 class Record(msgspec.Struct, frozen=True):
     """One record as it came from the broker. `timestamp_ms` is the broker's append time."""
@@ -55,6 +58,8 @@ class Outgoing(msgspec.Struct, frozen=True):
 def crash(reason: str, error: BaseException | None = None) -> NoReturn:
     """Log and end the process at once, so that no offset moves past what failed."""
     log.critical("crash: %s", reason, exc_info=error)
+    for call in before_crash:
+        call()
     logging.shutdown()
     sys.stderr.flush()
     os._exit(CRASH_EXIT)

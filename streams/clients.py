@@ -5,18 +5,21 @@ kafka-python produces, administers and replays; aiokafka follows topics beside f
 
 import ssl
 from collections.abc import Iterable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import faust
-from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
 from kafka import KafkaConsumer, KafkaProducer, TopicPartition
 from kafka.admin import KafkaAdminClient
 from kafka.errors import KafkaError
 
 from streams.settings import Settings, SettingsError
 
+# A command that only asks or sends must not wait until faust and aiokafka are imported.
+if TYPE_CHECKING:
+    from aiokafka import AIOKafkaConsumer
+
 # A broker on a machine that is busy with models answers late, not never.
 _REQUEST_MS = 90_000
+_BOOTSTRAP_MS = 15_000
 
 
 class BrokerUnreachable(RuntimeError):
@@ -54,6 +57,8 @@ def _shared(settings: Settings) -> dict[str, Any]:
 
 def faust_credentials(settings: Settings) -> Any:
     """Return what faust calls broker_credentials, None for plain text."""
+    import faust
+
     context = ssl_context(settings)
     if settings.security_protocol.startswith("SASL"):
         return faust.SASLCredentials(
@@ -74,8 +79,9 @@ def admin(settings: Settings) -> KafkaAdminClient:
     """Return an admin client. Raises BrokerUnreachable."""
     try:
         return KafkaAdminClient(
-            client_id="uniscale-admin", request_timeout_ms=_REQUEST_MS, **_shared(settings)
-        )
+            client_id="uniscale-admin", request_timeout_ms=_REQUEST_MS, bootstrap_timeout_ms=_BOOTSTRAP_MS,
+            **_shared(settings),
+        )  # fmt: skip
     except (KafkaError, OSError) as error:
         raise unreachable(settings, error) from None
 
@@ -86,6 +92,7 @@ def producer(settings: Settings, **kwargs: Any) -> KafkaProducer:
         return KafkaProducer(
             acks="all",
             max_request_size=settings.max_record_bytes,
+            bootstrap_timeout_ms=_BOOTSTRAP_MS,
             **{**_shared(settings), **kwargs},
         )
     except (KafkaError, OSError) as error:
@@ -99,14 +106,17 @@ def consumer(settings: Settings, **kwargs: Any) -> KafkaConsumer:
             enable_auto_commit=False,
             auto_offset_reset="earliest",
             max_partition_fetch_bytes=settings.max_record_bytes + 65_536,
+            bootstrap_timeout_ms=_BOOTSTRAP_MS,
             **{**_shared(settings), **kwargs},
         )
     except (KafkaError, OSError) as error:
         raise unreachable(settings, error) from None
 
 
-def follower(settings: Settings) -> AIOKafkaConsumer:
+def follower(settings: Settings) -> "AIOKafkaConsumer":
     """Return an asynchronous consumer without a group, to be assigned partitions."""
+    from aiokafka import AIOKafkaConsumer
+
     return AIOKafkaConsumer(
         group_id=None,
         enable_auto_commit=False,
@@ -116,18 +126,61 @@ def follower(settings: Settings) -> AIOKafkaConsumer:
     )
 
 
-def async_producer(settings: Settings) -> AIOKafkaProducer:
-    """Return an asynchronous producer that waits for all replicas."""
-    return AIOKafkaProducer(acks="all", max_request_size=settings.max_record_bytes, **_shared(settings))
+def partitions(reader: KafkaConsumer, topics: Iterable[str]) -> list[TopicPartition]:
+    """Return the partitions of those topics that exist.
+
+    Raises:
+        LookupError: none of them does.
+    """
+    topics = list(topics)
+    parts = [TopicPartition(t, p) for t in topics for p in sorted(reader.partitions_for_topic(t) or ())]
+    if not parts:
+        raise LookupError(f"{topics[0]}: the topic does not exist; run `python -m streams topics create`")
+    return parts
+
+
+def require_topics(settings: Settings, topics: Iterable[str]) -> None:
+    """Refuse a topic that does not exist: a producer would wait a minute for it and not say why.
+
+    Raises:
+        LookupError: naming the first that is missing.
+    """
+    reader = consumer(settings)
+    try:
+        for topic in topics:
+            partitions(reader, [topic])
+    finally:
+        reader.close()
+
+
+def at_end(settings: Settings, topics: Iterable[str], tail: int = 0) -> KafkaConsumer:
+    """Return a consumer of what comes from now on, and of up to `tail` records a partition before that.
+
+    Raises:
+        LookupError: none of the topics exists.
+    """
+    reader = consumer(settings)
+    parts = partitions(reader, topics)
+    reader.assign(parts)
+    reader.seek_to_end(*parts)
+    # Until the position is asked for, the end is not fixed.
+    ends = {tp: reader.position(tp) for tp in parts}
+    if tail:
+        starts = reader.beginning_offsets(parts)
+        for tp in parts:
+            reader.seek(tp, max(starts[tp], ends[tp] - tail))
+    return reader
 
 
 def read_all(settings: Settings, topics: Iterable[str], *, timeout_ms: int = 1000) -> Iterator[Any]:
-    """Yield every record now on the topics, partition by partition, up to the ends seen at the start."""
+    """Yield every record now on the topics, partition by partition, up to the ends seen at the start.
+
+    Raises:
+        LookupError: none of the topics exists.
+    """
     reader = consumer(settings)
     try:
-        parts = [TopicPartition(t, p) for t in topics for p in sorted(reader.partitions_for_topic(t) or ())]
-        if not parts:
-            return
+        parts = partitions(reader, topics)
         ends = reader.end_offsets(parts)
         reader.assign(parts)
         reader.seek_to_beginning(*parts)

@@ -1,14 +1,29 @@
 """Count failures at one record across restarts, so that the third makes it a dead letter.
 
 An unknown error ends the process before its offset moves, and the record is read again by the process that
-follows. Without a count, a record that always fails would stop its partition for ever.
+follows. Without a count, a record that always fails would stop its partition for ever. A process that dies
+without a word (a segmentation fault, no memory left, kill -9) cannot count: so every record in hand stands in a
+file while it is handled, and the process that follows counts for the one that died.
 """
 
+import contextlib
+import os
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import orjson
 
+from schemas.errors import UniscaleError
+
 LIMIT = 3
+
+# A topic's name has 249 characters at most, partition and offset 31 together.
+_SLOT = 288
+_SLOTS = 1024
+
+
+class KilledProcess(UniscaleError):
+    """A process died again and again with this record in hand. Look into the log of the room before you retry it."""
 
 
 class Crashes:
@@ -16,19 +31,22 @@ class Crashes:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self._counts = self._read()
+
+    def of(self, coordinates: str) -> int:
+        """Return how often a record has failed."""
+        return self._counts.get(coordinates, 0)
 
     def add(self, coordinates: str) -> int:
         """Count one more failure at a record and return how many there are now."""
-        counts = self._read()
-        counts[coordinates] = counts.get(coordinates, 0) + 1
-        self._write(counts)
-        return counts[coordinates]
+        self._counts[coordinates] = self.of(coordinates) + 1
+        self._write()
+        return self._counts[coordinates]
 
     def forget(self, coordinates: str) -> None:
         """Stop counting a record that was given up or got through."""
-        counts = self._read()
-        if counts.pop(coordinates, None) is not None:
-            self._write(counts)
+        if self._counts.pop(coordinates, None) is not None:
+            self._write()
 
     def _read(self) -> dict[str, int]:
         try:
@@ -37,8 +55,48 @@ class Crashes:
             return {}  # none yet, or torn by a crash of the machine: counting starts again
         return {str(k): int(v) for k, v in counts.items()} if isinstance(counts, dict) else {}
 
-    def _write(self, counts: dict[str, int]) -> None:
+    def _write(self) -> None:
         self.path.parent.mkdir(parents=True, exist_ok=True)
         temporary = self.path.with_suffix(".new")
-        temporary.write_bytes(orjson.dumps(counts))
+        temporary.write_bytes(orjson.dumps(self._counts))
         temporary.replace(self.path)
+
+
+class InHand:
+    """The records a process is handling, in a file that outlives it: one slot each, written without a sync.
+
+    What the kernel has been given survives the process, not the machine: a count lost with the machine does no harm.
+    """
+
+    def __init__(self, path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._file = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+        self._free = list(range(_SLOTS))
+        self.left = self._read()
+        """Coordinates of what the process before died with; empty when it ended in order."""
+        self.clear()
+
+    @contextlib.contextmanager
+    def holding(self, coordinates: Iterable[str]) -> Iterator[None]:
+        """Keep records in the file while they are handled, however that ends short of the process's death."""
+        slots = []
+        for each in coordinates:
+            if not self._free:
+                break  # more at once than any room handles; these go uncounted
+            slots.append(self._free.pop())
+            os.pwrite(self._file, each.encode()[:_SLOT].ljust(_SLOT, b"\0"), slots[-1] * _SLOT)
+        try:
+            yield
+        finally:
+            for slot in slots:
+                os.pwrite(self._file, b"\0", slot * _SLOT)
+            self._free += slots
+
+    def clear(self) -> None:
+        """Empty the file: the process ends of its own will, and what it had in hand is not to blame."""
+        os.ftruncate(self._file, 0)
+
+    def _read(self) -> list[str]:
+        data = os.pread(self._file, _SLOT * _SLOTS, 0)
+        slots = (data[at : at + _SLOT] for at in range(0, len(data), _SLOT))
+        return [slot.rstrip(b"\0").decode(errors="replace") for slot in slots if slot[0]]

@@ -75,10 +75,12 @@ class Ledger:
         """Return the story of a query, a new one when it was not heard of."""
         return self.stories.setdefault(query_id, Story(query_id))
 
-    def add(self, topics: Topics, record: Any) -> None:
-        """Take one raw record of any topic."""
+    def add(self, topics: Topics, record: Any, about: str | None = None) -> None:
+        """Take one raw record of any topic; with `about`, only one of that query."""
         kind = _kinds(topics).get(record.topic) or _group_kind(topics, record.topic)
         if kind is None or record.value is None:
+            return
+        if about is not None and not _concerns(topics, record, about.encode()):
             return
         self.bytes += len(record.value)
         try:
@@ -120,13 +122,16 @@ class Ledger:
         story.at_ms.setdefault(stage, at_ms)
 
 
-def read_ledger(settings: Settings, groups: Iterable[str], only: Sequence[str] = ()) -> Ledger:
+def read_ledger(
+    settings: Settings, groups: Iterable[str], only: Sequence[str] = (), about: str | None = None
+) -> Ledger:
     """Read all topics of a deployment from their beginnings.
 
     Args:
         settings: Where.
         groups: Its executor groups.
         only: Topic names to read instead of all.
+        about: Take the records of this query alone; the others are passed over undecoded.
     """
     topics = Topics(settings)
     names = list(only) or [
@@ -135,8 +140,15 @@ def read_ledger(settings: Settings, groups: Iterable[str], only: Sequence[str] =
     ]  # fmt: skip
     ledger = Ledger()
     for record in clients.read_all(settings, names, timeout_ms=500):
-        ledger.add(topics, record)
+        ledger.add(topics, record, about)
     return ledger
+
+
+def _concerns(topics: Topics, record: Any, query_id: bytes) -> bool:
+    """Say whether a record may be about a query: by its key, or, where that is another thing, its text."""
+    if record.topic in (topics.context, topics.reward, topics.dead_letter):
+        return query_id in record.value
+    return bool(record.key == query_id)
 
 
 def _kinds(topics: Topics) -> dict[str, type[Message]]:

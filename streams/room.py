@@ -14,10 +14,11 @@ from schemas.query import Origin
 from streams import app as wiring
 from streams.app import Outbox, Outgoing, Record, crash
 from streams.control import Control
-from streams.crashes import LIMIT, Crashes
+from streams.crashes import LIMIT, Crashes, InHand, KilledProcess
 from streams.metrics import Metrics
 from streams.settings import Settings
 from streams.topics import Topics
+from streams.turns import Turns
 
 log = logging.getLogger("streams.room")
 
@@ -55,6 +56,10 @@ class Plumbing:
         self.control = Control(settings)
         name = self.topics.app_id(room, group)
         self.crashes = Crashes(settings.state_path("crashes", f"{name}.{instance}.json"))
+        self.in_hand = InHand(settings.state_path("crashes", f"{name}.{instance}.in-hand"))
+        self._count_the_dead()
+        wiring.before_crash.append(self.in_hand.clear)
+        self._turns = Turns()
         # What runs beside faust and is to be stopped with it.
         self.closers: list[Callable[[], Awaitable[None]]] = [self.control.stop]
         self.answers_for: Callable[[str], bool] = lambda query_id: True
@@ -63,7 +68,7 @@ class Plumbing:
         """Bind a handler: one record at a time in each partition."""
 
         async def guarded(record: Record) -> None:
-            await self._guard([record], lambda: handle(record))
+            await self._guard([record], lambda records: handle(records[0]))
             self.done(record, stage)
 
         wiring.each(self.app, topic, guarded, name=f"{self.room}-{stage}")
@@ -72,7 +77,7 @@ class Plumbing:
         """Bind a handler to a topic of one partition: up to `most` records at a time."""
 
         async def guarded(records: Sequence[Record]) -> None:
-            await self._guard(records, lambda: handle(records))
+            await self._guard(records, handle)
             for record in records:
                 self.done(record, stage)
 
@@ -116,21 +121,51 @@ class Plumbing:
             self.topics.reward,
         )
 
-    async def _guard(self, records: Sequence[Record], call: Callable[[], Awaitable[None]]) -> None:
+    def _count_the_dead(self) -> None:
+        """Count a failure at every record with which the process before this one died."""
+        for coordinates in self.in_hand.left:
+            count = self.crashes.add(coordinates)
+            log.warning("%s: in hand when the process before died, %d of %d", coordinates, count, LIMIT)
+
+    async def _guard(self, records: Sequence[Record], handle: BatchHandler) -> None:
+        """Handle records; what fails three times, by an error or by the death of the process, is buried."""
+        failed = [self.crashes.of(record.coordinates) for record in records]
+        if len(records) > 1 and any(failed):
+            # One by one, so that the one at fault is found.
+            for record in records:
+                await self._guard([record], handle)
+            return
+        if failed[0] >= LIMIT:
+            why = KilledProcess(
+                f"{records[0].coordinates}: the process of the {self.room} died {failed[0]} times with this record in "
+                "hand (a segmentation fault, no memory left, or a kill); mend the cause, then retry it"
+            )
+            await self.bury(records[0], why, attempts=failed[0])
+            self.crashes.forget(records[0].coordinates)
+            return
+        turn = self._turns.alone() if failed[0] == LIMIT - 1 else self._turns.together()
+        async with turn:
+            with self.in_hand.holding([record.coordinates for record in records]):
+                await self._try(records, handle)
+
+    async def _try(self, records: Sequence[Record], handle: BatchHandler) -> None:
+        first = records[0]
         try:
-            await call()
-        except UniscaleError as error:
-            if len(records) != 1:
-                crash(f"{records[0].coordinates}: a batch raised what each record must be buried for", error)
-            await self.bury(records[0], error)
+            await handle(records)
         except Exception as error:
-            first = records[0]
-            count = self.crashes.add(first.coordinates)
+            if isinstance(error, UniscaleError) and len(records) == 1:
+                await self.bury(first, error)
+                self.crashes.forget(first.coordinates)
+                return
+            counts = [self.crashes.add(record.coordinates) for record in records]
             self.metrics.crashes.labels(first.topic).inc()
-            if count < LIMIT or len(records) != 1:
-                crash(f"{first.coordinates}: failure {count} of {LIMIT} in {self.room}", error)
-            await self.bury(first, error, attempts=count)
+            if counts[0] < LIMIT or len(records) > 1:
+                crash(f"{first.coordinates}: failure {counts[0]} of {LIMIT} in {self.room}", error)
+            await self.bury(first, error, attempts=counts[0])
             self.crashes.forget(first.coordinates)
+        else:
+            for record in records:
+                self.crashes.forget(record.coordinates)
 
 
 def origin_of(record: Record) -> Origin:

@@ -13,12 +13,15 @@ from streams.topics import Topics
 
 
 class Pace(msgspec.Struct, frozen=True):
-    """How fast: records per second, 0 for as fast as the broker takes them."""
+    """How fast: records per second, 0 for as fast as the broker takes them; or the second of each record."""
 
     per_s: float = 0.0
+    at_s: tuple[float, ...] = ()
 
     def due_s(self, index: int) -> float:
         """Return when record `index` is due, in seconds after the first."""
+        if self.at_s:
+            return self.at_s[index]
         return index / self.per_s if self.per_s > 0 else 0.0
 
 

@@ -4,8 +4,6 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from kafka import TopicPartition
-
 from streams import clients
 from streams.ledger import Ledger
 from streams.settings import Settings
@@ -13,24 +11,27 @@ from streams.topics import Topics
 
 
 class Watch:
-    """A reader at the end of some topics that files what it sees in a ledger."""
+    """A reader at the end of some topics that files what it sees in a ledger.
 
-    def __init__(self, settings: Settings, names: Sequence[str]) -> None:
+    Args:
+        settings: Where.
+        names: The topics.
+        tail: Take up to so many records a partition from before now, too.
+    """
+
+    def __init__(self, settings: Settings, names: Sequence[str], tail: int = 0) -> None:
         self.topics = Topics(settings)
         self.ledger = Ledger()
         self.answered: set[str] = set()
         self.closed: set[str] = set()
         self._last = time.monotonic()
-        self._reader: Any = clients.consumer(settings)
-        parts = [
-            TopicPartition(n, p) for n in names for p in sorted(self._reader.partitions_for_topic(n) or ())
-        ]
-        if not parts:
-            raise LookupError(f"{names[0]}: the topic does not exist; run `python -m streams topics create`")
-        self._reader.assign(parts)
-        self._reader.seek_to_end(*parts)
-        for tp in parts:
-            self._reader.position(tp)
+        self._reader: Any = clients.at_end(settings, names, tail)
+
+    def catch_up(self) -> None:
+        """Take everything that is there now."""
+        ends = self._reader.end_offsets(list(self._reader.assignment()))
+        while any(self._reader.position(tp) < end for tp, end in ends.items()):
+            self.poll(200)
 
     def poll(self, timeout_ms: int) -> int:
         """Take what has come and return how many records that was."""

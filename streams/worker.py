@@ -46,6 +46,7 @@ class Worker(faust.Worker):
         await super().on_stop()
         for close in self.plumbing.closers:
             await close()
+        self.plumbing.in_hand.clear()
 
 
 def run_room(
@@ -68,6 +69,10 @@ def run_room(
     )
     for noisy in ("kafka", "faust", "mode", "aiokafka", "httpx", "asyncio"):
         logging.getLogger(noisy).setLevel(max(logging.WARNING, logging.getLevelName(settings.log_level)))
+    # kafka-python warns of a busy machine; mode logs every part of faust under the module of its class.
+    logging.getLogger("kafka.net.selector").setLevel(logging.ERROR)
+    for name in ("streams.app", "streams.table"):
+        logging.getLogger(name).setLevel(logging.WARNING)
     settings.state_path().mkdir(parents=True, exist_ok=True)
     loop = asyncio.new_event_loop()
     asyncio.set_event_loop(loop)

@@ -72,12 +72,15 @@ def test_every_file_named_exists(document: Path) -> None:
 def test_every_command_of_the_command_line_has_help_an_operator_can_use() -> None:
     from streams.commands import main
 
-    pending = [("streams", main)]
+    pending: list[tuple[str, click.Command | None]] = [("streams", main)]
     while pending:
         name, command = pending.pop()
+        assert command is not None
         assert command.help, f"{name} has no help"
         for parameter in command.params:
             if isinstance(parameter, click.Option) and "help" not in parameter.name.split("_"):  # type: ignore[union-attr]
                 assert parameter.help or parameter.name in command.help, f"{name} {parameter.opts}: no help"
         if isinstance(command, click.Group):
-            pending += [(f"{name} {each}", inner) for each, inner in command.commands.items()]
+            context = click.Context(command)
+            names = command.list_commands(context)
+            pending += [(f"{name} {each}", command.get_command(context, each)) for each in names]

@@ -1,42 +1,83 @@
-"""The one command line. Each command parses, calls, prints; 0 is success, 1 a refusal, 2 a wrong call."""
+"""The one command line. Each command parses, calls, prints; 0 is success, 1 a refusal, 2 a wrong call.
+
+A command's module is imported when the command is called: importing all of them takes seconds.
+"""
 
 import os
 import sys
-from typing import Any
+from importlib import import_module
+from typing import Any, Final
 
 import click
-from kafka.errors import KafkaError
 
 from schemas.errors import UniscaleError
-from streams.broker import BrokerError
-from streams.clients import BrokerUnreachable
 from streams.settings import Settings, SettingsError
-from streams.supervisor import RoomFailed
+
+_MODULES: Final = {
+    "up": "rooms",
+    "worker": "rooms",
+    "broker": "rooms",
+    "ask": "queries",
+    "produce": "queries",
+    "answers": "queries",
+    "feedback": "queries",
+    "monitor": "monitor",
+    "replay": "replay",
+    "explain": "explain",
+    "topics": "topics",
+    "catalogue": "control",
+    "objective": "control",
+    "dead-letters": "dead_letters",
+    "verify-decisions": "verify",
+    "demo": "demo",
+    "bench": "bench",
+    "bench-recovery": "recovery",
+}
 
 
 class _Commands(click.Group):
-    """A group that turns refusals into one line and exit code 1."""
+    """A group that imports late and turns refusals into one line and exit code 1."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Return the names of all commands."""
+        return sorted({*_MODULES, *self.commands})
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Return a command, from the module that holds it."""
+        if cmd_name in _MODULES:
+            module = import_module(f"streams.commands.{_MODULES[cmd_name]}")
+            commands: list[click.Command] = module.COMMANDS
+            return next(command for command in commands if command.name == cmd_name)
+        return super().get_command(ctx, cmd_name)
 
     def invoke(self, ctx: click.Context) -> Any:
-        from streams.admin import TopicsWrong
-
+        """Run the command; what it refuses is told in one line."""
         try:
             return super().invoke(ctx)
-        except (
-            UniscaleError,
-            SettingsError,
-            BrokerError,
-            BrokerUnreachable,
-            RoomFailed,
-            TopicsWrong,
-            LookupError,
-            KafkaError,
-        ) as error:
-            click.echo(f"error: {error}", err=True)
-            sys.exit(1)
+        except (click.ClickException, click.exceptions.Exit, click.Abort):
+            raise
         except KeyboardInterrupt:
             click.echo("stopped", err=True)
             sys.exit(130)
+        except (KeyError, IndexError, BrokenPipeError):
+            raise  # a fault of ours, or a reader such as `head` that has seen enough
+        except Exception as error:
+            if not isinstance(error, _refusals()):
+                raise
+            click.echo(f"error: {error or type(error).__name__}", err=True)
+            sys.exit(1)
+
+
+def _refusals() -> tuple[type[Exception], ...]:
+    from kafka.errors import KafkaError
+
+    from streams.admin import TopicsWrong
+    from streams.broker import BrokerError
+    from streams.clients import BrokerUnreachable
+    from streams.supervisor import RoomFailed
+
+    return (UniscaleError, SettingsError, BrokerError, BrokerUnreachable, RoomFailed, TopicsWrong, KafkaError,
+            LookupError, OSError)  # fmt: skip
 
 
 @click.group(
@@ -74,40 +115,5 @@ def settings_command(settings: Settings) -> None:
     """Print every setting with its present value, as environment variables."""
     for name in settings.__struct_fields__:
         value = getattr(settings, name)
-        hidden = name in ("sasl_password", "encoder_key") and value
+        hidden = name in ("sasl_password", "encoder_key", "engine_key") and value
         click.echo(f"UNISCALE_{name.upper()}={'***' if hidden else value}")
-
-
-def _load() -> None:
-    from streams.commands import (
-        bench,
-        control,
-        dead_letters,
-        demo,
-        explain,
-        monitor,
-        queries,
-        replay,
-        rooms,
-        topics,
-        verify,
-    )
-
-    for module in (
-        rooms,
-        queries,
-        monitor,
-        replay,
-        explain,
-        topics,
-        control,
-        dead_letters,
-        verify,
-        demo,
-        bench,
-    ):
-        for command in module.COMMANDS:
-            main.add_command(command)
-
-
-_load()

@@ -7,7 +7,6 @@ from typing import Any
 import click
 import orjson
 
-from streams.bench import Plan, measure
 from streams.broker import kafka_home
 from streams.settings import Settings
 
@@ -48,6 +47,8 @@ def bench(
 
     Apache Kafka is measured when KAFKA_HOME names it or ../shared/kafka is there.
     """
+    from streams.bench import Plan, measure  # with numpy and more, which `--help` need not wait for
+
     kinds = list(brokers) or [*(["kafka"] if kafka_home(os.environ) else []), "embedded"]
     plan = Plan(queries=queries, steps=steps, in_flight=in_flight)
     found: dict[str, Any] = {"cpus": os.cpu_count(), "brokers": {}}

@@ -75,14 +75,20 @@ def add(settings: Settings, file: Path) -> None:
     Its topics are created. Executors of its group load it; for a new group start one:
     `worker executor --group GROUP`.
     """
-    entry: Any = yaml.safe_load(file.read_text(encoding="utf-8"))
+    try:
+        entry: Any = yaml.safe_load(file.read_text(encoding="utf-8"))
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise CatalogueError(f"{file}: not YAML: {error}") from None
     if not isinstance(entry, dict) or not isinstance(entry.get("name"), str):
         raise CatalogueError(
             f"{file}: not the entry of a model: write name, checkpoint, architecture, sampling, …"
         )
     record = CatalogueEntry(name=entry["name"], op="add", model=entry)
     before = steering(settings)
-    after = before.after(record, before.offset + 1)  # refuses here what every process would refuse
+    try:
+        after = before.after(record, before.offset + 1)  # refuses here what every process would refuse
+    except UniscaleError as error:
+        raise CatalogueError(f"{file}: {error}") from None
     group = after.catalogue.model(record.name).group
     admin.create(settings, Topics(settings).declared(after.catalogue.groups))
     offset = _send(settings, record)

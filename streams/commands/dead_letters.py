@@ -6,8 +6,6 @@ from typing import Any
 import click
 import orjson
 from kafka import TopicPartition
-from rich.console import Console
-from rich.table import Table
 
 from schemas.base import decode
 from schemas.dead_letter import DeadLetter
@@ -45,10 +43,10 @@ def show(settings: Settings, as_json: bool) -> None:
                     "query_id": x.query_id, "size": x.size, "sha256": x.sha256, "attempts": x.attempts}  # fmt: skip
             click.echo(orjson.dumps(line).decode())
         return
-    table = Table("origin", "room", "error", "query", "size", "reason")
     for x in found:
-        table.add_row(x.key, x.room, x.error, x.query_id or "–", str(x.size), x.reason[:200])
-    Console().print(table)
+        query = f", query {x.query_id}" if x.query_id else ""
+        click.echo(f"{x.key}  {x.error} in the {x.room}{query}, {x.size} bytes, tried {x.attempts}x")
+        click.echo(f"    {x.reason[:500]}")
     click.echo(f"{len(found)} dead letters")
 
 

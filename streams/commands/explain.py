@@ -1,7 +1,9 @@
 """`explain QUERY_ID`: why this action, and what every step, score, prune and coin of the price was."""
 
 import sys
+from collections import Counter
 from pathlib import Path
+from statistics import fmean
 
 import click
 import msgspec
@@ -16,45 +18,66 @@ from schemas.reward import Reward
 from streams.ledger import Story, read_ledger
 from streams.settings import Settings
 
+# More drafts than these are shown when asked for.
+_DRAFTS = 40
+
 
 @click.command()
 @click.argument("query_id")
 @click.option("--group", "groups", multiple=True, help="A further executor group, besides the catalogue's.")
+@click.option("--drafts", is_flag=True, help="Show each draft, however many there are.")
 @click.option("--json", "as_json", is_flag=True, help="Print the records instead.")
 @click.pass_obj
-def explain(settings: Settings, query_id: str, groups: tuple[str, ...], as_json: bool) -> None:
+def explain(settings: Settings, query_id: str, groups: tuple[str, ...], drafts: bool, as_json: bool) -> None:
     """Explain one query from the log: means, widths, runner-ups, every step, score, prune and price.
 
     Exit 1 when nothing is on record under this id.
     """
     known = [*load_catalogue(Path(settings.catalogue)).groups, *groups]
-    story = read_ledger(settings, known).stories.get(query_id)
-    if story is None:
+    ledger = read_ledger(settings, known, about=query_id)
+    letters = [letter for letter in ledger.dead_letters if letter.query_id == query_id]
+    story = ledger.stories.get(query_id)
+    if story is None and not letters:
         click.echo(
             f"error: nothing on record for {query_id}: check the id, --prefix, and the retention", err=True
         )
         sys.exit(1)
+    story = story or Story(query_id)
     if as_json:
-        records = [*story.decisions, *story.steps, *story.verifications, *story.answers, *story.rewards]
+        records = [
+            *letters,
+            *story.decisions,
+            *story.steps,
+            *story.verifications,
+            *story.answers,
+            *story.rewards,
+        ]
         plain = [msgspec.to_builtins(r) for r in records]
         click.echo(orjson.dumps(plain, option=orjson.OPT_INDENT_2).decode())
         return
-    console = Console()
-    if story.query is not None:
-        console.print(f"[bold]{query_id}[/bold]: {story.query.question[:500]}")
+    # Texts of models and clients are printed as they are: no markup of theirs is obeyed.
+    console = Console(markup=False, highlight=False)
+    console.print(query_id, style="bold", end=": ")
+    console.print(story.query.question[:500] if story.query else "the Query itself is not on record")
     if story.decision is not None:
         _decision(console, story.decision)
+    else:
+        console.print("\nno Decision on record")
     if story.answer is not None:
-        _search(console, story.answer)
+        _search(console, story.answer, drafts)
+    else:
+        console.print("\nno Answer on record: it is under way, or the rooms are not running")
     for reward in story.rewards:
         _reward(console, reward)
+    for letter in letters:
+        console.print(f"\ndead letter {letter.key} of the {letter.room}: {letter.error}: {letter.reason}")
     _times(console, story)
 
 
 def _decision(console: Console, decision: Decision) -> None:
     w = decision.objective.weights
     console.print(
-        f"\nDecision {decision.seq}: [bold]{decision.action}[/bold], by {decision.reason}, "
+        f"\nDecision {decision.seq}: {decision.action}, by {decision.reason}, "
         f"policy {decision.policy.name} "
         f"after {decision.policy.version} rewards, {decision.candidates} candidates, "
         f"propensity {_n(decision.propensity)}"
@@ -77,28 +100,55 @@ def _decision(console: Console, decision: Decision) -> None:
         console.print(f"predicted: correct {p.correct:.3f}, score {p.score:.3f}, log cost {p.log_cost:.2f}")
 
 
-def _search(console: Console, answer: Answer) -> None:
+def _search(console: Console, answer: Answer, drafts: bool) -> None:
     console.print(
-        f"\nAnswer: [bold]{answer.status}[/bold] by {answer.by}, {answer.steps} steps, {len(answer.trace)} drafts, "
+        f"\nAnswer: {answer.status} by {answer.by}, {answer.steps} steps, {len(answer.trace)} drafts, "
         f"{answer.completed} completed, {answer.generated_tokens} tokens, path score {_n(answer.score)}"
     )
     if answer.error:
         console.print(f"error: {answer.error}")
-    table = Table("step", "draft", "after", "tree", "tokens", "score", "fate", "bound", title="the forest")
-    for at, draft in enumerate(answer.trace[:400]):
-        table.add_row(
-            str(draft.depth), str(at), str(draft.parent) if draft.parent >= 0 else "–", str(draft.tree),
-            str(draft.tokens),
-            _n(draft.score), draft.fate, _n(draft.bound), style="bold" if at in answer.path else "",
-        )  # fmt: skip
-    console.print(table)
+    if answer.trace:
+        console.print(_steps(answer))
+        each = drafts or len(answer.trace) <= _DRAFTS
+        console.print(_forest(answer, each))
+        if not each:
+            console.print(f"each of the {len(answer.trace)} drafts: --drafts")
     if answer.text:
         console.print(answer.text)
 
 
+def _steps(answer: Answer) -> Table:
+    """Return a row a step: how many drafts met which fate, and what they were scored."""
+    fates = list(dict.fromkeys(draft.fate for draft in answer.trace))
+    table = Table("step", "drafts", "tokens", "best", "mean", *fates, title="the search, by step")
+    for depth in sorted({draft.depth for draft in answer.trace}):
+        here = [draft for draft in answer.trace if draft.depth == depth]
+        scores = [draft.score for draft in here if draft.score is not None]
+        counts = Counter(draft.fate for draft in here)
+        table.add_row(
+            str(depth), str(len(here)), str(sum(draft.tokens for draft in here)), _n(max(scores, default=None)),
+            _n(fmean(scores) if scores else None), *(str(counts[fate] or "–") for fate in fates),
+        )  # fmt: skip
+    return table
+
+
+def _forest(answer: Answer, each: bool) -> Table:
+    title = "the forest" if each else "the path that was answered"
+    table = Table(
+        "step", "draft", "after", "tree", "tokens", "score", "fate", "bound", "answered", title=title
+    )
+    for at, draft in enumerate(answer.trace):
+        if each or at in answer.path:
+            table.add_row(
+                str(draft.depth), str(at), str(draft.parent) if draft.parent >= 0 else "–", str(draft.tree),
+                str(draft.tokens), _n(draft.score), draft.fate, _n(draft.bound), "yes" if at in answer.path else "",
+            )  # fmt: skip
+    return table
+
+
 def _reward(console: Console, reward: Reward) -> None:
     console.print(
-        f"\nReward ({reward.kind}): [bold]{_n(reward.reward)}[/bold] from correct {_n(reward.correct)}"
+        f"\nReward ({reward.kind}): {_n(reward.reward)} from correct {_n(reward.correct)}"
         f"{f' ({reward.graded_by})' if reward.graded_by else ''}, score {_n(reward.score)}, "
         f"log cost {_n(reward.log_cost)}"
     )

@@ -1,12 +1,15 @@
 """`monitor`: the live view in the terminal."""
 
 import time
-from collections import Counter, deque
+from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
-from statistics import fmean
+from statistics import fmean, median
+from typing import Any
 
 import click
-from rich.console import Group
+import orjson
+from rich.console import Console, Group
 from rich.live import Live
 from rich.table import Table
 
@@ -24,68 +27,105 @@ _LAG_EVERY_S = 5.0
 @click.command()
 @click.option("--refresh", default=1.0, show_default=True, help="Seconds between pictures.")
 @click.option("--for", "seconds", type=float, help="Stop after so many seconds; default: until Ctrl-C.")
+@click.option("--once", is_flag=True, help="Print one picture of the latest queries and stop.")
+@click.option("--json", "as_json", is_flag=True, help="With --once: as one JSON object, for scripts.")
 @click.pass_obj
-def monitor(settings: Settings, refresh: float, seconds: float | None) -> None:
-    """Watch throughput, lag, choices, accuracy, cost and reward as they happen, over the last 100 queries.
+def monitor(settings: Settings, refresh: float, seconds: float | None, once: bool, as_json: bool) -> None:
+    """Watch throughput, lag, choices, accuracy, cost and reward as they happen, over the latest queries.
 
-    Reads beside the rooms, commits nothing, and shows what comes from now on.
+    Reads beside the rooms and commits nothing. Begins with the latest records of every topic.
     """
+    if as_json and not once:
+        raise click.UsageError("--json needs --once")
     topics = Topics(settings)
     groups = list(load_catalogue(Path(settings.catalogue)).groups)
     apps = [topics.app_id(r) for r in ("embedder", "decider", "verifier", "aggregator")]
     apps += [topics.app_id("executor", g) for g in groups]
-    watch = Watch(settings, [topics.decision, topics.answer, topics.reward, topics.dead_letter])
-    times: deque[float] = deque(maxlen=_WINDOW)
-    lag: dict[str, dict[str, int]] = {}
+    names = [topics.query, topics.decision, topics.answer, topics.reward, topics.dead_letter]
+    watch = Watch(settings, names, tail=_WINDOW)
     began = last_lag = time.monotonic()
-    answered = 0
     try:
-        with Live(refresh_per_second=4) as live:
+        watch.catch_up()
+        now = numbers(watch, admin.lag(settings, apps))
+        if as_json:
+            click.echo(orjson.dumps(now, option=orjson.OPT_INDENT_2).decode())
+            return
+        if once:
+            Console().print(picture(now))
+            return
+        with Live(picture(now), refresh_per_second=4) as live:
             while seconds is None or time.monotonic() - began < seconds:
                 watch.poll(int(refresh * 1000))
-                times.extend([time.monotonic()] * (len(watch.answered) - answered))
-                answered = len(watch.answered)
-                if time.monotonic() - last_lag > _LAG_EVERY_S or not lag:
-                    lag, last_lag = admin.lag(settings, apps), time.monotonic()
-                live.update(picture(watch, times, lag))
+                behind = now["lag"]
+                if time.monotonic() - last_lag > _LAG_EVERY_S:
+                    behind, last_lag = admin.lag(settings, apps), time.monotonic()
+                now = numbers(watch, behind)
+                live.update(picture(now))
+    except KeyboardInterrupt:
+        return  # the usual way to leave
     finally:
         watch.close()
 
 
-def picture(watch: Watch, times: deque[float], lag: dict[str, dict[str, int]]) -> Group:
-    """Return the present picture."""
-    stories = [s for s in watch.ledger.stories.values() if s.decision]
-    stories = sorted(stories, key=lambda s: s.decision.seq if s.decision else 0)[-_WINDOW:]
-    rate = (len(times) - 1) / max(1e-9, times[-1] - times[0]) if len(times) > 1 else 0.0
-    head = Table(title="UniScale-Streams", show_header=False)
-    rewards = [s.closing.reward for s in stories if s.closing and s.closing.reward is not None]
-    correct = [s.closing.correct for s in stories if s.closing and s.closing.correct is not None]
-    costs = [s.closing.price.eflops for s in stories if s.closing and s.closing.price]
-    head.add_row(
-        "decisions, answers, closed",
-        f"{len(watch.ledger.stories)}, {len(watch.answered)}, {len(watch.closed)}",
-    )
-    head.add_row("answers a second", f"{rate:.1f}")
-    head.add_row("reward, accuracy, eFLOPs", f"{_mean(rewards)}, {_mean(correct)}, {_mean(costs)}")
-    head.add_row("statuses", ", ".join(f"{k} {v}" for k, v in _statuses(stories).items()) or "–")
-    head.add_row("dead letters", str(len(watch.ledger.dead_letters)))
-    chosen = Table("configuration", "times", "reward", title="chosen of late")
+def numbers(watch: Watch, lag: dict[str, dict[str, int]]) -> dict[str, Any]:
+    """Return what is shown, over the latest queries in the order of decisions."""
+    stories = sorted((s for s in watch.ledger.stories.values() if s.decision), key=_seq)[-_WINDOW:]
+    closed = [s.closing for s in stories if s.closing]
+    times = sorted(s.at_ms["answer"] for s in stories if s.answer)
+    span_s = (times[-1] - times[0]) / 1000 if len(times) > 1 else 0.0
+    waits = [s.at_ms["answer"] - s.at_ms["query"] for s in stories if s.answer and "query" in s.at_ms]
+    chosen = {}
     for action, count in Counter(s.decision.action.id for s in stories if s.decision).most_common(8):
         own = [s.closing.reward for s in stories if s.decision and s.decision.action.id == action
                and s.closing and s.closing.reward is not None]  # fmt: skip
-        chosen.add_row(action, str(count), _mean(own))
-    behind = Table("consumer group", "lag", title="records waiting")
-    for app, by_topic in lag.items():
+        chosen[action] = {"times": count, "reward": _mean(own)}
+    return {
+        "queries": len(stories),
+        "unanswered": sum(s.answer is None for s in stories),
+        "answers_per_s": (len(times) - 1) / span_s if span_s else None,
+        "query_to_answer_ms": float(median(waits)) if waits else None,
+        "reward": _mean([r.reward for r in closed if r.reward is not None]),
+        "accuracy": _mean([r.correct for r in closed if r.correct is not None]),
+        "eflops": _mean([r.price.eflops for r in closed if r.price]),
+        "statuses": dict(Counter(s.answer.status for s in stories if s.answer)),
+        "dead_letters": len(watch.ledger.dead_letters),
+        "chosen": chosen,
+        "lag": lag,
+    }
+
+
+def picture(now: Mapping[str, Any]) -> Group:
+    """Return the present picture."""
+    head = Table(title=f"UniScale-Streams: the latest {now['queries']} queries", show_header=False)
+    head.add_row("answers a second", _n(now["answers_per_s"]))
+    head.add_row("query to answer", f"{_n(now['query_to_answer_ms'])} ms")
+    head.add_row("mean reward", _n(now["reward"]))
+    head.add_row("accuracy", _n(now["accuracy"]))
+    head.add_row("mean cost", f"{_n(now['eflops'])} eFLOPs")
+    statuses = [f"{status} {count}" for status, count in now["statuses"].items()]
+    head.add_row("answers", ", ".join([*statuses, f"none yet {now['unanswered']}"]))
+    head.add_row("dead letters of late", str(now["dead_letters"]))
+    chosen = Table("configuration", "times", "mean reward", title="chosen of late")
+    for action, of in now["chosen"].items():
+        chosen.add_row(action, str(of["times"]), _n(of["reward"]))
+    behind = Table("consumer group", "records", title="waiting")
+    for app, by_topic in now["lag"].items():
         behind.add_row(app, str(sum(by_topic.values())))
+    if not now["lag"]:
+        behind.add_row("no room has committed anything yet", "–")
     return Group(head, chosen, behind)
 
 
-def _statuses(stories: list[Story]) -> Counter[str]:
-    return Counter(s.answer.status for s in stories if s.answer)
+def _seq(story: Story) -> int:
+    return story.decision.seq if story.decision else 0
 
 
-def _mean(values: list[float]) -> str:
-    return f"{fmean(values):.4g}" if values else "–"
+def _mean(values: list[float]) -> float | None:
+    return fmean(values) if values else None
+
+
+def _n(value: float | None) -> str:
+    return "–" if value is None else f"{value:.4g}"
 
 
 COMMANDS = [monitor]

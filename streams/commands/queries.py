@@ -3,14 +3,14 @@
 import sys
 import time
 import uuid
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import click
+import msgspec
 import orjson
-from kafka import KafkaConsumer, TopicPartition
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from schemas.answer import Answer
 from schemas.base import decode, encode
@@ -18,10 +18,14 @@ from schemas.errors import UniscaleError
 from schemas.query import Query, Weights
 from schemas.reward import Feedback
 from streams import clients
-from streams.questions import read_questions, renamed
-from streams.send import Pace, send_queries
+from streams.commands.sending import send_and_wait
+from streams.questions import QuestionError, read_questions, renamed
+from streams.send import Pace
 from streams.settings import Settings
 from streams.topics import Topics
+
+# After so long without an Answer `ask` says on stderr that it still waits.
+_PATIENCE_S = 15.0
 
 
 def _weights(text: str | None) -> Weights | None:
@@ -56,13 +60,18 @@ def ask(settings: Settings, text: str, objective: str | None, weights: str | Non
         reference=reference, pin_action=pin_action, allowed_models=models or None, timeout_s=timeout_s,
     )  # fmt: skip
     topics = Topics(settings)
-    reader = _at_end(settings, topics.answer)
+    clients.require_topics(settings, [topics.query])
+    reader = clients.at_end(settings, [topics.answer])
     try:
         producer = clients.producer(settings)
         producer.send(topics.query, key=query.query_id.encode(), value=encode(query)).get(timeout=30)
         producer.close()
+        told = time.monotonic() + _PATIENCE_S
         deadline = time.monotonic() + timeout_s + 30
         while time.monotonic() < deadline:
+            if time.monotonic() > told:
+                told = deadline
+                click.echo(f"no answer to {query.query_id} yet; are the rooms running?", err=True)
             for records in reader.poll(timeout_ms=500).values():
                 for record in records:
                     if record.key == query.query_id.encode():
@@ -78,15 +87,13 @@ def ask(settings: Settings, text: str, objective: str | None, weights: str | Non
 
 def _print(answer: Answer, as_json: bool) -> None:
     if as_json:
-        import msgspec
-
         click.echo(orjson.dumps(msgspec.to_builtins(answer), option=orjson.OPT_INDENT_2).decode())
     else:
-        score = f"score {answer.score:.3f}, " if answer.score is not None else ""
-        click.echo(answer.text or "")
-        click.echo(
-            f"[{answer.query_id}: {answer.status}, {answer.action}, {score}{answer.steps} steps]", err=True
-        )
+        if answer.text:
+            click.echo(answer.text)
+        said = [answer.status, str(answer.action or ""), f"score {answer.score:.3f}" if answer.score else ""]
+        said.append(f"{answer.steps} steps" if answer.steps else "")
+        click.echo(f"[{answer.query_id}: {', '.join(word for word in said if word)}]", err=True)
         if answer.error:
             click.echo(f"error: {answer.error}", err=True)
     sys.exit(0 if answer.status == "ok" else 1)
@@ -95,7 +102,10 @@ def _print(answer: Answer, as_json: bool) -> None:
 @click.command()
 @click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @click.option(
-    "--rate", type=float, default=0.0, help="Queries per second; 0 sends as fast as they are taken."
+    "--rate",
+    type=click.FloatRange(min=0),
+    default=0.0,
+    help="Queries per second; 0 sends as fast as they are taken.",
 )
 @click.option("--limit", type=click.IntRange(min=1), help="Send so many at most.")
 @click.option("--objective", help="Objective of those that name none.")
@@ -107,7 +117,9 @@ def _print(answer: Answer, as_json: bool) -> None:
 )
 @click.option("--run", default="", help="Put RUN: before every id, to send one file twice.")
 @click.option(
-    "--wait", is_flag=True, help="Wait until every query has its Answer; exit 1 if one has none in time."
+    "--wait",
+    is_flag=True,
+    help="Wait until every query has its Answer; exit 1 if one has none in time, or its id was in use.",
 )
 @click.pass_obj
 def produce(settings: Settings, file: Path, rate: float, limit: int | None, objective: str | None,
@@ -117,9 +129,11 @@ def produce(settings: Settings, file: Path, rate: float, limit: int | None, obje
     A line holds `text`, `question`, `problem` or `prompt`, and where known `reference` or `answer`; or it is a whole
     Query record. Every line is checked before the first is sent.
     """
-    import msgspec
-
     queries = list(read_questions(file))
+    if not queries:
+        raise QuestionError(f"{file}: no questions in it")
+    if twice := [query_id for query_id, n in Counter(q.query_id for q in queries).items() if n > 1]:
+        raise QuestionError(f"{file}: query_id {twice[0]!r} is there more than once; give each line its own")
     if limit:
         queries = queries[:limit]
     if run:
@@ -130,24 +144,7 @@ def produce(settings: Settings, file: Path, rate: float, limit: int | None, obje
         if query.weights is not None:
             missing.pop("objective", None)
         queries[at] = msgspec.structs.replace(query, **missing)
-    topics = Topics(settings)
-    reader = _at_end(settings, topics.answer) if wait else None
-    with _bar() as bar:
-        task = bar.add_task("sent", total=len(queries))
-        send_queries(settings, queries, Pace(rate), lambda n: bar.update(task, completed=n))
-        if reader is not None:
-            left = {q.query_id for q in queries}
-            task = bar.add_task("answered", total=len(queries))
-            longest = max((q.timeout_s or settings.timeout_s for q in queries), default=0.0) + 60
-            deadline = time.monotonic() + longest
-            while left and time.monotonic() < deadline:
-                for records in reader.poll(timeout_ms=500).values():
-                    left -= {r.key.decode() for r in records if r.key}
-                bar.update(task, completed=len(queries) - len(left))
-            reader.close()
-            if left:
-                click.echo(f"error: {len(left)} queries have no Answer, e.g. {sorted(left)[:3]}", err=True)
-                sys.exit(1)
+    sys.exit(send_and_wait(settings, queries, Pace(rate), wait=wait))
 
 
 @click.command()
@@ -196,28 +193,19 @@ def feedback(settings: Settings, query_id: str, correct: str, source: str) -> No
     except ValueError:
         raise click.BadParameter(f"{correct!r}: write true, false or a number from 0 to 1") from None
     record = Feedback(query_id=query_id, correct=grade, source=source)
+    topic = Topics(settings).feedback
+    clients.require_topics(settings, [topic])
     producer = clients.producer(settings)
-    producer.send(Topics(settings).feedback, key=query_id.encode(), value=encode(record)).get(timeout=30)
+    producer.send(topic, key=query_id.encode(), value=encode(record)).get(timeout=30)
     producer.close()
-
-
-def _at_end(settings: Settings, topic: str) -> KafkaConsumer:
-    reader = clients.consumer(settings)
-    parts = [TopicPartition(topic, p) for p in sorted(reader.partitions_for_topic(topic) or ())]
-    if not parts:
-        raise LookupError(f"{topic}: the topic does not exist; run `python -m streams topics create`")
-    reader.assign(parts)
-    reader.seek_to_end(*parts)
-    for tp in parts:
-        reader.position(tp)
-    return reader
+    click.echo(f"{query_id}: {grade:g} by {source}", err=True)
 
 
 def _records(settings: Settings, topic: str, everything: bool, follow: bool) -> Iterator[Any]:
     if everything and not follow:
         yield from clients.read_all(settings, [topic])
         return
-    reader = _at_end(settings, topic)
+    reader = clients.at_end(settings, [topic])
     if everything:
         reader.seek_to_beginning(*reader.assignment())
     try:
@@ -228,16 +216,6 @@ def _records(settings: Settings, topic: str, everything: bool, follow: bool) -> 
                 return
     finally:
         reader.close()
-
-
-def _bar() -> Progress:
-    return Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        transient=False,
-    )
 
 
 COMMANDS = [ask, produce, answers, feedback]

@@ -1,30 +1,34 @@
 """`replay`: recorded queries back through the live system, at any speed, under new ids."""
 
 import sys
-import time
 import uuid
 from collections.abc import Iterator
 
 import click
 import msgspec
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from schemas.base import decode
 from schemas.errors import UniscaleError
 from schemas.query import Query
 from streams import clients
+from streams.commands.sending import send_and_wait
 from streams.questions import renamed
-from streams.send import Pace, send_queries
+from streams.send import Pace
 from streams.settings import Settings
 from streams.topics import Topics
-from streams.watch import Watch
 
 
 @click.command()
-@click.option("--rate", type=float, default=0.0, help="Queries per second; 0 as fast as they are taken.")
 @click.option(
-    "--speed", type=float, help="Keep the recorded pace, this many times faster, instead of --rate."
+    "--rate",
+    type=click.FloatRange(min=0),
+    default=0.0,
+    help="Queries per second; 0 as fast as they are taken.",
 )
+@click.option(
+    "--speed", type=click.FloatRange(min=0, min_open=True),
+    help="Keep the recorded pace, this many times faster, instead of --rate.",
+)  # fmt: skip
 @click.option("--limit", type=click.IntRange(min=1), help="Replay so many at most, the oldest first.")
 @click.option("--objective", help="Serve them for this objective instead of their own.")
 @click.option("--run", help="Name of the run, put before every id. [a new one]")
@@ -41,34 +45,14 @@ def replay(settings: Settings, rate: float, speed: float | None, limit: int | No
     source = msgspec.structs.replace(settings, prefix=from_prefix) if from_prefix else settings
     recorded = sorted(_recorded(source), key=lambda pair: pair[0])[: limit or None]
     if not recorded:
-        click.echo("error: no recorded queries", err=True)
+        click.echo(f"error: {Topics(source).query} holds no queries to replay", err=True)
         sys.exit(1)
     queries = list(renamed((query for _, query in recorded), name))
     if objective:
         queries = [msgspec.structs.replace(q, objective=objective, weights=None) for q in queries]
-    if speed:
-        span_s = max(0.001, (recorded[-1][0] - recorded[0][0]) / 1000)
-        rate = speed * len(queries) / span_s
+    at_s = tuple((ms - recorded[0][0]) / 1000 / speed for ms, _ in recorded) if speed else ()
     click.echo(f"run {name}: {len(queries)} queries")
-    watch = Watch(settings, [Topics(settings).answer]) if wait else None
-    wanted = {q.query_id for q in queries}
-    with Progress(
-        TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
-    ) as bar:
-        task = bar.add_task("sent", total=len(queries))
-        send_queries(settings, queries, Pace(rate), lambda n: bar.update(task, completed=n))
-        if watch is None:
-            return
-        task = bar.add_task("answered", total=len(queries))
-        deadline = time.monotonic() + max(q.timeout_s or settings.timeout_s for q in queries) + 60
-        while wanted - watch.answered and time.monotonic() < deadline:
-            watch.poll(500)
-            bar.update(task, completed=len(wanted & watch.answered))
-        watch.close()
-    missing = wanted - watch.answered
-    if missing:
-        click.echo(f"error: {len(missing)} replayed queries have no Answer", err=True)
-    sys.exit(1 if missing else 0)
+    sys.exit(send_and_wait(settings, queries, Pace(rate, at_s), wait=wait))
 
 
 def _recorded(settings: Settings) -> Iterator[tuple[int, Query]]:

@@ -1,4 +1,4 @@
-"""A record that always fails ends the process twice, and is a dead letter the third time."""
+"""A record that always fails, or always kills the process, ends it three times at most and is a dead letter then."""
 
 import os
 import subprocess
@@ -19,9 +19,9 @@ from streams.topics import Topics
 
 pytestmark = pytest.mark.broker
 
-# One room's guard around a handler that cannot handle its record; the process is a new one each time.
+# One room's guard around handlers of two records, of which one cannot be handled; a new process each time.
 PROCESS = """
-import asyncio, os, sys
+import asyncio, os, signal, sys
 from streams.app import Record, create_app
 from streams.metrics import Metrics
 from streams.room import Plumbing
@@ -32,17 +32,39 @@ async def main():
     app = create_app(settings, "embedder")
     plumbing = Plumbing(settings, app, Metrics("embedder"), room="embedder")
     await app.producer.start()
-    record = Record(plumbing.topics.query, 0, 41, 0, b"k", b'{"query_id": "always"}')
-    async def handle(record):
-        raise ZeroDivisionError("a fault nobody thought of")
-    await plumbing._guard([record], lambda: handle(record))
+    def record(offset, name):
+        return Record(plumbing.topics.query, 0, offset, 0, b"k", b'{"query_id": "%s"}' % name)
+    async def poison(records):
+        await asyncio.sleep(0.05)
+        if sys.argv[1] == "error":
+            raise ZeroDivisionError("a fault nobody thought of")
+        os.kill(os.getpid(), getattr(signal, sys.argv[1]))
+        await asyncio.sleep(60)
+    async def innocent(records):
+        # In hand when the process dies, for as long as it may run beside others.
+        await asyncio.sleep(0.3)
+        print("handled", flush=True)
+    guard = plumbing._guard
+    await asyncio.gather(guard([record(41, b"always")], poison), guard([record(42, b"never")], innocent))
     await app.producer.stop()
 
 asyncio.run(main())
 """
 
 
-def test_the_third_failure_at_one_record_is_a_dead_letter(broker: Broker, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("how", "ends", "error"),
+    [
+        # Python counts before it ends the process, so the third attempt itself is the last.
+        ("error", [CRASH_EXIT, CRASH_EXIT, 0], "ZeroDivisionError"),
+        # Nobody counts before the process is gone: the one that follows does.
+        ("SIGKILL", [-9, -9, -9, 0], "KilledProcess"),
+        ("SIGSEGV", [-11, -11, -11, 0], "KilledProcess"),
+    ],
+)
+def test_the_third_failure_at_one_record_is_a_dead_letter(
+    broker: Broker, tmp_path: Path, how: str, ends: list[int], error: str
+) -> None:
     settings = Settings(
         bootstrap=broker.bootstrap, prefix=f"k{uuid.uuid4().hex[:8]}.", state_dir=str(tmp_path),
         catalogue="infra/catalogue/qwen3.yaml",
@@ -51,9 +73,9 @@ def test_the_third_failure_at_one_record_is_a_dead_letter(broker: Broker, tmp_pa
     admin.create(settings, topics.declared([]))
     environ = {**os.environ, **settings.environ()}
     codes = []
-    for _ in range(3):
+    for _ in ends:
         done = subprocess.run(
-            [sys.executable, "-c", PROCESS],
+            [sys.executable, "-c", PROCESS, how],
             env=environ,
             capture_output=True,
             text=True,
@@ -61,10 +83,9 @@ def test_the_third_failure_at_one_record_is_a_dead_letter(broker: Broker, tmp_pa
             check=False,
         )
         codes.append(done.returncode)
-    assert codes == [CRASH_EXIT, CRASH_EXIT, 0], done.stderr[-2000:]
+    assert codes == ends, done.stderr[-2000:]
+    assert "handled" in done.stdout
     letters = [decode(r.value, DeadLetter) for r in clients.read_all(settings, [topics.dead_letter])]
-    assert [(x.key, x.error, x.attempts) for x in letters] == [
-        (f"{topics.query}/0/41", "ZeroDivisionError", 3)
-    ]
+    assert [(x.key, x.error, x.attempts) for x in letters] == [(f"{topics.query}/0/41", error, 3)]
     answers = [decode(r.value, Answer) for r in clients.read_all(settings, [topics.answer])]
     assert [(a.query_id, a.status) for a in answers] == [("always", "rejected")]
