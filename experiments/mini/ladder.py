@@ -40,7 +40,7 @@ GENERATORS = (
     Rung("mini-2m", 192, 5, 6, 2, 512, 1700, 5e-3),
 )
 VERIFIERS = (
-    Rung("mini-prm-s", 32, 8, 1, 1, 64, 2500, 8e-3, reading=5, reading_steps=4000),
+    Rung("mini-prm-s", 32, 8, 1, 1, 64, 1500, 8e-3, reading=5, reading_steps=1800),
     Rung("mini-prm-l", 96, 6, 3, 3, 256, 800, 4e-3, "mini-500k", reading=4, reading_steps=800),
 )
 

