@@ -21,6 +21,7 @@ from agents.decider.decisions import Surroundings, context_of, decision_of
 from agents.decider.errors import CorruptState, DeciderError, DuplicateQuery
 from agents.decider.fold import Folded, fold, introduce, untold
 from agents.decider.observations import (
+    GROWTH,
     ActionRow,
     Move,
     OfferRow,
@@ -33,7 +34,7 @@ from agents.decider.observations import (
     policy_objective,
 )
 from agents.decider.policies.base import ActionVector, Choice, Pending, Policy
-from schemas.base import encode
+from schemas.base import MAX_VALUE, encode
 from schemas.decision import Decision
 from schemas.errors import UniscaleError
 from schemas.query import Context as ContextRecord
@@ -105,6 +106,8 @@ class Decider:
         seed: Seed of every random choice.
         encoder: Id of the encoder of the action vectors; a Context of another one is refused. Empty trusts
             all.
+        limit: Most bytes of a row. A Context whose row could outgrow it is refused before it is decided; the
+            Decision, which the row holds, fits then too.
 
     Attributes:
         seq: Next place in the order of decisions and updates.
@@ -117,6 +120,7 @@ class Decider:
     rules: RewardRules = field(default_factory=RewardRules)
     seed: int = 0
     encoder: str = ""
+    limit: int = MAX_VALUE
     seq: int = 0
     clock: int = 0
     context_offset: int = -1
@@ -319,7 +323,7 @@ class Decider:
             decision=msgspec.Raw(value),
         )
         key = record.query_id.encode()
-        return Decided(record.query_id, value, decision.group, (key, encode_row(row)))
+        return Decided(record.query_id, value, decision.group, (key, encode_row(row, self.limit - GROWTH)))
 
     def _again(self, context: ContextRecord, value: bytes) -> Decided:
         row = decode_row(context.query_id.encode(), value)

@@ -43,6 +43,10 @@ OFFER_KEY: Final = b"\x00offer/"
 """Prefix of the rows that say which actions were on offer."""
 
 
+GROWTH: Final = 1024
+"""Bytes that rewards may add to a row, generously: three places, four kinds, an offset and five numbers."""
+
+
 class RewardRules(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How a reward without correctness is learned.
 
@@ -234,16 +238,20 @@ def applied(
     return "learned", _move("update", row, change)
 
 
-def encode_row(row: AnyRow) -> bytes:
+def encode_row(row: AnyRow, limit: int = MAX_VALUE) -> bytes:
     """Return a row's value.
 
+    Args:
+        row: The row.
+        limit: Most bytes it may take.
+
     Raises:
-        RecordTooLarge: It would exceed the record limit; refuse its source record before it is decided.
+        RecordTooLarge: It would exceed the limit; refuse its source record before it is decided.
     """
     value = msgspec.json.encode(row)
-    if len(value) > MAX_VALUE:
+    if len(value) > limit:
         raise RecordTooLarge(
-            type(row).__name__, "", f"takes {len(value)} bytes of {MAX_VALUE}; shorten the query"
+            type(row).__name__, "", f"takes {len(value)} bytes of {limit}; shorten the query"
         )
     return value
 

@@ -162,7 +162,12 @@ class DeciderRoom:
 
     async def _rebuild(self) -> Decider:
         policy = policy_of(self.settings, self.encoder)
-        decider = Decider(policy, seed=self.settings.seed, encoder=encoder_id(self.encoder))
+        decider = Decider(
+            policy,
+            seed=self.settings.seed,
+            encoder=encoder_id(self.encoder),
+            limit=self.plumbing.outbox.limit,
+        )
         found = await self.log.recover(decider)
         self.outstanding = found.folded.outstanding
         self.plumbing.metrics.pending.set(self.outstanding)

@@ -98,7 +98,8 @@ class LearnerLog:
         if not back:
             return
         for tp, offset in back.items():
-            log.warning(
+            # Most often these are records that left no row, and will leave none again.
+            log.info(
                 "%s/%d: the group has committed %d, the log ends before %d: reading again from there",
                 tp.topic, tp.partition, ahead[tp], offset,
             )  # fmt: skip

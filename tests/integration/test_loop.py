@@ -1,15 +1,21 @@
 """The whole loop on a real broker: asserted on records, not on logs."""
 
 import math
+import os
+import subprocess
+import sys
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from agents.aggregator.agent import Pricing, price_of
+from agents.decider.observations import Row, decode_row, encode_row
 from agents.space.catalogue import load_catalogue
+from schemas.action import Action
 from schemas.answer import Answer
 from schemas.base import decode, encode
 from schemas.control import ObjectiveEntry
@@ -18,6 +24,9 @@ from schemas.decision import Decision
 from schemas.query import Context, Query, Weights
 from schemas.reward import Feedback, Reward
 from schemas.search import SearchStep, Verification
+from streams import admin, clients
+from streams.settings import Settings
+from streams.topics import Topics
 
 pytestmark = pytest.mark.broker
 
@@ -74,6 +83,42 @@ def test_the_order_of_decisions_and_updates_has_no_gap_among_decisions_before_th
     assert decisions[0].reason == "warm-up"
     assert decisions[0].propensity == pytest.approx(1 / 56)
     assert {d.reason for d in decisions[10:]} == {"policy"}
+
+
+def test_the_learners_log_calls_for_every_decision_and_a_forged_one_is_found(loop: Any) -> None:
+    changelog = loop.topics.changelog("decider", "pending")
+    done = verify(loop.settings)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.endswith(f"{QUERIES} decisions replayed, 0 mismatches\n")
+    # The same log beside it, with one Decision altered as little as can be: it claims the runner-up was chosen.
+    forged = msgspec.structs.replace(loop.settings, prefix=loop.settings.prefix + "forged.")
+    admin.create(forged, Topics(forged).declared(["mini"]))
+    latest = {record.key: record.value for record in loop.raw(changelog)}
+    victim, row = next(
+        (key, row)
+        for key, row in ((key, decode_row(key, value)) for key, value in latest.items())
+        if isinstance(row, Row) and decode(bytes(row.decision), Decision).reason == "policy"
+    )
+    decision = decode(bytes(row.decision), Decision)
+    claimed = msgspec.structs.replace(decision, action=Action.parse(decision.runners_up[0].action))
+    latest[victim] = encode_row(msgspec.structs.replace(row, decision=msgspec.Raw(encode(claimed))))
+    producer = clients.producer(forged)
+    for key, value in latest.items():
+        producer.send(Topics(forged).changelog("decider", "pending"), key=key, value=value).get(timeout=60)
+    producer.close()
+    done = verify(forged)
+    assert done.returncode == 1, done.stderr
+    assert f"{row.query_id} (place {row.seq}): action is {claimed.action.id!r} in the log, " in done.stdout
+    assert f"{decision.action.id!r} replayed" in done.stdout
+    assert f"{QUERIES} decisions replayed, " in done.stdout
+
+
+def verify(settings: Settings) -> subprocess.CompletedProcess[str]:
+    """Run `verify-decisions` as an operator does."""
+    return subprocess.run(
+        [sys.executable, "-m", "streams", "verify-decisions"],
+        capture_output=True, text=True, timeout=240, check=False, env={**os.environ, **settings.environ()},
+    )  # fmt: skip
 
 
 def test_rewards_follow_from_answers_and_references(loop: Any) -> None:
@@ -240,3 +285,38 @@ def test_a_query_that_nobody_searches_expires_with_an_answer(loop: Any) -> None:
     )
     counted = [a for a in loop.read(t.answer, Answer) if a.query_id == "alone"]
     assert counted[0].status == "expired"
+
+
+def test_what_is_delivered_again_to_new_processes_and_after_the_end_changes_no_result(loop: Any) -> None:
+    """Feedback and deadlines of closed queries, control as it stands, and steps to an executor with no memory."""
+    t = loop.topics
+    # The executor was started again by the test before: it has forgotten which steps are behind.
+    names = [t.feedback, t.due, t.decision_for("mini"), t.verification_for("mini")]
+    sent = {name: loop.raw(name)[:12] + loop.raw(name)[-12:] for name in names}
+    sent[t.control] = list({r.key: r for r in loop.raw(t.control)}.values())
+    assert all(sent.values()), {name: len(records) for name, records in sent.items()}
+    first: dict[str, dict[str, bytes]] = {}
+    for name, kind in ((t.answer, Answer), (t.decision, Decision)):
+        for record in loop.raw(name):
+            first.setdefault(name, {}).setdefault(decode(record.value, kind).query_id, record.value)
+    rewards = {r.reward_id for r in loop.read(t.reward, Reward)}
+    for name, records in sent.items():
+        for record in records:
+            loop.put(name, record.key, record.value)
+    probe = Query(query_id="probe-2", text="What is 2 + 3, number 0?", reference="5", objective="mine")
+    loop.send(probe)
+    loop.until(
+        lambda: any(r.query_id == "probe-2" for r in loop.read(t.reward, Reward)), what="the probe's reward"
+    )
+    for name, kind in ((t.answer, Answer), (t.decision, Decision)):
+        now: dict[str, bytes] = {}
+        for record in loop.raw(name):
+            now.setdefault(decode(record.value, kind).query_id, record.value)
+        del now["probe-2"]
+        assert now == first[name], name
+    assert {r.reward_id for r in loop.read(t.reward, Reward)} == rewards | {"probe-2/final"}
+    decision = next(d for d in loop.read(t.decision, Decision) if d.query_id == "probe-2")
+    assert decision.objective.weights == Weights(correct=1.0)
+    # Every applied reward and correction counts one, and none of those sent again.
+    applied = sum(1 for r in rewards if not r.startswith("silent/default"))
+    assert decision.policy.version <= applied
