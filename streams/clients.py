@@ -3,6 +3,7 @@
 kafka-python produces, administers and replays; aiokafka follows topics beside faust (assign mode).
 """
 
+import socket
 import ssl
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
@@ -194,8 +195,22 @@ def read_all(settings: Settings, topics: Iterable[str], *, timeout_ms: int = 100
 
 
 def unreachable(settings: Settings, error: object) -> BrokerUnreachable:
-    """Return the error that says which address does not answer, and what to do."""
+    """Return the error that says which address does not answer, or does not let us in, and what to do."""
+    host, _, port = settings.bootstrap.split(",")[0].strip().rpartition(":")
+    try:
+        socket.create_connection((host, int(port)), 2.0).close()
+    except (OSError, ValueError):
+        return BrokerUnreachable(
+            f"no broker answers at bootstrap={settings.bootstrap} ({error or 'no connection'}). "
+            "Start one (`python -m streams broker`), or name yours by --bootstrap HOST:PORT"
+        )
+    names = ["security_protocol"]
+    if settings.security_protocol.endswith("SSL"):
+        names += ["ssl_cafile", "ssl_certfile", "ssl_keyfile"]
+    if settings.security_protocol.startswith("SASL"):
+        names += ["sasl_mechanism", "sasl_username", "sasl_password"]
     return BrokerUnreachable(
-        f"no broker answers at bootstrap={settings.bootstrap} ({error or 'no connection'}). "
-        "Start one (`python -m streams broker`), or name yours by --bootstrap HOST:PORT"
+        f"bootstrap={settings.bootstrap} accepts connections, but not ours as {settings.security_protocol} "
+        f"({error or 'closed'}). Check {', '.join(names)} (`python -m streams settings` shows them), or whether it is "
+        "busy"
     )

@@ -6,6 +6,8 @@ recordings made here, so that a search is deterministic and takes no time; every
 
 import os
 import random
+import subprocess
+import sys
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -170,6 +172,66 @@ class Deployment:
             time.sleep(0.3)
 
 
+def recorded_in(folder: Path, **fields: Any) -> Settings:
+    """Return the settings of a deployment that answers from a recording, whose files are written here."""
+    (folder / "catalogue.yaml").write_text(CATALOGUE)
+    write_paths(folder / "recording.jsonl", recorded_paths(40))
+    defaults: Mapping[str, Any] = {
+        "prefix": f"t{uuid.uuid4().hex[:8]}.",
+        "catalogue": str(folder / "catalogue.yaml"),
+        "recorded": str(folder / "recording.jsonl"),
+        "state_dir": str(folder / "state"),
+        "encoder": "hashed",
+        "query_partitions": 2,
+        "join_partitions": 2,
+        "group_partitions": 4,
+        "session_timeout_s": 6.0,
+        "rebalance_timeout_s": 6.0,
+        "commit_interval_s": 0.5,
+        "heartbeat_s": 0.5,
+        "warm_up": 10,
+    }
+    return Settings(**{**defaults, **fields})
+
+
+class Operator:
+    """A folder, the environment of a deployment, and a command line in it."""
+
+    def __init__(self, folder: Path, settings: Settings) -> None:
+        self.folder = folder
+        self.settings = settings
+        root = Path(__file__).parents[2]
+        self.environ = {"PYTHONPATH": str(root), **os.environ, **settings.environ(), "COLUMNS": "120"}
+
+    def start(self, *words: str, **environ: str) -> "subprocess.Popen[str]":
+        """Start a command; its stdout and stderr are one stream."""
+        return subprocess.Popen(
+            [sys.executable, "-m", "streams", *words], cwd=self.folder, env={**self.environ, **environ},
+            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        )  # fmt: skip
+
+    def run(self, *words: str, code: int = 0, **environ: str) -> "subprocess.CompletedProcess[str]":
+        """Run a command to its end and compare its exit code."""
+        done = subprocess.run(
+            [sys.executable, "-m", "streams", *words], cwd=self.folder, env={**self.environ, **environ},
+            stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=240, check=False,
+        )  # fmt: skip
+        assert done.returncode == code, (words, done.returncode, done.stdout[-2000:], done.stderr[-2000:])
+        assert "Traceback" not in done.stderr
+        return done
+
+
+def read_until(process: "subprocess.Popen[str]", words: str) -> str:
+    """Return what a process prints up to the line that holds some words."""
+    said = ""
+    assert process.stdout is not None
+    for line in process.stdout:
+        said += line
+        if words in line:
+            return said
+    raise AssertionError(f"ended with {process.wait()} before {words!r}: {said[-3000:]}")
+
+
 Deploy = Callable[..., Deployment]
 
 
@@ -186,24 +248,7 @@ def deploy(broker: Broker, tmp_path_factory: pytest.TempPathFactory) -> Iterator
         **fields: Any,
     ) -> Deployment:
         folder = tmp_path_factory.mktemp("deployment")
-        (folder / "catalogue.yaml").write_text(CATALOGUE)
-        write_paths(folder / "recording.jsonl", recorded_paths(40))
-        defaults: Mapping[str, Any] = {
-            "prefix": f"t{uuid.uuid4().hex[:8]}.",
-            "catalogue": str(folder / "catalogue.yaml"),
-            "recorded": str(folder / "recording.jsonl"),
-            "state_dir": str(folder / "state"),
-            "encoder": "hashed",
-            "query_partitions": 2,
-            "join_partitions": 2,
-            "group_partitions": 4,
-            "session_timeout_s": 6.0,
-            "rebalance_timeout_s": 6.0,
-            "commit_interval_s": 0.5,
-            "heartbeat_s": 0.5,
-            "warm_up": 10,
-        }
-        settings = settings_for(Settings(**{**defaults, **fields}), broker)
+        settings = settings_for(recorded_in(folder, **fields), broker)
         deployment = Deployment(settings, folder / "rooms.log", only, commands)
         deployment.supervisor.start()
         made.append(deployment)
@@ -214,6 +259,12 @@ def deploy(broker: Broker, tmp_path_factory: pytest.TempPathFactory) -> Iterator
     yield start
     for deployment in made:
         deployment.close()
+
+
+@pytest.fixture(scope="session")
+def recorded() -> Callable[..., Settings]:
+    """Return the settings of a deployment that answers from a recording in a folder."""
+    return recorded_in
 
 
 @pytest.fixture(scope="session")

@@ -5,6 +5,7 @@ import pytest
 from click.testing import CliRunner
 
 from streams.commands import main
+from streams.send import Pace
 
 COMMANDS = [
     "answers", "ask", "bench", "bench-recovery", "broker", "catalogue", "dead-letters", "demo", "explain",
@@ -51,3 +52,9 @@ def test_settings_hide_secrets() -> None:
     result = CliRunner().invoke(main, ["settings"], env={"UNISCALE_SASL_PASSWORD": "secret"})
     assert "secret" not in result.output
     assert "UNISCALE_SASL_PASSWORD=***" in result.output
+
+
+def test_a_pace_is_a_rate_or_the_recorded_times() -> None:
+    assert [Pace(20.0).due_s(n) for n in (0, 1, 10)] == [0.0, 0.05, 0.5]
+    assert Pace().due_s(7) == 0.0
+    assert [Pace(at_s=(0.0, 0.1, 3.0)).due_s(n) for n in range(3)] == [0.0, 0.1, 3.0]

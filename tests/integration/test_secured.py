@@ -1,0 +1,126 @@
+"""TLS and SASL settings reach every client: kafka-python, aiokafka and faust, on a broker that insists on both."""
+
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from streams.broker import Broker
+from streams.supervisor import Supervisor
+
+pytestmark = pytest.mark.broker
+
+
+@pytest.fixture(scope="module")
+def secured(broker: Broker, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Broker, Path]]:
+    """An Apache Kafka whose only listener is SASL_SSL, and the certificate it shows."""
+    if broker.kind != "kafka":
+        pytest.skip("the embedded broker has no TLS or SASL listener: set KAFKA_HOME")
+    if shutil.which("openssl") is None:
+        pytest.skip("needs openssl to make a certificate")
+    folder = tmp_path_factory.mktemp("secured")
+    subprocess.run(
+        ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=127.0.0.1",
+         "-addext", "subjectAltName=IP:127.0.0.1", "-keyout", "key.pem", "-out", "cert.pem"],
+        cwd=folder, check=True, capture_output=True,
+    )  # fmt: skip
+    store = folder / "store.pem"
+    store.write_text((folder / "key.pem").read_text() + (folder / "cert.pem").read_text())
+    safe = Broker("kafka", directory=folder / "kafka", home=broker.home)
+    safe.directory.mkdir()
+    properties = safe._format()
+    jaas = (
+        'org.apache.kafka.common.security.plain.PlainLoginModule required username="broker" password="b" '
+        'user_broker="b" user_operator="right";'
+    )
+    # The last of two lines with one name holds.
+    with properties.open("a") as more:
+        more.write("\n".join([
+            properties_line(properties, "listeners").replace("PLAINTEXT://", "SASL_SSL://", 1),
+            f"advertised.listeners=SASL_SSL://127.0.0.1:{safe.port}",
+            "listener.security.protocol.map=SASL_SSL:SASL_SSL,CONTROLLER:PLAINTEXT",
+            "inter.broker.listener.name=SASL_SSL", "sasl.mechanism.inter.broker.protocol=PLAIN",
+            "sasl.enabled.mechanisms=PLAIN", f"listener.name.sasl_ssl.plain.sasl.jaas.config={jaas}",
+            "ssl.keystore.type=PEM", f"ssl.keystore.location={store}",
+            "ssl.truststore.type=PEM", f"ssl.truststore.location={folder / 'cert.pem'}",
+        ]) + "\n")  # fmt: skip
+    with safe as running:
+        yield running, folder / "cert.pem"
+
+
+def properties_line(properties: Path, name: str) -> str:
+    return next(line for line in properties.read_text().splitlines() if line.startswith(f"{name}="))
+
+
+def secrets(secured: tuple[Broker, Path], **other: str) -> Mapping[str, Any]:
+    running, certificate = secured
+    return {
+        "bootstrap": running.bootstrap, "security_protocol": "SASL_SSL", "ssl_cafile": str(certificate),
+        "sasl_username": "operator", "sasl_password": "right", **other,
+    }  # fmt: skip
+
+
+def streams(environ: Mapping[str, str], *words: str) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run(
+        [sys.executable, "-m", "streams", *words],
+        env={"PATH": "/usr/bin:/bin", **environ},
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+
+
+def test_commands_and_rooms_connect_by_tls_and_password(
+    secured: tuple[Broker, Path], recorded: Callable[..., Any], tmp_path: Path
+) -> None:
+    settings = recorded(tmp_path, **secrets(secured))
+    environ = settings.environ()
+    done = streams(environ, "topics", "create")
+    assert done.returncode == 0, done.stderr
+    assert "created 15 of 15 topics" in done.stdout
+    # faust's consumer and producer, and the aiokafka reader of `control`, in one process.
+    room = {"aggregator": [sys.executable, "-m", "streams", "worker", "aggregator"]}
+    with Supervisor(room, environ={"PATH": "/usr/bin:/bin", **environ}, log_path=tmp_path / "log") as rooms:
+        rooms.wait_ready(200)
+    assert streams(environ, "feedback", "q-1", "true").returncode == 0
+    plain = streams(settings.environ() | {"UNISCALE_SECURITY_PROTOCOL": "PLAINTEXT"}, "topics", "check")
+    assert plain.returncode == 1
+    assert "accepts connections, but not ours as PLAINTEXT" in plain.stderr
+
+
+@pytest.mark.parametrize(
+    ("other", "words"),
+    [
+        ({"sasl_password": "wrong"}, "not ours as SASL_SSL"),
+        ({"ssl_cafile": ""}, "not ours as SASL_SSL"),
+        ({"ssl_cafile": "/no/such.pem"}, "ssl_cafile, ssl_certfile or ssl_keyfile: cannot be read"),
+    ],
+    ids=["password", "authority", "file"],
+)
+def test_what_is_refused_names_the_settings(
+    secured: tuple[Broker, Path],
+    recorded: Callable[..., Any],
+    tmp_path: Path,
+    other: dict[str, str],
+    words: str,
+) -> None:
+    environ = recorded(tmp_path, **secrets(secured, **other)).environ()
+    # By kafka-python and by aiokafka; both at once, because each tries for its while.
+    for done in [run.result() for run in pair(environ, ["topics", "check"], ["worker", "aggregator"])]:
+        assert done.returncode == 1, done.stderr
+        assert words in done.stderr, done.stderr
+        assert "ssl_cafile" in done.stderr
+        assert "Traceback" not in done.stderr
+
+
+def pair(
+    environ: Mapping[str, str], *commands: list[str]
+) -> list["Future[subprocess.CompletedProcess[str]]"]:
+    with ThreadPoolExecutor() as pool:
+        return [pool.submit(streams, environ, *command) for command in commands]
