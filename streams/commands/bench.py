@@ -1,6 +1,7 @@
 """`bench`: measure the streams on every broker there is."""
 
 import os
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,13 @@ from streams.settings import Settings
     "--broker", "brokers", multiple=True, type=click.Choice(["kafka", "embedded"]), help="[all there are]"
 )
 @click.option(
+    "--questions",
+    type=click.Path(path_type=Path, exists=True, dir_okay=False),
+    default=Path("models/mini-math-test.jsonl"),
+    show_default=True,
+    help="What the engine is asked.",
+)
+@click.option(
     "--out",
     type=click.Path(path_type=Path),
     default=Path("out/bench/stream.json"),
@@ -41,21 +49,30 @@ from streams.settings import Settings
 )
 @click.pass_obj
 def bench(
-    settings: Settings, queries: int, steps: int, in_flight: int, brokers: tuple[str, ...], out: Path
+    settings: Settings,
+    queries: int,
+    steps: int,
+    in_flight: int,
+    brokers: tuple[str, ...],
+    questions: Path,
+    out: Path,
 ) -> None:
     """Measure queries per second and latency per stage with engines that answer at once; writes OUT.
 
-    Apache Kafka is measured when KAFKA_HOME names it or ../shared/kafka is there.
+    Apache Kafka is measured when KAFKA_HOME names it or ../shared/kafka is there. Then the catalogue's largest model
+    on vLLM: tokens per second of searches, beside bare vLLM given the same requests.
     """
     from streams.bench import Plan, measure  # with numpy and more, which `--help` need not wait for
+    from streams.bench_engine import EnginePlan, measure_engine
 
     kinds = list(brokers) or [*(["kafka"] if kafka_home(os.environ) else []), "embedded"]
-    plan = Plan(queries=queries, steps=steps, in_flight=in_flight)
+    rooms = Plan(queries=queries, steps=steps, in_flight=in_flight)
     found: dict[str, Any] = {"cpus": os.cpu_count(), "brokers": {}}
     for kind in kinds:
-        found["brokers"][kind] = measure(kind, settings, plan, click.echo)  # type: ignore[arg-type]
-    # Needs the models in an engine, which this command does not load.
-    found["engine"] = {"search_tokens_per_s": None, "raw_vllm_tokens_per_s": None}
+        found["brokers"][kind] = measure(kind, settings, rooms, click.echo)  # type: ignore[arg-type]
+    with tempfile.TemporaryDirectory() as folder:
+        plan = EnginePlan(catalogue=settings.catalogue, questions=str(questions))
+        found["engine"] = measure_engine(plan, Path(folder), click.echo)
     out.parent.mkdir(parents=True, exist_ok=True)
     out.write_bytes(orjson.dumps(found, option=orjson.OPT_INDENT_2))
     click.echo(f"wrote {out}")

@@ -1,0 +1,282 @@
+"""What the search costs on top of vLLM: tokens a second of the executor's searches, and of vLLM with the same requests.
+
+Three processes, one after another, because one process steps vLLM in one thread only. The first runs the searches
+with the real verifier and keeps its scores; the second runs them again, timed, with the stored scores and a cold
+prefix cache, and keeps every request that reached the engine; the third hands those requests to a bare vLLM engine,
+timed, as many calls at once as there were searches. `python -m streams.bench_engine PART FOLDER` is one of them.
+"""
+
+import asyncio
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Coroutine, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from agents.executor.agent import Job, begin, draft, resume
+from agents.executor.engines.build import EngineOptions, engine_for, hosted_model
+from agents.executor.rules import SearchRules
+from agents.serving.host import EngineHost
+from agents.serving.requests import Completion, Generation
+from agents.serving.settings import HostSettings
+from agents.space.catalogue import Catalogue, load_catalogue
+from agents.space.models import Model
+from agents.verifier.build import VerifierOptions, start_verifier
+from schemas.action import Action
+from schemas.decision import Decision, PolicyState
+from schemas.objective import CostRange, ObjectiveInForce
+from schemas.query import Origin, Query, Weights
+from schemas.search import Scored, SearchStep, Verification
+from streams.questions import read_questions
+
+REPEATS = 2
+
+
+class EnginePlan(msgspec.Struct, frozen=True, kw_only=True):
+    """What is searched: the first questions of a file, under one action of the catalogue's largest model."""
+
+    catalogue: str
+    questions: str
+    queries: int = 120
+    in_flight: int = 32
+    widths: tuple[int, int, int] = (4, 2, 2)
+
+
+class Timed(msgspec.Struct, frozen=True, kw_only=True):
+    """Tokens that an engine made and the seconds it took."""
+
+    tokens: int
+    seconds: float
+
+
+def measure_engine(plan: EnginePlan, folder: Path, say: Callable[[str], None]) -> dict[str, Any]:
+    """Return tokens per second of search and of bare vLLM, and their ratio, from alternating runs.
+
+    Args:
+        plan: What to run.
+        folder: Where the processes leave what the next one needs.
+        say: Told what happens.
+
+    Raises:
+        LookupError: a process ended with an error; the message ends with what it said.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "plan.json").write_bytes(msgspec.json.encode(plan))
+    say("engine: searches with the real verifier, whose scores are kept")
+    _process("scores", folder)
+    found: dict[str, list[Timed]] = {"search": [], "raw": []}
+    for _ in range(REPEATS):
+        for part, runs in found.items():
+            _process(part, folder)
+            runs.append(msgspec.json.decode((folder / f"{part}.json").read_bytes(), type=Timed))
+            say(f"  {part}: {runs[-1].tokens / runs[-1].seconds:,.0f} tokens/s")
+    rates = {part: sum(t.tokens for t in runs) / sum(t.seconds for t in runs) for part, runs in found.items()}
+    catalogue = load_catalogue(Path(plan.catalogue))
+    return {
+        "search_tokens_per_s": round(rates["search"], 1),
+        "raw_vllm_tokens_per_s": round(rates["raw"], 1),
+        "ratio": round(rates["search"] / rates["raw"], 4),
+        "runs": {part: [msgspec.to_builtins(t) for t in runs] for part, runs in found.items()},
+        "action": _action(catalogue, plan).id,
+        "queries": plan.queries,
+        "in_flight": plan.in_flight,
+    }
+
+
+def _process(part: str, folder: Path) -> None:
+    environ = {**os.environ, "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
+    done = subprocess.run(
+        [sys.executable, "-m", "streams.bench_engine", part, str(folder)],
+        env=environ, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    if done.returncode:
+        raise LookupError(f"bench_engine {part} ended with {done.returncode}:\n{done.stderr[-3000:]}")
+
+
+def largest(catalogue: Catalogue) -> Model:
+    """Return the model with the most parameters."""
+    return max(catalogue.models, key=lambda model: model.architecture.parameters)
+
+
+def _action(catalogue: Catalogue, plan: EnginePlan) -> Action:
+    qp, cp, bs = plan.widths
+    return Action(model=largest(catalogue).name, qp=qp, cp=cp, bs=bs)
+
+
+def _host(catalogue: Catalogue) -> tuple[EngineHost, EngineOptions]:
+    options = EngineOptions(threads=1)
+    hosted = hosted_model(largest(catalogue), options)
+    return EngineHost(HostSettings(models=(hosted,), offline=True, threads=1)), options
+
+
+def decisions_of(catalogue: Catalogue, plan: EnginePlan) -> list[Decision]:
+    """Return one pinned decision a question; the same plan gives the same seeds."""
+    action = _action(catalogue, plan)
+    objective = ObjectiveInForce(
+        weights=Weights(correct=1.0, score=0.0, cost=0.0),
+        cost_range=CostRange(low_eflops=1.0, high_eflops=10.0),
+    )
+    asked = list(read_questions(Path(plan.questions)))[: plan.queries]
+    return [
+        Decision(
+            query=Query(query_id=f"e{at}", text=query.text), origin=Origin(topic="bench", partition=0, offset=at),
+            action=action, group=largest(catalogue).group, seq=at, seed=at, objective=objective, reason="pinned",
+            policy=PolicyState(name="pinned", version=0),
+        )
+        for at, query in enumerate(asked)
+    ]  # fmt: skip
+
+
+Scorer = Callable[[SearchStep], Coroutine[Any, Any, Sequence[Scored]]]
+
+
+async def _search(decision: Decision, catalogue: Catalogue, engine: Any, score: Scorer) -> int:
+    """Run one search to its Answer with the executor's own code; return the tokens drafted."""
+
+    def now() -> int:
+        return time.time_ns() // 1_000_000
+
+    reached = begin(decision, largest(catalogue).sampling, rules=SearchRules(), now_ms=now())
+    tokens = 0
+    while isinstance(reached, Job):
+        step = await draft(reached, engine=engine, clock_ms=now)
+        tokens += sum(step.forest.drafts[index].tokens for index in step.forest.pending)
+        verification = Verification(
+            search=step, scores=tuple(await score(step)), verifier=engine.served, verify_s=0.0
+        )
+        reached = resume(verification, now_ms=now(), engine=engine.served)
+    return tokens
+
+
+async def _all(decisions: Sequence[Decision], plan: EnginePlan, one: Callable[[Decision], Any]) -> Timed:
+    gate = asyncio.Semaphore(plan.in_flight)
+
+    async def admitted(decision: Decision) -> int:
+        async with gate:
+            return int(await one(decision))
+
+    began = time.perf_counter()
+    tokens = sum(await asyncio.gather(*(admitted(d) for d in decisions)))
+    return Timed(tokens=tokens, seconds=time.perf_counter() - began)
+
+
+class _Tap:
+    """An engine host that keeps the requests it is handed."""
+
+    def __init__(self, host: EngineHost) -> None:
+        self._host = host
+        self.calls: list[Sequence[Generation]] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._host, name)
+
+    async def run(self, model: str, requests: Sequence[Generation]) -> list[Completion]:
+        self.calls.append(list(requests))
+        return await self._host.run(model, requests)
+
+
+def _key(step: SearchStep, index: int) -> str:
+    return "\0".join((step.question, *step.forest.steps(index)))
+
+
+async def keep_scores(plan: EnginePlan, folder: Path) -> None:
+    """Search with the real verifier and leave its scores in `scores.json`."""
+    catalogue = load_catalogue(Path(plan.catalogue))
+    host, options = _host(catalogue)
+    kept: dict[str, Scored] = {}
+    with host:
+        engine = engine_for(largest(catalogue), options, host)
+        verifier = await start_verifier(catalogue.verifier_named(), VerifierOptions(threads=1), host)
+
+        async def score(step: SearchStep) -> Sequence[Scored]:
+            found = await verifier.score(step.question, [step.forest.steps(i) for i in step.forest.pending])
+            kept.update(zip((_key(step, i) for i in step.forest.pending), found, strict=True))
+            return found
+
+        await _all(decisions_of(catalogue, plan), plan, lambda d: _search(d, catalogue, engine, score))
+    (folder / "scores.json").write_bytes(msgspec.json.encode(kept))
+
+
+async def time_search(plan: EnginePlan, folder: Path) -> None:
+    """Search again with stored scores, timed; leave `search.json` and the engine's requests in `calls.json`."""
+    catalogue = load_catalogue(Path(plan.catalogue))
+    kept = msgspec.json.decode((folder / "scores.json").read_bytes(), type=dict[str, Scored])
+    host, options = _host(catalogue)
+
+    async def score(step: SearchStep) -> Sequence[Scored]:
+        # A draft in another batch may differ in the last bits of its logits and so, rarely, in its text.
+        return [kept.get(_key(step, i), Scored(score=0.5, tokens=1)) for i in step.forest.pending]
+
+    with host:
+        decisions = decisions_of(catalogue, plan)
+        warm = engine_for(largest(catalogue), options, host)
+        await _all(decisions[:8], plan, lambda d: _search(d, catalogue, warm, score))
+        # Loaded anew: the prefix cache is as cold as bare vLLM's will be.
+        await asyncio.wrap_future(host.unload(largest(catalogue).name))
+        await asyncio.wrap_future(host.load(hosted_model(largest(catalogue), options)))
+        tap = _Tap(host)
+        engine = engine_for(largest(catalogue), options, tap)  # type: ignore[arg-type]
+        timed = await _all(decisions, plan, lambda d: _search(d, catalogue, engine, score))
+    (folder / "search.json").write_bytes(msgspec.json.encode(timed))
+    (folder / "calls.json").write_bytes(msgspec.json.encode(tap.calls))
+
+
+def time_raw(plan: EnginePlan, folder: Path) -> None:
+    """Hand the same requests to a bare vLLM engine, as many calls at once, timed; leave `raw.json`."""
+    from agents.serving import vllm_adapter  # imports vLLM, which only these processes need
+    from agents.serving.environment import prepare_environment
+
+    catalogue = load_catalogue(Path(plan.catalogue))
+    calls = msgspec.json.decode((folder / "calls.json").read_bytes(), type=list[list[Generation]])
+    hosted = hosted_model(largest(catalogue), EngineOptions(threads=1))
+    prepare_environment(HostSettings(models=(hosted,), offline=True, threads=1), os.environ, sys.modules)
+    engine = vllm_adapter.build_engine(hosted)
+    _drive(engine, calls[:8], plan.in_flight)
+    engine.reset_prefix_cache()
+    began = time.perf_counter()
+    tokens = _drive(engine, calls, plan.in_flight)
+    timed = Timed(tokens=tokens, seconds=time.perf_counter() - began)
+    (folder / "raw.json").write_bytes(msgspec.json.encode(timed))
+
+
+def _drive(engine: Any, calls: Sequence[Sequence[Generation]], in_flight: int) -> int:
+    """Step an engine through calls, `in_flight` of them open at once; return the tokens it made."""
+    from agents.serving import vllm_adapter
+
+    waiting, tokens = list(reversed(calls)), 0
+    left: dict[int, int] = {}
+    call_of: dict[str, int] = {}
+    while waiting or left:
+        while waiting and len(left) < in_flight:
+            call, number = waiting.pop(), len(waiting)
+            left[number] = len(call)
+            for at, request in enumerate(call):
+                call_of[f"{number}-{at}"] = number
+                vllm_adapter.add(engine, f"{number}-{at}", request)
+        for reply in engine.step():
+            if reply.finished:
+                tokens += len(reply.outputs[0].token_ids)
+                number = call_of.pop(reply.request_id)
+                left[number] -= 1
+                if not left[number]:
+                    del left[number]
+    return tokens
+
+
+def main(part: str, folder: Path) -> None:
+    """Run one of the three processes."""
+    plan = msgspec.json.decode((folder / "plan.json").read_bytes(), type=EnginePlan)
+    if part == "raw":
+        time_raw(plan, folder)
+    else:
+        asyncio.run(keep_scores(plan, folder) if part == "scores" else time_search(plan, folder))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], Path(sys.argv[2]))
+    # All is written; some of vLLM's threads abort an interpreter that ends before they do.
+    os._exit(0)
