@@ -124,6 +124,7 @@ def _compared(policy: Policy, row: Row, offered: tuple[str, ...], seed: int) -> 
         if not _close(chosen.score, choice.score):
             chosen = choice
     yield from differ("action", decision.action.id, chosen.action_id)
+    yield from differ("action of the row", row.action, decision.action.id)
     if decision.score is not None and not _close(decision.score, chosen.score):
         yield Mismatch(row.query_id, row.seq, "score", decision.score, chosen.score)
 
