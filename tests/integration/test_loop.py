@@ -38,11 +38,15 @@ def loop(deploy: Callable[..., Any], ask: Callable[[int], Query]) -> Any:
     """A deployment that has answered some queries, feedback and bad input among them."""
     deployment = deploy(feedback_wait_s=30.0)
     topics = deployment.topics
-    deployment.send(*(ask(n) for n in range(QUERIES)))
-    deployment.until(
-        lambda: len({r.query_id for r in deployment.read(topics.reward, Reward) if r.closes}) >= QUERIES,
-        what=f"{QUERIES} closed rewards",
-    )
+    # In two parts: the second is decided by a policy that has learned from the first.
+    for begin, end in ((0, QUERIES // 2), (QUERIES // 2, QUERIES)):
+        deployment.send(*(ask(n) for n in range(begin, end)))
+        deployment.until(
+            lambda wanted=end: (
+                len({r.query_id for r in deployment.read(topics.reward, Reward) if r.closes}) >= wanted
+            ),
+            what=f"{end} closed rewards",
+        )
     return deployment
 
 
