@@ -1,19 +1,14 @@
 """python -m experiments: record outcomes, rerun the paper on them, judge policies on anyone's history."""
 
 import asyncio
-import contextlib
 import re
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 import click
 
-if TYPE_CHECKING:
-    from experiments.outcomes import Outcomes
-
-CATALOGUE = Path("infra/catalogue/mini.yaml")
-RECORDING = Path("experiments/data/math.parquet")
+from experiments.lab_commands import ope, paper
 
 
 @click.group()
@@ -162,159 +157,8 @@ def _plain(value: object) -> object:
     return msgspec.to_builtins(value)
 
 
-@cli.command()
-@click.option("--out", type=click.Path(path_type=Path), default=Path("out/paper"), show_default=True)
-@click.option(
-    "--outcomes",
-    "source",
-    type=click.Path(path_type=Path),
-    default=RECORDING,
-    show_default=True,
-    help="A recording of ours, or any CSV, JSONL or Parquet with --mapping.",
-)
-@click.option(
-    "--mapping", type=click.Path(path_type=Path), help="What the columns mean (experiments/foreign.py)."
-)
-@click.option("--catalogue", type=click.Path(path_type=Path), default=CATALOGUE, show_default=True)
-@click.option("--quick", is_flag=True, help="Without the networks, feedback conditions and boosted trees.")
-@click.option(
-    "--networks", is_flag=True, help="MLP and NeuralUCB too, at their full training: minutes a run."
-)
-@click.option(
-    "--step-scores",
-    type=click.Path(path_type=Path, exists=True),
-    help="Folder with samples.csv.gz of recorded step scores: early exit is replayed on them.",
-)
-@click.option("--cache", type=click.Path(path_type=Path), default=Path("out/vectors"), show_default=True)
-def paper(
-    out: Path,
-    source: Path,
-    mapping: Path | None,
-    catalogue: Path,
-    quick: bool,
-    networks: bool,
-    step_scores: Path | None,
-    cache: Path,
-) -> None:
-    """Run the paper's tables on outcomes: report.html, tables.json and PNG figures."""
-    import time
-
-    import orjson
-
-    from agents.embedder.minilm import MiniLM
-    from agents.space.catalogue import load_catalogue
-    from experiments import figures
-    from experiments.early_exit import replay_tts_prm
-    from experiments.foreign import load_foreign
-    from experiments.outcomes import OutcomeError, load_recording
-    from experiments.paper import Scope, run_paper
-    from experiments.report import write_report
-    from experiments.scenarios import MODES
-    from experiments.world import build_world
-
-    began = time.perf_counter()
-    encoder = MiniLM()
-    off = other = None
-    try:
-        if mapping is not None:
-            world = build_world(load_foreign(source, mapping), encoder, cache=cache)
-        else:
-            loaded = load_catalogue(catalogue)
-            world = build_world(load_recording(source), encoder, loaded, cache)
-            off, other = further_runs(source)
-    except (OutcomeError, OSError) as error:
-        raise click.ClickException(str(error)) from error
-    second = build_world(other, encoder, loaded, cache) if other is not None else None
-    seeds = (3, 23, 42, 50, 57)
-    scope = Scope(
-        more_seeds=seeds if quick else tuple(range(20)),
-        networks=networks and not quick,
-        long=not quick,
-        say=lambda text: click.echo(text, err=True),
-    )
-    results = run_paper(world, scope, without_exit=off, other_verifier=second)
-    if step_scores is not None:
-        results.tables["early_exit_replayed"] = replay_tts_prm(step_scores)
-    out.mkdir(parents=True, exist_ok=True)
-    tables = orjson.dumps(results.tables, option=orjson.OPT_INDENT_2 | orjson.OPT_SORT_KEYS)
-    (out / "tables.json").write_bytes(tables)
-    drawn = []
-    name = "uis" if "uis" in results.tables["main"] else "all"
-    for mode in MODES:
-        runs = {policy: run for (space, m, policy), run in results.runs.items() if (space, m) == (name, mode)}
-        drawn += [out / f"regret-{mode}.png", out / f"accuracy-cost-{mode}.png"]
-        figures.regret_curves(drawn[-2], runs, f"{name}, {mode}")
-        figures.accuracy_cost(drawn[-1], world, runs, f"{name}, {mode}")
-    drawn.append(out / "pareto.png")
-    figures.pareto(drawn[-1], results.tables["pareto"], world)
-    write_report(out / "report.html", results.tables, drawn)
-    (out / "timings.json").write_bytes(orjson.dumps({"seconds": time.perf_counter() - began}))
-    click.echo(f"written: {out / 'report.html'}, {out / 'tables.json'}")
-
-
-@cli.command()
-@click.argument("log", type=click.Path(path_type=Path))
-@click.option(
-    "--floor", default=50.0, show_default=True, help="Fewest effective decisions an estimate may rest on."
-)
-def ope(log: Path, floor: float) -> None:
-    """Estimate what each action, taken always, would have earned on a LOG of randomised decisions.
-
-    LOG is a CSV, JSONL or Parquet with the columns action, propensity and reward.
-    """
-    import numpy as np
-
-    from experiments import ope as evaluation
-    from experiments.foreign import rows_of
-    from experiments.outcomes import OutcomeError
-
-    try:
-        rows = [row for _, row in rows_of(log)]
-        names = sorted({str(row["action"]) for row in rows})
-        logged = evaluation.Log(
-            np.array([names.index(str(row["action"])) for row in rows]),
-            np.array([float(row["propensity"]) for row in rows]),
-            np.array([float(row["reward"]) for row in rows]),
-        )
-    except (OutcomeError, evaluation.EvaluationError) as error:
-        raise click.ClickException(str(error)) from error
-    except (KeyError, TypeError, ValueError) as error:
-        raise click.ClickException(
-            f"{log}: each row needs action, propensity and reward as numbers ({error})"
-        ) from error
-    click.echo(f"logged policy: {logged.rewards.mean():.4f} over {len(rows)} decisions")
-    predicted = evaluation.cross_fitted(np.zeros((len(rows), 0)), logged, len(names))
-    for at, name in enumerate(names):
-        policy = evaluation.greedy_probabilities([at] * len(rows), len(names))
-        try:
-            found = {
-                "SNIPS": evaluation.snips(logged, policy, floor=floor),
-                "DR": evaluation.doubly_robust(logged, policy, predicted, floor=floor),
-            }
-        except evaluation.EvaluationError as error:
-            click.echo(f"{name}: not estimated: {error}")
-            continue
-        for kind, e in found.items():
-            click.echo(
-                f"{name}: {kind} {e.value:.4f} [{e.low:.4f}, {e.high:.4f}], {e.effective:.0f} effective"
-            )
-
-
-def further_runs(source: Path) -> "tuple[Outcomes | None, Outcomes | None]":
-    """Return a recording's runs without early exit, and those under its other verifier, where it has them."""
-    import orjson
-    import pyarrow.parquet as pq
-
-    from experiments.outcomes import OutcomeError, load_recording
-
-    settings = orjson.loads(pq.read_schema(source).metadata[b"uniscale.settings"])
-    off = other = None
-    with contextlib.suppress(OutcomeError):
-        off = load_recording(source, early_exit=False)
-    if len(settings["verifiers"]) > 1:
-        with contextlib.suppress(OutcomeError):
-            other = load_recording(source, verifier=settings["verifiers"][1])
-    return off, other
+cli.add_command(paper)
+cli.add_command(ope)
 
 
 if __name__ == "__main__":

@@ -49,7 +49,7 @@ PAPER: Mapping[str, Make] = {
     "ts": lambda world, seed: Thompson(_features(world), SCALAR, propensity_draws=0),
     "uniscale": lambda world, seed: LinUCB(_features(world), SCALAR, name="uniscale"),
 }
-NETWORKS = ("mlp", "neural_ucb")  # 1,000 iterations a round by the paper's recipe: minutes a run
+NETWORKS = ("mlp", "neural_ucb", "neural_ucb_per_width")  # 1,000 iterations a round: minutes a run
 
 ABLATIONS: Mapping[str, Make] = {
     "uniscale_one_hot": lambda world, seed: LinUCB(
@@ -66,6 +66,7 @@ ABLATIONS: Mapping[str, Make] = {
 
 OWN: Mapping[str, Make] = {
     "terms": lambda world, seed: LinUCB(_features(world), name="terms"),
+    "decided": lambda world, seed: LinUCB(_features(world), LinUCBSettings(widths="decided"), name="decided"),
     "centred": lambda world, seed: LinUCB(_features(world, action_features="centred"), name="centred"),
     "centred_model": lambda world, seed: LinUCB(
         _features(world, action_features="centred", interactions="model"), name="centred-model"

@@ -10,13 +10,16 @@ import io
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from agents.executor.control import h_max, potential
-from experiments.outcomes import Outcomes
-from experiments.tables import TERA, summed
+from experiments.outcomes import Array, Outcomes
+from experiments.tables import TERA, summed, tidy
 from schemas.forest import Limits
+
+DRAWS = 2_000
 
 
 @dataclass(frozen=True)
@@ -87,45 +90,80 @@ def replay_tts_prm(folder: Path, eta: float = 1.2) -> dict[str, dict[str, dict[s
     return found
 
 
-def compare(on: Outcomes, off: Outcomes) -> dict[str, dict[str, dict[str, float]]]:
-    """Return what early exit saved and lost over all searches, and by depth of the answer without it.
+PARTS = {
+    "compute": "compute_flops",
+    "memory": "memory_bytes",
+}
 
-    Intervals are over questions. Rows: accuracy in percent, compute in TFLOPs, memory in TB, cost in tera-eFLOPs.
+
+def compare(on: Outcomes, off: Outcomes) -> dict[str, Any]:
+    """Return what early exit saved and lost over all searches, by depth of the answer without it, and by width.
+
+    Accuracy in percent, compute in TFLOPs, memory in TB, cost in tera-eFLOPs, each the mean over searches with its
+    interval over questions; changes are ratios of means, their intervals by bootstrap over questions.
+
+    Args:
+        on: With early exit.
+        off: Without, of as many samples or fewer; the arms that were run both ways are compared.
     """
     samples = min(on.samples, off.samples)
-    table = {}
-    for name, which in (("without", off), ("with", on)):
-        parts = {
-            "accuracy": 100 * which.correct,
-            "compute": which.extra["compute_flops"] / TERA,
-            "memory": which.extra["memory_bytes"] / TERA,
-            "eflops": which.cost / TERA,
-        }
-        table[name] = {key: _over_questions(array[:samples]) for key, array in parts.items()}
-    change = {
-        "accuracy_points": _over_questions(100 * (on.correct[:samples] - off.correct[:samples])),
-        "cost_percent": summed([100 * (float(on.cost[:samples].mean() / off.cost[:samples].mean()) - 1)]),
+    names = [arm.arm_id for arm in on.arms]
+    on = on.restrict([names.index(arm.arm_id) for arm in off.arms])
+    with_exit, without = _measured(on, samples), _measured(off, samples)
+    table: dict[str, Any] = {
+        "overall": {
+            "without": {name: _over_questions(array) for name, array in without.items()},
+            "with": {name: _over_questions(array) for name, array in with_exit.items()},
+        },
+        "change": {
+            "all searches": _change(with_exit, without, np.ones(without["accuracy"].shape, dtype=bool))
+        },
+        "by_depth": {},
+        "by_width": {},
     }
-    table["change"] = change
-    depth = off.extra["depth"][:samples]
-    for level in sorted(set(depth.astype(int).ravel().tolist())):
-        cells = depth == level
-        table[f"depth_{level}"] = {
-            "searches": {
-                "mean": float(cells.sum()),
-                "std": 0.0,
-                "low": float(cells.sum()),
-                "high": float(cells.sum()),
-            },
-            "cost_percent": summed(
-                [100 * (on.cost[:samples][cells].sum() / off.cost[:samples][cells].sum() - 1)]
-            ),
-            "accuracy_points": summed(
-                [100 * float((on.correct[:samples] - off.correct[:samples])[cells].mean())]
-            ),
-        }
+    depth = off.extra["depth"][:samples].astype(int)
+    for level in sorted(set(depth.ravel().tolist())):
+        table["by_depth"][f"{level}"] = _change(with_exit, without, depth == level)
+    width = np.array([arm.qp * arm.cp for arm in off.arms])
+    for paths in sorted(set(width.tolist())):
+        cells = np.broadcast_to(width == paths, depth.shape)
+        table["by_width"][f"{paths}"] = _change(with_exit, without, cells)
     return table
 
 
-def _over_questions(array: np.ndarray) -> dict[str, float]:
+def _measured(o: Outcomes, samples: int) -> dict[str, Array]:
+    parts = {name: o.extra[column][:samples] / TERA for name, column in PARTS.items()}
+    return {"accuracy": 100 * o.correct[:samples], **parts, "eflops": o.cost[:samples] / TERA}
+
+
+def _change(on: dict[str, Array], off: dict[str, Array], cells: np.ndarray) -> dict[str, Any]:
+    """Return the change over some searches; intervals by bootstrap over the questions that have any."""
+    count = cells.sum(axis=(0, 2))
+    questions = np.flatnonzero(count)
+    sums = {
+        name: tuple((each[name] * cells).sum(axis=(0, 2))[questions] for each in (on, off)) for name in on
+    }
+    drawn = np.random.default_rng(0).integers(len(questions), size=(DRAWS, len(questions)))
+    found: dict[str, Any] = {"searches": int(count.sum())}
+    for name, (after, before) in sums.items():
+        lost = name == "accuracy"
+        weight = count[questions] if lost else before
+
+        def change(
+            i: np.ndarray,
+            after: Array = after,
+            before: Array = before,
+            weight: Array = weight,
+            lost: bool = lost,
+        ) -> Array:
+            factor = 1.0 if lost else 100.0
+            return np.asarray(factor * (after[i] - before[i]).sum(axis=-1) / weight[i].sum(axis=-1))
+
+        low, high = np.quantile(change(drawn), [0.025, 0.975])
+        mean = float(change(np.arange(len(questions))))
+        found[f"{name}_{'points' if lost else 'percent'}"] = tidy({"mean": mean, "low": low, "high": high})
+    return found
+
+
+def _over_questions(array: Array) -> dict[str, float]:
     return summed(array.mean(axis=(0, 2)).tolist())

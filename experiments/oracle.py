@@ -5,6 +5,7 @@ can reach it. The best contextual policy is the best of ridge, boosted trees and
 fitted on other questions than those it is judged on.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -52,20 +53,19 @@ class Contextual:
         return float(lead.mean()), float(low), float(high)
 
 
-def lucky(trial: Trial, round_number: int, objective: Objective) -> int:
-    """Return the arm of the best realised outcome of a round's question, among those on offer."""
-    rewards = trial.realised(trial.world.rewards(objective))[trial.order[round_number - 1]]
-    arms = list(trial.stage(round_number).arms)
-    return arms[int(np.argmax(rewards[arms]))]
-
-
 def best_fixed(trial: Trial, objective: Objective) -> tuple[int, float]:
     """Return the arm that would have earned most after the warm-up had it been played throughout, and its mean."""
     played = list(trial.order[trial.warm_up :])
-    means = trial.realised(trial.world.rewards(objective))[played].mean(axis=0)
+    means = trial.earned(objective)[played].mean(axis=0)
     arms = list(trial.stage(len(trial.order)).arms)
     arm = arms[int(np.argmax(means[arms]))]
     return arm, float(means[arm])
+
+
+def followed(trial: Trial, choices: Sequence[int], objective: Objective) -> float:
+    """Return the mean reward after the warm-up of an arm fixed for each question."""
+    played = np.array(trial.order[trial.warm_up :])
+    return float(trial.earned(objective)[played, np.array(choices)[played]].mean())
 
 
 def best_contextual(world: World, objective: Objective, *, trees: bool = True, seed: int = 0) -> Contextual:

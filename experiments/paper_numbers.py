@@ -122,5 +122,6 @@ VERIFIERS: Final = {  # reward, accuracy, cost: (larger, smaller)
         "uniscale": ((0.6562, 63.75, 1485.8), (0.6326, 57.50, 1303.3)),
     },
 }
-POINT_BISERIAL: Final = 0.5061
+SCORES: Final = {"auroc_pooled": 0.8067, "point_biserial": 0.5061}
+SCORES_OF: Final = {"right": (0.8818, 0.1830), "wrong": (0.5961, 0.2934)}  # mean, standard deviation
 CODING: Final = {"knn": (0.7943, 53.13, 14039.5), "uniscale": (0.8125, 52.50, 5619.6)}

@@ -2,104 +2,160 @@
 
 import base64
 import html
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from experiments import paper_numbers
+from experiments.sections import PRINTED, SECTIONS, printed_verifiers
 
-STYLE = """body{font:15px/1.5 system-ui,sans-serif;max-width:70rem;margin:2rem auto;padding:0 1rem}
-table{border-collapse:collapse;margin:1rem 0}td,th{border-bottom:1px solid #ddd;padding:.25rem .6rem;text-align:right}
-td:first-child,th:first-child{text-align:left}.paper{color:#777}img{max-width:100%}"""
-MEASURES = ("reward", "accuracy", "eflops")
+STYLE = """body{font:15px/1.5 system-ui,sans-serif;max-width:80rem;margin:2rem auto;padding:0 1rem;color:#222}
+table{border-collapse:collapse;margin:.4rem 0 1.4rem;font-size:13px}caption{text-align:left;font-weight:600}
+td,th{border-bottom:1px solid #ddd;padding:.2rem .55rem;text-align:right;white-space:nowrap}
+td:first-child,th:first-child{text-align:left}.paper{color:#777}img{max-width:100%;display:block;margin:1rem 0}
+.note{max-width:56rem}small{color:#777}nav{column-width:22rem}nav a{display:block}.wide{overflow-x:auto}"""
 
 
-def write_report(path: Path, tables: Mapping[str, Any], figures: Sequence[Path]) -> None:
-    """Write the page."""
+def write_report(path: Path, tables: Mapping[str, Any], figures: Mapping[str, Path]) -> None:
+    """Write the page.
+
+    Args:
+        path: The HTML file.
+        tables: As in tables.json.
+        figures: PNG files by name.
+    """
     o = tables["outcomes"]
-    parts = [
-        f"<h1>{_text(o['name'])}</h1><p>{o['questions']} questions, {o['actions']} actions, {o['samples']} "
-        f"samples; seeds {', '.join(map(str, o['seeds']))}. Means with standard deviation over seeds; "
-        "reward, accuracy and cost over the 160 rounds after warm-up, regret over all 210, against the best "
-        "realised outcome of each question.</p>"
-    ]
-    if o["not_run"]:
-        parts.append(f"<p><strong>Not run here:</strong> {', '.join(o['not_run'])}.</p>")
-    for scenario, modes in {**tables["main"], **_named(tables, "best_route")}.items():
-        parts += [_main(scenario, mode, policies, o["unit"]) for mode, policies in modes.items()]
-    for name, table in tables.items():
-        if name not in ("outcomes", "main", "best_route") and table:
-            parts.append(f"<h2>{_text(name.replace('_', ' '))}</h2>{_nested(table)}")
-    parts += [
-        f'<h2>{_text(figure.stem)}</h2><img alt="{_text(figure.stem)}" src="{_inline(figure)}">'
-        for figure in figures
-    ]
+    parts = [_head(o)]
+    shown = [s for s in SECTIONS if any(name in tables for name in s.tables)]
+    links = (f'<a href="#{section.tables[0]}">{_text(section.title)}</a>' for section in shown)
+    parts.append(f"<nav>{''.join(links)}</nav>")
+    for section in shown:
+        parts.append(f'<h2 id="{section.tables[0]}">{_text(section.title)}</h2>')
+        parts.append(f"<p class=note>{_text(section.note)}</p>")
+        for name in section.tables:
+            parts += _tables(name, tables.get(name, {}), o)
+        parts += [
+            f'<img alt="{_text(name)}" src="{_inline(figures[name])}">'
+            for name in section.figures
+            if name in figures
+        ]
     path.write_text(
-        f"<!doctype html><meta charset='utf-8'><title>{_text(o['name'])}</title><style>{STYLE}</style>"
-        + "\n".join(parts),
+        f"<!doctype html><html lang=en><meta charset='utf-8'><title>{_text(o['name'])}</title>"
+        f"<style>{STYLE}</style>" + "\n".join(parts),
         encoding="utf-8",
     )
 
 
-def _named(tables: Mapping[str, Any], name: str) -> dict[str, Any]:
-    return {name: tables[name]} if name in tables else {}
-
-
-def _main(scenario: str, mode: str, policies: Mapping[str, Any], unit: str) -> str:
-    theirs = paper_numbers.MAIN.get(mode, {}) if scenario != "best_route" else {}
-    cost = "cost (tera-eFLOPs)" if unit == "eFLOPs" else f"cost ({unit})"
-    rows = [
-        f"<tr><th>policy<th>reward<th>accuracy %<th>{_text(cost)}<th>regret"
-        "<th class=paper>paper: reward, accuracy, cost"
-    ]
-    for policy, figures in policies.items():
-        cells = "".join(f"<td>{_spread(figures[m])}" for m in (*MEASURES, "regret"))
-        printed = theirs.get(policy, {}).get(scenario)
-        if scenario == "best_route":
-            printed = paper_numbers.BEST_ROUTE.get(mode, {}).get(policy)
-        beside = ", ".join(f"{value:g}" for value in printed) if printed else ""
-        rows.append(f"<tr><td>{_text(policy)}{cells}<td class=paper>{beside}")
-    return f"<h2>{_text(scenario)}, {_text(mode.replace('_', ' '))}</h2><table>{''.join(rows)}</table>"
-
-
-def _nested(table: Mapping[str, Any], depth: int = 3) -> str:
-    """Return nested figures: rows of measures where a level holds them, headings above."""
-    if all(isinstance(row, Mapping) and any(_is_spread(v) for v in row.values()) for row in table.values()):
-        columns = list(dict.fromkeys(name for row in table.values() for name in row))
-        head = "".join(f"<th>{_text(name)}" for name in columns)
-        body = "".join(
-            f"<tr><td>{_text(name)}" + "".join(f"<td>{_cell(row.get(column))}" for column in columns)
-            for name, row in table.items()
+def _head(o: Mapping[str, Any]) -> str:
+    text = (
+        f"<h1>Policies on {_text(o['name'])}</h1><p class=note>{o['questions']} questions, {o['actions']} "
+        f"actions, {o['samples']} recorded samples a cell. The paper's tables: seeds "
+        f"{', '.join(map(str, o['seeds']))}; the others: {len(o['more_seeds'])} further seeds. A cell is mean "
+        "(standard deviation over seeds) [95 % interval of the mean over seeds]. All seeds share one table of "
+        "outcomes, so intervals are of order, warm-up, realised sample and exploration, not of other questions. "
+        "Grey: what the paper prints, on its own models and questions.</p>"
+    )
+    if o["not_run"]:
+        why = f" ({_text(o['not_run_because'])})" if o["not_run_because"] else ""
+        text += (
+            f"<p class=note><strong>Not run</strong>{why}: {', '.join(map(_text, o['not_run']))}. "
+            "<code>paper --rebuild-networks</code> trains them.</p>"
         )
-        return f"<table><tr><th>{head}{body}</table>"
-    parts = []
+    return text
+
+
+def _tables(name: str, table: Mapping[str, Any], o: Mapping[str, Any]) -> Iterator[str]:
+    if name == "outcomes":
+        return
+    if name == "main":
+        for scenario, modes in table.items():
+            for mode, policies in modes.items():
+                theirs = {p: cells.get(scenario) for p, cells in paper_numbers.MAIN[mode].items()}
+                rows = {p: policies.get(p, {"reward": "not run"}) for p in theirs}
+                yield _table(f"{scenario}: {mode}", rows, theirs, "reward, accuracy %, cost")
+        return
+    printed, what = PRINTED.get(name, ({}, ""))
+    if name == "verifiers":
+        printed, what = printed_verifiers(list(table)), "reward, accuracy %, cost"
+    yield from _levels(name, table, printed, what)
+
+
+def _levels(title: str, table: Mapping[str, Any], printed: Any, what: str) -> Iterator[str]:
+    """Yield a table for the rows of this level, then what is deeper."""
+    below = printed if isinstance(printed, Mapping) else {}
+    if _depth(table) == 1:
+        yield _table(title, {"": table}, {"": printed}, what)
+        return
     for name, value in table.items():
-        if isinstance(value, Mapping) and not _is_spread(value):
-            parts.append(f"<h{depth}>{_text(name)}</h{depth}>{_nested(value, min(6, depth + 1))}")
-        else:
-            parts.append(f"<p>{_text(name)}: {_cell(value)}</p>")
-    return "".join(parts)
+        if _depth(value) == 0:
+            yield f"<p>{_text(_spaced(name))}: <strong>{_cell(value)}</strong></p>"
+    rows = {name: value for name, value in table.items() if _depth(value) == 1 and name != "histogram"}
+    alike = len({tuple(row) for row in rows.values()}) == 1
+    if rows and (alike or len(rows) > 2):
+        yield _table(title, rows, below, what)
+    else:
+        for name, value in rows.items():
+            yield _table(f"{title}: {name}", {"": value}, {"": below.get(name)}, what)
+    for name, value in table.items():
+        if _depth(value) > 1:
+            yield from _levels(f"{title}: {name}", value, below.get(name, {}), what)
 
 
-def _is_spread(value: Any) -> bool:
-    return isinstance(value, Mapping) and {"mean", "low", "high"} <= set(value)
+def _table(title: str, rows: Mapping[str, Mapping[str, Any]], printed: Mapping[str, Any], what: str) -> str:
+    columns = list(dict.fromkeys(name for row in rows.values() for name in row))
+    beside = what and any(isinstance(printed.get(name), tuple) for name in rows)
+    head = "".join(f"<th>{_text(_spaced(name))}" for name in columns)
+    head += f"<th class=paper>paper: {_text(what)}" if beside else ""
+    body = []
+    for name, row in rows.items():
+        cells = "".join(f"<td>{_cell(row.get(column))}" for column in columns)
+        if beside:
+            told = printed.get(name)
+            cells += f"<td class=paper>{', '.join(f'{v:g}' for v in told) if isinstance(told, tuple) else ''}"
+        body.append(f"<tr><td>{_text(_spaced(name))}{cells}")
+    return (
+        f"<div class=wide><table><caption>{_text(_spaced(title))}</caption><tr><th>{head}"
+        f"{''.join(body)}</table></div>"
+    )
 
 
-def _spread(value: Mapping[str, float]) -> str:
-    return f"{value['mean']:.4g} ({value['std']:.2g})" if "std" in value else f"{value['mean']:.4g}"
+def _depth(value: Any) -> int:
+    """Return how many levels of names lie above figures: a row has one."""
+    if not isinstance(value, Mapping) or _is_figure(value):
+        return 0
+    return 1 + max((_depth(each) for each in value.values()), default=0)
+
+
+def _is_figure(value: Mapping[str, Any]) -> bool:
+    return "mean" in value or "median" in value
 
 
 def _cell(value: Any) -> str:
-    if _is_spread(value):
-        return f"{_spread(value)} [{value['low']:.4g}, {value['high']:.4g}]"
     if isinstance(value, Mapping):
-        return ", ".join(f"{_text(str(k))} {_cell(v)}" for k, v in value.items())
-    return "" if value is None else _text(str(value))
+        if "median" in value:
+            median = "never" if value["median"] is None else f"{value['median']:g}"
+            return f"{median} <small>({value['seeds']} of {value['of']} seeds)</small>"
+        if "mean" in value:
+            spread = f" ({value['std']:.2g})" if "std" in value else ""
+            bounds = f" <small>[{value['low']:.4g}, {value['high']:.4g}]</small>" if "low" in value else ""
+            return f"{value['mean']:.4g}{spread}{bounds}"
+        return ", ".join(f"{_text(_spaced(k))} {_cell(v)}" for k, v in value.items())
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    if isinstance(value, list):
+        return _text(", ".join(map(str, value)))
+    return "–" if value is None else _text(value)
+
+
+def _spaced(name: str) -> str:
+    return str(name).replace("_", " ")
 
 
 def _inline(figure: Path) -> str:
     return "data:image/png;base64," + base64.b64encode(figure.read_bytes()).decode()
 
 
-def _text(value: str) -> str:
+def _text(value: object) -> str:
     return html.escape(str(value))

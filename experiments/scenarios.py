@@ -1,7 +1,7 @@
 """The paper's scenarios as arms and stages: TTS, Routing, UIS, BEST-Route*, and the four drifts."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import replace
 
 from agents.space.action_space import BEST_ROUTE_SAMPLES, PAIRS
 from experiments.loop import WARM_UP, Stage
@@ -11,15 +11,6 @@ from experiments.world import World
 COST_SENSITIVE, QUALITY_PRIORITY = "cost-sensitive", "quality-priority"
 MODES = (COST_SENSITIVE, QUALITY_PRIORITY)
 DRIFTING = 2  # how many of the smallest models come or go: 0.6B and 1.7B in the paper
-
-
-@dataclass(frozen=True)
-class Scenario:
-    """A world and its stages."""
-
-    name: str
-    world: World
-    stages: Mapping[int, Stage]
 
 
 def spaces(world: World) -> dict[str, World]:
@@ -41,7 +32,7 @@ def spaces(world: World) -> dict[str, World]:
         "best_route": _best_route(arms),
     }
     worlds = {name: world.restrict(index, name) for name, index in found.items() if index}
-    return {name: World(w.outcomes, w.queries, w.vectors, low_high) for name, w in worlds.items()}
+    return {name: replace(w, bounds=low_high) for name, w in worlds.items()}
 
 
 def models_of(world: World) -> list[str]:

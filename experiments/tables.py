@@ -7,12 +7,12 @@ import numpy as np
 from scipy import stats
 
 from experiments.contenders import Make
-from experiments.loop import Feedback, Stage, Step, make_trial, play
+from experiments.loop import ROUNDS, WARM_UP, Feedback, Stage, Step, follow, make_trial, play
 from experiments.oracle import best_fixed
 from experiments.world import Array, World
 
 TERA = 1e12
-DIGITS = 6  # what is printed: the last bits of a sum are the machine's
+DIGITS = 9  # significant ones: the last bits of a sum are the machine's
 Figures = dict[str, dict[str, float]]
 
 
@@ -61,13 +61,17 @@ def run_policy(
     stages: Mapping[int, Stage],
     seeds: Sequence[int],
     *,
-    rounds: int = 210,
+    rounds: int = ROUNDS,
+    warm_up: int = WARM_UP,
     feedback: Feedback | None = None,
+    traffic: Sequence[Array] = (),
 ) -> list[Run]:
-    """Run one policy on every seed."""
+    """Run one policy on every seed; arguments as `make_trial`."""
     runs = []
     for seed in seeds:
-        trial = make_trial(world, seed, stages, rounds=rounds, feedback=feedback)
+        trial = make_trial(
+            world, seed, stages, rounds=rounds, warm_up=warm_up, feedback=feedback, traffic=traffic
+        )
         steps = tuple(play(make(world, seed), trial))
         _, fixed = best_fixed(trial, trial.stage(rounds).objective)
         runs.append(Run(seed, steps, fixed))
@@ -75,29 +79,14 @@ def run_policy(
 
 
 def run_oracle(
-    world: World, stages: Mapping[int, Stage], seeds: Sequence[int], rounds: int = 210
+    world: World, stages: Mapping[int, Stage], seeds: Sequence[int], rounds: int = ROUNDS
 ) -> list[Run]:
     """Return the paper's Oracle after the shared warm-up: its reward is `best` in every round of its own."""
     runs = []
     for seed in seeds:
         trial = make_trial(world, seed, stages, rounds=rounds)
-        o = world.outcomes
-        correct, score, log_cost = (trial.realised(a) for a in (o.correct, o.score, o.log_cost))
-        steps = []
-        for at, q in enumerate(trial.order, 1):
-            stage, warm = trial.stage(at), at <= trial.warm_up
-            r = stage.objective.coefficients @ np.stack(
-                [correct[q], score[q], log_cost[q], np.ones(len(o.arms))]
-            )
-            arms = list(stage.arms)
-            best = arms[int(np.argmax(r[arms]))]
-            arm = arms[int(np.random.default_rng([seed, 3, at]).integers(len(arms)))] if warm else best
-            steps.append(
-                Step(at, q, arm, warm, float(correct[q, arm]), float(score[q, arm]), float(log_cost[q, arm]),
-                     float(r[arm]), float(r[best]), float(r.max()))
-            )  # fmt: skip
-        _, fixed = best_fixed(trial, trial.stage(rounds).objective)
-        runs.append(Run(seed, tuple(steps), fixed))
+        steps = tuple(follow(trial, lambda _, rewards: int(np.nanargmax(rewards))))
+        runs.append(Run(seed, steps, best_fixed(trial, trial.stage(rounds).objective)[1]))
     return runs
 
 
@@ -105,14 +94,23 @@ def summed(values: Sequence[float]) -> dict[str, float]:
     """Return mean, standard deviation over seeds and the 95 % interval of the mean (Student's t).
 
     >>> summed([1.0, 2.0, 3.0])
-    {'mean': 2.0, 'std': 1.0, 'low': -0.484138, 'high': 4.484138}
+    {'mean': 2.0, 'std': 1.0, 'low': -0.484137712, 'high': 4.48413771}
     """
     array: Array = np.asarray(values, dtype=np.float64)
     mean = float(array.mean())
     std = float(array.std(ddof=1)) if len(array) > 1 else 0.0
     half = float(stats.t.ppf(0.975, len(array) - 1)) * std / len(array) ** 0.5 if len(array) > 1 else 0.0
     found = {"mean": mean, "std": std, "low": mean - half, "high": mean + half}
-    return {name: round(value, DIGITS) for name, value in found.items()}
+    return tidy(found)
+
+
+def tidy(found: Mapping[str, float]) -> dict[str, float]:
+    """Return figures at nine digits, none of them below 10⁻¹².
+
+    >>> tidy({"a": 2 / 3, "b": 1e-15})
+    {'a': 0.666666667, 'b': 0.0}
+    """
+    return {name: float(f"{round(float(value), 12):.{DIGITS}g}") + 0.0 for name, value in found.items()}
 
 
 def figures_of(runs: Sequence[Run], world: World) -> Figures:

@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from agents.decider.policies.base import ActionVector, Objective
 from agents.embedder.actions import embed_actions
-from agents.embedder.encoder import Encoder
+from agents.embedder.encoder import Encoder, encoder_id
 from agents.space.catalogue import Catalogue
 from agents.space.describe import describe_action
 from agents.space.objectives import MODES
@@ -28,12 +28,14 @@ class World:
         queries: s_q, shape (Q, d).
         vectors: One an arm, in the outcomes' order.
         bounds: (minimum, maximum) of log C: of the whole table it was cut from, shared by all scenarios.
+        texts: What was embedded, and by what: with the outcomes it identifies the world.
     """
 
     outcomes: Outcomes
     queries: Array
     vectors: tuple[ActionVector, ...]
     bounds: tuple[float, float]
+    texts: str = ""
 
     def restrict(self, arms: Sequence[int], name: str) -> "World":
         """Return the world of some arms, under the same bounds."""
@@ -68,12 +70,14 @@ def build_world(
         cache: A folder for vectors.
     """
     queries = embed_actions(encoder, [each.text for each in outcomes.questions], cache)
-    arms = embed_actions(encoder, [_described(arm, catalogue) for arm in outcomes.arms], cache)
+    described = [_described(arm, catalogue) for arm in outcomes.arms]
+    arms = embed_actions(encoder, described, cache)
     vectors = tuple(
         ActionVector(arm.arm_id, arm.model, row.astype(np.float64))
         for arm, row in zip(outcomes.arms, arms, strict=True)
     )
-    return World(outcomes, queries.astype(np.float64), vectors, outcomes.bounds())
+    texts = "\n".join([encoder_id(encoder), *(each.text for each in outcomes.questions), *described])
+    return World(outcomes, queries.astype(np.float64), vectors, outcomes.bounds(), texts)
 
 
 def _described(arm: Arm, catalogue: Catalogue | None) -> str:

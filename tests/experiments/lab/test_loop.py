@@ -6,11 +6,14 @@ import numpy as np
 import pytest
 
 from agents.decider.policies.base import ActionVector
+from experiments import ope_check, streams
 from experiments.contenders import ALL
+from experiments.field_questions import share
 from experiments.loop import Feedback, make_trial, play
 from experiments.oracle import best_contextual, best_fixed
 from experiments.outcomes import Arm, Asked, OutcomeError, Outcomes
 from experiments.scenarios import DRIFTS, spaces, steady
+from experiments.scope import Scope
 from experiments.tables import Run, figures_of, paired, rounds_to_learn, run_oracle, run_policy
 from experiments.world import World
 
@@ -175,3 +178,86 @@ def test_rounds_to_learn_count_from_the_last_shortfall() -> None:
     assert rounds_to_learn(Run(3, tuple(steps), 0.8)) == 92
     assert rounds_to_learn(Run(3, tuple(steps), 1.0)) is None
     assert rounds_to_learn(Run(3, tuple(steps), 0.0)) == 51
+
+
+def test_rewards_that_overtake_each_other_all_arrive_once() -> None:
+    world = make_world()
+    policy = ALL["uniscale"](world, 3)
+    told = Feedback(in_flight=8, shuffled=True, duplicated=0.5)
+    order: list[int] = []
+    learn = policy.update
+    policy.update = lambda seen: (order.extend(o.clock for o in seen), learn(seen))[1]  # type: ignore[method-assign]
+    list(play(policy, make_trial(world, 3, steady(world, "cost-sensitive"), feedback=told)))
+    assert len(set(order)) == len(order) == policy.version
+    assert order != sorted(order)
+    assert set(range(1, 210 - 14 + 1)) <= set(order)
+
+
+def test_censored_feedback_hides_wrong_answers_only() -> None:
+    world = make_world()
+    policy = ALL["uniscale"](world, 3)
+    told = Feedback(censored=1.0)
+    steps = list(play(policy, make_trial(world, 3, steady(world, "cost-sensitive"), feedback=told)))
+    assert policy.version == sum(s.correct for s in steps)
+
+
+def test_corrections_make_a_two_stage_learner_whole() -> None:
+    """Score and cost at once and correctness at once too: by terms that is prompt feedback."""
+    world = make_world()
+    stages = steady(world, "quality-priority")
+    prompt = list(play(ALL["terms"](world, 3), make_trial(world, 3, stages)))
+    staged = list(
+        play(ALL["terms"](world, 3), make_trial(world, 3, stages, feedback=Feedback(two_stage=True)))
+    )
+    assert [s.arm for s in staged] == [s.arm for s in prompt]
+    never = Feedback(two_stage=True, kept=0.0)
+    blind = list(play(ALL["terms"](world, 3), make_trial(world, 3, stages, feedback=never)))
+    assert [s.arm for s in blind] != [s.arm for s in prompt]
+
+
+def test_a_share_of_no_gap_is_not_given() -> None:
+    rng = np.random.default_rng(0)
+    assert share([0.1] * 20, rng.normal(size=20).tolist()) is None
+    found = share((0.5 + 0.1 * rng.normal(size=20)).tolist(), (1 + 0.1 * rng.normal(size=20)).tolist())
+    assert found is not None
+    assert found["low"] < 0.5 < found["high"]
+
+
+def test_traffic_drifts_from_easy_to_hard_questions() -> None:
+    world = make_world(contextual=True)
+    mixes = streams.traffic(world)
+    right = world.outcomes.correct.mean(axis=(0, 2))
+    easy, even, hard = (float(mix @ right) for mix in mixes)
+    assert easy > even > hard
+    trial = make_trial(world, 3, steady(world, "cost-sensitive"), rounds=900, traffic=mixes)
+    thirds = [right[list(trial.order[at : at + 300])].mean() for at in (0, 300, 600)]
+    assert thirds == sorted(thirds, reverse=True)
+    # Outcomes are drawn anew: one question does not always go the same way.
+    rows, again = trial.rows(world.outcomes.score), {}
+    for at, question in enumerate(trial.order, 1):
+        again.setdefault(question, set()).add(tuple(rows(at)))
+    assert max(map(len, again.values())) > 1
+
+
+def test_streams_are_summed_up_by_phase() -> None:
+    world = make_world()
+    best = {
+        m: best_contextual(world, world.objective(m), trees=False)
+        for m in ("cost-sensitive", "quality-priority")
+    }
+    table = streams.streams(world, Scope(more_seeds=(1, 2), stream_rounds=300), best)
+    rows = table["cost_sensitive"]
+    assert rows["uniscale"]["reward_at_the_end"]["mean"] > rows["random"]["reward_at_the_end"]["mean"]
+    assert (
+        rows["best_fixed_arm_of_the_phase"]["reward_harder"]["mean"] > rows["random"]["reward_harder"]["high"]
+    )
+
+
+def test_off_policy_estimates_are_near_the_truth_of_the_table() -> None:
+    world = make_world(contextual=True)
+    table = ope_check.check({"routing": spaces(world)["routing"]}, Scope(repetitions=6))
+    for policy in next(iter(table.values())).values():
+        for each in policy.values():
+            assert abs(each["bias"]) < 0.05
+            assert each["effective_decisions"] > 50
+            assert each["root_mean_square_error"] >= abs(each["bias"])

@@ -1,9 +1,13 @@
 """Off-policy evaluation against a truth that is known: the full table of rewards."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
+from click.testing import CliRunner
 
 from experiments import ope
+from experiments.__main__ import cli
 
 N, A = 4_000, 5
 
@@ -92,3 +96,33 @@ def test_replay_refuses_logging_that_was_not_uniform(made) -> None:  # type: ign
     _, _, log, chosen, _ = made
     with pytest.raises(ope.EvaluationError, match="uniform logging"):
         ope.replay(log, chosen)
+
+
+def log_of(folder: Path, decisions: int, rng: np.random.Generator) -> Path:
+    lines = ["action,propensity,reward"]
+    for _ in range(decisions):
+        action = rng.choice(["a", "b", "c"], p=[0.6, 0.35, 0.05])
+        chance, mean = {"a": (0.6, 0.2), "b": (0.35, 0.7), "c": (0.05, 0.5)}[action]
+        lines.append(f"{action},{chance},{mean + 0.05 * rng.normal():.4f}")
+    (folder / "log.csv").write_text("\n".join(lines) + "\n")
+    return folder / "log.csv"
+
+
+def test_the_command_estimates_and_refuses_below_the_floor(tmp_path: Path, rng: np.random.Generator) -> None:
+    ran = CliRunner().invoke(cli, ["ope", str(log_of(tmp_path, 400, rng))])
+    assert ran.exit_code == 0, ran.output
+    estimates = {
+        (line.split(":")[0], line.split()[1]): float(line.split()[2])
+        for line in ran.output.splitlines()
+        if "effective" in line and "not estimated" not in line
+    }
+    for kind in ("IPS", "SNIPS", "DR"):
+        assert estimates["b", kind] == pytest.approx(0.7, abs=0.12)
+    assert "c: not estimated: only" in ran.output
+
+
+def test_the_command_names_what_a_log_lacks(tmp_path: Path) -> None:
+    (tmp_path / "log.csv").write_text("action,reward\na,1\n")
+    ran = CliRunner().invoke(cli, ["ope", str(tmp_path / "log.csv")])
+    assert ran.exit_code == 1
+    assert "each row needs action, propensity and reward" in ran.output

@@ -1,0 +1,121 @@
+"""The whole command on a recording of ours: every table that a recording can carry, the same bytes twice."""
+
+import json
+import re
+from collections.abc import Iterator
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+from agents.space.action_space import best_route_space, uis_space
+from agents.space.catalogue import load_catalogue
+from experiments.__main__ import cli
+from experiments.record import table
+from experiments.record.questions import questions_of
+from schemas.action import Action
+
+ROOT = Path(__file__).parents[3]
+MODELS = ("mini-50k", "mini-120k", "mini-250k", "mini-500k")
+NUMBERS = ("prefill_eflops", "decoding_eflops", "verifier_eflops")
+
+
+def rows_of(task: str, share: float) -> Iterator[dict[str, Any]]:
+    """Rows as the recorder writes them, of a world where size and search help and early exit saves a third."""
+    rng = np.random.default_rng(2)
+    catalogue = load_catalogue(ROOT / "infra" / "catalogue" / "mini.yaml")
+    spaces = {*uis_space(catalogue), *(best_route_space(catalogue) if task == "math" else [])}
+    uis = set(uis_space(catalogue))
+    actions = sorted((a for a in spaces if a.model in MODELS), key=lambda a: (a.model, a.qp, a.cp))
+    for question, action in product(questions_of(task, share=share), actions):  # type: ignore[arg-type]
+        variants = [("mini-prm-s", True)]
+        if action in uis and task == "math":
+            variants += [("mini-prm-s", False), ("mini-prm-l", True)]
+        for verifier, early_exit in variants:
+            yield row(rng, question.question_id, action, verifier, early_exit)
+
+
+def row(
+    rng: np.random.Generator, question: str, action: Action, verifier: str, early_exit: bool
+) -> dict[str, Any]:
+    wide, size = action.qp * action.cp, MODELS.index(action.model)
+    ok = bool(rng.random() < 0.2 + 0.12 * size + 0.04 * np.log2(wide))
+    cost = (
+        1e9
+        * 2.0**size
+        * wide
+        * (0.67 if early_exit and wide > 1 else 1.0)
+        * float(np.exp(0.1 * rng.normal()))
+    )
+    return {
+        "question": question, "model": action.model, "qp": action.qp, "cp": action.cp, "bs": action.bs, "sample": 0,
+        "verifier": verifier, "early_exit": early_exit, "derived": False, "correct": ok, "complete": True,
+        "score": float(np.clip(0.4 + 0.3 * ok + 0.1 * rng.normal(), 0, 1)), "eflops": cost,
+        **dict.fromkeys(NUMBERS, cost / 3), "compute_flops": cost / 5, "memory_bytes": cost / 200,
+        "depth": int(rng.integers(2, 5)), "steps": 4, "completed": wide, "drafts": 4 * wide, "tokens": 40 * wide,
+        "verifier_tokens": 160 * wide, "prompt_tokens": 80, "seconds": 0.1, "answer": "1",
+    }  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def twice(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    folder = tmp_path_factory.mktemp("recorded")
+    for task, share in (("math", 0.07), ("code", 0.07)):
+        settings = {"models": list(MODELS), "verifiers": ["mini-prm-s", "mini-prm-l"], "samples": 1}
+        table.write(
+            folder / f"{task}.parquet", rows_of(task, share), questions_of(task, share=share), settings
+        )  # type: ignore[arg-type]
+    for out in ("a", "b"):
+        told = ["--outcomes", str(folder / "math.parquet"), "--out", str(folder / out), "--jobs", "1"]
+        told += [
+            "--catalogue",
+            str(ROOT / "infra" / "catalogue" / "mini.yaml"),
+            "--cache",
+            str(folder / "vectors"),
+        ]
+        ran = CliRunner().invoke(cli, ["paper", "--quick", *told])
+        assert ran.exit_code == 0, ran.output
+    return [folder / "a", folder / "b"]
+
+
+def test_two_runs_give_the_same_bytes(twice: list[Path]) -> None:
+    for file in sorted(twice[0].iterdir()):
+        if file.name != "timings.json":
+            assert file.read_bytes() == (twice[1] / file.name).read_bytes(), file.name
+
+
+def test_every_table_that_a_recording_carries_is_there(twice: list[Path]) -> None:
+    tables = json.loads((twice[0] / "tables.json").read_text())
+    assert set(tables) >= {
+        "main", "best_route", "semantics", "alpha", "dense_feedback", "drifts", "pareto", "early_exit", "verifiers",
+        "second_task", "verifier_scores", "readings", "versus_best", "own_policies", "shared_objective", "feedback",
+        "cold_start",
+    }  # fmt: skip
+    assert set(tables["main"]) == {"tts", "routing", "uis"}
+    assert tables["outcomes"]["actions"] == 28 * len(MODELS)
+    assert set(tables["verifiers"]) == {"mini-prm-s", "mini-prm-l"}
+    assert len(tables["outcomes"]["not_run"]) == 12
+    assert "is not there" in tables["outcomes"]["not_run_because"]
+
+
+def test_early_exit_is_measured_on_the_same_searches(twice: list[Path]) -> None:
+    table = json.loads((twice[0] / "tables.json").read_text())["early_exit"]
+    change = table["change"]["all searches"]
+    # A third is saved wherever there is more than one path, and those are nearly all of the cost.
+    assert change["eflops_percent"]["low"] < -33 * 0.99 < change["eflops_percent"]["high"] + 2
+    assert table["by_width"]["1"]["eflops_percent"]["high"] > -10
+    assert set(table["by_depth"]) == {"2", "3", "4"}
+    total = sum(each["searches"] for each in table["by_depth"].values())
+    assert total == change["searches"] == table["by_width"]["1"]["searches"] * 28
+
+
+def test_the_report_shows_every_section_and_figure(twice: list[Path]) -> None:
+    page = (twice[0] / "report.html").read_text()
+    assert len(re.findall(r'src="data:image/png', page)) == len(list(twice[0].glob("*.png"))) == 10
+    for heading in ("Main table", "Early exit", "Our own policies", "Second task", "The verifier"):
+        assert re.search(rf"<h2 id=\"\w+\">{heading}", page), heading
+    assert "not run" in page
+    assert "0.7079, 46.88, 49.4" in page  # the paper's UniScale, UIS, Cost-Sensitive
