@@ -20,6 +20,7 @@ import msgspec
 from agents.executor.agent import Job, begin, draft, resume
 from agents.executor.engines.build import EngineOptions, engine_for, hosted_model
 from agents.executor.rules import SearchRules
+from agents.serving.environment import prepare_environment
 from agents.serving.host import EngineHost
 from agents.serving.requests import Completion, Generation
 from agents.serving.settings import HostSettings
@@ -227,13 +228,12 @@ async def time_search(plan: EnginePlan, folder: Path) -> None:
 
 def time_raw(plan: EnginePlan, folder: Path) -> None:
     """Hand the same requests to a bare vLLM engine, as many calls at once, timed; leave `raw.json`."""
-    from agents.serving import vllm_adapter  # imports vLLM, which only these processes need
-    from agents.serving.environment import prepare_environment
-
     catalogue = load_catalogue(Path(plan.catalogue))
     calls = msgspec.json.decode((folder / "calls.json").read_bytes(), type=list[list[Generation]])
     hosted = hosted_model(largest(catalogue), EngineOptions(threads=1))
     prepare_environment(HostSettings(models=(hosted,), offline=True, threads=1), os.environ, sys.modules)
+    from agents.serving import vllm_adapter  # imports vLLM, which reads that environment
+
     engine = vllm_adapter.build_engine(hosted)
     _drive(engine, calls[:8], plan.in_flight)
     engine.reset_prefix_cache()
