@@ -8,7 +8,7 @@ from typing import cast
 
 import click
 
-from experiments.lab_commands import ope, paper
+from experiments.lab_commands import card, ope, paper
 
 
 @click.group()
@@ -159,6 +159,7 @@ def _plain(value: object) -> object:
 
 cli.add_command(paper)
 cli.add_command(ope)
+cli.add_command(card)
 
 
 if __name__ == "__main__":

@@ -1,14 +1,17 @@
 """Who competes: the paper's policies in their faithful form, its ablations, and our own."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
 
 from agents.decider.features import FeatureMap, FeatureSettings
-from agents.decider.policies.base import Policy
+from agents.decider.policies.base import ActionVector, Policy
 from agents.decider.policies.knn import KNN
 from agents.decider.policies.linucb import LinUCB, LinUCBSettings, greedy
 from agents.decider.policies.thompson import Thompson
 from agents.decider.policies.uniform import Uniform
-from experiments.world import World
+from experiments.world import Array, World
 
 Make = Callable[[World, int], Policy]
 """From a world and a seed to a policy without experience."""
@@ -24,6 +27,52 @@ def _features(world: World, **settings: object) -> FeatureMap:
             **settings,  # type: ignore[arg-type]
         )
     )
+
+
+class Coordinates(LinUCB):
+    """LinUCB whose action features are the description's embedding and, beside it, plain coordinates.
+
+    How large the model is among its family, and the logarithms of how wide the search is: under a small encoder
+    descriptions of neighbours hardly differ, though what they cost and achieve changes smoothly with these.
+    """
+
+    def __init__(self, world: World, alpha: float) -> None:
+        self._plain = dict(
+            zip((a.arm_id for a in world.outcomes.arms), plain_coordinates(world), strict=True)
+        )
+        sizes = FeatureSettings(
+            query_dim=world.queries.shape[1], action_dim=len(world.vectors[0].embedding) + COORDINATES
+        )
+        super().__init__(FeatureMap(sizes), LinUCBSettings(alpha=alpha), name="coordinates")
+
+    def add_actions(self, actions: Sequence[ActionVector]) -> None:
+        """Make actions available, their coordinates appended to their embeddings."""
+        super().add_actions(
+            [
+                replace(a, embedding=np.concatenate([a.embedding, SHARE * self._plain[a.action_id]]))
+                for a in actions
+            ]
+        )
+
+
+COORDINATES, SHARE = 7, 0.5  # their number, and their weight beside an embedding of unit length
+
+
+def plain_coordinates(world: World) -> Array:
+    """Return 1, size, size², width, width², drafts a step and size·width of every arm, each in [0, 1].
+
+    Size is the model's place in its family, which the catalogue orders; width is log₂(QP·CP)/6. Where no arm
+    searches there is no family, and all sizes are 0.
+    """
+    arms = world.outcomes.arms
+    models = list(dict.fromkeys(arm.model for arm in arms))
+    family = any(arm.qp * arm.cp > 1 for arm in arms)
+    rows = []
+    for arm in arms:
+        x = models.index(arm.model) / max(len(models) - 1, 1) if family else 0.0
+        c, n = np.log2(arm.cp) / 6, np.log2(arm.qp * arm.cp) / 6
+        rows.append([1.0, x, x * x, n, n * n, c, x * n])
+    return np.array(rows)
 
 
 def _mlp(world: World, seed: int) -> Policy:
@@ -74,6 +123,8 @@ OWN: Mapping[str, Make] = {
     "centred_bilinear": lambda world, seed: LinUCB(
         _features(world, action_features="centred", interactions="bilinear"), name="centred-bilinear"
     ),
+    "coordinates": lambda world, seed: Coordinates(world, 1.0),
+    "coordinates_cautious": lambda world, seed: Coordinates(world, 0.5),
     "centred_cautious": lambda world, seed: LinUCB(
         _features(world, action_features="centred"), LinUCBSettings(alpha=0.25), name="centred-cautious"
     ),

@@ -24,7 +24,7 @@ CONDITIONS: Mapping[str, Feedback] = {
     "poisoned: 10 % the opposite": Feedback(poisoned=0.1),
     "poisoned: 30 % the opposite": Feedback(poisoned=0.3),
 }
-POLICIES = ("uniscale", "terms", "centred", "decided", "knn")
+POLICIES = ("uniscale", "terms", "decided", "coordinates", "knn")
 STARTS = (0, 10, WARM_UP)
 LAST = 60
 

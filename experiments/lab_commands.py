@@ -31,6 +31,7 @@ PATH = click.Path(path_type=Path)
     "--coding", type=PATH,
     help="A recording of the second task; code.parquet beside the outcomes where it is there.",
 )  # fmt: skip
+@click.option("--verifier", help="Whose runs of a recording; those of the one in use by default.")
 @click.option(
     "--quick",
     is_flag=True,
@@ -56,6 +57,7 @@ def paper(
     mapping: Path | None,
     catalogue: Path,
     coding: Path | None,
+    verifier: str | None,
     quick: bool,
     networks: Path | None,
     rebuild_networks: bool,
@@ -74,7 +76,7 @@ def paper(
     clock = _Clock()
     # One thread: sums are then the same on every machine that has these libraries.
     with threadpool_limits(1):
-        world, beside = _load(source, mapping, catalogue, coding, cache)
+        world, beside = _load(source, mapping, catalogue, coding, cache, verifier)
         clock.say("outcomes read and embedded")
         record = Record.load(
             networks or source.with_name(f"{source.name.split('.')[0]}.networks.json"), world
@@ -116,7 +118,12 @@ class _Clock:
 
 
 def _load(
-    source: Path, mapping: Path | None, catalogue: Path, coding: Path | None, cache: Path
+    source: Path,
+    mapping: Path | None,
+    catalogue: Path,
+    coding: Path | None,
+    cache: Path,
+    verifier: str | None,
 ) -> "tuple[World, Beside]":
     import orjson
     import pyarrow.parquet as pq
@@ -138,14 +145,14 @@ def _load(
         if mapping is not None:
             return build_world(load_foreign(source, mapping), encoder, cache=cache), Beside()
         loaded = load_catalogue(catalogue)
-        world = build_world(load_recording(source), encoder, loaded, cache)
-        settings = orjson.loads(pq.read_schema(source).metadata[b"uniscale.settings"])
-        names = settings["verifiers"]
+        world = build_world(load_recording(source, verifier=verifier), encoder, loaded, cache)
+        names = orjson.loads(pq.read_schema(source).metadata[b"uniscale.settings"])["verifiers"]
+        names.sort(key=lambda name, first=verifier or names[0]: bool(name != first))
         other = optional(verifier=names[1]) if len(names) > 1 else None
         coding = coding or source.with_name("code.parquet")
         second = load_recording(coding) if coding.is_file() else None
         return world, Beside(
-            without_exit=optional(early_exit=False),
+            without_exit=optional(verifier=names[0], early_exit=False),
             other_verifier=build_world(other, encoder, loaded, cache) if other else None,
             verifiers=(names[0], names[-1]),
             coding=build_world(second, encoder, loaded, cache) if second else None,
@@ -262,3 +269,43 @@ def ope(log: Path, floor: float) -> None:
             click.echo(
                 f"{name}: {kind} {e.value:.4f} [{e.low:.4f}, {e.high:.4f}], {e.effective:.0f} effective"
             )
+
+
+@click.command()
+@click.argument("recording", type=PATH, default=RECORDING)
+def card(recording: Path) -> None:
+    """Say what a RECORDING holds: the figures of its data card."""
+    import orjson
+    import pyarrow.compute as pc
+    import pyarrow.parquet as pq
+
+    if not recording.is_file():
+        raise click.ClickException(f"{recording}: no such file; give a recording of ours")
+    table = pq.read_table(recording)
+    if b"uniscale.settings" not in (table.schema.metadata or {}):
+        raise click.ClickException(f"{recording}: is no recording of ours")
+    told = orjson.loads(table.schema.metadata[b"uniscale.settings"])
+    questions = orjson.loads(table.schema.metadata[b"uniscale.questions"])
+    levels: dict[str, int] = {}
+    for question in questions:
+        levels[question["level"]] = levels.get(question["level"], 0) + 1
+    right = table.filter(pc.field("early_exit") & (pc.field("verifier") == told["verifiers"][0]))
+    sampling = {
+        orjson.dumps(each, option=orjson.OPT_SORT_KEYS).decode() for each in told["sampling"].values()
+    }
+    figures = {
+        "questions": ", ".join(f"{count} of {level}" for level, count in levels.items()),
+        "samples of each search": told["samples"],
+        "rows": f"{table.num_rows:,}, {pc.sum(table['derived']).as_py():,} of them derived",
+        "verifiers": ", ".join(told["verifiers"]),
+        "sampling": "; ".join(sorted(sampling)),
+        "engine": f"{told['engine']}, seed {told['seed']}, eta {told['eta']}",
+        "grader": told["grader"],
+        "catalogue": told["catalogue"],
+        "weights": ", ".join(f"{name} {digest}" for name, digest in told["weights"].items()),
+        "right, with early exit": f"{100 * (pc.mean(right['correct']).as_py() or 0):.2f} %",
+        "searches that met no answer": f"{100 * (1 - (pc.mean(right['complete']).as_py() or 0)):.2f} %",
+        "size": f"{recording.stat().st_size / 1e6:.1f} MB",
+    }
+    for name, value in figures.items():
+        click.echo(f"{name}: {value}")

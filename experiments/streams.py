@@ -16,7 +16,7 @@ from experiments.scope import Scope, key_of
 from experiments.tables import Run, rounds_to_learn, summed, tidy
 from experiments.world import Array, World
 
-POLICIES = ("random", "greedy", "uniscale", "terms", "centred", "centred_bilinear")
+POLICIES = ("random", "greedy", "uniscale", "terms", "centred_bilinear", "coordinates")
 PHASES = ("easier", "even", "harder")
 TILT = 1.0  # of the logarithm of a question's odds, for one standard deviation of difficulty
 LAST = 1_000

@@ -79,7 +79,7 @@ def test_a_learner_by_terms_is_level_with_one_that_had_the_objective_all_along(t
 def test_the_report_needs_no_file_beside_it(twice: list[Path]) -> None:
     page = (twice[0] / "report.html").read_text()
     sources = re.findall(r'src="([^"]{0,30})', page)
-    assert len(sources) == 9
+    assert len(sources) == 8
     assert all(source.startswith("data:image/png;base64,") for source in sources)
     assert "<link" not in page
     assert "<script" not in page

@@ -119,3 +119,20 @@ def test_the_report_shows_every_section_and_figure(twice: list[Path]) -> None:
         assert re.search(rf"<h2 id=\"\w+\">{heading}", page), heading
     assert "not run" in page
     assert "0.7079, 46.88, 49.4" in page  # the paper's UniScale, UIS, Cost-Sensitive
+
+
+def test_the_card_counts_what_a_recording_holds(tmp_path: Path) -> None:
+    settings = {
+        "models": list(MODELS), "verifiers": ["mini-prm-s", "mini-prm-l"], "samples": 1, "sampling": {},
+        "engine": "torch", "seed": 0, "eta": 1.2, "grader": "g", "catalogue": "c", "weights": {},
+    }  # fmt: skip
+    rows = list(rows_of("code", 0.01))
+    table.write(tmp_path / "r.parquet", rows, questions_of("code", share=0.01), settings)
+    told = CliRunner().invoke(cli, ["card", str(tmp_path / "r.parquet")])
+    assert told.exit_code == 0, told.output
+    assert f"rows: {len(rows):,}, 0 of them derived" in told.output
+    right = 100 * sum(row["correct"] for row in rows) / len(rows)
+    assert f"right, with early exit: {right:.2f} %" in told.output
+    absent = CliRunner().invoke(cli, ["card", str(tmp_path / "none.parquet")])
+    assert absent.exit_code == 1
+    assert "no such file" in absent.output
