@@ -53,7 +53,10 @@ def monitor(settings: Settings, refresh: float, seconds: float | None, once: boo
         if once:
             Console().print(picture(now))
             return
-        with Live(picture(now), refresh_per_second=4) as live:
+        console = Console()
+        if not console.is_terminal:
+            console.print(picture(now))  # into a file or a pipe: one picture after another
+        with Live(picture(now), console=console, refresh_per_second=4) as live:
             while seconds is None or time.monotonic() - began < seconds:
                 watch.poll(int(refresh * 1000))
                 behind = now["lag"]
@@ -61,6 +64,8 @@ def monitor(settings: Settings, refresh: float, seconds: float | None, once: boo
                     behind, last_lag = admin.lag(settings, apps), time.monotonic()
                 now = numbers(watch, behind)
                 live.update(picture(now))
+                if not console.is_terminal:
+                    console.print(picture(now))
     except KeyboardInterrupt:
         return  # the usual way to leave
     finally:

@@ -1,0 +1,303 @@
+"""The commands as an operator uses them: real processes against a running `up`, and every command of the README."""
+
+import json
+import re
+import shlex
+import signal
+import subprocess
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from importlib import util
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from streams.broker import free_port
+from streams.ledger import Ledger, read_ledger
+
+pytestmark = [pytest.mark.broker, pytest.mark.timeout(900)]
+
+ROOT = Path(__file__).parents[2]
+# The README's line; the test adds where.
+UP = ["up", "--broker", "auto"]
+
+MODEL = """
+name: mini-1
+group: mini
+checkpoint: none
+architecture: {parameters: 300000, layers: 2, query_heads: 4, kv_heads: 2, head_dim: 16}
+sampling: {temperature: 1.0, step_tokens: 64, depth_limit: 8}
+"""
+
+
+def conftest() -> ModuleType:
+    """Return the conftest beside this file as a module: its classes are no fixtures."""
+    spec = util.spec_from_file_location("integration_conftest", Path(__file__).with_name("conftest.py"))
+    assert spec is not None
+    assert spec.loader is not None
+    module = util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="module")
+def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """An operator with a running system, started by the README's command and stopped by SIGTERM."""
+    kit = conftest()
+    folder = tmp_path_factory.mktemp("operator")
+    port = free_port()
+    settings = kit.recorded_in(folder, bootstrap=f"127.0.0.1:{port}", feedback_wait_s=60.0)
+    operator = kit.Operator(folder, settings)
+    # The model that joins while everything runs has its recording from the start.
+    recording = folder / "recording.jsonl"
+    known = recording.read_text()
+    more = [line for line in known.splitlines(keepends=True) if '"model":"small"' in line]
+    recording.write_text(
+        known + "".join(line.replace('"model":"small"', '"model":"mini-1"') for line in more)
+    )
+    lines = [json.dumps({"question": q, "answer": a}) for q, a in map(kit.question, range(8))]
+    (folder / "questions.jsonl").write_text("\n".join(lines) + "\n")
+    (folder / "my-model.yaml").write_text(MODEL)
+    (folder / "my.yaml").write_text(kit.CATALOGUE)
+    up = operator.start(*UP, "--port", str(port), "--log", "up.log")
+    kit.read_until(up, "rooms are ready")
+    # Nobody may let the pipe of a talkative process fill up.
+    assert up.stdout is not None
+    threading.Thread(target=up.stdout.read, daemon=True).start()
+    yield operator
+    up.send_signal(signal.SIGTERM)
+    assert up.wait(60) == 0
+    refused = operator.run("topics", "check", code=1)
+    assert f"no broker answers at bootstrap=127.0.0.1:{port}" in refused.stderr
+
+
+def ledger(live: Any, about: str | None = None) -> Ledger:
+    return read_ledger(live.settings, ["mini"], about=about)
+
+
+def test_ask_prints_the_answer_and_says_by_its_exit_code_whether_it_is_one(live: Any) -> None:
+    done = live.run("ask", "What is 2 + 3, number 0?", "--reference", "5", "--pin", "large/1/4/2")
+    assert "boxed" in done.stdout
+    assert re.search(r"\[ask-\w+: ok, large/1/4/2, score 0\.\d+, \d steps\]", done.stderr)
+    answer = json.loads(live.run("ask", "What is 2 + 3, number 0?", "--weights", "1,0,1", "--json").stdout)
+    assert answer["status"] == "ok"
+    assert ledger(live, answer["query_id"]).stories[answer["query_id"]].answer is not None
+    done = live.run("ask", "What?", "--model", "none-such", code=1)
+    assert done.stdout == ""
+    assert "rejected]" in done.stderr
+    assert "choose of small, large" in done.stderr
+    assert "write three numbers" in live.run("ask", "What?", "--weights", "1,2", code=2).stderr
+    assert "text: is empty" in live.run("ask", "", code=1).stderr
+
+
+def test_produce_sends_a_file_once_and_refuses_a_bad_one_whole(live: Any) -> None:
+    done = live.run("produce", "questions.jsonl", "--rate", "20", "--wait")
+    assert "8 queries: ok 8" in done.stderr
+    again = live.run("produce", "questions.jsonl", "--limit", "2", "--wait", code=1)
+    assert "id taken 2" in again.stderr
+    assert "--run" in again.stderr
+    before = len(ledger(live).stories)
+    for name, text, words in (
+        ("bad.jsonl", '{"text": "a"}\nnot json\n', "bad.jsonl, line 2: not JSON"),
+        ("field.jsonl", '{"q": "a"}\n', "line 1: no question"),
+        ("weights.jsonl", '{"text": "a", "weights": {"cost": -1}}\n', "line 1"),
+        ("twice.jsonl", '{"text": "a", "query_id": "x"}\n{"text": "b", "query_id": "x"}\n', "'x' is there more"),
+        ("empty.jsonl", "\n", "no questions in it"),
+    ):  # fmt: skip
+        (live.folder / name).write_text(text)
+        assert words in live.run("produce", name, code=1).stderr
+    assert "does not exist" in live.run("produce", "none.jsonl", code=2).stderr
+    assert len(ledger(live).stories) == before
+
+
+def test_answers_are_one_json_line_each(live: Any) -> None:
+    lines = live.run("answers", "--all", "--no-follow", "--text").stdout.splitlines()
+    found = [json.loads(line) for line in lines]
+    assert max(Counter(x["query_id"] for x in found).values()) == 1
+    assert {f"questions-{n}" for n in range(1, 9)} <= {x["query_id"] for x in found}
+    assert all("boxed" in x["text"] for x in found if x["status"] == "ok")
+
+
+def test_monitor_shows_what_the_log_says(live: Any) -> None:
+    now = json.loads(live.run("monitor", "--once", "--json").stdout)
+    stories = [s for s in ledger(live).stories.values() if s.decision]
+    assert now["queries"] == len(stories) < 100
+    assert now["unanswered"] == 0
+    assert now["statuses"] == dict(Counter(s.answer.status for s in stories if s.answer))
+    right = [s.closing.correct for s in stories if s.closing and s.closing.correct is not None]
+    assert now["accuracy"] == pytest.approx(sum(right) / len(right))
+    assert set(now["lag"]) == {f"{live.settings.prefix}{r}" for r in
+                               ("embedder", "decider", "verifier", "aggregator", "executor.mini")}  # fmt: skip
+    picture = live.run("monitor", "--for", "2").stdout
+    assert "chosen of late" in picture
+    assert f"the latest {len(stories)} queries" in picture
+    live.run("monitor", "--json", code=2)
+
+
+def test_explain_tells_why_and_what_each_step_was(live: Any) -> None:
+    text = live.run("explain", "questions-1").stdout
+    story = ledger(live, "questions-1").stories["questions-1"]
+    assert story.decision is not None
+    assert story.answer is not None
+    for words in (
+        f"Decision {story.decision.seq}: {story.decision.action}", "what was ranked", "the search, by step",
+        f"{len(story.answer.trace)} drafts", "Reward (final)", "eFLOPs: prefill", "verification/1",
+    ):  # fmt: skip
+        assert words in text
+    for other in story.decision.runners_up:
+        assert other.action in text
+    records = json.loads(live.run("explain", "questions-1", "--json").stdout)
+    kinds = Counter(r["schema"].partition(".")[0] for r in records)
+    assert kinds["decision"] == kinds["answer"] == kinds["reward"] == 1
+    assert kinds["search-step"] == kinds["verification"] == story.answer.steps
+    # An id with rich's own markup in its question must come out as it is.
+    done = live.run("ask", "Is [/b] in [0, 1]?", "--json")
+    odd = json.loads(done.stdout)["query_id"]
+    assert "Is [/b] in [0, 1]?" in live.run("explain", odd).stdout
+    assert "nothing on record for no-such" in live.run("explain", "no-such", code=1).stderr
+
+
+def test_replay_goes_under_new_ids_and_leaves_the_originals_alone(live: Any) -> None:
+    before = ledger(live).stories
+    live.run("replay", "--run", "r1", "--speed", "1000", "--limit", "9")
+    after = ledger(live).stories
+    new = {q: s for q, s in after.items() if q not in before}
+    assert len(new) == 9
+    assert all(q.startswith("r1:") and q[3:] in before for q in new)
+    assert all(s.query is not None and s.query.metadata["replay_of"] == q[3:] for q, s in new.items())
+    assert all(s.answer is not None for s in new.values())
+    for query_id, story in before.items():
+        assert after[query_id].answers == story.answers
+        assert len(after[query_id].contexts) == len(story.contexts)
+    # A replay of a replay is left out, and a run's name serves once.
+    assert "id taken" in live.run("replay", "--run", "r1", "--limit", "1", code=1).stderr
+
+
+def test_a_model_and_an_objective_come_and_go_at_run_time(live: Any) -> None:
+    done = live.run("catalogue", "add", "my-model.yaml")
+    assert "mini-1 added to group mini" in done.stdout
+    assert "mini-1" in live.run("catalogue", "list").stdout
+    assert "ok, mini-1/1/1/1" in live.run("ask", "What is 2 + 3, number 0?", "--pin", "mini-1/1/1/1").stderr
+    live.run("catalogue", "remove", "mini-1")
+    assert "rejected]" in live.run("ask", "What?", "--model", "mini-1", code=1).stderr
+    assert "no model 'mini-1'" in live.run("catalogue", "remove", "mini-1", code=1).stderr
+    (live.folder / "broken.yaml").write_text("name: [")
+    assert "broken.yaml: not YAML" in live.run("catalogue", "add", "broken.yaml", code=1).stderr
+    live.run("objective", "set", "mine", "3", "1", "0")
+    assert re.search(r"mine\W+0\.75\W+0\.25\W+0 ", live.run("objective", "list").stdout)
+    asked = json.loads(live.run("ask", "What?", "--objective", "mine", "--json").stdout)["query_id"]
+    decision = ledger(live, asked).stories[asked].decision
+    assert decision is not None
+    assert decision.objective.weights.correct == 0.75
+    live.run("objective", "remove", "mine")
+    assert "objective 'mine' is unknown" in live.run("ask", "What?", "--objective", "mine", code=1).stderr
+    assert "sum to 0" in live.run("objective", "set", "mine", "0", "0", "0", code=1).stderr
+
+
+def test_dead_letters_are_listed_and_sent_again(live: Any) -> None:
+    live.run("ask", "What?", "--model", "none-such", code=1)
+    listed = [json.loads(x) for x in live.run("dead-letters", "list", "--json").stdout.splitlines()]
+    last = listed[-1]
+    assert (last["room"], last["error"]) == ("decider", "ActionError")
+    assert last["origin"] in live.run("dead-letters", "list").stdout
+    live.run("dead-letters", "retry", last["origin"])
+    # Wrong in itself, it comes back; behind a fresh answer it has.
+    live.run("ask", "What is 2 + 3, number 0?")
+    again = [json.loads(x) for x in live.run("dead-letters", "list", "--json").stdout.splitlines()]
+    assert [x["query_id"] for x in again[len(listed) :]] == [last["query_id"]]
+    assert "no such dead letter" in live.run("dead-letters", "retry", "x/0/1", code=1).stderr
+    live.run("dead-letters", "retry", code=2)
+
+
+def test_topics_are_made_checked_and_named_when_wrong(live: Any) -> None:
+    assert "topics are as declared" in live.run("topics", "check").stdout
+    wrong = live.run("topics", "check", code=1, UNISCALE_GROUP_PARTITIONS="5").stderr
+    assert f"{live.settings.prefix}search-step: partitions is 4, must be 5" in wrong
+    assert "missing; run" in live.run("topics", "check", code=1, UNISCALE_PREFIX="new.").stderr
+    assert re.search(
+        r"created (\d+) of \1 topics", live.run("topics", "create", UNISCALE_PREFIX="new.").stdout
+    )
+    live.run("topics", "check", UNISCALE_PREFIX="new.")
+    assert "holds no queries" in live.run("replay", code=1, UNISCALE_PREFIX="new.").stderr
+    for words in (
+        ("ask", "x"),
+        ("produce", "questions.jsonl"),
+        ("monitor", "--once"),
+        ("dead-letters", "list"),
+    ):
+        assert (
+            "run `python -m streams topics create`" in live.run(*words, code=1, UNISCALE_PREFIX="no.").stderr
+        )
+
+
+def readme_commands() -> list[str]:
+    """Return every line of the README's bash blocks, comments off."""
+    blocks = re.findall(r"```bash\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    lines = [line.partition(" #")[0].strip() for block in blocks for line in block.splitlines()]
+    return [line for line in lines if line]
+
+
+def test_every_command_of_the_readme_runs(live: Any) -> None:
+    kit = conftest()
+    asked = json.loads(live.run("ask", "What is 4 + 5, number 2?", "--json").stdout)["query_id"]
+    elsewhere = [line for line in readme_commands() if not line.startswith("python -m streams")]
+    # The demo has a test of its own; the suite cannot run itself.
+    assert elsewhere == ["make demo", "make test"]
+    for line in readme_commands():
+        if line in elsewhere:
+            continue
+        words = shlex.split(line.replace("QUERY_ID", asked).replace("broker:9092", live.settings.bootstrap))[
+            3:
+        ]
+        other = {"UNISCALE_PREFIX": "readme."} if "--bootstrap" in words else {}
+        if words == UP:
+            continue  # runs already: the fixture started it
+        if "worker" in words:
+            process = live.start(*words, **other)
+            kit.read_until(process, "uniscale: ready")
+            process.terminate()
+            process.wait(60)
+        elif words[0] == "monitor":
+            process = live.start(*words)
+            kit.read_until(process, "waiting")
+            process.send_signal(signal.SIGINT)
+            assert process.wait(60) == 0
+        elif words[0] == "answers":
+            process = live.start(*words)
+            _until_one_line(live, process)
+            process.send_signal(signal.SIGINT)
+            assert process.wait(60) == 130
+        elif words[0] == "produce":
+            live.run(*words, "--run", "readme")
+        else:
+            live.run(*words, **other)
+    story = ledger(live, asked).stories[asked]
+    deadline = 60
+    while [r.kind for r in story.rewards] != ["provisional", "correction"] and deadline:
+        story, deadline = ledger(live, asked).stories[asked], deadline - 1
+    assert [r.kind for r in story.rewards] == ["provisional", "correction"]
+
+
+def _until_one_line(live: Any, process: "subprocess.Popen[str]") -> None:
+    """Ask until a process that prints answers has printed one: it tells nobody when it has begun to listen."""
+    said: list[str] = []
+    assert process.stdout is not None
+    reader = threading.Thread(
+        target=lambda out: said.append(out.readline()), args=(process.stdout,), daemon=True
+    )
+    reader.start()
+    for _ in range(20):
+        live.run("ask", "What is 2 + 3, number 0?")
+        if said:
+            break
+    assert json.loads(said[0])["status"] == "ok"
+
+
+def test_a_taken_port_and_a_missing_broker_are_said_in_one_line(live: Any) -> None:
+    port = live.settings.bootstrap.rpartition(":")[2]
+    assert f"port {port} is taken" in live.run(*UP, "--port", port, "--log", "second.log", code=1).stderr
+    said = live.run("up", "--log", "third.log", code=1, UNISCALE_BOOTSTRAP="127.0.0.1:1").stderr
+    assert "no broker answers at bootstrap=127.0.0.1:1" in said
