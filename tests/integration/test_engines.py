@@ -52,12 +52,11 @@ def loop(deploy: Callable[..., Any]) -> Iterator[Any]:
 
 
 def closed(loop: Any) -> dict[str, Reward]:
-    """Return the closing reward of each query, the first that counts."""
+    """Return the closing reward of each query. A killed room may write a record again, never another one."""
     found: dict[str, Reward] = {}
     for reward in loop.read(loop.topics.reward, Reward):
         if reward.closes:
-            assert reward.query_id not in found, f"{reward.query_id} was closed twice"
-            found[reward.query_id] = reward
+            assert found.setdefault(reward.query_id, reward) == reward
     return found
 
 
