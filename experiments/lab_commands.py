@@ -32,6 +32,7 @@ PATH = click.Path(path_type=Path)
     help="A recording of the second task; code.parquet beside the outcomes where it is there.",
 )  # fmt: skip
 @click.option("--verifier", help="Whose runs of a recording; those of the one in use by default.")
+@click.option("--seeds", type=click.IntRange(min=1), help="At most so many of the paper's and of the others.")
 @click.option(
     "--quick",
     is_flag=True,
@@ -58,6 +59,7 @@ def paper(
     catalogue: Path,
     coding: Path | None,
     verifier: str | None,
+    seeds: int | None,
     quick: bool,
     networks: Path | None,
     rebuild_networks: bool,
@@ -69,6 +71,7 @@ def paper(
     from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 
     from experiments.early_exit import replay_tts_prm
+    from experiments.loop import SEEDS
     from experiments.networks import Record, one_thread_each
     from experiments.paper import run_paper
     from experiments.scope import MORE_SEEDS, Scope
@@ -84,7 +87,8 @@ def paper(
         if rebuild_networks:
             _rebuild(record, world, jobs, clock.say)
         scope = Scope(
-            more_seeds=MORE_SEEDS[:5] if quick else MORE_SEEDS,
+            seeds=SEEDS[:seeds],
+            more_seeds=(MORE_SEEDS[:5] if quick else MORE_SEEDS)[:seeds],
             whole=not quick,
             stream_rounds=0 if quick else 10_000,
             repetitions=0 if quick else 50,

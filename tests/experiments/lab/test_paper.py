@@ -39,7 +39,8 @@ def twice(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
             str(folder / out),
         ]
         ran = CliRunner().invoke(
-            cli, ["paper", "--quick", "--jobs", "1", *told, "--cache", str(folder / "vectors")]
+            cli,
+            ["paper", "--quick", "--seeds", "2", "--jobs", "1", *told, "--cache", str(folder / "vectors")],
         )
         assert ran.exit_code == 0, ran.output
     return [folder / "a", folder / "b"]
