@@ -58,9 +58,7 @@ def curves(path: Path, runs: Runs, panels: Sequence[tuple[str, str]], world: Wor
         above.axvline(50, color="grey", linewidth=0.8, linestyle=":")
         title = TITLES.get(name, name) if name != "drifts" else "drift"
         above.set(xlabel="round", ylabel="cumulative regret", title=f"{title}\n{TITLES.get(mode, mode)}")
-        below.set(
-            xscale="log", xlabel=f"cumulative {_cost_label(world)}", ylabel="cumulative correct answers"
-        )
+        below.set(xlabel=f"cumulative {_cost_label(world)}", ylabel="cumulative correct answers")
         above.title.set_fontsize(9)
         above.legend(fontsize=7)
         below.legend(fontsize=7)
