@@ -1,6 +1,8 @@
 """Public libraries on the same stream.
 
-Only the benchmark needs them: `make bench-learner` installs requirements/peers.txt. Each does the nearest thing it can to LinUCB with one θ over [s_q; s_a]; `could_not_express` says where it differs.
+Only the benchmark needs them: `make bench-learner` installs requirements/peers.txt.
+
+Each does the nearest thing it can to LinUCB with one θ over [s_q; s_a]; `could_not_express` says where it differs.
 """
 
 from __future__ import annotations
