@@ -6,6 +6,7 @@ recordings made here, so that a search is deterministic and takes no time; every
 
 import os
 import random
+import signal
 import subprocess
 import sys
 import time
@@ -194,6 +195,11 @@ def recorded_in(folder: Path, **fields: Any) -> Settings:
     return Settings(**{**defaults, **fields})
 
 
+def _hear_ctrl_c() -> None:
+    """Undo what a shell does to what it starts in the background: a process that ignores SIGINT hands that on."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 class Operator:
     """A folder, the environment of a deployment, and a command line in it."""
 
@@ -208,6 +214,7 @@ class Operator:
         return subprocess.Popen(
             [sys.executable, "-m", "streams", *words], cwd=self.folder, env={**self.environ, **environ},
             stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+            preexec_fn=_hear_ctrl_c,
         )  # fmt: skip
 
     def run(self, *words: str, code: int = 0, **environ: str) -> "subprocess.CompletedProcess[str]":
