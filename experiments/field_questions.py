@@ -17,8 +17,8 @@ from experiments.scope import Scope, key_of
 from experiments.tables import (
     Run,
     figures_of,
+    learning,
     paired,
-    rounds_to_learn,
     summed,
     tidy,
     unit_of,
@@ -49,7 +49,7 @@ def versus_best(world: World, scope: Scope, best: Mapping[str, Contextual]) -> d
                     **figures_of(runs, world),
                     "regret_contextual": summed(_behind(runs, world, mode, best[mode])),
                     "uniscale_leads_by": paired(uniscale, runs),
-                    "rounds_to_learn": _learning(runs),
+                    "rounds_to_learn": learning(runs),
                 }
                 for policy, runs in found.items()
             },
@@ -72,7 +72,8 @@ def own_policies(world: World, scope: Scope, best: Mapping[str, Contextual]) -> 
             each / len(run.after)
             for run, each in zip(faithful, _behind(faithful, world, mode, best[mode]), strict=True)
         ]
-        rows, picks = {}, {}
+        rows: dict[str, Any] = {}
+        picks: dict[str, float] = {}
         for policy in OWN:
             scope.say(f"own policies, {mode}: {policy}")
             runs = scope.more(policy, world, stages)
@@ -84,7 +85,7 @@ def own_policies(world: World, scope: Scope, best: Mapping[str, Contextual]) -> 
                 **figures_of(runs, world),
                 "lead_over_uniscale": paired(runs, faithful),
                 "share_of_gap_closed": share(lead, gap),
-                "rounds_to_learn": _learning(runs),
+                "rounds_to_learn": learning(runs),
             }
         picked = max(picks, key=lambda policy: picks[policy])
         closed = rows[picked]["share_of_gap_closed"]
@@ -181,9 +182,3 @@ def _fixed(world: World, mode: str, scope: Scope) -> dict[str, Any]:
         name = o.arms[arm].arm_id
         arms[name] = arms.get(name, 0) + 1
     return {**{name: summed(values) for name, values in found.items()}, "arms": arms}
-
-
-def _learning(runs: Sequence[Run]) -> dict[str, Any]:
-    """Return how many seeds came within 5 % of the best fixed arm, and the median round of those."""
-    rounds = [found for run in runs if (found := rounds_to_learn(run)) is not None]
-    return {"seeds": len(rounds), "of": len(runs), "median": float(np.median(rounds)) if rounds else None}

@@ -8,6 +8,7 @@ same world and their differences are paired.
 import heapq
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import TypedDict
 
 import numpy as np
 
@@ -122,6 +123,15 @@ class Step:
     reward: float
     best: float
     best_of_all: float
+
+
+class Conditions(TypedDict, total=False):
+    """What may differ between trials of one world; `make_trial` says what each means and is without it."""
+
+    rounds: int
+    warm_up: int
+    feedback: Feedback | None
+    traffic: Sequence[Array]
 
 
 def make_trial(

@@ -3,13 +3,13 @@
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Unpack
 
 from experiments.contenders import ALL, NETWORKS
-from experiments.loop import ROUNDS, SEEDS, WARM_UP, Feedback, Stage
+from experiments.loop import SEEDS, Conditions, Stage
 from experiments.networks import Record, run_recorded
 from experiments.tables import Run, run_policy
-from experiments.world import Array, World
+from experiments.world import World
 
 MORE_SEEDS = tuple(range(100, 120))  # others than the paper's: what is picked on those is judged on these
 
@@ -61,33 +61,24 @@ class Scope:
         world: World,
         stages: Mapping[int, Stage],
         seeds: Sequence[int],
-        *,
-        rounds: int = ROUNDS,
-        warm_up: int = WARM_UP,
-        feedback: Feedback | None = None,
-        traffic: Sequence[Array] = (),
+        **conditions: Unpack[Conditions],
     ) -> list[Run]:
         """Run a policy on seeds; further arguments as `make_trial`."""
         lean = replace(world, outcomes=replace(world.outcomes, extra={}))
-        tasks = [(policy, lean, stages, seed, rounds, warm_up, feedback, traffic) for seed in seeds]
+        tasks = [(policy, lean, stages, seed, conditions) for seed in seeds]
         done = map(_one, tasks) if self.pool is None else self.pool.map(_one, tasks)
         return list(done)
 
     def more(
-        self, policy: str, world: World, stages: Mapping[int, Stage], *, feedback: Feedback | None = None
+        self, policy: str, world: World, stages: Mapping[int, Stage], **conditions: Unpack[Conditions]
     ) -> list[Run]:
         """Run a policy on the further seeds."""
-        return self.live(policy, world, stages, self.more_seeds, feedback=feedback)
+        return self.live(policy, world, stages, self.more_seeds, **conditions)
 
 
-Task = tuple[str, World, Mapping[int, Stage], int, int, int, Feedback | None, Sequence[Array]]
-
-
-def _one(task: Task) -> Run:
-    policy, world, stages, seed, rounds, warm_up, feedback, traffic = task
-    (run,) = run_policy(
-        ALL[policy], world, stages, [seed], rounds=rounds, warm_up=warm_up, feedback=feedback, traffic=traffic
-    )
+def _one(task: tuple[str, World, Mapping[int, Stage], int, Conditions]) -> Run:
+    policy, world, stages, seed, conditions = task
+    (run,) = run_policy(ALL[policy], world, stages, [seed], **conditions)
     return run
 
 

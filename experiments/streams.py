@@ -13,7 +13,7 @@ import numpy as np
 from experiments.oracle import Contextual
 from experiments.scenarios import MODES, steady
 from experiments.scope import Scope, key_of
-from experiments.tables import Run, rounds_to_learn, summed, tidy
+from experiments.tables import Run, learning, summed, tidy
 from experiments.world import Array, World
 
 POLICIES = ("random", "greedy", "uniscale", "terms", "centred_bilinear", "coordinates")
@@ -57,23 +57,15 @@ def streams(world: World, scope: Scope, best: Mapping[str, Contextual]) -> dict[
 
 def _phases(runs: Sequence[Run], rounds: int) -> dict[str, Any]:
     cuts = [rounds * at // len(PHASES) for at in range(len(PHASES) + 1)]
-    found = {
+    found: dict[str, Any] = {
         f"reward_{name}": summed([_mean(run, a, b) for run in runs])
         for name, a, b in zip(PHASES, cuts, cuts[1:], strict=False)
     }
     last = min(LAST, rounds)
     found["reward_at_the_end"] = summed([_mean(run, rounds - last, rounds) for run in runs])
     # Only the first phase has one best fixed arm to come near to.
-    learnt = [rounds_to_learn(Run(run.seed, run.steps[: cuts[1]], run.fixed)) for run in runs]
-    reached = [each for each in learnt if each is not None]
-    return {
-        **found,
-        "rounds_to_learn": {
-            "seeds": len(reached),
-            "of": len(runs),
-            "median": float(np.median(reached)) if reached else None,
-        },
-    }
+    first = [Run(run.seed, run.steps[: cuts[1]], run.fixed) for run in runs]
+    return {**found, "rounds_to_learn": learning(first)}
 
 
 def _mean(run: Run, first: int, last: int) -> float:

@@ -2,12 +2,13 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Unpack
 
 import numpy as np
 from scipy import stats
 
 from experiments.contenders import Make
-from experiments.loop import ROUNDS, WARM_UP, Feedback, Stage, Step, follow, make_trial, play
+from experiments.loop import ROUNDS, Conditions, Stage, Step, follow, make_trial, play
 from experiments.oracle import best_fixed
 from experiments.world import Array, World
 
@@ -60,20 +61,14 @@ def run_policy(
     world: World,
     stages: Mapping[int, Stage],
     seeds: Sequence[int],
-    *,
-    rounds: int = ROUNDS,
-    warm_up: int = WARM_UP,
-    feedback: Feedback | None = None,
-    traffic: Sequence[Array] = (),
+    **conditions: Unpack[Conditions],
 ) -> list[Run]:
     """Run one policy on every seed; arguments as `make_trial`."""
     runs = []
     for seed in seeds:
-        trial = make_trial(
-            world, seed, stages, rounds=rounds, warm_up=warm_up, feedback=feedback, traffic=traffic
-        )
+        trial = make_trial(world, seed, stages, **conditions)
         steps = tuple(play(make(world, seed), trial))
-        _, fixed = best_fixed(trial, trial.stage(rounds).objective)
+        _, fixed = best_fixed(trial, trial.stage(len(trial.order)).objective)
         runs.append(Run(seed, steps, fixed))
     return runs
 
@@ -136,3 +131,9 @@ def rounds_to_learn(run: Run, within: float = 0.05) -> int | None:
     short = np.flatnonzero(means < run.fixed - within * abs(run.fixed))
     first = 0 if not len(short) else int(short[-1]) + 1
     return after[first].round if first < len(after) else None
+
+
+def learning(runs: Sequence[Run]) -> dict[str, float | None]:
+    """Return how many seeds came within 5 % of the best fixed arm, and the median round of those."""
+    rounds = [found for run in runs if (found := rounds_to_learn(run)) is not None]
+    return {"seeds": len(rounds), "of": len(runs), "median": float(np.median(rounds)) if rounds else None}

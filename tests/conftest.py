@@ -5,9 +5,10 @@ vLLM takes about 10 s of CPU and loading the four models 3 s, once, and only whe
 """
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -20,62 +21,79 @@ CHAT_TEMPLATE = (
     "{% if add_generation_prompt %}<|assistant|>{% endif %}"
 )
 SPECIAL = ["<|end|>", "<|user|>", "<|assistant|>", "<|system|>", "<|step|>"]
-SHAPE = {"vocab_size": 0, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2}
-SHAPE |= {"num_attention_heads": 2, "num_key_value_heads": 1, "max_position_embeddings": CONTEXT_TOKENS}
+SHAPE = {
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "max_position_embeddings": CONTEXT_TOKENS,
+    "initializer_range": 0.2,
+}
 
 
 def make_tokenizer() -> Any:
     """A character-level tokenizer whose blank line is one token, and which merges `ab` and `\\n\\nQ`."""
+    characters = ["\n", *(chr(code) for code in range(32, 127))]
+    merges = [("\n", "\n"), ("a", "b"), ("\n\n", "Q")]
+    return character_tokenizer(characters, merges, SPECIAL, CHAT_TEMPLATE)
+
+
+def character_tokenizer(
+    characters: Sequence[str], merges: Sequence[tuple[str, str]], special: Sequence[str], template: str
+) -> Any:
+    """A tokenizer of single characters and merged pairs; the first special token ends a message."""
     from tokenizers import AddedToken, Tokenizer, decoders, models
     from transformers import PreTrainedTokenizerFast
 
-    characters = ["\n", *(chr(code) for code in range(32, 127))]
-    vocabulary = {token: index for index, token in enumerate([*characters, "\n\n", "ab", "\n\nQ", "<unk>"])}
-    merges = [("\n", "\n"), ("a", "b"), ("\n\n", "Q")]
-    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=merges, unk_token="<unk>"))
+    merged = [first + second for first, second in merges]
+    ids = {token: at for at, token in enumerate([*characters, *merged, "<unk>"])}
+    tokenizer = Tokenizer(models.BPE(vocab=ids, merges=list(merges), unk_token="<unk>"))
     tokenizer.decoder = decoders.Fuse()
-    tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in SPECIAL])
+    tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in special])
     fast = PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
-        eos_token="<|end|>",
-        pad_token="<|end|>",
+        eos_token=special[0],
+        pad_token=special[0],
         unk_token="<unk>",
-        additional_special_tokens=SPECIAL[1:],
+        additional_special_tokens=list(special[1:]),
     )
-    fast.chat_template = CHAT_TEMPLATE
+    fast.chat_template = template
     return fast
 
 
-def save_generator(folder: Path, seed: int) -> None:
+def save_generator(folder: Path, seed: int, tokenizer: Any, shape: Mapping[str, Any]) -> None:
     import torch
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
-    tokenizer = make_tokenizer()
     torch.manual_seed(seed)
     config = Qwen3Config(
-        **(SHAPE | {"vocab_size": len(tokenizer), "head_dim": 32}),
+        **shape,
+        vocab_size=len(tokenizer),
+        head_dim=32,
         eos_token_id=tokenizer.eos_token_id,
         pad_token_id=tokenizer.pad_token_id,
         bos_token_id=None,
         tie_word_embeddings=True,
-        initializer_range=0.2,
     )
     Qwen3ForCausalLM(config).eval().save_pretrained(folder)
     tokenizer.save_pretrained(folder)
 
 
-def save_reward_model(folder: Path, seed: int, architecture: str) -> None:
+def save_reward_model(
+    folder: Path, seed: int, tokenizer: Any, shape: Mapping[str, Any], architecture: str
+) -> None:
     """Save a Qwen2 body with the head of the architecture, under the names its public checkpoints use."""
     import torch
     from safetensors.torch import save_file
     from transformers import Qwen2Config, Qwen2Model
 
-    tokenizer = make_tokenizer()
     torch.manual_seed(seed)
-    config = Qwen2Config(**(SHAPE | {"vocab_size": len(tokenizer)}), initializer_range=0.2)
+    config = Qwen2Config(**shape, vocab_size=len(tokenizer))
     body = Qwen2Model(config).eval()
     weights = {f"model.{name}": weight.contiguous() for name, weight in body.state_dict().items()}
-    weights |= {f"{name}": weight for name, weight in _head(architecture).state_dict().items()}
+    head = _head(architecture, shape["hidden_size"])
+    weights |= {name: weight.contiguous() for name, weight in head.state_dict().items()}
     folder.mkdir(parents=True)
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
     described = config.to_dict() | {
@@ -87,10 +105,9 @@ def save_reward_model(folder: Path, seed: int, architecture: str) -> None:
     tokenizer.save_pretrained(folder)
 
 
-def _head(architecture: str) -> Any:
+def _head(architecture: str, hidden: int) -> Any:
     from torch import nn
 
-    hidden = SHAPE["hidden_size"]
     if architecture == "Qwen2ForPrmModel":
         return nn.ModuleDict({"v_head": nn.ModuleDict({"summary": nn.Linear(hidden, 1)})})
     return nn.ModuleDict({"score": nn.Sequential(nn.Linear(hidden, hidden), nn.ReLU(), nn.Linear(hidden, 2))})
@@ -135,12 +152,21 @@ class Micro:
 
 
 @pytest.fixture(scope="session")
+def checkpoints() -> SimpleNamespace:
+    """How checkpoints of random weights are made, for tests that need others than the micro ones."""
+    return SimpleNamespace(
+        tokenizer=character_tokenizer, generator=save_generator, reward_model=save_reward_model
+    )
+
+
+@pytest.fixture(scope="session")
 def micro(tmp_path_factory: pytest.TempPathFactory) -> Micro:
     folder = tmp_path_factory.mktemp("micro")
-    save_generator(folder / "micro-a", 0)
-    save_generator(folder / "micro-b", 1)
-    save_reward_model(folder / "micro-prm", 2, "Qwen2ForProcessRewardModel")
-    save_reward_model(folder / "micro-skywork", 3, "Qwen2ForPrmModel")
+    tokenizer = make_tokenizer()
+    save_generator(folder / "micro-a", 0, tokenizer, SHAPE)
+    save_generator(folder / "micro-b", 1, tokenizer, SHAPE)
+    save_reward_model(folder / "micro-prm", 2, tokenizer, SHAPE, "Qwen2ForProcessRewardModel")
+    save_reward_model(folder / "micro-skywork", 3, tokenizer, SHAPE, "Qwen2ForPrmModel")
     return Micro(folder)
 
 

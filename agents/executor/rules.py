@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+import msgspec
+
 from agents.space.models import Sampling
 from schemas.decision import Decision
 from schemas.forest import Limits
@@ -14,8 +16,7 @@ class SearchRules:
     Attributes:
         timeout_s: For queries that bring none.
         search_share: Of the time until a query expires, how much its search may take: the rest is for the
-        last
-            step in hand and the way back.
+            last step in hand and the way back.
     """
 
     eta: float = 1.2
@@ -26,10 +27,8 @@ class SearchRules:
     search_share: float = 0.9
 
 
-def limits_of(decision: Decision, sampling: Sampling, rules: SearchRules) -> Limits:
-    """Return what bounds a search: the model's sampling, the rules, the query's budget and time."""
-    query = decision.query
-    timeout_s = query.timeout_s if query.timeout_s is not None else rules.timeout_s
+def limits(sampling: Sampling, rules: SearchRules) -> Limits:
+    """Return what bounds any search: the model's sampling and the rules; no budget, no deadline."""
     return Limits(
         depth_limit=sampling.depth_limit,
         step_tokens=sampling.step_tokens,
@@ -42,12 +41,20 @@ def limits_of(decision: Decision, sampling: Sampling, rules: SearchRules) -> Lim
         early_exit=rules.early_exit,
         cut_completes=rules.cut_completes,
         box_completes=rules.box_completes,
+    )
+
+
+def limits_of(decision: Decision, sampling: Sampling, rules: SearchRules) -> Limits:
+    """Return what bounds a query's search: the model's sampling, the rules, the query's budget and time."""
+    query = decision.query
+    timeout_s = query.timeout_s if query.timeout_s is not None else rules.timeout_s
+    # Without an append time there is nothing to count from.
+    began_ms = decision.appended_ms or None
+    return msgspec.structs.replace(
+        limits(sampling, rules),
         budget_tokens=query.budget.tokens if query.budget else None,
         budget_eflops=query.budget.eflops if query.budget else None,
-        # Without an append time there is nothing to count from.
-        deadline_ms=decision.appended_ms + int(timeout_s * rules.search_share * 1000)
-        if decision.appended_ms
-        else None,
+        deadline_ms=began_ms and began_ms + int(timeout_s * rules.search_share * 1000),
     )
 
 

@@ -15,7 +15,9 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("benchmark", nargs="?", choices=["learner"], default="learner", help="which one")
     parser.add_argument("--out", type=Path, default=Path("out/bench/learner.json"), help="the JSON to write")
     parser.add_argument("--rounds", type=int, default=400, help="timed rounds of each row")
-    parser.add_argument("--smoke", action="store_true", help="tiny sizes: shows that it runs, measures nothing")
+    parser.add_argument(
+        "--smoke", action="store_true", help="tiny sizes: shows that it runs, measures nothing"
+    )
     chosen = parser.parse_args(argv)
     return learner.run(chosen.out, rounds=chosen.rounds, smoke=chosen.smoke)
 

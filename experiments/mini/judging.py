@@ -26,6 +26,8 @@ from experiments.mini.train import BATCH_TOKENS, Outcome, Schedule, Trainer, dev
 from experiments.mini.verifier import ProcessRewardModel, save_verifier, verifier_tokens
 
 NO_LABEL = -100
+# What the first part of a training leaves for the second, under `work/<name>`.
+READ = "read.pt"
 # Weight of recalling the token just read while learning to write: predicting alone forgets it, and what is forgotten
 # cannot be compared.
 RECALL_WEIGHT = 0.3
@@ -95,9 +97,6 @@ def train_verifier(
     save_verifier(module, folder, outcome)
     (folder / READ).unlink()
     return module, outcome
-
-
-READ = "read.pt"
 
 
 def _learn_to_read(

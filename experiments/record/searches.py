@@ -9,19 +9,19 @@ would have been, which tests show against fresh engines.
 
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from agents.aggregator import eflops
 from agents.aggregator.grade import Grade, Judge, grade
 from agents.executor.engine import Draft, Engine, Prefix
 from agents.executor.forest import Ask, Drafted, Verified, ask, outcome, plant, tell_drafts, tell_scores
-from agents.executor.rules import SearchRules
+from agents.executor.rules import SearchRules, limits
 from agents.space.catalogue import Catalogue
 from agents.space.models import Sampling
 from agents.verifier.prm import Verifier
 from experiments.record.questions import Question
 from schemas.action import Action
-from schemas.forest import Forest, Limits
+from schemas.forest import Forest
 from schemas.query import Message
 from schemas.search import Scored
 
@@ -121,7 +121,8 @@ async def search(
     """
     began, made = time.perf_counter(), 0
     model = bench.catalogue.model(action.model)
-    forest = plant(action, limits(model.sampling, bench.rules, variant.early_exit))
+    rules = replace(bench.rules, early_exit=variant.early_exit)
+    forest = plant(action, limits(model.sampling, rules))
     while (wanted := ask(forest, search_id)) is not None:
         forest, above, new = await _drafted(
             forest, wanted, question, model.sampling, search_id, bench, memory
@@ -132,23 +133,6 @@ async def search(
     memory.made += made
     seconds = None if derived else time.perf_counter() - began
     return _worth(forest, question, variant, seconds, bench, memory.known), derived
-
-
-def limits(sampling: Sampling, rules: SearchRules, early_exit: bool) -> Limits:
-    """Return what bounds a recorded search: the model's sampling and the rules; no budget, no deadline."""
-    return Limits(
-        depth_limit=sampling.depth_limit,
-        step_tokens=sampling.step_tokens,
-        temperature=sampling.temperature,
-        top_p=sampling.top_p,
-        top_k=sampling.top_k,
-        delimiter=sampling.delimiter,
-        thinking=sampling.thinking,
-        eta=rules.eta,
-        early_exit=early_exit,
-        cut_completes=rules.cut_completes,
-        box_completes=rules.box_completes,
-    )
 
 
 async def _drafted(

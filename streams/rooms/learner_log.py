@@ -10,8 +10,6 @@ import logging
 import time
 from typing import Any
 
-from kafka import TopicPartition
-
 from agents.decider import snapshot
 from agents.decider.agent import Decider, Recovered
 from agents.decider.observations import Row, decode_row
@@ -111,11 +109,7 @@ class LearnerLog:
         topics = self.plumbing.topics
         reader = clients.consumer(self.settings)
         try:
-            parts = [
-                TopicPartition(topic, p)
-                for topic in (topics.query, topics.context)
-                for p in reader.partitions_for_topic(topic) or ()
-            ]
+            parts = clients.partitions(reader, (topics.query, topics.context))
             first: dict[tuple[str, int], int] = {
                 (tp.topic, tp.partition): o for tp, o in reader.beginning_offsets(parts).items()
             }

@@ -18,6 +18,8 @@ from typing import Any, TypeVar
 import pytest
 from kafka import TopicPartition
 
+from agents.decider.observations import decode_row
+from agents.decider.snapshot import SNAPSHOT_KEY
 from agents.serving.recording import RecordedPath, RecordedStep, write_paths
 from agents.space.catalogue import load_catalogue
 from schemas.base import Record, decode
@@ -156,6 +158,11 @@ class Deployment:
     def read(self, topic: str, kind: type[R]) -> list[R]:
         """Return every record now on a topic, decoded."""
         return [decode(r.value, kind) for r in self.raw(topic)]
+
+    def learner_rows(self) -> list[Any]:
+        """Return the rows of the decider's changelog, the last of each key; snapshots left out."""
+        latest = {r.key: r.value for r in self.raw(self.topics.changelog("decider", "pending"))}
+        return [decode_row(k, v) for k, v in latest.items() if v and not k.startswith(SNAPSHOT_KEY)]
 
     def close(self) -> None:
         """Stop the rooms and the reader."""

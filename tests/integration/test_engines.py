@@ -15,9 +15,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from agents.decider.observations import Row, decode_row
+from agents.decider.observations import Row
 from agents.decider.reproduce import mismatches
-from agents.decider.snapshot import SNAPSHOT_KEY
 from schemas.answer import Answer
 from schemas.base import decode
 from schemas.decision import Decision
@@ -105,10 +104,7 @@ def test_killing_each_room_with_real_engines_loses_and_repeats_nothing(loop: Any
     assert loop.raw(loop.topics.dead_letter) == []
     assert all(room.restarts >= 1 for room in loop.supervisor.rooms.values())
 
-    latest: dict[bytes, bytes] = {}
-    for record in loop.raw(loop.topics.changelog("decider", "pending")):
-        latest[record.key] = record.value
-    rows = [decode_row(k, v) for k, v in latest.items() if v and not k.startswith(SNAPSHOT_KEY)]
+    rows = loop.learner_rows()
     assert Counter(r.stage for r in rows if isinstance(r, Row)) == {"closed": len(queries)}
     policy = policy_of(loop.settings, encoder_of(loop.settings))
     assert list(mismatches(policy, rows, loop.settings.seed)) == []

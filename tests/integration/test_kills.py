@@ -6,9 +6,8 @@ from typing import Any
 
 import pytest
 
-from agents.decider.observations import Row, decode_row
+from agents.decider.observations import Row
 from agents.decider.reproduce import mismatches
-from agents.decider.snapshot import SNAPSHOT_KEY
 from schemas.answer import Answer
 from schemas.base import decode
 from schemas.decision import Decision
@@ -44,14 +43,6 @@ def conserved(loop: Any, ids: set[str]) -> None:
         assert closing[0].correct == float(answer.extracted == decision.query.reference)
 
 
-def learner_rows(loop: Any) -> list[Any]:
-    """Return the rows of the decider's changelog, the last of each key."""
-    latest: dict[bytes, bytes] = {}
-    for record in loop.raw(loop.topics.changelog("decider", "pending")):
-        latest[record.key] = record.value
-    return [decode_row(k, v) for k, v in latest.items() if v and not k.startswith(SNAPSHOT_KEY)]
-
-
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_killing_each_room_in_turn_loses_and_repeats_nothing(
@@ -81,7 +72,7 @@ def test_killing_each_room_in_turn_loses_and_repeats_nothing(
     conserved(loop, ids)
     assert all(r.restarts >= 1 for r in loop.supervisor.rooms.values())
     assert loop.raw(t.dead_letter) == []
-    rows = learner_rows(loop)
+    rows = loop.learner_rows()
     learned = [r for r in rows if isinstance(r, Row)]
     assert Counter(r.stage for r in learned) == {"closed": len(ids)}
     policy = policy_of(loop.settings, encoder_of(loop.settings))
@@ -103,7 +94,7 @@ def test_the_decider_killed_in_flight_goes_on_where_it_was(
         lambda: {r.query_id for r in loop.read(t.reward, Reward) if r.closes} >= ids, 240, "all rewards"
     )
     conserved(loop, ids)
-    rows = learner_rows(loop)
+    rows = loop.learner_rows()
     assert Counter(r.stage for r in rows if isinstance(r, Row)) == {"closed": len(ids)}
     policy = policy_of(loop.settings, encoder_of(loop.settings))
     assert list(mismatches(policy, rows, loop.settings.seed)) == []

@@ -10,6 +10,7 @@ TEMPLATE = (
     "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}<|end|>{% endfor %}"
     "{% if add_generation_prompt %}<|assistant|>{% endif %}"
 )
+CHARACTERS = list("\n 0123456789abcdox{}\\")
 SPECIAL = ["<|end|>", "<|user|>", "<|assistant|>", "<|step|>"]
 SHAPE = {
     "hidden_size": 64,
@@ -22,76 +23,22 @@ SHAPE = {
 }
 
 
-def make_tokenizer() -> Any:
-    from tokenizers import AddedToken, Tokenizer, decoders, models
-    from transformers import PreTrainedTokenizerFast
-
-    characters = list("\n 0123456789abcdox{}\\")
-    ids = {token: at for at, token in enumerate([*characters, "\n\n", "<unk>"])}
-    tokenizer = Tokenizer(models.BPE(vocab=ids, merges=[("\n", "\n")], unk_token="<unk>"))
-    tokenizer.decoder = decoders.Fuse()
-    tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in SPECIAL])
-    fast = PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer,
-        eos_token="<|end|>",
-        pad_token="<|end|>",
-        unk_token="<unk>",
-        additional_special_tokens=SPECIAL[1:],
-    )
-    fast.chat_template = TEMPLATE
-    return fast
-
-
-def save_generator(folder: Path, seed: int) -> None:
-    import torch
-    from transformers import Qwen3Config, Qwen3ForCausalLM
-
-    tokenizer = make_tokenizer()
-    torch.manual_seed(seed)
-    config = Qwen3Config(
-        **SHAPE,
-        vocab_size=len(tokenizer),
-        head_dim=32,
-        eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=tokenizer.pad_token_id,
-        bos_token_id=None,
-        tie_word_embeddings=True,
-    )
-    Qwen3ForCausalLM(config).eval().save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-
-
-def save_reward_model(folder: Path, seed: int) -> None:
-    import torch
-    from safetensors.torch import save_file
-    from torch import nn
-    from transformers import Qwen2Config, Qwen2Model
-
-    tokenizer = make_tokenizer()
-    torch.manual_seed(seed)
-    config = Qwen2Config(**SHAPE, vocab_size=len(tokenizer), eos_token_id=tokenizer.eos_token_id)
-    weights = {f"model.{name}": w.contiguous() for name, w in Qwen2Model(config).state_dict().items()}
-    head = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 2))
-    weights |= {f"score.{name}": w.contiguous() for name, w in head.state_dict().items()}
-    folder.mkdir(parents=True)
-    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
-    described = config.to_dict() | {"architectures": ["Qwen2ForProcessRewardModel"], "num_labels": 2}
-    (folder / "config.json").write_text(json.dumps(described))
-    tokenizer.save_pretrained(folder)
-
-
 @pytest.fixture(scope="session")
-def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def tiny(tmp_path_factory: pytest.TempPathFactory, checkpoints: Any) -> Path:
     """A folder with a catalogue of one generator and two reward models."""
     folder = tmp_path_factory.mktemp("tiny")
-    save_generator(folder / "models" / "tiny", 0)
-    save_reward_model(folder / "models" / "prm-a", 1)
-    save_reward_model(folder / "models" / "prm-b", 2)
+    tokenizer = checkpoints.tokenizer(CHARACTERS, [("\n", "\n")], SPECIAL, TEMPLATE)
+    checkpoints.generator(folder / "models" / "tiny", 0, tokenizer, SHAPE)
+    ends = SHAPE | {"eos_token_id": tokenizer.eos_token_id}
+    for seed, name in enumerate(("prm-a", "prm-b"), 1):
+        checkpoints.reward_model(
+            folder / "models" / name, seed, tokenizer, ends, "Qwen2ForProcessRewardModel"
+        )
     family = {
         "context_tokens": 200,
         "delimiter": "\n\n",
         "step_tag": "<|step|>",
-        "step_tag_id": make_tokenizer().convert_tokens_to_ids("<|step|>"),
+        "step_tag_id": tokenizer.convert_tokens_to_ids("<|step|>"),
         "good_label": 1,
         "sampling": {"temperature": 1.0, "step_tokens": 10, "depth_limit": 5},
         "generators": [{"name": "tiny"}],
