@@ -4,8 +4,10 @@
 newer record; a new field has a default; a changed meaning is a new version. NaN and infinity never travel.
 """
 
+import functools
 import math
 import re
+import threading
 from collections.abc import Iterator
 from typing import Any, ClassVar, Final, TypeVar
 
@@ -65,7 +67,7 @@ def encode(record: Record) -> bytes:
         for field in _not_finite(plain, ""):
             raise InvalidField(kind, field, "is not a finite number; NaN and infinity never travel")
     if record.framed:
-        value = zstandard.compress(value, _ZSTD_LEVEL)
+        value = _zstd().compressor.compress(value)
     if len(value) > MAX_VALUE:
         raise RecordTooLarge(
             kind, "", f"takes {len(value)} bytes of {MAX_VALUE}; shorten the text or narrow the search"
@@ -151,6 +153,17 @@ def check_finite(kind: str, **fields: float | None) -> None:
             raise InvalidField(kind, field, f"is {number}; give a finite number")
 
 
+class _Zstd(threading.local):
+    """Contexts of one thread: making one costs more than framing a record of common size."""
+
+    def __init__(self) -> None:
+        self.compressor = zstandard.ZstdCompressor(level=_ZSTD_LEVEL)
+        self.decompressor = zstandard.ZstdDecompressor()
+
+
+_zstd = functools.cache(_Zstd)  # made when first needed: most commands frame nothing
+
+
 def _unframed(value: bytes, kind: str) -> bytes:
     try:
         size = zstandard.frame_content_size(value)
@@ -158,7 +171,7 @@ def _unframed(value: bytes, kind: str) -> bytes:
             raise UnreadableRecord(
                 kind, "", f"the zstd frame unfolds to {size} bytes, more than {MAX_DECODED}"
             )
-        return zstandard.ZstdDecompressor().decompress(value, max_output_size=MAX_DECODED)
+        return _zstd().decompressor.decompress(value, max_output_size=MAX_DECODED)
     except zstandard.ZstdError as error:
         raise UnreadableRecord(kind, "", f"the zstd frame is damaged ({error}); send it whole") from None
 

@@ -15,13 +15,15 @@ from typing import Any, NoReturn
 
 import faust
 import msgspec
+from faust.sensors import Monitor
 
 from schemas.base import MAX_RECORD, MAX_VALUE
 from schemas.errors import RecordTooLarge
-from streams import clients
+from streams import clients, transport
 from streams.settings import Settings
 from streams.table import DurableTable
 from streams.topics import Topics
+from streams.transport import SkippedRecord
 
 log = logging.getLogger("streams")
 
@@ -65,12 +67,37 @@ def crash(reason: str, error: BaseException | None = None) -> NoReturn:
     os._exit(CRASH_EXIT)
 
 
-class SendErrors(faust.Sensor):
-    """End the process when a record could not be delivered: faust itself would only warn."""
+class Quiet(Monitor):
+    """End the process when a record could not be delivered, where faust would only warn; count nothing.
+
+    `metrics.py` counts. What faust keeps of every record and event takes a twentieth of a room's time.
+    """
 
     def on_send_error(self, producer: Any, exc: BaseException, state: Any) -> None:
         """Crash."""
         crash(f"a record could not be delivered: {exc!r}", exc)
+
+    def on_message_in(self, tp: Any, offset: int, message: Any) -> None:
+        """Keep nothing."""
+
+    def on_message_out(self, tp: Any, offset: int, message: Any) -> None:
+        """Keep nothing."""
+
+    def on_stream_event_in(self, tp: Any, offset: int, stream: Any, event: Any) -> None:
+        """Keep when: faust warns of a stream that stands still."""
+        self.stream_inbound_time[tp] = self.time()
+
+    def on_stream_event_out(self, tp: Any, offset: int, stream: Any, event: Any, state: Any = None) -> None:
+        """Keep nothing."""
+
+    def on_send_initiated(self, producer: Any, topic: str, message: Any, keysize: int, valsize: int) -> None:
+        """Keep nothing."""
+
+    def on_send_completed(self, producer: Any, state: Any, metadata: Any) -> None:
+        """Keep nothing."""
+
+    def track_tp_end_offset(self, tp: Any, offset: int) -> None:
+        """Keep nothing; `metrics.watch_lag` asks the consumer."""
 
 
 class RateLimit(logging.Filter):
@@ -103,7 +130,7 @@ def create_app(settings: Settings, room: str, group: str = "", instance: str = "
         instance: Stable name of this worker: a static member comes back without waiting for its ghost.
     """
     app_id = Topics(settings).app_id(room, group)
-    app = faust.App(
+    app = transport.App(
         app_id,
         broker=clients.faust_brokers(settings),
         broker_credentials=clients.faust_credentials(settings),
@@ -138,8 +165,8 @@ def create_app(settings: Settings, room: str, group: str = "", instance: str = "
         table_standby_replicas=0,
         web_enabled=False,
         worker_redirect_stdouts=False,
+        monitor=Quiet(),
     )
-    app.sensors.add(SendErrors())
     for name in ("aiokafka", "aiokafka.conn", "aiokafka.cluster", "aiokafka.consumer.fetcher",
                  "aiokafka.producer.sender",
                  "aiokafka.consumer.group_coordinator", "faust.transport.drivers.aiokafka"):  # fmt: skip
@@ -164,10 +191,16 @@ def durable_table(app: faust.App, name: str, partitions: int) -> DurableTable:
 
 
 class Outbox:
-    """Send and wait: a record exists before the offset of its cause may move."""
+    """Send and wait: a record exists before the offset of its cause may move.
+
+    Handlers run side by side, and each would have a request of its own made to the broker. So after one has
+    sent, the others wait for a moment and send together. Where nothing was sent lately, nothing waits.
+    """
 
     def __init__(self, app: faust.App, settings: Settings) -> None:
         self.app = app
+        self._pause_s = settings.send_interval_ms / 1000
+        self._open_at = 0.0
         # Room for key, headers and the batch's own frame, as in `schemas.base`.
         self.limit = settings.max_record_bytes - (MAX_RECORD - MAX_VALUE)
 
@@ -191,12 +224,21 @@ class Outbox:
                     f"takes {len(record.value)} bytes of {self.limit}; shorten the text or narrow the search"
                 )
                 raise RecordTooLarge(record.topic, "", why)
+        await self._gather()
         producer = self.app.producer
         pending = [
             await producer.send(r.topic, r.key, r.value, None, None, None) for r in records
         ]  # fmt: skip
         for delivery in pending:
             await delivery
+
+    async def _gather(self) -> None:
+        """Wait for the next moment of sending; whoever comes first after it sets the one that follows."""
+        now, at = asyncio.get_running_loop().time(), self._open_at
+        if now < at:
+            await asyncio.sleep(at - now)
+        if self._open_at == at:
+            self._open_at = max(now, at) + self._pause_s
 
 
 Handler = Callable[[Record], Awaitable[None]]
@@ -215,12 +257,28 @@ def _record(event: Any) -> Record:
     )
 
 
+def _handled(app: faust.App, events: Sequence[Any]) -> None:
+    """Let the offset move past records that were handled to their end.
+
+    faust acknowledges also what it takes away from a handler, when it stops a room or loses a partition.
+    """
+    consumer: Any = app.consumer
+    try:
+        for event in events:
+            consumer.handled(event.message)
+    except SkippedRecord as error:
+        crash(
+            f"{event.message.tp}: a record was lost between fetcher and handler; it will be read again", error
+        )
+
+
 def each(app: faust.App, topic: str, handle: Handler, *, name: str, isolated: bool = True) -> None:
     """Bind a handler to a topic: one record at a time in each partition, acknowledged when it returns."""
 
     async def agent(stream: Any) -> None:
         async for event in stream.events():
             await handle(_record(event))
+            _handled(app, [event])
 
     channel = app.topic(topic, key_serializer="raw", value_serializer="raw", allow_empty=True)
     app.agent(channel, name=name, isolated_partitions=isolated)(agent)
@@ -232,6 +290,7 @@ def batches(app: faust.App, topic: str, handle: BatchHandler, *, name: str, most
     async def agent(stream: Any) -> None:
         async for events in stream.take_events(most, within=0.005):
             await handle([_record(event) for event in events])
+            _handled(app, events)
 
     channel = app.topic(topic, key_serializer="raw", value_serializer="raw", allow_empty=True)
     app.agent(channel, name=name)(agent)

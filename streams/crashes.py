@@ -7,7 +7,7 @@ file while it is handled, and the process that follows counts for the one that d
 """
 
 import contextlib
-import os
+import mmap
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -63,18 +63,25 @@ class Crashes:
 
 
 class InHand:
-    """The records a process is handling, in a file that outlives it: one slot each, written without a sync.
+    """The records a process is handling, in a file that outlives it: mapped, one slot each, never synced.
 
     What the kernel has been given survives the process, not the machine: a count lost with the machine does no harm.
     """
 
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
-        self._file = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+        with path.open("a+b") as file:
+            file.truncate(_SLOT * _SLOTS)
+            self._slots = mmap.mmap(file.fileno(), _SLOT * _SLOTS)
         self._free = list(range(_SLOTS))
         self.left = self._read()
         """Coordinates of what the process before died with; empty when it ended in order."""
         self.clear()
+
+    @property
+    def held(self) -> int:
+        """How many records are in hand."""
+        return _SLOTS - len(self._free)
 
     @contextlib.contextmanager
     def holding(self, coordinates: Iterable[str]) -> Iterator[None]:
@@ -84,19 +91,19 @@ class InHand:
             if not self._free:
                 break  # more at once than any room handles; these go uncounted
             slots.append(self._free.pop())
-            os.pwrite(self._file, each.encode()[:_SLOT].ljust(_SLOT, b"\0"), slots[-1] * _SLOT)
+            start = slots[-1] * _SLOT
+            self._slots[start : start + _SLOT] = each.encode()[:_SLOT].ljust(_SLOT, b"\0")
         try:
             yield
         finally:
             for slot in slots:
-                os.pwrite(self._file, b"\0", slot * _SLOT)
+                self._slots[slot * _SLOT] = 0
             self._free += slots
 
     def clear(self) -> None:
         """Empty the file: the process ends of its own will, and what it had in hand is not to blame."""
-        os.ftruncate(self._file, 0)
+        self._slots[:] = bytes(_SLOT * _SLOTS)
 
     def _read(self) -> list[str]:
-        data = os.pread(self._file, _SLOT * _SLOTS, 0)
-        slots = (data[at : at + _SLOT] for at in range(0, len(data), _SLOT))
+        slots = (self._slots[at : at + _SLOT] for at in range(0, _SLOT * _SLOTS, _SLOT))
         return [slot.rstrip(b"\0").decode(errors="replace") for slot in slots if slot[0]]

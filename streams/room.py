@@ -1,5 +1,7 @@
 """What every room is given: topics, control, an outbox that waits, and the guard around each handler."""
 
+import asyncio
+import functools
 import logging
 import time
 from collections.abc import Awaitable, Callable, Sequence
@@ -60,6 +62,10 @@ class Plumbing:
         self._count_the_dead()
         wiring.before_crash.append(self.in_hand.clear)
         self._turns = Turns()
+        self._ending = False
+        self._counters = functools.cache(
+            lambda topic, stage: (metrics.records.labels(room, topic), metrics.stage.labels(stage))
+        )
         # What runs beside faust and is to be stopped with it.
         self.closers: list[Callable[[], Awaitable[None]]] = [self.control.stop]
         self.answers_for: Callable[[str], bool] = lambda query_id: True
@@ -68,6 +74,7 @@ class Plumbing:
         """Bind a handler: one record at a time in each partition."""
 
         async def guarded(record: Record) -> None:
+            await self._unless_ending()
             await self._guard([record], lambda records: handle(records[0]))
             self.done(record, stage)
 
@@ -77,18 +84,30 @@ class Plumbing:
         """Bind a handler to a topic of one partition: up to `most` records at a time."""
 
         async def guarded(records: Sequence[Record]) -> None:
+            await self._unless_ending()
             await self._guard(records, handle)
             for record in records:
                 self.done(record, stage)
 
         wiring.batches(self.app, topic, guarded, name=f"{self.room}-{stage}", most=most)
 
+    async def settle(self, most_s: float) -> None:
+        """Take up no further record, and wait until none is in hand, or for so long."""
+        self._ending = True
+        until = time.monotonic() + most_s
+        while self.in_hand.held and time.monotonic() < until:  # noqa: ASYNC110 - at the end of a process
+            await asyncio.sleep(0.01)
+
+    async def _unless_ending(self) -> None:
+        if self._ending:
+            await asyncio.Future()
+
     def done(self, record: Record, stage: str) -> None:
         """Count a record handled to its end."""
-        self.metrics.records.labels(self.room, record.topic).inc()
+        records, seconds = self._counters(record.topic, stage)
+        records.inc()
         if record.timestamp_ms > 0:
-            waited = time.time() - record.timestamp_ms / 1000
-            self.metrics.stage.labels(stage).observe(max(0.0, waited))
+            seconds.observe(max(0.0, time.time() - record.timestamp_ms / 1000))
 
     async def bury(self, record: Record, error: Exception, *, attempts: int = 1, answer: bool = True) -> None:
         """Give a record up: a dead letter, and an Answer where a query would otherwise end in silence.

@@ -48,6 +48,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     session_timeout_s: float = 30.0
     rebalance_timeout_s: float = 60.0
     commit_interval_s: float = 1.0
+    # Least time between two sends of a process, milliseconds: what comes meanwhile goes in one request.
+    send_interval_ms: float = 10.0
 
     max_in_flight: int = 256
     heartbeat_s: float = 2.0
@@ -112,6 +114,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         ):
             if not getattr(self, name) > 0:
                 raise SettingsError(f"{name}: must be above 0 seconds, is {getattr(self, name)}")
+        if not self.send_interval_ms >= 0:
+            raise SettingsError(
+                f"send_interval_ms: must be 0 (send at once) or more, is {self.send_interval_ms}"
+            )
         if self.snapshot_every < 0:
             raise SettingsError(f"snapshot_every: must be 0 (never) or more, is {self.snapshot_every}")
         if self.max_record_bytes < 65_536:

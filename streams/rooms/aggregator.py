@@ -8,9 +8,12 @@ import asyncio
 import heapq
 import logging
 import time
-from typing import Self
+from collections.abc import Mapping
+from functools import partial
+from typing import NoReturn, Self
 
 from agents.aggregator.agent import value
+from agents.aggregator.grade import read_reference
 from agents.aggregator.join import Arrival, Orphan, Turn, Waits, on, to_value
 from agents.aggregator.math_pool import MathPool
 from agents.aggregator.row import Row, Valued, decode_row, dues, encode_row
@@ -30,6 +33,14 @@ log = logging.getLogger("streams.aggregator")
 # have been before the deadline, when this machine's clock runs ahead of the broker's.
 _TICK_S = 0.5
 _AGAIN_MS = 15_000
+
+
+class Undecided(Exception):
+    """No exact rule grades an answer: what takes longer must not hold the loop."""
+
+
+def _undecided(gold: str, answer: str) -> NoReturn:
+    raise Undecided
 
 
 class OrphanFeedback(LookupError):
@@ -115,7 +126,13 @@ class AggregatorRoom:
 
     async def _value(self, reference: object, answer: Answer) -> Valued:
         pricing = self.plumbing.control.pricing
-        valued, _ = await asyncio.to_thread(value, reference, answer, pricing=pricing, judge=self.judge.judge)
+        try:
+            if isinstance(read_reference(reference), Mapping):
+                raise Undecided  # a program and its tests, which may be many
+            valued, _ = value(reference, answer, pricing=pricing, judge=_undecided)
+        except Undecided:
+            work = partial(value, reference, answer, pricing=pricing, judge=self.judge.judge)
+            valued, _ = await asyncio.to_thread(work)
         return valued
 
     def _count(self, record: Record, turn: Turn, valued: Valued | None) -> None:

@@ -125,8 +125,8 @@ class Deployment:
         if only is not None:
             rooms = {name: argv for name, argv in rooms.items() if name in only}
         rooms |= commands or {}
-        environ = {"PYTHONPATH": str(Path(__file__).parents[2]), **os.environ, **settings.environ()}
-        self.supervisor = Supervisor(rooms, environ=environ, log_path=log)
+        self.environ = {"PYTHONPATH": str(Path(__file__).parents[2]), **os.environ, **settings.environ()}
+        self.supervisor = Supervisor(rooms, environ=self.environ, log_path=log)
         self.log = log
 
     def send(self, *queries: Query) -> None:
