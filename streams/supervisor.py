@@ -85,8 +85,9 @@ class Supervisor:
         """Wait until every room has said it is ready; `tick` gets the names still awaited.
 
         Raises:
-            RoomFailed: one is not ready in time, or ended five times before it was.
+            RoomFailed: one is not ready in time, or ended five times meanwhile.
         """
+        before = {room.name: room.restarts for room in self.rooms.values()}
         deadline = time.monotonic() + timeout_s
         while True:
             waiting = [r for r in self.rooms.values() if not r.ready.is_set()]
@@ -95,10 +96,8 @@ class Supervisor:
             if not waiting:
                 return
             for room in waiting:
-                if room.restarts >= 5:
-                    raise RoomFailed(
-                        f"{room.name} ended {room.restarts} times while starting:\n" + _tail(room)
-                    )
+                if (ended := room.restarts - before[room.name]) >= 5:
+                    raise RoomFailed(f"{room.name} ended {ended} times while starting:\n" + _tail(room))
             if time.monotonic() > deadline:
                 names = ", ".join(r.name for r in waiting)
                 raise RoomFailed(

@@ -1,8 +1,9 @@
 """`monitor`: the live view in the terminal."""
 
+import contextlib
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from statistics import fmean, median
 from typing import Any
@@ -54,18 +55,18 @@ def monitor(settings: Settings, refresh: float, seconds: float | None, once: boo
             Console().print(picture(now))
             return
         console = Console()
-        if not console.is_terminal:
-            console.print(picture(now))  # into a file or a pipe: one picture after another
-        with Live(picture(now), console=console, refresh_per_second=4) as live:
+        with contextlib.ExitStack() as stack:
+            show: Callable[[Group], None] = console.print  # into a file or a pipe: one picture after another
+            if console.is_terminal:
+                show = stack.enter_context(Live(console=console, refresh_per_second=4)).update
+            show(picture(now))
             while seconds is None or time.monotonic() - began < seconds:
                 watch.poll(int(refresh * 1000))
                 behind = now["lag"]
                 if time.monotonic() - last_lag > _LAG_EVERY_S:
                     behind, last_lag = admin.lag(settings, apps), time.monotonic()
                 now = numbers(watch, behind)
-                live.update(picture(now))
-                if not console.is_terminal:
-                    console.print(picture(now))
+                show(picture(now))
     except KeyboardInterrupt:
         return  # the usual way to leave
     finally:

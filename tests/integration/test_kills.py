@@ -13,6 +13,7 @@ from schemas.base import decode
 from schemas.decision import Decision
 from schemas.query import Query
 from schemas.reward import Reward
+from schemas.search import SearchStep, Verification
 from streams.encoders import encoder_of
 from streams.policies import policy_of
 
@@ -98,3 +99,43 @@ def test_the_decider_killed_in_flight_goes_on_where_it_was(
     assert Counter(r.stage for r in rows if isinstance(r, Row)) == {"closed": len(ids)}
     policy = policy_of(loop.settings, encoder_of(loop.settings))
     assert list(mismatches(policy, rows, loop.settings.seed)) == []
+
+
+def test_an_old_verification_in_the_middle_of_a_search_draws_no_second_step(
+    deploy: Callable[..., Any], ask: Callable[[int], Query]
+) -> None:
+    loop = deploy(max_in_flight=32, group_partitions=16)
+    t = loop.topics
+    batch = [ask(n) for n in range(80)]
+    ids = {q.query_id for q in batch}
+    loop.send(*batch)
+    loop.until(lambda: len(loop.raw(t.answer)) >= 10, what="some answers")
+    loop.supervisor.park("verifier")
+    seen: list[int] = []
+    loop.until(
+        lambda: _still(seen, len(loop.raw(t.search_step))), what="the executor to have nothing left to do"
+    )
+    latest = {s.query_id: s.forest.step for s in loop.read(t.search_step, SearchStep)}
+    again = [
+        record
+        for record in loop.raw(t.verification_for("mini"))
+        for search in [decode(record.value, Verification).search]
+        if search.forest.step < latest[search.query_id]
+    ]
+    answered = {a.query_id for a in loop.read(t.answer, Answer)}
+    under_way = {decode(r.value, Verification).query_id for r in again} - answered
+    assert under_way, "some searches have stopped at a later step"
+    for record in again:
+        loop.put(t.verification_for("mini"), record.key, record.value)
+    loop.supervisor.unpark("verifier")
+    loop.until(
+        lambda: {r.query_id for r in loop.read(t.reward, Reward) if r.closes} >= ids, 240, "all rewards"
+    )
+    conserved(loop, ids)
+    steps = Counter((s.query_id, s.forest.step) for s in loop.read(t.search_step, SearchStep))
+    assert {count for (query_id, _), count in steps.items() if query_id in under_way} == {1}
+
+
+def _still(seen: list[int], count: int) -> bool:
+    seen.append(count)
+    return len(seen) > 4 and len(set(seen[-4:])) == 1
