@@ -33,10 +33,10 @@ from streams.watch import Watch
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
     """How much to run."""
 
-    queries: int = 600
+    queries: int = 1000
     steps: int = 5
-    in_flight: int = 64
-    warm: int = 60
+    in_flight: int = 256
+    warm: int = 100
 
 
 def recording(

@@ -22,6 +22,7 @@ from schemas.errors import UniscaleError
 from schemas.query import Query
 from streams import admin
 from streams.broker import Broker
+from streams.control import Control
 from streams.launch import room_commands, settings_for
 from streams.ledger import Ledger, read_ledger
 from streams.questions import read_questions
@@ -132,6 +133,7 @@ def run(
         DemoCannotRun, BrokerError, RoomFailed: see there.
     """
     check_machine(demo, settings)
+    Control(settings)  # refuses a catalogue or an objective that every room would refuse
     queries = thirds(list(read_questions(demo.questions)), demo.count, demo.seed)
     demo.out.mkdir(parents=True, exist_ok=True)
     with Broker.choose(demo.broker, os.environ) as broker:  # type: ignore[arg-type]

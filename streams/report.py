@@ -31,14 +31,42 @@ def render(ledger: Ledger, summary: Mapping[str, Any]) -> str:
             f"<p>{summary['queries']} queries through {html.escape(str(summary['broker']))}, engines "
             f"{html.escape(', '.join(summary['engine']) or 'none')}, mode {html.escape(str(summary['mode']))}. "
             f"Means over the last {_WINDOW} queries, in the order of decisions; "
-            "the dashed line ends the uniform warm-up.</p>",
+            f"the dashed line ends the uniform warm-up.</p><p>{html.escape(gained(summary))}</p>",
             "<h2>Reward</h2>", curve(rewards, warm),
             "<h2>Cost, eFLOPs a query</h2>", curve(costs, warm),
             "<h2>Accuracy</h2>", curve(correct, warm),
             "<h2>What was chosen for which level</h2>", choices(stories),
-            "<h2>Numbers</h2>", numbers(summary),
+            "<h2>Where the time goes</h2>", latencies(summary["latency_ms"]),
+            "<h2>Numbers</h2>", numbers({k: v for k, v in summary.items() if k != "latency_ms"}),
         ]
     )  # fmt: skip
+
+
+def gained(summary: Mapping[str, Any]) -> str:
+    """Return what the learner made of the warm-up, in one sentence; empty where a part of it is missing."""
+    names = (
+        "mean_reward_warmup", "mean_reward_last_third", "mean_cost_eflops_first_third",
+        "mean_cost_eflops_last_third", "accuracy", "accuracy_last_third",
+    )  # fmt: skip
+    told = [summary.get(name) for name in names]
+    if any(value is None for value in told) or not told[2]:
+        return ""
+    warm, last, cost, cost_last, right, right_last = map(float, told)  # type: ignore[arg-type]
+    return (
+        f"From the warm-up to the last third the mean reward went from {warm:.3f} to {last:.3f}. A query of the last "
+        f"third costs {cost_last / cost:.0%} of one of the first; {right_last:.0%} of its answers are right, and "
+        f"{right:.0%} of all. What is given up for what is the mode's choice: `--objective quality-priority` asks for "
+        "right answers first."
+    )
+
+
+def latencies(stages: Mapping[str, Mapping[str, float]]) -> str:
+    """Return the stages as a table, in ms between the broker's append times. Waiting is part of a stage."""
+    rows = [
+        f"<tr><td>{html.escape(name.replace('_', ' '))}</td><td>{ms['p50']:,.0f}</td><td>{ms['p95']:,.0f}</td></tr>"
+        for name, ms in stages.items()
+    ]
+    return "<table><tr><th>stage, ms</th><th>p50</th><th>p95</th></tr>" + "".join(rows) + "</table>"
 
 
 def curve(values: Sequence[float], warm_up: int, width: int = 860, height: int = 220) -> str:
@@ -61,7 +89,7 @@ def curve(values: Sequence[float], warm_up: int, width: int = 860, height: int =
         f'stroke-width="2"/><line x1="{at:.1f}" x2="{at:.1f}" y1="10" y2="{height - 25}" stroke="#999" '
         f'stroke-dasharray="4"/><text x="5" y="{height - 25}" font-size="12">{low:.4g}</text>'
         f'<text x="5" y="22" font-size="12">{high:.4g}</text>'
-        f'<text x="{width - 60}" y="{height - 6}" font-size="12">{len(means)}</text></svg>'
+        f'<text x="{width - 90}" y="{height - 6}" font-size="12">{len(means)} queries</text></svg>'
     )
 
 

@@ -16,7 +16,7 @@ from streams.settings import Settings
 @click.option(
     "--queries",
     type=click.IntRange(min=20),
-    default=600,
+    default=1000,
     show_default=True,
     help="Per run; three runs a broker.",
 )
@@ -26,7 +26,7 @@ from streams.settings import Settings
 @click.option(
     "--in-flight",
     type=click.IntRange(min=1),
-    default=64,
+    default=256,
     show_default=True,
     help="Queries on their way at once.",
 )

@@ -4,6 +4,7 @@ import sys
 from pathlib import Path
 
 import click
+import msgspec
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
@@ -40,6 +41,10 @@ _SHOWN = (
 @click.option(
     "--warm-up", type=click.IntRange(min=0), default=50, show_default=True, help="Rounds of uniform choice."
 )
+@click.option(
+    "--objective",
+    help="What counts: cost-sensitive, quality-priority or any other of the catalogue's.  [the setting]",
+)
 @click.option("--broker", type=click.Choice(["embedded", "kafka", "auto"]), default="embedded", show_default=True,
               help="`kafka` needs KAFKA_HOME and Java.")  # fmt: skip
 @click.option(
@@ -53,8 +58,8 @@ _SHOWN = (
     help="Folder of summary and report.",
 )
 @click.pass_obj
-def demo(settings: Settings, count: int, questions_file: Path, seed: int, in_flight: int, warm_up: int, broker: str,
-         recording: str, out: Path) -> None:  # fmt: skip
+def demo(settings: Settings, count: int, questions_file: Path, seed: int, in_flight: int, warm_up: int,
+         objective: str | None, broker: str, recording: str, out: Path) -> None:  # fmt: skip
     """Stream questions through the whole loop on this machine and see the choices improve.
 
     Starts a broker and all rooms with the six mini models, sends the questions with several in flight, prints a
@@ -62,6 +67,8 @@ def demo(settings: Settings, count: int, questions_file: Path, seed: int, in_fli
     answer.
     """
     console = Console()
+    if objective is not None:
+        settings = msgspec.structs.replace(settings, objective=objective)
     what = Demo(
         out=out, questions=questions_file, count=count, seed=seed, in_flight=in_flight, warm_up=warm_up, broker=broker,
         recording=recording,

@@ -10,6 +10,7 @@ import click
 from agents.space.catalogue import load_catalogue
 from streams import admin
 from streams.broker import Broker
+from streams.control import Control
 from streams.launch import room_commands, settings_for
 from streams.settings import Settings
 from streams.supervisor import Supervisor
@@ -74,7 +75,7 @@ def up(settings: Settings, kind: str, port: int, log_path: Path, metrics_port: i
             broker.start()
             settings = settings_for(settings, broker)
             click.echo(f"{broker.version} on {broker.bootstrap}")
-        groups = load_catalogue(Path(settings.catalogue)).groups
+        groups = Control(settings).base.groups
         page = Topics(settings).declared(groups)
         click.echo(f"topics: created {len(admin.create(settings, page))} of {len(page)}")
         for note in admin.require(settings, page):

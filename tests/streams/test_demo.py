@@ -5,8 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from agents.space.errors import ObjectiveError
 from schemas.query import Query
-from streams.demo import QUESTIONS, Demo, DemoCannotRun, check_machine, thirds
+from streams.demo import QUESTIONS, Demo, DemoCannotRun, check_machine, run, thirds
 from streams.questions import read_questions
 from streams.settings import Settings
 
@@ -35,6 +36,12 @@ def test_what_is_missing_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.chdir(tmp_path)
     with pytest.raises(DemoCannotRun, match=r"models/family\.json is missing"):
         check_machine(Demo(out=tmp_path, questions=questions), Settings())
+
+
+def test_an_unknown_objective_is_refused_before_anything_is_started(tmp_path: Path) -> None:
+    with pytest.raises(ObjectiveError, match="'cheapest' is unknown; choose of cost-sensitive"):
+        run(Demo(out=tmp_path), Settings(objective="cheapest"), print, lambda *_: None)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_queries_without_a_level_are_dealt_too() -> None:

@@ -87,4 +87,7 @@ def test_the_report_is_one_page_with_three_curves_and_the_choices_by_level() -> 
     page = render(ledger, summary_of(ledger, 30))
     assert page.count("<svg") == 3
     assert "<td>l1</td><td>20</td>" in page
+    assert "<td>query to answer</td>" in page
+    summary = summary_of(ledger, 30)
+    assert f"from {summary['mean_reward_warmup']:.3f} to {summary['mean_reward_last_third']:.3f}" in page
     assert "http" not in page
