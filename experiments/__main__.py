@@ -9,6 +9,7 @@ from typing import cast
 import click
 
 from experiments.lab_commands import card, ope, paper
+from experiments.rerun_commands import depth_limit, latency
 
 
 @click.group()
@@ -160,6 +161,8 @@ def _plain(value: object) -> object:
 cli.add_command(paper)
 cli.add_command(ope)
 cli.add_command(card)
+cli.add_command(latency)
+cli.add_command(depth_limit)
 
 
 if __name__ == "__main__":

@@ -40,6 +40,8 @@ def ablations(
             label: regrets(runs["semantics", mode, label], world) for label in ("uniscale", "one_hot")
         }
         alpha[key] = {label: regrets(runs["alpha", mode, label], world) for label in ("0", "1", "10")}
+        for label in ("0", "1", "10"):  # the order they are drawn in
+            runs["alpha", mode, label] = runs.pop(("alpha", mode, label))
         binary = scope.run("uniscale", world, name, mode, steady(world, mode, dense=False)) or []
         # Rewards of the two are not of one kind: only what the table of the paper compares.
         dense[key] = {

@@ -29,12 +29,14 @@ class Replayed:
     Attributes:
         steps: All steps, and
         taken: those taken before a path was stopped or done.
+        beyond: Steps of the longest path after the best one was finished.
         best: The path with the best mean, and
         chosen: the one chosen under early exit.
     """
 
     steps: int
     taken: int
+    beyond: int
     best: int
     chosen: int
 
@@ -47,7 +49,7 @@ def replay(paths: Sequence[Sequence[float]], eta: float = 1.2) -> Replayed:
         eta: H_max = ⌈η·D_best⌉.
 
     >>> replay([[0.9, 0.9], [0.1, 0.1, 0.1]])
-    Replayed(steps=5, taken=4, best=0, chosen=0)
+    Replayed(steps=5, taken=4, beyond=1, best=0, chosen=0)
     """
     longest = max(map(len, paths))
     limits = Limits(depth_limit=longest, step_tokens=1, eta=eta)
@@ -67,12 +69,15 @@ def replay(paths: Sequence[Sequence[float]], eta: float = 1.2) -> Replayed:
             and (chosen < 0 or potential(j, float(np.mean(paths[at][:j])), limit) >= v_max)
         ]
     means = [float(np.mean(path)) for path in paths]
-    return Replayed(sum(map(len, paths)), taken, int(np.argmax(means)), chosen)
+    best = int(np.argmax(means))
+    return Replayed(sum(map(len, paths)), taken, longest - len(paths[best]), best, chosen)
 
 
-def replay_tts_prm(folder: Path, eta: float = 1.2) -> dict[str, dict[str, dict[str, float]]]:
-    """Replay early exit on the real scores of `tts_prm`: steps saved and accuracy lost, by configuration."""
+def replay_tts_prm(folder: Path, eta: float = 1.2) -> dict[str, dict[str, Any]]:
+    """Replay early exit on the real scores of `tts_prm`: steps saved and accuracy lost, and how long paths go on."""
     raw = gzip.decompress((folder / "samples.csv.gz").read_bytes()).decode()
+    with (folder / "configs.csv").open(encoding="utf-8") as told:
+        names = {each["config_id"]: f"{each['model']}, n = {each['n']}" for each in csv.DictReader(told)}
     paths: dict[str, dict[str, list[tuple[list[float], float]]]] = {}
     for row in csv.DictReader(io.StringIO(raw)):
         if scores := [float(each) for each in row["step_scores"].split()]:
@@ -86,7 +91,13 @@ def replay_tts_prm(folder: Path, eta: float = 1.2) -> dict[str, dict[str, dict[s
         runs = [replay([scores for scores, _ in drafts], eta) for drafts in wide]
         saved = [100 * (1 - run.taken / run.steps) for run in runs]
         lost = [100 * (d[r.best][1] - d[r.chosen][1]) for d, r in zip(wide, runs, strict=True)]
-        found[config] = {"steps_saved_percent": summed(saved), "accuracy_lost_points": summed(lost)}
+        found[f"{names.get(config, 'configuration')} ({config})"] = {
+            "problems": len(runs),
+            "went_on_percent": summed([100.0 * (run.beyond > 0) for run in runs]),
+            "steps_beyond": summed([float(run.beyond) for run in runs]),
+            "steps_saved_percent": summed(saved),
+            "accuracy_lost_points": summed(lost),
+        }
     return found
 
 
@@ -128,6 +139,27 @@ def compare(on: Outcomes, off: Outcomes) -> dict[str, Any]:
     for paths in sorted(set(width.tolist())):
         cells = np.broadcast_to(width == paths, depth.shape)
         table["by_width"][f"{paths}"] = _change(with_exit, without, cells)
+    table["stragglers"] = stragglers(off)
+    return table
+
+
+def stragglers(off: Outcomes) -> dict[str, Any]:
+    """Return how long searches of two and more paths go on after their answer is finished: what there is to stop.
+
+    Args:
+        off: Without early exit.
+    """
+    beyond: Array = off.extra["steps"] - off.extra["depth"]
+    table: dict[str, Any] = {}
+    for name in ("all models", *dict.fromkeys(arm.model for arm in off.arms)):
+        wide = [i for i, a in enumerate(off.arms) if a.qp * a.cp > 1 and name in ("all models", a.model)]
+        if wide:
+            part = beyond[:, :, wide]
+            table[name] = {
+                "searches": int(part.size),
+                "went_on_percent": _over_questions(np.asarray(100.0 * (part > 0))),
+                "steps_beyond": _over_questions(part),
+            }
     return table
 
 

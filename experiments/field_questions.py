@@ -102,7 +102,7 @@ def own_policies(world: World, scope: Scope, best: Mapping[str, Contextual]) -> 
 def share(lead: Sequence[float], gap: Sequence[float]) -> dict[str, float] | None:
     """Return the share of a gap that a lead closes, with its 95 % interval by bootstrap over pairs.
 
-    None where the gap is not above zero with that confidence: a share of nothing says nothing.
+    None where the gap is not above zero in every draw: a share of nothing says nothing.
 
     >>> share([1.0, 1.0, 1.0], [2.0, 2.0, 2.0])
     {'mean': 0.5, 'low': 0.5, 'high': 0.5}
@@ -110,7 +110,7 @@ def share(lead: Sequence[float], gap: Sequence[float]) -> dict[str, float] | Non
     leads, gaps = np.asarray(lead), np.asarray(gap)
     chosen = np.random.default_rng(0).integers(len(leads), size=(DRAWS, len(leads)))
     drawn = gaps[chosen].mean(axis=1)
-    if np.quantile(drawn, 0.025) <= 0:
+    if drawn.min() <= 0:
         return None
     low, high = np.quantile(leads[chosen].mean(axis=1) / drawn, [0.025, 0.975])
     return tidy({"mean": leads.mean() / gaps.mean(), "low": low, "high": high})

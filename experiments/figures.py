@@ -16,6 +16,7 @@ from experiments.scenarios import MODES
 from experiments.tables import Run, unit_of
 from experiments.world import World
 
+FEW = 50  # searches below which a group is in the table and not drawn
 METADATA = {"Software": None}  # the same runs give the same bytes
 TITLES = {
     "tts": "TTS (smallest model)",
@@ -50,11 +51,11 @@ def curves(path: Path, runs: Runs, panels: Sequence[tuple[str, str]], world: Wor
     figure, axes = plt.subplots(2, len(panels), figsize=(3.6 * len(panels) + 1, 6.4), squeeze=False)
     for (name, mode), above, below in zip(panels, axes[0], axes[1], strict=True):
         for policy, of_policy in _of(runs, name, mode).items():
-            colour = COLOURS.get(policy)
+            colour, label = COLOURS.get(policy), f"α = {policy}" if name == "alpha" else policy
             if policy != "oracle":
-                _regret(above, policy, of_policy, colour)
+                _regret(above, label, of_policy, colour)
             right, cost = _cumulative(of_policy, unit_of(world))
-            below.plot(cost, right, label=policy, color=colour, linewidth=1.2)
+            below.plot(cost, right, label=label, color=colour, linewidth=1.2)
         above.axvline(50, color="grey", linewidth=0.8, linestyle=":")
         title = TITLES.get(name, name) if name != "drifts" else "drift"
         above.set(xlabel="round", ylabel="cumulative regret", title=f"{title}\n{TITLES.get(mode, mode)}")
@@ -85,14 +86,16 @@ def accuracy_cost(path: Path, world: World, runs: Runs, name: str) -> None:
             cost[single], accuracy[single], s=45, marker="s", color=shade, label=None if many else model
         )
     markers = {MODES[0]: "x", MODES[1]: "+"}
+    labels: list[tuple[str, float, float]] = []
     for mode, marker in markers.items():
         for policy, of_policy in _of(runs, name, mode).items():
             measured = [run.measures(unit) for run in of_policy]
             x, y = (float(np.mean([m[key] for m in measured])) for key in ("eflops", "accuracy"))
             axis.scatter(x, y, marker=marker, color="red", s=40, zorder=3)
-            axis.annotate(policy, (x, y), fontsize=7, xytext=(4, 4), textcoords="offset points")
+            labels.append((policy, x, y))
         axis.scatter([], [], marker=marker, color="red", label=f"policies, {TITLES[mode]}")
     axis.set(xscale="log", xlabel=_cost_label(world), ylabel="accuracy (%)")
+    _label(axis, labels)
     axis.set_title("Accuracy and cost of every action; squares: one path; dashed: a model's best", fontsize=9)
     axis.legend(fontsize=7)
     _save(figure, path)
@@ -101,12 +104,14 @@ def accuracy_cost(path: Path, world: World, runs: Runs, name: str) -> None:
 def pareto(path: Path, table: Mapping[str, Any], world: World) -> None:
     """Draw accuracy against cost of every policy over the four modes, a marker a mode."""
     figure, axis = plt.subplots(figsize=(6.5, 4.5))
-    for policy in next(iter(table.values())):
-        points = [(table[m][policy]["eflops"]["mean"], table[m][policy]["accuracy"]["mean"]) for m in table]
+    markers = dict(zip(table, "ov^s", strict=True))
+    for policy in dict.fromkeys(policy for policies in table.values() for policy in policies):
+        of_policy = {m: table[m][policy] for m in table if policy in table[m]}  # networks: of two modes only
+        points = [(each["eflops"]["mean"], each["accuracy"]["mean"]) for each in of_policy.values()]
         axis.plot(*zip(*points, strict=True), label=policy, color=COLOURS.get(policy), linewidth=1)
-        for (x, y), marker in zip(points, "ov^s", strict=True):
+        for (x, y), marker in zip(points, map(markers.get, of_policy), strict=True):
             axis.scatter(x, y, marker=marker, color=COLOURS.get(policy), s=30)
-    for mode, marker in zip(table, "ov^s", strict=True):
+    for mode, marker in markers.items():
         axis.scatter([], [], marker=marker, color="grey", label=mode.replace("_", "-"))
     axis.set(xscale="log", xlabel=_cost_label(world), ylabel="accuracy (%)", title="Four reward modes")
     axis.legend(fontsize=7, ncols=2)
@@ -131,25 +136,38 @@ def early_exit(path: Path, table: Mapping[str, Any]) -> None:
     """Draw what early exit saves of the cost, and its points of accuracy, by depth and by width."""
     figure, axes = plt.subplots(1, 2, figsize=(9, 3.8))
     for axis, by, label in (
-        (axes[0], "by_depth", "steps of the answer without early exit"),
+        (axes[0], "by_depth", f"steps of the answer without early exit ({FEW} searches or more)"),
         (axes[1], "by_width", "paths (QP · CP)"),
     ):
-        x = np.arange(len(table[by]))
+        drawn = {level: row for level, row in table[by].items() if row["searches"] >= FEW}
+        x = np.arange(len(drawn))
         for measure, colour, name in (
             ("eflops_percent", "C0", "cost (%)"),
             ("accuracy_points", "C3", "accuracy (points)"),
         ):
-            rows = [row[measure] for row in table[by].values()]
+            rows = [row[measure] for row in drawn.values()]
             mean = np.array([row["mean"] for row in rows])
             spread = np.array([[row["mean"] - row["low"], row["high"] - row["mean"]] for row in rows]).T
             axis.errorbar(
                 x, mean, yerr=np.maximum(spread, 0), marker="o", color=colour, label=name, capsize=2
             )
         axis.axhline(0, color="grey", linewidth=0.8)
-        axis.set_xticks(x, list(table[by]))
+        axis.set_xticks(x, list(drawn))
         axis.set(xlabel=label, ylabel="change by early exit")
         axis.legend(fontsize=8)
     _save(figure, path)
+
+
+def _label(axis: Any, labels: Sequence[tuple[str, float, float]]) -> None:
+    """Write names beside their points, one below the other where points lie together."""
+    taken: list[tuple[float, float]] = []
+    for name, x, y in dict.fromkeys(labels):
+        left, low = (float(each) + 5 for each in axis.transData.transform((x, y)))
+        while any(abs(left - a) < 60 and abs(low - b) < 11 for a, b in taken):
+            low -= 11
+        taken.append((left, low))
+        place = axis.transData.inverted().transform((left, low))
+        axis.annotate(name, (x, y), xytext=place, fontsize=7)
 
 
 def _of(runs: Runs, name: str, mode: str) -> dict[str, Sequence[Run]]:

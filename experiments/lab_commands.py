@@ -81,9 +81,7 @@ def paper(
     with threadpool_limits(1):
         world, beside = _load(source, mapping, catalogue, coding, cache, verifier)
         clock.say("outcomes read and embedded")
-        record = Record.load(
-            networks or source.with_name(f"{source.name.split('.')[0]}.networks.json"), world
-        )
+        record = Record.load(networks or beside_of(source, "networks"), world)
         if rebuild_networks:
             _rebuild(record, world, jobs, clock.say)
         scope = Scope(
@@ -104,6 +102,15 @@ def paper(
         clock.say("tables done")
         _write(out, world, results, clock)
     click.echo(f"written: {out / 'report.html'}, {out / 'tables.json'}")
+
+
+def beside_of(outcomes: Path, kind: str) -> Path:
+    """Return where something that belongs to outcomes is kept.
+
+    >>> beside_of(Path("data/math.parquet"), "latency").as_posix()
+    'data/math.latency.json'
+    """
+    return outcomes.with_name(f"{outcomes.name.split('.')[0]}.{kind}.json")
 
 
 class _Clock:
@@ -130,13 +137,14 @@ def _load(
     verifier: str | None,
 ) -> "tuple[World, Beside]":
     import orjson
-    import pyarrow.parquet as pq
 
     from agents.embedder.minilm import MiniLM
     from agents.space.catalogue import load_catalogue
+    from experiments.depth_limit import load as load_limit
     from experiments.foreign import load_foreign
     from experiments.outcomes import OutcomeError, Outcomes, load_recording
     from experiments.paper import Beside
+    from experiments.rerun import settings_of
     from experiments.world import build_world
 
     def optional(**chosen: object) -> Outcomes | None:
@@ -150,9 +158,11 @@ def _load(
             return build_world(load_foreign(source, mapping), encoder, cache=cache), Beside()
         loaded = load_catalogue(catalogue)
         world = build_world(load_recording(source, verifier=verifier), encoder, loaded, cache)
-        names = orjson.loads(pq.read_schema(source).metadata[b"uniscale.settings"])["verifiers"]
-        names.sort(key=lambda name, first=verifier or names[0]: bool(name != first))
+        settings = settings_of(source)
+        first = verifier or settings["verifiers"][0]
+        names = sorted(settings["verifiers"], key=lambda name: bool(name != first))
         other = optional(verifier=names[1]) if len(names) > 1 else None
+        limit, measured = beside_of(source, "depth-limit"), beside_of(source, "latency")
         coding = coding or source.with_name("code.parquet")
         second = load_recording(coding) if coding.is_file() else None
         return world, Beside(
@@ -160,6 +170,8 @@ def _load(
             other_verifier=build_world(other, encoder, loaded, cache) if other else None,
             verifiers=(names[0], names[-1]),
             coding=build_world(second, encoder, loaded, cache) if second else None,
+            depth_limit=load_limit(limit, source, settings),
+            latency=orjson.loads(measured.read_bytes()) if measured.is_file() else None,
         )
     except (OutcomeError, OSError) as error:
         raise click.ClickException(str(error)) from error

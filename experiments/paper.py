@@ -4,8 +4,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from experiments import ablations, early_exit, feedback, field_questions, ope_check, readings, streams
+from experiments import (
+    ablations,
+    early_exit,
+    feedback,
+    field_questions,
+    latency,
+    ope_check,
+    readings,
+    streams,
+)
 from experiments.contenders import PAPER
+from experiments.depth_limit import DepthLimit
 from experiments.oracle import best_contextual
 from experiments.outcomes import Outcomes
 from experiments.scenarios import DRIFTS, MODES, models_of, spaces, steady
@@ -36,14 +46,16 @@ class Beside:
         other_verifier: The same under the other verifier.
         verifiers: Names of the one in use and the other.
         coding: Outcomes on the second task.
-        settings: Of the recording.
+        depth_limit: What is known of searches that met it.
+        latency: Seconds by component, as measured (experiments/latency.py).
     """
 
     without_exit: Outcomes | None = None
     other_verifier: World | None = None
     verifiers: tuple[str, str] = ("in_use", "other")
     coding: World | None = None
-    settings: Mapping[str, Any] = field(default_factory=dict)
+    depth_limit: DepthLimit | None = None
+    latency: Mapping[str, Any] | None = None
 
 
 def run_paper(world: World, scope: Scope, beside: Beside | None = None) -> Results:
@@ -96,6 +108,13 @@ def run_paper(world: World, scope: Scope, beside: Beside | None = None) -> Resul
     scope.say("the best contextual policy")
     best = {mode: best_contextual(joint, joint.objective(mode), trees=scope.whole) for mode in MODES}
     tables["readings"] = readings.readings(joint, joint_name, worlds, scope, runs, best)
+    if beside.depth_limit is not None:
+        tables["readings"]["depth_limit"] = _both_limits(
+            beside.depth_limit, joint.outcomes, beside.without_exit
+        )
+    if beside.latency is not None:
+        tables["latency"] = latency.table(beside.latency)
+        tables["latency_run"] = beside.latency["run"]
     tables["versus_best"] = field_questions.versus_best(joint, scope, best)
     tables["own_policies"] = field_questions.own_policies(joint, scope, best)
     tables["shared_objective"] = field_questions.shared_objective(joint, scope)
@@ -152,6 +171,13 @@ def _drifts(world: World, scope: Scope, runs: Runs) -> dict[str, Any]:
             for policy in ("uniscale", "knn", "terms")
         }
     return table
+
+
+def _both_limits(known: DepthLimit, on: Outcomes, off: Outcomes | None) -> dict[str, Any]:
+    found = {"with_early_exit": known.table(on, early_exit=True)}
+    if off is not None:
+        found["without_early_exit"] = known.table(off, early_exit=False)
+    return found
 
 
 def _second_task(world: World, scope: Scope) -> dict[str, Any]:

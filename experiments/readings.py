@@ -63,8 +63,6 @@ def readings(
                     scope.live("uniscale", own, steady(own, COST_SENSITIVE), scope.seeds), own
                 ),
             }
-    if "complete" in joint.outcomes.extra:
-        table["depth_limit"] = depth_limit(joint.outcomes)
     return {reading: found for reading, found in table.items() if found}
 
 
@@ -93,22 +91,6 @@ def which_oracle(
             for kind, value in optima.items():
                 found[kind].append(value - earned)
         table[policy] = {f"regret_{kind}": summed(values) for kind, values in found.items()}
-    return table
-
-
-def depth_limit(o: Outcomes) -> dict[str, Any]:
-    """Return how many searches met the depth limit: those alone could end otherwise under another reading."""
-    limit = o.extra["steps"].max()
-    models = dict.fromkeys(arm.model for arm in o.arms)
-    table = {}
-    for model in models:
-        at = [i for i, arm in enumerate(o.arms) if arm.model == model]
-        table[model] = {
-            "met_percent": summed((100 * (o.extra["steps"][:, :, at] >= limit)).mean(axis=(0, 2)).tolist()),
-            "unfinished_percent": summed(
-                (100 * (1 - o.extra["complete"][:, :, at])).mean(axis=(0, 2)).tolist()
-            ),
-        }
     return table
 
 

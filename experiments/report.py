@@ -13,7 +13,8 @@ STYLE = """body{font:15px/1.5 system-ui,sans-serif;max-width:80rem;margin:2rem a
 table{border-collapse:collapse;margin:.4rem 0 1.4rem;font-size:13px}caption{text-align:left;font-weight:600}
 td,th{border-bottom:1px solid #ddd;padding:.2rem .55rem;text-align:right;white-space:nowrap}
 td:first-child,th:first-child{text-align:left}.paper{color:#777}img{max-width:100%;display:block;margin:1rem 0}
-.note{max-width:56rem}small{color:#777}nav{column-width:22rem}nav a{display:block}.wide{overflow-x:auto}"""
+.note{max-width:56rem}small{color:#777}nav{column-width:22rem}nav a{display:block}.wide{overflow-x:auto}
+.finding{border-left:3px solid #48a;padding-left:.7rem}"""
 
 
 def write_report(path: Path, tables: Mapping[str, Any], figures: Mapping[str, Path]) -> None:
@@ -32,6 +33,8 @@ def write_report(path: Path, tables: Mapping[str, Any], figures: Mapping[str, Pa
     for section in shown:
         parts.append(f'<h2 id="{section.tables[0]}">{_text(section.title)}</h2>')
         parts.append(f"<p class=note>{_text(section.note)}</p>")
+        if section.finding is not None and (said := section.finding(tables)):
+            parts.append(f"<p class='note finding'>{_text(said)}</p>")
         for name in section.tables:
             parts += _tables(name, tables.get(name, {}), o)
         parts += [
@@ -67,44 +70,46 @@ def _head(o: Mapping[str, Any]) -> str:
 def _tables(name: str, table: Mapping[str, Any], o: Mapping[str, Any]) -> Iterator[str]:
     if name == "outcomes":
         return
+    unit = "tera-eFLOPs" if o["unit"] == "eFLOPs" else o["unit"]
     if name == "main":
         for scenario, modes in table.items():
             for mode, policies in modes.items():
                 theirs = {p: cells.get(scenario) for p, cells in paper_numbers.MAIN[mode].items()}
                 rows = {p: policies.get(p, {"reward": "not run"}) for p in theirs}
-                yield _table(f"{scenario}: {mode}", rows, theirs, "reward, accuracy %, cost")
+                yield _table(f"{scenario}: {mode}", rows, theirs, "reward, accuracy %, cost", unit)
         return
     printed, what = PRINTED.get(name, ({}, ""))
     if name == "verifiers":
         printed, what = printed_verifiers(list(table)), "reward, accuracy %, cost"
-    yield from _levels(name, table, printed, what)
+    yield from _levels(name, table, printed, what, unit)
 
 
-def _levels(title: str, table: Mapping[str, Any], printed: Any, what: str) -> Iterator[str]:
+def _levels(title: str, table: Mapping[str, Any], printed: Any, what: str, unit: str) -> Iterator[str]:
     """Yield a table for the rows of this level, then what is deeper."""
     below = printed if isinstance(printed, Mapping) else {}
     if _depth(table) == 1:
-        yield _table(title, {"": table}, {"": printed}, what)
+        yield _table(title, {"": table}, {"": printed}, what, unit)
         return
-    for name, value in table.items():
-        if _depth(value) == 0:
-            yield f"<p>{_text(_spaced(name))}: <strong>{_cell(value)}</strong></p>"
+    if single := {name: value for name, value in table.items() if _depth(value) == 0}:
+        yield _table(title, {"": single}, {}, "", unit)
     rows = {name: value for name, value in table.items() if _depth(value) == 1 and name != "histogram"}
     alike = len({tuple(row) for row in rows.values()}) == 1
     if rows and (alike or len(rows) > 2):
-        yield _table(title, rows, below, what)
+        yield _table(title, rows, below, what, unit)
     else:
         for name, value in rows.items():
-            yield _table(f"{title}: {name}", {"": value}, {"": below.get(name)}, what)
+            yield _table(f"{title}: {name}", {"": value}, {"": below.get(name)}, what, unit)
     for name, value in table.items():
         if _depth(value) > 1:
-            yield from _levels(f"{title}: {name}", value, below.get(name, {}), what)
+            yield from _levels(f"{title}: {name}", value, below.get(name, {}), what, unit)
 
 
-def _table(title: str, rows: Mapping[str, Mapping[str, Any]], printed: Mapping[str, Any], what: str) -> str:
+def _table(
+    title: str, rows: Mapping[str, Mapping[str, Any]], printed: Mapping[str, Any], what: str, unit: str
+) -> str:
     columns = list(dict.fromkeys(name for row in rows.values() for name in row))
     beside = what and any(isinstance(printed.get(name), tuple) for name in rows)
-    head = "".join(f"<th>{_text(_spaced(name))}" for name in columns)
+    head = "".join(f"<th>{_text(_heading(name, unit))}" for name in columns)
     head += f"<th class=paper>paper: {_text(what)}" if beside else ""
     body = []
     for name, row in rows.items():
@@ -147,6 +152,22 @@ def _cell(value: Any) -> str:
     if isinstance(value, list):
         return _text(", ".join(map(str, value)))
     return "–" if value is None else _text(value)
+
+
+def _heading(name: str, unit: str) -> str:
+    """Return a column's name with its unit.
+
+    >>> _heading("eflops_percent", "USD"), _heading("eflops", "USD"), _heading("regret_130", "USD")
+    ('cost (%)', 'cost (USD)', 'regret 130')
+    """
+    for ending, sign in (("_percent", " (%)"), ("_points", " (points)")):
+        if name.endswith(ending):
+            return _heading(name.removesuffix(ending), "") + sign
+    known = {"eflops": f"cost ({unit})", "accuracy": "accuracy (%)", "seconds": "seconds"}
+    known |= {"compute": "compute (TFLOPs)", "memory": "memory (TB)"}
+    if not unit:
+        known = {"eflops": "cost"}
+    return known.get(name, _spaced(name))
 
 
 def _spaced(name: str) -> str:

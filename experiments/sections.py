@@ -4,7 +4,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
+from experiments import findings
 from experiments import paper_numbers as paper
+from experiments.findings import Finding
 from experiments.scenarios import MODES
 
 
@@ -17,12 +19,14 @@ class Section:
         note: What its numbers mean.
         tables: Keys of tables.json.
         figures: Names of PNG files.
+        finding: Says what the tables of a run show.
     """
 
     title: str
     note: str
     tables: tuple[str, ...]
     figures: tuple[str, ...] = ()
+    finding: Finding | None = None
 
 
 SECTIONS: Final = (
@@ -34,6 +38,7 @@ SECTIONS: Final = (
         "recordings.",
         ("main",),
         tuple(f"regret-{mode}" for mode in MODES),
+        findings.main,
     ),
     Section(
         "Accuracy and cost of the actions",
@@ -69,36 +74,58 @@ SECTIONS: Final = (
     Section(
         "Drift at round 51",
         "Add: the two smallest models come; Remove: they go (both Cost-Sensitive). Changes of objective: the "
-        "paper's learner keeps old rewards under the old weights; `terms` is ours, which need not relearn. In"
-        " Remove, regret against all arms counts the removed ones too.",
+        "paper's learner keeps old rewards under the old weights; `terms` is ours, with one θ a reward term. "
+        "In Remove, regret against all arms counts the removed ones too.",
         ("drifts",),
         ("drifts",),
     ),
     Section(
         "Early exit",
         "The same searches with and without, drafts shared by both. Accuracy in percent, compute in TFLOPs, "
-        "memory in TB, cost in tera-eFLOPs, means over searches; intervals over questions. ⌈1.2·D⌉ is one or "
-        "two steps beyond a short answer, so short solutions save less. The paper: accuracy −0.91 points, "
-        "compute −87.3 %, memory −78.1 %, cost −79.3 %. Replayed: the same rule on recorded step scores of "
-        "larger public models.",
+        "memory in TB, cost in tera-eFLOPs, means over searches; intervals over questions. By depth, because "
+        "⌈1.2·D⌉ is one or two steps beyond a short answer. The paper: accuracy −0.91 points, compute −87.3 %, "
+        "memory −78.1 %, cost −79.3 %. stragglers: searches of two and more paths without early exit, how many "
+        "went on after the step in which their answer was finished, and for how many steps. Replayed: the same "
+        "rule on recorded step scores of larger public models, all paths of a problem side by side.",
         ("early_exit", "early_exit_replayed"),
         ("early_exit",),
+        findings.early_exit,
     ),
-    Section("The verifier", "k-NN and UniScale under either verifier.", ("verifiers",)),
+    Section(
+        "Latency by component",
+        "Seconds over the 160 rounds after the warm-up: joint space, Quality-Priority, one query after another, "
+        "every search run for real. Action embeddings are made beforehand, as in the paper; rest of search: its "
+        "control, price and grading (the paper's TTS overheads). The mini family's models are some ten thousand "
+        "times smaller than the paper's, so what does not shrink with them has a larger share.",
+        ("latency", "latency_run"),
+        (),
+        findings.latency,
+    ),
+    Section(
+        "The verifier",
+        "k-NN and UniScale under either verifier. Our recordings hold the other verifier in their first sample alone.",
+        ("verifiers",),
+    ),
     Section(
         "Verifier scores of right and wrong answers",
-        "Pooled over all searches, and within questions that were answered both ways.",
+        "Pooled over all searches, and within questions that were answered both ways. A wide search returns the "
+        "path its verifier likes best, right or wrong, so over all searches a high score is a sign of width too; "
+        "over single paths that falls away.",
         ("verifier_scores",),
         ("verifier_scores",),
+        findings.verifier_scores,
     ),
     Section("Second task", "mini-code, two middle models, 56 actions, Cost-Sensitive.", ("second_task",)),
     Section(
         "Readings of the paper, run both ways",
         "which oracle: mean regret a round against the best realised outcome (the paper's), the best mean "
         "over samples, the best cross-fitted contextual policy, the best fixed arm. cost bounds: of C̃. "
-        "samples: one realised sample a pull, or the mean. depth limit: share of searches that met it; no "
-        "other search can end otherwise when paths cut off at the limit count as completed.",
+        "samples: one realised sample a pull, or the mean of all. depth limit: a path cut off at it is kept out of "
+        "the answers, or counts as completed. All that lives stops there in one step, so only searches that met it "
+        "can end otherwise, at the same cost; they were run again.",
         ("readings",),
+        (),
+        findings.readings,
     ),
     Section(
         "Against the best fixed arm and the best contextual policy",
@@ -108,19 +135,25 @@ SECTIONS: Final = (
         "to learn: median round from which the mean reward stays within 5 % of the best fixed arm, and on how"
         " many seeds.",
         ("versus_best",),
+        (),
+        findings.versus_best,
     ),
     Section(
         "Our own policies",
         "Lead over faithful UniScale, paired by seed; share of its gap to the best contextual policy that is "
         "closed, with its interval. The one picked was picked on the paper's seeds and is judged on others.",
         ("own_policies",),
+        (),
+        findings.own_policies,
     ),
     Section(
-        "A change of objective costs no relearning",
+        "A change of objective: what is learnt anew",
         "Regret over the 160 rounds after the change, of a learner that changed and of one that had the "
         "objective all along, paired by seed. terms: one θ for each term of the reward; uniscale: the paper's"
         " scalar reward.",
         ("shared_objective",),
+        (),
+        findings.shared_objective,
     ),
     Section(
         "Feedback as production has it",
@@ -150,6 +183,7 @@ PRINTED: Final[Mapping[str, tuple[Mapping[str, Any], str]]] = {
     "dense_feedback": (paper.DENSE, "accuracy %, cost"),
     "drifts": (paper.DRIFTS, "regret at 130, at 210, accuracy %, cost"),
     "early_exit": ({"overall": paper.EARLY_EXIT}, "accuracy %, TFLOPs, TB, tera-eFLOPs"),
+    "latency": (paper.LATENCY, "seconds, percent"),
     "second_task": ({"cost_sensitive": paper.CODING}, "reward, accuracy %, cost"),
     "verifier_scores": (
         {"answers": paper.SCORES_OF, "measures": tuple(paper.SCORES.values())},

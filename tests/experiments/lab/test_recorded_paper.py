@@ -20,6 +20,15 @@ from schemas.action import Action
 
 ROOT = Path(__file__).parents[3]
 MODELS = ("mini-50k", "mini-120k", "mini-250k", "mini-500k")
+SECONDS = {
+    "query_embedding": 1.0, "bandit": 0.5, "generation": 6.0, "verification": 2.0, "rest_of_search": 0.5
+}  # fmt: skip
+RUN = {
+    "rounds": 160,
+    "rounds_as_recorded": 210,
+    "warm_up_and_rounds": 210,
+    "load_before_and_after": [0.1, 1.0],
+}
 NUMBERS = ("prefill_eflops", "decoding_eflops", "verifier_eflops")
 
 
@@ -64,10 +73,17 @@ def row(
 def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("recorded")
     for task, share in (("math", 0.07), ("code", 0.07)):
-        settings = {"models": list(MODELS), "verifiers": ["mini-prm-s", "mini-prm-l"], "samples": 1}
+        settings = {
+            "models": list(MODELS),
+            "verifiers": ["mini-prm-s", "mini-prm-l"],
+            "samples": 1,
+            "eta": 1.2,
+            "sampling": {m: {"temperature": 0.8, "step_tokens": 32, "depth_limit": 10} for m in MODELS},
+        }
         table.write(
             folder / f"{task}.parquet", rows_of(task, share), questions_of(task, share=share), settings
         )  # type: ignore[arg-type]
+    (folder / "math.latency.json").write_text(json.dumps({"seconds": SECONDS, "run": RUN}))
     catalogue = ROOT / "infra" / "catalogue" / "mini.yaml"
     told = [
         "--outcomes",
@@ -90,7 +106,7 @@ def test_every_table_that_a_recording_carries_is_there(written: Path) -> None:
     assert set(tables) >= {
         "main", "best_route", "semantics", "alpha", "dense_feedback", "drifts", "pareto", "early_exit", "verifiers",
         "second_task", "verifier_scores", "readings", "versus_best", "own_policies", "shared_objective", "feedback",
-        "cold_start",
+        "cold_start", "latency", "latency_run",
     }  # fmt: skip
     assert set(tables["main"]) == {"tts", "routing", "uis"}
     assert tables["outcomes"]["actions"] == 28 * len(MODELS)
@@ -107,6 +123,12 @@ def test_early_exit_is_measured_on_the_same_searches(written: Path) -> None:
     assert table["by_width"]["1"]["eflops_percent"]["high"] > -10
     assert set(table["by_depth"]) == {"2", "3", "4"}
     total = sum(each["searches"] for each in table["by_depth"].values())
+    assert set(table["stragglers"]) == {"all models", *MODELS}
+    # Answers are finished in steps 2, 3 and 4 of four, a third of the searches each.
+    assert table["stragglers"]["all models"]["went_on_percent"]["mean"] == pytest.approx(200 / 3, abs=3)
+    assert table["stragglers"]["all models"]["steps_beyond"]["mean"] == pytest.approx(1, abs=0.05)
+    wide = sum(each["searches"] for name, each in table["stragglers"].items() if name != "all models")
+    assert wide == table["stragglers"]["all models"]["searches"] == change["searches"] * 27 / 28
     assert total == change["searches"] == table["by_width"]["1"]["searches"] * 28
 
 
@@ -116,6 +138,19 @@ def test_the_report_shows_every_section_and_figure(written: Path) -> None:
     for heading in ("Main table", "Early exit", "Our own policies", "Second task", "The verifier"):
         assert re.search(rf"<h2 id=\"\w+\">{heading}", page), heading
     assert "not run" in page
+    assert "1941.84, 88.82" in page  # the paper's seconds of generation, and their percent
+    said = re.findall(r"<p class='note finding'>([^<]*)", page)
+    table = json.loads((written / "tables.json").read_text())
+    went_on = table["early_exit"]["stragglers"]["all models"]["went_on_percent"]["mean"]
+    assert any(f"Here {100 - went_on:.1f} % of the" in text for text in said)
+    met = table["readings"]["depth_limit"]["with_early_exit"]
+    assert met["met"]["all models"]["met_limit"] > 0
+    assert any(
+        f"{met['most_that_accuracy_could_differ']['points']:.2f} points at most" in text for text in said
+    )
+    assert any(
+        text.startswith("Embedding the query and the bandit take 15.00 % of the time") for text in said
+    )
     assert "0.7079, 46.88, 49.4" in page  # the paper's UniScale, UIS, Cost-Sensitive
 
 

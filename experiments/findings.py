@@ -1,0 +1,170 @@
+"""What a report's tables say, in a sentence or two: worded from the figures of that run, never written beforehand."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+Tables = Mapping[str, Any]
+Finding = Callable[[Tables], str]
+
+
+def main(tables: Tables) -> str:
+    """Say where UniScale stands in the joint space."""
+    joint = tables["main"].get("uis") or tables["main"].get("all", {})
+    others = {mode: each["policies"] for mode, each in tables.get("versus_best", {}).items()}
+    seeds = len(tables["outcomes"]["more_seeds"])
+    return " ".join(
+        _standing(mode, policies) + (_paired(others[mode], seeds) if mode in others else "")
+        for mode, policies in joint.items()
+        if "uniscale" in policies
+    )
+
+
+def _paired(policies: Mapping[str, Any], seeds: int) -> str:
+    first = max((p for p in policies if p != "uniscale"), key=lambda p: float(policies[p]["reward"]["mean"]))
+    lead = policies[first]["uniscale_leads_by"]
+    return f" Paired on {seeds} further seeds it leads {_plain(first)} by {_of(lead, 4)}."
+
+
+def _standing(mode: str, policies: Mapping[str, Any]) -> str:
+    earned = {name: each["reward"]["mean"] for name, each in policies.items() if name != "oracle"}
+    ranked = sorted(earned, key=lambda name: -earned[name])
+    first = next(name for name in ranked if name != "uniscale")
+    return (
+        f"Joint space, {_mode(mode)}: UniScale's mean reward {earned['uniscale']:.4f} is number "
+        f"{ranked.index('uniscale') + 1} of {len(ranked)}; the best other is {_plain(first)} with "
+        f"{earned[first]:.4f}, hindsight {policies['oracle']['reward']['mean']:.4f}."
+    )
+
+
+def early_exit(tables: Tables) -> str:
+    """Say how much there is to stop, what stopping it saves, and what the same rule saves elsewhere."""
+    found = tables.get("early_exit", {})
+    text = ""
+    if "all models" in found.get("stragglers", {}):
+        wide, change = found["stragglers"]["all models"], found["change"]["all searches"]
+        text = (
+            f"Once an answer is finished, early exit stops what cannot win any more; so it saves where paths of a "
+            f"question differ in length. Here {100 - wide['went_on_percent']['mean']:.1f} % of the "
+            f"{wide['searches']:,} searches of two and more paths, run without it, ended in the very step in which "
+            f"their answer was finished, and a search went on for {wide['steps_beyond']['mean']:.2f} steps on "
+            f"average: cost changes by {_of(change['eflops_percent'], 2)} %, accuracy by "
+            f"{_of(change['accuracy_points'], 2)} points."
+        )
+    if replayed := tables.get("early_exit_replayed"):
+        saved, on = _range(replayed, "steps_saved_percent"), _range(replayed, "went_on_percent")
+        text += (
+            f" On recorded step scores of {len(replayed)} configurations of larger public models, where in {on} % of "
+            f"the problems some path goes on after the best one, the same rule takes {saved} % fewer steps."
+        )
+    return text.strip()
+
+
+def versus_best(tables: Tables) -> str:
+    """Say whether knowing the question is worth anything here."""
+    return " ".join(_knowing(mode, each["best_contextual"]) for mode, each in tables["versus_best"].items())
+
+
+def _knowing(mode: str, best: Mapping[str, Any]) -> str:
+    values = ", ".join(f"{kind} {value:.4f}" for kind, value in best["values"].items())
+    text = f"{_mode(mode)}, mean reward of each kind: {values}; "
+    if best["kind"] == "fixed":
+        return text + "none that looks at the question does better than the best fixed arm."
+    text += f"{best['kind']} leads the best fixed arm by {_of(best['lead_over_fixed'], 4)}"
+    return text + (", which may be chance." if best["lead_over_fixed"]["low"] <= 0 else ".")
+
+
+def own_policies(tables: Tables) -> str:
+    """Say how much of faithful UniScale's gap our picked policy closes."""
+    return " ".join(_closed(mode, each) for mode, each in tables["own_policies"].items())
+
+
+def _closed(mode: str, each: Mapping[str, Any]) -> str:
+    picked = each["policies"][each["picked"]]
+    share, lead = picked["share_of_gap_closed"], picked["lead_over_uniscale"]
+    text = f"{_mode(mode)}: picked {_plain(each['picked'])}, {_of(lead, 4)} above UniScale; "
+    if share is None:
+        return (
+            text
+            + "UniScale's gap to the best contextual policy is not surely above zero, so no share is given."
+        )
+    return (
+        f"{text}{100 * share['mean']:.0f} % [{100 * share['low']:.0f}, {100 * share['high']:.0f}] of the gap of "
+        f"{each['gap_of_uniscale']['mean']:.4f} is closed, so at least half "
+        + ("is." if each["half_of_gap_closed"] else "is not shown.")
+    )
+
+
+def shared_objective(tables: Tables) -> str:
+    """Say what a change of objective adds to the regret of either learner."""
+    return " ".join(_added(change, rows) for change, rows in tables["shared_objective"].items())
+
+
+def _added(change: str, rows: Mapping[str, Any]) -> str:
+    told = ", ".join(f"{_plain(policy)} {_of(row['regret_added'], 2)}" for policy, row in rows.items())
+    level = [_plain(name) for name, row in rows.items() if row["regret_added"]["low"] <= 0]
+    noise = f" (within noise of none: {', '.join(level)})" if level else ""
+    return f"{change.replace('_to_', ' to ').upper().replace(' TO ', ' to ')}: regret added {told}{noise}."
+
+
+def verifier_scores(tables: Tables) -> str:
+    """Say how well scores tell right from wrong within a question."""
+    measures = tables["verifier_scores"]["measures"]
+    text = f"AUROC {measures['auroc_pooled']:.2f} pooled"
+    if "auroc_within_question" in measures:
+        text += f", {measures['auroc_within_question']:.2f} within a question over all its searches"
+    if "auroc_within_question_one_path" in measures:
+        text += f", {measures['auroc_within_question_one_path']:.2f} within a question over single paths"
+    return text + "."
+
+
+def readings(tables: Tables) -> str:
+    """Say whether the depth limit's reading matters."""
+    return " ".join(_limit(name, each) for name, each in tables["readings"].get("depth_limit", {}).items())
+
+
+def _limit(name: str, each: Mapping[str, Any]) -> str:
+    share = each["met"]["all models"]
+    text = (
+        f"{_plain(name).capitalize()}, {share['met_limit']} of {share['searches']:,} searches "
+        f"({share['met_percent']['mean']:.2f} %) met the depth limit"
+    )
+    if "over_all_searches" not in each:
+        return f"{text}; accuracy could differ by {100 * share['met_limit'] / share['searches']:.2f} points at most."
+    both, again = each["over_all_searches"], each["run_again"]
+    kept, completed = both["kept_out"], both["completed"]
+    return (
+        f"{text}; run again, {again['as_recorded']} of them went as recorded, and {again['other_answer']} end in "
+        f"another answer or score where paths cut off there count as completed: accuracy {kept['accuracy']['mean']:.3f}"
+        f" % and {completed['accuracy']['mean']:.3f} %, cost {kept['eflops']['mean']:.5g} and "
+        f"{completed['eflops']['mean']:.5g} tera-eFLOPs."
+    )
+
+
+def latency(tables: Tables) -> str:
+    """Say what the learner adds to a search."""
+    rows, run = tables["latency"], tables["latency_run"]
+    ours = rows["query_embedding"]["percent"] + rows["bandit"]["percent"]
+    load = " and ".join(f"{each:g}" for each in run["load_before_and_after"])
+    return (
+        f"Embedding the query and the bandit take {ours:.2f} % of the time together (the paper: 0.91 %), "
+        f"{1000 * (rows['query_embedding']['seconds'] + rows['bandit']['seconds']) / run['rounds']:.1f} ms a query. "
+        f"{run['rounds_as_recorded']} of {run['warm_up_and_rounds']} rounds ended as in "
+        f"the recording. Load of the machine before and after: {load}."
+    )
+
+
+def _of(figure: Mapping[str, float], digits: int) -> str:
+    return f"{figure['mean']:+.{digits}f} [{figure['low']:+.{digits}f}, {figure['high']:+.{digits}f}]"
+
+
+def _range(rows: Mapping[str, Any], measure: str) -> str:
+    means = [row[measure]["mean"] for row in rows.values()]
+    return f"{min(means):.0f} to {max(means):.0f}"
+
+
+def _mode(name: str) -> str:
+    return name.replace("_", "-").title()
+
+
+def _plain(name: str) -> str:
+    return name.replace("_", " ")
