@@ -17,6 +17,7 @@ from experiments.tables import Run, unit_of
 from experiments.world import World
 
 FEW = 50  # searches below which a group is in the table and not drawn
+LETTER, LINE = 6.0, 11.0  # width and height of a label's letters, in pixels
 METADATA = {"Software": None}  # the same runs give the same bytes
 TITLES = {
     "tts": "TTS (smallest model)",
@@ -159,15 +160,20 @@ def early_exit(path: Path, table: Mapping[str, Any]) -> None:
 
 
 def _label(axis: Any, labels: Sequence[tuple[str, float, float]]) -> None:
-    """Write names beside their points, one below the other where points lie together."""
-    taken: list[tuple[float, float]] = []
+    """Write names beside their points: right or left of them, above or below, where no other name stands."""
+    taken: list[tuple[float, float, float]] = []
     for name, x, y in dict.fromkeys(labels):
-        left, low = (float(each) + 5 for each in axis.transData.transform((x, y)))
-        while any(abs(left - a) < 60 and abs(low - b) < 11 for a, b in taken):
-            low -= 11
-        taken.append((left, low))
-        place = axis.transData.inverted().transform((left, low))
-        axis.annotate(name, (x, y), xytext=place, fontsize=7)
+        across, height = axis.transData.transform((x, y))
+        width = LETTER * len(name)
+        places = [(across + right, height + up) for right in (5, -5 - width) for up in (4, -11, 15)]
+        free = [
+            (left, low)
+            for left, low in places
+            if not any(left < b and left + width > a and abs(low - c) < LINE for a, b, c in taken)
+        ]
+        left, low = (free or places)[0]
+        taken.append((left, left + width, low))
+        axis.annotate(name, (x, y), xytext=axis.transData.inverted().transform((left, low)), fontsize=7)
 
 
 def _of(runs: Runs, name: str, mode: str) -> dict[str, Sequence[Run]]:

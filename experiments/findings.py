@@ -81,7 +81,7 @@ def own_policies(tables: Tables) -> str:
 def _closed(mode: str, each: Mapping[str, Any]) -> str:
     picked = each["policies"][each["picked"]]
     share, lead = picked["share_of_gap_closed"], picked["lead_over_uniscale"]
-    text = f"{_mode(mode)}: picked {_plain(each['picked'])}, {_of(lead, 4)} above UniScale; "
+    text = f"{_mode(mode)}: picked {_plain(each['picked'])}, lead over UniScale {_of(lead, 4)}; "
     if share is None:
         return (
             text

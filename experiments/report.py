@@ -76,11 +76,11 @@ def _tables(name: str, table: Mapping[str, Any], o: Mapping[str, Any]) -> Iterat
             for mode, policies in modes.items():
                 theirs = {p: cells.get(scenario) for p, cells in paper_numbers.MAIN[mode].items()}
                 rows = {p: policies.get(p, {"reward": "not run"}) for p in theirs}
-                yield _table(f"{scenario}: {mode}", rows, theirs, "reward, accuracy %, cost", unit)
+                yield _table(f"{scenario}: {mode}", rows, theirs, "reward, accuracy %, tera-eFLOPs", unit)
         return
     printed, what = PRINTED.get(name, ({}, ""))
     if name == "verifiers":
-        printed, what = printed_verifiers(list(table)), "reward, accuracy %, cost"
+        printed, what = printed_verifiers(list(table)), "reward, accuracy %, tera-eFLOPs"
     yield from _levels(name, table, printed, what, unit)
 
 
@@ -90,11 +90,12 @@ def _levels(title: str, table: Mapping[str, Any], printed: Any, what: str, unit:
     if _depth(table) == 1:
         yield _table(title, {"": table}, {"": printed}, what, unit)
         return
-    if single := {name: value for name, value in table.items() if _depth(value) == 0}:
+    single = {name: value for name, value in table.items() if _depth(value) == 0}
+    if single:
         yield _table(title, {"": single}, {}, "", unit)
     rows = {name: value for name, value in table.items() if _depth(value) == 1 and name != "histogram"}
     alike = len({tuple(row) for row in rows.values()}) == 1
-    if rows and (alike or len(rows) > 2):
+    if rows and (alike or len(rows) > 2) and not (single and len(rows) == 1):
         yield _table(title, rows, below, what, unit)
     else:
         for name, value in rows.items():

@@ -178,13 +178,13 @@ SECTIONS: Final = (
 )
 
 PRINTED: Final[Mapping[str, tuple[Mapping[str, Any], str]]] = {
-    "best_route": (paper.BEST_ROUTE, "reward, accuracy %, cost"),
-    "semantics": (paper.SEMANTICS, "regret at 130, at 210, accuracy %, cost"),
-    "dense_feedback": (paper.DENSE, "accuracy %, cost"),
-    "drifts": (paper.DRIFTS, "regret at 130, at 210, accuracy %, cost"),
+    "best_route": (paper.BEST_ROUTE, "reward, accuracy %, tera-eFLOPs"),
+    "semantics": (paper.SEMANTICS, "regret at 130, at 210, accuracy %, tera-eFLOPs"),
+    "dense_feedback": (paper.DENSE, "accuracy %, tera-eFLOPs"),
+    "drifts": (paper.DRIFTS, "regret at 130, at 210, accuracy %, tera-eFLOPs"),
     "early_exit": ({"overall": paper.EARLY_EXIT}, "accuracy %, TFLOPs, TB, tera-eFLOPs"),
     "latency": (paper.LATENCY, "seconds, percent"),
-    "second_task": ({"cost_sensitive": paper.CODING}, "reward, accuracy %, cost"),
+    "second_task": ({"cost_sensitive": paper.CODING}, "reward, accuracy %, tera-eFLOPs"),
     "verifier_scores": (
         {"answers": paper.SCORES_OF, "measures": tuple(paper.SCORES.values())},
         "mean, standard deviation; pooled AUROC, point-biserial",
