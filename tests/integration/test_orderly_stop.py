@@ -15,9 +15,29 @@ import pytest
 
 from schemas.query import Query
 from schemas.reward import Reward
+from streams.app import CRASH_EXIT
 from streams.supervisor import READY
 
 pytestmark = pytest.mark.broker
+
+# A room whose consumer fails once, between the broker and the first handler.
+FAULTY = """
+import os, pathlib, sys
+from streams.settings import Settings
+from streams.transport import Consumer
+from streams.worker import run_room
+
+once, plain = pathlib.Path(sys.argv[1]), Consumer._to_message
+
+def faulty(self, tp, record):
+    if tp.topic.endswith("context") and record.offset == 20 and not once.exists():
+        once.touch()
+        raise RuntimeError("a fault inside the consumer")
+    return plain(self, tp, record)
+
+Consumer._to_message = faulty
+run_room(Settings.from_env(os.environ), "decider")
+"""
 
 
 def closed(loop: Any) -> set[str]:
@@ -48,29 +68,52 @@ def test_all_rooms_ended_in_flight_lose_nothing(
         assert log.count("ended with code 0") == 2 * len(loop.supervisor.rooms)
 
 
+def test_an_error_inside_faust_ends_the_room_and_loses_nothing(
+    deploy: Callable[..., Any], ask: Callable[[int], Query], tmp_path: Path
+) -> None:
+    command = [sys.executable, "-c", FAULTY, str(tmp_path / "once")]
+    loop = deploy(max_in_flight=32, group_partitions=16, commands={"decider": command})
+    batch = [ask(n) for n in range(100)]
+    loop.send(*batch)
+    loop.until(lambda: closed(loop) >= {q.query_id for q in batch}, 120, "all rewards")
+    log = loop.log.read_text()
+    assert "crash: faust failed" in log
+    assert f"decider ended with code {CRASH_EXIT}" in log
+
+
 def test_workers_that_join_and_leave_in_flight_lose_nothing(
     deploy: Callable[..., Any], ask: Callable[[int], Query], tmp_path: Path
 ) -> None:
     loop = deploy(max_in_flight=32, group_partitions=16)
-    batch = [ask(n) for n in range(480)]
-    loop.send(*batch)
-    ids = {q.query_id for q in batch}
     answers = loop.topics.answer
+    ids: set[str] = set()
+
+    def more() -> None:
+        batch = [ask(n) for n in range(len(ids), len(ids) + 60)]
+        loop.send(*batch)
+        ids.update(q.query_id for q in batch)
+
+    def joined() -> bool:
+        if len(ids) - len(loop.raw(answers)) < 40:  # never without something in flight, however long it takes
+            more()
+        return Path(log.name).read_text().count(READY) == len(workers)
+
+    more()
     loop.until(lambda: len(loop.raw(answers)) >= 10, what="some answers")
     with (tmp_path / "joined.log").open("w+") as log:
-        joined = [
+        workers = [
             subprocess.Popen(
                 [sys.executable, "-m", "streams", "worker", *room, "--instance", "1"], env=loop.environ,
                 stdout=log, stderr=log,
             )
             for room in (("executor", "--group", "mini"), ("verifier",), ("aggregator",))
         ]  # fmt: skip
-        loop.until(lambda: Path(log.name).read_text().count(READY) == len(joined), what="more workers")
+        loop.until(joined, what="more workers")
+        more()
         before = len(loop.raw(answers))
-        assert before < len(ids), "they joined in flight"
-        loop.until(lambda: len(loop.raw(answers)) >= min(before + 40, len(ids)), what="answers with them")
-        for process in joined:
+        loop.until(lambda: len(loop.raw(answers)) >= before + 30, what="answers with them")
+        for process in workers:
             process.terminate()
         loop.until(lambda: closed(loop) >= ids, 180, "all rewards")
-        assert [process.wait(30) for process in joined] == [0, 0, 0]
+        assert [process.wait(30) for process in workers] == [0, 0, 0]
     assert loop.raw(loop.topics.dead_letter) == []
