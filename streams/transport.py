@@ -60,6 +60,11 @@ class Offsets:
             self._open.popleft()
         self._newest = max(self._newest, committed - 1)
 
+    @property
+    def open(self) -> int:
+        """How many records were fetched and are not handled."""
+        return len(self._open)
+
     def take(self) -> int | None:
         """Return the offset to commit, once."""
         offset, self.next = self.next, None
@@ -74,9 +79,12 @@ class Consumer(aiokafka.Consumer):
         self._offsets: defaultdict[Any, Offsets] = defaultdict(Offsets)
         self._may_hand_over = asyncio.Event()
         self._may_hand_over.set()
+        self.moved = 0
+        """Counts records fetched and records handled: while it stands still, nothing happens here."""
 
     def handled(self, message: Any) -> None:
         """Take note that a record is handled to its end."""
+        self.moved += 1
         self._offsets[message.tp].handled(message.offset)
 
     async def perform_seek(self) -> None:
@@ -121,7 +129,13 @@ class Consumer(aiokafka.Consumer):
             raise
         return await handing_over
 
+    @property
+    def waited_for(self) -> bool:
+        """Whether records are known that are not handled, or partitions are being given out."""
+        return self.app.rebalancing or any(offsets.open for offsets in self._offsets.values())
+
     def _to_message(self, tp: Any, record: Any) -> Any:
+        self.moved += 1
         if self.app.topics.acks_enabled_for(tp.topic):
             self._offsets[tp].fetched(record.offset)
         return super()._to_message(tp, record)

@@ -10,6 +10,7 @@ import contextlib
 import logging
 import os
 import sys
+import time
 from collections.abc import Coroutine
 from typing import Any, NoReturn
 
@@ -106,7 +107,7 @@ def run_room(
     if metrics_port:
         metrics.serve(metrics_port)
     loop.run_until_complete(_prepare(plumbing))
-    tasks = [watch_lag(app, metrics)]
+    tasks = [watch_lag(app, metrics), _notice_standstill(plumbing)]
     if parent := os.environ.get("STREAMS_PARENT_PID"):
         tasks.append(_end_with(int(parent)))
     for task in tasks:
@@ -121,6 +122,24 @@ async def _prepare(plumbing: Plumbing) -> None:
     for note in admin.require(settings, Topics(settings).declared(groups)):
         log.info("topics: %s", note)
     await connect(plumbing)
+
+
+async def _notice_standstill(plumbing: Plumbing) -> None:
+    """End the process where records wait, none is in hand and nothing moves: the next one begins where this one stood.
+
+    A rebalance that overtakes another can leave the consumer library waiting for ever.
+    """
+    most_s = plumbing.settings.rebalance_timeout_s + _SETTLE_S
+    moved, since = -1, time.monotonic()
+    while True:
+        await asyncio.sleep(1.0)
+        consumer: Any = plumbing.app.consumer
+        if consumer.moved != moved or plumbing.in_hand.held or not consumer.waited_for:
+            moved, since = consumer.moved, time.monotonic()
+        elif time.monotonic() - since > most_s:
+            for task in asyncio.all_tasks():
+                task.print_stack(limit=6)
+            crash(f"records wait and nothing has moved for {most_s:.0f} s")
 
 
 async def _end_with(parent: int) -> None:

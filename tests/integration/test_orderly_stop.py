@@ -22,20 +22,33 @@ pytestmark = pytest.mark.broker
 
 # A room whose consumer fails once, between the broker and the first handler.
 FAULTY = """
-import os, pathlib, sys
+import asyncio, os, pathlib, sys
 from streams.settings import Settings
 from streams.transport import Consumer
 from streams.worker import run_room
 
-once, plain = pathlib.Path(sys.argv[1]), Consumer._to_message
+once, how = pathlib.Path(sys.argv[1]), sys.argv[2]
+to_message, resume_flow = Consumer._to_message, Consumer.resume_flow
 
-def faulty(self, tp, record):
+def fails(self, tp, record):
     if tp.topic.endswith("context") and record.offset == 20 and not once.exists():
         once.touch()
         raise RuntimeError("a fault inside the consumer")
-    return plain(self, tp, record)
+    return to_message(self, tp, record)
 
-Consumer._to_message = faulty
+def stands_still(self):
+    resume_flow(self)
+    if not once.exists():
+        self._may_hand_over = asyncio.Event()
+
+def remembers(self, tp, record):
+    once.touch()
+    return to_message(self, tp, record)
+
+if how == "fails":
+    Consumer._to_message = fails
+else:
+    Consumer.resume_flow, Consumer._to_message = stands_still, remembers
 run_room(Settings.from_env(os.environ), "decider")
 """
 
@@ -68,16 +81,20 @@ def test_all_rooms_ended_in_flight_lose_nothing(
         assert log.count("ended with code 0") == 2 * len(loop.supervisor.rooms)
 
 
-def test_an_error_inside_faust_ends_the_room_and_loses_nothing(
-    deploy: Callable[..., Any], ask: Callable[[int], Query], tmp_path: Path
+@pytest.mark.parametrize(
+    ("how", "said"),
+    [("fails", "crash: faust failed"), ("stands still", "records wait and nothing has moved for 9 s")],
+)
+def test_a_fault_inside_the_consumer_ends_the_room_and_loses_nothing(
+    deploy: Callable[..., Any], ask: Callable[[int], Query], tmp_path: Path, how: str, said: str
 ) -> None:
-    command = [sys.executable, "-c", FAULTY, str(tmp_path / "once")]
+    command = [sys.executable, "-c", FAULTY, str(tmp_path / "once"), how]
     loop = deploy(max_in_flight=32, group_partitions=16, commands={"decider": command})
     batch = [ask(n) for n in range(100)]
     loop.send(*batch)
     loop.until(lambda: closed(loop) >= {q.query_id for q in batch}, 120, "all rewards")
     log = loop.log.read_text()
-    assert "crash: faust failed" in log
+    assert said in log
     assert f"decider ended with code {CRASH_EXIT}" in log
 
 
