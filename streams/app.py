@@ -70,7 +70,7 @@ def crash(reason: str, error: BaseException | None = None) -> NoReturn:
 class Quiet(Monitor):
     """End the process when a record could not be delivered, where faust would only warn; count nothing.
 
-    `metrics.py` counts. What faust keeps of every record and event takes a twentieth of a room's time.
+    `metrics.py` counts. What faust keeps of every record and event costs time and is shown nowhere.
     """
 
     def on_send_error(self, producer: Any, exc: BaseException, state: Any) -> None:

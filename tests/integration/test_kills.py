@@ -44,6 +44,16 @@ def conserved(loop: Any, ids: set[str]) -> None:
         assert closing[0].correct == float(answer.extracted == decision.query.reference)
 
 
+def learned(loop: Any, count: int) -> list[Any]:
+    """Return the learner's rows once it has taken in the reward of every query: that is a moment after it came."""
+
+    def stages() -> dict[str, int]:
+        return Counter(r.stage for r in loop.learner_rows() if isinstance(r, Row))
+
+    loop.until(lambda: stages() == {"closed": count}, 30, f"{count} closed rows")
+    return list(loop.learner_rows())
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_killing_each_room_in_turn_loses_and_repeats_nothing(
@@ -73,9 +83,7 @@ def test_killing_each_room_in_turn_loses_and_repeats_nothing(
     conserved(loop, ids)
     assert all(r.restarts >= 1 for r in loop.supervisor.rooms.values())
     assert loop.raw(t.dead_letter) == []
-    rows = loop.learner_rows()
-    learned = [r for r in rows if isinstance(r, Row)]
-    assert Counter(r.stage for r in learned) == {"closed": len(ids)}
+    rows = learned(loop, len(ids))
     policy = policy_of(loop.settings, encoder_of(loop.settings))
     assert list(mismatches(policy, rows, loop.settings.seed)) == []
 
@@ -95,8 +103,7 @@ def test_the_decider_killed_in_flight_goes_on_where_it_was(
         lambda: {r.query_id for r in loop.read(t.reward, Reward) if r.closes} >= ids, 240, "all rewards"
     )
     conserved(loop, ids)
-    rows = loop.learner_rows()
-    assert Counter(r.stage for r in rows if isinstance(r, Row)) == {"closed": len(ids)}
+    rows = learned(loop, len(ids))
     policy = policy_of(loop.settings, encoder_of(loop.settings))
     assert list(mismatches(policy, rows, loop.settings.seed)) == []
 

@@ -125,12 +125,16 @@ def test_workers_that_join_and_leave_in_flight_lose_nothing(
             )
             for room in (("executor", "--group", "mini"), ("verifier",), ("aggregator",))
         ]  # fmt: skip
-        loop.until(joined, what="more workers")
-        more()
-        before = len(loop.raw(answers))
-        loop.until(lambda: len(loop.raw(answers)) >= before + 30, what="answers with them")
-        for process in workers:
-            process.terminate()
-        loop.until(lambda: closed(loop) >= ids, 180, "all rewards")
-        assert [process.wait(30) for process in workers] == [0, 0, 0]
+        try:
+            loop.until(joined, what="more workers")
+            more()
+            before = len(loop.raw(answers))
+            loop.until(lambda: len(loop.raw(answers)) >= before + 30, what="answers with them")
+            for process in workers:
+                process.terminate()
+            loop.until(lambda: closed(loop) >= ids, 180, "all rewards")
+            assert [process.wait(30) for process in workers] == [0, 0, 0]
+        finally:
+            for process in workers:
+                process.kill()
     assert loop.raw(loop.topics.dead_letter) == []
