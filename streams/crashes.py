@@ -83,6 +83,11 @@ class InHand:
         """How many records are in hand."""
         return _SLOTS - len(self._free)
 
+    @property
+    def coordinates(self) -> list[str]:
+        """What is in hand."""
+        return self._read()
+
     @contextlib.contextmanager
     def holding(self, coordinates: Iterable[str]) -> Iterator[None]:
         """Keep records in the file while they are handled, however that ends short of the process's death."""

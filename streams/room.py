@@ -171,6 +171,11 @@ class Plumbing:
         first = records[0]
         try:
             await handle(records)
+        except asyncio.CancelledError as error:
+            if not asyncio.current_task().cancelling():  # type: ignore[union-attr]
+                # Nobody ended this handler: what it waited for was given up, and it would end without a word.
+                crash(f"{first.coordinates}: what the {self.room} waited for was given up", error)
+            raise
         except Exception as error:
             if isinstance(error, UniscaleError) and len(records) == 1:
                 await self.bury(first, error)

@@ -69,6 +69,7 @@ class Supervisor:
         self.echo = echo
         self._log: IO[str] | None = None
         self._lock = threading.Lock()
+        self._starting = threading.Lock()
         self._stopping = threading.Event()
         self._watcher = threading.Thread(target=self._watch, name="supervisor", daemon=True)
 
@@ -124,21 +125,23 @@ class Supervisor:
 
     def stop(self, grace_s: float = 20.0) -> None:
         """Ask every room to stop, kill what has not after `grace_s`, close the log."""
-        self._stopping.set()
-        running = [r for r in self.rooms.values() if r.process and r.process.poll() is None]
-        for room in running:
-            _signal(room, signal.SIGTERM)
+        with self._starting:
+            self._stopping.set()  # nothing is started from here on
+        if self._watcher.is_alive():
+            self._watcher.join()
+        running = [(r, p) for r in self.rooms.values() if (p := r.process) and p.poll() is None]
+        for _, process in running:
+            _signal(process, signal.SIGTERM)
         deadline = time.monotonic() + grace_s
-        for room in running:
-            assert room.process is not None
+        for room, process in running:
             try:
-                room.process.wait(max(0.1, deadline - time.monotonic()))
+                process.wait(max(0.1, deadline - time.monotonic()))
             except subprocess.TimeoutExpired:
                 self._write("supervisor", f"{room.name} did not stop in {grace_s:.0f} s: killed")
-                _signal(room, signal.SIGKILL)
-                room.process.wait()
-        for room in running:
-            _signal(room, signal.SIGKILL)  # whatever its group left behind
+                _signal(process, signal.SIGKILL)
+                process.wait()
+        for _, process in running:
+            _signal(process, signal.SIGKILL)  # whatever its group left behind
         if self._log:
             with self._lock:
                 self._log.close()
@@ -153,12 +156,15 @@ class Supervisor:
         self.stop()
 
     def _spawn(self, room: Room) -> None:
-        room.ready.clear()
-        room.started_at = time.monotonic()
-        room.process = subprocess.Popen(
-            room.argv, env=room.environ, stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True,
-        )  # fmt: skip
+        with self._starting:
+            if self._stopping.is_set() or room.parked:
+                return
+            room.ready.clear()
+            room.started_at = time.monotonic()
+            room.process = subprocess.Popen(
+                room.argv, env=room.environ, stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True,
+            )  # fmt: skip
         threading.Thread(target=self._read, args=(room, room.process), daemon=True).start()
 
     def _read(self, room: Room, process: subprocess.Popen[bytes]) -> None:
@@ -203,7 +209,7 @@ class Supervisor:
                 room.process = None
 
     def _respawn(self, room: Room, pause_s: float) -> None:
-        if not self._stopping.wait(pause_s) and not room.parked:
+        if not self._stopping.wait(pause_s):
             self._spawn(room)
 
 
@@ -212,9 +218,9 @@ def python() -> list[str]:
     return [sys.executable, "-m", "streams"]
 
 
-def _signal(room: Room, number: signal.Signals) -> None:
-    with contextlib.suppress(ProcessLookupError, RuntimeError):
-        os.killpg(room.pid, number)
+def _signal(process: subprocess.Popen[bytes], number: signal.Signals) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, number)
 
 
 def _tail(room: Room) -> str:

@@ -1,33 +1,37 @@
-"""faust's Kafka consumer, mended where it would lose a record, and shortened where it spends most of its time.
+"""faust's Kafka consumer, with a way of its own from the fetcher to the streams that can lose no record.
 
-Lost: when a room has got its partitions, faust seeks to the committed offsets and then empties its queues, together
-with what the fetcher has brought in between; the next record makes it look as if there had been nothing, and its
-offset is committed. So here nothing is handed over between the seek and the emptying, and only an offset is
-committed below which every record that was fetched has been handled. A handler that skips one ends the process.
+faust passes on what the fetcher brings, and seeks and empties its queues beside that. What was fetched before a seek
+may arrive after it; what is fetched while the flow is stopped or a generation ends is dropped, and the fetcher goes
+on behind it; a topic of which nothing is committed is not sought at all. Each of these ends in a commit past a
+record that nobody handled. So here:
 
-Time: faust hands over each record in a task, beside three more that wait for the end of the service or of the
-assignment, and then cancels those three. A record whose stream has room is handed over without waiting for
-anything, so that is tried first.
+- For each partition it is written down which offset is *due*. Only that one is handed over. Where the fetcher has
+  gone past it, it is sent back; where that brings the same later record again, there is nothing in between.
+- Nothing is handed over between a seek to the committed offsets and the emptying of the queues that follows it.
+- Only an offset is committed below which every record that was handed over has been handled. A handler that skips
+  one ends the process.
+
+It also takes less time: faust makes four tasks for each record, to hand it over and to notice the end meanwhile.
 """
 
 import asyncio
+import contextlib
 from collections import defaultdict, deque
-from collections.abc import Coroutine, Generator
-from inspect import iscoroutine
-from types import coroutine
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import faust
+from aiokafka.errors import ConsumerStoppedError, IllegalStateError
+from faust.exceptions import ConsumerNotStarted
 from faust.transport.drivers import aiokafka
-from mode.services import WaitResults
 
 
 class SkippedRecord(RuntimeError):
-    """A record was fetched and not handled, but a later one of its partition was. Read again after a restart."""
+    """A record was handed over and not handled, but a later one of its partition was. Read again after a restart."""
 
 
 class Offsets:
-    """Which records of a partition were fetched, and up to where they are handled. Handling keeps their order."""
+    """Which records of a partition were handed over, and up to where they are handled. Handling keeps their order."""
 
     def __init__(self) -> None:
         self._open: deque[int] = deque()
@@ -35,8 +39,8 @@ class Offsets:
         self.next: int | None = None
         """The offset to commit; None where nothing was handled since the last commit."""
 
-    def fetched(self, offset: int) -> None:
-        """Await a record; one that is fetched again is awaited already, or was handled."""
+    def handed_over(self, offset: int) -> None:
+        """Await a record; one that is handed over again is awaited already, or was handled."""
         if offset > self._newest:
             self._newest = offset
             self._open.append(offset)
@@ -48,7 +52,7 @@ class Offsets:
             SkippedRecord: one before it is open.
         """
         if not self._open or offset < self._open[0]:
-            return  # fetched twice, or of an assignment that is over
+            return  # handed over twice, or of an assignment that is over
         if offset > self._open[0]:
             raise SkippedRecord(f"offset {self._open[0]} was not handled, {offset} was")
         self._open.popleft()
@@ -62,7 +66,7 @@ class Offsets:
 
     @property
     def open(self) -> int:
-        """How many records were fetched and are not handled."""
+        """How many records were handed over and are not handled."""
         return len(self._open)
 
     def take(self) -> int | None:
@@ -71,16 +75,43 @@ class Offsets:
         return offset
 
 
+class Course:
+    """The way through one partition: which offset is due, and whether what lies before a later one is known."""
+
+    def __init__(self, due: int) -> None:
+        self.due = due
+        self._asked_again: int | None = None
+
+    def follows(self, offset: int, after: int | None) -> bool:
+        """Say whether a record that was not handed over is the next; False where others may be missing before it.
+
+        Compacted records and the markers of transactions leave gaps. One inside a batch is such a gap: a batch is
+        fetched whole. One in front of a batch is, when the fetcher was sent back to what is due and came with the
+        same again.
+
+        Args:
+            offset: Of the record; not below what is due.
+            after: What was due after the record before it in the same batch; None for the first.
+        """
+        if offset > self.due and after != self.due and self._asked_again != self.due:
+            self._asked_again = self.due
+            return False
+        self.due = offset + 1
+        return True
+
+
 class Consumer(aiokafka.Consumer):
     """faust's consumer."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._offsets: defaultdict[Any, Offsets] = defaultdict(Offsets)
+        self._courses: dict[Any, Course] = {}
         self._may_hand_over = asyncio.Event()
         self._may_hand_over.set()
+        self._in_transit = False
         self.moved = 0
-        """Counts records fetched and records handled: while it stands still, nothing happens here."""
+        """Counts records handed over and records handled: while it stands still, nothing happens here."""
 
     def handled(self, message: Any) -> None:
         """Take note that a record is handled to its end."""
@@ -88,12 +119,24 @@ class Consumer(aiokafka.Consumer):
         self._offsets[message.tp].handled(message.offset)
 
     async def perform_seek(self) -> None:
-        """Seek to the committed offsets, and hand nothing over until the queues have been emptied."""
+        """Go back to the committed offsets, or to the beginning, and hand nothing over until the queues are emptied."""
         self._may_hand_over.clear()
-        await super().perform_seek()
-        for tp, committed in self._committed_offset.items():
-            if committed:
-                self._offsets[tp].start(committed)
+        for tp in [tp for tp in self._courses if not self._is_changelog_tp(tp)]:
+            del self._courses[tp]
+        found = await self.seek_to_committed()
+        committed = {tp: offset for tp, offset in found.items() if offset}
+        new = [tp for tp in found if tp not in committed and not self._is_changelog_tp(tp)]
+        if new:
+            await self.seek_wait(await self.earliest_offsets(*new))
+        for tp, offset in committed.items():
+            self._courses[tp] = Course(offset)
+            self._offsets[tp].start(offset)
+        self._committed_offset.update(committed)
+
+    async def seek_wait(self, partitions: Mapping[Any, int]) -> None:
+        """Go to these offsets."""
+        await super().seek_wait(partitions)
+        self._courses.update({tp: Course(offset) for tp, offset in partitions.items()})
 
     def resume_flow(self) -> None:
         """Hand over again: faust has emptied the queues."""
@@ -105,40 +148,68 @@ class Consumer(aiokafka.Consumer):
         await super().on_partitions_revoked(revoked)
         for tp in revoked:
             self._offsets.pop(tp, None)
-
-    async def wait_first(self, *awaitables: Any, timeout: Any = None) -> WaitResults:
-        """Return as soon as one is done; the first may be done before any is waited for."""
-        first, *others = awaitables
-        if timeout is not None or not all(map(iscoroutine, awaitables)):
-            return await super().wait_first(*awaitables, timeout=timeout)
-        if not self._may_hand_over.is_set():
-            return await super().wait_first(self._later(first), *others)
-        try:
-            waited_for = first.send(None)
-        except StopIteration as done:
-            for other in others:
-                other.close()
-            return WaitResults([first], [done.value], self.should_stop)
-        return await super().wait_first(_go_on(first, waited_for), *others)
-
-    async def _later(self, handing_over: Coroutine[Any, Any, Any]) -> Any:
-        try:
-            await self._may_hand_over.wait()
-        except BaseException:
-            handing_over.close()
-            raise
-        return await handing_over
+            self._courses.pop(tp, None)
 
     @property
     def waited_for(self) -> bool:
-        """Whether records are known that are not handled, or partitions are being given out."""
-        return self.app.rebalancing or any(offsets.open for offsets in self._offsets.values())
+        """Whether there are records that are not handled, or partitions are being given out."""
+        if self.app.rebalancing or self._in_transit or any(each.open for each in self._offsets.values()):
+            return True
+        try:
+            return any(self._has_more(tp) for tp in self.assignment() if not self._is_changelog_tp(tp))
+        except (ConsumerNotStarted, IllegalStateError):
+            return False
 
-    def _to_message(self, tp: Any, record: Any) -> Any:
-        self.moved += 1
-        if self.app.topics.acks_enabled_for(tp.topic):
-            self._offsets[tp].fetched(record.offset)
-        return super()._to_message(tp, record)
+    def _has_more(self, tp: Any) -> bool:
+        subscription = self._thread._ensure_consumer()._subscription.subscription
+        fetched = subscription.assignment.state_value(tp)
+        return tp not in self._courses or (fetched.highwater or 0) > (fetched._position or 0)
+
+    async def _drain_messages(self, fetcher: Any) -> None:
+        """Hand over what the fetcher brings, until it is stopped."""
+        try:
+            while not (self.should_stop or fetcher.should_stop):
+                await asyncio.sleep(0)
+                records, active = await self._wait_next_records(1.0)
+                self._in_transit = bool(records)
+                for tp, batch in (records or {}).items():
+                    if not await self._hand_over(tp, batch, active) and (course := self._courses.get(tp)):
+                        with contextlib.suppress(IllegalStateError):  # it goes elsewhere
+                            await self._thread.seek_wait({tp: course.due})
+                self._in_transit = False
+                if self._commit_every is not None and self._n_acked >= self._commit_every:
+                    self._n_acked = 0
+                    await self.commit()
+        except (ConsumerStoppedError, asyncio.CancelledError):
+            if not self.app.should_stop:
+                raise
+
+    async def _hand_over(self, tp: Any, batch: Sequence[Any], active: set[Any] | None) -> bool:
+        """Hand over a batch of one partition; False where the fetcher has to come again with part of it."""
+        generation = self.app.consumer_generation_id
+        counted = self.app.topics.acks_enabled_for(tp.topic)
+        after: int | None = None
+        for record in batch:
+            if not self._may_hand_over.is_set():
+                await self._may_hand_over.wait()
+            course = self._courses.get(tp)
+            if (
+                course is None
+                or not self.flow_active
+                or self.app.consumer_generation_id != generation
+                or not (active is None or tp in active or tp in self._buffered_partitions)
+            ):
+                return False
+            if record.offset < course.due:
+                continue  # fetched again
+            if not course.follows(record.offset, after):
+                return False
+            after = course.due
+            self.moved += 1
+            if counted:
+                self._offsets[tp].handed_over(record.offset)
+            await self.callback(self._to_message(tp, record))
+        return True
 
     def _new_offset(self, tp: Any) -> int | None:
         # faust's own account goes on; it would never shrink where nothing is committed from it.
@@ -159,26 +230,3 @@ class App(faust.App):
 
     def _new_transport(self) -> Transport:
         return Transport(self.conf.broker_consumer, self)
-
-
-async def _go_on(started: Coroutine[Any, Any, Any], waited_for: Any) -> Any:
-    """Go on with a coroutine that was started and waits."""
-    return await _steps(started, waited_for)
-
-
-@coroutine
-def _steps(started: Coroutine[Any, Any, Any], waited_for: Any) -> Generator[Any, Any, Any]:
-    """Pass on what a started coroutine waits for, and back to it what comes of that."""
-    try:
-        while True:
-            try:
-                sent = yield waited_for
-            except GeneratorExit:
-                started.close()
-                raise
-            except BaseException as error:
-                waited_for = started.throw(error)
-            else:
-                waited_for = started.send(sent)
-    except StopIteration as done:
-        return done.value

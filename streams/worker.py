@@ -94,7 +94,7 @@ def run_room(
         logging.getLogger(noisy).setLevel(max(logging.WARNING, logging.getLevelName(settings.log_level)))
     # kafka-python warns of a busy machine; mode logs every part of faust under the module of its class.
     logging.getLogger("kafka.net.selector").setLevel(logging.ERROR)
-    for name in ("streams.app", "streams.table"):
+    for name in ("streams.app", "streams.table", "streams.transport"):
         logging.getLogger(name).setLevel(logging.WARNING)
     settings.state_path().mkdir(parents=True, exist_ok=True)
     # Of faust's consumer thread too. The same streams take a fifth less time than on asyncio's own loop.
@@ -127,16 +127,25 @@ async def _prepare(plumbing: Plumbing) -> None:
 async def _notice_standstill(plumbing: Plumbing) -> None:
     """End the process where records wait, none is in hand and nothing moves: the next one begins where this one stood.
 
-    A rebalance that overtakes another can leave the consumer library waiting for ever.
+    A rebalance that overtakes another can leave the consumer library waiting for ever. What is in hand for long is
+    named: a step of an engine may take minutes, what never ends is a fault to be found.
     """
     most_s = plumbing.settings.rebalance_timeout_s + _SETTLE_S
     moved, since = -1, time.monotonic()
+    told = False
     while True:
         await asyncio.sleep(1.0)
         consumer: Any = plumbing.app.consumer
-        if consumer.moved != moved or plumbing.in_hand.held or not consumer.waited_for:
-            moved, since = consumer.moved, time.monotonic()
-        elif time.monotonic() - since > most_s:
+        held = plumbing.in_hand.held
+        if consumer.moved != moved or not (held or consumer.waited_for):
+            moved, since, told = consumer.moved, time.monotonic(), False
+        elif time.monotonic() - since <= most_s or told:
+            pass
+        elif held:
+            told = True
+            names = ", ".join(plumbing.in_hand.coordinates[:8])
+            log.warning("nothing has moved for %.0f s; in hand: %d records (%s)", most_s, held, names)
+        else:
             for task in asyncio.all_tasks():
                 task.print_stack(limit=6)
             crash(f"records wait and nothing has moved for {most_s:.0f} s")

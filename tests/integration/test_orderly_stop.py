@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from agents.decider.observations import Row
 from schemas.query import Query
 from schemas.reward import Reward
 from streams.app import CRASH_EXIT
@@ -38,17 +39,31 @@ def fails(self, tp, record):
 
 def stands_still(self):
     resume_flow(self)
-    if not once.exists():
-        self._may_hand_over = asyncio.Event()
-
-def remembers(self, tp, record):
-    once.touch()
-    return to_message(self, tp, record)
+    self._may_hand_over = asyncio.Event()
 
 if how == "fails":
     Consumer._to_message = fails
-else:
-    Consumer.resume_flow, Consumer._to_message = stands_still, remembers
+elif not once.exists():
+    once.touch()
+    Consumer.resume_flow = stands_still
+run_room(Settings.from_env(os.environ), "decider")
+"""
+
+
+# A room that takes its time between reading its table and going on, while records arrive.
+SLOW = """
+import asyncio, os
+from streams.rooms.decider import DeciderRoom
+from streams.settings import Settings
+from streams.worker import run_room
+
+recovered = DeciderRoom._recovered
+
+async def slowly(self):
+    await recovered(self)
+    await asyncio.sleep(2)
+
+DeciderRoom._recovered = slowly
 run_room(Settings.from_env(os.environ), "decider")
 """
 
@@ -96,6 +111,30 @@ def test_a_fault_inside_the_consumer_ends_the_room_and_loses_nothing(
     log = loop.log.read_text()
     assert said in log
     assert f"decider ended with code {CRASH_EXIT}" in log
+
+
+def test_a_room_that_recovers_while_records_arrive_misses_none(
+    deploy: Callable[..., Any], ask: Callable[[int], Query]
+) -> None:
+    # Nothing is committed before the end, so there is nothing to go back to but the beginning.
+    loop = deploy(
+        max_in_flight=8, commit_interval_s=600.0, commands={"decider": [sys.executable, "-c", SLOW]}
+    )
+    batch = [ask(n) for n in range(90)]
+    loop.send(*batch)
+    for at in (10, 30, 50):
+        loop.until(lambda n=at: len(closed(loop)) >= n, 120, f"{at} rewards")
+        loop.supervisor.kill("decider")
+        loop.supervisor.wait_ready(60)
+    ids = {q.query_id for q in batch}
+    loop.until(lambda: closed(loop) >= ids, 120, "all rewards")
+    loop.until(
+        lambda: (
+            {r.query_id for r in loop.learner_rows() if isinstance(r, Row) and r.stage == "closed"} == ids
+        ),
+        40,
+        "all rewards learned",
+    )
 
 
 def test_workers_that_join_and_leave_in_flight_lose_nothing(

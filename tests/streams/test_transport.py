@@ -1,22 +1,24 @@
 """What may be committed, and how a record gets from the fetcher to its stream."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
+from faust.transport.consumer import ThreadDelegateConsumer
+from faust.types import TP
 from hypothesis import given
 from hypothesis import strategies as st
 
+from streams.app import create_app
 from streams.settings import Settings
-from streams.transport import Consumer, Offsets, SkippedRecord
+from streams.transport import Consumer, Course, Offsets, SkippedRecord
 
 
 def test_an_offset_is_committed_when_all_before_it_are_handled() -> None:
     offsets = Offsets()
     offsets.start(50)
     for offset in (50, 51, 53):  # 52 is a marker of a transaction, which nobody is given
-        offsets.fetched(offset)
+        offsets.handed_over(offset)
     assert offsets.take() is None
     offsets.handled(50)
     assert offsets.take() == 51
@@ -26,20 +28,20 @@ def test_an_offset_is_committed_when_all_before_it_are_handled() -> None:
     assert offsets.take() == 54
 
 
-def test_a_record_that_was_fetched_and_passed_over_is_noticed() -> None:
+def test_a_record_that_was_handed_over_and_passed_over_is_noticed() -> None:
     offsets = Offsets()
     for offset in (63, 64, 65):
-        offsets.fetched(offset)
+        offsets.handed_over(offset)
     offsets.handled(63)
     with pytest.raises(SkippedRecord, match="offset 64 was not handled, 65 was"):
         offsets.handled(65)
     assert offsets.take() == 64, "nothing moves past it"
 
 
-def test_what_is_fetched_and_handled_again_changes_nothing() -> None:
+def test_what_is_handed_over_and_handled_again_changes_nothing() -> None:
     offsets = Offsets()
     for offset in (1, 2, 1, 2, 3):
-        offsets.fetched(offset)
+        offsets.handed_over(offset)
     for offset in (1, 1, 2, 1, 2, 3):
         offsets.handled(offset)
     assert offsets.take() == 4
@@ -48,7 +50,7 @@ def test_what_is_fetched_and_handled_again_changes_nothing() -> None:
 def test_a_partition_that_comes_back_begins_where_the_group_has_come_to() -> None:
     offsets = Offsets()
     for offset in (5, 6, 7):
-        offsets.fetched(offset)
+        offsets.handed_over(offset)
     offsets.start(7)
     offsets.handled(5)
     assert offsets.take() is None
@@ -61,7 +63,7 @@ def test_no_offset_moves_past_an_open_record(jumps: list[int]) -> None:
     offsets, handled, fetched = Offsets(), 0, 0
     for jump in jumps:
         for _ in range(jump):
-            offsets.fetched(fetched)
+            offsets.handed_over(fetched)
             fetched += 1
         if handled < fetched:
             offsets.handled(handled)
@@ -70,108 +72,215 @@ def test_no_offset_moves_past_an_open_record(jumps: list[int]) -> None:
         assert taken is None or taken == handled
 
 
-@pytest.fixture
-def consumer() -> Callable[[], Consumer]:
-    """Make a consumer that never connects; to be called within a loop."""
+def test_records_come_once_and_in_order_whatever_is_fetched_again() -> None:
+    course, after, handed = Course(7), None, []
+    for offset in (5, 6, 7, 8, 8, 9):
+        if offset >= course.due and course.follows(offset, after):
+            handed.append(offset)
+            after = course.due
+    assert handed == [7, 8, 9]
 
-    def make() -> Consumer:
-        from streams.app import create_app
 
-        app = create_app(Settings(prefix="offsets."), "verifier")
-        made = app.consumer
+def test_a_gap_before_a_batch_is_believed_when_it_is_there_again() -> None:
+    course = Course(7)
+    assert course.follows(9, None) is False, "7 and 8 may have been dropped on the way"
+    assert course.due == 7
+    assert course.follows(9, None), "they were markers of a transaction"
+    assert course.follows(12, course.due), "inside a batch nothing is missing"
+    assert course.follows(20, None) is False
+
+
+class Drop(NamedTuple):
+    """What was fetched is lost on its way, as where a generation ends."""
+
+
+class Seek(NamedTuple):
+    """The group goes back to what was committed, while a batch is on its way."""
+
+    share: float
+
+
+class Fetch(NamedTuple):
+    """So many records are fetched and arrive."""
+
+    most: int
+
+
+@given(
+    st.sets(st.integers(0, 40), min_size=1),
+    st.lists(
+        st.one_of(st.builds(Drop), st.builds(Seek, st.floats(0, 1)), st.builds(Fetch, st.integers(1, 7)))
+    ),
+)
+def test_no_record_is_missed_however_fetches_are_lost_and_cross_with_seeks(
+    there: set[int], story: list[Drop | Seek | Fetch]
+) -> None:
+    log = sorted(there)
+    position, course = 0, Course(0)
+    handed: list[int] = []
+
+    def fetch(most: int) -> list[int]:
+        nonlocal position
+        batch = [offset for offset in log if offset >= position][:most]
+        position = batch[-1] + 1 if batch else 41
+        return batch
+
+    def arrive(batch: list[int]) -> None:
+        nonlocal position
+        after = None
+        for offset in batch:
+            if offset < course.due:
+                continue
+            if not course.follows(offset, after):
+                position = course.due
+                return
+            after = course.due
+            assert set(handed) >= {each for each in log if each < offset}, "one was passed over"
+            handed.append(offset)
+
+    for each in story:
+        match each:
+            case Drop():
+                fetch(3)
+                position = course.due
+            case Fetch(most):
+                arrive(fetch(most))
+            case Seek(share):
+                crossing = fetch(4)
+                position = int(share * (handed[-1] + 1)) if handed else 0
+                course = Course(position)
+                arrive(crossing)
+    for _ in range(len(log) + 41):
+        arrive(fetch(5))
+    assert set(handed) == there
+
+
+class Fetched(NamedTuple):
+    """A record as aiokafka gives it, as far as it is looked at."""
+
+    topic: str
+    partition: int
+    offset: int
+    timestamp: int = 0
+    timestamp_type: int = 0
+    headers: tuple[()] = ()
+    key: bytes = b"k"
+    value: bytes = b"v"
+    checksum: None = None
+    serialized_key_size: int = 1
+    serialized_value_size: int = 1
+
+
+TP_ = TP("offsets.verification", 0)
+
+
+def batch(*offsets: int) -> list[Fetched]:
+    return [Fetched(TP_.topic, TP_.partition, offset) for offset in offsets]
+
+
+class Receiver:
+    """A consumer that never connects, and what it hands over. To be made within a loop."""
+
+    def __init__(self) -> None:
+        made = create_app(Settings(prefix="offsets."), "verifier").consumer
         assert isinstance(made, Consumer)
-        return made
+        self.consumer = made
+        self.given: list[int] = []
+        self.room = asyncio.Event()
+        self.room.set()
+        made.callback = self._take
 
-    return make
+    async def _take(self, message: Any) -> None:
+        await self.room.wait()
+        self.given.append(message.offset)
+
+    async def hand_over(self, *offsets: int, active: frozenset[TP] = frozenset({TP_})) -> bool:
+        return await self.consumer._hand_over(TP_, batch(*offsets), set(active))
 
 
-async def _never() -> None:
-    await asyncio.Event().wait()
-
-
-def test_a_record_whose_stream_has_room_is_handed_over_at_once(consumer: Callable[[], Consumer]) -> None:
+def test_nothing_is_handed_over_before_the_first_seek() -> None:
     async def main() -> None:
-        given: list[str] = []
-
-        async def hand_over() -> None:
-            given.append("record")
-
-        coroutine = hand_over()
-        done = await consumer().wait_first(coroutine, _never())
-        assert given == ["record"]
-        assert done.done == [coroutine]
+        receiver = Receiver()
+        assert not await receiver.hand_over(0, 1)
+        receiver.consumer._courses[TP_] = Course(0)
+        assert await receiver.hand_over(0, 1)
+        assert receiver.given == [0, 1]
 
     asyncio.run(main())
 
 
-def test_a_record_that_must_wait_waits_and_is_handed_over(consumer: Callable[[], Consumer]) -> None:
+@pytest.mark.parametrize("end", ["flow", "generation", "paused"])
+def test_what_comes_when_an_assignment_ends_has_to_come_again(end: str) -> None:
     async def main() -> None:
-        room, given = asyncio.Event(), []
-
-        async def hand_over() -> str:
-            await asyncio.sleep(0)
-            try:
-                await asyncio.wait_for(asyncio.Event().wait(), 0.001)
-            except TimeoutError:
-                await room.wait()
-            given.append("record")
-            return "done"
-
-        waiting = asyncio.ensure_future(consumer().wait_first(hand_over(), _never()))
-        await asyncio.sleep(0.05)
-        assert given == []
-        room.set()
-        assert (await waiting).results == ["done"]
-        assert given == ["record"]
-
-    asyncio.run(main())
-
-
-@pytest.mark.parametrize("seeking", [False, True])
-def test_the_end_of_an_assignment_ends_the_waiting(consumer: Callable[[], Consumer], seeking: bool) -> None:
-    async def main() -> None:
-        cancelled: list[bool] = []
-
-        async def hand_over() -> None:
-            try:
-                await _never()
-            except asyncio.CancelledError:
-                cancelled.append(True)
-                raise
-
-        async def suspended() -> None:
-            await asyncio.sleep(0.01)
-
-        receiver = consumer()
-        if seeking:
-            receiver._may_hand_over.clear()
-        await asyncio.wait_for(receiver.wait_first(hand_over(), suspended()), 5)
+        receiver = Receiver()
+        consumer = receiver.consumer
+        course = consumer._courses[TP_] = Course(3)
+        receiver.room.clear()
+        coming = asyncio.ensure_future(receiver.hand_over(3, 4))
         await asyncio.sleep(0.01)
-        assert cancelled == ([] if seeking else [True])
+        active = frozenset({TP_})
+        if end == "flow":
+            consumer.stop_flow()
+        elif end == "generation":
+            consumer.app.consumer_generation_id += 1
+        else:
+            active = frozenset()
+        receiver.room.set()
+        assert await coming is (end == "paused")
+        came = receiver.given[-1] + 1
+        assert course.due == came
+        if end == "generation":
+            return
+        assert not await receiver.hand_over(came, came + 1, active=active)
+        assert course.due == came
 
     asyncio.run(main())
 
 
 def test_nothing_is_handed_over_between_the_seek_and_the_emptying_of_the_queues(
-    consumer: Callable[[], Consumer], monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async def main() -> None:
-        receiver, given = consumer(), []
+        receiver = Receiver()
 
         async def committed(self: Any) -> dict[Any, int]:
-            return {}
+            return {TP_: 5}
 
-        monkeypatch.setattr(type(receiver), "seek_to_committed", committed)
-
-        async def hand_over() -> None:
-            given.append("record")
-
-        await receiver.perform_seek()
-        waiting: Awaitable[Any] = asyncio.ensure_future(receiver.wait_first(hand_over(), _never()))
+        monkeypatch.setattr(Consumer, "seek_to_committed", committed)
+        await receiver.consumer.perform_seek()
+        coming = asyncio.ensure_future(receiver.hand_over(4, 5, 6))
         await asyncio.sleep(0.02)
-        assert given == []
-        receiver.resume_flow()
-        await waiting
-        assert given == ["record"]
+        assert receiver.given == []
+        receiver.consumer.resume_flow()
+        assert await coming
+        assert receiver.given == [5, 6]
+
+    asyncio.run(main())
+
+
+def test_a_partition_of_which_nothing_is_committed_is_read_from_its_beginning(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def main() -> None:
+        receiver, sought = Receiver(), {}
+
+        async def committed(self: Any) -> dict[Any, int | None]:
+            return {TP_: None}
+
+        async def earliest(self: Any, *partitions: TP) -> dict[TP, int]:
+            return dict.fromkeys(partitions, 2)
+
+        async def seek_wait(self: Any, partitions: dict[TP, int]) -> None:
+            sought.update(partitions)
+
+        monkeypatch.setattr(Consumer, "seek_to_committed", committed)
+        monkeypatch.setattr(Consumer, "earliest_offsets", earliest)
+        monkeypatch.setattr(ThreadDelegateConsumer, "seek_wait", seek_wait)
+        await receiver.consumer.perform_seek()
+        receiver.consumer.resume_flow()
+        assert sought == {TP_: 2}
+        assert await receiver.hand_over(7) is False, "2 to 6 were dropped before the seek"
+        assert await receiver.hand_over(2, 3, 4, 5, 6, 7)
+        assert receiver.given == [2, 3, 4, 5, 6, 7]
 
     asyncio.run(main())
