@@ -134,9 +134,9 @@ class Consumer(aiokafka.Consumer):
         self._committed_offset.update(committed)
 
     async def seek_wait(self, partitions: Mapping[Any, int]) -> None:
-        """Go to these offsets."""
-        await super().seek_wait(partitions)
+        """Go to these offsets. They are due before the fetcher is there: what it brings too early, it brings again."""
         self._courses.update({tp: Course(offset) for tp, offset in partitions.items()})
+        await super().seek_wait(partitions)
 
     def resume_flow(self) -> None:
         """Hand over again: faust has emptied the queues."""
@@ -157,8 +157,8 @@ class Consumer(aiokafka.Consumer):
             return True
         try:
             return any(self._has_more(tp) for tp in self.assignment() if not self._is_changelog_tp(tp))
-        except (ConsumerNotStarted, IllegalStateError):
-            return False
+        except (ConsumerNotStarted, AttributeError, KeyError):
+            return False  # not connected yet, or the other thread is just given its partitions
 
     def _has_more(self, tp: Any) -> bool:
         subscription = self._thread._ensure_consumer()._subscription.subscription
