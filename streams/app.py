@@ -42,6 +42,7 @@ class Record(msgspec.Struct, frozen=True):
     timestamp_ms: int
     key: bytes | None
     value: bytes | None
+    epoch: int = 0
 
     @property
     def coordinates(self) -> str:
@@ -254,7 +255,14 @@ def _record(event: Any) -> Record:
         int((message.timestamp or 0) * 1000),
         message.key,
         message.value,
+        message.epoch,
     )
+
+
+def _consumer(app: faust.App) -> transport.Consumer:
+    consumer = app.consumer
+    assert isinstance(consumer, transport.Consumer)
+    return consumer
 
 
 def _handled(app: faust.App, events: Sequence[Any]) -> None:
@@ -262,10 +270,9 @@ def _handled(app: faust.App, events: Sequence[Any]) -> None:
 
     faust acknowledges also what it takes away from a handler, when it stops a room or loses a partition.
     """
-    consumer: Any = app.consumer
     try:
         for event in events:
-            consumer.handled(event.message)
+            _consumer(app).handled(event.message)
     except SkippedRecord as error:
         crash(
             f"{event.message.tp}: a record was lost between fetcher and handler; it will be read again", error
@@ -277,7 +284,8 @@ def each(app: faust.App, topic: str, handle: Handler, *, name: str, isolated: bo
 
     async def agent(stream: Any) -> None:
         async for event in stream.events():
-            await handle(_record(event))
+            with _consumer(app).at_work():
+                await handle(_record(event))
             _handled(app, [event])
 
     channel = app.topic(topic, key_serializer="raw", value_serializer="raw", allow_empty=True)
@@ -310,13 +318,16 @@ def batches(app: faust.App, topic: str, handle: BatchHandler, *, name: str, most
         try:
             while True:
                 await arrived.wait()
-                events = waiting[:most]
+                consumer = _consumer(app)
+                # What was not taken up before its partition was given out again comes again, here or elsewhere.
+                events = [event for event in waiting[:most] if consumer.takes_up(event.message)]
                 del waiting[:most]
                 room.set()
                 if not waiting:
                     arrived.clear()
                 if events:
-                    await handle([_record(event) for event in events])
+                    with consumer.at_work():
+                        await handle([_record(event) for event in events])
                     _handled(app, events)
         except Exception as error:
             crash(f"the batches of {topic} ended", error)

@@ -5,6 +5,7 @@ import functools
 import logging
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
 
 import faust
 
@@ -90,6 +91,11 @@ class Plumbing:
                 self.done(record, stage)
 
         wiring.batches(self.app, topic, guarded, name=f"{self.room}-{stage}", most=most)
+
+    def is_ours(self, record: Record) -> bool:
+        """Say whether a record is still this worker's; one that is not comes again, here or elsewhere."""
+        consumer: Any = self.app.consumer
+        return bool(consumer.is_ours(record.epoch))
 
     async def settle(self, most_s: float) -> None:
         """Take up no further record, and wait until none is in hand, or for so long."""

@@ -17,13 +17,16 @@ It also takes less time: faust makes four tasks for each record, to hand it over
 import asyncio
 import contextlib
 from collections import defaultdict, deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import faust
 from aiokafka.errors import ConsumerStoppedError, IllegalStateError
 from faust.exceptions import ConsumerNotStarted
 from faust.transport.drivers import aiokafka
+
+# How long what is in hand may go on where a room is told to stop or gives partitions back; a long step is done again.
+SETTLE_S = 3.0
 
 
 class SkippedRecord(RuntimeError):
@@ -80,7 +83,7 @@ class Course:
 
     def __init__(self, due: int) -> None:
         self.due = due
-        self._asked_again: int | None = None
+        self._asked_again: tuple[int, int] | None = None
 
     def follows(self, offset: int, after: int | None) -> bool:
         """Say whether a record that was not handed over is the next; False where others may be missing before it.
@@ -93,8 +96,8 @@ class Course:
             offset: Of the record; not below what is due.
             after: What was due after the record before it in the same batch; None for the first.
         """
-        if offset > self.due and after != self.due and self._asked_again != self.due:
-            self._asked_again = self.due
+        if offset > self.due and after != self.due and self._asked_again != (self.due, offset):
+            self._asked_again = self.due, offset
             return False
         self.due = offset + 1
         return True
@@ -110,24 +113,51 @@ class Consumer(aiokafka.Consumer):
         self._may_hand_over = asyncio.Event()
         self._may_hand_over.set()
         self._in_transit = False
+        self._epoch = 0
+        self.busy = 0
+        """How much is being worked at: records in hand, a table being read."""
         self.moved = 0
         """Counts records handed over and records handled: while it stands still, nothing happens here."""
 
+    @contextlib.contextmanager
+    def at_work(self) -> Iterator[None]:
+        """Be known to work at something: partitions wait for its end, for a moment, before they go elsewhere."""
+        self.busy += 1
+        try:
+            yield
+        finally:
+            self.busy -= 1
+            self.moved += 1
+
+    def is_ours(self, epoch: int) -> bool:
+        """Say whether a record handed over in this epoch is still this worker's; otherwise it comes again somewhere."""
+        return epoch == self._epoch
+
+    def takes_up(self, message: Any) -> bool:
+        """Say whether work on a record may begin."""
+        return self.flow_active and self.is_ours(message.epoch)
+
     def handled(self, message: Any) -> None:
-        """Take note that a record is handled to its end."""
+        """Take note that a record is handled to its end; one that is no longer ours comes again all the same."""
         self.moved += 1
-        self._offsets[message.tp].handled(message.offset)
+        if self.is_ours(message.epoch):
+            self._offsets[message.tp].handled(message.offset)
 
     async def perform_seek(self) -> None:
         """Go back to the committed offsets, or to the beginning, and hand nothing over until the queues are emptied."""
         self._may_hand_over.clear()
+        epoch = self._epoch
         for tp in [tp for tp in self._courses if not self._is_changelog_tp(tp)]:
             del self._courses[tp]
         found = await self.seek_to_committed()
-        committed = {tp: offset for tp, offset in found.items() if offset}
+        ends = await self.highwaters(*found)
+        # A log that has become shorter than what was committed begins anew.
+        committed = {tp: offset for tp, offset in found.items() if offset and offset <= (ends.get(tp) or 0)}
         new = [tp for tp in found if tp not in committed and not self._is_changelog_tp(tp)]
         if new:
             await self.seek_wait(await self.earliest_offsets(*new))
+        if not self.is_ours(epoch):
+            return  # they go elsewhere meanwhile: without a course nothing is handed over
         for tp, offset in committed.items():
             self._courses[tp] = Course(offset)
             self._offsets[tp].start(offset)
@@ -144,7 +174,16 @@ class Consumer(aiokafka.Consumer):
         self._may_hand_over.set()
 
     async def on_partitions_revoked(self, revoked: set[Any]) -> None:
-        """Forget partitions that go elsewhere, once what was handled is committed."""
+        """Let what is in hand come to its end, for a moment; then forget partitions that may go elsewhere."""
+        if revoked:
+            self.stop_flow()
+            self.app.flow_control.suspend()
+            self.app.flow_control.clear()
+        until = asyncio.get_running_loop().time() + SETTLE_S
+        while self.busy and asyncio.get_running_loop().time() < until:  # noqa: ASYNC110 - many handlers, one wait
+            await asyncio.sleep(0.01)
+        self._epoch += 1
+        self._buffered_partitions.clear()
         await super().on_partitions_revoked(revoked)
         for tp in revoked:
             self._offsets.pop(tp, None)
@@ -163,7 +202,22 @@ class Consumer(aiokafka.Consumer):
     def _has_more(self, tp: Any) -> bool:
         subscription = self._thread._ensure_consumer()._subscription.subscription
         fetched = subscription.assignment.state_value(tp)
-        return tp not in self._courses or (fetched.highwater or 0) > (fetched._position or 0)
+        if (course := self._courses.get(tp)) is None or fetched.highwater is None:
+            return course is None
+        return bool(fetched.highwater > (fetched._position or 0) or fetched.highwater < course.due)
+
+    @property
+    def broken(self) -> str:
+        """What ended in the consumer's thread without faust's knowledge; empty while all is well."""
+        consumer = getattr(self._thread, "_consumer", None)
+        if consumer is None or consumer._fetcher is None or consumer._closed:
+            return ""
+        if consumer._fetcher._fetch_task.done():
+            return "the fetcher ended"
+        task = getattr(consumer._coordinator, "_coordination_task", None)
+        if task is not None and task.done():
+            return "the membership of the group ended"
+        return str(getattr(consumer._coordinator, "_pending_exception", None) or "")
 
     async def _drain_messages(self, fetcher: Any) -> None:
         """Hand over what the fetcher brings, until it is stopped."""
@@ -174,7 +228,7 @@ class Consumer(aiokafka.Consumer):
                 self._in_transit = bool(records)
                 for tp, batch in (records or {}).items():
                     if not await self._hand_over(tp, batch, active) and (course := self._courses.get(tp)):
-                        with contextlib.suppress(IllegalStateError):  # it goes elsewhere
+                        with contextlib.suppress(IllegalStateError, AssertionError):  # it goes elsewhere
                             await self._thread.seek_wait({tp: course.due})
                 self._in_transit = False
                 if self._commit_every is not None and self._n_acked >= self._commit_every:
@@ -208,7 +262,9 @@ class Consumer(aiokafka.Consumer):
             self.moved += 1
             if counted:
                 self._offsets[tp].handed_over(record.offset)
-            await self.callback(self._to_message(tp, record))
+            message: Any = self._to_message(tp, record)
+            message.epoch = self._epoch
+            await self.callback(message)
         return True
 
     def _new_offset(self, tp: Any) -> int | None:

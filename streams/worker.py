@@ -26,11 +26,9 @@ from streams.room import Plumbing
 from streams.settings import Settings
 from streams.supervisor import READY
 from streams.topics import Topics
+from streams.transport import SETTLE_S
 
 log = logging.getLogger("streams.worker")
-
-# How long a room that is told to stop goes on with what is in hand; a long step of an engine is done again.
-_SETTLE_S = 3.0
 
 ROOMS = ("embedder", "decider", "executor", "verifier", "aggregator")
 
@@ -61,7 +59,7 @@ class Worker(faust.Worker):
             return
         self._ending = True
         log.info("stopping")
-        await self.plumbing.settle(_SETTLE_S)
+        await self.plumbing.settle(SETTLE_S)
         with contextlib.suppress(ConsumerNotStarted):
             await self.plumbing.app.consumer.commit()
         for close in self.plumbing.closers:
@@ -130,21 +128,26 @@ async def _notice_standstill(plumbing: Plumbing) -> None:
     A rebalance that overtakes another can leave the consumer library waiting for ever. What is in hand for long is
     named: a step of an engine may take minutes, what never ends is a fault to be found.
     """
-    most_s = plumbing.settings.rebalance_timeout_s + _SETTLE_S
+    most_s = 2 * plumbing.settings.rebalance_timeout_s + SETTLE_S
     moved, since = -1, time.monotonic()
     told = False
     while True:
         await asyncio.sleep(1.0)
         consumer: Any = plumbing.app.consumer
-        held = plumbing.in_hand.held
-        if consumer.moved != moved or not (held or consumer.waited_for):
+        if consumer.broken:
+            crash(f"the Kafka consumer: {consumer.broken}")
+        if consumer.moved != moved or not (consumer.busy or consumer.waited_for):
             moved, since, told = consumer.moved, time.monotonic(), False
-        elif time.monotonic() - since <= most_s or told:
+        elif time.monotonic() - since <= most_s:
             pass
-        elif held:
+        elif consumer.busy:
+            names = plumbing.in_hand.coordinates
+            if not told and names:
+                some = ", ".join(names[:8])
+                log.warning(
+                    "nothing has moved for %.0f s; in hand: %d records (%s)", most_s, len(names), some
+                )
             told = True
-            names = ", ".join(plumbing.in_hand.coordinates[:8])
-            log.warning("nothing has moved for %.0f s; in hand: %d records (%s)", most_s, held, names)
         else:
             for task in asyncio.all_tasks():
                 task.print_stack(limit=6)

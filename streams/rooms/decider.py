@@ -9,7 +9,7 @@ import asyncio
 import logging
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 from agents.decider.agent import Decided, Decider
 from agents.decider.decisions import Surroundings
@@ -58,6 +58,8 @@ class DeciderRoom:
     async def on_contexts(self, records: Sequence[Record]) -> None:
         """Decide for each context that is new; send the stored Decision again for one that is not."""
         async with self.lock:
+            if not all(map(self.plumbing.is_ours, records)):
+                return  # partitions were given out while this waited: another may decide by now
             decider = await self._ready()
             await self._wait_for_executors()
             asked: list[tuple[Record, Context, Origin]] = []
@@ -78,6 +80,8 @@ class DeciderRoom:
     async def on_rewards(self, records: Sequence[Record]) -> None:
         """Apply each reward that is new."""
         async with self.lock:
+            if not all(map(self.plumbing.is_ours, records)):
+                return
             decider = await self._ready()
             read: list[tuple[Record, Reward]] = []
             for record in records:
@@ -205,11 +209,13 @@ class DeciderRoom:
 
     async def _recovered(self) -> None:
         """Rebuild the learner before faust seeks, so that the log decides where reading goes on."""
+        consumer: Any = self.plumbing.app.consumer
         async with self.lock:
             self.decider = None
             try:
-                if self.log.assigned:
-                    await self._rebuild()
+                with consumer.at_work():
+                    if self.log.assigned:
+                        await self._rebuild()
             except Exception as error:
                 # faust drops what its recovery callbacks raise, and would go on with an empty learner.
                 crash(f"the learner cannot be rebuilt: {error}", error)

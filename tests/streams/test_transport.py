@@ -1,6 +1,7 @@
 """What may be committed, and how a record gets from the fetcher to its stream."""
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from typing import Any, NamedTuple
 
 import pytest
@@ -88,6 +89,7 @@ def test_a_gap_before_a_batch_is_believed_when_it_is_there_again() -> None:
     assert course.follows(9, None), "they were markers of a transaction"
     assert course.follows(12, course.due), "inside a batch nothing is missing"
     assert course.follows(20, None) is False
+    assert course.follows(21, None) is False, "another than before: 20 is missing"
 
 
 class Drop(NamedTuple):
@@ -198,6 +200,13 @@ class Receiver:
         return await self.consumer._hand_over(TP_, batch(*offsets), set(active))
 
 
+def ends_at(offset: int) -> Callable[..., Awaitable[dict[TP, int]]]:
+    async def highwaters(self: Any, *partitions: TP) -> dict[TP, int]:
+        return dict.fromkeys(partitions, offset)
+
+    return highwaters
+
+
 def test_nothing_is_handed_over_before_the_first_seek() -> None:
     async def main() -> None:
         receiver = Receiver()
@@ -247,6 +256,7 @@ def test_nothing_is_handed_over_between_the_seek_and_the_emptying_of_the_queues(
             return {TP_: 5}
 
         monkeypatch.setattr(Consumer, "seek_to_committed", committed)
+        monkeypatch.setattr(Consumer, "highwaters", ends_at(9))
         await receiver.consumer.perform_seek()
         coming = asyncio.ensure_future(receiver.hand_over(4, 5, 6))
         await asyncio.sleep(0.02)
@@ -258,14 +268,15 @@ def test_nothing_is_handed_over_between_the_seek_and_the_emptying_of_the_queues(
     asyncio.run(main())
 
 
-def test_a_partition_of_which_nothing_is_committed_is_read_from_its_beginning(
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.mark.parametrize("at", [None, 100])
+def test_a_partition_of_which_nothing_is_committed_or_more_than_there_is_is_read_from_its_beginning(
+    monkeypatch: pytest.MonkeyPatch, at: int | None
 ) -> None:
     async def main() -> None:
         receiver, sought = Receiver(), {}
 
         async def committed(self: Any) -> dict[Any, int | None]:
-            return {TP_: None}
+            return {TP_: at}
 
         async def earliest(self: Any, *partitions: TP) -> dict[TP, int]:
             return dict.fromkeys(partitions, 2)
@@ -274,6 +285,7 @@ def test_a_partition_of_which_nothing_is_committed_is_read_from_its_beginning(
             sought.update(partitions)
 
         monkeypatch.setattr(Consumer, "seek_to_committed", committed)
+        monkeypatch.setattr(Consumer, "highwaters", ends_at(8))
         monkeypatch.setattr(Consumer, "earliest_offsets", earliest)
         monkeypatch.setattr(ThreadDelegateConsumer, "seek_wait", seek_wait)
         await receiver.consumer.perform_seek()
@@ -282,5 +294,42 @@ def test_a_partition_of_which_nothing_is_committed_is_read_from_its_beginning(
         assert await receiver.hand_over(7) is False, "2 to 6 were dropped before the seek"
         assert await receiver.hand_over(2, 3, 4, 5, 6, 7)
         assert receiver.given == [2, 3, 4, 5, 6, 7]
+
+    asyncio.run(main())
+
+
+def test_what_was_in_hand_when_partitions_were_given_out_does_not_count(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def main() -> None:
+        receiver = Receiver()
+        consumer, messages = receiver.consumer, []
+
+        async def take(message: Any) -> None:
+            messages.append(message)
+
+        async def revoked(self: Any, partitions: set[TP]) -> None:
+            for tp in partitions:
+                self._committed_offset.pop(tp, None)
+
+        monkeypatch.setattr(ThreadDelegateConsumer, "on_partitions_revoked", revoked)
+        monkeypatch.setattr(type(consumer.app.topics), "acks_enabled_for", lambda self, topic: True)
+        consumer.callback = take
+        consumer._courses[TP_] = Course(30)
+        assert await receiver.hand_over(30, 31)
+        consumer.handled(messages[0])
+        with consumer.at_work():  # 31, for longer than is waited
+            monkeypatch.setattr("streams.transport.SETTLE_S", 0.05)
+            await consumer.on_partitions_revoked({TP_})
+            assert not consumer.takes_up(messages[1])
+            assert not await receiver.hand_over(32), "until it is known where to go on"
+            consumer.resume_flow()
+            consumer._courses[TP_] = Course(30)
+            assert await receiver.hand_over(30, 31)
+        consumer.handled(messages[1])
+        assert consumer._new_offset(TP_) is None
+        consumer.handled(messages[2])
+        consumer.handled(messages[3])
+        assert consumer._new_offset(TP_) == 32
 
     asyncio.run(main())
