@@ -5,25 +5,20 @@ unknown error ends the process before the offset moves, and records reach the ro
 bad payload never meets faust's own decoder (which would acknowledge and skip it).
 """
 
-import asyncio
 import logging
 import os
 import sys
 import time
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Callable
 from typing import Any, NoReturn
 
 import faust
-import msgspec
 from faust.sensors import Monitor
 
-from schemas.base import MAX_RECORD, MAX_VALUE
-from schemas.errors import RecordTooLarge
 from streams import clients, transport
 from streams.settings import Settings
 from streams.table import DurableTable
 from streams.topics import Topics
-from streams.transport import SkippedRecord
 
 log = logging.getLogger("streams")
 
@@ -31,31 +26,6 @@ CRASH_EXIT = 70
 
 # Called by `crash` before the process is gone.
 before_crash: list[Callable[[], None]] = []
-
-
-class Record(msgspec.Struct, frozen=True):
-    """One record as it came from the broker. `timestamp_ms` is the broker's append time."""
-
-    topic: str
-    partition: int
-    offset: int
-    timestamp_ms: int
-    key: bytes | None
-    value: bytes | None
-    epoch: int = 0
-
-    @property
-    def coordinates(self) -> str:
-        """topic/partition/offset, for logs and crash counts."""
-        return f"{self.topic}/{self.partition}/{self.offset}"
-
-
-class Outgoing(msgspec.Struct, frozen=True):
-    """One record to be sent."""
-
-    topic: str
-    key: bytes | None
-    value: bytes
 
 
 def crash(reason: str, error: BaseException | None = None) -> NoReturn:
@@ -189,156 +159,3 @@ def durable_table(app: faust.App, name: str, partitions: int) -> DurableTable:
     )
     app.tables.add(table)
     return table
-
-
-class Outbox:
-    """Send and wait: a record exists before the offset of its cause may move.
-
-    Handlers run side by side, and each would have a request of its own made to the broker. So after one has
-    sent, the others wait for a moment and send together. Where nothing was sent lately, nothing waits.
-    """
-
-    def __init__(self, app: faust.App, settings: Settings) -> None:
-        self.app = app
-        self._pause_s = settings.send_interval_ms / 1000
-        self._open_at = 0.0
-        # Room for key, headers and the batch's own frame, as in `schemas.base`.
-        self.limit = settings.max_record_bytes - (MAX_RECORD - MAX_VALUE)
-
-    def fits(self, value: bytes) -> bool:
-        """Say whether a value may be sent."""
-        return len(value) <= self.limit
-
-    async def send(self, topic: str, key: bytes | None, value: bytes) -> None:
-        """Send one record and wait for its delivery.
-
-        Raises:
-            RecordTooLarge: the value exceeds the limit.
-        """
-        await self.send_all([Outgoing(topic, key, value)])
-
-    async def send_all(self, records: Sequence[Outgoing]) -> None:
-        """Send records in order and wait for all deliveries."""
-        for record in records:
-            if not self.fits(record.value):
-                why = (
-                    f"takes {len(record.value)} bytes of {self.limit}; shorten the text or narrow the search"
-                )
-                raise RecordTooLarge(record.topic, "", why)
-        await self._gather()
-        producer = self.app.producer
-        pending = [
-            await producer.send(r.topic, r.key, r.value, None, None, None) for r in records
-        ]  # fmt: skip
-        for delivery in pending:
-            await delivery
-
-    async def _gather(self) -> None:
-        """Wait for the next moment of sending; whoever comes first after it sets the one that follows."""
-        now, at = asyncio.get_running_loop().time(), self._open_at
-        if now < at:
-            await asyncio.sleep(at - now)
-        if self._open_at == at:
-            self._open_at = max(now, at) + self._pause_s
-
-
-Handler = Callable[[Record], Awaitable[None]]
-BatchHandler = Callable[[Sequence[Record]], Awaitable[None]]
-
-
-def _record(event: Any) -> Record:
-    message = event.message
-    return Record(
-        message.topic,
-        message.partition,
-        message.offset,
-        int((message.timestamp or 0) * 1000),
-        message.key,
-        message.value,
-        message.epoch,
-    )
-
-
-def _consumer(app: faust.App) -> transport.Consumer:
-    consumer = app.consumer
-    assert isinstance(consumer, transport.Consumer)
-    return consumer
-
-
-def _handled(app: faust.App, events: Sequence[Any]) -> None:
-    """Let the offset move past records that were handled to their end.
-
-    faust acknowledges also what it takes away from a handler, when it stops a room or loses a partition.
-    """
-    try:
-        for event in events:
-            _consumer(app).handled(event.message)
-    except SkippedRecord as error:
-        crash(
-            f"{event.message.tp}: a record was lost between fetcher and handler; it will be read again", error
-        )
-
-
-def each(app: faust.App, topic: str, handle: Handler, *, name: str, isolated: bool = True) -> None:
-    """Bind a handler to a topic: one record at a time in each partition, acknowledged when it returns."""
-
-    async def agent(stream: Any) -> None:
-        async for event in stream.events():
-            with _consumer(app).at_work():
-                await handle(_record(event))
-            _handled(app, [event])
-
-    channel = app.topic(topic, key_serializer="raw", value_serializer="raw", allow_empty=True)
-    app.agent(channel, name=name, isolated_partitions=isolated)(agent)
-
-
-def batches(app: faust.App, topic: str, handle: BatchHandler, *, name: str, most: int = 32) -> None:
-    """Bind a handler to a topic of one partition: what waits, up to `most` records at a time, acknowledged together.
-
-    A batch is what has come while the one before it was handled, so nothing waits for others to come. faust's own
-    `take_events` waits, and looks two hundred times a second whether there is anything.
-    """
-    waiting: list[Any] = []
-    arrived, room = asyncio.Event(), asyncio.Event()
-
-    async def agent(stream: Any) -> None:
-        waiting.clear()
-        worker = asyncio.create_task(work())
-        try:
-            async for event in stream.events():
-                waiting.append(event)
-                arrived.set()
-                while len(waiting) >= 4 * most:
-                    room.clear()
-                    await room.wait()
-        finally:
-            worker.cancel()
-
-    async def work() -> None:
-        try:
-            while True:
-                await arrived.wait()
-                consumer = _consumer(app)
-                # What was not taken up before its partition was given out again comes again, here or elsewhere.
-                events = [event for event in waiting[:most] if consumer.takes_up(event.message)]
-                del waiting[:most]
-                room.set()
-                if not waiting:
-                    arrived.clear()
-                if events:
-                    with consumer.at_work():
-                        await handle([_record(event) for event in events])
-                    _handled(app, events)
-        except Exception as error:
-            crash(f"the batches of {topic} ended", error)
-
-    channel = app.topic(topic, key_serializer="raw", value_serializer="raw", allow_empty=True)
-    app.agent(channel, name=name)(agent)
-
-
-async def gather_all(awaitables: Iterable[Awaitable[None]]) -> None:
-    """Wait for all; the first error is raised after all have ended."""
-    results = await asyncio.gather(*awaitables, return_exceptions=True)
-    for result in results:
-        if isinstance(result, BaseException):
-            raise result

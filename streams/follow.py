@@ -11,7 +11,8 @@ from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.errors import KafkaError
 
 from streams import clients
-from streams.app import Record, crash
+from streams.app import crash
+from streams.handlers import Record
 from streams.settings import Settings
 
 

@@ -14,19 +14,18 @@ from schemas.base import encode, load, readable_id
 from schemas.dead_letter import DeadLetter
 from schemas.errors import UniscaleError
 from schemas.query import Origin
-from streams import app as wiring
-from streams.app import Outbox, Outgoing, Record, crash
+from streams import handlers
+from streams.app import before_crash, crash
 from streams.control import Control
 from streams.crashes import LIMIT, Crashes, InHand, KilledProcess
+from streams.handlers import BatchHandler, Handler, Record
 from streams.metrics import Metrics
+from streams.outbox import Outbox, Outgoing
 from streams.settings import Settings
 from streams.topics import Topics
 from streams.turns import Turns
 
 log = logging.getLogger("streams.room")
-
-Handler = Callable[[Record], Awaitable[None]]
-BatchHandler = Callable[[Sequence[Record]], Awaitable[None]]
 
 
 class Plumbing:
@@ -61,7 +60,7 @@ class Plumbing:
         self.crashes = Crashes(settings.state_path("crashes", f"{name}.{instance}.json"))
         self.in_hand = InHand(settings.state_path("crashes", f"{name}.{instance}.in-hand"))
         self._count_the_dead()
-        wiring.before_crash.append(self.in_hand.clear)
+        before_crash.append(self.in_hand.clear)
         self._turns = Turns()
         self._ending = False
         self._counters = functools.cache(
@@ -79,7 +78,7 @@ class Plumbing:
             await self._guard([record], lambda records: handle(records[0]))
             self.done(record, stage)
 
-        wiring.each(self.app, topic, guarded, name=f"{self.room}-{stage}")
+        handlers.each(self.app, topic, guarded, name=f"{self.room}-{stage}")
 
     def batches(self, topic: str, handle: BatchHandler, *, stage: str, most: int) -> None:
         """Bind a handler to a topic of one partition: up to `most` records at a time."""
@@ -90,7 +89,7 @@ class Plumbing:
             for record in records:
                 self.done(record, stage)
 
-        wiring.batches(self.app, topic, guarded, name=f"{self.room}-{stage}", most=most)
+        handlers.batches(self.app, topic, guarded, name=f"{self.room}-{stage}", most=most)
 
     def is_ours(self, record: Record) -> bool:
         """Say whether a record is still this worker's; one that is not comes again, here or elsewhere."""

@@ -23,7 +23,9 @@ from schemas.dead_letter import DeadLetter
 from schemas.decision import Decision
 from schemas.query import Origin
 from schemas.reward import Due, Feedback, Reward
-from streams.app import Outgoing, Record, crash, durable_table
+from streams.app import crash, durable_table
+from streams.handlers import Record
+from streams.outbox import Outgoing
 from streams.room import Plumbing, key_of, origin_of
 from streams.topics import SHARD
 

@@ -22,8 +22,10 @@ from schemas.decision import Decision
 from schemas.errors import UniscaleError
 from schemas.query import Context, Origin
 from schemas.reward import Reward
-from streams.app import Outgoing, Record, crash
+from streams.app import crash
 from streams.encoders import encoder_of
+from streams.handlers import Record
+from streams.outbox import Outgoing
 from streams.policies import action_vectors, policy_of
 from streams.room import Plumbing, key_of, origin_of
 from streams.rooms.learner_log import LearnerLog

@@ -12,9 +12,9 @@ from schemas.base import decode, encode
 from schemas.errors import UniscaleError
 from schemas.query import Context, Query
 from streams.admission import Admission
-from streams.app import Record
 from streams.encoders import encoder_of
 from streams.follow import Follower
+from streams.handlers import Record
 from streams.room import Plumbing, origin_of
 from streams.topics import SHARD
 

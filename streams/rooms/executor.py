@@ -18,7 +18,8 @@ from schemas.decision import Decision
 from schemas.errors import RecordTooLarge
 from schemas.heartbeat import Heartbeat
 from schemas.search import SearchStep, Verification
-from streams.app import Record, crash
+from streams.app import crash
+from streams.handlers import Record
 from streams.hosting import Engines
 from streams.retry import attempts
 from streams.room import Plumbing, key_of

@@ -9,7 +9,7 @@ from agents.verifier.prm import Verifier
 from schemas.answer import Answer
 from schemas.base import decode, encode
 from schemas.search import SearchStep
-from streams.app import Record
+from streams.handlers import Record
 from streams.hosting import verifier_of
 from streams.retry import attempts
 from streams.room import Plumbing, key_of

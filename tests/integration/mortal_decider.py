@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from agents.decider.snapshot import SNAPSHOT_KEY
-from streams.app import Outbox, Outgoing
+from streams.outbox import Outbox, Outgoing
 from streams.rooms.decider import DeciderRoom
 from streams.settings import Settings
 from streams.table import DurableTable

@@ -22,7 +22,8 @@ pytestmark = pytest.mark.broker
 # One room's guard around handlers of two records, of which one cannot be handled; a new process each time.
 PROCESS = """
 import asyncio, os, signal, sys
-from streams.app import Record, create_app
+from streams.handlers import Record
+from streams.app import create_app
 from streams.metrics import Metrics
 from streams.room import Plumbing
 from streams.settings import Settings

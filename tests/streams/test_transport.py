@@ -11,8 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streams.app import create_app
+from streams.offsets import Course, Offsets, SkippedRecord
 from streams.settings import Settings
-from streams.transport import Consumer, Course, Offsets, SkippedRecord
+from streams.transport import Consumer
 
 
 def test_an_offset_is_committed_when_all_before_it_are_handled() -> None:

@@ -1,0 +1,126 @@
+"""Bind handlers to topics: a record counts as done when its handler has returned, and not before."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
+
+import faust
+import msgspec
+
+from streams import transport
+from streams.app import crash
+from streams.offsets import SkippedRecord
+
+
+class Record(msgspec.Struct, frozen=True):
+    """One record as it came from the broker.
+
+    `timestamp_ms` is the broker's append time; `epoch` tells a record of partitions that were given out again since.
+    """
+
+    topic: str
+    partition: int
+    offset: int
+    timestamp_ms: int
+    key: bytes | None
+    value: bytes | None
+    epoch: int = 0
+
+    @property
+    def coordinates(self) -> str:
+        """topic/partition/offset, for logs and crash counts."""
+        return f"{self.topic}/{self.partition}/{self.offset}"
+
+
+Handler = Callable[[Record], Awaitable[None]]
+BatchHandler = Callable[[Sequence[Record]], Awaitable[None]]
+
+
+def _record(event: Any) -> Record:
+    message = event.message
+    return Record(
+        message.topic,
+        message.partition,
+        message.offset,
+        int((message.timestamp or 0) * 1000),
+        message.key,
+        message.value,
+        message.epoch,
+    )
+
+
+def _consumer(app: faust.App) -> transport.Consumer:
+    consumer = app.consumer
+    assert isinstance(consumer, transport.Consumer)
+    return consumer
+
+
+def _handled(app: faust.App, events: Sequence[Any]) -> None:
+    """Let the offset move past records that were handled to their end.
+
+    faust acknowledges also what it takes away from a handler, when it stops a room or loses a partition.
+    """
+    try:
+        for event in events:
+            _consumer(app).handled(event.message)
+    except SkippedRecord as error:
+        crash(
+            f"{event.message.tp}: a record was lost between fetcher and handler; it will be read again", error
+        )
+
+
+def each(app: faust.App, topic: str, handle: Handler, *, name: str, isolated: bool = True) -> None:
+    """Bind a handler to a topic: one record at a time in each partition, acknowledged when it returns."""
+
+    async def agent(stream: Any) -> None:
+        async for event in stream.events():
+            with _consumer(app).at_work():
+                await handle(_record(event))
+            _handled(app, [event])
+
+    channel = app.topic(topic, key_serializer="raw", value_serializer="raw", allow_empty=True)
+    app.agent(channel, name=name, isolated_partitions=isolated)(agent)
+
+
+def batches(app: faust.App, topic: str, handle: BatchHandler, *, name: str, most: int = 32) -> None:
+    """Bind a handler to a topic of one partition: what waits, up to `most` records at a time, acknowledged together.
+
+    A batch is what has come while the one before it was handled, so nothing waits for others to come. faust's own
+    `take_events` waits, and looks two hundred times a second whether there is anything.
+    """
+    waiting: list[Any] = []
+    arrived, room = asyncio.Event(), asyncio.Event()
+
+    async def agent(stream: Any) -> None:
+        waiting.clear()
+        worker = asyncio.create_task(work())
+        try:
+            async for event in stream.events():
+                waiting.append(event)
+                arrived.set()
+                while len(waiting) >= 4 * most:
+                    room.clear()
+                    await room.wait()
+        finally:
+            worker.cancel()
+
+    async def work() -> None:
+        try:
+            while True:
+                await arrived.wait()
+                consumer = _consumer(app)
+                # What was not taken up before its partition was given out again comes again, here or elsewhere.
+                events = [event for event in waiting[:most] if consumer.takes_up(event.message)]
+                del waiting[:most]
+                room.set()
+                if not waiting:
+                    arrived.clear()
+                if events:
+                    with consumer.at_work():
+                        await handle([_record(event) for event in events])
+                    _handled(app, events)
+        except Exception as error:
+            crash(f"the batches of {topic} ended", error)
+
+    channel = app.topic(topic, key_serializer="raw", value_serializer="raw", allow_empty=True)
+    app.agent(channel, name=name)(agent)
