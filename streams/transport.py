@@ -145,7 +145,8 @@ class Consumer(aiokafka.Consumer):
         task = getattr(consumer._coordinator, "_coordination_task", None)
         if task is not None and task.done():
             return "the membership of the group ended"
-        return str(getattr(consumer._coordinator, "_pending_exception", None) or "")
+        pending = getattr(consumer._coordinator, "_pending_exception", None)
+        return repr(pending) if pending else ""
 
     async def _drain_messages(self, fetcher: Any) -> None:
         """Hand over what the fetcher brings, until it is stopped."""
