@@ -37,12 +37,19 @@ def fails(self, tp, record):
         raise RuntimeError("a fault inside the consumer")
     return to_message(self, tp, record)
 
+def ends(self, tp, record):
+    if tp.topic.endswith("context") and record.offset == 20 and not once.exists():
+        once.touch()
+        fetching = self._thread._consumer._fetcher._fetch_task
+        self._thread.thread_loop.call_soon_threadsafe(fetching.cancel)
+    return to_message(self, tp, record)
+
 def stands_still(self):
     resume_flow(self)
     self._may_hand_over = asyncio.Event()
 
-if how == "fails":
-    Consumer._to_message = fails
+if how in ("fails", "ends"):
+    Consumer._to_message = {"fails": fails, "ends": ends}[how]
 elif not once.exists():
     once.touch()
     Consumer.resume_flow = stands_still
@@ -98,7 +105,11 @@ def test_all_rooms_ended_in_flight_lose_nothing(
 
 @pytest.mark.parametrize(
     ("how", "said"),
-    [("fails", "crash: faust failed"), ("stands still", "records wait and nothing has moved for 15 s")],
+    [
+        ("fails", "crash: faust failed"),
+        ("ends", "crash: the Kafka consumer: the fetcher ended"),
+        ("stands still", "records wait and nothing has moved for 15 s"),
+    ],
 )
 def test_a_fault_inside_the_consumer_ends_the_room_and_loses_nothing(
     deploy: Callable[..., Any], ask: Callable[[int], Query], tmp_path: Path, how: str, said: str
