@@ -74,7 +74,7 @@ class InHand:
             file.truncate(_SLOT * _SLOTS)
             self._slots = mmap.mmap(file.fileno(), _SLOT * _SLOTS)
         self._free = list(range(_SLOTS))
-        self.left = self._read()
+        self.left = self.coordinates
         """Coordinates of what the process before died with; empty when it ended in order."""
         self.clear()
 
@@ -86,7 +86,8 @@ class InHand:
     @property
     def coordinates(self) -> list[str]:
         """What is in hand."""
-        return self._read()
+        slots = (self._slots[at : at + _SLOT] for at in range(0, _SLOT * _SLOTS, _SLOT))
+        return [slot.rstrip(b"\0").decode(errors="replace") for slot in slots if slot[0]]
 
     @contextlib.contextmanager
     def holding(self, coordinates: Iterable[str]) -> Iterator[None]:
@@ -108,7 +109,3 @@ class InHand:
     def clear(self) -> None:
         """Empty the file: the process ends of its own will, and what it had in hand is not to blame."""
         self._slots[:] = bytes(_SLOT * _SLOTS)
-
-    def _read(self) -> list[str]:
-        slots = (self._slots[at : at + _SLOT] for at in range(0, _SLOT * _SLOTS, _SLOT))
-        return [slot.rstrip(b"\0").decode(errors="replace") for slot in slots if slot[0]]

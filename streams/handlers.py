@@ -7,9 +7,9 @@ from typing import Any
 import faust
 import msgspec
 
-from streams import transport
 from streams.app import crash
 from streams.offsets import SkippedRecord
+from streams.transport import consumer_of
 
 
 class Record(msgspec.Struct, frozen=True):
@@ -49,12 +49,6 @@ def _record(event: Any) -> Record:
     )
 
 
-def _consumer(app: faust.App) -> transport.Consumer:
-    consumer = app.consumer
-    assert isinstance(consumer, transport.Consumer)
-    return consumer
-
-
 def _handled(app: faust.App, events: Sequence[Any]) -> None:
     """Let the offset move past records that were handled to their end.
 
@@ -62,24 +56,24 @@ def _handled(app: faust.App, events: Sequence[Any]) -> None:
     """
     try:
         for event in events:
-            _consumer(app).handled(event.message)
+            consumer_of(app).handled(event.message)
     except SkippedRecord as error:
         crash(
             f"{event.message.tp}: a record was lost between fetcher and handler; it will be read again", error
         )
 
 
-def each(app: faust.App, topic: str, handle: Handler, *, name: str, isolated: bool = True) -> None:
+def each(app: faust.App, topic: str, handle: Handler, *, name: str) -> None:
     """Bind a handler to a topic: one record at a time in each partition, acknowledged when it returns."""
 
     async def agent(stream: Any) -> None:
         async for event in stream.events():
-            with _consumer(app).at_work():
+            with consumer_of(app).at_work():
                 await handle(_record(event))
             _handled(app, [event])
 
     channel = app.topic(topic, key_serializer="raw", value_serializer="raw", allow_empty=True)
-    app.agent(channel, name=name, isolated_partitions=isolated)(agent)
+    app.agent(channel, name=name, isolated_partitions=True)(agent)
 
 
 def batches(app: faust.App, topic: str, handle: BatchHandler, *, name: str, most: int = 32) -> None:
@@ -108,7 +102,7 @@ def batches(app: faust.App, topic: str, handle: BatchHandler, *, name: str, most
         try:
             while True:
                 await arrived.wait()
-                consumer = _consumer(app)
+                consumer = consumer_of(app)
                 # What was not taken up before its partition was given out again comes again, here or elsewhere.
                 events = [event for event in waiting[:most] if consumer.takes_up(event.message)]
                 del waiting[:most]

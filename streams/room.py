@@ -5,7 +5,6 @@ import functools
 import logging
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any
 
 import faust
 
@@ -23,6 +22,7 @@ from streams.metrics import Metrics
 from streams.outbox import Outbox, Outgoing
 from streams.settings import Settings
 from streams.topics import Topics
+from streams.transport import consumer_of, wait_while
 from streams.turns import Turns
 
 log = logging.getLogger("streams.room")
@@ -93,15 +93,12 @@ class Plumbing:
 
     def is_ours(self, record: Record) -> bool:
         """Say whether a record is still this worker's; one that is not comes again, here or elsewhere."""
-        consumer: Any = self.app.consumer
-        return bool(consumer.is_ours(record.epoch))
+        return consumer_of(self.app).is_ours(record.epoch)
 
     async def settle(self, most_s: float) -> None:
         """Take up no further record, and wait until none is in hand, or for so long."""
         self._ending = True
-        until = time.monotonic() + most_s
-        while self.in_hand.held and time.monotonic() < until:  # noqa: ASYNC110 - at the end of a process
-            await asyncio.sleep(0.01)
+        await wait_while(lambda: self.in_hand.held, most_s)
 
     async def _unless_ending(self) -> None:
         if self._ending:

@@ -17,7 +17,7 @@ It also takes less time: faust makes four tasks for each record, to hand it over
 import asyncio
 import contextlib
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import faust
@@ -45,7 +45,7 @@ class Consumer(aiokafka.Consumer):
         self.busy = 0
         """How much is being worked at: records in hand, a table being read."""
         self.moved = 0
-        """Counts records handed over and records handled: while it stands still, nothing happens here."""
+        """Counts records handed over and work that ended: while it stands still, nothing happens here."""
 
     @contextlib.contextmanager
     def at_work(self) -> Iterator[None]:
@@ -67,7 +67,6 @@ class Consumer(aiokafka.Consumer):
 
     def handled(self, message: Any) -> None:
         """Take note that a record is handled to its end; one that is no longer ours comes again all the same."""
-        self.moved += 1
         if self.is_ours(message.epoch):
             self._offsets[message.tp].handled(message.offset)
 
@@ -107,9 +106,7 @@ class Consumer(aiokafka.Consumer):
             self.stop_flow()
             self.app.flow_control.suspend()
             self.app.flow_control.clear()
-        until = asyncio.get_running_loop().time() + SETTLE_S
-        while self.busy and asyncio.get_running_loop().time() < until:  # noqa: ASYNC110 - many handlers, one wait
-            await asyncio.sleep(0.01)
+        await wait_while(lambda: self.busy, SETTLE_S)
         self._epoch += 1
         self._buffered_partitions.clear()
         await super().on_partitions_revoked(revoked)
@@ -130,8 +127,10 @@ class Consumer(aiokafka.Consumer):
     def _has_more(self, tp: Any) -> bool:
         subscription = self._thread._ensure_consumer()._subscription.subscription
         fetched = subscription.assignment.state_value(tp)
-        if (course := self._courses.get(tp)) is None or fetched.highwater is None:
-            return course is None
+        if (course := self._courses.get(tp)) is None:
+            return True
+        if fetched.highwater is None:
+            return False
         return bool(fetched.highwater > (fetched._position or 0) or fetched.highwater < course.due)
 
     @property
@@ -215,3 +214,18 @@ class App(faust.App):
 
     def _new_transport(self) -> Transport:
         return Transport(self.conf.broker_consumer, self)
+
+
+def consumer_of(app: faust.App) -> Consumer:
+    """Return the consumer of an app of ours."""
+    consumer = app.consumer
+    assert isinstance(consumer, Consumer)
+    return consumer
+
+
+async def wait_while(busy: Callable[[], int], most_s: float) -> None:
+    """Wait until nothing is in hand, or for so long."""
+    time = asyncio.get_running_loop().time
+    until = time() + most_s
+    while busy() and time() < until:  # noqa: ASYNC110 - many handlers, one wait
+        await asyncio.sleep(0.01)

@@ -26,7 +26,7 @@ from streams.room import Plumbing
 from streams.settings import Settings
 from streams.supervisor import READY
 from streams.topics import Topics
-from streams.transport import SETTLE_S
+from streams.transport import SETTLE_S, consumer_of
 
 log = logging.getLogger("streams.worker")
 
@@ -133,14 +133,14 @@ async def _notice_standstill(plumbing: Plumbing) -> None:
     told = False
     while True:
         await asyncio.sleep(1.0)
-        consumer: Any = plumbing.app.consumer
+        consumer = consumer_of(plumbing.app)
         if consumer.broken:
             crash(f"the Kafka consumer: {consumer.broken}")
         if consumer.moved != moved or not (consumer.busy or consumer.waited_for):
             moved, since, told = consumer.moved, time.monotonic(), False
-        elif time.monotonic() - since <= most_s:
-            pass
-        elif consumer.busy:
+        if time.monotonic() - since <= most_s:
+            continue
+        if consumer.busy:
             names = plumbing.in_hand.coordinates
             if not told and names:
                 some = ", ".join(names[:8])

@@ -9,7 +9,7 @@ import asyncio
 import logging
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
 from agents.decider.agent import Decided, Decider
 from agents.decider.decisions import Surroundings
@@ -29,6 +29,7 @@ from streams.outbox import Outgoing
 from streams.policies import action_vectors, policy_of
 from streams.room import Plumbing, key_of, origin_of
 from streams.rooms.learner_log import LearnerLog
+from streams.transport import consumer_of
 
 log = logging.getLogger("streams.decider")
 
@@ -211,11 +212,10 @@ class DeciderRoom:
 
     async def _recovered(self) -> None:
         """Rebuild the learner before faust seeks, so that the log decides where reading goes on."""
-        consumer: Any = self.plumbing.app.consumer
         async with self.lock:
             self.decider = None
             try:
-                with consumer.at_work():
+                with consumer_of(self.plumbing.app).at_work():
                     if self.log.assigned:
                         await self._rebuild()
             except Exception as error:
