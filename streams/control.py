@@ -20,8 +20,8 @@ from schemas.base import decode
 from schemas.control import CatalogueEntry, decode_control
 from schemas.errors import UniscaleError
 from schemas.heartbeat import Heartbeat
-from streams.follow import Follower
-from streams.handlers import Record
+from streams.runtime.kafka.handlers import Record
+from streams.runtime.kafka.tail import Follower
 from streams.settings import Settings
 from streams.topics import Topics
 

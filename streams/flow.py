@@ -17,7 +17,7 @@ been delivered. Handlers are idempotent by identity, so a second delivery change
 
 from collections.abc import Awaitable, Callable
 
-from streams.room import Plumbing
+from streams.runtime.plumbing import Plumbing
 
 
 async def connect(plumbing: Plumbing) -> None:
@@ -26,14 +26,14 @@ async def connect(plumbing: Plumbing) -> None:
 
 
 async def _embedder(p: Plumbing) -> None:
-    from streams.rooms.embedder import EmbedderRoom
+    from streams.rooms.embedder.room import EmbedderRoom
 
     room = await EmbedderRoom.build(p)
     p.each(p.topics.query, room.on_query, stage="embed")
 
 
 async def _decider(p: Plumbing) -> None:
-    from streams.rooms.decider import DeciderRoom
+    from streams.rooms.decider.room import DeciderRoom
 
     room = await DeciderRoom.build(p)
     # One partition each: learning has one order. Batches share one delivery and one pass of BLAS.
@@ -42,7 +42,7 @@ async def _decider(p: Plumbing) -> None:
 
 
 async def _executor(p: Plumbing) -> None:
-    from streams.rooms.executor import ExecutorRoom
+    from streams.rooms.executor.room import ExecutorRoom
 
     room = await ExecutorRoom.build(p)
     p.each(p.topics.decision_for(p.group), room.on_decision, stage="begin")

@@ -18,15 +18,15 @@ import faust
 import uvloop
 from faust.exceptions import ConsumerNotStarted
 
-from streams import admin
-from streams.app import crash, create_app
 from streams.flow import connect
+from streams.local.supervisor import READY
 from streams.metrics import Metrics, watch_lag
-from streams.room import Plumbing
+from streams.runtime.kafka import admin
+from streams.runtime.kafka.app import crash, create_app
+from streams.runtime.kafka.consumer import SETTLE_S, consumer_of
+from streams.runtime.plumbing import Plumbing
 from streams.settings import Settings
-from streams.supervisor import READY
 from streams.topics import Topics
-from streams.transport import SETTLE_S, consumer_of
 
 log = logging.getLogger("streams.worker")
 
@@ -92,7 +92,11 @@ def run_room(
         logging.getLogger(noisy).setLevel(max(logging.WARNING, logging.getLevelName(settings.log_level)))
     # kafka-python warns of a busy machine; mode logs every part of faust under the module of its class.
     logging.getLogger("kafka.net.selector").setLevel(logging.ERROR)
-    for name in ("streams.app", "streams.table", "streams.transport"):
+    for name in (
+        "streams.runtime.kafka.app",
+        "streams.runtime.kafka.table",
+        "streams.runtime.kafka.consumer",
+    ):
         logging.getLogger(name).setLevel(logging.WARNING)
     settings.state_path().mkdir(parents=True, exist_ok=True)
     # Of faust's consumer thread too. The same streams take a fifth less time than on asyncio's own loop.

@@ -71,10 +71,10 @@ class _Commands(click.Group):
 def _refusals() -> tuple[type[Exception], ...]:
     from kafka.errors import KafkaError
 
-    from streams.admin import TopicsWrong
-    from streams.broker import BrokerError
-    from streams.clients import BrokerUnreachable
-    from streams.supervisor import RoomFailed
+    from streams.local.broker import BrokerError
+    from streams.local.supervisor import RoomFailed
+    from streams.runtime.kafka.admin import TopicsWrong
+    from streams.runtime.kafka.connections import BrokerUnreachable
 
     return (UniscaleError, SettingsError, BrokerError, BrokerUnreachable, RoomFailed, TopicsWrong, KafkaError,
             LookupError, OSError)  # fmt: skip

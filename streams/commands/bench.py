@@ -8,7 +8,7 @@ from typing import Any
 import click
 import orjson
 
-from streams.broker import kafka_home
+from streams.local.broker import kafka_home
 from streams.settings import Settings
 
 
@@ -62,8 +62,8 @@ def bench(
     Apache Kafka is measured when KAFKA_HOME names it or ../shared/kafka is there. Then the catalogue's largest model
     on vLLM: tokens per second of searches, beside bare vLLM given the same requests.
     """
-    from streams.bench import Plan, measure  # with numpy and more, which `--help` need not wait for
-    from streams.bench_engine import EnginePlan, measure_engine
+    from streams.bench.engine import EnginePlan, measure_engine
+    from streams.bench.run import Plan, measure  # with numpy and more, which `--help` need not wait for
 
     kinds = list(brokers) or [*(["kafka"] if kafka_home(os.environ) else []), "embedded"]
     plans = {

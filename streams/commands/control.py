@@ -16,7 +16,7 @@ from schemas.control import CatalogueEntry, ControlRecord, CostBoundsEntry, Obje
 from schemas.errors import UniscaleError
 from schemas.objective import CostRange
 from schemas.query import Weights
-from streams import admin, clients
+from streams.runtime.kafka import admin, connections
 from streams.settings import Settings
 from streams.topics import Topics
 
@@ -24,7 +24,7 @@ from streams.topics import Topics
 def steering(settings: Settings) -> Steering:
     """Return what is in force: the catalogue file and the control records on the broker."""
     found = Steering.of(load_catalogue(Path(settings.catalogue)))
-    for record in clients.read_all(settings, [Topics(settings).control]):
+    for record in connections.read_all(settings, [Topics(settings).control]):
         if record.value:
             try:
                 found = found.after(decode_control(record.value), record.offset)
@@ -34,7 +34,7 @@ def steering(settings: Settings) -> Steering:
 
 
 def _send(settings: Settings, entry: ControlRecord) -> int:
-    producer = clients.producer(settings)
+    producer = connections.producer(settings)
     try:
         sent = producer.send(Topics(settings).control, key=entry.key.encode(), value=encode(entry)).get(
             timeout=30

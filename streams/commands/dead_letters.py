@@ -10,7 +10,7 @@ from kafka import TopicPartition
 from schemas.base import decode
 from schemas.dead_letter import DeadLetter
 from schemas.errors import UniscaleError
-from streams import clients
+from streams.runtime.kafka import connections
 from streams.settings import Settings
 from streams.topics import Topics
 
@@ -18,7 +18,7 @@ from streams.topics import Topics
 def letters(settings: Settings) -> list[DeadLetter]:
     """Return the dead letters on the broker, oldest first."""
     found = []
-    for record in clients.read_all(settings, [Topics(settings).dead_letter]):
+    for record in connections.read_all(settings, [Topics(settings).dead_letter]):
         try:
             found.append(decode(record.value, DeadLetter))
         except UniscaleError as error:
@@ -65,7 +65,7 @@ def retry(settings: Settings, origins: tuple[str, ...], everything: bool) -> Non
         raise click.UsageError("name origins, or give --all")
     known = {x.key: x for x in letters(settings)}
     wanted = list(known) if everything else list(origins)
-    reader, producer = clients.consumer(settings), clients.producer(settings)
+    reader, producer = connections.consumer(settings), connections.producer(settings)
     lost = 0
     try:
         for origin in wanted:

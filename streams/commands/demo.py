@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from streams.demo import QUESTIONS, Demo, run
+from streams.demo.run import QUESTIONS, Demo, run
 from streams.settings import Settings
 
 _SHOWN = (

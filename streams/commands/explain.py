@@ -15,7 +15,7 @@ from agents.space.catalogue import load_catalogue
 from schemas.answer import Answer
 from schemas.decision import Decision
 from schemas.reward import Reward
-from streams.ledger import Story, read_ledger
+from streams.client.ledger import Story, read_ledger
 from streams.settings import Settings
 
 # More drafts than these are shown when asked for.

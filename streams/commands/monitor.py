@@ -15,11 +15,11 @@ from rich.live import Live
 from rich.table import Table
 
 from agents.space.catalogue import load_catalogue
-from streams import admin
-from streams.ledger import Story
+from streams.client.ledger import Story
+from streams.client.watch import Watch
+from streams.runtime.kafka import admin
 from streams.settings import Settings
 from streams.topics import Topics
-from streams.watch import Watch
 
 _WINDOW = 100
 _LAG_EVERY_S = 5.0

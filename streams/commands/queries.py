@@ -17,10 +17,10 @@ from schemas.base import decode, encode
 from schemas.errors import UniscaleError
 from schemas.query import Query, Weights
 from schemas.reward import Feedback
-from streams import clients
+from streams.client.questions import QuestionError, read_questions, renamed
+from streams.client.send import Pace
 from streams.commands.sending import send_and_wait
-from streams.questions import QuestionError, read_questions, renamed
-from streams.send import Pace
+from streams.runtime.kafka import connections
 from streams.settings import Settings
 from streams.topics import Topics
 
@@ -60,10 +60,10 @@ def ask(settings: Settings, text: str, objective: str | None, weights: str | Non
         reference=reference, pin_action=pin_action, allowed_models=models or None, timeout_s=timeout_s,
     )  # fmt: skip
     topics = Topics(settings)
-    clients.require_topics(settings, [topics.query])
-    reader = clients.at_end(settings, [topics.answer])
+    connections.require_topics(settings, [topics.query])
+    reader = connections.at_end(settings, [topics.answer])
     try:
-        producer = clients.producer(settings)
+        producer = connections.producer(settings)
         producer.send(topics.query, key=query.query_id.encode(), value=encode(query)).get(timeout=30)
         producer.close()
         told = time.monotonic() + _PATIENCE_S
@@ -194,8 +194,8 @@ def feedback(settings: Settings, query_id: str, correct: str, source: str) -> No
         raise click.BadParameter(f"{correct!r}: write true, false or a number from 0 to 1") from None
     record = Feedback(query_id=query_id, correct=grade, source=source)
     topic = Topics(settings).feedback
-    clients.require_topics(settings, [topic])
-    producer = clients.producer(settings)
+    connections.require_topics(settings, [topic])
+    producer = connections.producer(settings)
     producer.send(topic, key=query_id.encode(), value=encode(record)).get(timeout=30)
     producer.close()
     click.echo(f"{query_id}: {grade:g} by {source}", err=True)
@@ -203,9 +203,9 @@ def feedback(settings: Settings, query_id: str, correct: str, source: str) -> No
 
 def _records(settings: Settings, topic: str, everything: bool, follow: bool) -> Iterator[Any]:
     if everything and not follow:
-        yield from clients.read_all(settings, [topic])
+        yield from connections.read_all(settings, [topic])
         return
-    reader = clients.at_end(settings, [topic])
+    reader = connections.at_end(settings, [topic])
     if everything:
         reader.seek_to_beginning(*reader.assignment())
     try:

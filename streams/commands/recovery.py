@@ -5,8 +5,8 @@ import os
 import click
 import orjson
 
-from streams.broker import Broker
-from streams.launch import settings_for
+from streams.local.broker import Broker
+from streams.local.launch import settings_for
 from streams.settings import Settings
 
 
@@ -34,7 +34,7 @@ def bench_recovery(ctx: click.Context, rows: int, half: int, kind: str | None) -
     `recover_<ROWS>_s` counts from the assignment of the partition until the learner is ready: reading its log
     (`read_s`) and folding it (`fold_s`). `difference` compares it with the learner that wrote the log.
     """
-    from streams.bench_recovery import measure  # with numpy and more, which `--help` need not wait for
+    from streams.bench.recovery import measure  # with numpy and more, which `--help` need not wait for
 
     settings: Settings = ctx.obj
     given = ctx.find_root().params.get("bootstrap") or "UNISCALE_BOOTSTRAP" in os.environ

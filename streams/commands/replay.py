@@ -10,10 +10,10 @@ import msgspec
 from schemas.base import decode
 from schemas.errors import UniscaleError
 from schemas.query import Query
-from streams import clients
+from streams.client.questions import renamed
+from streams.client.send import Pace
 from streams.commands.sending import send_and_wait
-from streams.questions import renamed
-from streams.send import Pace
+from streams.runtime.kafka import connections
 from streams.settings import Settings
 from streams.topics import Topics
 
@@ -57,7 +57,7 @@ def replay(settings: Settings, rate: float, speed: float | None, limit: int | No
 
 def _recorded(settings: Settings) -> Iterator[tuple[int, Query]]:
     seen: set[str] = set()
-    for record in clients.read_all(settings, [Topics(settings).query]):
+    for record in connections.read_all(settings, [Topics(settings).query]):
         try:
             query = decode(record.value, Query)
         except UniscaleError:

@@ -8,12 +8,12 @@ from pathlib import Path
 import click
 
 from agents.space.catalogue import load_catalogue
-from streams import admin
-from streams.broker import Broker
 from streams.control import Control
-from streams.launch import room_commands, settings_for
+from streams.local.broker import Broker
+from streams.local.launch import room_commands, settings_for
+from streams.local.supervisor import Supervisor
+from streams.runtime.kafka import admin
 from streams.settings import Settings
-from streams.supervisor import Supervisor
 from streams.topics import Topics
 
 _BROKER = click.Choice(["auto", "kafka", "embedded"])

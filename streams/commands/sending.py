@@ -12,8 +12,8 @@ from schemas.base import decode
 from schemas.dead_letter import DeadLetter
 from schemas.errors import UniscaleError
 from schemas.query import Query
-from streams import clients
-from streams.send import Pace, send_queries
+from streams.client.send import Pace, send_queries
+from streams.runtime.kafka import connections
 from streams.settings import Settings
 from streams.topics import Topics
 
@@ -27,9 +27,9 @@ def send_and_wait(settings: Settings, queries: Sequence[Query], pace: Pace, *, w
     0 when all were sent and, waited for, have an Answer; 1 when one has none in time, or its id was in use.
     """
     topics = Topics(settings)
-    clients.require_topics(settings, [topics.query])
+    connections.require_topics(settings, [topics.query])
     # From before the first is sent, so that no end is missed.
-    reader = clients.at_end(settings, [topics.answer, topics.dead_letter]) if wait else None
+    reader = connections.at_end(settings, [topics.answer, topics.dead_letter]) if wait else None
     ends: dict[str, str] = {}
     left = {query.query_id for query in queries}
     with _bar() as bar:

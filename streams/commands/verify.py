@@ -7,9 +7,9 @@ import click
 
 from agents.decider.observations import Row
 from agents.decider.reproduce import mismatches, opened
-from streams import clients
-from streams.encoders import encoder_of
-from streams.policies import policy_of
+from streams.rooms.decider.policies import policy_of
+from streams.rooms.embedder.encoders import encoder_of
+from streams.runtime.kafka import connections
 from streams.settings import Settings
 from streams.topics import Topics
 
@@ -24,7 +24,7 @@ def verify_decisions(settings: Settings, show: int) -> None:
     log, it begins at the oldest snapshot. Exit 1 when a Decision differs.
     """
     latest: dict[bytes, bytes | None] = {}
-    for record in clients.read_all(settings, [Topics(settings).changelog("decider", "pending")]):
+    for record in connections.read_all(settings, [Topics(settings).changelog("decider", "pending")]):
         latest[record.key] = record.value
     policy = policy_of(settings, encoder_of(settings))
     rows, after = opened(policy, {key: value for key, value in latest.items() if value})

@@ -23,10 +23,10 @@ from schemas.dead_letter import DeadLetter
 from schemas.decision import Decision
 from schemas.query import Origin
 from schemas.reward import Due, Feedback, Reward
-from streams.app import crash, durable_table
-from streams.handlers import Record
-from streams.outbox import Outgoing
-from streams.room import Plumbing, key_of, origin_of
+from streams.runtime.kafka.app import crash, durable_table
+from streams.runtime.kafka.handlers import Record
+from streams.runtime.kafka.outbox import Outgoing
+from streams.runtime.plumbing import Plumbing, key_of, origin_of
 from streams.topics import SHARD
 
 log = logging.getLogger("streams.aggregator")

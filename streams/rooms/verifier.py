@@ -9,10 +9,10 @@ from agents.verifier.prm import Verifier
 from schemas.answer import Answer
 from schemas.base import decode, encode
 from schemas.search import SearchStep
-from streams.handlers import Record
-from streams.hosting import verifier_of
-from streams.retry import attempts
-from streams.room import Plumbing, key_of
+from streams.rooms.executor.hosting import verifier_of
+from streams.runtime.kafka.handlers import Record
+from streams.runtime.plumbing import Plumbing, key_of
+from streams.runtime.retry import attempts
 
 
 class VerifierRoom:

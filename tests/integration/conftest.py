@@ -24,12 +24,12 @@ from agents.serving.recording import RecordedPath, RecordedStep, write_paths
 from agents.space.catalogue import load_catalogue
 from schemas.base import Record, decode
 from schemas.query import Query
-from streams import admin, clients
-from streams.broker import Broker, kafka_home
-from streams.launch import room_commands, settings_for
-from streams.send import Pace, send_queries
+from streams.client.send import Pace, send_queries
+from streams.local.broker import Broker, kafka_home
+from streams.local.launch import room_commands, settings_for
+from streams.local.supervisor import Supervisor
+from streams.runtime.kafka import admin, connections
 from streams.settings import Settings
-from streams.supervisor import Supervisor
 from streams.topics import Topics
 
 R = TypeVar("R", bound=Record)
@@ -135,14 +135,14 @@ class Deployment:
 
     def put(self, topic: str, key: bytes, value: bytes) -> None:
         """Produce one raw record."""
-        producer = clients.producer(self.settings)
+        producer = connections.producer(self.settings)
         producer.send(topic, key=key, value=value).get(timeout=30)
         producer.close()
 
     def raw(self, topic: str) -> list[Any]:
         """Return every record now on a topic, in offset order within each partition."""
         if self._reader is None:
-            self._reader = clients.consumer(self.settings)
+            self._reader = connections.consumer(self.settings)
             names = [t.name for t in self.page]
             self._parts = {
                 n: [TopicPartition(n, p) for p in self._reader.partitions_for_topic(n) or ()] for n in names

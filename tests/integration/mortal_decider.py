@@ -20,10 +20,10 @@ from typing import Any
 import numpy as np
 
 from agents.decider.snapshot import SNAPSHOT_KEY
-from streams.outbox import Outbox, Outgoing
-from streams.rooms.decider import DeciderRoom
+from streams.rooms.decider.room import DeciderRoom
+from streams.runtime.kafka.outbox import Outbox, Outgoing
+from streams.runtime.kafka.table import DurableTable
 from streams.settings import Settings
-from streams.table import DurableTable
 from streams.worker import run_room
 
 SETTINGS = Settings.from_env(os.environ)

@@ -11,9 +11,9 @@ import pytest
 from schemas.answer import Answer
 from schemas.base import decode
 from schemas.dead_letter import DeadLetter
-from streams import admin, clients
-from streams.app import CRASH_EXIT
-from streams.broker import Broker
+from streams.local.broker import Broker
+from streams.runtime.kafka import admin, connections
+from streams.runtime.kafka.app import CRASH_EXIT
 from streams.settings import Settings
 from streams.topics import Topics
 
@@ -22,10 +22,10 @@ pytestmark = pytest.mark.broker
 # One room's guard around handlers of two records, of which one cannot be handled; a new process each time.
 PROCESS = """
 import asyncio, os, signal, sys
-from streams.handlers import Record
-from streams.app import create_app
+from streams.runtime.kafka.handlers import Record
+from streams.runtime.kafka.app import create_app
 from streams.metrics import Metrics
-from streams.room import Plumbing
+from streams.runtime.plumbing import Plumbing
 from streams.settings import Settings
 
 async def main():
@@ -86,7 +86,7 @@ def test_the_third_failure_at_one_record_is_a_dead_letter(
         codes.append(done.returncode)
     assert codes == ends, done.stderr[-2000:]
     assert "handled" in done.stdout
-    letters = [decode(r.value, DeadLetter) for r in clients.read_all(settings, [topics.dead_letter])]
+    letters = [decode(r.value, DeadLetter) for r in connections.read_all(settings, [topics.dead_letter])]
     assert [(x.key, x.error, x.attempts) for x in letters] == [(f"{topics.query}/0/41", error, 3)]
-    answers = [decode(r.value, Answer) for r in clients.read_all(settings, [topics.answer])]
+    answers = [decode(r.value, Answer) for r in connections.read_all(settings, [topics.answer])]
     assert [(a.query_id, a.status) for a in answers] == [("always", "rejected")]

@@ -22,9 +22,9 @@ from schemas.base import decode
 from schemas.decision import Decision
 from schemas.query import Query
 from schemas.reward import Reward
-from streams.encoders import encoder_of
-from streams.policies import policy_of
-from streams.questions import read_questions, renamed
+from streams.client.questions import read_questions, renamed
+from streams.rooms.decider.policies import policy_of
+from streams.rooms.embedder.encoders import encoder_of
 
 ROOT = Path(__file__).parents[2]
 QUESTIONS = ROOT.parent / "shared" / "data" / "questions"

@@ -14,8 +14,8 @@ from schemas.decision import Decision
 from schemas.query import Query
 from schemas.reward import Reward
 from schemas.search import SearchStep, Verification
-from streams.encoders import encoder_of
-from streams.policies import policy_of
+from streams.rooms.decider.policies import policy_of
+from streams.rooms.embedder.encoders import encoder_of
 
 pytestmark = pytest.mark.broker
 

@@ -26,9 +26,9 @@ from schemas.base import decode, encode
 from schemas.decision import Decision
 from schemas.query import Context, Origin, Query
 from schemas.reward import Reward, reward_id
-from streams import clients
-from streams.encoders import encoder_of
-from streams.policies import policy_of
+from streams.rooms.decider.policies import policy_of
+from streams.rooms.embedder.encoders import encoder_of
+from streams.runtime.kafka import connections
 from streams.topics import SHARD
 
 pytestmark = pytest.mark.broker
@@ -66,8 +66,8 @@ class Around:
         self.asking = threading.Event()
         self.over = threading.Event()
         self.error: BaseException | None = None
-        self._producer = clients.producer(loop.settings)
-        self._reader = clients.consumer(loop.settings)
+        self._producer = connections.producer(loop.settings)
+        self._reader = connections.consumer(loop.settings)
         self._parts = [
             TopicPartition(t, p)
             for t in (self.topics.decision, self.topics.changelog("decider", "pending"))
@@ -122,7 +122,7 @@ class Around:
 
     def end_of(self, topic: str) -> int:
         """Return the offset that the next record of a topic of one partition gets."""
-        reader = clients.consumer(self.loop.settings)
+        reader = connections.consumer(self.loop.settings)
         self._producer.flush()
         part = TopicPartition(topic, 0)
         end = reader.end_offsets([part])[part]
@@ -301,7 +301,7 @@ def test_a_commit_that_ran_ahead_of_the_log_is_taken_back(around: Around) -> Non
     loop.supervisor.park("decider")
     skipped = [around.ask() for _ in range(12)]
     end = around.end_of(topics.context)
-    admin = clients.admin(loop.settings)
+    admin = connections.admin(loop.settings)
     group = topics.app_id("decider")
     offsets = {TopicPartition(topics.context, 0): OffsetAndMetadata(end, "", -1)}
 
@@ -323,7 +323,7 @@ def test_a_commit_that_ran_ahead_of_the_log_is_taken_back(around: Around) -> Non
 def test_rows_leave_with_their_queries_and_the_snapshot_stands_for_them(around: Around) -> None:
     loop, topics = around.loop, around.topics
     check(around)
-    admin = clients.admin(loop.settings)
+    admin = connections.admin(loop.settings)
     ends = {TopicPartition(t, 0): around.end_of(t) for t in (topics.query, topics.context)}
     around.oldest = len(around.contexts)
     admin.delete_records(ends)

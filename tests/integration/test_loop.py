@@ -24,7 +24,7 @@ from schemas.decision import Decision
 from schemas.query import Context, Query, Weights
 from schemas.reward import Feedback, Reward
 from schemas.search import SearchStep, Verification
-from streams import admin, clients
+from streams.runtime.kafka import admin, connections
 from streams.settings import Settings
 from streams.topics import Topics
 
@@ -103,7 +103,7 @@ def test_the_learners_log_calls_for_every_decision_and_a_forged_one_is_found(loo
     latest[victim] = encode_row(
         msgspec.structs.replace(row, action=claimed.id, decision=msgspec.Raw(encode(altered)))
     )
-    producer = clients.producer(forged)
+    producer = connections.producer(forged)
     for key, value in latest.items():
         producer.send(Topics(forged).changelog("decider", "pending"), key=key, value=value).get(timeout=60)
     producer.close()

@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
-from streams.broker import free_port
-from streams.ledger import Ledger, read_ledger
+from streams.client.ledger import Ledger, read_ledger
+from streams.local.broker import free_port
 
 pytestmark = [pytest.mark.broker, pytest.mark.timeout(900)]
 

@@ -1,6 +1,6 @@
 """All rooms at once told to stop, as an upgrade does, or killed, with records in hand and a backlog: nothing is lost.
 
-What a room finds waiting when it starts is where faust would lose records; see `streams/transport.py`.
+What a room finds waiting when it starts is where faust would lose records; see `streams/runtime/kafka/consumer.py`.
 """
 
 import os
@@ -16,8 +16,8 @@ import pytest
 from agents.decider.observations import Row
 from schemas.query import Query
 from schemas.reward import Reward
-from streams.app import CRASH_EXIT
-from streams.supervisor import READY
+from streams.local.supervisor import READY
+from streams.runtime.kafka.app import CRASH_EXIT
 
 pytestmark = pytest.mark.broker
 
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.broker
 FAULTY = """
 import asyncio, os, pathlib, sys
 from streams.settings import Settings
-from streams.transport import Consumer
+from streams.runtime.kafka.consumer import Consumer
 from streams.worker import run_room
 
 once, how = pathlib.Path(sys.argv[1]), sys.argv[2]
@@ -60,7 +60,7 @@ run_room(Settings.from_env(os.environ), "decider")
 # A room that takes its time between reading its table and going on, while records arrive.
 SLOW = """
 import asyncio, os
-from streams.rooms.decider import DeciderRoom
+from streams.rooms.decider.room import DeciderRoom
 from streams.settings import Settings
 from streams.worker import run_room
 

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from streams.broker import Broker
-from streams.supervisor import Supervisor
+from streams.local.broker import Broker
+from streams.local.supervisor import Supervisor
 
 pytestmark = pytest.mark.broker
 

@@ -7,8 +7,8 @@ import uuid
 import msgspec
 import pytest
 
-from streams import admin, clients
-from streams.broker import Broker
+from streams.local.broker import Broker
+from streams.runtime.kafka import admin, connections
 from streams.settings import Settings
 from streams.topics import Topics
 
@@ -81,5 +81,5 @@ def test_a_worker_refuses_topics_that_are_wrong(
 def test_lag_is_what_the_groups_have_not_committed(broker: Broker) -> None:
     settings = fresh(broker)
     assert admin.lag(settings, ["nobody"]) == {}
-    with pytest.raises(clients.BrokerUnreachable):
+    with pytest.raises(connections.BrokerUnreachable):
         admin.check(Settings(bootstrap="127.0.0.1:1"), [])

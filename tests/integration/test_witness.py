@@ -10,7 +10,7 @@ import pytest
 
 from schemas.query import Query
 from schemas.reward import Reward
-from streams.broker import Broker
+from streams.local.broker import Broker
 
 pytestmark = [pytest.mark.broker, pytest.mark.slow, pytest.mark.timeout(900)]
 

@@ -2,7 +2,7 @@
 
 import asyncio
 
-from streams.admission import Admission
+from streams.rooms.embedder.admission import Admission
 
 
 def test_the_third_waits_until_one_of_two_leaves() -> None:

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from streams import admin
-from streams.broker import Broker, BrokerError, kafka_home, listening
+from streams.local.broker import Broker, BrokerError, kafka_home, listening
+from streams.runtime.kafka import admin
 from streams.settings import Settings
 from streams.topics import Topics
 

@@ -4,8 +4,8 @@ import click
 import pytest
 from click.testing import CliRunner
 
+from streams.client.send import Pace
 from streams.commands import main
-from streams.send import Pace
 
 COMMANDS = [
     "answers", "ask", "bench", "bench-recovery", "broker", "catalogue", "dead-letters", "demo", "explain",

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from streams.crashes import Crashes, InHand
-from streams.turns import Turns
+from streams.runtime.crashes import Crashes, InHand
+from streams.runtime.turns import Turns
 
 
 def test_the_count_survives_the_process_and_forgets_when_told(tmp_path: Path) -> None:

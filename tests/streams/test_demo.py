@@ -7,8 +7,8 @@ import pytest
 
 from agents.space.errors import ObjectiveError
 from schemas.query import Query
-from streams.demo import QUESTIONS, Demo, DemoCannotRun, check_machine, run, thirds
-from streams.questions import read_questions
+from streams.client.questions import read_questions
+from streams.demo.run import QUESTIONS, Demo, DemoCannotRun, check_machine, run, thirds
 from streams.settings import Settings
 
 

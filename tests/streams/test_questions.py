@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from schemas.query import Query
-from streams.questions import QuestionError, query_of, read_questions, renamed
+from streams.client.questions import QuestionError, query_of, read_questions, renamed
 
 
 def test_the_usual_shapes_become_queries(tmp_path: Path) -> None:

@@ -12,10 +12,10 @@ from schemas.decision import Decision, PolicyState
 from schemas.objective import CostRange, ObjectiveInForce
 from schemas.query import Origin, Query, Weights
 from schemas.reward import Price, Reward
-from streams.ledger import Ledger
-from streams.report import render
+from streams.client.ledger import Ledger
+from streams.demo.report import render
+from streams.demo.summary import summarise
 from streams.settings import Settings
-from streams.summary import summarise
 from streams.topics import Topics
 
 OBJECTIVE = ObjectiveInForce(

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from streams.supervisor import READY, RoomFailed, Supervisor
+from streams.local.supervisor import READY, RoomFailed, Supervisor
 
 READY_THEN_SLEEP = f"import time; print({READY!r}, flush=True); time.sleep(60)"
 

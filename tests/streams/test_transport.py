@@ -10,10 +10,10 @@ from faust.types import TP
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streams.app import create_app
-from streams.offsets import Course, Offsets, SkippedRecord
+from streams.runtime.kafka.app import create_app
+from streams.runtime.kafka.consumer import Consumer
+from streams.runtime.kafka.offsets import Course, Offsets, SkippedRecord
 from streams.settings import Settings
-from streams.transport import Consumer
 
 
 def test_an_offset_is_committed_when_all_before_it_are_handled() -> None:
@@ -320,7 +320,7 @@ def test_what_was_in_hand_when_partitions_were_given_out_does_not_count(
         assert await receiver.hand_over(30, 31)
         consumer.handled(messages[0])
         with consumer.at_work():  # 31, for longer than is waited
-            monkeypatch.setattr("streams.transport.SETTLE_S", 0.05)
+            monkeypatch.setattr("streams.runtime.kafka.consumer.SETTLE_S", 0.05)
             await consumer.on_partitions_revoked({TP_})
             assert not consumer.takes_up(messages[1])
             assert not await receiver.hand_over(32), "until it is known where to go on"

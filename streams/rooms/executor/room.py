@@ -18,11 +18,11 @@ from schemas.decision import Decision
 from schemas.errors import RecordTooLarge
 from schemas.heartbeat import Heartbeat
 from schemas.search import SearchStep, Verification
-from streams.app import crash
-from streams.handlers import Record
-from streams.hosting import Engines
-from streams.retry import attempts
-from streams.room import Plumbing, key_of
+from streams.rooms.executor.hosting import Engines
+from streams.runtime.kafka.app import crash
+from streams.runtime.kafka.handlers import Record
+from streams.runtime.plumbing import Plumbing, key_of
+from streams.runtime.retry import attempts
 
 # An Answer is later than any step.
 _ENDED = 1 << 30

@@ -25,7 +25,7 @@ from aiokafka.errors import ConsumerStoppedError, IllegalStateError
 from faust.exceptions import ConsumerNotStarted
 from faust.transport.drivers import aiokafka
 
-from streams.offsets import Course, Offsets
+from streams.runtime.kafka.offsets import Course, Offsets
 
 # How long what is in hand may go on where a room is told to stop or gives partitions back; a long step is done again.
 SETTLE_S = 3.0

@@ -30,13 +30,13 @@ from schemas.decision import Decision
 from schemas.query import Context as ContextRecord
 from schemas.query import Origin, Query
 from schemas.reward import Reward, reward_id
-from streams import admin, clients
-from streams.broker import free_port
-from streams.encoders import encoder_of
-from streams.launch import room_commands
-from streams.policies import action_vectors, policy_of
+from streams.local.broker import free_port
+from streams.local.launch import room_commands
+from streams.local.supervisor import Supervisor
+from streams.rooms.decider.policies import action_vectors, policy_of
+from streams.rooms.embedder.encoders import encoder_of
+from streams.runtime.kafka import admin, connections
 from streams.settings import Settings
-from streams.supervisor import Supervisor
 from streams.topics import Topics
 
 _BATCH = 64
@@ -129,7 +129,7 @@ def _reward(decided: Decided, rng: np.random.Generator) -> Reward:
 
 def _write(settings: Settings, topic: str, log: dict[bytes, bytes]) -> None:
     alone = settings.max_batch_bytes <= 1  # the embedded broker miscounts batches of several records
-    producer = clients.producer(settings, **({"batch_size": 0} if alone else {"linger_ms": 5}))
+    producer = connections.producer(settings, **({"batch_size": 0} if alone else {"linger_ms": 5}))
     try:
         pending = []
         for key, value in log.items():

@@ -6,9 +6,9 @@ from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
 from agents.serving.errors import ServingError
-from streams.app import crash
+from streams.runtime.kafka.app import crash
 
-log = logging.getLogger("streams.retry")
+log = logging.getLogger("streams.runtime.retry")
 
 T = TypeVar("T")
 

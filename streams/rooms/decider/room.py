@@ -22,14 +22,14 @@ from schemas.decision import Decision
 from schemas.errors import UniscaleError
 from schemas.query import Context, Origin
 from schemas.reward import Reward
-from streams.app import crash
-from streams.encoders import encoder_of
-from streams.handlers import Record
-from streams.outbox import Outgoing
-from streams.policies import action_vectors, policy_of
-from streams.room import Plumbing, key_of, origin_of
-from streams.rooms.learner_log import LearnerLog
-from streams.transport import consumer_of
+from streams.rooms.decider.learner_log import LearnerLog
+from streams.rooms.decider.policies import action_vectors, policy_of
+from streams.rooms.embedder.encoders import encoder_of
+from streams.runtime.kafka.app import crash
+from streams.runtime.kafka.consumer import consumer_of
+from streams.runtime.kafka.handlers import Record
+from streams.runtime.kafka.outbox import Outgoing
+from streams.runtime.plumbing import Plumbing, key_of, origin_of
 
 log = logging.getLogger("streams.decider")
 

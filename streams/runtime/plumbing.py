@@ -13,19 +13,19 @@ from schemas.base import encode, load, readable_id
 from schemas.dead_letter import DeadLetter
 from schemas.errors import UniscaleError
 from schemas.query import Origin
-from streams import handlers
-from streams.app import before_crash, crash
 from streams.control import Control
-from streams.crashes import LIMIT, Crashes, InHand, KilledProcess
-from streams.handlers import BatchHandler, Handler, Record
 from streams.metrics import Metrics
-from streams.outbox import Outbox, Outgoing
+from streams.runtime.crashes import LIMIT, Crashes, InHand, KilledProcess
+from streams.runtime.kafka import handlers
+from streams.runtime.kafka.app import before_crash, crash
+from streams.runtime.kafka.consumer import consumer_of, wait_while
+from streams.runtime.kafka.handlers import BatchHandler, Handler, Record
+from streams.runtime.kafka.outbox import Outbox, Outgoing
+from streams.runtime.turns import Turns
 from streams.settings import Settings
 from streams.topics import Topics
-from streams.transport import consumer_of, wait_while
-from streams.turns import Turns
 
-log = logging.getLogger("streams.room")
+log = logging.getLogger("streams.runtime.plumbing")
 
 
 class Plumbing:

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from streams.ledger import Ledger, Story
+from streams.client.ledger import Ledger, Story
 
 
 def summarise(

@@ -11,11 +11,11 @@ from agents.embedder.errors import EncoderUnavailable
 from schemas.base import decode, encode
 from schemas.errors import UniscaleError
 from schemas.query import Context, Query
-from streams.admission import Admission
-from streams.encoders import encoder_of
-from streams.follow import Follower
-from streams.handlers import Record
-from streams.room import Plumbing, origin_of
+from streams.rooms.embedder.admission import Admission
+from streams.rooms.embedder.encoders import encoder_of
+from streams.runtime.kafka.handlers import Record
+from streams.runtime.kafka.tail import Follower
+from streams.runtime.plumbing import Plumbing, origin_of
 from streams.topics import SHARD
 
 # An Answer that is never seen frees its place this long after the query's deadline.

@@ -7,7 +7,7 @@ import msgspec
 
 from schemas.base import encode
 from schemas.query import Query
-from streams import clients
+from streams.runtime.kafka import connections
 from streams.settings import Settings
 from streams.topics import Topics
 
@@ -36,7 +36,7 @@ def send_queries(
     """
     values = [(query.query_id.encode(), encode(query)) for query in queries]
     extra = {"batch_size": 0} if settings.max_batch_bytes <= 1 else {}
-    producer = clients.producer(settings, **extra)
+    producer = connections.producer(settings, **extra)
     topic = Topics(settings).query
     try:
         began = time.monotonic()

@@ -14,9 +14,9 @@ from agents.decider import snapshot
 from agents.decider.agent import Decider, Recovered
 from agents.decider.observations import Row, decode_row
 from schemas.query import Origin
-from streams import clients
-from streams.app import crash, durable_table
-from streams.room import Plumbing
+from streams.runtime.kafka import connections
+from streams.runtime.kafka.app import crash, durable_table
+from streams.runtime.plumbing import Plumbing
 
 log = logging.getLogger("streams.decider")
 
@@ -107,9 +107,9 @@ class LearnerLog:
     def _obsolete(self) -> list[bytes]:
         """Return the keys of rows and chunks that neither recovery nor a replay needs any more."""
         topics = self.plumbing.topics
-        reader = clients.consumer(self.settings)
+        reader = connections.consumer(self.settings)
         try:
-            parts = clients.partitions(reader, (topics.query, topics.context))
+            parts = connections.partitions(reader, (topics.query, topics.context))
             first: dict[tuple[str, int], int] = {
                 (tp.topic, tp.partition): o for tp, o in reader.beginning_offsets(parts).items()
             }

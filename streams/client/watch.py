@@ -4,8 +4,8 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from streams import clients
-from streams.ledger import Ledger
+from streams.client.ledger import Ledger
+from streams.runtime.kafka import connections
 from streams.settings import Settings
 from streams.topics import Topics
 
@@ -25,7 +25,7 @@ class Watch:
         self.answered: set[str] = set()
         self.closed: set[str] = set()
         self._last = time.monotonic()
-        self._reader: Any = clients.at_end(settings, names, tail)
+        self._reader: Any = connections.at_end(settings, names, tail)
 
     def catch_up(self) -> None:
         """Take everything that is there now."""

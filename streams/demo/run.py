@@ -20,19 +20,19 @@ import orjson
 from agents.space.catalogue import load_catalogue
 from schemas.errors import UniscaleError
 from schemas.query import Query
-from streams import admin
-from streams.broker import Broker
+from streams.client.ledger import Ledger, read_ledger
+from streams.client.questions import read_questions
+from streams.client.send import Pace, send_queries
+from streams.client.watch import Watch
 from streams.control import Control
-from streams.launch import room_commands, settings_for
-from streams.ledger import Ledger, read_ledger
-from streams.questions import read_questions
-from streams.report import render
-from streams.send import Pace, send_queries
+from streams.demo.report import render
+from streams.demo.summary import summarise
+from streams.local.broker import Broker
+from streams.local.launch import room_commands, settings_for
+from streams.local.supervisor import Supervisor
+from streams.runtime.kafka import admin
 from streams.settings import Settings
-from streams.summary import summarise
-from streams.supervisor import Supervisor
 from streams.topics import Topics
-from streams.watch import Watch
 
 QUESTIONS = Path("models/mini-math-test.jsonl")
 

@@ -15,9 +15,9 @@ from typing import Any, NoReturn
 import faust
 from faust.sensors import Monitor
 
-from streams import clients, transport
+from streams.runtime.kafka import connections, consumer
+from streams.runtime.kafka.table import DurableTable
 from streams.settings import Settings
-from streams.table import DurableTable
 from streams.topics import Topics
 
 log = logging.getLogger("streams")
@@ -101,10 +101,10 @@ def create_app(settings: Settings, room: str, group: str = "", instance: str = "
         instance: Stable name of this worker: a static member comes back without waiting for its ghost.
     """
     app_id = Topics(settings).app_id(room, group)
-    app = transport.App(
+    app = consumer.App(
         app_id,
-        broker=clients.faust_brokers(settings),
-        broker_credentials=clients.faust_credentials(settings),
+        broker=connections.faust_brokers(settings),
+        broker_credentials=connections.faust_credentials(settings),
         processing_guarantee="at_least_once",
         key_serializer="raw",
         value_serializer="raw",

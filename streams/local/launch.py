@@ -4,9 +4,9 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
-from streams.broker import Broker
+from streams.local.broker import Broker
+from streams.local.supervisor import python
 from streams.settings import Settings
-from streams.supervisor import python
 
 
 def settings_for(settings: Settings, broker: Broker) -> Settings:

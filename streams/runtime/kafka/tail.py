@@ -10,9 +10,9 @@ from typing import Literal
 from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.errors import KafkaError
 
-from streams import clients
-from streams.app import crash
-from streams.handlers import Record
+from streams.runtime.kafka import connections
+from streams.runtime.kafka.app import crash
+from streams.runtime.kafka.handlers import Record
 from streams.settings import Settings
 
 
@@ -44,11 +44,11 @@ class Follower:
             BrokerUnreachable: no broker answers.
             LookupError: a topic does not exist.
         """
-        reader = self._consumer = clients.follower(self.settings)
+        reader = self._consumer = connections.follower(self.settings)
         try:
             await reader.start()
         except (KafkaError, OSError) as error:
-            raise clients.unreachable(self.settings, error) from None
+            raise connections.unreachable(self.settings, error) from None
         parts = []
         for topic in self.topics:
             found = await self._partitions(reader, topic)

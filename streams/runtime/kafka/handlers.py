@@ -7,9 +7,9 @@ from typing import Any
 import faust
 import msgspec
 
-from streams.app import crash
-from streams.offsets import SkippedRecord
-from streams.transport import consumer_of
+from streams.runtime.kafka.app import crash
+from streams.runtime.kafka.consumer import consumer_of
+from streams.runtime.kafka.offsets import SkippedRecord
 
 
 class Record(msgspec.Struct, frozen=True):

@@ -18,15 +18,15 @@ import msgspec
 from agents.serving.recording import RecordedPath, RecordedStep, write_paths
 from agents.space.catalogue import Catalogue, load_catalogue
 from schemas.query import Query
-from streams import admin, clients
-from streams.broker import Broker
-from streams.launch import room_commands, settings_for
-from streams.ledger import read_ledger
-from streams.room import key_of
-from streams.send import Pace, send_queries
+from streams.client.ledger import read_ledger
+from streams.client.send import Pace, send_queries
+from streams.demo.summary import latencies
+from streams.local.broker import Broker
+from streams.local.launch import room_commands, settings_for
+from streams.local.supervisor import Supervisor
+from streams.runtime.kafka import admin, connections
+from streams.runtime.plumbing import key_of
 from streams.settings import Settings
-from streams.summary import latencies
-from streams.supervisor import Supervisor
 from streams.topics import Topics
 
 
@@ -133,7 +133,7 @@ def _run(
 
 def _answered(settings: Settings, queries: Sequence[Query], rate: float, timeout_s: float = 900.0) -> float:
     """Send queries, wait for all Answers, return the seconds that took. Reads keys alone: it shares the machine."""
-    reader = clients.at_end(settings, [Topics(settings).answer])
+    reader = connections.at_end(settings, [Topics(settings).answer])
     try:
         began = time.monotonic()
         send_queries(settings, queries, Pace(rate))

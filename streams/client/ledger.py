@@ -16,7 +16,7 @@ from schemas.errors import UniscaleError
 from schemas.query import Context, Query
 from schemas.reward import Reward
 from schemas.search import SearchStep, Verification
-from streams import clients
+from streams.runtime.kafka import connections
 from streams.settings import Settings
 from streams.topics import Topics
 
@@ -139,7 +139,7 @@ def read_ledger(
         *(topics.verification_for(g) for g in groups), topics.answer, topics.reward, topics.dead_letter,
     ]  # fmt: skip
     ledger = Ledger()
-    for record in clients.read_all(settings, names, timeout_ms=500):
+    for record in connections.read_all(settings, names, timeout_ms=500):
         ledger.add(topics, record, about)
     return ledger
 

@@ -7,7 +7,7 @@ from kafka import TopicPartition
 from kafka.admin import ConfigResource, ConfigResourceType, KafkaAdminClient
 from kafka.errors import KafkaError, TopicAlreadyExistsError
 
-from streams import clients
+from streams.runtime.kafka import connections
 from streams.settings import Settings
 from streams.topics import Topic
 
@@ -29,7 +29,7 @@ class Check(msgspec.Struct, frozen=True):
 
 def create(settings: Settings, topics: Iterable[Topic]) -> list[str]:
     """Create the topics that are missing and return their names. Existing ones are left as they are."""
-    client = clients.admin(settings)
+    client = connections.admin(settings)
     try:
         existing = set(client.list_topics())
         missing = [t for t in topics if t.name not in existing]
@@ -53,7 +53,7 @@ def create(settings: Settings, topics: Iterable[Topic]) -> list[str]:
 def check(settings: Settings, topics: Iterable[Topic]) -> Check:
     """Compare the broker's topics with the declared ones."""
     topics = list(topics)
-    client = clients.admin(settings)
+    client = connections.admin(settings)
     try:
         existing = set(client.list_topics())
         findings = [
@@ -94,8 +94,8 @@ def require(settings: Settings, topics: Iterable[Topic]) -> list[str]:
 
 def lag(settings: Settings, app_ids: Iterable[str]) -> dict[str, dict[str, int]]:
     """Return, by consumer group and topic, how many records wait. Groups that never committed are left out."""
-    client = clients.admin(settings)
-    reader = clients.consumer(settings)
+    client = connections.admin(settings)
+    reader = connections.consumer(settings)
     try:
         result: dict[str, dict[str, int]] = {}
         for app_id in app_ids:

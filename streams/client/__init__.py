@@ -1,0 +1,1 @@
+"""What a client of the topics needs: send queries, follow answers, read question files."""

@@ -1,0 +1,1 @@
+"""The demonstration: questions through the whole loop, a summary and a report."""

@@ -1,0 +1,1 @@
+"""Several rooms and a broker on one machine."""

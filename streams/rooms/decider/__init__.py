@@ -1,0 +1,1 @@
+"""The decider: the learner of one shard, its log and its policy."""

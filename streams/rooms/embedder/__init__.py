@@ -1,0 +1,1 @@
+"""The embedder: admission, the encoder, and the way from Query to Context."""

@@ -1,0 +1,1 @@
+"""The executor: the searches of one group of models, and their engines."""

@@ -1,0 +1,1 @@
+"""The Kafka runtime: all that knows faust, aiokafka and kafka-python, and all that corrects them."""
