@@ -32,8 +32,9 @@ $(STAMP): $(LOCK) requirements/environment.sh
 demo: $(STAMP) ## Stream 210 questions through the whole loop on this machine; writes out/demo/
 	@$(BIN)/python -m streams demo $(ARGS)
 
-lint: $(STAMP) ## Check style, types and directions of import
+lint: $(STAMP) ## Check style, formatting, types and directions of import
 	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	PYTHONPATH=. $(BIN)/lint-imports
 
