@@ -1,0 +1,47 @@
+"""`python -m experiments card`: the figures of a recording's data card."""
+
+from pathlib import Path
+
+import click
+
+from experiments.commands.options import PATH, RECORDING
+
+
+@click.command()
+@click.argument("recording", type=PATH, default=RECORDING)
+def card(recording: Path) -> None:
+    """Say what a RECORDING holds: the figures of its data card."""
+    import orjson
+    import pyarrow.compute as pc
+    import pyarrow.parquet as pq
+
+    if not recording.is_file():
+        raise click.ClickException(f"{recording}: no such file; give a recording of ours")
+    table = pq.read_table(recording)
+    if b"uniscale.settings" not in (table.schema.metadata or {}):
+        raise click.ClickException(f"{recording}: is no recording of ours")
+    told = orjson.loads(table.schema.metadata[b"uniscale.settings"])
+    questions = orjson.loads(table.schema.metadata[b"uniscale.questions"])
+    levels: dict[str, int] = {}
+    for question in questions:
+        levels[question["level"]] = levels.get(question["level"], 0) + 1
+    right = table.filter(pc.field("early_exit") & (pc.field("verifier") == told["verifiers"][0]))
+    sampling = {
+        orjson.dumps(each, option=orjson.OPT_SORT_KEYS).decode() for each in told["sampling"].values()
+    }
+    figures = {
+        "questions": ", ".join(f"{count} of {level}" for level, count in levels.items()),
+        "samples of each search": told["samples"],
+        "rows": f"{table.num_rows:,}, {pc.sum(table['derived']).as_py():,} of them derived",
+        "verifiers": ", ".join(told["verifiers"]),
+        "sampling": "; ".join(sorted(sampling)),
+        "engine": f"{told['engine']}, seed {told['seed']}, eta {told['eta']}",
+        "grader": told["grader"],
+        "catalogue": told["catalogue"],
+        "weights": ", ".join(f"{name} {digest}" for name, digest in told["weights"].items()),
+        "right, with early exit": f"{100 * (pc.mean(right['correct']).as_py() or 0):.2f} %",
+        "searches that met no answer": f"{100 * (1 - (pc.mean(right['complete']).as_py() or 0)):.2f} %",
+        "size": f"{recording.stat().st_size / 1e6:.1f} MB",
+    }
+    for name, value in figures.items():
+        click.echo(f"{name}: {value}")

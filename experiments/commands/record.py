@@ -1,0 +1,150 @@
+"""`python -m experiments record`: run every search of a plan for real, and keep what came of it."""
+
+import asyncio
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import cast
+
+import click
+
+
+@click.command()
+@click.option(
+    "--catalogue",
+    type=click.Path(path_type=Path),
+    default=Path("infra/catalogue/mini.yaml"),
+    show_default=True,
+)
+@click.option("--task", type=click.Choice(["math", "code"]), default="math", show_default=True)
+@click.option("--samples", type=click.IntRange(min=1), default=1, show_default=True, help="Of every search.")
+@click.option(
+    "--share",
+    type=click.FloatRange(0, 1, min_open=True),
+    default=1.0,
+    show_default=True,
+    help="Of the questions of each level.",
+)
+@click.option("--model", "models", multiple=True, help="Only these models.")
+@click.option(
+    "--verifiers", type=click.IntRange(min=1), help="How many, the one in use first; all by default."
+)
+@click.option("--engine", type=click.Choice(["torch", "vllm"]), default="torch", show_default=True)
+@click.option("--device", default="cpu", show_default=True, help="Of the torch engine: cpu or cuda.")
+@click.option("--threads", type=click.IntRange(min=1), help="CPU threads, if not all cores.")
+@click.option(
+    "--in-flight",
+    type=click.IntRange(min=1),
+    default=48,
+    show_default=True,
+    help="(question, model) pairs at a time, 28 searches each.",
+)
+@click.option(
+    "--part",
+    default="1/1",
+    show_default=True,
+    help="K/N: the K-th of N processes that record together, each with questions of its own and in the same WORK.",
+)
+@click.option("--seed", type=int, default=0, show_default=True, help="Of all drafts.")
+@click.option(
+    "--work",
+    type=click.Path(path_type=Path),
+    default=Path("out/record"),
+    show_default=True,
+    help="Folder of the journal: the same command goes on where it was.",
+)
+@click.option("--out", type=click.Path(path_type=Path), help="The Parquet file; WORK/<task>.parquet if none.")
+def record(
+    catalogue: Path,
+    task: str,
+    samples: int,
+    share: float,
+    models: tuple[str, ...],
+    verifiers: int | None,
+    engine: str,
+    device: str,
+    threads: int | None,
+    in_flight: int,
+    part: str,
+    seed: int,
+    work: Path,
+    out: Path | None,
+) -> None:
+    """Run every (question, configuration) for real and write one Parquet file of outcomes.
+
+    Killed at any moment, the same command goes on where it was.
+    """
+    from tqdm import tqdm
+
+    from agents.aggregator.grade import grader_version
+    from agents.aggregator.math_pool import MathPool
+    from agents.space.catalogue import load_catalogue
+    from experiments.record import table
+    from experiments.record.bench import Kind, open_bench, weights
+    from experiments.record.journal import Journal, JournalError, journals
+    from experiments.record.questions import Task, fingerprint, questions_of
+    from experiments.record.run import Plan
+    from experiments.record.run import record as run
+
+    if threads:
+        import torch
+
+        torch.set_num_threads(threads)
+    loaded = load_catalogue(catalogue)
+    if unknown := set(models) - set(loaded.model_names):
+        raise click.BadParameter(f"--model {sorted(unknown)[0]}: choose of {', '.join(loaded.model_names)}")
+    questions = questions_of(cast(Task, task), share=share)
+    found = re.fullmatch(r"([1-9]\d*)/([1-9]\d*)", part)
+    number, parts = (int(found[1]), int(found[2])) if found else (1, 0)
+    if number > parts:
+        raise click.BadParameter(f"--part {part}: give K/N with K from 1 to N, such as 1/2")
+
+    async def go(pool: MathPool) -> None:
+        bench = await open_bench(loaded, cast(Kind, engine), pool.judge, device=device, verifiers=verifiers)
+        plan = Plan.of(bench, questions, samples, seed, models, (number, parts))
+        rules = bench.rules
+        settings = {
+            "catalogue": loaded.fingerprint,
+            "task": task,
+            "questions": fingerprint(questions),
+            "models": list(dict.fromkeys(action.model for action in plan.actions)),
+            "verifiers": list(bench.verifiers),
+            "weights": weights(loaded),
+            "engine": engine,
+            "grader": grader_version(),
+            "seed": seed,
+            "eta": rules.eta,
+            "sampling": {m.name: _plain(m.sampling) for m in loaded.models},
+        }
+        try:
+            # The number of samples may grow: what was recorded of the first ones stays.
+            name = task if parts == 1 else f"{task}-{number}-of-{parts}"
+            journal = Journal(work / f"{name}.jsonl", settings, journals(work, task))
+        except JournalError as error:
+            raise click.ClickException(str(error)) from error
+        wanted = {shard[0] for shard in plan.shards()}
+        share_done = len(wanted & journal.done) / len(wanted)
+        with tqdm(
+            total=plan.searches(), initial=round(plan.searches() * share_done), unit="search", smoothing=0.02
+        ) as bar:
+            rate = await run(plan, bench, journal, in_flight=in_flight, progress=bar.update)
+        if bench.close is not None:
+            await bench.close()
+        click.echo(f"{len(wanted)} shards, {rate:.1f} searches/s now")
+        whole = Journal(journal.path, settings, journals(work, task))
+        if missing := {shard[0] for shard in replace(plan, part=(1, 1)).shards()} - whole.done:
+            click.echo(f"{len(missing)} shards are another part's; who finishes last writes the file")
+            return
+        path = out or work / f"{task}.parquet"
+        rows = [row for row in whole.rows() if row["sample"] < samples]
+        size = table.write(path, rows, questions, {**settings, "samples": samples})
+        click.echo(f"{len(rows)} searches: {path}, {size / 1e6:.1f} MB")
+
+    with MathPool() as pool:
+        asyncio.run(go(pool))
+
+
+def _plain(value: object) -> object:
+    import msgspec
+
+    return msgspec.to_builtins(value)

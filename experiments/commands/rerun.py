@@ -1,0 +1,149 @@
+"""`python -m experiments latency` and `depth-limit`: what is measured on a recording's own searches, run again."""
+
+import asyncio
+import os
+import platform
+import time
+from collections.abc import Awaitable, Callable
+from importlib import metadata
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from experiments.commands.options import CATALOGUE, PATH, RECORDING, beside_of
+
+if TYPE_CHECKING:
+    from experiments.rerun.reopen import Reopened
+
+T = TypeVar("T")
+VERSIONS = ("torch", "onnxruntime", "numpy")
+
+
+@click.command()
+@click.argument("recording", type=PATH, default=RECORDING)
+@click.option("--catalogue", type=PATH, default=CATALOGUE, show_default=True)
+@click.option(
+    "--mode",
+    default="quality-priority",
+    show_default=True,
+    help="Of the objective (agents/space/objectives.py).",
+)
+@click.option("--seed", type=int, default=3, show_default=True, help="Of the order of questions.")
+@click.option(
+    "--threads",
+    type=click.IntRange(min=1),
+    default=1,
+    show_default=True,
+    help="Of generation and verification.",
+)
+@click.option(
+    "--rounds", type=click.IntRange(min=51), help="Fewer than 210, 50 of them warm-up: for a trial."
+)
+@click.option("--cache", type=PATH, default=Path("out/vectors"), show_default=True, help="Of embeddings.")
+@click.option("--out", type=PATH, help="NAME.latency.json beside the recording by default.")
+def latency(
+    recording: Path,
+    catalogue: Path,
+    mode: str,
+    seed: int,
+    threads: int,
+    rounds: int | None,
+    cache: Path,
+    out: Path | None,
+) -> None:
+    """Run the joint space's queries of one seed for real, one after another, and say where the time goes.
+
+    Minutes; on a machine that does nothing else, or its load is what is measured.
+    """
+    import orjson
+    import torch
+
+    from agents.embedder.minilm import MiniLM
+    from agents.space.catalogue import load_catalogue
+    from experiments.outcomes.table import load_recording
+    from experiments.outcomes.world import build_world
+    from experiments.rerun.latency import breakdown
+    from experiments.trials.scenarios import spaces
+
+    torch.set_num_threads(threads)
+    encoder, before = MiniLM(), os.getloadavg()[0]
+
+    async def go(reopened: "Reopened") -> dict[str, Any]:
+        world = spaces(build_world(load_recording(recording), encoder, load_catalogue(catalogue), cache))[
+            "uis"
+        ]
+        return await breakdown(world, mode, seed, encoder, reopened, rounds)
+
+    measured = _with(recording, catalogue, go)
+    measured["run"] |= {
+        "machine": f"{_processor()}, {os.cpu_count()} cores, {threads} thread{'s' * (threads > 1)} a model",
+        "load_before_and_after": [round(before, 2), round(os.getloadavg()[0], 2)],
+        "versions": ", ".join(
+            [
+                f"python {platform.python_version()}",
+                *(f"{name} {metadata.version(name)}" for name in VERSIONS),
+            ]
+        ),
+        "day": time.strftime("%Y-%m-%d"),
+    }
+    path = out or beside_of(recording, "latency")
+    path.write_bytes(orjson.dumps(measured, option=orjson.OPT_INDENT_2) + b"\n")
+    for name, seconds in measured["seconds"].items():
+        click.echo(f"{name}: {seconds:.3f} s")
+    click.echo(f"written: {path}")
+
+
+@click.command("depth-limit")
+@click.argument("recording", type=PATH, default=RECORDING)
+@click.option("--catalogue", type=PATH, default=CATALOGUE, show_default=True)
+@click.option("--threads", type=click.IntRange(min=1), help="CPU threads, if not all cores.")
+@click.option("--out", type=PATH, help="NAME.depth-limit.json beside the recording by default.")
+def depth_limit(recording: Path, catalogue: Path, threads: int | None, out: Path | None) -> None:
+    """Run every search that met its depth limit again, with paths cut off there kept out and completed."""
+    import torch
+
+    from experiments.outcomes.table import load_recording
+    from experiments.rerun.depth_limit import run_again, save
+
+    if threads:
+        torch.set_num_threads(threads)
+
+    async def go(reopened: "Reopened") -> list[dict[str, Any]]:
+        rows: list[dict[str, Any]] = []
+        for early_exit in (True, False):
+            rows += await run_again(load_recording(recording, early_exit=early_exit), early_exit, reopened)
+        return rows
+
+    rows = _with(recording, catalogue, go)
+    path = out or beside_of(recording, "depth-limit")
+    save(path, recording, rows)
+    other = sum(row["kept_out"] != row["completed"] for row in rows)
+    click.echo(
+        f"{len(rows)} searches met a limit, {sum(row['reproduced'] for row in rows)} went as recorded, "
+        f"{other} end otherwise under the other reading: {path}"
+    )
+
+
+def _with(recording: Path, catalogue: Path, run: "Callable[[Reopened], Awaitable[T]]") -> T:
+    """Run something on a recording's checkpoints and a pool of graders."""
+    from agents.aggregator.math_pool import MathPool
+    from agents.space.catalogue import load_catalogue
+    from experiments.outcomes.table import OutcomeError
+    from experiments.rerun.reopen import reopen
+
+    async def go(pool: MathPool) -> T:
+        return await run(await reopen(recording, load_catalogue(catalogue), pool.judge))
+
+    try:
+        with MathPool() as pool:
+            return asyncio.run(go(pool))
+    except OutcomeError as error:
+        raise click.ClickException(str(error)) from error
+
+
+def _processor() -> str:
+    told = Path("/proc/cpuinfo")
+    lines = told.read_text().splitlines() if told.is_file() else []
+    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor() or platform.machine()

@@ -1,0 +1,1 @@
+"""Measures that need no loop: off-policy estimates, cost at equal accuracy."""

@@ -1,0 +1,1 @@
+"""The page: sections and notes, what the tables say in words, figures, the paper's own numbers."""

@@ -1,0 +1,183 @@
+"""One HTML page with every table beside the paper's numbers and every figure in it: no file beside it is needed."""
+
+import base64
+import html
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from experiments.report import paper_numbers
+from experiments.report.sections import PRINTED, SECTIONS, printed_verifiers
+
+STYLE = """body{font:15px/1.5 system-ui,sans-serif;max-width:80rem;margin:2rem auto;padding:0 1rem;color:#222}
+table{border-collapse:collapse;margin:.4rem 0 1.4rem;font-size:13px}caption{text-align:left;font-weight:600}
+td,th{border-bottom:1px solid #ddd;padding:.2rem .55rem;text-align:right;white-space:nowrap}
+td:first-child,th:first-child{text-align:left}.paper{color:#777}img{max-width:100%;display:block;margin:1rem 0}
+.note{max-width:56rem}small{color:#777}nav{column-width:22rem}nav a{display:block}.wide{overflow-x:auto}
+.finding{border-left:3px solid #48a;padding-left:.7rem}"""
+
+
+def write_report(path: Path, tables: Mapping[str, Any], figures: Mapping[str, Path]) -> None:
+    """Write the page.
+
+    Args:
+        path: The HTML file.
+        tables: As in tables.json.
+        figures: PNG files by name.
+    """
+    o = tables["outcomes"]
+    parts = [_head(o)]
+    shown = [s for s in SECTIONS if any(name in tables for name in s.tables)]
+    links = (f'<a href="#{section.tables[0]}">{_text(section.title)}</a>' for section in shown)
+    parts.append(f"<nav>{''.join(links)}</nav>")
+    for section in shown:
+        parts.append(f'<h2 id="{section.tables[0]}">{_text(section.title)}</h2>')
+        parts.append(f"<p class=note>{_text(section.note)}</p>")
+        if section.finding is not None and (said := section.finding(tables)):
+            parts.append(f"<p class='note finding'>{_text(said)}</p>")
+        for name in section.tables:
+            parts += _tables(name, tables.get(name, {}), o)
+        parts += [
+            f'<img alt="{_text(name)}" src="{_inline(figures[name])}">'
+            for name in section.figures
+            if name in figures
+        ]
+    path.write_text(
+        f"<!doctype html><html lang=en><meta charset='utf-8'><title>{_text(o['name'])}</title>"
+        f"<style>{STYLE}</style>" + "\n".join(parts),
+        encoding="utf-8",
+    )
+
+
+def _head(o: Mapping[str, Any]) -> str:
+    text = (
+        f"<h1>Policies on {_text(o['name'])}</h1><p class=note>{o['questions']} questions, {o['actions']} "
+        f"actions, {o['samples']} recorded samples a cell. The paper's tables: seeds "
+        f"{', '.join(map(str, o['seeds']))}; the others: {len(o['more_seeds'])} further seeds. A cell is mean "
+        "(standard deviation over seeds) [95 % interval of the mean over seeds]. All seeds share one table of "
+        "outcomes, so intervals are of order, warm-up, realised sample and exploration, not of other questions. "
+        "Grey: what the paper prints, on its own models and questions.</p>"
+    )
+    if o["not_run"]:
+        why = f" ({_text(o['not_run_because'])})" if o["not_run_because"] else ""
+        text += (
+            f"<p class=note><strong>Not run</strong>{why}: {', '.join(map(_text, o['not_run']))}. "
+            "<code>paper --rebuild-networks</code> trains them.</p>"
+        )
+    return text
+
+
+def _tables(name: str, table: Mapping[str, Any], o: Mapping[str, Any]) -> Iterator[str]:
+    if name == "outcomes":
+        return
+    unit = "tera-eFLOPs" if o["unit"] == "eFLOPs" else o["unit"]
+    if name == "main":
+        for scenario, modes in table.items():
+            for mode, policies in modes.items():
+                theirs = {p: cells.get(scenario) for p, cells in paper_numbers.MAIN[mode].items()}
+                rows = {p: policies.get(p, {"reward": "not run"}) for p in theirs}
+                yield _table(f"{scenario}: {mode}", rows, theirs, "reward, accuracy %, tera-eFLOPs", unit)
+        return
+    printed, what = PRINTED.get(name, ({}, ""))
+    if name == "verifiers":
+        printed, what = printed_verifiers(list(table)), "reward, accuracy %, tera-eFLOPs"
+    yield from _levels(name, table, printed, what, unit)
+
+
+def _levels(title: str, table: Mapping[str, Any], printed: Any, what: str, unit: str) -> Iterator[str]:
+    """Yield a table for the rows of this level, then what is deeper."""
+    below = printed if isinstance(printed, Mapping) else {}
+    if _depth(table) == 1:
+        yield _table(title, {"": table}, {"": printed}, what, unit)
+        return
+    single = {name: value for name, value in table.items() if _depth(value) == 0}
+    if single:
+        yield _table(title, {"": single}, {}, "", unit)
+    rows = {name: value for name, value in table.items() if _depth(value) == 1 and name != "histogram"}
+    alike = len({tuple(row) for row in rows.values()}) == 1
+    if rows and (alike or len(rows) > 2) and not (single and len(rows) == 1):
+        yield _table(title, rows, below, what, unit)
+    else:
+        for name, value in rows.items():
+            yield _table(f"{title}: {name}", {"": value}, {"": below.get(name)}, what, unit)
+    for name, value in table.items():
+        if _depth(value) > 1:
+            yield from _levels(f"{title}: {name}", value, below.get(name, {}), what, unit)
+
+
+def _table(
+    title: str, rows: Mapping[str, Mapping[str, Any]], printed: Mapping[str, Any], what: str, unit: str
+) -> str:
+    columns = list(dict.fromkeys(name for row in rows.values() for name in row))
+    beside = what and any(isinstance(printed.get(name), tuple) for name in rows)
+    head = "".join(f"<th>{_text(_heading(name, unit))}" for name in columns)
+    head += f"<th class=paper>paper: {_text(what)}" if beside else ""
+    body = []
+    for name, row in rows.items():
+        cells = "".join(f"<td>{_cell(row.get(column))}" for column in columns)
+        if beside:
+            told = printed.get(name)
+            cells += f"<td class=paper>{', '.join(f'{v:g}' for v in told) if isinstance(told, tuple) else ''}"
+        body.append(f"<tr><td>{_text(_spaced(name))}{cells}")
+    return (
+        f"<div class=wide><table><caption>{_text(_spaced(title))}</caption><tr><th>{head}"
+        f"{''.join(body)}</table></div>"
+    )
+
+
+def _depth(value: Any) -> int:
+    """Return how many levels of names lie above figures: a row has one."""
+    if not isinstance(value, Mapping) or _is_figure(value):
+        return 0
+    return 1 + max((_depth(each) for each in value.values()), default=0)
+
+
+def _is_figure(value: Mapping[str, Any]) -> bool:
+    return "mean" in value or "median" in value
+
+
+def _cell(value: Any) -> str:
+    if isinstance(value, Mapping):
+        if "median" in value:
+            median = "never" if value["median"] is None else f"{value['median']:g}"
+            return f"{median} <small>({value['seeds']} of {value['of']} seeds)</small>"
+        if "mean" in value:
+            spread = f" ({value['std']:.2g})" if "std" in value else ""
+            bounds = f" <small>[{value['low']:.4g}, {value['high']:.4g}]</small>" if "low" in value else ""
+            return f"{value['mean']:.4g}{spread}{bounds}"
+        return ", ".join(f"{_text(_spaced(k))} {_cell(v)}" for k, v in value.items())
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    if isinstance(value, list):
+        return _text(", ".join(map(str, value)))
+    return "–" if value is None else _text(value)
+
+
+def _heading(name: str, unit: str) -> str:
+    """Return a column's name with its unit.
+
+    >>> _heading("eflops_percent", "USD"), _heading("eflops", "USD"), _heading("regret_130", "USD")
+    ('cost (%)', 'cost (USD)', 'regret 130')
+    """
+    for ending, sign in (("_percent", " (%)"), ("_points", " (points)")):
+        if name.endswith(ending):
+            return _heading(name.removesuffix(ending), "") + sign
+    known = {"eflops": f"cost ({unit})", "accuracy": "accuracy (%)", "seconds": "seconds"}
+    known |= {"compute": "compute (TFLOPs)", "memory": "memory (TB)"}
+    if not unit:
+        known = {"eflops": "cost"}
+    return known.get(name, _spaced(name))
+
+
+def _spaced(name: str) -> str:
+    return str(name).replace("_", " ")
+
+
+def _inline(figure: Path) -> str:
+    return "data:image/png;base64," + base64.b64encode(figure.read_bytes()).decode()
+
+
+def _text(value: object) -> str:
+    return html.escape(str(value))

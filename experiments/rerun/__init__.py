@@ -1,0 +1,1 @@
+"""Recorded searches run again: latency by component, the depth limit both ways."""

@@ -1,0 +1,95 @@
+"""Run recorded searches again: the recording's own questions, on the checkpoints it was made with."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pyarrow.parquet as pq
+
+from agents.aggregator.grade import Judge
+from agents.executor.rules import SearchRules
+from agents.space.action_space import MAX_DRAFTS, PAIRS
+from agents.space.catalogue import Catalogue
+from experiments.outcomes.table import Arm, OutcomeError
+from experiments.record.bench import open_bench, weights
+from experiments.record.questions import Question
+from experiments.record.run import search_id
+from experiments.record.searches import Bench
+from schemas.action import Action
+
+
+@dataclass(frozen=True)
+class Reopened:
+    """A recording and what its searches run on.
+
+    Attributes:
+        questions: By id.
+        settings: As they were recorded.
+        bench: Engines, verifiers and rules as in the recording.
+    """
+
+    questions: Mapping[str, Question]
+    settings: Mapping[str, Any]
+    bench: Bench
+
+    @property
+    def verifier(self) -> str:
+        """Return the one in use."""
+        return str(self.settings["verifiers"][0])
+
+    def search_id(self, question: Question, arm: Arm, sample: int) -> str:
+        """Return what the drafts of a recorded search derive from; best of N is a part of 64 whole paths."""
+        known = (arm.qp, arm.cp) in PAIRS
+        source = action_of(arm) if known else Action(model=arm.model, qp=MAX_DRAFTS, cp=1, bs=1)
+        return search_id(question, source, sample, self.settings["seed"])
+
+
+def action_of(arm: Arm) -> Action:
+    """Return the configuration that an arm is."""
+    return Action(model=arm.model, qp=arm.qp, cp=arm.cp, bs=arm.bs)
+
+
+def settings_of(recording: Path) -> dict[str, Any]:
+    """Return a recording's settings.
+
+    Raises:
+        OutcomeError: no recording of ours.
+    """
+    metadata = (pq.read_schema(recording).metadata or {}) if recording.is_file() else {}
+    if b"uniscale.settings" not in metadata:
+        raise OutcomeError(f"{recording}: is no recording of ours; `python -m experiments record` makes one")
+    settings: dict[str, Any] = orjson.loads(metadata[b"uniscale.settings"])
+    return settings
+
+
+async def reopen(recording: Path, catalogue: Catalogue, judge: Judge, folder: Path = Path()) -> Reopened:
+    """Open what a recording ran on.
+
+    Args:
+        recording: The Parquet file, made by the plain sampler.
+        catalogue: It was made with.
+        judge: For grading.
+        folder: What the catalogue's paths start from.
+
+    Raises:
+        OutcomeError: no recording of ours, or of another engine or other weights.
+    """
+    settings = settings_of(recording)
+    if settings["engine"] != "torch":
+        raise OutcomeError(
+            f"{recording}: made with {settings['engine']!r}, whose drafts cannot be made again; only torch's can"
+        )
+    now = weights(catalogue, folder)
+    for name, digest in settings["weights"].items():
+        if now.get(name) != digest:
+            raise OutcomeError(
+                f"{recording}: made with weights {digest} of {name}, here are {now.get(name, 'none')}; record anew"
+            )
+    entries = orjson.loads(pq.read_schema(recording).metadata[b"uniscale.questions"])
+    questions = {entry["question_id"]: Question(**entry) for entry in entries}
+    bench = await open_bench(
+        catalogue, "torch", judge, folder=folder, rules=SearchRules(eta=settings["eta"]), verifiers=1
+    )
+    return Reopened(questions, settings, bench)

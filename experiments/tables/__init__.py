@@ -1,0 +1,1 @@
+"""Every table of the report, as nested dictionaries of figures."""

@@ -1,0 +1,1 @@
+"""Policies on outcomes: the loop, who competes, what a run earned."""

@@ -1,0 +1,193 @@
+"""What MLP and NeuralUCB chose, kept in a file: by the paper's recipe a run of them trains for minutes.
+
+The recipe is 1,000 iterations over the whole history after each of 210 observations. A file beside the outcomes
+holds the arm of every round; rewards, costs and regrets follow from the outcomes. It belongs to one table of
+outcomes and to one version of the recipe, both by digest: with others it counts as nothing.
+"""
+
+import ast
+import hashlib
+import multiprocessing
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import orjson
+
+from agents.decider.policies import history, mlp, network, neural_ucb
+from experiments.outcomes.world import World
+from experiments.trials import loop
+from experiments.trials.contenders import ALL, NETWORKS
+from experiments.trials.loop import Stage, follow, make_trial, play
+from experiments.trials.oracle import best_fixed
+from experiments.trials.runs import Run
+
+RECIPE = (network, mlp, neural_ucb, history, loop)
+Name = tuple[str, str, str, int]  # scenario, mode, policy, seed
+
+
+@dataclass
+class Record:
+    """Arms by round, of trained runs.
+
+    Attributes:
+        path: Where it is kept; None for nowhere.
+        outcomes: Digest of what it was trained on, and
+        recipe: of how.
+        chosen: By run: the arms after the warm-up, as indices into the scenario's.
+        refused: Why a file that is there is not used; empty where it is.
+    """
+
+    path: Path | None = None
+    outcomes: str = ""
+    recipe: str = ""
+    chosen: dict[Name, list[int]] = field(default_factory=dict)
+    refused: str = ""
+
+    @classmethod
+    def load(cls, path: Path, world: World) -> "Record":
+        """Return what the file holds of these outcomes and this recipe, which may be nothing."""
+        record = cls(path, outcomes_digest(world), recipe_digest())
+        if not path.is_file():
+            record.refused = f"{path} is not there"
+            return record
+        told = orjson.loads(path.read_bytes())
+        for name in ("outcomes", "recipe"):
+            if told[name] != getattr(record, name):
+                record.refused = f"{path} is of other {'outcomes' if name == 'outcomes' else 'training code'}"
+                return record
+        for each in told["runs"]:
+            record.chosen[each["scenario"], each["mode"], each["policy"], each["seed"]] = each["arms"]
+        return record
+
+    def save(self) -> None:
+        """Write the file, whole or not at all."""
+        assert self.path is not None
+        runs = [
+            {"scenario": n[0], "mode": n[1], "policy": n[2], "seed": n[3], "arms": arms}
+            for n, arms in sorted(self.chosen.items())
+        ]
+        lines = b",\n".join(orjson.dumps(run) for run in runs)
+        head = f'{{"outcomes": "{self.outcomes}", "recipe": "{self.recipe}", "runs": [\n'
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        partial = self.path.with_suffix(".partial")
+        partial.write_bytes(head.encode() + lines + b"\n]}\n")
+        partial.replace(self.path)
+
+
+def outcomes_digest(world: World) -> str:
+    """Return a digest of questions, arms, their texts and every outcome."""
+    o = world.outcomes
+    digest = hashlib.sha256(world.texts.encode())
+    for array in (o.correct, o.score, o.log_cost):
+        # Twelve digits: the logarithm's last bits are the machine's.
+        digest.update(np.char.mod("%.12g", array).tobytes())
+    return digest.hexdigest()[:16]
+
+
+def recipe_digest() -> str:
+    """Return a digest of the code that trains, and of its settings; comments, docstrings, imports do not count."""
+    digest = hashlib.sha256(repr(network.NetworkSettings()).encode())
+    for module in RECIPE:
+        tree = ast.parse(Path(str(module.__file__)).read_text(encoding="utf-8"))
+        # Where a module lies is no part of what it computes.
+        tree.body = [node for node in tree.body if not isinstance(node, ast.Import | ast.ImportFrom)]
+        for node in ast.walk(tree):
+            body = getattr(node, "body", None)
+            if isinstance(body, list) and body and _is_docstring(body[0]):
+                body[0].value.value = ""
+        digest.update(ast.dump(tree).encode())
+    return digest.hexdigest()[:16]
+
+
+def _is_docstring(node: Any) -> bool:
+    return (
+        isinstance(node, ast.Expr)
+        and isinstance(node.value, ast.Constant)
+        and isinstance(node.value.value, str)
+    )
+
+
+def run_recorded(
+    record: Record,
+    world: World,
+    space: str,
+    mode: str,
+    policy: str,
+    stages: Mapping[int, Stage],
+    seeds: Sequence[int],
+) -> list[Run] | None:
+    """Return a network's runs as they were recorded; None where a seed is missing."""
+    runs = []
+    for seed in seeds:
+        arms = record.chosen.get((space, mode, policy, seed))
+        if arms is None:
+            return None
+        trial = make_trial(world, seed, stages)
+        first = trial.warm_up + 1
+        steps = tuple(follow(trial, lambda at, _, arms=arms, first=first: arms[at - first]))  # type: ignore[misc]
+        runs.append(Run(seed, steps, best_fixed(trial, trial.stage(len(trial.order)).objective)[1]))
+    return runs
+
+
+def wanted(scenarios: Sequence[str], modes: Sequence[str], seeds: Sequence[int]) -> Iterator[Name]:
+    """Yield the runs of a whole record, the joint space first: that is where the question is."""
+    spaces = sorted(scenarios, key=lambda name: (name not in ("uis", "all"), name))
+    for space in spaces:
+        for policy in NETWORKS:
+            if policy != "neural_ucb_per_width" or space == spaces[0]:
+                yield from ((space, mode, policy, seed) for mode in modes for seed in seeds)
+
+
+def rebuild(
+    record: Record,
+    worlds: Mapping[str, World],
+    stages: Callable[[World, str], Mapping[int, Stage]],
+    names: Sequence[Name],
+    *,
+    jobs: int | None = None,
+    done: Callable[[Name], Any] = lambda name: None,
+) -> None:
+    """Train what the record lacks, and save after every run: killed, the same call goes on where it was.
+
+    Args:
+        record: With a path.
+        worlds: By scenario.
+        stages: From a world and a mode.
+        names: The runs wanted.
+        jobs: Processes of one thread each; one a core by default.
+        done: Told of each run.
+    """
+    missing = [name for name in names if name not in record.chosen]
+    with one_thread_each(jobs) as pool:
+        running = {
+            pool.submit(_train, worlds[name[0]], stages(worlds[name[0]], name[1]), name[2], name[3]): name
+            for name in missing
+        }
+        for future in as_completed(running):
+            record.chosen[running[future]] = future.result()
+            record.save()
+            done(running[future])
+
+
+def one_thread_each(jobs: int | None = None) -> ProcessPoolExecutor:
+    """Return processes of one thread each, one a core if not said: more threads would change the last bits."""
+    fresh = multiprocessing.get_context("spawn")
+    return ProcessPoolExecutor(jobs or os.cpu_count(), mp_context=fresh, initializer=_one_thread)
+
+
+def _one_thread() -> None:
+    import torch
+    from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
+
+    torch.set_num_threads(1)
+    threadpool_limits(1)
+
+
+def _train(world: World, stages: Mapping[int, Stage], policy: str, seed: int) -> list[int]:
+    trial = make_trial(world, seed, stages)
+    return [step.arm for step in play(ALL[policy](world, seed), trial) if not step.warm_up]

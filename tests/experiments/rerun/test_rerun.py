@@ -1,0 +1,140 @@
+"""Recorded searches run again: the depth limit's two readings, and where the time goes."""
+
+import asyncio
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from agents.aggregator.math_pool import Verdict
+from agents.embedder.minilm import MiniLM
+from agents.space.action_space import uis_space
+from agents.space.catalogue import load_catalogue
+from experiments.outcomes.table import OutcomeError, load_recording
+from experiments.outcomes.world import build_world
+from experiments.record import table
+from experiments.record.bench import open_bench, weights
+from experiments.record.journal import Journal
+from experiments.record.questions import Question
+from experiments.record.run import Plan, record
+from experiments.record.searches import Memory, Variant, search
+from experiments.rerun import depth_limit, latency
+from experiments.rerun.depth_limit import DepthLimit
+from experiments.rerun.reopen import Reopened, action_of, reopen, settings_of
+
+QUESTIONS = [Question("a-0", "a", "12 ox", 3), Question("a-1", "a", "4 d 5", 9)]
+PAIRS = ((1, 1), (1, 4), (2, 4), (8, 1))
+
+
+def unsure(gold: str, answer: str) -> Verdict:
+    return Verdict(False, "error")
+
+
+@pytest.fixture(scope="module")
+def recording(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    catalogue = load_catalogue(tiny / "tiny.yaml")
+    bench = asyncio.run(open_bench(catalogue, "torch", unsure, folder=tiny))
+    actions = [a for a in uis_space(catalogue) if (a.qp, a.cp) in PAIRS]
+    folder = tmp_path_factory.mktemp("rerun")
+    journal = Journal(folder / "j.jsonl", {})
+    asyncio.run(record(Plan(QUESTIONS, actions, [], 1, "prm-a"), bench, journal))
+    settings = {
+        "models": ["tiny"], "verifiers": ["prm-a"], "samples": 1, "engine": "torch", "seed": 0, "eta": 1.2,
+        "weights": weights(catalogue, tiny),
+        "sampling": {"tiny": msgspec.to_builtins(catalogue.model("tiny").sampling)},
+    }  # fmt: skip
+    table.write(folder / "r.parquet", journal.rows(), QUESTIONS, settings)
+    return folder / "r.parquet"
+
+
+def reopened(recording: Path, tiny: Path) -> Reopened:
+    return asyncio.run(reopen(recording, load_catalogue(tiny / "tiny.yaml"), unsure, tiny))
+
+
+@pytest.mark.parametrize("early_exit", [True, False])
+def test_only_searches_that_met_the_limit_end_otherwise_and_at_the_same_cost(
+    early_exit: bool, recording: Path, tiny: Path
+) -> None:
+    """Every search of the recording under the literal reading, on a fresh engine, against what is known of it."""
+    o, again = load_recording(recording, early_exit=early_exit), reopened(recording, tiny)
+    at_limit = depth_limit.met(o, again.settings, early_exit)
+    rows = asyncio.run(depth_limit.run_again(o, early_exit, again))
+    assert 0 < len(rows) == at_limit.sum()
+    assert all(row["reproduced"] for row in rows)
+    literal = replace(again.bench, rules=replace(again.bench.rules, cut_completes=True))
+    completed = {(row["question"], row["arm"]): row["completed"] for row in rows}
+    differ = 0
+    for q, asked in enumerate(o.questions):
+        for a, arm in enumerate(o.arms):
+            question = again.questions[asked.question_id]
+            found, _ = asyncio.run(
+                search(
+                    question,
+                    action_of(arm),
+                    Variant("prm-a", early_exit),
+                    again.search_id(question, arm, 0),
+                    literal,
+                    Memory(),
+                )
+            )
+            assert found.eflops == pytest.approx(o.cost[0, q, a], rel=1e-4)
+            same = math.isclose(found.score, o.score[0, q, a], rel_tol=1e-4)
+            differ += not same
+            if at_limit[0, q, a]:
+                told = completed[asked.question_id, arm.arm_id]
+                assert (told["correct"], told["score"]) == (
+                    found.correct,
+                    pytest.approx(found.score, abs=1e-5),
+                )
+            else:
+                assert same
+    assert differ
+
+
+def test_what_was_run_again_belongs_to_its_recording(recording: Path, tiny: Path, tmp_path: Path) -> None:
+    o, settings = load_recording(recording), settings_of(recording)
+    rows = asyncio.run(depth_limit.run_again(o, True, reopened(recording, tiny)))
+    depth_limit.save(tmp_path / "d.json", recording, rows)
+    found = depth_limit.load(tmp_path / "d.json", recording, settings).table(o, early_exit=True)
+    assert found["run_again"]["searches"] == found["met"]["all models"]["met_limit"] == len(rows)
+    kept = found["over_all_searches"]["kept_out"]
+    assert kept["score"]["mean"] == pytest.approx(float(o.score.mean()), rel=1e-6)
+    assert found["over_all_searches"]["completed"]["score"]["mean"] != kept["score"]["mean"]
+
+    other = tmp_path / "other.parquet"
+    other.write_bytes(recording.read_bytes() + b" ")
+    refused = depth_limit.load(tmp_path / "d.json", other, settings)
+    assert "another recording" in refused.refused
+    bound = refused.table(o, early_exit=True)["most_that_accuracy_could_differ"]["points"]
+    assert bound == pytest.approx(100 * len(rows) / o.correct.size)
+    assert "run_again" not in DepthLimit(settings).table(o, early_exit=True)
+
+
+def test_a_recording_of_other_weights_is_not_run_again(recording: Path, tiny: Path, tmp_path: Path) -> None:
+    import orjson
+    import pyarrow.parquet as pq
+
+    read = pq.read_table(recording)
+    settings = settings_of(recording) | {"weights": {"tiny": "0" * 16}}
+    told = {**read.schema.metadata, b"uniscale.settings": orjson.dumps(settings)}
+    pq.write_table(read.replace_schema_metadata(told), tmp_path / "r.parquet")
+    with pytest.raises(OutcomeError, match=r"weights 0000000000000000 of tiny, here are .*; record anew"):
+        reopened(tmp_path / "r.parquet", tiny)
+    with pytest.raises(OutcomeError, match="is no recording of ours"):
+        settings_of(tmp_path / "none.parquet")
+
+
+def test_time_is_measured_on_the_rounds_that_were_recorded(recording: Path, tiny: Path) -> None:
+    encoder = MiniLM()
+    world = build_world(load_recording(recording), encoder)
+    found = asyncio.run(
+        latency.breakdown(world, "quality-priority", 3, encoder, reopened(recording, tiny), rounds=53)
+    )
+    assert found["run"]["rounds"] == 3
+    assert found["run"]["rounds_as_recorded"] == found["run"]["warm_up_and_rounds"] == 53
+    assert all(found["seconds"][name] > 0 for name in latency.COMPONENTS)
+    shown = latency.table(found)
+    assert shown["total"]["seconds"] == pytest.approx(sum(found["seconds"].values()))
+    assert shown["total"]["percent"] == 100
