@@ -4,6 +4,9 @@ from msgspec import Struct
 
 from schemas.errors import InvalidField
 
+MAX_DRAFTS = 1024
+"""Drafts in one step of a search. Table 1 stops at 64."""
+
 
 class Action(Struct, frozen=True, kw_only=True, order=True):
     """One joint configuration. Which ones exist is the business of `agents.space`.
@@ -29,6 +32,9 @@ class Action(Struct, frozen=True, kw_only=True, order=True):
                 raise InvalidField(
                     "Action", field, f"is {getattr(self, field)}; give a whole number from 1 to 1024"
                 )
+        if self.qp * self.cp > MAX_DRAFTS:
+            why = f"is {self.qp} with cp {self.cp}; keep qp·cp, the drafts of a step, at most {MAX_DRAFTS}"
+            raise InvalidField("Action", "qp", why)
         if self.bs > self.cp:
             raise InvalidField("Action", "bs", f"is {self.bs} with cp {self.cp}; keep at most cp paths")
 

@@ -8,7 +8,7 @@ import functools
 import math
 import re
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, ClassVar, Final, TypeVar
 
 import msgspec
@@ -24,16 +24,28 @@ MAX_RECORD: Final = 4 * 1024 * 1024
 # Key, headers and the frame of a batch count against the same limit on the broker.
 MAX_VALUE: Final = MAX_RECORD - 4096
 
-MAX_DECODED: Final = 64 * 1024 * 1024
-"""Bytes a zstd frame may unfold to: a small hostile frame must not fill the memory."""
+MAX_UNFOLDED: Final = 8 * 1024 * 1024
+"""Bytes a zstd frame may unfold to: 64 paths of 128 KiB, the widest search in a context of 32,768 tokens."""
+
+MAX_VALUES: Final = 128 * 1024
+"""JSON values in one record. A list costs two bytes on the wire and about ninety in memory, so a limit on
+bytes alone does not limit memory. The largest search has some 30,000 values."""
+
+MAX_NESTING: Final = 16
+"""Levels of lists and objects inside a field that takes any JSON. orjson writes at most 254 for a whole record."""
 
 MAX_TEXT: Final = 1024 * 1024
-"""UTF-8 bytes of a question, all messages together: it travels in every record of its search."""
+"""Bytes of a question as JSON, all messages together: it travels in every record of its search."""
+
+MAX_NAME: Final = 200
+"""Characters of a name in a record: of a model, a tenant, a source."""
 
 _ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
 _ZSTD_LEVEL = (
     3  # zstd's default: at 1 a forest of repeated wording grows by a sixth, at 9 it shrinks by little
 )
+_MARKS = (b",", b"[", b"{")
+_STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)
 _QUERY_ID = re.compile(r"[\x21-\x7e]{1,200}")
 _PLACE = re.compile(r"^(?P<what>.*?)(?: - at `(?:key in )?\$\.?(?P<field>.*)`)?$", re.DOTALL)
 _MISSING = re.compile(r"^Object missing required field `(?P<field>.+)`$")
@@ -56,17 +68,24 @@ def encode(record: Record) -> bytes:
     """Return the value of a record: JSON, as a zstd frame where its class says so.
 
     Raises:
-        InvalidField: when a number in it is not finite.
-        RecordTooLarge: when the value would exceed what every broker and client is set to take.
+        InvalidField: a number is not finite, or a field cannot be written as JSON.
+        RecordTooLarge: the value would exceed what every broker and client is set to take.
     """
     kind = type(record).__name__
-    plain = msgspec.to_builtins(record)
-    value = orjson.dumps(plain)
-    # orjson writes NaN and infinity as null: where there is none, there is nothing to look for.
+    try:
+        plain = msgspec.to_builtins(record)
+        value = orjson.dumps(plain)
+    except (TypeError, RecursionError) as error:  # orjson's own error is a TypeError
+        raise InvalidField(kind, "", f"cannot be written as JSON ({error}); use plain, flat values") from None
+    # orjson writes NaN and infinity as null: without a null there is nothing to look for.
     if b"null" in value:
         for field in _not_finite(plain, ""):
             raise InvalidField(kind, field, "is not a finite number; NaN and infinity never travel")
     if record.framed:
+        if len(value) > MAX_UNFOLDED:
+            raise RecordTooLarge(
+                kind, "", f"takes {len(value)} bytes of {MAX_UNFOLDED} before compression; narrow the search"
+            )
         value = _zstd().compressor.compress(value)
     if len(value) > MAX_VALUE:
         raise RecordTooLarge(
@@ -76,37 +95,53 @@ def encode(record: Record) -> bytes:
 
 
 def decode(value: bytes | None, kind: type[R]) -> R:
-    """Return the record in a value, JSON or zstd frame.
+    """Return the record in a value: JSON, or a zstd frame where the kind is written as one.
+
+    Memory is bounded whatever the value holds: about 50 MB for the most hostile frame, see `MAX_UNFOLDED`
+    and `MAX_VALUES`.
 
     Raises:
-        UnreadableRecord: when the bytes are no JSON object.
-        UnknownSchema: when `schema` is missing, or names another record or version.
-        InvalidField: naming the field and the mend.
+        UnreadableRecord: the bytes are not a JSON object, or exceed a limit.
+        UnknownSchema: `schema` is missing, or names another record or version.
+        InvalidField: naming the field and the fix.
     """
-    plain = load(value, kind.__name__)
+    plain = load(value, kind.__name__, framed=kind.framed)
     if (found := plain.get("schema")) != kind.schema():
         write = f'write "schema": "{kind.schema()}"'
         if found is None:
             raise UnknownSchema(kind.__name__, "schema", f"is missing; {write}")
         raise UnknownSchema(
-            kind.__name__, "schema", f"is {found!r}, which this release cannot read here; {write}"
+            kind.__name__, "schema", f"is {shown(found)}, which this release cannot read here; {write}"
         )
     try:
         return msgspec.convert(plain, kind)
     except msgspec.ValidationError as error:
         raise _invalid(kind.__name__, error) from None
+    except RecursionError:
+        raise UnreadableRecord(kind.__name__, "", "is nested too deeply; send flat values") from None
 
 
-def load(value: bytes | None, kind: str = "record") -> dict[str, Any]:
+def load(value: bytes | None, kind: str = "record", *, framed: bool = True) -> dict[str, Any]:
     """Return the JSON object in a value, not yet validated.
 
+    Args:
+        value: As it came from the broker.
+        kind: Names the record in errors.
+        framed: Whether a zstd frame is accepted.
+
     Raises:
-        UnreadableRecord: when the bytes are no JSON object; tombstones are none either.
+        UnreadableRecord: the bytes are not a JSON object (a tombstone is not one either), or exceed a limit.
     """
     if not value:
         raise UnreadableRecord(kind, "", "the value is empty; send a JSON object")
+    if len(value) > MAX_RECORD:
+        raise UnreadableRecord(kind, "", f"the value takes {len(value)} bytes of {MAX_RECORD}; shorten it")
     if value.startswith(_ZSTD_MAGIC):
+        if not framed:
+            raise UnreadableRecord(kind, "", "the value is a zstd frame; send this record as plain JSON")
         value = _unframed(value, kind)
+    if len(value) > MAX_VALUES and _too_many_values(value):
+        raise UnreadableRecord(kind, "", f"holds more than {MAX_VALUES} JSON values; send fewer")
     try:
         plain = orjson.loads(value)
     except orjson.JSONDecodeError as error:
@@ -119,15 +154,34 @@ def load(value: bytes | None, kind: str = "record") -> dict[str, Any]:
 
 
 def readable_id(value: bytes | None) -> str | None:
-    """Return the query_id of a value that may be anything, where one can be read.
+    """Return the query_id of a value that may hold anything, or None when it has no valid one.
 
-    A poison Query whose id is readable still gets its Answer, with status `rejected`.
+    The id is the record's own or that of the Query or SearchStep it carries. A poison record with a readable
+    id still gets an Answer, so an id that could not be the key of one is not returned.
     """
     try:
-        found = load(value).get("query_id")
+        plain = load(value)
     except UniscaleError:
         return None
-    return found if isinstance(found, str) and _QUERY_ID.fullmatch(found) else None
+    for carrier in (plain, plain.get("query"), plain.get("search")):
+        if isinstance(carrier, dict):
+            found = carrier.get("query_id")
+            if isinstance(found, str) and _QUERY_ID.fullmatch(found):
+                return found
+    return None
+
+
+def shown(value: object, most: int = 80) -> str:
+    """Return a value from outside for an error message: short, and safe for any nesting.
+
+    >>> shown("query.v9"), shown([[[]]])
+    ("'query.v9'", 'a list')
+    """
+    if isinstance(value, str):
+        return repr(value[:most])
+    return (
+        repr(value)[:most] if value is None or isinstance(value, int | float) else f"a {type(value).__name__}"
+    )
 
 
 def check_id(kind: str, query_id: str, field: str = "query_id") -> None:
@@ -140,6 +194,39 @@ def check_id(kind: str, query_id: str, field: str = "query_id") -> None:
         raise InvalidField(
             kind, field, f"is {query_id[:40]!r}; give 1 to 200 printable ASCII characters, no spaces"
         )
+
+
+def check_json(kind: str, field: str, value: object, most_bytes: int) -> None:
+    """Refuse a free field that is too large, nested too deeply, or not JSON.
+
+    Whatever passes can be written again, also inside the records that carry this one.
+
+    Raises:
+        InvalidField: naming the field and the limit.
+    """
+    level: list[object] = [value]
+    for _ in range(MAX_NESTING + 1):
+        level = [inner for outer in level for inner in _inside(outer)]
+        if not level:
+            break
+    else:
+        raise InvalidField(kind, field, f"is nested more than {MAX_NESTING} levels deep; send it flatter")
+    try:
+        size = len(orjson.dumps(value))
+    except TypeError as error:  # orjson's own error is a TypeError
+        raise InvalidField(kind, field, f"cannot be written as JSON ({error}); use plain values") from None
+    if size > most_bytes:
+        raise InvalidField(kind, field, f"takes {size} bytes of {most_bytes}; shorten it")
+
+
+def check_name(kind: str, field: str, name: str, most: int = MAX_NAME) -> None:
+    """Refuse a name that is empty or too long.
+
+    Raises:
+        InvalidField: naming the field.
+    """
+    if not 1 <= len(name) <= most:
+        raise InvalidField(kind, field, f"has {len(name)} characters; give 1 to {most} characters")
 
 
 def check_finite(kind: str, **fields: float | None) -> None:
@@ -158,7 +245,7 @@ class _Zstd(threading.local):
 
     def __init__(self) -> None:
         self.compressor = zstandard.ZstdCompressor(level=_ZSTD_LEVEL)
-        self.decompressor = zstandard.ZstdDecompressor()
+        self.decompressor = zstandard.ZstdDecompressor(max_window_size=MAX_UNFOLDED)
 
 
 _zstd = functools.cache(_Zstd)  # made when first needed: most commands frame nothing
@@ -167,13 +254,34 @@ _zstd = functools.cache(_Zstd)  # made when first needed: most commands frame no
 def _unframed(value: bytes, kind: str) -> bytes:
     try:
         size = zstandard.frame_content_size(value)
-        if size > MAX_DECODED:
+        if size < 0:
             raise UnreadableRecord(
-                kind, "", f"the zstd frame unfolds to {size} bytes, more than {MAX_DECODED}"
+                kind, "", "the zstd frame does not state its content size; compress the value in one call"
             )
-        return _zstd().decompressor.decompress(value, max_output_size=MAX_DECODED)
+        if size > MAX_UNFOLDED:
+            raise UnreadableRecord(
+                kind, "", f"the zstd frame unfolds to {size} bytes of {MAX_UNFOLDED}; shorten the record"
+            )
+        return _zstd().decompressor.decompress(value)
     except zstandard.ZstdError as error:
         raise UnreadableRecord(kind, "", f"the zstd frame is damaged ({error}); send it whole") from None
+
+
+def _too_many_values(value: bytes) -> bool:
+    """Return whether a text holds more than MAX_VALUES: commas and brackets outside its strings."""
+    if (count := sum(map(value.count, _MARKS))) <= MAX_VALUES:
+        return False
+    for strings, string in enumerate(_STRING.finditer(value)):
+        if strings > 2 * MAX_VALUES:  # a value has one key at most
+            return True
+        count -= sum(value.count(mark, *string.span()) for mark in _MARKS)
+    return count > MAX_VALUES
+
+
+def _inside(value: object) -> Iterable[object]:
+    if isinstance(value, dict):
+        return value.values()
+    return value if isinstance(value, list | tuple) else ()
 
 
 def _invalid(kind: str, error: msgspec.ValidationError) -> InvalidField:

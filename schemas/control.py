@@ -2,10 +2,13 @@
 
 from typing import Any, Literal
 
-from schemas.base import Record, decode, load
+from schemas.base import Record, check_json, decode, load, shown
 from schemas.errors import InvalidField, UnknownSchema
 from schemas.objective import CostRange
 from schemas.query import Weights
+
+MAX_ENTRY = 64 * 1024
+"""Bytes of a catalogue entry's model as JSON."""
 
 
 class CatalogueEntry(Record, frozen=True, kw_only=True, tag="catalogue-entry.v1"):
@@ -29,8 +32,10 @@ class CatalogueEntry(Record, frozen=True, kw_only=True, tag="catalogue-entry.v1"
                 "CatalogueEntry", "model", f"does not fit op {self.op!r}; give it with add only"
             )
         if self.model is not None and self.model.get("name") != self.name:
-            why = f"is {self.model.get('name')!r} in an entry for {self.name!r}; write the same name"
+            why = f"is {shown(self.model.get('name'))} in an entry for {self.name!r}; write the same name"
             raise InvalidField("CatalogueEntry", "model.name", why)
+        if self.model is not None:
+            check_json("CatalogueEntry", "model", self.model, MAX_ENTRY)
 
     @property
     def key(self) -> str:
@@ -89,10 +94,12 @@ def decode_control(value: bytes | None) -> ControlRecord:
     Raises:
         RecordError: as `decode` does.
     """
-    schema = load(value, "control record").get("schema")
+    schema = load(value, "control record", framed=False).get("schema")
     kind = _KINDS.get(schema) if isinstance(schema, str) else None
     if kind is None:
-        raise UnknownSchema("control record", "schema", f"is {schema!r}; write one of {', '.join(_KINDS)}")
+        raise UnknownSchema(
+            "control record", "schema", f"is {shown(schema)}; write one of {', '.join(_KINDS)}"
+        )
     return decode(value, kind)
 
 

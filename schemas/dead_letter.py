@@ -67,7 +67,8 @@ class DeadLetter(Record, frozen=True, kw_only=True, tag="dead-letter.v1"):
             room=room,
             origin=origin,
             error=type(error).__name__,
-            reason=str(error)[:MAX_REASON] or type(error).__name__,
+            # A message may quote bytes that are not UTF-8; the letter must be writable all the same.
+            reason=str(error)[:MAX_REASON].encode(errors="replace").decode() or type(error).__name__,
             head=data[:HEAD_BYTES],
             size=len(data),
             sha256=hashlib.sha256(data).hexdigest(),

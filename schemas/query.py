@@ -10,14 +10,33 @@ import orjson
 from msgspec import Struct, field
 
 from schemas.action import Action
-from schemas.base import MAX_TEXT, Record, check_finite, check_id
+from schemas.base import MAX_NAME, MAX_TEXT, Record, check_finite, check_id, check_json, check_name
 from schemas.errors import InvalidField
 
 MAX_METADATA = 16 * 1024
 """Bytes of `metadata` as JSON: it travels with the query."""
 
+MAX_REFERENCE = 256 * 1024
+"""Bytes of `reference` as JSON: the join keeps it until the Answer is graded."""
+
+MAX_TESTS = 256
+"""Tests in a reference: each is run against the answer."""
+
+MAX_MESSAGES = 1000
+"""Turns of a conversation."""
+
+MAX_MODELS = 1000
+"""Names in `allowed_models`."""
+
+MAX_TIMEOUT_S = 6 * 3600.0
+"""Seconds a client may give a query. A query that nobody answers holds a slot of the admission for as long."""
+
 MAX_WAIT_S = 30 * 24 * 3600.0
-"""Seconds: the retention of the topics that are joined. Longer waits could not be kept."""
+"""Seconds a client may wait before it sends feedback: the retention of the joined topics."""
+
+MAX_BUDGET_TOKENS = 10**9
+MAX_BUDGET_EFLOPS = 1e24
+"""Far above any search of the space: a larger number is a mistake of the client."""
 
 
 Reference: TypeAlias = str | int | float | dict[str, Any]
@@ -69,11 +88,12 @@ class Budget(Struct, frozen=True, kw_only=True):
     eflops: float | None = None
 
     def __post_init__(self) -> None:
-        """Refuse a budget that allows nothing."""
+        """Refuse a budget that allows nothing, and one beyond any search."""
         check_finite("Budget", eflops=self.eflops)
-        for name in ("tokens", "eflops"):
-            if (limit := getattr(self, name)) is not None and not limit > 0:
-                raise InvalidField("Budget", name, f"is {limit}; give a positive number or leave it out")
+        for name, most in (("tokens", MAX_BUDGET_TOKENS), ("eflops", MAX_BUDGET_EFLOPS)):
+            if (limit := getattr(self, name)) is not None and not 0 < limit <= most:
+                why = f"is {limit}; give a positive number up to {most:g}, or leave it out"
+                raise InvalidField("Budget", name, why)
 
 
 class Origin(Struct, frozen=True, kw_only=True):
@@ -98,11 +118,12 @@ class Query(Record, frozen=True, kw_only=True, tag="query.v1"):
         objective: Name of an objective in `control`; or
         weights: free weights. At most one of the two; neither means the deployment's default.
         reference: The right answer, where known; the aggregator grades with it. Never reaches a model. A text, a
-            number, or for a program {"tests": [[input, output], …]}.
+            number, or for a program {"tests": [[input, output], …]} with at most 256 tests.
         pin_action: `model/qp/cp/bs` that must be used, whatever the policy thinks.
         allowed_models: Models that may be used; None allows all.
         budget: What the search may spend.
-        timeout_s: Seconds from the broker's append time until the query expires; None means the default.
+        timeout_s: Seconds from the broker's append time until the query expires, at most six hours; None
+            means the default.
         feedback_wait_s: Seconds after the Answer in which feedback is awaited; None means the default.
         tenant: Who asks, for accounting.
         metadata: Anything the client wants back; at most 16 KiB of JSON.
@@ -129,50 +150,68 @@ class Query(Record, frozen=True, kw_only=True, tag="query.v1"):
         if self.objective is not None and self.weights is not None:
             raise InvalidField("Query", "weights", "comes beside objective; give one of the two")
         for name in ("objective", "tenant"):
-            value = getattr(self, name)
-            if value is not None and not 1 <= len(value) <= 200:
-                raise InvalidField("Query", name, "must have 1 to 200 characters; or leave it out")
-        if self.reference is not None and _json_size("reference", self.reference) > MAX_TEXT:
-            raise InvalidField("Query", "reference", f"takes more than {MAX_TEXT} bytes; shorten it")
-        if self.pin_action is not None:
-            try:
-                Action.parse(self.pin_action)
-            except InvalidField as error:
-                raise InvalidField("Query", "pin_action", error.why) from None
-        if self.allowed_models is not None and not (self.allowed_models and all(self.allowed_models)):
-            raise InvalidField("Query", "allowed_models", "names no model; name at least one or leave it out")
-        check_finite("Query", timeout_s=self.timeout_s, feedback_wait_s=self.feedback_wait_s)
-        if self.timeout_s is not None and not 0 < self.timeout_s <= MAX_WAIT_S:
-            what = "in the past" if self.timeout_s <= 0 else "out of reach"
-            why = f"is {self.timeout_s}, a deadline {what}; give seconds above 0, at most {MAX_WAIT_S:.0f}"
-            raise InvalidField("Query", "timeout_s", why)
-        if self.feedback_wait_s is not None and not 0 <= self.feedback_wait_s <= MAX_WAIT_S:
-            raise InvalidField(
-                "Query", "feedback_wait_s", f"is {self.feedback_wait_s}; give 0 to {MAX_WAIT_S:.0f} seconds"
-            )
-        self._check_metadata()
+            if (value := getattr(self, name)) is not None:
+                check_name("Query", name, value)
+        if self.reference is not None:
+            self._check_reference(self.reference)
+        self._check_models()
+        self._check_waits()
+        if self.metadata:
+            check_json("Query", "metadata", self.metadata, MAX_METADATA)
 
     def _check_question(self) -> None:
         if (self.text is None) == (self.messages is None):
             raise InvalidField("Query", "text", "must come alone: give either text or messages")
         if self.text is not None:
-            _check_text("text", self.text)
+            _check_text("text", self.text, self.text)
         if self.messages is not None:
-            if not self.messages:
-                raise InvalidField("Query", "messages", "is empty; give at least one message")
+            if not 1 <= len(self.messages) <= MAX_MESSAGES:
+                why = f"holds {len(self.messages)}; give at least one message and at most {MAX_MESSAGES}"
+                raise InvalidField("Query", "messages", why)
             for index, message in enumerate(self.messages):
-                if not message.role.strip():
+                if not (message.role.strip() and len(message.role) <= MAX_NAME):
                     raise InvalidField(
-                        "Query", f"messages[{index}].role", "is empty; write user, assistant or system"
+                        "Query",
+                        f"messages[{index}].role",
+                        "is empty or too long; write user, assistant or system",
                     )
-            _check_text("messages", "\n".join(message.content for message in self.messages))
+            _check_text(
+                "messages", "\n".join(m.content for m in self.messages), msgspec.to_builtins(self.messages)
+            )
 
-    def _check_metadata(self) -> None:
-        if not self.metadata:
-            return
-        size = _json_size("metadata", self.metadata)
-        if size > MAX_METADATA:
-            raise InvalidField("Query", "metadata", f"takes {size} bytes of {MAX_METADATA}; shorten it")
+    def _check_reference(self, reference: Reference) -> None:
+        check_json("Query", "reference", reference, MAX_REFERENCE)
+        tests = reference.get("tests") if isinstance(reference, dict) else None
+        if isinstance(tests, list | tuple) and len(tests) > MAX_TESTS:
+            why = f"holds {len(tests)} tests; give at most {MAX_TESTS}"
+            raise InvalidField("Query", "reference.tests", why)
+
+    def _check_models(self) -> None:
+        if self.pin_action is not None:
+            try:
+                Action.parse(self.pin_action)
+            except InvalidField as error:
+                raise InvalidField("Query", "pin_action", error.why) from None
+            check_name("Query", "pin_action", self.pin_action, most=2 * MAX_NAME)
+        if self.allowed_models is not None:
+            if not 1 <= len(self.allowed_models) <= MAX_MODELS:
+                why = f"names {len(self.allowed_models)}; name at least one and at most {MAX_MODELS}, or leave it out"
+                raise InvalidField("Query", "allowed_models", why)
+            for index, name in enumerate(self.allowed_models):
+                if not 1 <= len(name) <= MAX_NAME:
+                    why = f"[{index}] has {len(name)} characters; name at least one model, by 1 to {MAX_NAME}"
+                    raise InvalidField("Query", "allowed_models", why)
+
+    def _check_waits(self) -> None:
+        check_finite("Query", timeout_s=self.timeout_s, feedback_wait_s=self.feedback_wait_s)
+        if self.timeout_s is not None and not 0 < self.timeout_s <= MAX_TIMEOUT_S:
+            what = "in the past" if self.timeout_s <= 0 else "out of reach"
+            why = f"is {self.timeout_s}, a deadline {what}; give seconds above 0, at most {MAX_TIMEOUT_S:.0f}"
+            raise InvalidField("Query", "timeout_s", why)
+        if self.feedback_wait_s is not None and not 0 <= self.feedback_wait_s <= MAX_WAIT_S:
+            raise InvalidField(
+                "Query", "feedback_wait_s", f"is {self.feedback_wait_s}; give 0 to {MAX_WAIT_S:.0f} seconds"
+            )
 
     @property
     def question(self) -> str:
@@ -246,19 +285,13 @@ def unpack(embedding: bytes) -> "array[float]":
     return vector
 
 
-def _json_size(name: str, value: object) -> int:
-    try:
-        return len(orjson.dumps(value))
-    except (orjson.JSONEncodeError, TypeError) as error:
-        raise InvalidField("Query", name, f"is no JSON ({error}); use plain values") from None
-
-
-def _check_text(name: str, text: str) -> None:
+def _check_text(name: str, text: str, sent: object) -> None:
+    """Refuse a question that is blank, not valid Unicode, or too large as it is sent."""
     if not text.strip():
         raise InvalidField("Query", name, "is empty; ask something")
     try:
-        size = len(text.encode())
-    except UnicodeEncodeError:
+        size = len(orjson.dumps(sent))
+    except TypeError:
         raise InvalidField("Query", name, "is not valid Unicode (a lone surrogate); send UTF-8") from None
-    if size > MAX_TEXT:
-        raise InvalidField("Query", name, f"takes {size} bytes of {MAX_TEXT}; shorten the question")
+    if size > MAX_TEXT + 2:  # the quotation marks of a text
+        raise InvalidField("Query", name, f"takes {size} bytes of {MAX_TEXT} as JSON; shorten the question")

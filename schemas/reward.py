@@ -6,10 +6,11 @@ from msgspec import Struct, field
 
 from schemas.action import Action
 from schemas.answer import Status
-from schemas.base import Record, check_finite, check_id
+from schemas.base import Record, check_finite, check_id, check_json, check_name
 from schemas.errors import InvalidField
 from schemas.forest import Count, Unit
 from schemas.objective import ObjectiveInForce
+from schemas.query import MAX_METADATA
 
 Kind = Literal["provisional", "final", "correction", "default"]
 """provisional: score and cost are known, correctness is awaited. final: all is known at once. correction:
@@ -25,7 +26,7 @@ class Feedback(Record, frozen=True, kw_only=True, tag="feedback.v1"):
         query_id: The query's id.
         correct: true, false, or a grade from 0 to 1.
         source: Who says so.
-        metadata: Anything worth keeping.
+        metadata: Anything worth keeping; at most 16 KiB of JSON.
     """
 
     query_id: str
@@ -34,12 +35,16 @@ class Feedback(Record, frozen=True, kw_only=True, tag="feedback.v1"):
     metadata: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        """Refuse a grade outside 0 to 1."""
+        """Refuse a grade outside 0 to 1, and what no join row could keep."""
         check_id("Feedback", self.query_id)
         if not 0.0 <= self.correct <= 1.0:
             raise InvalidField(
                 "Feedback", "correct", f"is {self.correct}; give true, false or a grade from 0 to 1"
             )
+        if self.source:
+            check_name("Feedback", "source", self.source)
+        if self.metadata:
+            check_json("Feedback", "metadata", self.metadata, MAX_METADATA)
 
     @property
     def grade(self) -> float:

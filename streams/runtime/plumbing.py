@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Sequence
 import faust
 
 from schemas.answer import Answer
-from schemas.base import encode, load, readable_id
+from schemas.base import encode
 from schemas.dead_letter import DeadLetter
 from schemas.errors import UniscaleError
 from schemas.query import Origin
@@ -121,8 +121,7 @@ class Plumbing:
             answer: False where the query goes on without this record, or has its Answer elsewhere.
         """
         letter = DeadLetter.of(
-            record.value, error, room=self.room, origin=origin_of(record), attempts=attempts,
-            query_id=_query_id(record),
+            record.value, error, room=self.room, origin=origin_of(record), attempts=attempts
         )  # fmt: skip
         log.warning("dead letter %s: %s: %s", letter.key, letter.error, letter.reason)
         outgoing = [Outgoing(self.topics.dead_letter, letter.key.encode(), encode(letter))]
@@ -202,18 +201,3 @@ def origin_of(record: Record) -> Origin:
 def key_of(query_id: str) -> bytes:
     """Return the key of a query's records."""
     return query_id.encode()
-
-
-def _query_id(record: Record) -> str | None:
-    """Return the query of a record that may be anything: by its own field or that of the record it carries."""
-    if (found := readable_id(record.value)) is not None:
-        return found
-    try:
-        plain = load(record.value)
-    except UniscaleError:
-        return None
-    for name in ("query", "search"):
-        inner = plain.get(name)
-        if isinstance(inner, dict) and isinstance(found := inner.get("query_id"), str):
-            return found
-    return None

@@ -8,13 +8,15 @@ from array import array
 import msgspec
 import orjson
 import pytest
-import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
 
 from schemas.action import Action
 from schemas.base import MAX_VALUE, Record, decode, encode, load, readable_id
+from schemas.dead_letter import DeadLetter
+from schemas.decision import Candidate, Decision, PolicyState
 from schemas.errors import InvalidField, RecordTooLarge, UniscaleError, UnknownSchema, UnreadableRecord
+from schemas.objective import CostRange, ObjectiveInForce
 from schemas.query import Budget, Context, Message, Origin, Query, Weights, pack, unpack
 from schemas.reward import Feedback
 from schemas.search import SearchStep
@@ -29,7 +31,7 @@ weights = st.builds(
     cost=st.floats(1e-3, 1e6),
 )
 budgets = st.builds(Budget, tokens=st.none() | st.integers(1, 10**9), eflops=st.none() | st.floats(1, 1e20))
-actions = st.builds(Action, model=names, qp=st.integers(1, 64), cp=st.integers(4, 64), bs=st.integers(1, 4))
+actions = st.builds(Action, model=names, qp=st.integers(1, 16), cp=st.integers(4, 64), bs=st.integers(1, 4))
 queries = st.builds(
     Query,
     query_id=ids,
@@ -39,7 +41,7 @@ queries = st.builds(
     pin_action=st.none() | actions.map(str),
     allowed_models=st.none() | st.lists(names, min_size=1, max_size=3).map(tuple),
     budget=st.none() | budgets,
-    timeout_s=st.none() | st.floats(0.001, 1e6),
+    timeout_s=st.none() | st.floats(0.001, 21_600),
     tenant=st.none() | names,
     metadata=st.dictionaries(names, st.integers(-(2**53), 2**53) | st.booleans() | words, max_size=3),
 )
@@ -111,7 +113,26 @@ def test_another_version_and_a_missing_one_are_told_apart(
 
 @pytest.mark.parametrize("number", [math.nan, math.inf, -math.inf])
 def test_a_number_that_is_not_finite_never_leaves(number: float) -> None:
-    feedback = Feedback(query_id="q", correct=1.0, metadata={"deep": [{"x": number}]})
+    weighed = Candidate(action="m/1/1/1", mean=0.0, width=number, score=0.0)
+    plan = Decision(
+        query=Query(query_id="q", text="x"),
+        origin=Origin(topic="q", partition=0, offset=1),
+        action=Action(model="m", qp=1, cp=1, bs=1),
+        group="g",
+        seq=0,
+        seed=0,
+        objective=ObjectiveInForce(
+            weights=Weights(cost=1.0), cost_range=CostRange(low_eflops=1.0, high_eflops=2.0)
+        ),
+        policy=PolicyState(name="p", version=0),
+        runners_up=(weighed,),
+    )
+    with pytest.raises(InvalidField, match=r"runners_up\[0\]\.width: is not a finite number"):
+        encode(plan)
+
+
+def test_a_number_that_is_not_finite_is_found_in_a_free_field() -> None:
+    feedback = Feedback(query_id="q", correct=1.0, metadata={"deep": [{"x": math.nan}]})
     with pytest.raises(InvalidField, match=r"metadata\.deep\[0\]\.x: is not a finite number"):
         encode(feedback)
 
@@ -137,13 +158,6 @@ def test_bytes_that_are_no_json_object_are_refused(value: bytes | None) -> None:
         decode(value, Query)
 
 
-def test_a_frame_that_unfolds_too_far_is_refused() -> None:
-    bomb = zstandard.compress(b" " * (65 * 1024 * 1024))
-    assert len(bomb) < 100_000
-    with pytest.raises(UnreadableRecord, match="unfolds to"):
-        load(bomb)
-
-
 def test_a_truncated_frame_is_refused(samples: tuple[Record, ...]) -> None:
     value = encode(next(each for each in samples if isinstance(each, SearchStep)))
     for cut in range(1, len(value) - 1, 7):
@@ -152,13 +166,18 @@ def test_a_truncated_frame_is_refused(samples: tuple[Record, ...]) -> None:
 
 
 def test_a_record_over_the_limit_is_refused_with_its_size() -> None:
-    big = Feedback(query_id="q", correct=1.0, source="x" * (MAX_VALUE + 1))
+    origin = Origin(topic="q", partition=0, offset=1)
+    big = DeadLetter(
+        room="r", origin=origin, error="E", reason="x" * (MAX_VALUE + 1), head=b"", size=0, sha256=""
+    )
     with pytest.raises(RecordTooLarge, match=f"of {MAX_VALUE}"):
         encode(big)
 
 
 def test_an_id_is_read_from_a_poison_record_where_there_is_one() -> None:
     assert readable_id(b'{"query_id":"q-1","text":3}') == "q-1"
+    assert readable_id(b'{"query":{"query_id":"q-2"}}') == "q-2"
+    assert readable_id(b'{"search":{"query_id":"q-3"}}') == "q-3"
     for value in (None, b"\xff", b"[]", b'{"query_id":3}', b'{"query_id":""}', b'{"query_id":"a b"}', b"{}"):
         assert readable_id(value) is None
 
