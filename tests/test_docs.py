@@ -11,7 +11,13 @@ import pytest
 ROOT = Path(__file__).parent.parent
 DOCUMENTS = sorted(
     path
-    for pattern in ("*.md", "docs/**/*.md", "infra/README.md", "requirements/README.md", "experiments/README.md")
+    for pattern in (
+        "*.md",
+        "docs/**/*.md",
+        "infra/README.md",
+        "requirements/README.md",
+        "experiments/README.md",
+    )
     for path in ROOT.glob(pattern)
 )
 _PYTHON = re.compile(r"python -m ([\w.]+)((?:[ \t]+[^\n`#;|&)]+)?)")
