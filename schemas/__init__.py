@@ -11,6 +11,7 @@ The life of one query, as records:
     Feedback       a client tells whether it was right, hours later   reward.py
     Due            a deadline has passed                              reward.py
     Reward         the aggregator closes it; the decider learns       reward.py
+    Cancel         whoever asked no longer waits                      cancel.py
 
 Beside them CatalogueEntry, Objective and CostBounds steer all processes (control.py), a Heartbeat says which
 executors live (heartbeat.py), and a DeadLetter keeps what could not be handled (dead_letter.py).

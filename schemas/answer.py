@@ -2,7 +2,7 @@
 
 from typing import ClassVar, Literal
 
-from msgspec import field
+from msgspec import Struct, field
 
 from schemas.action import Action
 from schemas.base import Record, check_id
@@ -10,10 +10,25 @@ from schemas.errors import InvalidField
 from schemas.forest import Count, Draft, Limits, Unit
 from schemas.search import Served, Spent
 
-Status = Literal["ok", "unfinished", "budget", "expired", "failed", "rejected"]
+Status = Literal["ok", "unfinished", "budget", "expired", "failed", "rejected", "cancelled"]
 """ok: a completed path. unfinished: no path completed; the best cut-off one is returned and flagged.
 budget: tokens, eFLOPs or time ran out, best so far. expired: the deadline passed without an answer.
-failed: the engine could not. rejected: the query could not be read or chosen for."""
+failed: the engine could not. rejected: the query could not be read or chosen for. cancelled: whoever asked
+went away; what was spent is priced, nothing is learned from it."""
+
+
+class Completion(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One completed path, as an answer.
+
+    Attributes:
+        text: Its text.
+        score: Its mean score, V(p).
+        extracted: The answer in it, for instance the content of its last box.
+    """
+
+    text: str
+    score: Unit
+    extracted: str | None = None
 
 
 class Answer(Record, frozen=True, kw_only=True, tag="answer.v1"):
@@ -30,6 +45,8 @@ class Answer(Record, frozen=True, kw_only=True, tag="answer.v1"):
         complete: Whether the chosen path is a completed one: an unfinished one never passes for an answer.
         extracted: The answer in it, for instance the content of its last box.
         score: The chosen path's mean score, V(p).
+        answers: The best completed paths, best first, as many as `Query.n` asked for and were completed; empty
+            where it asked for one.
         path: Indices of the chosen path in the trace, root first.
         trace: Every draft of the search, a parent before its children; texts of the chosen path at most.
         limits: What bounded the search.
@@ -41,7 +58,7 @@ class Answer(Record, frozen=True, kw_only=True, tag="answer.v1"):
         spent: Seconds taken, per stage.
         engine: What generated.
         verifier: What scored.
-        error: Why it failed, expired or was rejected, and what to do.
+        error: Why it failed, expired, was rejected or cancelled, and what to do.
     """
 
     framed: ClassVar[bool] = True
@@ -56,6 +73,7 @@ class Answer(Record, frozen=True, kw_only=True, tag="answer.v1"):
     complete: bool = False
     extracted: str | None = None
     score: Unit | None = None
+    answers: tuple[Completion, ...] = ()
     path: tuple[int, ...] = ()
     trace: tuple[Draft, ...] = ()
     limits: Limits | None = None

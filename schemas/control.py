@@ -5,7 +5,7 @@ from typing import Any, Literal
 from schemas.base import Record, check_json, decode, load, shown
 from schemas.errors import InvalidField, UnknownSchema
 from schemas.objective import CostRange
-from schemas.query import Weights
+from schemas.query import Weights, check_aims
 
 MAX_ENTRY = 64 * 1024
 """Bytes of a catalogue entry's model as JSON."""
@@ -49,20 +49,29 @@ class ObjectiveEntry(Record, frozen=True, kw_only=True, tag="objective-entry.v1"
     Attributes:
         name: What queries call it by.
         op: `set` or `remove`.
-        weights: w₁, w₂, w₃. Absent with `remove`.
+        weights: w₁, w₂, w₃; or
+        mean_cost: mean eFLOPs per query; or
+        accuracy: share of the best configuration's accuracy. Exactly one with `set`, none with `remove`.
     """
 
     name: str
     op: Literal["set", "remove"]
     weights: Weights | None = None
+    mean_cost: float | None = None
+    accuracy: float | None = None
 
     def __post_init__(self) -> None:
-        """Refuse a setting without weights."""
+        """Refuse a setting that does not say one thing, and a removal that says any."""
         _check_name("ObjectiveEntry", self.name)
-        if (self.op == "set") != (self.weights is not None):
-            raise InvalidField(
-                "ObjectiveEntry", "weights", f"does not fit op {self.op!r}; give it with set only"
-            )
+        names = ("weights", "mean_cost", "accuracy")
+        given = [name for name in names if getattr(self, name) is not None]
+        if self.op == "remove" and given:
+            raise InvalidField("ObjectiveEntry", given[0], "does not fit op 'remove'; give it with set only")
+        if self.op == "set" and len(given) != 1:
+            what = f"comes with {', '.join(given)}" if given else "is missing with op 'set'"
+            why = f"{what}; give exactly one of {', '.join(names)}"
+            raise InvalidField("ObjectiveEntry", given[-1] if given else "weights", why)
+        check_aims("ObjectiveEntry", mean_cost=self.mean_cost, accuracy=self.accuracy)
 
     @property
     def key(self) -> str:

@@ -16,7 +16,10 @@ MAX_SEED = 2**63 - 1
 Seed = Annotated[int, Meta(ge=0, le=MAX_SEED)]
 Probability = Annotated[float, Meta(ge=0.0, le=1.0)]
 
-Reason = Literal["policy", "warm-up", "floor", "pinned"]
+Reason = Literal["policy", "warm-up", "floor", "pinned", "control"]
+
+Cohort = Literal["policy", "control"]
+"""Whether the policy chose, or the query belongs to the control group, which always takes one action."""
 
 
 class Candidate(Struct, frozen=True, kw_only=True):
@@ -75,8 +78,11 @@ class Decision(Record, frozen=True, kw_only=True, tag="decision.v1"):
         runners_up: The best others, best first.
         candidates: How many actions could be chosen, after masks.
         masked_models: Models left out for want of a living executor.
-        reason: What drew the action: the policy, the warm-up, the exploration floor or the client's pin.
-        propensity: Probability of this action given state and context; None when it is not known.
+        reason: What drew the action: the policy, the warm-up, the exploration floor, the client's pin or the
+            control group.
+        cohort: `control` for a query of the control group. (`group` is the executor group.)
+        propensity: Probability of this action given state and context, over policy and control group; None when
+            it is not known.
         propensity_draws: Monte Carlo draws behind it; 0 when exact.
         propensity_error: Standard error of that estimate; 0 when exact.
         appended_ms: Append time of the Query on the broker, ms since the epoch: deadlines count from it.
@@ -99,6 +105,7 @@ class Decision(Record, frozen=True, kw_only=True, tag="decision.v1"):
     candidates: Count = 0
     masked_models: tuple[str, ...] = ()
     reason: Reason = "policy"
+    cohort: Cohort = "policy"
     propensity: Probability | None = None
     propensity_draws: Count = 0
     propensity_error: float = 0.0

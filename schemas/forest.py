@@ -44,6 +44,7 @@ class Limits(Struct, frozen=True, kw_only=True, omit_defaults=True):
         budget_tokens: Most tokens generated over all drafts; never exceeded.
         budget_eflops: Price at which the search stops, looked at between steps.
         deadline_ms: Time since the epoch at which it stops, looked at between steps.
+        answers: How many completed paths are wanted: early exit spares what could still be among the best so many.
     """
 
     depth_limit: Annotated[int, Meta(ge=1)]
@@ -60,6 +61,7 @@ class Limits(Struct, frozen=True, kw_only=True, omit_defaults=True):
     budget_tokens: Count | None = None
     budget_eflops: Annotated[float, Meta(ge=0)] | None = None
     deadline_ms: int | None = None
+    answers: Annotated[int, Meta(ge=1)] = 1
 
 
 class Draft(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -172,6 +174,13 @@ class Forest(Struct, frozen=True, kw_only=True, omit_defaults=True):
         if self.stopped is not None or self.scored != self.step:
             return ()
         return tuple(i for i, d in enumerate(self.drafts) if d.depth == self.step and d.fate == "kept")
+
+    @property
+    def completed_paths(self) -> tuple[int, ...]:
+        """Return the last drafts of the completed paths, best first; of equals the one completed first."""
+        ends: tuple[Fate, ...] = ("finished", "cut") if self.limits.cut_completes else ("finished",)
+        found = [at for at, draft in enumerate(self.drafts) if draft.fate in ends]
+        return tuple(sorted(found, key=lambda at: -self.path_score(at)))
 
     @property
     def over(self) -> bool:

@@ -1,11 +1,17 @@
-"""What a query is served for, as it was in force when the action was chosen (§3.4, Eq. 4)."""
+"""What a query is served for, as it was in force when the action was chosen (§3.4, Eq. 4).
+
+Beside the paper's weights an objective can state what a user wants: a mean cost that must not be exceeded, or
+a share of the best accuracy that must be kept. Either fixes a price λ of one eFLOP; the price in force when
+the action was chosen is part of the record, so that the Decision can be reproduced from the record alone.
+"""
 
 import math
+from typing import Literal
 
 from msgspec import Struct
 
 from schemas.errors import InvalidField
-from schemas.query import Weights
+from schemas.query import Weights, check_aims
 
 
 class CostRange(Struct, frozen=True, kw_only=True):
@@ -26,7 +32,10 @@ class CostRange(Struct, frozen=True, kw_only=True):
             raise InvalidField("CostRange", "low_eflops", why)
 
 
-class ObjectiveInForce(Struct, frozen=True, kw_only=True):
+Aim = Literal["weights", "mean_cost", "accuracy"]
+
+
+class ObjectiveInForce(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """An objective with everything that fixes the reward it asks for.
 
     Attributes:
@@ -34,15 +43,42 @@ class ObjectiveInForce(Struct, frozen=True, kw_only=True):
         cost_range: The bounds that normalise log C.
         name: Its name in `control`; None when the query brought weights of its own.
         version: Offset in `control` of the last record that changed it; −1 for the deployment's own setting.
+        price: λ, the reward that one eFLOP takes away, beside the cost term of Eq. 4. 0 leaves Eq. 4 as it is.
+        mean_cost: The mean eFLOPs per query that `price` aims at.
+        accuracy: The share of the best configuration's predicted accuracy that `price` aims at.
     """
 
     weights: Weights
     cost_range: CostRange
     name: str | None = None
     version: int = -1
+    price: float = 0.0
+    mean_cost: float | None = None
+    accuracy: float | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse a price below zero, and two aims at once."""
+        if not 0.0 <= self.price < math.inf:
+            raise InvalidField("ObjectiveInForce", "price", f"is {self.price}; give zero or more, finite")
+        check_aims("ObjectiveInForce", mean_cost=self.mean_cost, accuracy=self.accuracy)
+
+    @property
+    def aim(self) -> Aim:
+        """Return what is asked for: `weights`, `mean_cost` or `accuracy`."""
+        if self.mean_cost is not None:
+            return "mean_cost"
+        return "weights" if self.accuracy is None else "accuracy"
 
     def reward(self, correct: float, score: float, log_cost: float) -> float:
-        """Return w₁·correct + w₂·score + w₃·(1 − C̃), with the natural log of the cost in eFLOPs."""
+        """Return w₁·correct + w₂·score + w₃·(1 − C̃) − λ·C.
+
+        Args:
+            correct: 1, 0 or a grade between.
+            score: The chosen path's mean score.
+            log_cost: Natural logarithm of the cost C in eFLOPs.
+        """
         low, high = math.log(self.cost_range.low_eflops), math.log(self.cost_range.high_eflops)
         w = self.weights
-        return w.correct * correct + w.score * score + w.cost * (1.0 - (log_cost - low) / (high - low))
+        plain = w.correct * correct + w.score * score + w.cost * (1.0 - (log_cost - low) / (high - low))
+        # Without a price the four terms stay as they are, bit by bit.
+        return plain - self.price * math.exp(log_cost) if self.price else plain

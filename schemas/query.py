@@ -39,6 +39,9 @@ MAX_BUDGET_EFLOPS = 1e24
 """Far above any search of the space: a larger number is a mistake of the client."""
 
 
+MAX_ANSWERS = 64
+"""Most answers to one query: the widest search of Table 1 drafts so many paths."""
+
 Reference: TypeAlias = str | int | float | dict[str, Any]
 """What an answer is graded against."""
 
@@ -74,6 +77,26 @@ class Weights(Struct, frozen=True, kw_only=True):
         if abs(total - 1.0) > 1e-12:
             for name, weight in terms.items():
                 msgspec.structs.force_setattr(self, name, weight / total)
+
+
+def check_aims(kind: str, *, mean_cost: float | None, accuracy: float | None) -> None:
+    """Refuse an aim that cannot be met by any price, and two aims at once.
+
+    Args:
+        kind: The record's name, for the message.
+        mean_cost: Mean eFLOPs per query, above zero.
+        accuracy: Share of the best configuration's predicted accuracy, above 0 and at most 1.
+
+    Raises:
+        InvalidField: naming the field.
+    """
+    if mean_cost is not None and accuracy is not None:
+        raise InvalidField(kind, "accuracy", "comes beside mean_cost; give one of the two")
+    if mean_cost is not None and not 0.0 < mean_cost < math.inf:
+        raise InvalidField(kind, "mean_cost", f"is {mean_cost}; give eFLOPs per query, finite and above 0")
+    if accuracy is not None and not 0.0 < accuracy <= 1.0:
+        why = f"is {accuracy}; give a share above 0, at most 1, of the best configuration's accuracy"
+        raise InvalidField(kind, "accuracy", why)
 
 
 class Budget(Struct, frozen=True, kw_only=True):
@@ -116,7 +139,10 @@ class Query(Record, frozen=True, kw_only=True, tag="query.v1"):
         text: The question; or
         messages: the conversation, rendered by the model's chat template. Exactly one of the two.
         objective: Name of an objective in `control`; or
-        weights: free weights. At most one of the two; neither means the deployment's default.
+        weights: free weights; or
+        mean_cost: the most eFLOPs per query, on average, to be as accurate as possible at; or
+        accuracy: the share of the best configuration's accuracy to keep, as cheaply as possible. At most one of
+            the four; none means the deployment's default.
         reference: The right answer, where known; the aggregator grades with it. Never reaches a model. A text, a
             number, or for a program {"tests": [[input, output], …]} with at most 256 tests.
         pin_action: `model/qp/cp/bs` that must be used, whatever the policy thinks.
@@ -125,6 +151,7 @@ class Query(Record, frozen=True, kw_only=True, tag="query.v1"):
         timeout_s: Seconds from the broker's append time until the query expires, at most six hours; None
             means the default.
         feedback_wait_s: Seconds after the Answer in which feedback is awaited; None means the default.
+        n: How many completed paths are wanted as answers; configurations with QP·CP below it are not chosen.
         tenant: Who asks, for accounting.
         metadata: Anything the client wants back; at most 16 KiB of JSON.
     """
@@ -134,12 +161,15 @@ class Query(Record, frozen=True, kw_only=True, tag="query.v1"):
     messages: tuple[Message, ...] | None = None
     objective: str | None = None
     weights: Weights | None = None
+    mean_cost: float | None = None
+    accuracy: float | None = None
     reference: Reference | None = None
     pin_action: str | None = None
     allowed_models: tuple[str, ...] | None = None
     budget: Budget | None = None
     timeout_s: float | None = None
     feedback_wait_s: float | None = None
+    n: int = 1
     tenant: str | None = None
     metadata: dict[str, Any] = field(default_factory=dict)
 
@@ -147,8 +177,10 @@ class Query(Record, frozen=True, kw_only=True, tag="query.v1"):
         """Refuse what cannot be answered, naming the field."""
         check_id("Query", self.query_id)
         self._check_question()
-        if self.objective is not None and self.weights is not None:
-            raise InvalidField("Query", "weights", "comes beside objective; give one of the two")
+        self._check_objective()
+        if not 1 <= self.n <= MAX_ANSWERS:
+            why = f"is {self.n}; give a whole number from 1 to {MAX_ANSWERS}"
+            raise InvalidField("Query", "n", why)
         for name in ("objective", "tenant"):
             if (value := getattr(self, name)) is not None:
                 check_name("Query", name, value)
@@ -212,6 +244,14 @@ class Query(Record, frozen=True, kw_only=True, tag="query.v1"):
             raise InvalidField(
                 "Query", "feedback_wait_s", f"is {self.feedback_wait_s}; give 0 to {MAX_WAIT_S:.0f} seconds"
             )
+
+    def _check_objective(self) -> None:
+        names = ("objective", "weights", "mean_cost", "accuracy")
+        given = [name for name in names if getattr(self, name) is not None]
+        if len(given) > 1:
+            why = f"comes beside {given[0]}; give one of {', '.join(names)}"
+            raise InvalidField("Query", given[1], why)
+        check_aims("Query", mean_cost=self.mean_cost, accuracy=self.accuracy)
 
     @property
     def question(self) -> str:

@@ -75,6 +75,10 @@ class Topics:
         """Return the topic on which scored steps return to the executors of `group`."""
         return f"{self.prefix}verification.{group}"
 
+    def cancel_for(self, group: str) -> str:
+        """Return the topic on which the executors of `group` are told to drop a search."""
+        return f"{self.prefix}cancel.{group}"
+
     def app_id(self, room: str, group: str = "") -> str:
         """Return the consumer group of a room."""
         return f"{self.prefix}{room}" + (f".{group}" if group else "")
@@ -120,4 +124,5 @@ class Topics:
         for group in sorted(set(groups)):
             page.append(topic(self.decision_for(group), "Decision", "query_id", group_n, DAY_MS))
             page.append(topic(self.verification_for(group), "Verification", "query_id", group_n, DAY_MS))
+            page.append(topic(self.cancel_for(group), "Cancel", "query_id", group_n, DAY_MS))
         return page

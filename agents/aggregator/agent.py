@@ -112,9 +112,13 @@ def value(
 ) -> tuple[Valued, Grade | None]:
     """Return an Answer in the terms of the reward, and its grade. May block for the judge's time-out.
 
+    A cancelled search has a price only.
+
     Raises:
         UnpricedAnswer: when its model or verifier is unknown.
     """
+    if answer.status == "cancelled":
+        return Valued(status=answer.status, price=price_of(answer, pricing)), None
     graded = grade_of(answer, reference, judge)
     valued = Valued(
         status=answer.status,

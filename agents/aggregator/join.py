@@ -147,6 +147,10 @@ def _settle(row: Row, answer: Answer, at_ms: int, waits: Waits, value: Valued | 
     # Neither text is needed any more.
     row = replace(row, opened=replace(row.opened, reference=None), answer=None, valued=value, forget_ms=None)
     counts: tuple[Count, ...] = ("expired",) if answer.status == "expired" else ()
+    if answer.status == "cancelled":
+        # Priced, but without score and correctness: the decider abandons the row. To learn from it would make
+        # the searches that people give up on look cheap.
+        return _close(row, "default", at_ms, waits, None, "", counts)
     if value.correct is not None:
         return _close(row, "final", at_ms, waits, value.correct, "reference", counts)
     if row.parked is not None:

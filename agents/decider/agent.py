@@ -18,7 +18,7 @@ from msgspec import Struct
 
 from agents.decider import snapshot
 from agents.decider.decisions import Surroundings, context_of, decision_of
-from agents.decider.errors import CorruptState, DeciderError, DuplicateQuery
+from agents.decider.errors import CorruptState, DeciderError, DuplicateQuery, UnservedObjective
 from agents.decider.fold import Folded, fold, introduce, untold
 from agents.decider.observations import (
     GROWTH,
@@ -37,6 +37,7 @@ from agents.decider.policies.base import ActionVector, Choice, Pending, Policy
 from schemas.base import MAX_VALUE, encode
 from schemas.decision import Decision
 from schemas.errors import UniscaleError
+from schemas.objective import ObjectiveInForce
 from schemas.query import Context as ContextRecord
 from schemas.query import Origin
 from schemas.reward import Reward
@@ -286,7 +287,7 @@ class Decider:
     def _choose(self, asked: Sequence[tuple[ContextRecord, Origin]], around: Surroundings) -> list[Decided]:
         """Choose for all or raise for all; nothing is changed before every row is known to fit."""
         contexts = [context_of(record, around, self.encoder) for record, _ in asked]
-        in_force = [around.steering.objectives.of(record.query) for record, _ in asked]
+        in_force = [self._in_force(record, around) for record, _ in asked]
         choices = self.policy.select(contexts, [policy_objective(o) for o in in_force], self.seed)
         made = []
         for i, ((record, origin), objective, choice) in enumerate(zip(asked, in_force, choices, strict=True)):
@@ -306,6 +307,12 @@ class Decider:
         self.clock += len(made)
         self.context_offset = max([self.context_offset, *(origin.offset for _, origin in asked)])
         return made
+
+    def _in_force(self, record: ContextRecord, around: Surroundings) -> ObjectiveInForce:
+        objective = around.steering.objectives.of(record.query)
+        if objective.aim != "weights":
+            raise UnservedObjective(record.query_id, objective.aim, self.policy.name)
+        return objective
 
     def _made(
         self, record: ContextRecord, origin: Origin, decision: Decision, choice: Choice, clock: int

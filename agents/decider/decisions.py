@@ -49,7 +49,10 @@ def context_of(record: ContextRecord, around: Surroundings, encoder: str = "") -
         raise InvalidObservation(record.query_id, "encoder", record.encoder, mend)
     query = record.query
     indices = around.space.choices(
-        pinned=query.pinned, allowed_models=query.allowed_models, available_models=around.living
+        pinned=query.pinned,
+        allowed_models=query.allowed_models,
+        available_models=around.living,
+        answers=query.n,
     )
     allowed = None
     if len(indices) < len(around.space):

@@ -4,6 +4,7 @@ UniscaleError
 └── DeciderError
     ├── InvalidObjective    weights or cost bounds that are no convex combination
     ├── InvalidObservation  a reward term or an embedding that must not reach A
+    ├── UnservedObjective   an objective by mean cost or accuracy, under a policy that prices nothing
     ├── UnknownAction       an action id that was never added
     ├── NoAction            nothing is left to choose from
     ├── DuplicateQuery      a query_id that was decided for another Query
@@ -27,6 +28,17 @@ class InvalidObjective(DeciderError):
     def __init__(self, name: str, value: object, mend: str) -> None:
         super().__init__(f"objective: {name} is {value!r}; {mend}")
         self.field = name
+
+
+class UnservedObjective(DeciderError):
+    """An objective states a mean cost or an accuracy, and the policy cannot aim at either."""
+
+    def __init__(self, query_id: str, aim: str, policy: str) -> None:
+        super().__init__(
+            f"{query_id}: {aim}: policy {policy!r} cannot aim at it; ask for weights, or deploy the policy "
+            "'contextual'"
+        )
+        self.field = aim
 
 
 class InvalidObservation(DeciderError):

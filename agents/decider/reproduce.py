@@ -106,7 +106,12 @@ def _compared(policy: Policy, row: Row, offered: tuple[str, ...], seed: int) -> 
     space = ActionSpace(tuple(Action.parse(action_id) for action_id in offered))
     living = set(space.models) - set(decision.masked_models)
     query = decision.query
-    left = space.choices(pinned=query.pinned, allowed_models=query.allowed_models, available_models=living)
+    left = space.choices(
+        pinned=query.pinned,
+        allowed_models=query.allowed_models,
+        available_models=living,
+        answers=query.n,
+    )
     context = Context(row.query_id, row.vector(), frozenset(space[i].id for i in left))
     choice = policy.select([context], [policy_objective(row.objective)], seed)[0]
 

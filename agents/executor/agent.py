@@ -26,7 +26,7 @@ from agents.executor.forest import (
 from agents.executor.rules import SearchRules, limits_of, sampling_of
 from agents.space.models import Sampling
 from schemas.action import Action
-from schemas.answer import Answer, Status
+from schemas.answer import Answer, Completion, Status
 from schemas.boxed import extract_boxed
 from schemas.decision import Decision
 from schemas.forest import Forest
@@ -212,6 +212,8 @@ def _answer(
     """Return the Answer that the path ending at `index` makes; -1 for none."""
     path = forest.path(index)
     text = forest.text(index) if path else None
+    wanted = forest.limits.answers if forest.limits.answers > 1 else 0
+    answers = tuple(_completion(forest, at) for at in forest.completed_paths[:wanted])
     trace = tuple(
         node if at in path or not node.text else msgspec.structs.replace(node, text="")
         for at, node in enumerate(forest.drafts)
@@ -227,6 +229,7 @@ def _answer(
         complete=index >= 0 and forest.drafts[index].fate == "finished",
         extracted=extract_boxed(text) if text is not None else None,
         score=forest.path_score(index) if path else None,
+        answers=answers,
         path=path,
         trace=trace,
         limits=forest.limits,
@@ -240,3 +243,8 @@ def _answer(
         verifier=verifier,
         error=error,
     )
+
+
+def _completion(forest: Forest, at: int) -> Completion:
+    text = forest.text(at)
+    return Completion(text=text, score=forest.path_score(at), extracted=extract_boxed(text))

@@ -2,7 +2,8 @@
 
 The order: finished paths enter P_done and set V_max, D_best, H_max; unfinished ones at the limit are cut; the
 early-exit bound prunes; the best BS of each subtree are kept. Pruning only removes from the bottom, so
-whether it comes before or after the cut to BS is the same.
+whether it comes before or after the cut to BS is the same. Where a query wants n answers, the score of the n-th
+best completed path takes the place of V_max, and nothing is stopped before n paths are completed.
 """
 
 import math
@@ -27,12 +28,21 @@ class Judgement:
 
 @dataclass(frozen=True)
 class StepControl:
-    """What search control knew after a step: the state that its bounds were held against."""
+    """What search control knew after a step: the state that its bounds were held against.
+
+    Attributes:
+        step: The step.
+        v_max: The best completed path's score.
+        best_depth: Its depth.
+        limit: H_max.
+        bar: What a bound must reach: V_max, or the score of the last answer where several are wanted.
+    """
 
     step: int
     v_max: float | None
     best_depth: int | None
     limit: int
+    bar: float | None = None
 
 
 def judge(forest: Forest, values: dict[int, float]) -> Judgement:
@@ -51,7 +61,8 @@ def judge(forest: Forest, values: dict[int, float]) -> Judgement:
             fates[at] = "cut"
     done = [at for at in fates if fates[at] == "finished" or limits.cut_completes]
     best, v_max = _best(forest, values, done, forest.best)
-    limit = h_max(limits, forest.drafts[best].depth if best >= 0 else None)
+    bar = v_max if limits.answers == 1 else _bar(forest, values, done)
+    limit = h_max(limits, forest.drafts[best].depth if bar is not None else None)
     bounds: dict[int, float] = {}
     trees: dict[int, list[int]] = {}
     for at in pending:
@@ -59,7 +70,7 @@ def judge(forest: Forest, values: dict[int, float]) -> Judgement:
             continue
         if j >= limit:
             fates[at] = "cut"
-        elif limits.early_exit and v_max is not None and (bound := potential(j, values[at], limit)) < v_max:
+        elif limits.early_exit and bar is not None and (bound := potential(j, values[at], limit)) < bar:
             fates[at], bounds[at] = "early_exit", bound
         else:
             trees.setdefault(forest.drafts[at].tree, []).append(at)
@@ -102,17 +113,28 @@ def history(forest: Forest) -> list[StepControl]:
     done: Iterable[str] = ("finished", "cut") if forest.limits.cut_completes else ("finished",)
     best: Draft | None = None
     v_max: float | None = None
+    scores: list[float] = []
     for step in range(1, forest.scored + 1):
         for at, draft in enumerate(forest.drafts):
-            if (
-                draft.depth == step
-                and draft.fate in done
-                and (v_max is None or forest.path_score(at) > v_max)
-            ):
-                best, v_max = draft, forest.path_score(at)
+            if draft.depth == step and draft.fate in done:
+                scores.append(forest.path_score(at))
+                if v_max is None or scores[-1] > v_max:
+                    best, v_max = draft, scores[-1]
         depth = best.depth if best else None
-        found.append(StepControl(step, v_max, depth, h_max(forest.limits, depth)))
+        bar = _last_answer(scores, forest.limits.answers)
+        limit = h_max(forest.limits, depth if bar is not None else None)
+        found.append(StepControl(step, v_max, depth, limit, bar))
     return found
+
+
+def _bar(forest: Forest, values: dict[int, float], done: Sequence[int]) -> float | None:
+    """Return the score below which a path can no longer be among the answers; None while any path can."""
+    before = [forest.path_score(at) for at in forest.completed_paths]
+    return _last_answer([*before, *(values[at] for at in done)], forest.limits.answers)
+
+
+def _last_answer(scores: Sequence[float], answers: int) -> float | None:
+    return sorted(scores, reverse=True)[answers - 1] if len(scores) >= answers else None
 
 
 def _finished(forest: Forest, at: int) -> bool:

@@ -96,6 +96,7 @@ class ActionSpace:
         pinned: Action | None = None,
         allowed_models: Collection[str] | None = None,
         available_models: Collection[str] | None = None,
+        answers: int = 1,
     ) -> tuple[int, ...]:
         """Return the indices a query may choose from.
 
@@ -103,6 +104,7 @@ class ActionSpace:
             pinned: The one action the query insists on, if any.
             allowed_models: Models the query accepts; None accepts all.
             available_models: Models with a live executor; None trusts all.
+            answers: How many completed paths the query wants: QP·CP must be at least as large.
 
         Raises:
             ActionError: naming the field that leaves nothing to choose.
@@ -114,6 +116,10 @@ class ActionSpace:
         if not accepted:
             asked = f"pin_action's model {pinned.model!r} is not in it" if pinned else "it is empty"
             raise ActionError(f"allowed_models leaves no action: {asked}; allow a model of the space")
+        accepted = [i for i in accepted if self.actions[i].qp * self.actions[i].cp >= answers]
+        if not accepted:
+            asked = f"pin_action {pinned} drafts fewer paths" if pinned else "no configuration drafts so many"
+            raise ActionError(f"n is {answers} and {asked}; ask for fewer answers")
         left = tuple(
             i for i in accepted if available_models is None or self.actions[i].model in available_models
         )

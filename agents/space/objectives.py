@@ -6,8 +6,10 @@ and maximum of log C come from is not printed: they are shared by all objectives
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from typing import TypeAlias
 
 from agents.space.errors import ObjectiveError
+from schemas.control import ObjectiveEntry
 from schemas.objective import CostRange, ObjectiveInForce
 from schemas.query import Query, Weights
 
@@ -19,6 +21,43 @@ MODES: Mapping[str, Weights] = {
 }
 DEFAULT_MODE = "cost-sensitive"
 
+ACCURACY_ONLY = Weights(correct=1.0)
+"""The reward under a price λ: accuracy less λ·cost. Score and log cost have no weight in it."""
+
+
+@dataclass(frozen=True)
+class MeanCost:
+    """As accurate as possible at this mean cost per query.
+
+    Attributes:
+        eflops: The mean cost, above zero.
+    """
+
+    eflops: float
+
+
+@dataclass(frozen=True)
+class Accuracy:
+    """As cheap as possible at this share of the best configuration's predicted accuracy.
+
+    Attributes:
+        share: Above 0, at most 1.
+    """
+
+    share: float
+
+
+Goal: TypeAlias = Weights | MeanCost | Accuracy
+
+
+def goal_of(asked: Query | ObjectiveEntry) -> Goal | None:
+    """Return the goal that a query or a control record brings, None when it brings none."""
+    if asked.mean_cost is not None:
+        return MeanCost(asked.mean_cost)
+    if asked.accuracy is not None:
+        return Accuracy(asked.accuracy)
+    return asked.weights
+
 
 @dataclass(frozen=True)
 class Objectives:
@@ -26,14 +65,14 @@ class Objectives:
 
     Attributes:
         cost_range: The bounds of log C, for all of them.
-        named: Weights by name.
-        default: The one for a query that names none and brings no weights.
+        named: What each name asks for: weights, a mean cost or an accuracy.
+        default: The one for a query that asks for nothing.
         versions: Offset in `control` of the last change of each name; absent for the deployment's own.
         range_version: Likewise of the cost range.
     """
 
     cost_range: CostRange
-    named: Mapping[str, Weights] = field(default_factory=lambda: dict(MODES))
+    named: Mapping[str, Goal] = field(default_factory=lambda: dict(MODES))
     default: str = DEFAULT_MODE
     versions: Mapping[str, int] = field(default_factory=dict)
     range_version: int = -1
@@ -43,9 +82,9 @@ class Objectives:
         if self.default not in self.named:
             raise ObjectiveError(f"default objective {self.default!r} is unknown; choose of {self._known()}")
 
-    def set(self, name: str, weights: Weights, version: int) -> "Objectives":
+    def set(self, name: str, goal: Goal, version: int) -> "Objectives":
         """Return the objectives with one set, new or not."""
-        return replace(self, named={**self.named, name: weights}, versions={**self.versions, name: version})
+        return replace(self, named={**self.named, name: goal}, versions={**self.versions, name: version})
 
     def remove(self, name: str, version: int) -> "Objectives":
         """Return the objectives without one.
@@ -55,7 +94,7 @@ class Objectives:
         """
         if name == self.default:
             raise ObjectiveError(f"objective {name!r} is the default; set another default first")
-        left = {each: weights for each, weights in self.named.items() if each != name}
+        left = {each: goal for each, goal in self.named.items() if each != name}
         return replace(self, named=left, versions={**self.versions, name: version})
 
     def within(self, cost_range: CostRange, version: int) -> "Objectives":
@@ -63,15 +102,15 @@ class Objectives:
         return replace(self, cost_range=cost_range, range_version=version)
 
     def of(self, query: Query) -> ObjectiveInForce:
-        """Return what a query is served for: its weights, the objective it names, or the default.
+        """Return what a query is served for: its own goal, the objective it names, or the default.
+
+        The price of a goal by mean cost or accuracy is the decider's to fill in.
 
         Raises:
             ObjectiveError: when it names one that is not there.
         """
-        if query.weights is not None:
-            return ObjectiveInForce(
-                weights=query.weights, cost_range=self.cost_range, version=self.range_version
-            )
+        if (goal := goal_of(query)) is not None:
+            return self._in_force(goal, None, self.range_version)
         return self.in_force(self.default if query.objective is None else query.objective)
 
     def in_force(self, name: str) -> ObjectiveInForce:
@@ -82,11 +121,17 @@ class Objectives:
         """
         if name not in self.named:
             raise ObjectiveError(f"objective {name!r} is unknown; choose of {self._known()}, or send weights")
+        version = max(self.versions.get(name, -1), self.range_version)
+        return self._in_force(self.named[name], name, version)
+
+    def _in_force(self, goal: Goal, name: str | None, version: int) -> ObjectiveInForce:
         return ObjectiveInForce(
-            weights=self.named[name],
+            weights=goal if isinstance(goal, Weights) else ACCURACY_ONLY,
             cost_range=self.cost_range,
             name=name,
-            version=max(self.versions.get(name, -1), self.range_version),
+            version=version,
+            mean_cost=goal.eflops if isinstance(goal, MeanCost) else None,
+            accuracy=goal.share if isinstance(goal, Accuracy) else None,
         )
 
     def _known(self) -> str:

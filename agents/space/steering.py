@@ -10,9 +10,8 @@ it first.
 from dataclasses import dataclass, replace
 
 from agents.space.catalogue import Catalogue, decode_model
-from agents.space.objectives import Objectives
+from agents.space.objectives import Objectives, goal_of
 from schemas.control import CatalogueEntry, ControlRecord, CostBoundsEntry, ObjectiveEntry
-from schemas.query import Weights
 
 
 @dataclass(frozen=True)
@@ -48,15 +47,16 @@ class Steering:
         match record:
             case CatalogueEntry():
                 return replace(self, catalogue=self._catalogue_after(record, offset), offset=offset)
-            case ObjectiveEntry(name=name, weights=weights):
-                return replace(self, objectives=self._objectives_after(name, weights, offset), offset=offset)
+            case ObjectiveEntry():
+                return replace(self, objectives=self._objectives_after(record, offset), offset=offset)
             case CostBoundsEntry(cost_range=cost_range):
                 return replace(self, objectives=self.objectives.within(cost_range, offset), offset=offset)
 
-    def _objectives_after(self, name: str, weights: Weights | None, offset: int) -> Objectives:
-        if weights is None:
-            return self.objectives.remove(name, offset)
-        return self.objectives.set(name, weights, offset)
+    def _objectives_after(self, entry: ObjectiveEntry, offset: int) -> Objectives:
+        goal = goal_of(entry)
+        if goal is None:
+            return self.objectives.remove(entry.name, offset)
+        return self.objectives.set(entry.name, goal, offset)
 
     def _catalogue_after(self, entry: CatalogueEntry, offset: int) -> Catalogue:
         there = entry.name in self.catalogue.model_names

@@ -10,6 +10,7 @@ from rich.table import Table
 
 from agents.space.catalogue import load_catalogue
 from agents.space.errors import CatalogueError
+from agents.space.objectives import Accuracy, Goal, MeanCost
 from agents.space.steering import Steering
 from schemas.base import encode
 from schemas.control import CatalogueEntry, ControlRecord, CostBoundsEntry, ObjectiveEntry, decode_control
@@ -118,16 +119,32 @@ def objective() -> None:
 
 @objective.command("set")
 @click.argument("name")
-@click.argument("correct", type=float)
-@click.argument("score", type=float)
-@click.argument("cost", type=float)
+@click.argument("weights", nargs=-1, type=float, metavar="[CORRECT SCORE COST]")
+@click.option("--mean-cost", type=float, help="As accurate as possible at this mean of eFLOPs per query.")
+@click.option(
+    "--accuracy", type=float, help="As cheap as possible at this share of the best accuracy, 0 to 1."
+)
 @click.pass_obj
-def set_objective(settings: Settings, name: str, correct: float, score: float, cost: float) -> None:
-    """Set objective NAME to the weights CORRECT SCORE COST (normalised to sum 1).
+def set_objective(
+    settings: Settings,
+    name: str,
+    weights: tuple[float, ...],
+    mean_cost: float | None,
+    accuracy: float | None,
+) -> None:
+    """Set objective NAME to the weights CORRECT SCORE COST (normalised to sum 1), a mean cost or an accuracy.
 
     In force at once, nothing is relearned.
     """
-    entry = ObjectiveEntry(name=name, op="set", weights=Weights(correct=correct, score=score, cost=cost))
+    if weights and len(weights) != 3:
+        raise click.UsageError("give three weights, CORRECT SCORE COST, or --mean-cost, or --accuracy")
+    entry = ObjectiveEntry(
+        name=name,
+        op="set",
+        weights=Weights(correct=weights[0], score=weights[1], cost=weights[2]) if weights else None,
+        mean_cost=mean_cost,
+        accuracy=accuracy,
+    )
     click.echo(f"{name} set, control offset {_send(settings, entry)}")
 
 
@@ -156,15 +173,21 @@ def bounds(settings: Settings, low_eflops: float, high_eflops: float) -> None:
 def objectives(settings: Settings) -> None:
     """Print the objectives in force."""
     found = steering(settings).objectives
-    table = Table("objective", "correct", "score", "cost", "since offset")
-    for name, w in found.named.items():
-        table.add_row(
-            name, f"{w.correct:.3g}", f"{w.score:.3g}", f"{w.cost:.3g}", str(found.versions.get(name, "–"))
-        )
+    table = Table("objective", "asks for", "since offset")
+    for name, goal in found.named.items():
+        table.add_row(name, _in_words(goal), str(found.versions.get(name, "–")))
     Console().print(table)
     Console().print(
         f"cost range {found.cost_range.low_eflops:.4g} to {found.cost_range.high_eflops:.4g} eFLOPs"
     )
+
+
+def _in_words(goal: Goal) -> str:
+    if isinstance(goal, MeanCost):
+        return f"mean cost {goal.eflops:.4g} eFLOPs"
+    if isinstance(goal, Accuracy):
+        return f"accuracy {goal.share:.4g} of the best"
+    return f"correct {goal.correct:.3g}, score {goal.score:.3g}, cost {goal.cost:.3g}"
 
 
 COMMANDS = [catalogue, objective]

@@ -44,6 +44,9 @@ def _weights(text: str | None) -> Weights | None:
 @click.argument("text")
 @click.option("--objective", help="Name of an objective, e.g. quality-priority.")
 @click.option("--weights", help="Free weights CORRECT,SCORE,COST instead of an objective.")
+@click.option("--mean-cost", type=float, help="As accurate as possible at this mean of eFLOPs per query.")
+@click.option("--accuracy", type=float, help="As cheap as possible at this share of the best accuracy.")
+@click.option("-n", "n", default=1, show_default=True, help="How many completed paths to return.")
 @click.option("--reference", help="The right answer, when known: the answer is graded with it.")
 @click.option("--pin", "pin_action", metavar="MODEL/QP/CP/BS", help="Use this configuration.")
 @click.option("--model", "models", multiple=True, help="Allow only this model; may be repeated.")
@@ -52,12 +55,14 @@ def _weights(text: str | None) -> Weights | None:
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the whole Answer as JSON.")
 @click.pass_obj
-def ask(settings: Settings, text: str, objective: str | None, weights: str | None, reference: str | None,
+def ask(settings: Settings, text: str, objective: str | None, weights: str | None,
+        mean_cost: float | None, accuracy: float | None, n: int, reference: str | None,
         pin_action: str | None, models: tuple[str, ...], timeout_s: float, as_json: bool) -> None:  # fmt: skip
     """Send one question and wait for its answer. Exit 0 when it is `ok`, 1 otherwise."""
     query = Query(
         query_id=f"ask-{uuid.uuid4().hex[:16]}", text=text, objective=objective, weights=_weights(weights),
-        reference=reference, pin_action=pin_action, allowed_models=models or None, timeout_s=timeout_s,
+        mean_cost=mean_cost, accuracy=accuracy, n=n, reference=reference,
+        pin_action=pin_action, allowed_models=models or None, timeout_s=timeout_s,
     )  # fmt: skip
     topics = Topics(settings)
     connections.require_topics(settings, [topics.query])
@@ -141,7 +146,7 @@ def produce(settings: Settings, file: Path, rate: float, limit: int | None, obje
     extra = {"objective": objective, "timeout_s": timeout_s, "feedback_wait_s": feedback_wait_s}
     for at, query in enumerate(queries):
         missing = {k: v for k, v in extra.items() if v is not None and getattr(query, k) is None}
-        if query.weights is not None:
+        if any(asked is not None for asked in (query.weights, query.mean_cost, query.accuracy)):
             missing.pop("objective", None)
         queries[at] = msgspec.structs.replace(query, **missing)
     sys.exit(send_and_wait(settings, queries, Pace(rate), wait=wait))

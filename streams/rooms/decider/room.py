@@ -136,7 +136,10 @@ class DeciderRoom:
         query = context.query
         try:
             self.space.choices(
-                pinned=query.pinned, allowed_models=query.allowed_models, available_models=living
+                pinned=query.pinned,
+                allowed_models=query.allowed_models,
+                available_models=living,
+                answers=query.n,
             )
         except ActionError:
             return False

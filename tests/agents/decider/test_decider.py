@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from agents.decider.errors import DuplicateQuery, InvalidObservation
+from agents.decider.errors import DuplicateQuery, InvalidObservation, UnservedObjective
 from agents.decider.observations import RewardRules, decode_row
 from agents.decider.policies.exploration import Explored
 from agents.decider.policies.forgetting import Discounted, SlidingWindow
@@ -76,6 +76,21 @@ def test_a_decision_explains_itself(plain_shard: Any) -> None:
     assert decision.seq == plain_shard.decider.seq - 1
     assert decision.objective.weights.cost == 0.5
     assert decision.predicted is not None
+
+
+@pytest.mark.parametrize("asked", [{"mean_cost": 1e10}, {"accuracy": 0.98}])
+def test_an_aim_that_the_policy_cannot_meet_is_refused(plain_shard: Any, asked: dict[str, float]) -> None:
+    (made,) = plain_shard.ask(plain_shard.context(**asked))
+    assert isinstance(made.error, UnservedObjective)
+    assert "policy 'linucb' cannot aim at it; ask for weights" in str(made.error)
+    assert plain_shard.decider.seq == 0
+
+
+def test_n_answers_need_a_wide_search(plain_shard: Any) -> None:
+    for made in plain_shard.ask(*(plain_shard.context(n=16) for _ in range(8))):
+        action = decode(made.value, Decision).action
+        assert action.qp * action.cp >= 16
+        assert decode(made.value, Decision).candidates == 12
 
 
 def test_the_order_of_decisions_and_updates_has_no_gap_and_no_double(shard: Any) -> None:

@@ -58,6 +58,9 @@ def reference(world: World, action: Action, limits: Limits) -> Result:
                 done.append(path)
                 fates[path] = "finished"
         best = max(done, key=mean, default=None)
+        if len(done) < limits.answers:
+            best = None  # early exit waits until as many paths have completed as answers are wanted
+        bar = sorted(map(mean, done), reverse=True)[limits.answers - 1] if best is not None else 0.0
         top = limits.depth_limit
         if limits.early_exit and best is not None:
             # η is given in tenths here: whole numbers, no rounding.
@@ -73,7 +76,7 @@ def reference(world: World, action: Action, limits: Limits) -> Result:
                 continue
             if limits.early_exit and best is not None:
                 reach = (j * mean(path) + (top - j) * 1) / top
-                if reach < mean(best):
+                if reach < bar:
                     fates[path] = "early_exit"
                     bounds[path] = reach
                     continue
@@ -146,6 +149,7 @@ limitations = st.builds(
     eta=st.sampled_from([1.0, 1.1, 1.2, 1.5, 2.0]),
     early_exit=st.booleans(),
     cut_completes=st.booleans(),
+    answers=st.sampled_from([1, 1, 2, 3]),
 )
 
 
@@ -221,8 +225,8 @@ def test_history_is_what_the_bounds_were_held_against(world: World, action: Acti
         control = controls[draft.depth]
         if draft.fate == "early_exit":
             assert draft.bound is not None
-            assert control.v_max is not None
-            assert draft.bound < control.v_max
+            assert control.bar is not None
+            assert draft.bound < control.bar <= (control.v_max or 0.0)
             reach = draft.depth * forest.path_score(at) + (control.limit - draft.depth)
             assert draft.bound == pytest.approx(reach / control.limit)
         if draft.fate == "cut" and not limits.cut_completes:
@@ -250,12 +254,15 @@ def test_texts_are_forgotten_except_where_they_are_needed(
         needed = {at for end in (*forest.live, *forest.pending) for at in forest.path(end)}
         if forest.over:
             needed |= set(forest.path(outcome(forest).index))
+            best = forest.completed_paths[: limits.answers]
+            needed |= {at for end in best for at in forest.path(end)}
         for at, draft in enumerate(forest.drafts):
             assert draft.text in ("", whole.drafts[at].text)
             assert at not in needed or draft.text == whole.drafts[at].text
         live = len({at for end in forest.live for at in forest.path(end)})
         if forest.scored == forest.step:
-            assert sum(bool(draft.text) for draft in forest.drafts) <= live + limits.depth_limit
+            most = live + limits.depth_limit * limits.answers
+            assert sum(bool(draft.text) for draft in forest.drafts) <= most
 
 
 def test_one_of_everything_is_chain_of_thought() -> None:

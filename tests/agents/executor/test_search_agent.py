@@ -147,6 +147,18 @@ def test_the_engine_is_asked_for_the_widths_of_the_action() -> None:
     assert (first[4].step_tokens, first[4].temperature, first[4].top_p) == (30, 0.7, 0.9)
 
 
+def test_n_answers_are_the_n_best_completed_paths() -> None:
+    asked = decision(qp=2, cp=4, bs=2, n=3)
+    engine, clock = CountingEngine(), Clock()
+    answer = finish(begin(asked, SAMPLING, rules=RULES, now_ms=clock()), engine, clock)
+    assert len(answer.answers) == 3
+    assert [a.score for a in answer.answers] == sorted([a.score for a in answer.answers], reverse=True)
+    assert (answer.answers[0].text, answer.answers[0].score) == (answer.text, answer.score)
+    assert all(a.text.startswith("step 1\n\nstep 2\n\nso") and a.extracted for a in answer.answers)
+    one = finish(begin(decision(), SAMPLING, rules=RULES, now_ms=START_MS), CountingEngine(), Clock())
+    assert one.answers == ()
+
+
 def test_the_same_decision_is_searched_the_same_way_twice() -> None:
     first, second = (
         finish(begin(decision(), SAMPLING, rules=RULES, now_ms=START_MS), CountingEngine(), Clock())

@@ -143,3 +143,13 @@ def test_an_empty_space_and_a_double_action_are_refused() -> None:
         ActionSpace(())
     with pytest.raises(ActionError, match="holds m/1/1/1 twice"):
         ActionSpace((action, action))
+
+
+def test_only_what_drafts_enough_paths_can_give_n_answers(qwen3: Catalogue) -> None:
+    space = uis_space(qwen3)
+    wide = [space[i] for i in space.choices(answers=16)]
+    assert wide == [action for action in space if action.qp * action.cp >= 16]
+    with pytest.raises(ActionError, match=r"n is 16 and pin_action qwen3-4b/1/1/1 drafts fewer paths"):
+        space.choices(pinned=Action.parse("qwen3-4b/1/1/1"), answers=16)
+    with pytest.raises(ActionError, match="n is 65 and no configuration drafts so many; ask for fewer"):
+        space.choices(answers=65)

@@ -5,8 +5,9 @@ import math
 import pytest
 
 from agents.space.errors import ObjectiveError
-from agents.space.objectives import MODES, Objectives
-from schemas.objective import CostRange
+from agents.space.objectives import MODES, Accuracy, MeanCost, Objectives
+from schemas.errors import InvalidField
+from schemas.objective import CostRange, ObjectiveInForce
 from schemas.query import Query, Weights
 
 RANGE = CostRange(low_eflops=1e12, high_eflops=1e16)
@@ -55,3 +56,24 @@ def test_what_is_not_there_is_named() -> None:
         OBJECTIVES.remove("cost-sensitive", 1)
     with pytest.raises(ObjectiveError, match="default objective 'none' is unknown"):
         Objectives(cost_range=RANGE, default="none")
+
+
+def test_a_goal_by_mean_cost_or_accuracy_weighs_correctness_alone() -> None:
+    objectives = OBJECTIVES.set("cheap", MeanCost(2e10), 3).set("right", Accuracy(0.98), 4)
+    cheap = objectives.of(Query(query_id="a", text="?", objective="cheap"))
+    right = objectives.of(Query(query_id="a", text="?", objective="right"))
+    own = objectives.of(Query(query_id="a", text="?", mean_cost=1e9))
+    assert (cheap.aim, cheap.mean_cost, cheap.name, cheap.version) == ("mean_cost", 2e10, "cheap", 3)
+    assert (right.aim, right.accuracy) == ("accuracy", 0.98)
+    assert (own.aim, own.mean_cost, own.name) == ("mean_cost", 1e9, None)
+    assert {o.weights.correct for o in (cheap, right, own)} == {1.0}
+    assert {o.price for o in (cheap, right, own)} == {0.0}  # the decider fills it in
+
+
+def test_a_price_takes_reward_away_for_each_eflop() -> None:
+    priced = ObjectiveInForce(weights=Weights(correct=1), cost_range=RANGE, price=2e-13, mean_cost=1e12)
+    assert priced.reward(1.0, 0.5, math.log(1e12)) == pytest.approx(0.8)
+    with pytest.raises(InvalidField, match="price: is -1"):
+        ObjectiveInForce(weights=Weights(correct=1), cost_range=RANGE, price=-1.0)
+    with pytest.raises(InvalidField, match="accuracy: comes beside mean_cost"):
+        ObjectiveInForce(weights=Weights(correct=1), cost_range=RANGE, mean_cost=1.0, accuracy=0.5)

@@ -75,7 +75,9 @@ def test_objectives_and_the_cost_range_follow(qwen3: Catalogue) -> None:
         ObjectiveEntry(name="mine", op="set", weights=Weights(score=1)),
         ObjectiveEntry(name="cost-leaning", op="remove"),
         CostBoundsEntry(cost_range=CostRange(low_eflops=1.0, high_eflops=10.0)),
+        ObjectiveEntry(name="nearly-best", op="set", accuracy=0.98),
     )
+    assert after.objectives.in_force("nearly-best").accuracy == 0.98
     assert "cost-leaning" not in after.objectives.named
     assert after.objectives.in_force("mine").cost_range.high_eflops == 10.0
     assert after.objectives.in_force("mine").version == 2
