@@ -5,9 +5,7 @@ from itertools import permutations
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from msgspec.structs import replace
 
-from agents.aggregator.agent import Pricing, value
 from agents.aggregator.join import Arrival, Orphan, Turn, Waits, on, to_value
 from agents.aggregator.row import Row, Valued, decode_row, dues, encode_row
 from schemas.action import Action
@@ -32,7 +30,6 @@ PRICE = Price(
     memory_bytes=2.0,
     intensity=3.0,
 )
-PRICING = Pricing(generators={}, verifiers={}, verifier="")
 ORIGIN = Origin(topic="feedback", partition=0, offset=9)
 
 
@@ -56,10 +53,6 @@ def answer(status: str = "ok") -> Answer:
     return Answer(
         query_id="q", status=status, by="executor", text=text, score=0.5 if text else None, error=error
     )  # type: ignore[arg-type]
-
-
-def _no_judge(gold: str, answer: str) -> bool:
-    raise AssertionError("a cancelled answer is not graded")
 
 
 def feedback(correct: float = 1.0) -> Feedback:
@@ -139,22 +132,6 @@ def test_without_correctness_a_provisional_waits_for_its_correction() -> None:
         "",
     )
     assert join.rewards[1].log_cost == provisional.log_cost
-
-
-def test_a_cancelled_search_is_priced_and_never_learned_from() -> None:
-    join = Join(correct=1.0)
-    cancelled = Answer(query_id="q", status="cancelled", by="executor", text="so 4", score=0.5)
-    priced, graded = value("4", cancelled, pricing=PRICING, judge=_no_judge)
-    assert (graded, priced.score, priced.correct) == (None, None, None)
-    join.take(decision(reference="4"), 1_100)
-    turn = on(join.row, Arrival(cancelled, 3_000, ORIGIN), WAITS, replace(priced, price=PRICE))
-    (reward,) = [out for out in turn.out if isinstance(out, Reward)]
-    assert (reward.kind, reward.status, reward.correct, reward.score) == ("default", "cancelled", None, None)
-    assert reward.price == PRICE
-    assert reward.log_cost is not None
-    assert not reward.learnable
-    assert turn.row is not None
-    assert on(turn.row, Arrival(feedback(), 4_000, ORIGIN), WAITS).out == ()
 
 
 def test_feedback_that_never_comes_is_a_default_at_its_deadline() -> None:

@@ -1,0 +1,57 @@
+"""A cancelled search in the join: it costs what it spent, and nobody learns from it."""
+
+from msgspec.structs import replace
+
+from agents.aggregator.agent import Pricing, value
+from agents.aggregator.join import Arrival, Waits, on
+from schemas.action import Action
+from schemas.answer import Answer
+from schemas.decision import Decision, PolicyState
+from schemas.objective import CostRange, ObjectiveInForce
+from schemas.query import Origin, Query, Weights
+from schemas.reward import Feedback, Price, Reward
+
+WAITS = Waits(timeout_ms=60_000, feedback_ms=30_000, keep_ms=1_000_000)
+ORIGIN = Origin(topic="query", partition=0, offset=1)
+PRICE = Price(
+    eflops=10.0,
+    prefill_eflops=1.0,
+    decoding_eflops=6.0,
+    verifier_eflops=3.0,
+    compute_flops=4.0,
+    memory_bytes=2.0,
+    intensity=3.0,
+)
+DECISION = Decision(
+    query=Query(query_id="q", text="?", reference="4"),
+    origin=ORIGIN,
+    action=Action(model="m", qp=1, cp=1, bs=1),
+    group="g",
+    seq=5,
+    seed=1,
+    objective=ObjectiveInForce(
+        weights=Weights(correct=1.0), cost_range=CostRange(low_eflops=1.0, high_eflops=100.0)
+    ),
+    policy=PolicyState(name="linucb", version=0),
+    appended_ms=1_000,
+)
+CANCELLED = Answer(query_id="q", status="cancelled", by="executor", text="so 4", score=0.5)
+
+
+def no_judge(gold: str, answer: str) -> bool:
+    raise AssertionError("a cancelled answer is not graded")
+
+
+def test_a_cancelled_search_is_priced_and_never_learned_from() -> None:
+    pricing = Pricing(generators={}, verifiers={}, verifier="")
+    valued, graded = value("4", CANCELLED, pricing=pricing, judge=no_judge)
+    assert (graded, valued.status, valued.score, valued.correct) == (None, "cancelled", None, None)
+    opened = on(None, Arrival(DECISION, 1_100, ORIGIN), WAITS).row
+    turn = on(opened, Arrival(CANCELLED, 3_000, ORIGIN), WAITS, replace(valued, price=PRICE))
+    (reward,) = [out for out in turn.out if isinstance(out, Reward)]
+    assert (reward.kind, reward.status, reward.correct, reward.score) == ("default", "cancelled", None, None)
+    assert reward.price == PRICE
+    assert reward.log_cost is not None
+    assert not reward.learnable
+    late = on(turn.row, Arrival(Feedback(query_id="q", correct=True), 4_000, ORIGIN), WAITS)
+    assert (late.out, late.counts) == ((), ("late_feedback",))
