@@ -2,9 +2,10 @@
 
 from msgspec import Struct
 
+from schemas.base import check_name
 from schemas.errors import InvalidField
 
-MAX_DRAFTS = 1024
+MAX_DRAFTS = 4096
 """Drafts in one step of a search. Table 1 stops at 64."""
 
 
@@ -27,6 +28,7 @@ class Action(Struct, frozen=True, kw_only=True, order=True):
         """Refuse an action without a model or with a count that cannot be run."""
         if not self.model:
             raise InvalidField("Action", "model", "is empty; name a model of the catalogue")
+        check_name("Action", "model", self.model)
         for field in ("qp", "cp", "bs"):
             if not 1 <= getattr(self, field) <= 1024:
                 raise InvalidField(

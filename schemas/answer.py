@@ -10,6 +10,9 @@ from schemas.errors import InvalidField
 from schemas.forest import Count, Draft, Limits, Unit
 from schemas.search import Served, Spent
 
+Fault = Literal["", "infrastructure"]
+"""infrastructure: an endpoint, an engine or a machine failed, which says nothing about the action."""
+
 Status = Literal["ok", "unfinished", "budget", "expired", "failed", "rejected", "cancelled"]
 """ok: a completed path. unfinished: no path completed; the best cut-off one is returned and flagged.
 budget: tokens, eFLOPs or time ran out, best so far. expired: the deadline passed without an answer.
@@ -59,6 +62,7 @@ class Answer(Record, frozen=True, kw_only=True, tag="answer.v1"):
         engine: What generated.
         verifier: What scored.
         error: Why it failed, expired, was rejected or cancelled, and what to do.
+        fault: `infrastructure` when the search failed for no reason of its own: nothing is learned from it.
     """
 
     framed: ClassVar[bool] = True
@@ -86,6 +90,7 @@ class Answer(Record, frozen=True, kw_only=True, tag="answer.v1"):
     engine: Served | None = None
     verifier: Served | None = None
     error: str | None = None
+    fault: Fault = ""
 
     def __post_init__(self) -> None:
         """Refuse an answer that contradicts itself."""

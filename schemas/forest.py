@@ -177,10 +177,10 @@ class Forest(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     @property
     def completed_paths(self) -> tuple[int, ...]:
-        """Return the last drafts of the completed paths, best first; of equals the one completed first."""
+        """Return the last drafts of the completed paths, best first: `best`, then of equals the earlier draft."""
         ends: tuple[Fate, ...] = ("finished", "cut") if self.limits.cut_completes else ("finished",)
         found = [at for at, draft in enumerate(self.drafts) if draft.fate in ends]
-        return tuple(sorted(found, key=lambda at: -self.path_score(at)))
+        return tuple(sorted(found, key=lambda at: (at != self.best, -self.path_score(at))))
 
     @property
     def over(self) -> bool:

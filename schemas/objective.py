@@ -10,6 +10,7 @@ from typing import Literal
 
 from msgspec import Struct
 
+from schemas.base import check_name
 from schemas.errors import InvalidField
 from schemas.query import Weights, check_aims
 
@@ -30,6 +31,18 @@ class CostRange(Struct, frozen=True, kw_only=True):
         if not 0 < self.low_eflops < self.high_eflops < math.inf:
             why = f"is {self.low_eflops}, high_eflops {self.high_eflops}; want 0 < low < high, finite"
             raise InvalidField("CostRange", "low_eflops", why)
+
+    def normalised(self, log_cost: float) -> float:
+        """Return C̃: 0 at the lower bound, 1 at the upper, not clipped beyond (§3.4).
+
+        Args:
+            log_cost: Natural logarithm of the eFLOPs.
+
+        >>> CostRange(low_eflops=1e12, high_eflops=1e16).normalised(math.log(1e14))
+        0.5
+        """
+        low, high = math.log(self.low_eflops), math.log(self.high_eflops)
+        return (log_cost - low) / (high - low)
 
 
 Aim = Literal["weights", "mean_cost", "accuracy"]
@@ -57,7 +70,9 @@ class ObjectiveInForce(Struct, frozen=True, kw_only=True, omit_defaults=True):
     accuracy: float | None = None
 
     def __post_init__(self) -> None:
-        """Refuse a price below zero, and two aims at once."""
+        """Refuse a price below zero, two aims at once, and a name that no control record can set."""
+        if self.name is not None:
+            check_name("ObjectiveInForce", "name", self.name)
         if not 0.0 <= self.price < math.inf:
             raise InvalidField("ObjectiveInForce", "price", f"is {self.price}; give zero or more, finite")
         check_aims("ObjectiveInForce", mean_cost=self.mean_cost, accuracy=self.accuracy)
@@ -70,15 +85,16 @@ class ObjectiveInForce(Struct, frozen=True, kw_only=True, omit_defaults=True):
         return "weights" if self.accuracy is None else "accuracy"
 
     def reward(self, correct: float, score: float, log_cost: float) -> float:
-        """Return w₁·correct + w₂·score + w₃·(1 − C̃) − λ·C.
+        """Return w₁·Correct + w₂·Score + w₃·(1 − C̃) − λ·C (Eq. 4, and a price λ on the cost).
+
+        C̃ is not clipped: an exact change of weights or bounds needs a reward that is linear in log C.
 
         Args:
             correct: 1, 0 or a grade between.
-            score: The chosen path's mean score.
+            score: V(y*), the chosen path's mean score.
             log_cost: Natural logarithm of the cost C in eFLOPs.
         """
-        low, high = math.log(self.cost_range.low_eflops), math.log(self.cost_range.high_eflops)
         w = self.weights
-        plain = w.correct * correct + w.score * score + w.cost * (1.0 - (log_cost - low) / (high - low))
+        plain = w.correct * correct + w.score * score + w.cost * (1.0 - self.cost_range.normalised(log_cost))
         # Without a price the four terms stay as they are, bit by bit.
         return plain - self.price * math.exp(log_cost) if self.price else plain

@@ -224,7 +224,6 @@ class Query(Record, frozen=True, kw_only=True, tag="query.v1"):
                 Action.parse(self.pin_action)
             except InvalidField as error:
                 raise InvalidField("Query", "pin_action", error.why) from None
-            check_name("Query", "pin_action", self.pin_action, most=2 * MAX_NAME)
         if self.allowed_models is not None:
             if not 1 <= len(self.allowed_models) <= MAX_MODELS:
                 why = f"names {len(self.allowed_models)}; name at least one and at most {MAX_MODELS}, or leave it out"

@@ -5,7 +5,7 @@ from typing import Any, Literal
 from msgspec import Struct, field
 
 from schemas.action import Action
-from schemas.answer import Status
+from schemas.answer import Fault, Status
 from schemas.base import Record, check_finite, check_id, check_json, check_name
 from schemas.errors import InvalidField
 from schemas.forest import Count, Unit
@@ -112,6 +112,8 @@ class Reward(Record, frozen=True, kw_only=True, tag="reward.v1"):
         graded_by: Who knew: `reference`, `feedback` or empty.
         grader: Name and version of what compared with the reference: the grader alone shifts accuracy.
         latency_s: From the Query's append to the Answer's, on the broker's clock.
+        fault: As the Answer said: after an `infrastructure` fault there is no score, and nothing is learned.
+        missing: Why the price or the grade could not be worked out; empty when nothing went wrong.
     """
 
     reward_id: str
@@ -129,6 +131,8 @@ class Reward(Record, frozen=True, kw_only=True, tag="reward.v1"):
     graded_by: Literal["", "reference", "feedback"] = ""
     grader: str = ""
     latency_s: float | None = None
+    fault: Fault = ""
+    missing: str = ""
 
     def __post_init__(self) -> None:
         """Refuse terms that do not belong to this kind."""

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from agents.aggregator import eflops
-from agents.aggregator.grade import BadReference, Grade, Judge, grade
+from agents.aggregator.grade import Grade, Judge, Runner, Undecided, grade, run_here
 from agents.aggregator.row import Valued
 from agents.space.catalogue import Catalogue
 from agents.space.models import Architecture
@@ -16,6 +16,10 @@ from schemas.answer import Answer
 from schemas.errors import UniscaleError
 from schemas.forest import Forest
 from schemas.reward import Price
+from schemas.search import Served
+
+MAX_MISSING = 500
+"""Characters that say why a term is missing: an error may quote the reference."""
 
 
 class UnpricedAnswer(UniscaleError):
@@ -52,6 +56,16 @@ class Pricing:
             intensity=catalogue.hardware.intensity,
         )
 
+    def scorer(self, served: Served | None) -> Architecture | None:
+        """Return the architecture of what scored, by its name in the catalogue; None when it is unknown.
+
+        `Served.model` is that name; `Served.name` is the software, for instance `vllm`. What scored under no
+        name of its own, such as a recording, is priced as the verifier in use.
+        """
+        named = self.verifier if served is None else served.model or served.name
+        in_use = None if served is not None and served.model else self.verifiers.get(self.verifier)
+        return self.verifiers.get(named, in_use)
+
     def forest_eflops(self, forest: Forest, verifier: str | None = None) -> float:
         """Return what a search has cost so far, in eFLOPs: 0 before its first step."""
         if not forest.drafts:
@@ -61,28 +75,27 @@ class Pricing:
         return eflops.price(forest.prompt_tokens, forest.drafts, generator, scorer, self.intensity).eflops
 
 
-def price_of(answer: Answer, pricing: Pricing) -> Price | None:
+def price_of(answer: Answer, pricing: Pricing, generator: Architecture | None = None) -> Price | None:
     """Return what an Answer's search cost (App. D.3), or None when nothing was run.
 
+    Args:
+        answer: With its trace.
+        pricing: What searches are priced by.
+        generator: Architecture of the model, as kept from the Decision; by default the catalogue's.
+
     Raises:
-        UnpricedAnswer: when its model or verifier is unknown.
+        UnpricedAnswer: its model or verifier is unknown.
     """
     if answer.action is None or not answer.trace:
         return None
-    scorer = answer.verifier.name if answer.verifier is not None else pricing.verifier
-    if answer.action.model not in pricing.generators:
+    model = generator or pricing.generators.get(answer.action.model)
+    if model is None:
         raise UnpricedAnswer(answer.query_id, "model", answer.action.model)
-    # A verifier that serves under a name of its own is the one in use.
-    verifier = pricing.verifiers.get(scorer, pricing.verifiers.get(pricing.verifier))
-    if verifier is None:
-        raise UnpricedAnswer(answer.query_id, "verifier", scorer)
-    cost = eflops.price(
-        answer.prompt_tokens,
-        answer.trace,
-        pricing.generators[answer.action.model],
-        verifier,
-        pricing.intensity,
-    )
+    scorer = pricing.scorer(answer.verifier)
+    if scorer is None:
+        served = answer.verifier.model or answer.verifier.name if answer.verifier else pricing.verifier
+        raise UnpricedAnswer(answer.query_id, "verifier", served)
+    cost = eflops.price(answer.prompt_tokens, answer.trace, model, scorer, pricing.intensity)
     return Price(
         eflops=cost.eflops,
         prefill_eflops=cost.prefill.eflops(cost.intensity),
@@ -94,37 +107,54 @@ def price_of(answer: Answer, pricing: Pricing) -> Price | None:
     )
 
 
-def grade_of(answer: Answer, reference: object, judge: Judge) -> Grade | None:
-    """Grade an Answer's text, or return None when there is nothing to grade against.
-
-    No text is a wrong answer: whoever asked has none. A reference that cannot be read is no reference.
-    """
-    if reference is None:
-        return None
-    try:
-        return grade(answer.text or "", reference, judge=judge)
-    except BadReference:
-        return None
-
-
 def value(
-    reference: object, answer: Answer, *, pricing: Pricing, judge: Judge
-) -> tuple[Valued, Grade | None]:
-    """Return an Answer in the terms of the reward, and its grade. May block for the judge's time-out.
+    reference: object,
+    answer: Answer,
+    *,
+    pricing: Pricing,
+    judge: Judge,
+    run: Runner = run_here,
+    generator: Architecture | None = None,
+) -> Valued:
+    """Return an Answer in the terms of the reward. May block for as long as grading takes.
 
-    A cancelled search has a price only.
+    A term that cannot be worked out is None, and `missing` says why: the query is closed all the same. No text
+    is a wrong answer, because whoever asked has none. A cancelled search has a price only.
+
+    Args:
+        reference: What the Query brought to grade against; None for nothing.
+        answer: The Answer.
+        pricing: What searches are priced by.
+        judge: Compares mathematics.
+        run: Runs programs.
+        generator: Architecture of the model, as kept from the Decision; by default the catalogue's.
 
     Raises:
-        UnpricedAnswer: when its model or verifier is unknown.
+        Undecided: `judge` or `run` would take time and said so.
     """
-    if answer.status == "cancelled":
-        return Valued(status=answer.status, price=price_of(answer, pricing)), None
-    graded = grade_of(answer, reference, judge)
-    valued = Valued(
+    missing: list[str] = []
+    price: Price | None = None
+    graded: Grade | None = None
+    try:
+        price = price_of(answer, pricing, generator)
+    except (UniscaleError, ValueError, ArithmeticError) as error:
+        missing.append(f"price: {error}")
+    try:
+        if reference is not None and answer.status != "cancelled":
+            graded = grade(answer.text or "", reference, judge=judge, run=run)
+    except Undecided:
+        raise
+    except Exception as error:  # whatever a reference makes a grader do, the row must be closed
+        missing.append(f"correct: {type(error).__name__}: {error}")
+    # An outage says nothing about the action, and nobody waited for a cancelled search: without a score the
+    # learner abandons both.
+    scored = answer.text is not None and not answer.fault and answer.status != "cancelled"
+    return Valued(
         status=answer.status,
-        score=answer.score if answer.text is not None else None,
-        price=price_of(answer, pricing),
+        score=answer.score if scored else None,
+        price=price,
         correct=None if graded is None else float(graded.correct),
         grader="" if graded is None else f"{graded.grader} {graded.version}",
+        fault=answer.fault,
+        missing="; ".join(missing)[:MAX_MISSING],
     )
-    return valued, graded

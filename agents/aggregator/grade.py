@@ -2,8 +2,8 @@ r"""Is an answer right? The last `\boxed{…}` of its text against the query's r
 
 Three kinds of reference: a number, a mathematical answer as text (plain, LaTeX, GSM8K's "… #### N", or a
 solution that boxes it), and `{"tests": [[input, output], …]}` for a program. Integers and identical texts
-are decided here; other mathematics goes to a judge (math-verify, `math_pool`). The grader alone shifts
-accuracy, so its name and version go with every result.
+are decided here; other mathematics and programs go to `grading_pool`. The grader alone shifts accuracy, so its
+name and version go with every result.
 """
 
 import json
@@ -13,11 +13,13 @@ from dataclasses import dataclass
 from fractions import Fraction
 from functools import cache
 from importlib import metadata
-from typing import Any, Literal
+from typing import Any, Literal, NoReturn
 
-from agents.aggregator.math_pool import Verdict
-from agents.aggregator.program import Value, passes
+from agents.aggregator.grading_pool import Verdict
+from agents.aggregator.program import Tests, Value, passes
 from schemas.boxed import extract_boxed
+from schemas.errors import UniscaleError
+from schemas.query import MAX_TESTS
 
 GRADER = "boxed"
 # Raise when a change could grade an answer differently.
@@ -25,6 +27,11 @@ GRADER_REVISION = 1
 MAX_ANSWER = 4_000  # characters inside the box; longer is no answer
 
 Judge = Callable[[str, str], Verdict]
+"""Compares (gold, answer), both mathematics."""
+
+Runner = Callable[[str, Tests], Verdict]
+"""Runs a program on its tests."""
+
 How = Literal["integer", "text", "math-verify", "program", "no-box", "too-long", "timeout", "error"]
 
 _INTEGER = re.compile(r"[+-]?[0-9]+(?:\.0*)?")
@@ -32,8 +39,12 @@ _GROUPED = re.compile(r"[+-]?[0-9]{1,3}(?:,[0-9]{3})+(?:\.0*)?")
 _SPACING = re.compile(r"\\[!,;: ]|\s+|\\left(?![a-z])|\\right(?![a-z])")
 
 
-class BadReference(ValueError):
+class BadReference(UniscaleError, ValueError):
     """A reference cannot be graded against. Give a number, a text, or {"tests": [[input, output], …]}."""
+
+
+class Undecided(UniscaleError):
+    """No exact rule grades this answer: ask a grading process, which takes time."""
 
 
 @dataclass(frozen=True)
@@ -53,18 +64,34 @@ def grader_version() -> str:
     return f"{GRADER_REVISION}+math-verify-{metadata.version('math-verify')}"
 
 
-def grade(text: str, reference: object, *, judge: Judge) -> Grade:
+def run_here(program: str, tests: Tests) -> Verdict:
+    """Run a program in this process: for tests of one's own; those of clients go to a `GradingPool`."""
+    return Verdict(correct=passes(program, tests), how="program")
+
+
+def ask_later(first: object, second: object) -> NoReturn:
+    """Stand in for judge and runner where grading must not take time.
+
+    Raises:
+        Undecided: always.
+    """
+    raise Undecided("no exact rule decides; ask a grading process")
+
+
+def grade(text: str, reference: object, *, judge: Judge, run: Runner = run_here) -> Grade:
     r"""Grade the text of an answer.
 
     Args:
         text: The whole path. Without a complete box there is no answer, and it is wrong.
         reference: What `Query.reference` holds.
         judge: Compares (gold, answer) where no exact rule decides; called at most once.
+        run: Runs a program on its tests.
 
     Raises:
-        BadReference: when the reference is none of the three kinds.
+        BadReference: the reference is not one of the three kinds.
+        UniscaleError: what `judge` or `run` raise.
 
-    >>> from agents.aggregator.math_pool import Verdict
+    >>> from agents.aggregator.grading_pool import Verdict
     >>> no_need = lambda gold, answer: Verdict(False, "error")
     >>> grade(r"12 + 5 = 17, so \boxed{017}", 17, judge=no_need).how
     'integer'
@@ -78,9 +105,8 @@ def grade(text: str, reference: object, *, judge: Judge) -> Grade:
     if len(answer) > MAX_ANSWER:
         return Grade(correct=False, answer=answer[:MAX_ANSWER], how="too-long", version=version)
     if isinstance(reference, Mapping):
-        return Grade(
-            correct=passes(answer, reference["tests"]), answer=answer, how="program", version=version
-        )
+        ran = run(answer, reference["tests"])
+        return Grade(correct=ran.correct, answer=answer, how=ran.how, version=version)
     gold = gold_of(reference)
     given, wanted = as_integer(answer), as_integer(gold)
     if given is not None and wanted is not None:
@@ -94,6 +120,9 @@ def grade(text: str, reference: object, *, judge: Judge) -> Grade:
 def read_reference(reference: object) -> object:
     """Return the object in a reference that is JSON text with `tests`; any other as it is.
 
+    Raises:
+        BadReference: JSON that is nested too deeply to be read.
+
     >>> read_reference('{"tests": [["a", "b"]]}'), read_reference("{1, 2}")
     ({'tests': [['a', 'b']]}, '{1, 2}')
     """
@@ -101,6 +130,8 @@ def read_reference(reference: object) -> object:
         return reference
     try:
         found = json.loads(reference)
+    except RecursionError:
+        raise BadReference("reference is JSON that is nested too deeply: send it flatter") from None
     except ValueError:
         return reference
     return found if isinstance(found, dict) and "tests" in found else reference
@@ -157,6 +188,8 @@ def check_reference(reference: object) -> None:
 def _check_tests(tests: Any) -> None:
     if not isinstance(tests, list | tuple) or not tests:
         raise BadReference("reference.tests must be a list of at least one [input, output] pair")
+    if len(tests) > MAX_TESTS:
+        raise BadReference(f"reference.tests holds {len(tests)} tests: give at most {MAX_TESTS}")
     for index, pair in enumerate(tests):
         if not (isinstance(pair, list | tuple) and len(pair) == 2 and all(map(_is_value, pair))):
             raise BadReference(

@@ -8,7 +8,8 @@ Each kind is made at most once, exactly one of the last three closes the row, an
 nothing. Whoever runs the fold sends what it returns *before* it stores the row: after a crash in between,
 the same record makes the same rewards again, under the same identity.
 
-All times are append times of the broker. Which deadline comes next is read from the row (`dues`); the clock
+A row always fits a record: what would make it too large is left out, and the turn says so (`oversized`). All
+times are append times of the broker. Which deadline comes next is read from the row (`dues`); the clock
 only sends Due records back into the fold.
 """
 
@@ -18,8 +19,10 @@ from typing import Literal
 from msgspec.structs import replace
 
 from agents.aggregator.reward import reward_of
-from agents.aggregator.row import Deadline, Opened, Parked, Row, Valued, dues
+from agents.aggregator.row import Deadline, Opened, Parked, Row, Valued, dues, encode_row
+from agents.space.models import Architecture
 from schemas.answer import Answer
+from schemas.base import MAX_VALUE
 from schemas.decision import Decision
 from schemas.query import Origin, Reference
 from schemas.reward import Due, Feedback, Kind, Reward
@@ -33,6 +36,7 @@ Count = Literal[
     "stale_due",
     "early_due",
     "expired",
+    "oversized",
 ]
 
 
@@ -44,6 +48,8 @@ class Waits:
     feedback_ms: int = 0
     # A closed row recognises what is delivered again for as long as the topics keep it.
     keep_ms: int = 7 * 24 * 3_600_000
+    # Most bytes of a row; its key and the frame of a batch come on top.
+    row_bytes: int = MAX_VALUE
 
 
 @dataclass(frozen=True)
@@ -57,10 +63,11 @@ class Arrival:
 
 @dataclass(frozen=True)
 class Orphan:
-    """A Feedback that met no Answer in time: a dead letter."""
+    """A Feedback that is not applied: a dead letter. It met no Answer in time, or its row has no place for it."""
 
     feedback: Feedback
     origin: Origin | None
+    why: Literal["unanswered", "oversized"] = "unanswered"
 
 
 @dataclass(frozen=True)
@@ -86,7 +93,13 @@ def to_value(
     return None
 
 
-def on(row: Row | None, arrival: Arrival, waits: Waits, value: Valued | None = None) -> Turn:
+def on(
+    row: Row | None,
+    arrival: Arrival,
+    waits: Waits,
+    value: Valued | None = None,
+    generator: Architecture | None = None,
+) -> Turn:
     """Fold one record into its query's row.
 
     Args:
@@ -94,13 +107,25 @@ def on(row: Row | None, arrival: Arrival, waits: Waits, value: Valued | None = N
         arrival: The record.
         waits: Of this deployment.
         value: Price and grade, exactly when `to_value` asked for them.
+        generator: With a Decision, the architecture of its model where the catalogue knows it.
 
     Raises:
-        ValueError: when a value is missing.
+        ValueError: a value is missing.
     """
+    return _fitted(_fold(row, arrival, waits, value, generator), waits.row_bytes)
+
+
+def _fold(
+    row: Row | None,
+    arrival: Arrival,
+    waits: Waits,
+    value: Valued | None,
+    generator: Architecture | None,
+) -> Turn:
     record = arrival.record
     if isinstance(record, Decision):
-        return _on_decision(row or Row(query_id=record.query_id), record, arrival.at_ms, waits, value)
+        row = row or Row(query_id=record.query_id)
+        return _on_decision(row, record, arrival.at_ms, waits, value, generator)
     if isinstance(record, Answer):
         return _on_answer(row or Row(query_id=record.query_id), record, arrival.at_ms, waits, value)
     if isinstance(record, Feedback):
@@ -108,7 +133,35 @@ def on(row: Row | None, arrival: Arrival, waits: Waits, value: Valued | None = N
     return _on_due(row, record, arrival.at_ms, waits)
 
 
-def _on_decision(row: Row, decision: Decision, at_ms: int, waits: Waits, value: Valued | None) -> Turn:
+def _fitted(turn: Turn, most_bytes: int) -> Turn:
+    """Return a turn whose row can be written: a row that cannot would meet each of its deadlines in vain.
+
+    In this order a parked Feedback, an early Answer and the reference are left out until the rest fits. The
+    first is a dead letter; without the others the query closes with a term unknown, and the reward says why.
+    """
+    if turn.row is None or len(encode_row(turn.row)) <= most_bytes:
+        return turn
+    row, out = turn.row, turn.out
+    if row.parked is not None:
+        out = (*out, Orphan(row.parked.feedback, row.parked.origin, "oversized"))
+        row = replace(row, parked=None, orphaned=row.parked.origin)
+    if row.answer is not None and len(encode_row(row)) > most_bytes:
+        missing = f"price, correct: the Answer came before its Decision and does not fit a row of {most_bytes} bytes"
+        valued = Valued(status=row.answer.status, missing=missing, fault=row.answer.fault)
+        row = replace(row, answer=None, valued=valued)
+    if row.opened is not None and len(encode_row(row)) > most_bytes:
+        row = replace(row, opened=replace(row.opened, reference=None))
+    return Turn(row, out, (*turn.counts, "oversized"))
+
+
+def _on_decision(
+    row: Row,
+    decision: Decision,
+    at_ms: int,
+    waits: Waits,
+    value: Valued | None,
+    generator: Architecture | None,
+) -> Turn:
     if row.opened is not None:
         return Turn(row, counts=("duplicate_decision",))
     query = decision.query
@@ -122,10 +175,11 @@ def _on_decision(row: Row, decision: Decision, at_ms: int, waits: Waits, value: 
         timeout_ms=timeout_ms,
         feedback_ms=feedback_ms,
         reference=query.reference,
+        generator=generator,
     )
-    if row.answer is None:
+    if row.answered_ms is None:
         return Turn(replace(row, opened=opened, forget_ms=None))
-    return _settle(replace(row, opened=opened), row.answer, at_ms, waits, value)
+    return _settle(replace(row, opened=opened), at_ms, waits, value or row.valued)
 
 
 def _on_answer(row: Row, answer: Answer, at_ms: int, waits: Waits, value: Valued | None) -> Turn:
@@ -135,19 +189,20 @@ def _on_answer(row: Row, answer: Answer, at_ms: int, waits: Waits, value: Valued
     row = replace(row, answered_ms=at_ms)
     if row.opened is None:
         return Turn(replace(row, answer=answer, forget_ms=at_ms + waits.keep_ms))
-    return _settle(row, answer, at_ms, waits, value)
+    return _settle(row, at_ms, waits, value)
 
 
-def _settle(row: Row, answer: Answer, at_ms: int, waits: Waits, value: Valued | None) -> Turn:
+def _settle(row: Row, at_ms: int, waits: Waits, value: Valued | None) -> Turn:
     """Make the first reward of a query whose Decision and Answer have met."""
     if value is None:
         raise ValueError(f"{row.query_id}: the Answer is not priced and graded; ask `to_value` first")
     assert row.opened is not None
     wait_ms = row.opened.feedback_ms
-    # Neither text is needed any more.
-    row = replace(row, opened=replace(row.opened, reference=None), answer=None, valued=value, forget_ms=None)
-    counts: tuple[Count, ...] = ("expired",) if answer.status == "expired" else ()
-    if answer.status == "cancelled":
+    # Neither text is needed any more, nor what the price was worked out from.
+    opened = replace(row.opened, reference=None, generator=None)
+    row = replace(row, opened=opened, answer=None, valued=value, forget_ms=None)
+    counts: tuple[Count, ...] = ("expired",) if value.status == "expired" else ()
+    if value.status == "cancelled":
         # Priced, but without score and correctness: the decider abandons the row. To learn from it would make
         # the searches that people give up on look cheap.
         return _close(row, "default", at_ms, waits, None, "", counts)

@@ -1,8 +1,8 @@
 """The language of mini-code answers: a pipeline of list or text operations, run on given inputs.
 
 A program is operations joined by " | ", such as `keep even | add 3 | take 2`. It is safe by construction: no
-evaluation of text, no loops, every value bounded in length and size, so that a model's output can be graded
-in the process that reads it.
+evaluation of text, no loops, every value bounded in length and size. The rooms run it in a process of its own
+all the same (`grading_pool`), because many tests on long inputs take seconds.
 """
 
 import re
@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
 Value: TypeAlias = list[int] | str
+Tests: TypeAlias = Sequence[tuple[Value, Value] | Sequence[Value]]
 
 MAX_OPERATIONS = 32
 MAX_ITEMS = 10_000
@@ -78,7 +79,7 @@ def run(program: str, value: Value) -> Value:
     return result
 
 
-def passes(program: str, tests: Sequence[tuple[Value, Value] | Sequence[Value]]) -> bool:
+def passes(program: str, tests: Tests) -> bool:
     """Tell whether a program turns every input into its output. A program that fails on one does not pass.
 
     >>> passes("sort | take 1", [([3, 1], [1]), ([5], [5])])

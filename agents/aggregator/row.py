@@ -5,8 +5,9 @@ from typing import Literal, NamedTuple
 import msgspec
 from msgspec import Struct
 
+from agents.space.models import Architecture
 from schemas.action import Action
-from schemas.answer import Answer, Status
+from schemas.answer import Answer, Fault, Status
 from schemas.errors import UnreadableRecord
 from schemas.forest import Unit
 from schemas.objective import ObjectiveInForce
@@ -24,7 +25,11 @@ class Deadline(NamedTuple):
 
 
 class Opened(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What the join keeps of a Decision. The reference goes as soon as the Answer is graded."""
+    """What the join keeps of a Decision. The reference goes as soon as the Answer is graded.
+
+    `generator` is the model's architecture when the Decision arrived: the search can be priced even when the
+    model has been removed from the catalogue, its record compacted and this process restarted since.
+    """
 
     seq: int
     action: Action
@@ -33,6 +38,7 @@ class Opened(Struct, frozen=True, kw_only=True, omit_defaults=True):
     timeout_ms: int  # from there to expiry
     feedback_ms: int  # from the Answer to the default
     reference: Reference | None = None
+    generator: Architecture | None = None
 
 
 class Valued(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -43,6 +49,8 @@ class Valued(Struct, frozen=True, kw_only=True, omit_defaults=True):
     price: Price | None = None
     correct: Unit | None = None  # None: nobody knows yet
     grader: str = ""  # name and version, where a reference was graded against
+    fault: Fault = ""
+    missing: str = ""  # why a term could not be worked out
 
 
 class Parked(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -112,10 +120,25 @@ def encode_row(row: Row) -> bytes:
 def decode_row(value: bytes) -> Row:
     """Return a stored row.
 
+    An earlier release parked feedback whose `metadata` or `source` is refused today, and which could not be
+    written again. Such a row is read without the two: they are still in the feedback topic.
+
     Raises:
-        UnreadableRecord: when it is none of this release: the changelog must be rebuilt from its topics.
+        UnreadableRecord: it is not a row of this release: rebuild the changelog from its topics.
     """
     try:
         return msgspec.json.decode(value, type=Row)
     except msgspec.DecodeError as error:
+        if (row := _without_notes(value)) is not None:
+            return row
         raise UnreadableRecord("join row", "", f"cannot be read ({error}); rebuild the table") from None
+
+
+def _without_notes(value: bytes) -> Row | None:
+    try:
+        plain = msgspec.json.decode(value)
+        feedback = plain["parked"]["feedback"]
+        plain["parked"]["feedback"] = {"query_id": feedback["query_id"], "correct": feedback["correct"]}
+        return msgspec.convert(plain, Row)
+    except (msgspec.DecodeError, RecursionError, KeyError, TypeError):
+        return None

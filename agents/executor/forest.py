@@ -299,7 +299,7 @@ def _needed(forest: Forest, verdict: Judgement, values: dict[int, float]) -> set
             done = ("finished", "cut") if forest.limits.cut_completes else ("finished",)
             scores = {at: forest.path_score(at) for at in forest.completed_paths}
             scores |= {at: value for at, value in values.items() if verdict.fates[at] in done}
-            ends += sorted(scores, key=lambda at: -scores[at])[:wanted]
+            ends += sorted(scores, key=lambda at: (at != verdict.best, -scores[at]))[:wanted]
     else:
         cut = [at for at in values if verdict.fates[at] == "cut"]
         before = _best_unfinished(forest)

@@ -77,7 +77,7 @@ def record(
     from tqdm import tqdm
 
     from agents.aggregator.grade import grader_version
-    from agents.aggregator.math_pool import MathPool
+    from agents.aggregator.grading_pool import GradingPool
     from agents.space.catalogue import load_catalogue
     from experiments.record import table
     from experiments.record.bench import Kind, open_bench, weights
@@ -99,7 +99,7 @@ def record(
     if number > parts:
         raise click.BadParameter(f"--part {part}: give K/N with K from 1 to N, such as 1/2")
 
-    async def go(pool: MathPool) -> None:
+    async def go(pool: GradingPool) -> None:
         bench = await open_bench(loaded, cast(Kind, engine), pool.judge, device=device, verifiers=verifiers)
         plan = Plan.of(bench, questions, samples, seed, models, (number, parts))
         rules = bench.rules
@@ -140,7 +140,7 @@ def record(
         size = table.write(path, rows, questions, {**settings, "samples": samples})
         click.echo(f"{len(rows)} searches: {path}, {size / 1e6:.1f} MB")
 
-    with MathPool() as pool:
+    with GradingPool() as pool:
         asyncio.run(go(pool))
 
 

@@ -127,16 +127,16 @@ def depth_limit(recording: Path, catalogue: Path, threads: int | None, out: Path
 
 def _with(recording: Path, catalogue: Path, run: "Callable[[Reopened], Awaitable[T]]") -> T:
     """Run something on a recording's checkpoints and a pool of graders."""
-    from agents.aggregator.math_pool import MathPool
+    from agents.aggregator.grading_pool import GradingPool
     from agents.space.catalogue import load_catalogue
     from experiments.outcomes.table import OutcomeError
     from experiments.rerun.reopen import reopen
 
-    async def go(pool: MathPool) -> T:
+    async def go(pool: GradingPool) -> T:
         return await run(await reopen(recording, load_catalogue(catalogue), pool.judge))
 
     try:
-        with MathPool() as pool:
+        with GradingPool() as pool:
             return asyncio.run(go(pool))
     except OutcomeError as error:
         raise click.ClickException(str(error)) from error

@@ -8,19 +8,19 @@ import asyncio
 import heapq
 import logging
 import time
-from collections.abc import Mapping
 from functools import partial
-from typing import NoReturn, Self
+from typing import Self
 
 from agents.aggregator.agent import value
-from agents.aggregator.grade import read_reference
+from agents.aggregator.grade import Undecided, ask_later
+from agents.aggregator.grading_pool import GradingPool
 from agents.aggregator.join import Arrival, Orphan, Turn, Waits, on, to_value
-from agents.aggregator.math_pool import MathPool
 from agents.aggregator.row import Row, Valued, decode_row, dues, encode_row
 from schemas.answer import Answer
-from schemas.base import decode, encode
+from schemas.base import MAX_RECORD, MAX_VALUE, decode, encode
 from schemas.dead_letter import DeadLetter
 from schemas.decision import Decision
+from schemas.errors import UniscaleError
 from schemas.query import Origin
 from schemas.reward import Due, Feedback, Reward
 from streams.runtime.kafka.app import crash, durable_table
@@ -37,16 +37,12 @@ _TICK_S = 0.5
 _AGAIN_MS = 15_000
 
 
-class Undecided(Exception):
-    """No exact rule grades an answer: what takes longer must not hold the loop."""
-
-
-def _undecided(gold: str, answer: str) -> NoReturn:
-    raise Undecided
-
-
-class OrphanFeedback(LookupError):
+class OrphanFeedback(UniscaleError):
     """Feedback for a query that had no Answer in time. Check the query_id, or wait longer."""
+
+
+class OversizedFeedback(UniscaleError):
+    """Feedback that does not fit its query's row. Shorten its metadata and send it again."""
 
 
 class AggregatorRoom:
@@ -57,9 +53,11 @@ class AggregatorRoom:
         settings = plumbing.settings
         self.table = durable_table(plumbing.app, "join", settings.join_partitions)
         self.waits = Waits(
-            timeout_ms=int(settings.timeout_s * 1000), feedback_ms=int(settings.feedback_wait_s * 1000)
+            timeout_ms=int(settings.timeout_s * 1000),
+            feedback_ms=int(settings.feedback_wait_s * 1000),
+            row_bytes=settings.max_record_bytes - (MAX_RECORD - MAX_VALUE),
         )
-        self.judge = MathPool()
+        self.pool = GradingPool()
         # One record of a partition at a time, whichever of the four topics it comes from.
         self._locks = [asyncio.Lock() for _ in range(settings.join_partitions)]
         self._due: list[tuple[int, str, str, int]] = []
@@ -98,8 +96,12 @@ class AggregatorRoom:
             data = self.table.data.get(key)
             row = decode_row(data) if data else None
             wanted = to_value(row, message)
-            valued = await self._value(*wanted) if wanted else None
-            turn = on(row, Arrival(message, record.timestamp_ms, origin_of(record)), self.waits, valued)
+            valued = await self._value(*wanted, row) if wanted else None
+            generator = None
+            if isinstance(message, Decision):
+                generator = self.plumbing.control.pricing.generators.get(message.action.model)
+            arrival = Arrival(message, record.timestamp_ms, origin_of(record))
+            turn = on(row, arrival, self.waits, valued, generator)
             await self.plumbing.outbox.send_all([self._outgoing(out, record) for out in turn.out])
             if turn.row is None:
                 if data is not None:
@@ -116,9 +118,17 @@ class AggregatorRoom:
         if isinstance(out, Answer):
             return Outgoing(topics.answer, key_of(out.query_id), encode(out))
         query_id = out.feedback.query_id
+        why = {
+            "unanswered": OrphanFeedback(
+                f"{query_id}: query_id: no answer of that id came in time; check the id"
+            ),
+            "oversized": OversizedFeedback(
+                f"{query_id}: does not fit the row of its query; shorten its metadata"
+            ),
+        }[out.why]
         letter = DeadLetter.of(
             encode(out.feedback),
-            OrphanFeedback(f"{query_id}: query_id: no answer of that id came in time; check the id"),
+            why,
             room="aggregator",
             origin=out.origin or Origin(topic=record.topic, partition=record.partition, offset=record.offset),
             query_id=query_id,
@@ -126,16 +136,18 @@ class AggregatorRoom:
         self.plumbing.metrics.dead_letters.labels(topics.feedback, letter.error).inc()
         return Outgoing(topics.dead_letter, letter.key.encode(), encode(letter))
 
-    async def _value(self, reference: object, answer: Answer) -> Valued:
-        pricing = self.plumbing.control.pricing
+    async def _value(self, reference: object, answer: Answer, row: Row | None) -> Valued:
+        work = partial(
+            value,
+            reference,
+            answer,
+            pricing=self.plumbing.control.pricing,
+            generator=row.opened.generator if row is not None and row.opened is not None else None,
+        )
         try:
-            if isinstance(read_reference(reference), Mapping):
-                raise Undecided  # a program and its tests, which may be many
-            valued, _ = value(reference, answer, pricing=pricing, judge=_undecided)
+            return work(judge=ask_later, run=ask_later)
         except Undecided:
-            work = partial(value, reference, answer, pricing=pricing, judge=self.judge.judge)
-            valued, _ = await asyncio.to_thread(work)
-        return valued
+            return await asyncio.to_thread(partial(work, judge=self.pool.judge, run=self.pool.run))
 
     def _count(self, record: Record, turn: Turn, valued: Valued | None) -> None:
         metrics = self.plumbing.metrics

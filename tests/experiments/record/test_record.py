@@ -8,7 +8,7 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from agents.aggregator.math_pool import Verdict
+from agents.aggregator.grading_pool import Verdict
 from agents.space.action_space import best_route_space, uis_space
 from agents.space.catalogue import load_catalogue
 from experiments.record import table

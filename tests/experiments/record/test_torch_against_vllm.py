@@ -14,7 +14,7 @@ import pytest
 import torch
 from scipy import stats
 
-from agents.aggregator.math_pool import Verdict
+from agents.aggregator.grading_pool import Verdict
 from agents.executor.engine import Prefix
 from agents.serving.prompts import ChatPrompts
 from agents.space.catalogue import Catalogue, load_catalogue

@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from agents.aggregator.math_pool import Verdict
+from agents.aggregator.grading_pool import Verdict
 from agents.embedder.minilm import MiniLM
 from agents.space.action_space import uis_space
 from agents.space.catalogue import load_catalogue

@@ -1,0 +1,184 @@
+"""A pool of processes that grade answers: each answer within a time and a memory limit that hold.
+
+Answers come from models and references from clients, so neither is trusted. math-verify may hang inside
+compiled code, where neither a thread nor a signal handler reaches it, and a program with many tests takes its
+time. Here both run in processes of their own, without the environment of this one, which holds its secrets. A
+process that is out of time is killed and replaced.
+"""
+
+import contextlib
+import json
+import os
+import queue
+import select
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Literal, Self
+
+from agents.aggregator.program import Tests
+from schemas.errors import UniscaleError
+
+_ROOT = Path(__file__).resolve().parents[2]
+_WORKER = "agents.aggregator.grading_worker"
+_START_TIMEOUT_S = 120.0  # importing sympy on a busy machine; not part of an answer's time
+# All that a grading process is given of the environment: where libraries are, and how text is encoded.
+_PASSED_ON = ("PATH", "LD_LIBRARY_PATH", "LANG", "LC_ALL", "LC_CTYPE", "TZ")
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The outcome of one comparison; False with `timeout` or `error`, where there was none."""
+
+    correct: bool
+    how: Literal["math-verify", "program", "timeout", "error"]
+
+
+class GradingPoolError(UniscaleError):
+    """No grading process starts. Install math-verify with an antlr4 runtime, or free memory."""
+
+
+class GradingPool:
+    r"""Grade answers in processes that can be killed. Safe to call from several threads.
+
+    Args:
+        workers: Processes, started when first needed; so many answers are graded at once.
+        timeout_s: Longest time one answer may take.
+        memory_mb: Most memory one process may map.
+        environ: The environment of this process, of which almost nothing is passed on.
+
+    >>> with GradingPool() as pool:
+    ...     pool.judge(r"\frac{1}{2}", "0.5")
+    Verdict(correct=True, how='math-verify')
+    """
+
+    def __init__(
+        self,
+        workers: int = 2,
+        timeout_s: float = 5.0,
+        memory_mb: int = 2048,
+        *,
+        environ: Mapping[str, str] = os.environ,
+    ) -> None:
+        """Start nothing yet."""
+        self._timeout_s = timeout_s
+        self._memory_mb = memory_mb
+        self._environ = {name: environ[name] for name in _PASSED_ON if name in environ}
+        self._idle: queue.SimpleQueue[subprocess.Popen[str] | None] = queue.SimpleQueue()
+        self._workers = workers
+        for _ in range(workers):
+            self._idle.put(None)
+        self.counts: Counter[str] = Counter()
+
+    def judge(self, gold: str, answer: str) -> Verdict:
+        """Return whether `answer` equals `gold`, both LaTeX without delimiters. Blocks at most `timeout_s`.
+
+        Raises:
+            GradingPoolError: no grading process starts.
+        """
+        return self._verdict("math-verify", {"gold": gold, "answer": answer})
+
+    def run(self, program: str, tests: Tests) -> Verdict:
+        """Return whether `program` passes every test. Blocks at most `timeout_s`.
+
+        Raises:
+            GradingPoolError: no grading process starts.
+        """
+        return self._verdict("program", {"program": program, "tests": tests})
+
+    def close(self) -> None:
+        """End the processes; a later call starts new ones."""
+        for _ in range(self._workers):
+            _kill(self._idle.get())
+        for _ in range(self._workers):
+            self._idle.put(None)
+
+    def __enter__(self) -> Self:
+        """Return the pool."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Close the pool."""
+        self.close()
+
+    def _verdict(self, kind: Literal["math-verify", "program"], request: dict[str, object]) -> Verdict:
+        process = self._idle.get()
+        try:
+            if process is None or process.poll() is not None:
+                process = self._start()
+            reply = self._exchange(process, json.dumps(request))
+        except BaseException:
+            _kill(process)
+            self._idle.put(None)
+            raise
+        if reply is None or "error" in reply:
+            how: Literal["timeout", "error"] = (
+                "timeout" if reply is None and process.poll() is None else "error"
+            )
+            self.counts[how] += 1
+            if reply is None:
+                _kill(process)
+            self._idle.put(process if reply is not None else None)
+            return Verdict(correct=False, how=how)
+        self.counts[kind] += 1
+        self._idle.put(process)
+        return Verdict(correct=bool(reply["correct"]), how=kind)
+
+    def _start(self) -> "subprocess.Popen[str]":
+        self.counts["started"] += 1
+        process = subprocess.Popen(
+            # -P: the working directory, wherever that is, holds no modules.
+            [sys.executable, "-P", "-B", "-m", _WORKER, str(self._timeout_s), str(self._memory_mb)],
+            env=self._environ | {"PYTHONPATH": str(_ROOT)},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+            encoding="utf-8",
+        )
+        if _read(process, _START_TIMEOUT_S) is None:
+            _kill(process)
+            raise GradingPoolError(
+                f"the grading process ({_WORKER}) did not start: "
+                "install math-verify[antlr4_13_2], or free memory"
+            )
+        return process
+
+    def _exchange(self, process: "subprocess.Popen[str]", line: str) -> dict[str, object] | None:
+        assert process.stdin is not None
+        try:
+            process.stdin.write(line + "\n")
+            process.stdin.flush()
+        except BrokenPipeError:
+            return None
+        return _read(process, self._timeout_s)
+
+
+def _read(process: "subprocess.Popen[str]", timeout_s: float) -> dict[str, object] | None:
+    """Read one reply, or None when the time is up or the process ended. A reply is one atomic write."""
+    assert process.stdout is not None
+    ready, _, _ = select.select([process.stdout], [], [], timeout_s)
+    line = process.stdout.readline() if ready else ""
+    if not line:
+        if ready:
+            process.wait()  # so that poll() knows: this is an error, not a time-out
+        return None
+    reply: dict[str, object] = json.loads(line)
+    return reply
+
+
+def _kill(process: "subprocess.Popen[str] | None") -> None:
+    if process is None:
+        return
+    process.kill()
+    process.wait()
+    for stream in (process.stdin, process.stdout):
+        if stream is not None:
+            with contextlib.suppress(BrokenPipeError):  # an unsent request to a process that is gone
+                stream.close()
