@@ -5,11 +5,9 @@ from itertools import permutations
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from msgspec.structs import replace
 
 from agents.aggregator.join import Arrival, Orphan, Turn, Waits, on, to_value
 from agents.aggregator.row import Row, Valued, decode_row, dues, encode_row
-from agents.space.models import Architecture
 from schemas.action import Action
 from schemas.answer import Answer
 from schemas.decision import Decision, PolicyState
@@ -385,93 +383,3 @@ def test_a_row_of_the_first_version_is_read_for_ever() -> None:
     join.take(decision(), 1_100)
     join.take(answer(), 3_000)
     assert decode_row(GOLDEN_ROW) == join.row
-
-
-SMALL = Waits(timeout_ms=60_000, feedback_ms=30_000, keep_ms=1_000_000, row_bytes=2_000)
-
-
-def test_feedback_that_does_not_fit_its_row_is_a_dead_letter_and_the_query_closes() -> None:
-    join = Join(waits=SMALL)
-    join.take(decision(), 1_100)
-    large = Feedback(query_id="q", correct=1.0, metadata={"note": "x" * 3_000})
-    turn = join.take(large, 1_200)
-    assert turn.out == (Orphan(large, ORIGIN, "oversized"),)
-    assert turn.counts == ("oversized",)
-    # Delivered again it changes nothing, and every deadline of the row is still met.
-    assert join.take(large, 1_300).out == ()
-    join.take(answer(), 3_000)
-    join.due("feedback")
-    assert join.kinds() == ["provisional", "default"]
-
-
-def test_an_early_answer_that_does_not_fit_closes_its_query_with_the_price_unknown() -> None:
-    join = Join(correct=1.0, waits=SMALL)
-    turn = join.take(replace(answer(), text="x" * 3_000), 900)
-    assert turn.counts == ("oversized",)
-    join.take(decision(reference="4"), 1_100)
-    (reward,) = join.rewards
-    assert (reward.kind, reward.correct, reward.price, reward.learnable) == ("default", None, None, False)
-    assert "does not fit a row of 2000 bytes" in reward.missing
-
-
-def test_a_reference_that_does_not_fit_is_left_out() -> None:
-    join = Join(waits=SMALL)
-    join.take(decision(reference="x" * 3_000), 1_100)
-    assert join.counts == ["oversized"]
-    join.take(answer(), 3_000)
-    join.due("feedback")
-    assert join.kinds() == ["provisional", "default"]
-
-
-@given(
-    sizes=st.tuples(*[st.integers(0, 4_000)] * 3),
-    order=st.permutations(range(3)),
-    most=st.integers(1_500, 9_000),
-)
-def test_a_row_always_fits(sizes: tuple[int, int, int], order: list[int], most: int) -> None:
-    waits = Waits(timeout_ms=60_000, feedback_ms=30_000, keep_ms=1_000_000, row_bytes=most)
-    join = Join(waits=waits)
-    records = (
-        decision(reference="r" * max(1, sizes[0])),
-        replace(answer(), text="t" * max(1, sizes[1])),
-        Feedback(query_id="q", correct=1.0, metadata={"note": "n" * sizes[2]}),
-    )
-    for at, index in enumerate(order):
-        join.take(records[index], 1_000 + at)
-        assert join.row is not None
-        assert len(encode_row(join.row)) <= most
-    for _ in range(3):
-        for kind in [due.kind for due in dues(join.row)] if join.row else []:
-            if join.row and kind in {due.kind for due in dues(join.row)} and kind != "forget":
-                join.due(kind)
-    assert join.row is not None
-    assert join.row.closed is not None
-    assert sum(kind in CLOSING for kind in join.kinds()) == 1
-
-
-def test_a_row_with_feedback_of_an_earlier_release_is_read_without_its_notes() -> None:
-    join = Join()
-    join.take(decision(), 1_100)
-    join.take(feedback(0.5), 1_200)
-    assert join.row is not None
-    plain = encode_row(join.row)
-    for levels in (40, 254, 300):
-        nested = b'{"x":' * levels + b"1" + b"}" * levels
-        old = plain.replace(b'"correct":0.5', b'"correct":0.5,"metadata":' + nested)
-        assert old != plain
-        assert decode_row(old) == join.row
-    with pytest.raises(UnreadableRecord):
-        decode_row(plain.replace(b'"seq":5', b'"seq":"five"'))
-
-
-def test_the_architecture_of_the_model_is_kept_until_the_answer_is_priced() -> None:
-    generator = Architecture(parameters=1000, layers=2, query_heads=4, kv_heads=2, head_dim=8)
-    turn = on(None, Arrival(decision(), 1_100, ORIGIN), WAITS, None, generator)
-    assert turn.row is not None
-    row = decode_row(encode_row(turn.row))
-    assert row.opened is not None
-    assert row.opened.generator == generator
-    settled = on(row, Arrival(answer(), 3_000, ORIGIN), WAITS, valued(answer(), None))
-    assert settled.row is not None
-    assert settled.row.opened is not None
-    assert settled.row.opened.generator is None
