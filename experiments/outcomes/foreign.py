@@ -10,6 +10,7 @@ A mapping is a YAML file beside the outcomes or anywhere else:
     score: judge                # optional column in [0, 1]: a verifier's; left out, `correct` stands for it
     text: prompt                # optional column: what was asked, for policies that read it
     level: difficulty           # optional column
+    family: source              # optional column: the kind of task, for what knowing it would be worth
     sample: run                 # optional column: repetitions, counted from 0 within a cell
     unit: USD                   # optional, for titles
     questions: {file: q.jsonl, id: problem_id, text: question, level: level}  # optional: texts from elsewhere
@@ -38,7 +39,7 @@ import yaml
 from experiments.outcomes.table import Arm, Asked, OutcomeError, Outcomes
 
 Row = dict[str, Any]
-COLUMNS = ("question", "arm", "correct", "reward", "cost", "score", "text", "level", "sample")
+COLUMNS = ("question", "arm", "correct", "reward", "cost", "score", "text", "level", "family", "sample")
 OTHERS = ("name", "unit", "questions", "arms", "explode", "ignore", "missing", "cost_floor")
 NOTHING = ("", "nan", "NaN", "NA", "null", "None")
 
@@ -56,6 +57,7 @@ class Cell:
     cost: float
     text: str
     level: str
+    family: str
 
 
 def load_foreign(path: Path, mapping: Path) -> Outcomes:
@@ -82,7 +84,9 @@ def load_foreign(path: Path, mapping: Path) -> Outcomes:
             first.setdefault(cell.question, cell)
             place = (cell.sample, at_question[cell.question], at_arm[cell.arm])
             arrays[(slice(None), *place)] = (cell.correct, cell.score, math.log(cell.cost))
-    asked = tuple(Asked(q, *texts.get(q, (first[q].text or q, first[q].level))) for q in questions)
+    asked = tuple(
+        Asked(q, *texts.get(q, (first[q].text or q, first[q].level)), first[q].family) for q in questions
+    )
     return Outcomes(
         name=str(told.get("name", path.stem)),
         questions=asked,
@@ -181,7 +185,9 @@ def _cells(path: Path, told: Row, wanted: set[str] | None) -> Iterator[Cell]:
                 f"{path}, row {number}, column {told['question']}: question {question!r} and arm {arm!r} stand in "
                 f"row {before} already; keep one, or name the column of repetitions as `sample`"
             )
-        yield Cell(number, question, arm, sample, right, score, cost, text("text"), text("level"))
+        yield Cell(
+            number, question, arm, sample, right, score, cost, text("text"), text("level"), text("family")
+        )
 
 
 def _exploded(path: Path, told: Row) -> Iterator[tuple[int, Row]]:

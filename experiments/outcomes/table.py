@@ -35,11 +35,12 @@ class Arm:
 
 @dataclass(frozen=True)
 class Asked:
-    """One question: its text is what policies see, where there is one."""
+    """One question: its text is what policies see, where there is one; of a family of tasks, where they are told."""
 
     question_id: str
     text: str
     level: str = ""
+    family: str = ""
 
 
 @dataclass(frozen=True)
@@ -110,6 +111,18 @@ class Outcomes:
             extra={key: value[:, :, index] for key, value in self.extra.items()},
         )
 
+    def of_questions(self, questions: Sequence[int]) -> "Outcomes":
+        """Return the outcomes of some questions, in the order given."""
+        index = list(questions)
+        return replace(
+            self,
+            questions=tuple(self.questions[i] for i in index),
+            correct=self.correct[:, index],
+            score=self.score[:, index],
+            log_cost=self.log_cost[:, index],
+            extra={key: value[:, index] for key, value in self.extra.items()},
+        )
+
 
 NUMBERS = (
     "prefill_eflops", "decoding_eflops", "verifier_eflops", "compute_flops", "memory_bytes", "depth", "steps",
@@ -135,7 +148,7 @@ def load_recording(path: Path, *, verifier: str | None = None, early_exit: bool 
     if b"uniscale.questions" not in metadata:
         raise OutcomeError(f"{path}: is no recording of ours; give a --mapping for other tables")
     asked = [
-        Asked(entry["question_id"], entry["text"], entry["level"])
+        Asked(entry["question_id"], entry["text"], entry["level"], entry.get("family", ""))
         for entry in orjson.loads(metadata[b"uniscale.questions"])
     ]
     settings = orjson.loads(metadata[b"uniscale.settings"])

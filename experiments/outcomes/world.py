@@ -45,6 +45,11 @@ class World:
             vectors=tuple(self.vectors[i] for i in arms),
         )
 
+    def of_questions(self, questions: Sequence[int]) -> "World":
+        """Return the world of some questions, under the same bounds."""
+        index = list(questions)
+        return replace(self, outcomes=self.outcomes.of_questions(index), queries=self.queries[index])
+
     def objective(self, mode: str, *, dense: bool = True) -> Objective:
         """Return the objective of a mode; without dense feedback the score's weight goes to correctness."""
         w = MODES[mode]

@@ -1,0 +1,169 @@
+"""The table of cost at equal accuracy: who pays what for an accuracy, on the live questions of a world."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from agents.decider.policies.base import Objective
+from experiments.measures.frontier import SHARES, Points, Yardstick, hull, is_history
+from experiments.outcomes.world import World
+from experiments.trials.ceiling import ceiling
+from experiments.trials.contenders import ALL
+from experiments.trials.loop import WARM_UP, Feedback, Stage, Trial, play
+from experiments.trials.runs import tidy
+from experiments.trials.scope import Scope
+
+WEIGHTS = (0.0, 0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.85, 0.9, 0.95, 1.0)  # w₃
+LEARNT = 2_000  # rounds on history, not counted
+FEWEST = 20  # questions on either side
+
+
+@dataclass(frozen=True)
+class Player:
+    """One row: a policy of `contenders`, its rounds of uniform choice, and whether it has learnt on history."""
+
+    policy: str
+    warm_up: int = WARM_UP
+    after_history: bool = False
+
+
+PLAYERS: Mapping[str, Player] = {
+    "random": Player("random"),
+    "greedy": Player("greedy"),
+    "knn": Player("knn"),
+    "ts": Player("ts"),
+    "uniscale": Player("uniscale"),
+    "uniscale_no_warm_up": Player("uniscale", warm_up=0),
+}
+AFTER_HISTORY: Mapping[str, Player] = {"uniscale_after_history": Player("uniscale", after_history=True)}
+
+
+@dataclass(frozen=True)
+class Frontier:
+    """Tables, and the points that the figure draws: (accuracy, cost) of each row and of the arms."""
+
+    tables: dict[str, Any] = field(default_factory=dict)
+    points: dict[str, tuple[list[float], list[float]]] = field(default_factory=dict)
+
+
+def frontier(world: World, scope: Scope) -> Frontier:
+    """Return cost at equal accuracy of every policy; nothing where a world has too few questions to split.
+
+    Args:
+        world: All arms are on offer.
+        scope: `more_seeds` are the orders; history is learnt on beforehand in the whole run only.
+    """
+    o = world.outcomes
+    sides = [is_history(each.question_id) for each in o.questions]
+    history, live = ([q for q, side in enumerate(sides) if side is s] for s in (True, False))
+    if len(history) < FEWEST or len(live) < FEWEST:
+        return Frontier()
+    past = Points(o.correct[:, history].mean(axis=0).T, o.cost[:, history].mean(axis=0).T)
+    arms = Points(o.correct[:, live].mean(axis=0).T, o.cost[:, live].mean(axis=0).T)
+    best = _best(past)
+    yardstick = Yardstick(arms, best)
+    corners = _corners(past)
+    points = {"fixed_mix_from_history": Points(arms.accuracy[corners], arms.cost[corners])}
+    rows = {"fixed_mix_from_history": yardstick.judge(points["fixed_mix_from_history"])}
+    for name, player in {**PLAYERS, **(AFTER_HISTORY if scope.whole else {})}.items():
+        scope.say(f"frontier of {o.name}: {name}")
+        orders = _orders(world, player, history, live, scope)
+        points[name] = Points(
+            np.mean([each.accuracy for each in orders], axis=0),
+            np.mean([each.cost for each in orders], axis=0),
+        )
+        rows[name] = yardstick.judge(points[name], orders)
+    kinds: dict[str, str] = {}
+    for name, told in {"ceiling": None, **_known(world)}.items():
+        scope.say(f"frontier of {o.name}: {name}")
+        found = ceiling(world, history, live, yardstick, told=told, trees=scope.whole)
+        points[name], kinds[name] = found.points, found.kind
+        rows[name] = yardstick.judge(found.points)
+    about = {
+        "history": len(history),
+        "live": len(live),
+        "orders": len(scope.more_seeds),
+        "best_on_history": o.arms[best].arm_id,
+        "its_accuracy": float(yardstick.aims[0]),
+        "its_cost": float(arms.cost[best].mean()),
+        "dropped_targets": ", ".join(f"{q:g}" for q in SHARES if q not in yardstick.shares) or "none",
+        **{f"kind_of_{name}": kind for name, kind in kinds.items()},
+    }
+    tables = {
+        "frontier": rows,
+        "aiq": {name: row["aiq"] for name, row in rows.items()},
+        "frontier_of": about,
+    }
+    means = {
+        name: (p.accuracy.mean(axis=1).tolist(), p.cost.mean(axis=1).tolist()) for name, p in points.items()
+    }
+    means["arms"] = (arms.accuracy.mean(axis=1).tolist(), arms.cost.mean(axis=1).tolist())
+    return Frontier({name: tidied(table) for name, table in tables.items()}, means)
+
+
+def priced(world: World, weight: float) -> Objective:
+    """Return the paper's objective at a weight of cost; correctness and score share the rest."""
+    return Objective((1 - weight) / 2, (1 - weight) / 2, weight, *world.bounds)
+
+
+def tidied(value: Any) -> Any:
+    """Return nested figures at nine digits: the last bits of a sum are the machine's."""
+    if isinstance(value, Mapping):
+        return {name: tidied(each) for name, each in value.items()}
+    return tidy({"": value})[""] if isinstance(value, float) else value
+
+
+def _best(points: Points) -> int:
+    accuracy, cost = points.accuracy.mean(axis=1), points.cost.mean(axis=1)
+    return int(np.lexsort((cost, -accuracy))[0])
+
+
+def _corners(points: Points) -> list[int]:
+    """Return the arms that the cheapest mixes are made of."""
+    accuracy, cost = points.accuracy.mean(axis=1), points.cost.mean(axis=1)
+    kept = set(zip(*(each.tolist() for each in hull(accuracy, cost)), strict=True))
+    return [i for i, pair in enumerate(zip(accuracy.tolist(), cost.tolist(), strict=True)) if pair in kept]
+
+
+def _known(world: World) -> dict[str, list[str]]:
+    """Return what a ceiling may be told: family and level, where there is more than one and they differ."""
+    asked = world.outcomes.questions
+    families, levels = [each.family for each in asked], [each.level for each in asked]
+    found = {
+        "ceiling_knowing_family": families,
+        "ceiling_knowing_level": levels if levels != families else [],
+    }
+    return {name: told for name, told in found.items() if len(set(told)) > 1}
+
+
+def _orders(
+    world: World, player: Player, history: Sequence[int], live: Sequence[int], scope: Scope
+) -> list[Points]:
+    """Return a player's points on each order of the live questions."""
+    lean = replace(world, outcomes=replace(world.outcomes, extra={}))
+    if not player.after_history:
+        lean, history, live = lean.of_questions(live), (), range(len(live))
+    tasks = [(lean, player, tuple(history), tuple(live), seed) for seed in scope.more_seeds]
+    return list(map(_one, tasks) if scope.pool is None else scope.pool.map(_one, tasks))
+
+
+def _one(task: tuple[World, Player, tuple[int, ...], tuple[int, ...], int]) -> Points:
+    world, player, history, live, seed = task
+    rng = np.random.default_rng([seed, 7])
+    before = rng.choice(history, size=LEARNT).tolist() if history else []
+    order = (*before, *rng.permutation(live).tolist())
+    shape = (len(world.outcomes.questions), len(world.outcomes.arms))
+    sample = np.random.default_rng([seed, 1]).integers(world.outcomes.samples, size=shape)
+    place = {question: at for at, question in enumerate(live)}
+    weights = WEIGHTS if player.policy != "random" else WEIGHTS[:1]
+    accuracy, cost = np.empty((len(weights), len(live))), np.empty((len(weights), len(live)))
+    for k, weight in enumerate(weights):
+        stages = {1: Stage(tuple(range(shape[1])), priced(world, weight))}
+        trial = Trial(world, seed, order, sample, stages, Feedback(), player.warm_up)
+        for step in play(ALL[player.policy](world, seed), trial):
+            if step.round > len(before):
+                accuracy[k, place[step.question]] = step.correct
+                cost[k, place[step.question]] = np.exp(step.log_cost)
+    return Points(accuracy, cost)
