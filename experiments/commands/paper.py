@@ -207,6 +207,9 @@ def _write(out: Path, world: "World", results: "Results", clock: _Clock) -> None
         figures.curves(drawn[f"regret-{mode}"], runs, [(name, mode) for name in tables["main"]], world)
     for name in ("alpha", "semantics"):
         figures.curves(drawn[name], runs, [(name, mode) for mode in MODES], world)
+    if results.points:
+        drawn["frontier"] = out / "frontier.png"
+        figures.frontier(drawn["frontier"], results.points, worlds[joint])
     if "drifts" in tables:
         drawn["drifts"] = out / "drifts.png"
         figures.curves(drawn["drifts"], runs, [("drifts", drift) for drift in DRIFTS], world)

@@ -11,6 +11,7 @@ matplotlib.use("Agg")
 import numpy as np
 from matplotlib import pyplot as plt
 
+from experiments.measures.frontier import hull
 from experiments.outcomes.world import World
 from experiments.tables.paper import Runs
 from experiments.trials.runs import Run, unit_of
@@ -98,6 +99,36 @@ def accuracy_cost(path: Path, world: World, runs: Runs, name: str) -> None:
     axis.set(xscale="log", xlabel=_cost_label(world), ylabel="accuracy (%)")
     _label(axis, labels)
     axis.set_title("Accuracy and cost of every action; squares: one path; dashed: a model's best", fontsize=9)
+    axis.legend(fontsize=7)
+    _save(figure, path)
+
+
+def frontier(path: Path, points: Mapping[str, tuple[list[float], list[float]]], world: World) -> None:
+    """Draw the cheapest mixes: of fixed arms, of each policy's points, of the ceilings."""
+    unit = unit_of(world)
+    figure, axis = plt.subplots(figsize=(7.5, 5))
+    accuracy, cost = (np.array(each) for each in points["arms"])
+    axis.scatter(cost / unit, 100 * accuracy, s=10, color="lightgrey", label="fixed arms")
+    for at, (name, (accuracies, costs)) in enumerate(points.items()):
+        if name == "fixed_mix_from_history":
+            continue
+        right, paid = hull(np.array(accuracies), np.array(costs))
+        style = {
+            "arms": ("black", "-"),
+            **dict.fromkeys((n for n in points if "ceiling" in n), (f"C{at}", "--")),
+        }
+        colour, line = style.get(name, (COLOURS.get(name, f"C{at}"), "-"))
+        # A mix is a straight line in cost, and a curve where cost is drawn by its logarithm.
+        fine = np.geomspace(paid[0], paid[-1], 200) if len(paid) > 1 else paid
+        label = "cheapest fixed mix" if name == "arms" else name.replace("_", " ")
+        axis.plot(
+            fine / unit, 100 * np.interp(fine, paid, right), line, color=colour, linewidth=1.3, label=label
+        )
+        axis.scatter(paid / unit, 100 * right, s=9, color=colour)
+    axis.set(xscale="log", xlabel=_cost_label(world), ylabel="accuracy (%)")
+    axis.set_title(
+        "Cost at equal accuracy, live questions; every line is a policy's cheapest mixes", fontsize=9
+    )
     axis.legend(fontsize=7)
     _save(figure, path)
 

@@ -36,6 +36,42 @@ def _standing(mode: str, policies: Mapping[str, Any]) -> str:
     )
 
 
+OWN = ("default_with_prior", "default_after_history", "default", "uniscale")
+
+
+def frontier(tables: Tables) -> str:
+    """Say what choosing per query is worth here at most, and what of it a policy takes."""
+    rows, about = tables["frontier"], tables["frontier_of"]
+    text = (
+        f"{about['live']} live questions; best on history: {about['best_on_history']}, right on "
+        f"{100 * about['its_accuracy']:.1f} % of them. "
+    )
+    ceilings = [name for name in rows if name.startswith("ceiling")]
+    for name in ceilings:
+        found = rows[name]["mean_cost_ratio"]
+        text += f"{_plain(name).capitalize()}: {_ratio(found)}. "
+    mine = next((name for name in OWN if name in rows), None)
+    if mine is not None:
+        found = rows[mine]["mean_cost_ratio"]
+        text += f"{_plain(mine).capitalize()}: {_ratio(found)}"
+        if rows[mine]["unreached"]:
+            text += f", it does not reach {', '.join(rows[mine]['unreached'])} of that accuracy"
+        text += "."
+    most = rows["ceiling"]["mean_cost_ratio"]
+    if most is not None and (most["high"] is None or most["high"] >= 1):
+        text += (
+            " The ceiling's interval holds 1: nothing shows that context saves anything on these questions."
+        )
+    return text
+
+
+def _ratio(found: Mapping[str, Any] | None) -> str:
+    if found is None:
+        return "no mean ratio"
+    ends = ["∞" if found[end] is None else f"{found[end]:.3f}" for end in ("low", "high")]
+    return f"{found['mean']:.3f} [{', '.join(ends)}] of the cheapest fixed mix's cost"
+
+
 def early_exit(tables: Tables) -> str:
     """Say how much there is to stop, what stopping it saves, and what the same rule saves elsewhere."""
     found = tables.get("early_exit", {})

@@ -78,10 +78,26 @@ def _tables(name: str, table: Mapping[str, Any], o: Mapping[str, Any]) -> Iterat
                 rows = {p: policies.get(p, {"reward": "not run"}) for p in theirs}
                 yield _table(f"{scenario}: {mode}", rows, theirs, "reward, accuracy %, tera-eFLOPs", unit)
         return
+    if name in ("frontier", "second_task_frontier"):
+        yield _table(name, {policy: _at_targets(row) for policy, row in table.items()}, {}, "", unit)
+        return
     printed, what = PRINTED.get(name, ({}, ""))
     if name == "verifiers":
         printed, what = printed_verifiers(list(table)), "reward, accuracy %, tera-eFLOPs"
     yield from _levels(name, table, printed, what, unit)
+
+
+def _at_targets(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a policy's row of the frontier on one level: ratios by target, then the area and the orders' spread."""
+    spread = row["over_orders"] or {}
+    return {
+        "mean_cost_ratio": row["mean_cost_ratio"],
+        **{f"at {100 * float(q):g} %": at["cost_ratio"] for q, at in row["at"].items()},
+        "most accurate reached (%)": 100 * max(at["accuracy"] for at in row["at"].values()),
+        "aiq": row["aiq"],
+        "orders reached": f"{spread['reached']} of {spread['orders']}" if spread else None,
+        "std over orders": spread.get("std"),
+    }
 
 
 def _levels(title: str, table: Mapping[str, Any], printed: Any, what: str, unit: str) -> Iterator[str]:
@@ -143,7 +159,10 @@ def _cell(value: Any) -> str:
             return f"{median} <small>({value['seeds']} of {value['of']} seeds)</small>"
         if "mean" in value:
             spread = f" ({value['std']:.2g})" if "std" in value else ""
-            bounds = f" <small>[{value['low']:.4g}, {value['high']:.4g}]</small>" if "low" in value else ""
+            ends = (
+                "∞" if value[end] is None else f"{value[end]:.4g}" for end in ("low", "high") if end in value
+            )
+            bounds = f" <small>[{', '.join(ends)}]</small>" if "low" in value else ""
             return f"{value['mean']:.4g}{spread}{bounds}"
         return ", ".join(f"{_text(_spaced(k))} {_cell(v)}" for k, v in value.items())
     if isinstance(value, bool):

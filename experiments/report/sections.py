@@ -47,6 +47,19 @@ SECTIONS: Final = (
         ("outcomes",),
         ("accuracy-cost",),
     ),
+    Section(
+        "Cost at equal accuracy",
+        "What a policy pays for an accuracy, against the cheapest mix of fixed arms that has it: below 1 it saves. "
+        "Targets are 90, 95 and 98 % of the accuracy of the arm that was best on history, a third of the questions; "
+        "100 % is not in the mean. A policy is run over the live questions once for each of 16 weights of cost and on "
+        "every order, all rounds counted; its points may be mixed. –: a target is out of its reach. Intervals: "
+        "bootstrap over the live questions; ∞: in some draws out of reach. fixed mix from history: arms chosen on "
+        "history. ceiling: fitted on every outcome of other questions. aiq: mean accuracy over the logarithm of the "
+        "cost, from the cheapest arm's to that of the best on history. Written beforehand: experiments/CRITERIA.md.",
+        ("frontier", "frontier_of"),
+        ("frontier",),
+        findings.frontier,
+    ),
     Section("Four reward modes", "UniScale and the baselines in the joint space.", ("pareto",), ("pareto",)),
     Section(
         "BEST-Route*",
@@ -115,7 +128,11 @@ SECTIONS: Final = (
         ("verifier_scores",),
         findings.verifier_scores,
     ),
-    Section("Second task", "mini-code, two middle models, 56 actions, Cost-Sensitive.", ("second_task",)),
+    Section(
+        "Second task",
+        "mini-code, two middle models, 56 actions, Cost-Sensitive; cost at equal accuracy beside it.",
+        ("second_task", "second_task_frontier"),
+    ),
     Section(
         "Readings of the paper, run both ways",
         "which oracle: mean regret a round against the best realised outcome (the paper's), the best mean "

@@ -17,7 +17,7 @@ from experiments.trials.scope import Scope
 
 WEIGHTS = (0.0, 0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.85, 0.9, 0.95, 1.0)  # w₃
 LEARNT = 2_000  # rounds on history, not counted
-FEWEST = 20  # questions on either side
+FEWEST = 10  # questions on either side
 
 
 @dataclass(frozen=True)
@@ -145,6 +145,7 @@ def _orders(
     lean = replace(world, outcomes=replace(world.outcomes, extra={}))
     if not player.after_history:
         lean, history, live = lean.of_questions(live), (), range(len(live))
+    lean = lean.spanned()
     tasks = [(lean, player, tuple(history), tuple(live), seed) for seed in scope.more_seeds]
     return list(map(_one, tasks) if scope.pool is None else scope.pool.map(_one, tasks))
 

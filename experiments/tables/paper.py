@@ -9,6 +9,7 @@ from experiments.outcomes.world import World
 from experiments.rerun import latency
 from experiments.rerun.depth_limit import DepthLimit
 from experiments.tables import ablations, early_exit, feedback, field_questions, off_policy, readings, streams
+from experiments.tables.frontier import frontier
 from experiments.tables.verifier_scores import verifier_scores
 from experiments.trials.contenders import PAPER
 from experiments.trials.oracle import best_contextual
@@ -23,10 +24,11 @@ CODING_MODELS = slice(2, 4)  # the two middle ones (4B and 8B in the paper)
 
 @dataclass(frozen=True)
 class Results:
-    """Tables, and the runs behind the figures: by scenario or ablation, mode, policy."""
+    """Tables, and what is behind the figures: runs by scenario or ablation, mode, policy; points of the frontier."""
 
     tables: dict[str, Any]
     runs: Runs = field(default_factory=dict)
+    points: Mapping[str, tuple[list[float], list[float]]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -82,6 +84,8 @@ def run_paper(world: World, scope: Scope, beside: Beside | None = None) -> Resul
             if name in MAIN
         },
     }
+    found = frontier(joint, scope)
+    tables |= found.tables
     if "best_route" in worlds:
         tables["best_route"] = _best_route(worlds["best_route"], scope, runs)
     tables |= ablations.ablations(joint, joint_name, scope, runs)
@@ -95,6 +99,10 @@ def run_paper(world: World, scope: Scope, beside: Beside | None = None) -> Resul
         tables["verifiers"] = {name: ablations.two_policies(w, name, scope) for name, w in named}
     if beside.coding is not None:
         tables["second_task"] = _second_task(beside.coding, scope)
+        if scope.whole:
+            tables["second_task_frontier"] = frontier(spaces(beside.coding)["uis"], scope).tables.get(
+                "frontier"
+            )
     if o.dense:
         tables["verifier_scores"] = verifier_scores(joint.outcomes)
     scope.say("the best contextual policy")
@@ -116,7 +124,7 @@ def run_paper(world: World, scope: Scope, beside: Beside | None = None) -> Resul
         tables["streams"] = streams.streams(joint, scope, best)
     if scope.repetitions:
         tables["off_policy"] = off_policy.check(worlds, scope)
-    return Results({name: table for name, table in tables.items() if table}, runs)
+    return Results({name: table for name, table in tables.items() if table}, runs, found.points)
 
 
 def _compete(

@@ -70,6 +70,21 @@ def test_tables_have_the_keys_that_readers_rely_on(twice: list[Path]) -> None:
     assert set(tables["drifts"]) == {"add", "remove", "q_to_c", "c_to_q"}
 
 
+def test_cost_at_equal_accuracy_has_a_row_for_everyone(twice: list[Path]) -> None:
+    tables = json.loads((twice[0] / "tables.json").read_text())
+    rows, about = tables["frontier"], tables["frontier_of"]
+    assert about["history"] + about["live"] == 40
+    assert set(rows) >= {"fixed_mix_from_history", "random", "greedy", "knn", "ts", "uniscale", "ceiling"}
+    for name, row in rows.items():
+        assert (row["mean_cost_ratio"] is None) == bool(row["unreached"]), name
+        assert tables["aiq"][name] == row["aiq"]
+        for at in row["at"].values():
+            assert {"cost_ratio", "accuracy"} <= set(at)
+            assert at["cost_ratio"] is None or at["accuracy"] >= at["target"] - 1e-6
+    assert rows["fixed_mix_from_history"]["mean_cost_ratio"]["mean"] >= 1
+    assert rows["random"]["over_orders"]["orders"] == 2
+
+
 def test_a_learner_by_terms_is_level_with_one_that_had_the_objective_all_along(twice: list[Path]) -> None:
     tables = json.loads((twice[0] / "tables.json").read_text())
     for change in ("q_to_c", "c_to_q"):
@@ -80,7 +95,7 @@ def test_a_learner_by_terms_is_level_with_one_that_had_the_objective_all_along(t
 def test_the_report_needs_no_file_beside_it(twice: list[Path]) -> None:
     page = (twice[0] / "report.html").read_text()
     sources = re.findall(r'src="([^"]{0,30})', page)
-    assert len(sources) == 8
+    assert len(sources) == 9
     assert all(source.startswith("data:image/png;base64,") for source in sources)
     assert "<link" not in page
     assert "<script" not in page

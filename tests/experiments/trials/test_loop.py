@@ -72,6 +72,19 @@ def test_the_loop_is_the_same_twice() -> None:
         assert list(play(ALL[name](world, 23), trial)) == list(play(ALL[name](world, 23), trial)), name
 
 
+@pytest.mark.parametrize("name", ["uniscale", "greedy", "knn", "terms"])
+def test_a_learner_chooses_the_same_in_the_span_of_the_questions(name: str) -> None:
+    world = make_world()
+    wide = replace(world, queries=np.pad(world.queries, ((0, 0), (0, 90))))
+    narrow = wide.spanned()
+    assert narrow.queries.shape == (60, 60)
+    chosen = [
+        [step.arm for step in play(ALL[name](w, 3), make_trial(w, 3, steady(w, "quality-priority")))]
+        for w in (wide, narrow)
+    ]
+    assert chosen[0] == chosen[1]
+
+
 def test_the_oracle_has_no_regret_and_is_not_beaten() -> None:
     world = make_world()
     stages = steady(world, "cost-sensitive")
