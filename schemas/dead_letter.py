@@ -28,6 +28,8 @@ class DeadLetter(Record, frozen=True, kw_only=True, tag="dead-letter.v1"):
         size: Bytes of the whole value.
         sha256: Digest of the whole value, in hex.
         attempts: How often it was tried.
+        query_origin: Where the Query lies, for one refused because an earlier query has its id: that one's Answer
+            counts, so this one gets none.
     """
 
     room: str
@@ -40,6 +42,7 @@ class DeadLetter(Record, frozen=True, kw_only=True, tag="dead-letter.v1"):
     field: str = ""
     query_id: str | None = None
     attempts: Count = 1
+    query_origin: Origin | None = None
 
     @classmethod
     def of(

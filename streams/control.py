@@ -7,9 +7,10 @@ offset.
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Protocol
 
 from agents.aggregator.agent import Pricing
 from agents.space.catalogue import Catalogue, load_catalogue
@@ -20,8 +21,7 @@ from schemas.base import decode
 from schemas.control import CatalogueEntry, decode_control
 from schemas.errors import UniscaleError
 from schemas.heartbeat import Heartbeat
-from streams.runtime.kafka.handlers import Record
-from streams.runtime.kafka.tail import Follower
+from streams.runtime.base import Begin, Record
 from streams.settings import Settings
 from streams.topics import Topics
 
@@ -31,17 +31,24 @@ log = logging.getLogger("streams.control")
 _BEATS = 3
 
 
+class Follows(Protocol):
+    """What shows topics to Control: a runtime."""
+
+    async def follow(
+        self, topics: Sequence[str], on_record: Callable[[Record], None], *, begin: Begin
+    ) -> None:
+        """See `streams.runtime.base.Runtime`."""
+
+
 class Control:
     """The deployment's state as control records have made it.
 
     Args:
-        settings: Where the catalogue file and the broker are.
-        now_ms: Milliseconds since the epoch; compared with the broker's append times.
+        settings: Where the catalogue file is, and which objective is the default.
+        monotonic: Seconds, for the age of heartbeats.
     """
 
-    def __init__(
-        self, settings: Settings, now_ms: Callable[[], int] = lambda: int(time.time() * 1000)
-    ) -> None:
+    def __init__(self, settings: Settings, monotonic: Callable[[], float] = time.monotonic) -> None:
         self.base = load_catalogue(Path(settings.catalogue))
         steering = Steering.of(self.base)
         self.steering = replace(steering, objectives=replace(steering.objectives, default=settings.objective))
@@ -50,21 +57,15 @@ class Control:
         # Every model ever seen: searches of a removed one end, and their prices are still needed.
         self.models: dict[str, Model] = {m.name: m for m in self.base.models}
         self.pricing = Pricing.of(self.base)
-        self._now_ms = now_ms
-        self._beats: dict[str, tuple[Heartbeat, int]] = {}
-        topics = Topics(settings)
-        self._control = Follower(settings, [topics.control], self._on_control, begin="beginning")
-        self._heartbeat = Follower(settings, [topics.heartbeat], self._on_heartbeat, begin="beginning")
+        self._topics = Topics(settings)
+        self._monotonic = monotonic
+        self._beats: dict[str, tuple[Heartbeat, int, float]] = {}
+        self._last_beat_ms = 0
 
-    async def start(self) -> None:
+    async def start(self, runtime: Follows) -> None:
         """Read both topics to their ends and keep following them."""
-        await self._control.start()
-        await self._heartbeat.start()
-
-    async def stop(self) -> None:
-        """Stop following."""
-        await self._control.stop()
-        await self._heartbeat.stop()
+        await runtime.follow([self._topics.control], self._on_control, begin="beginning")
+        await runtime.follow([self._topics.heartbeat], self._on_heartbeat, begin="beginning")
 
     @property
     def catalogue(self) -> Catalogue:
@@ -77,12 +78,18 @@ class Control:
         return self.steering.objectives
 
     def serving(self) -> frozenset[str]:
-        """Return the models with a living executor."""
-        now = self._now_ms()
+        """Return the models with a living executor.
+
+        The broker's and this machine's clock are never compared. A beat is too old when the newest beat was appended
+        too long after it, by the broker's clock, or when it was received too long ago, by this process's own.
+        """
+        now = self._monotonic()
         return frozenset(
             model
-            for beat, at in self._beats.values()
-            if not beat.stopping and now - at <= _BEATS * beat.every_s * 1000
+            for beat, appended_ms, received in self._beats.values()
+            if not beat.stopping
+            and self._last_beat_ms - appended_ms <= _BEATS * beat.every_s * 1000
+            and now - received <= _BEATS * beat.every_s
             for model in beat.models
         )
 
@@ -94,7 +101,8 @@ class Control:
         except UniscaleError as error:
             log.warning("%s: %s", record.coordinates, error)
             return
-        self._beats[beat.key] = (beat, record.timestamp_ms)
+        self._last_beat_ms = record.timestamp_ms
+        self._beats[beat.key] = (beat, record.timestamp_ms, self._monotonic())
 
     def _on_control(self, record: Record) -> None:
         if not record.value:

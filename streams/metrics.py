@@ -3,11 +3,8 @@
 Names start with `uniscale_`; docs and the dashboard are checked against `NAMES`.
 """
 
-import asyncio
-from typing import Any, Final
+from typing import Final
 
-import faust
-from faust.exceptions import ConsumerNotStarted
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, start_http_server
 
 _SECONDS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)
@@ -34,7 +31,7 @@ class Metrics:
             "stage_seconds", "Append of the input until everything it caused was delivered", "stage"
         )
         self.duplicates = counter("duplicates", "Records recognised as already handled", "topic")
-        self.stale = counter("stale", "Records that came after what they belong to had gone on", "topic")
+        self.waits = counter("waits", "Pauses because a broker or an encoder was not available", "topic")
         self.dead_letters = counter("dead_letters", "Records given up", "topic", "error")
         self.crashes = counter("crashes_at_record", "Failures at one record that was tried again", "topic")
         self.lag = gauge("consumer_lag", "Records not yet committed by this process", "topic", "partition")
@@ -78,20 +75,3 @@ class Metrics:
     def serve(self, port: int) -> None:
         """Serve the registry on a port of every interface."""
         start_http_server(port, registry=self.registry)
-
-
-async def watch_lag(app: faust.App, metrics: Metrics, period_s: float = 5.0) -> None:
-    """Set the lag gauges from what the consumer last heard, for ever."""
-    while True:
-        await asyncio.sleep(period_s)
-        consumer: Any = app.consumer
-        try:
-            assigned = consumer.assignment()
-        except ConsumerNotStarted:
-            continue  # faust calls itself started before it has connected
-        for tp in assigned:
-            high = consumer.highwater(tp)
-            done = consumer._committed_offset.get(tp)
-            if high is None or done is None or tp.topic.endswith("-changelog"):
-                continue
-            metrics.lag.labels(tp.topic, str(tp.partition)).set(max(0, high - done))

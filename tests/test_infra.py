@@ -81,7 +81,7 @@ def test_every_rooms_command_is_one_of_the_command_line(services: dict[str, dict
 
 
 def test_every_room_runs_once_and_every_group_has_an_executor(services: dict[str, dict[str, Any]]) -> None:
-    from streams.worker import ROOMS
+    from streams.rooms import ROOMS
 
     plain = {n: s for n, s in of_image(services, "uniscale-streams").items() if "profiles" not in s}
     assert sorted(s["command"][1] for s in plain.values() if s["command"][0] == "worker") == sorted(ROOMS)

@@ -24,8 +24,8 @@ from streams.demo.summary import latencies
 from streams.local.broker import Broker
 from streams.local.launch import room_commands, settings_for
 from streams.local.supervisor import Supervisor
+from streams.runtime.base import key_of
 from streams.runtime.kafka import admin, connections
-from streams.runtime.plumbing import key_of
 from streams.settings import Settings
 from streams.topics import Topics
 

@@ -12,6 +12,7 @@ from streams.control import Control
 from streams.local.broker import Broker
 from streams.local.launch import room_commands, settings_for
 from streams.local.supervisor import Supervisor
+from streams.rooms import ROOMS
 from streams.runtime.kafka import admin
 from streams.settings import Settings
 from streams.topics import Topics
@@ -20,7 +21,7 @@ _BROKER = click.Choice(["auto", "kafka", "embedded"])
 
 
 @click.command()
-@click.argument("room", type=click.Choice(["embedder", "decider", "executor", "verifier", "aggregator"]))
+@click.argument("room", type=click.Choice(list(ROOMS)))
 @click.option("--group", default="", help="Executor group, for `executor`: one of the catalogue's.")
 @click.option(
     "--instance", default="0", show_default=True, help="Stable name of this worker among those of its room."
@@ -35,10 +36,10 @@ def worker(settings: Settings, room: str, group: str, instance: str, metrics_por
     """
     from streams.worker import run_room
 
-    if room == "executor":
+    if ROOMS[room].grouped:
         groups = load_catalogue(Path(settings.catalogue)).groups
-        if group not in groups and not group:
-            raise click.UsageError(f"an executor needs --group: one of {', '.join(groups)}")
+        if not group:
+            raise click.UsageError(f"`{room}` needs --group: one of {', '.join(groups)}")
     run_room(settings, room, group=group, instance=instance, metrics_port=metrics_port)
 
 

@@ -6,6 +6,7 @@ import msgspec
 
 from streams.local.broker import Broker
 from streams.local.supervisor import python
+from streams.rooms import ROOMS
 from streams.settings import Settings
 
 
@@ -21,12 +22,12 @@ def settings_for(settings: Settings, broker: Broker) -> Settings:
 
 def room_commands(groups: Iterable[str], *, metrics_port: int = 0) -> dict[str, Sequence[str]]:
     """Return the command of every room, one process each, and one executor a group."""
+    groups = tuple(groups)
+    # Against the stream: what a room writes finds its reader started.
     rooms = [
-        ("aggregator", ""),
-        ("decider", ""),
-        ("verifier", ""),
-        *(("executor", g) for g in groups),
-        ("embedder", ""),
+        (spec.name, group)
+        for spec in reversed(ROOMS.values())
+        for group in (groups if spec.grouped else ("",))
     ]
     commands: dict[str, Sequence[str]] = {}
     for at, (room, group) in enumerate(rooms):

@@ -1,1 +1,22 @@
-"""The rooms as faust sees them: each binds the pure code of one package to its topics."""
+"""The rooms: each binds the pure code of one package of `agents` to its topics.
+
+Everything that must know which rooms there are asks ROOMS. A room is a folder (or a file) with a `SPEC`, and one line
+here. Importing this package loads no engine, encoder or policy: a room's `build` does.
+"""
+
+from streams.rooms import aggregator, decider, embedder, executor, verifier
+from streams.rooms.spec import RoomSpec
+
+__all__ = ["ROOMS", "RoomSpec"]
+
+ROOMS: dict[str, RoomSpec] = {
+    spec.name: spec
+    for spec in (
+        embedder.SPEC,
+        decider.SPEC,
+        executor.SPEC,
+        verifier.SPEC,
+        aggregator.SPEC,
+    )
+}
+"""Every room by name, in stream order."""

@@ -13,7 +13,6 @@ A file `show` makes it write what it has learned to `shown.npz`, once, between t
 import os
 import signal
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +20,8 @@ import numpy as np
 
 from agents.decider.snapshot import SNAPSHOT_KEY
 from streams.rooms.decider.room import DeciderRoom
-from streams.runtime.kafka.outbox import Outbox, Outgoing
-from streams.runtime.kafka.table import DurableTable
+from streams.runtime.base import Outgoing
+from streams.runtime.kafka.runtime import KafkaRuntime, KafkaTable
 from streams.settings import Settings
 from streams.worker import run_room
 
@@ -57,17 +56,17 @@ def show(room: DeciderRoom) -> None:
     file.rename(STATE / "shown.npz")
 
 
-send_all, put = Outbox.send_all, DurableTable.put
+send, put = KafkaRuntime.send, KafkaTable.put
 on_contexts, on_rewards = DeciderRoom.on_contexts, DeciderRoom.on_rewards
 
 
-async def mortal_send_all(self: Outbox, records: Sequence[Outgoing]) -> None:
+async def mortal_send(self: KafkaRuntime, *records: Outgoing) -> None:
     if records:
         pass_by("row")
-    await send_all(self, records)
+    await send(self, *records)
 
 
-async def mortal_put(self: DurableTable, key: bytes, value: bytes, partition: int) -> None:
+async def mortal_put(self: KafkaTable, key: bytes, value: bytes, partition: int) -> None:
     if key.startswith(SNAPSHOT_KEY) and key.endswith(b"/manifest"):
         pass_by("manifest")
     await put(self, key, value, partition)
@@ -85,7 +84,7 @@ async def mortal_on_rewards(self: DeciderRoom, records: Any) -> None:
     show(self)
 
 
-Outbox.send_all, DurableTable.put = mortal_send_all, mortal_put  # type: ignore[method-assign]
+KafkaRuntime.send, KafkaTable.put = mortal_send, mortal_put  # type: ignore[method-assign]
 DeciderRoom.on_contexts, DeciderRoom.on_rewards = mortal_on_contexts, mortal_on_rewards  # type: ignore[method-assign]
 
 if __name__ == "__main__":

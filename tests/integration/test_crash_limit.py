@@ -13,28 +13,26 @@ from schemas.base import decode
 from schemas.dead_letter import DeadLetter
 from streams.local.broker import Broker
 from streams.runtime.kafka import admin, connections
-from streams.runtime.kafka.app import CRASH_EXIT
 from streams.settings import Settings
 from streams.topics import Topics
+from streams.worker import CRASH_EXIT
 
 pytestmark = pytest.mark.broker
 
 # One room's guard around handlers of two records, of which one cannot be handled; a new process each time.
 PROCESS = """
 import asyncio, os, signal, sys
-from streams.runtime.kafka.handlers import Record
-from streams.runtime.kafka.app import create_app
 from streams.metrics import Metrics
-from streams.runtime.plumbing import Plumbing
+from streams.runtime.base import Crash, Record
+from streams.runtime.kafka.runtime import KafkaRuntime
 from streams.settings import Settings
 
 async def main():
     settings = Settings.from_env(os.environ)
-    app = create_app(settings, "embedder")
-    plumbing = Plumbing(settings, app, Metrics("embedder"), room="embedder")
-    await app.producer.start()
+    runtime = KafkaRuntime(settings, Metrics("embedder"), room="embedder")
+    await runtime.app.producer.start()
     def record(offset, name):
-        return Record(plumbing.topics.query, 0, offset, 0, b"k", b'{"query_id": "%s"}' % name)
+        return Record(runtime.topics.query, 0, offset, 0, b"k", b'{"query_id": "%s"}' % name)
     async def poison(records):
         await asyncio.sleep(0.05)
         if sys.argv[1] == "error":
@@ -45,9 +43,13 @@ async def main():
         # In hand when the process dies, for as long as it may run beside others.
         await asyncio.sleep(0.3)
         print("handled", flush=True)
-    guard = plumbing._guard
-    await asyncio.gather(guard([record(41, b"always")], poison), guard([record(42, b"never")], innocent))
-    await app.producer.stop()
+    guard = runtime.guard.call
+    try:
+        await asyncio.gather(guard([record(41, b"always")], poison), guard([record(42, b"never")], innocent))
+    except Crash:
+        runtime.in_hand.clear()
+        os._exit(70)
+    await runtime.app.producer.stop()
 
 asyncio.run(main())
 """

@@ -17,7 +17,7 @@ from agents.decider.observations import Row
 from schemas.query import Query
 from schemas.reward import Reward
 from streams.local.supervisor import READY
-from streams.runtime.kafka.app import CRASH_EXIT
+from streams.worker import CRASH_EXIT
 
 pytestmark = pytest.mark.broker
 

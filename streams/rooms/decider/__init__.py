@@ -1,1 +1,23 @@
 """The decider: the learner of one shard, its log and its policy."""
+
+from streams.rooms.spec import RoomSpec
+from streams.runtime.base import Runtime
+
+
+async def build(runtime: Runtime) -> None:
+    """Load what the room needs and bind its handlers."""
+    from streams.rooms.decider.room import DeciderRoom
+
+    room = await DeciderRoom.build(runtime)
+    topics = runtime.topics
+    # One partition each: learning has one order. Batches share one delivery and one pass of BLAS.
+    runtime.batches(topics.context, room.on_contexts, stage="decide", most=32)
+    runtime.batches(topics.reward, room.on_rewards, stage="learn", most=32)
+
+
+SPEC = RoomSpec(
+    name="decider",
+    inputs=("context", "reward"),
+    outputs=("action-decision", "action-decision.<group>", "answer", "dead-letter"),
+    build=build,
+)

@@ -1,4 +1,4 @@
-"""The decider on Kafka: Context in, Decision out; Reward in, learning.
+"""The decider's room: Context in, Decision out; Reward in, learning.
 
 One partition and one lock give decisions and updates one order. What a later decision rests on is on the broker
 before that decision is made: rows are delivered first, then Decisions are sent. A Context that comes again gets
@@ -25,11 +25,7 @@ from schemas.reward import Reward
 from streams.rooms.decider.learner_log import LearnerLog
 from streams.rooms.decider.policies import action_vectors, policy_of
 from streams.rooms.embedder.encoders import encoder_of
-from streams.runtime.kafka.app import crash
-from streams.runtime.kafka.consumer import consumer_of
-from streams.runtime.kafka.handlers import Record
-from streams.runtime.kafka.outbox import Outgoing
-from streams.runtime.plumbing import Plumbing, key_of, origin_of
+from streams.runtime.base import Outgoing, Record, Runtime, SendFailed, key_of
 
 log = logging.getLogger("streams.decider")
 
@@ -37,53 +33,53 @@ log = logging.getLogger("streams.decider")
 class DeciderRoom:
     """The learner of one shard with its table."""
 
-    def __init__(self, plumbing: Plumbing, encoder: Encoder) -> None:
-        self.plumbing = plumbing
-        self.settings = plumbing.settings
+    def __init__(self, runtime: Runtime, encoder: Encoder) -> None:
+        self.runtime = runtime
+        self.settings = runtime.settings
         self.encoder = encoder
-        self.log = LearnerLog(plumbing)
+        self.log = LearnerLog(runtime, self._recovered)
         self.table = self.log.table
         self.lock = asyncio.Lock()
         self.decider: Decider | None = None
-        self.space: ActionSpace = uis_space(plumbing.control.base)
+        self.space: ActionSpace = uis_space(runtime.control.base)
         self.outstanding = 0
         self._catalogue_version: int | None = None
         self._beats_awaited = False
-        self.table.on_recover(self._recovered)
 
     @classmethod
-    async def build(cls, plumbing: Plumbing) -> Self:
+    async def build(cls, runtime: Runtime) -> Self:
         """Load the encoder and embed the actions, which a new catalogue takes from the cache."""
-        room = cls(plumbing, await asyncio.to_thread(encoder_of, plumbing.settings))
-        await asyncio.to_thread(action_vectors, plumbing.control.catalogue, room.encoder, room._cache)
+        room = cls(runtime, await runtime.in_thread(lambda: encoder_of(runtime.settings)))
+        catalogue = runtime.control.catalogue
+        await runtime.in_thread(lambda: action_vectors(catalogue, room.encoder, room._cache))
         return room
 
     async def on_contexts(self, records: Sequence[Record]) -> None:
         """Decide for each context that is new; send the stored Decision again for one that is not."""
         async with self.lock:
-            if not all(map(self.plumbing.is_ours, records)):
+            if not all(map(self.runtime.is_ours, records)):
                 return  # partitions were given out while this waited: another may decide by now
             decider = await self._ready()
             await self._wait_for_executors()
             asked: list[tuple[Record, Context, Origin]] = []
             for record in records:
                 try:
-                    asked.append((record, decode(record.value, Context), origin_of(record)))
+                    asked.append((record, decode(record.value, Context), record.origin))
                 except UniscaleError as error:
-                    await self.plumbing.bury(record, error)
-            living = self.plumbing.control.serving()
+                    await self.runtime.bury(record, error)
+            living = self.runtime.control.serving()
             served = [self._served(context, living) for _, context, _ in asked]
             for trust, around_living in ((False, living), (True, None)):
                 part = [each for each, known in zip(asked, served, strict=True) if known is not trust]
                 if part:
                     await self._decide(decider, part, around_living)
-            self.plumbing.metrics.pending.set(self.outstanding)
+            self.runtime.metrics.pending.set(self.outstanding)
             await self.log.snapshot_when_due(decider)
 
     async def on_rewards(self, records: Sequence[Record]) -> None:
         """Apply each reward that is new."""
         async with self.lock:
-            if not all(map(self.plumbing.is_ours, records)):
+            if not all(map(self.runtime.is_ours, records)):
                 return
             decider = await self._ready()
             read: list[tuple[Record, Reward]] = []
@@ -91,38 +87,39 @@ class DeciderRoom:
                 try:
                     read.append((record, decode(record.value, Reward)))
                 except UniscaleError as error:
-                    await self.plumbing.bury(record, error)
+                    await self.runtime.bury(record, error)
             results = decider.learn([(reward, record.offset) for record, reward in read], self._row)
-            await self.table.put_all((*each.row, 0) for each in results if each.row)
+            await self._write([each.row for each in results if each.row])
             for (record, reward), each in zip(read, results, strict=True):
                 if each.error is not None:
-                    await self.plumbing.bury(record, each.error)
+                    await self.runtime.bury(record, each.error)
                 elif each.row is not None:
-                    self.plumbing.metrics.rewards_applied.labels(reward.kind).inc()
+                    self.runtime.metrics.rewards_applied.labels(reward.kind).inc()
                     self.outstanding -= each.verdict in ("learned", "abandoned")
                 else:
-                    self.plumbing.metrics.rewards_ignored.labels(each.verdict).inc()
+                    self.runtime.metrics.rewards_ignored.labels(each.verdict).inc()
                     if each.verdict == "duplicate":
-                        self.plumbing.metrics.duplicates.labels(record.topic).inc()
-            self.plumbing.metrics.pending.set(self.outstanding)
-            self.plumbing.metrics.policy_version.set(decider.policy.version)
+                        self.runtime.metrics.duplicates.labels(record.topic).inc()
+            self.runtime.metrics.pending.set(self.outstanding)
+            self.runtime.metrics.policy_version.set(decider.policy.version)
             await self.log.snapshot_when_due(decider)
 
     async def _decide(
         self, decider: Decider, asked: Sequence[tuple[Record, Context, Origin]], living: frozenset[str] | None
     ) -> None:
-        around = Surroundings(self.plumbing.control.steering, self.space, living)
+        around = Surroundings(self.runtime.control.steering, self.space, living)
         results = decider.decide([(context, origin) for _, context, origin in asked], self._row, around)
-        await self.table.put_all((*each.row, 0) for each in results if each.row)
-        await self.plumbing.outbox.send_all([out for each in results for out in self._outgoing(each)])
-        for (record, _, _), each in zip(asked, results, strict=True):
+        await self._write([each.row for each in results if each.row])
+        await self.runtime.send(*(out for each in results for out in self._outgoing(each)))
+        for (record, context, _), each in zip(asked, results, strict=True):
             if each.error is not None:
                 # A duplicate's first query has, or will have, the Answer that counts.
-                await self.plumbing.bury(
-                    record, each.error, answer=not isinstance(each.error, DuplicateQuery)
+                taken = isinstance(each.error, DuplicateQuery)
+                await self.runtime.bury(
+                    record, each.error, answer=not taken, query_origin=context.origin if taken else None
                 )
             elif each.resent:
-                self.plumbing.metrics.duplicates.labels(record.topic).inc()
+                self.runtime.metrics.duplicates.labels(record.topic).inc()
             elif each.value is not None:
                 self.outstanding += 1
                 self._count(decode(each.value, Decision))
@@ -149,7 +146,7 @@ class DeciderRoom:
         if decided.value is None:
             return []
         key = key_of(decided.query_id)
-        topics = self.plumbing.topics
+        topics = self.runtime.topics
         # The aggregator first: when the executor's Answer comes, its deadline is already known.
         return [
             Outgoing(topics.decision, key, decided.value),
@@ -157,7 +154,7 @@ class DeciderRoom:
         ]
 
     def _count(self, decision: Decision) -> None:
-        metrics, action = self.plumbing.metrics, decision.action
+        metrics, action = self.runtime.metrics, decision.action
         metrics.decisions.labels(decision.reason).inc()
         metrics.choices.labels(action.model, str(action.qp), str(action.cp), str(action.bs)).inc()
         for model in decision.masked_models:
@@ -166,7 +163,7 @@ class DeciderRoom:
     async def _ready(self) -> Decider:
         """Return the learner, with the catalogue of now."""
         decider = self.decider or await self._rebuild()
-        if self._catalogue_version != self.plumbing.control.catalogue_version:
+        if self._catalogue_version != self.runtime.control.catalogue_version:
             await self._offer(decider)
         return decider
 
@@ -176,20 +173,20 @@ class DeciderRoom:
             policy,
             seed=self.settings.seed,
             encoder=encoder_id(self.encoder),
-            limit=self.plumbing.outbox.limit,
+            limit=self.runtime.limit,
         )
         found = await self.log.recover(decider)
         self.outstanding = found.folded.outstanding
-        self.plumbing.metrics.pending.set(self.outstanding)
-        self.plumbing.metrics.policy_version.set(policy.version)
+        self.runtime.metrics.pending.set(self.outstanding)
+        self.runtime.metrics.policy_version.set(policy.version)
         self.decider, self._catalogue_version = decider, None
         return decider
 
     async def _offer(self, decider: Decider) -> None:
-        control = self.plumbing.control
+        control = self.runtime.control
         catalogue, version = control.catalogue, control.catalogue_version
-        vectors = await asyncio.to_thread(action_vectors, catalogue, self.encoder, self._cache)
-        await self.table.put_all((key, value, 0) for key, value in decider.offer(vectors))
+        vectors = await self.runtime.in_thread(lambda: action_vectors(catalogue, self.encoder, self._cache))
+        await self._write(decider.offer(vectors))
         self.space, self._catalogue_version = uis_space(catalogue), version
         log.info("on offer: %s", ", ".join(catalogue.model_names))
 
@@ -197,30 +194,30 @@ class DeciderRoom:
         """Wait once, for a moment, for the first signs of life: without one all models would look dead."""
         if self._beats_awaited:
             return
-        loop = asyncio.get_running_loop()
-        deadline = loop.time() + self.settings.heartbeat_grace_s
-        while loop.time() < deadline:
-            if set(self.plumbing.control.catalogue.model_names) <= self.plumbing.control.serving():
+        deadline = self.runtime.monotonic() + self.settings.heartbeat_grace_s
+        while self.runtime.monotonic() < deadline:
+            if set(self.runtime.control.catalogue.model_names) <= self.runtime.control.serving():
                 break
-            await asyncio.sleep(0.1)
+            await self.runtime.sleep(0.1)
         self._beats_awaited = True
 
+    async def _write(self, rows: Sequence[tuple[bytes, bytes]]) -> None:
+        try:
+            await self.table.put_all((*row, 0) for row in rows)
+        except SendFailed as error:
+            # The learner in memory is ahead of its log, which alone says what of this was written.
+            self.runtime.crash("the learner's rows could not be written", error)
+
     def _row(self, query_id: str) -> bytes | None:
-        value = self.table.data.get(key_of(query_id))
-        return bytes(value) if value is not None else None
+        return self.table.get(key_of(query_id))
 
     @property
     def _cache(self) -> Path:
         return self.settings.state_path("actions")
 
     async def _recovered(self) -> None:
-        """Rebuild the learner before faust seeks, so that the log decides where reading goes on."""
+        """Rebuild the learner before reading begins, so that the log decides where it continues."""
         async with self.lock:
             self.decider = None
-            try:
-                with consumer_of(self.plumbing.app).at_work():
-                    if self.log.assigned:
-                        await self._rebuild()
-            except Exception as error:
-                # faust drops what its recovery callbacks raise, and would go on with an empty learner.
-                crash(f"the learner cannot be rebuilt: {error}", error)
+            if self.log.assigned:
+                await self._rebuild()

@@ -1,1 +1,20 @@
 """The embedder: admission, the encoder, and the way from Query to Context."""
+
+from streams.rooms.spec import RoomSpec
+from streams.runtime.base import Runtime
+
+
+async def build(runtime: Runtime) -> None:
+    """Load what the room needs and bind its handlers."""
+    from streams.rooms.embedder.room import EmbedderRoom
+
+    room = await EmbedderRoom.build(runtime)
+    runtime.each(runtime.topics.query, room.on_query, stage="embed")
+
+
+SPEC = RoomSpec(
+    name="embedder",
+    inputs=("query",),
+    outputs=("context", "answer", "dead-letter"),
+    build=build,
+)

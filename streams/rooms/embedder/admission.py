@@ -9,6 +9,8 @@ import asyncio
 from collections import OrderedDict
 from collections.abc import Callable
 
+from schemas.query import Origin
+
 
 class Admission:
     """Let at most `most` queries be in flight.
@@ -21,7 +23,7 @@ class Admission:
     def __init__(self, most: int, clock: Callable[[], float]) -> None:
         self.most = most
         self._clock = clock
-        self._open: OrderedDict[str, float] = OrderedDict()
+        self._open: OrderedDict[str, tuple[float, Origin | None]] = OrderedDict()
         # A query read again after a restart may have its Answer already: it must not hold a place for ever.
         self._ended: OrderedDict[str, None] = OrderedDict()
         self._changed = asyncio.Event()
@@ -34,12 +36,13 @@ class Admission:
         """Say whether a query is in flight."""
         return query_id in self._open
 
-    async def enter(self, query_id: str, timeout_s: float) -> None:
+    async def enter(self, query_id: str, timeout_s: float, origin: Origin | None = None) -> None:
         """Wait for a place and take it; a query that is in flight already takes no second one.
 
         Args:
             query_id: The query.
             timeout_s: After this time its place is free again, should its Answer never be seen.
+            origin: Where its record lies, which tells it from a later one of the same id.
         """
         if query_id in self._ended:
             return
@@ -52,12 +55,18 @@ class Admission:
                 await asyncio.wait_for(self._changed.wait(), 1.0)
             except TimeoutError:
                 continue
-        self._open[query_id] = self._clock() + timeout_s
+        if query_id not in self._open:
+            self._open[query_id] = (self._clock() + timeout_s, origin)
 
     def leave(self, query_id: str) -> None:
         """Free the place of a query; unknown ones are no error: other processes have theirs."""
         if self._open.pop(query_id, None) is not None:
             self._changed.set()
+
+    def refused(self, query_id: str, origin: Origin) -> None:
+        """Free the place that the record at `origin` took; an earlier query of the same id keeps its own."""
+        if query_id in self._open and self._open[query_id][1] == origin:
+            self.leave(query_id)
 
     def ended(self, query_id: str) -> None:
         """Note that a query has its Answer: its place is free, and it takes none when it is read again."""
@@ -68,5 +77,5 @@ class Admission:
 
     def _expire(self) -> None:
         now = self._clock()
-        for query_id in [q for q, until in self._open.items() if until < now]:
+        for query_id in [q for q, (until, _) in self._open.items() if until < now]:
             self.leave(query_id)

@@ -6,8 +6,6 @@ bad payload never meets faust's own decoder (which would acknowledge and skip it
 """
 
 import logging
-import os
-import sys
 import time
 from collections.abc import Callable
 from typing import Any, NoReturn
@@ -15,6 +13,7 @@ from typing import Any, NoReturn
 import faust
 from faust.sensors import Monitor
 
+from streams.runtime.base import Crash
 from streams.runtime.kafka import connections, consumer
 from streams.runtime.kafka.table import DurableTable
 from streams.settings import Settings
@@ -22,20 +21,18 @@ from streams.topics import Topics
 
 log = logging.getLogger("streams")
 
-CRASH_EXIT = 70
-
-# Called by `crash` before the process is gone.
-before_crash: list[Callable[[], None]] = []
+on_crash: list[Callable[[str, BaseException | None], NoReturn]] = []
+"""What ends this process: `streams.worker` puts itself here. Without it a crash is raised and goes no further."""
 
 
 def crash(reason: str, error: BaseException | None = None) -> NoReturn:
-    """Log and end the process at once, so that no offset moves past what failed."""
-    log.critical("crash: %s", reason, exc_info=error)
-    for call in before_crash:
-        call()
-    logging.shutdown()
-    sys.stderr.flush()
-    os._exit(CRASH_EXIT)
+    """End this room at once, so that no offset moves past what failed.
+
+    It is called where raising is not enough: faust drops what its callbacks, agents and tasks raise, and goes on.
+    """
+    for end in on_crash:
+        end(reason, error)
+    raise Crash(reason) from error
 
 
 class Quiet(Monitor):

@@ -1,39 +1,15 @@
 """Bind handlers to topics: a record counts as done when its handler has returned, and not before."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import faust
-import msgspec
 
+from streams.runtime.base import BatchHandler, Handler, Record
 from streams.runtime.kafka.app import crash
 from streams.runtime.kafka.consumer import consumer_of
 from streams.runtime.kafka.offsets import SkippedRecord
-
-
-class Record(msgspec.Struct, frozen=True):
-    """One record as it came from the broker.
-
-    `timestamp_ms` is the broker's append time; `epoch` tells a record of partitions that were given out again since.
-    """
-
-    topic: str
-    partition: int
-    offset: int
-    timestamp_ms: int
-    key: bytes | None
-    value: bytes | None
-    epoch: int = 0
-
-    @property
-    def coordinates(self) -> str:
-        """topic/partition/offset, for logs and crash counts."""
-        return f"{self.topic}/{self.partition}/{self.offset}"
-
-
-Handler = Callable[[Record], Awaitable[None]]
-BatchHandler = Callable[[Sequence[Record]], Awaitable[None]]
 
 
 def _record(event: Any) -> Record:

@@ -4,19 +4,11 @@ import asyncio
 from collections.abc import Sequence
 
 import faust
-import msgspec
 
 from schemas.base import MAX_RECORD, MAX_VALUE
 from schemas.errors import RecordTooLarge
+from streams.runtime.base import Outgoing
 from streams.settings import Settings
-
-
-class Outgoing(msgspec.Struct, frozen=True):
-    """One record to be sent."""
-
-    topic: str
-    key: bytes | None
-    value: bytes
 
 
 class Outbox:

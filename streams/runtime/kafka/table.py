@@ -5,50 +5,53 @@ offset committed all the same. `put` waits for the delivery and only then shows 
 """
 
 from collections.abc import Iterable
+from typing import Any
 
 import faust
 
-
-class RowTooLarge(ValueError):
-    """A row would exceed the record limit; the source record must be refused before the row is made."""
+from streams.runtime.base import RowTooLarge
 
 
 class DurableTable(faust.Table[bytes, bytes]):
     """Rows as bytes, in memory, rebuilt from the changelog at start."""
 
-    async def put(self, key: bytes, value: bytes, partition: int) -> None:
-        """Write a row and wait until the broker has it.
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.places: dict[bytes, int] = {}
+        """The partition of each row."""
+
+    def apply_changelog_batch(self, batch: Iterable[Any]) -> None:
+        """Apply recovered rows, and note where each lies."""
+        batch = list(batch)
+        super().apply_changelog_batch(batch)
+        self.places.update((event.message.key, event.message.partition) for event in batch)
+
+    async def put_all(self, rows: Iterable[tuple[bytes, bytes, int]]) -> None:
+        """Write rows (key, value, partition), in order, and wait until the broker has all of them.
 
         Args:
-            key: The query_id.
-            value: The row, never empty: recovery treats falsy values and deletions alike.
-            partition: Partition of the event being handled; the changelog has the same count.
+            rows: Values are never empty: recovery treats falsy values and deletions alike. The partition is that of
+                the record being handled; the changelog has the same count.
 
         Raises:
-            RowTooLarge: the row exceeds the record limit.
-            Exception: what the producer raised; the process must not go on.
+            RowTooLarge: a row exceeds the record limit; nothing was written.
+            Exception: what the producer raised; no row is visible.
         """
+        rows = list(rows)
+        for key, value, _ in rows:
+            self._check(key, value)
+        for future in [self.send_changelog(partition, key, value) for key, value, partition in rows]:
+            await future
+        for key, value, partition in rows:
+            self.data[key] = value
+            self.places[key] = partition
+
+    def _check(self, key: bytes, value: bytes) -> None:
         if not value:
             raise ValueError(f"{self.name}: row {key!r} is empty")
         limit = self.app.conf.producer_max_request_size
         if len(value) + len(key) + 512 > limit:
             raise RowTooLarge(f"{self.name}: row {key!r} has {len(value)} bytes, the record limit is {limit}")
-        await self.send_changelog(partition, key, value)
-        self.data[key] = value
-
-    async def put_all(self, rows: Iterable[tuple[bytes, bytes, int]]) -> None:
-        """Write several rows, in order, and wait for all of them."""
-        futures = []
-        kept = []
-        for key, value, partition in rows:
-            if not value:
-                raise ValueError(f"{self.name}: row {key!r} is empty")
-            futures.append(self.send_changelog(partition, key, value))
-            kept.append((key, value))
-        for future in futures:
-            await future
-        for key, value in kept:
-            self.data[key] = value
 
     async def drop_all(self, keys: Iterable[tuple[bytes, int]]) -> None:
         """Delete several rows and wait until the broker has all tombstones."""
@@ -57,7 +60,4 @@ class DurableTable(faust.Table[bytes, bytes]):
             await future
         for key, _ in keys:
             self.data.pop(key, None)
-
-    async def drop(self, key: bytes, partition: int) -> None:
-        """Delete a row and wait until the broker has the tombstone."""
-        await self.drop_all([(key, partition)])
+            self.places.pop(key, None)

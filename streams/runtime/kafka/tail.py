@@ -5,14 +5,13 @@ Neither an agent (one member gets each record) nor a GlobalTable (endless recove
 
 import asyncio
 from collections.abc import Callable, Sequence
-from typing import Literal
 
 from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.errors import KafkaError
 
+from streams.runtime.base import Begin, Record
 from streams.runtime.kafka import connections
 from streams.runtime.kafka.app import crash
-from streams.runtime.kafka.handlers import Record
 from streams.settings import Settings
 
 
@@ -28,7 +27,7 @@ class Follower:
         topics: Sequence[str],
         on_record: Callable[[Record], None],
         *,
-        begin: Literal["beginning", "end"] | int,
+        begin: Begin,
     ) -> None:
         self.settings = settings
         self.topics = list(topics)

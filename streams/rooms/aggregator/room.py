@@ -1,4 +1,4 @@
-"""The aggregator on Kafka: Decision, Answer, Feedback and Due meet in one table; Rewards and expiry come out.
+"""The aggregator's room: Decision, Answer, Feedback and Due meet in one table; Rewards and expiry come out.
 
 The rewards are sent before the row is stored: after a crash in between the same record makes the same rewards,
 under the same identity. The timer writes no row; what it finds overdue takes the ordered way as a Due record.
@@ -7,7 +7,6 @@ under the same identity. The timer writes no row; what it finds overdue takes th
 import asyncio
 import heapq
 import logging
-import time
 from functools import partial
 from typing import Self
 
@@ -21,12 +20,8 @@ from schemas.base import MAX_RECORD, MAX_VALUE, decode, encode
 from schemas.dead_letter import DeadLetter
 from schemas.decision import Decision
 from schemas.errors import UniscaleError
-from schemas.query import Origin
 from schemas.reward import Due, Feedback, Reward
-from streams.runtime.kafka.app import crash, durable_table
-from streams.runtime.kafka.handlers import Record
-from streams.runtime.kafka.outbox import Outgoing
-from streams.runtime.plumbing import Plumbing, key_of, origin_of
+from streams.runtime.base import Outgoing, Record, Runtime, Unavailable, key_of
 from streams.topics import SHARD
 
 log = logging.getLogger("streams.aggregator")
@@ -48,10 +43,12 @@ class OversizedFeedback(UniscaleError):
 class AggregatorRoom:
     """The join of one deployment."""
 
-    def __init__(self, plumbing: Plumbing) -> None:
-        self.plumbing = plumbing
-        settings = plumbing.settings
-        self.table = durable_table(plumbing.app, "join", settings.join_partitions)
+    def __init__(self, runtime: Runtime) -> None:
+        self.runtime = runtime
+        settings = runtime.settings
+        self.table = runtime.table(
+            "join", settings.join_partitions, source=runtime.topics.answer, recovered=self._recovered
+        )
         self.waits = Waits(
             timeout_ms=int(settings.timeout_s * 1000),
             feedback_ms=int(settings.feedback_wait_s * 1000),
@@ -61,13 +58,12 @@ class AggregatorRoom:
         # One record of a partition at a time, whichever of the four topics it comes from.
         self._locks = [asyncio.Lock() for _ in range(settings.join_partitions)]
         self._due: list[tuple[int, str, str, int]] = []
-        self.table.on_recover(self._recovered)
 
     @classmethod
-    async def build(cls, plumbing: Plumbing) -> Self:
+    async def build(cls, runtime: Runtime) -> Self:
         """Make the room and start its timer."""
-        room = cls(plumbing)
-        asyncio.get_running_loop().create_task(room._tick())
+        room = cls(runtime)
+        runtime.background("the aggregator's timer", room._tick)
         return room
 
     async def on_decision(self, record: Record) -> None:
@@ -93,26 +89,26 @@ class AggregatorRoom:
     async def _turn(self, query_id: str, record: Record, message: Decision | Answer | Feedback | Due) -> None:
         key = key_of(query_id)
         async with self._locks[record.partition]:
-            data = self.table.data.get(key)
+            data = self.table.get(key)
             row = decode_row(data) if data else None
             wanted = to_value(row, message)
             valued = await self._value(*wanted, row) if wanted else None
             generator = None
             if isinstance(message, Decision):
-                generator = self.plumbing.control.pricing.generators.get(message.action.model)
-            arrival = Arrival(message, record.timestamp_ms, origin_of(record))
+                generator = self.runtime.control.pricing.generators.get(message.action.model)
+            arrival = Arrival(message, record.timestamp_ms, record.origin)
             turn = on(row, arrival, self.waits, valued, generator)
-            await self.plumbing.outbox.send_all([self._outgoing(out, record) for out in turn.out])
+            await self.runtime.send(*(self._outgoing(out, record) for out in turn.out))
             if turn.row is None:
                 if data is not None:
-                    await self.table.drop(key, record.partition)
+                    await self.table.drop_all([(key, record.partition)])
             elif turn.row != row:
                 await self.table.put(key, encode_row(turn.row), record.partition)
                 self._watch(turn.row)
             self._count(record, turn, valued)
 
     def _outgoing(self, out: Reward | Answer | Orphan, record: Record) -> Outgoing:
-        topics = self.plumbing.topics
+        topics = self.runtime.topics
         if isinstance(out, Reward):
             return Outgoing(topics.reward, SHARD, encode(out))
         if isinstance(out, Answer):
@@ -130,10 +126,10 @@ class AggregatorRoom:
             encode(out.feedback),
             why,
             room="aggregator",
-            origin=out.origin or Origin(topic=record.topic, partition=record.partition, offset=record.offset),
+            origin=out.origin or record.origin,
             query_id=query_id,
         )
-        self.plumbing.metrics.dead_letters.labels(topics.feedback, letter.error).inc()
+        self.runtime.metrics.dead_letters.labels(topics.feedback, letter.error).inc()
         return Outgoing(topics.dead_letter, letter.key.encode(), encode(letter))
 
     async def _value(self, reference: object, answer: Answer, row: Row | None) -> Valued:
@@ -141,16 +137,16 @@ class AggregatorRoom:
             value,
             reference,
             answer,
-            pricing=self.plumbing.control.pricing,
+            pricing=self.runtime.control.pricing,
             generator=row.opened.generator if row is not None and row.opened is not None else None,
         )
         try:
             return work(judge=ask_later, run=ask_later)
         except Undecided:
-            return await asyncio.to_thread(partial(work, judge=self.pool.judge, run=self.pool.run))
+            return await self.runtime.in_thread(partial(work, judge=self.pool.judge, run=self.pool.run))
 
     def _count(self, record: Record, turn: Turn, valued: Valued | None) -> None:
-        metrics = self.plumbing.metrics
+        metrics = self.runtime.metrics
         for count in turn.counts:
             if count.startswith("duplicate"):
                 metrics.duplicates.labels(record.topic).inc()
@@ -167,7 +163,7 @@ class AggregatorRoom:
                 self._observe(out)
 
     def _observe(self, reward: Reward) -> None:
-        metrics = self.plumbing.metrics
+        metrics = self.runtime.metrics
         terms = {"correct": reward.correct, "score": reward.score, "log_cost": reward.log_cost}
         for term, number in terms.items():
             if number is not None:
@@ -181,30 +177,41 @@ class AggregatorRoom:
 
     async def _recovered(self) -> None:
         self._due = []
-        for data in list(self.table.data.values()):
-            self._watch(decode_row(data))
+        for key, data in self.table.items():
+            try:
+                self._watch(decode_row(data))
+            except UniscaleError as error:
+                log.error("the row of %s is left alone: %s", key.decode(errors="replace"), error)
 
     async def _tick(self) -> None:
-        try:
-            while True:
-                await asyncio.sleep(_TICK_S)
-                self.plumbing.metrics.open_rows.set(len(self.table.data) if self.plumbing.app.started else 0)
-                await self._send_due(int(time.time() * 1000))
-        except asyncio.CancelledError:
-            raise
-        except Exception as error:
-            if not self.plumbing.app.should_stop:
-                crash("the aggregator's timer failed", error)
+        while True:
+            await self.runtime.sleep(_TICK_S)
+            self.runtime.metrics.open_rows.set(len(self.table))
+            try:
+                await self._send_due(self.runtime.now_ms())
+            except Unavailable as error:
+                log.warning("deadlines wait: %s", error)
 
     async def _send_due(self, now_ms: int) -> None:
         overdue: list[Outgoing] = []
         while self._due and self._due[0][0] <= now_ms and len(overdue) < 500:
             _, query_id, kind, deadline_ms = heapq.heappop(self._due)
-            data = self.table.data.get(key_of(query_id))
-            if data is None or (kind, deadline_ms) not in dues(decode_row(data)):
+            if not self._awaits(query_id, kind, deadline_ms):
                 continue
             due = Due(query_id=query_id, kind=kind, deadline_ms=deadline_ms)  # type: ignore[arg-type]
-            overdue.append(Outgoing(self.plumbing.topics.due, key_of(query_id), encode(due)))
+            overdue.append(Outgoing(self.runtime.topics.due, key_of(query_id), encode(due)))
             heapq.heappush(self._due, (now_ms + _AGAIN_MS, query_id, kind, deadline_ms))
         if overdue:
-            await self.plumbing.outbox.send_all(overdue)
+            await self.runtime.send(*overdue)
+
+    def _awaits(self, query_id: str, kind: str, deadline_ms: int) -> bool:
+        """Return whether a row of ours still has this deadline: rows stay here when their partition has left."""
+        key = key_of(query_id)
+        data = self.table.get(key)
+        if data is None or self.table.partition_of(key) is None:
+            return False
+        try:
+            return (kind, deadline_ms) in dues(decode_row(data))
+        except UniscaleError as error:
+            log.error("the row of %s is left alone: %s", query_id, error)
+            return False

@@ -1,6 +1,5 @@
-"""The verifier on Kafka: SearchStep in, Verification out, to the group the step came from."""
+"""The verifier's room: SearchStep in, Verification out, to the group the step came from."""
 
-import time
 from typing import Self
 
 from agents.serving.errors import ServingError
@@ -10,43 +9,41 @@ from schemas.answer import Answer
 from schemas.base import decode, encode
 from schemas.search import SearchStep
 from streams.rooms.executor.hosting import verifier_of
-from streams.runtime.kafka.handlers import Record
-from streams.runtime.plumbing import Plumbing, key_of
+from streams.runtime.base import Outgoing, Record, Runtime, key_of
 from streams.runtime.retry import attempts
 
 
 class VerifierRoom:
     """Scores steps; a step that comes again is scored again, and its first Verification counts."""
 
-    def __init__(self, plumbing: Plumbing, verifier: Verifier) -> None:
-        self.plumbing = plumbing
+    def __init__(self, runtime: Runtime, verifier: Verifier) -> None:
+        self.runtime = runtime
         self.verifier = verifier
 
     @classmethod
-    async def build(cls, plumbing: Plumbing) -> Self:
+    async def build(cls, runtime: Runtime) -> Self:
         """Load the catalogue's verifier in use."""
-        entry = plumbing.control.catalogue.verifier_named()
-        room = cls(plumbing, await verifier_of(plumbing.settings, entry))
-        plumbing.closers.append(room.verifier.close)
+        entry = runtime.control.catalogue.verifier_named()
+        room = cls(runtime, await verifier_of(runtime.settings, entry))
+        runtime.on_stop(room.verifier.close)
         return room
 
     async def on_step(self, record: Record) -> None:
         """Score one step."""
+        runtime = self.runtime
         step = decode(record.value, SearchStep)
         try:
             verification = await attempts(
-                lambda: verify(step, verifier=self.verifier, clock=time.monotonic),
-                self.plumbing.settings.engine_attempts,
+                runtime,
+                lambda: verify(step, verifier=self.verifier, clock=runtime.monotonic),
                 f"{step.query_id}/{step.step}",
-                self.plumbing.metrics.engine_faults.labels("verifier").inc,
             )
         except ServingError as error:
-            told = Answer(
+            answer = Answer(
                 query_id=step.query_id, status="failed", by="verifier", action=step.forest.action, group=step.group,
                 seq=step.seq, error=f"{type(error).__name__}: {error}",
             )  # fmt: skip
-            await self.plumbing.outbox.send(self.plumbing.topics.answer, key_of(step.query_id), encode(told))
+            await runtime.send(Outgoing(runtime.topics.answer, key_of(step.query_id), encode(answer)))
             return
-        await self.plumbing.outbox.send(
-            self.plumbing.topics.verification_for(step.group), key_of(step.query_id), encode(verification)
-        )
+        topic = runtime.topics.verification_for(step.group)
+        await runtime.send(Outgoing(topic, key_of(step.query_id), encode(verification)))

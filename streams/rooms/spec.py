@@ -1,0 +1,36 @@
+"""What the rest of the product needs to know of a room without importing what it runs."""
+
+from collections.abc import Awaitable, Callable
+
+from msgspec import Struct
+
+from streams.runtime.base import Runtime
+from streams.topics import Topics
+
+
+class RoomSpec(Struct, frozen=True, kw_only=True):
+    """One room as the command line, the launcher, the monitor and the tests know it.
+
+    Attributes:
+        name: Its name on the command line, in consumer groups and in metrics.
+        inputs: The topics it handles, by their names without the prefix. `.<group>` stands for its own group.
+        outputs: The topics it writes. `.<group>` stands for the group of a Decision.
+        build: Loads what the room needs and binds its handlers. Its imports are made when it is called.
+        grouped: Whether there is one deployment of it for each executor group.
+    """
+
+    name: str
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    build: Callable[[Runtime], Awaitable[None]]
+    grouped: bool = False
+
+    def reads(self, topics: Topics, group: str = "") -> tuple[str, ...]:
+        """Return the full names of the topics it handles."""
+        return tuple(topics.prefix + name.replace("<group>", group) for name in self.inputs)
+
+    def apps(self, topics: Topics, groups: "tuple[str, ...]") -> tuple[str, ...]:
+        """Return its consumer groups in a deployment with these executor groups."""
+        if not self.grouped:
+            return (topics.app_id(self.name),)
+        return tuple(topics.app_id(self.name, group) for group in groups)

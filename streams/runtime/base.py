@@ -1,0 +1,244 @@
+"""The Runtime protocol: records in, records out, tables, time and control. A room knows nothing else of the outside.
+
+Two implementations exist: `runtime.kafka` for deployments and `runtime.memory` for tests, examples and proofs.
+`tests/streams/runtime` holds both to one contract:
+
+- Records of one partition are handled in order, one call at a time; partitions are handled side by side.
+- A record is done when its handler has returned. After a crash everything that was not done is redelivered.
+- `send` and the writes of a table return once the broker has taken the records; what it refuses raises
+  `SendFailed`.
+- A table has the rows that were written before the crash, whole, before the first record is handled.
+- A handler that fails three times at one record leaves a dead letter; the partition moves past the record.
+"""
+
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Literal, NoReturn, Protocol, TypeAlias, TypeVar
+
+import msgspec
+
+from schemas.query import Origin
+
+if TYPE_CHECKING:
+    from streams.control import Control
+    from streams.metrics import Metrics
+    from streams.settings import Settings
+    from streams.topics import Topics
+
+T = TypeVar("T")
+
+
+class Record(msgspec.Struct, frozen=True):
+    """One record as the broker delivered it.
+
+    Attributes:
+        topic: Its topic.
+        partition: Its partition.
+        offset: Its position in the partition.
+        timestamp_ms: Append time on the broker, ms since the epoch.
+        key: Its key.
+        value: Its bytes; None for a tombstone.
+        epoch: The assignment it was delivered under; see `Runtime.is_ours`.
+    """
+
+    topic: str
+    partition: int
+    offset: int
+    timestamp_ms: int
+    key: bytes | None
+    value: bytes | None
+    epoch: int = 0
+
+    @property
+    def coordinates(self) -> str:
+        """Return topic/partition/offset, for logs and failure counts."""
+        return f"{self.topic}/{self.partition}/{self.offset}"
+
+    @property
+    def origin(self) -> Origin:
+        """Return the record's position as it travels in other records."""
+        return Origin(topic=self.topic, partition=self.partition, offset=self.offset)
+
+
+class Outgoing(msgspec.Struct, frozen=True):
+    """One record to send."""
+
+    topic: str
+    key: bytes | None
+    value: bytes
+
+
+Handler: TypeAlias = Callable[[Record], Awaitable[None]]
+BatchHandler: TypeAlias = Callable[[Sequence[Record]], Awaitable[None]]
+Begin: TypeAlias = Literal["beginning", "end"] | int
+"""Where following starts: the beginning, the end, or so many records before the end of each partition."""
+
+
+class Unavailable(Exception):
+    """Something a record needs is not there: the broker's consent, an encoder. It is no fault of the record.
+
+    The guard counts no failure. It waits with growing pauses and calls the handler again.
+    """
+
+
+class SendFailed(Unavailable):
+    """The broker did not take a record. The message has its reason."""
+
+
+class RowTooLarge(ValueError):
+    """A row would exceed the record limit. Refuse the record that would cause it, before its row is made."""
+
+
+class Crash(Exception):
+    """This room cannot go on. `streams.worker` ends the process; in memory the caller restarts the room.
+
+    Nothing between a handler and its runtime catches it, so that no offset moves past what failed.
+    """
+
+
+class Table(Protocol):
+    """Rows as bytes by key, in memory, rebuilt from a changelog at the start. A write is durable when it returns."""
+
+    def get(self, key: bytes) -> bytes | None:
+        """Return a row, None when there is none."""
+
+    def items(self) -> list[tuple[bytes, bytes]]:
+        """Return key and value of every row in the partitions this worker owns."""
+
+    def partition_of(self, key: bytes) -> int | None:
+        """Return the partition a row lies in, None when there is no such row or its partition is another worker's."""
+
+    def __len__(self) -> int:
+        """Return how many rows `items` has."""
+
+    async def put(self, key: bytes, value: bytes, partition: int) -> None:
+        """Write one row; see `put_all`."""
+
+    async def put_all(self, rows: Iterable[tuple[bytes, bytes, int]]) -> None:
+        """Write rows (key, value, partition) in order. They are visible once all of them are durable.
+
+        Raises:
+            RowTooLarge: a row exceeds the record limit; nothing was written.
+            SendFailed: the broker did not take a row; others of the call may have been written.
+        """
+
+    async def drop_all(self, keys: Iterable[tuple[bytes, int]]) -> None:
+        """Delete rows (key, partition) and wait until that is durable."""
+
+
+class Runtime(Protocol):
+    """One worker of one room.
+
+    Attributes:
+        settings: The settings of the process.
+        topics: The names of all topics.
+        metrics: Counters and gauges.
+        control: Catalogue, objectives and heartbeats.
+        room: The room's name.
+        group: The executor group, where the room has one.
+        instance: Stable name of this worker among those of its room.
+        limit: Most bytes of a record's value.
+        answers_for: Whether this room answers a query whose record it had to give up; a room may replace it.
+    """
+
+    settings: "Settings"
+    topics: "Topics"
+    metrics: "Metrics"
+    control: "Control"
+    room: str
+    group: str
+    instance: str
+    limit: int
+    answers_for: Callable[[str], bool]
+
+    def each(self, topic: str, handle: Handler, *, stage: str) -> None:
+        """Bind a handler to a topic: one record at a time in each partition. `stage` names it in metrics."""
+
+    def batches(self, topic: str, handle: BatchHandler, *, stage: str, most: int) -> None:
+        """Bind a handler to a topic of one partition: what waits, up to `most` records at a time."""
+
+    def table(
+        self, name: str, partitions: int, *, source: str, recovered: Callable[[], Awaitable[None]]
+    ) -> Table:
+        """Declare a table.
+
+        Args:
+            name: With the room's name, the changelog's.
+            partitions: Of the changelog; equal to those of the topics whose handlers write it.
+            source: One of these topics: who owns its partition owns the rows of that partition.
+            recovered: Awaited after each recovery, before the first record is handled; its errors end the room.
+        """
+
+    async def follow(
+        self, topics: Sequence[str], on_record: Callable[[Record], None], *, begin: Begin
+    ) -> None:
+        """Show every record of topics to this worker, whoever handles them; return when all present ones were shown.
+
+        Raises:
+            LookupError: a topic does not exist.
+        """
+
+    async def send(self, *records: Outgoing) -> None:
+        """Send records and wait for their delivery. Records of one partition keep their order.
+
+        Raises:
+            RecordTooLarge: a value exceeds the limit; nothing was sent.
+            SendFailed: the broker did not take a record; others of the call may have been delivered.
+        """
+
+    async def bury(
+        self,
+        record: Record,
+        error: Exception,
+        *,
+        answer: bool = True,
+        query_origin: Origin | None = None,
+    ) -> None:
+        """Send a record to the dead-letter topic, and an Answer where its query would otherwise end in silence.
+
+        Args:
+            record: What could not be handled.
+            error: Why.
+            answer: False where the query goes on without this record, or has its Answer elsewhere.
+            query_origin: Of a query refused because its id is taken; see `DeadLetter`.
+        """
+
+    def is_ours(self, record: Record) -> bool:
+        """Return whether a record's partition has stayed with this worker since; if not, it is redelivered."""
+
+    def assigned(self, topic: str) -> frozenset[int]:
+        """Return the partitions of a topic that this worker owns now."""
+
+    async def first_offsets(self, topics: Sequence[str]) -> Mapping[tuple[str, int], int]:
+        """Return, by topic and partition, the oldest offset still on the broker."""
+
+    async def hold_back(self, offsets: Mapping[str, int]) -> Mapping[str, int]:
+        """Take the committed offsets of topics with one partition back to these where they are further on.
+
+        Call it while recovering: reading continues from there. Returns the commits that were ahead.
+        """
+
+    def now_ms(self) -> int:
+        """Return the time in ms since the epoch."""
+
+    def monotonic(self) -> float:
+        """Return seconds on a clock that never goes back."""
+
+    async def sleep(self, seconds: float) -> None:
+        """Wait."""
+
+    async def in_thread(self, work: Callable[[], T]) -> T:
+        """Run what takes long beside the event loop."""
+
+    def background(self, name: str, run: Callable[[], Awaitable[None]]) -> None:
+        """Run something beside the handlers from the moment records can be sent; its errors end the room."""
+
+    def on_stop(self, close: Callable[[], Awaitable[None]]) -> None:
+        """Close something when the room stops in order."""
+
+    def crash(self, reason: str, error: BaseException | None = None) -> NoReturn:
+        """End this room at once, so that no offset moves past what failed."""
+
+
+def key_of(query_id: str) -> bytes:
+    """Return the key of a query's records."""
+    return query_id.encode()

@@ -1,0 +1,55 @@
+"""What a record leaves behind when it is given up: a dead letter, and an Answer where a query would end in silence.
+
+Pure, and total: the value may be anything at all. A burial that failed would stop its partition for ever.
+"""
+
+from typing import Literal
+
+import msgspec
+
+from schemas.answer import Answer
+from schemas.base import readable_id
+from schemas.dead_letter import DeadLetter
+from schemas.query import Origin
+
+
+def letter_of(
+    value: bytes | None,
+    error: Exception,
+    *,
+    room: str,
+    origin: Origin,
+    attempts: int = 1,
+    query_origin: Origin | None = None,
+) -> DeadLetter:
+    """Return the dead letter of a record.
+
+    Args:
+        value: Its bytes, which may be anything.
+        error: Why it was given up.
+        room: Who gave it up.
+        origin: Where it lies.
+        attempts: How often it was tried.
+        query_origin: Of a query refused because its id is taken.
+    """
+    letter = DeadLetter.of(
+        value, error, room=room, origin=origin, attempts=attempts, query_id=readable_id(value)
+    )
+    return msgspec.structs.replace(
+        letter,
+        reason=_sendable(letter.reason),
+        field=_sendable(letter.field),
+        query_origin=query_origin,
+    )
+
+
+def answer_of(letter: DeadLetter, status: Literal["rejected", "failed"]) -> Answer | None:
+    """Return the Answer that tells a query of its record's dead letter, None when its id cannot be read."""
+    if not letter.query_id:
+        return None
+    return Answer(query_id=letter.query_id, status=status, by=letter.room, error=letter.reason)
+
+
+def _sendable(text: str) -> str:
+    """Return text that UTF-8 can hold: a library's message may quote half a surrogate pair."""
+    return text.encode(errors="replace").decode()

@@ -1,0 +1,148 @@
+"""The guard around each handler: counts failures at a record, sends the third to the dead-letter topic, waits, raises.
+
+It ends no process: what must not go on is raised as `Crash`. What a handler raises falls into three kinds:
+
+    UniscaleError   the record is at fault: dead letter at once
+    Unavailable     the broker or an encoder is: nothing is counted; the guard waits and calls the handler again
+    anything else   nobody knows: the failure is counted and the room crashes, so that a fresh process tries again;
+                    the third failure at one record makes it a dead letter
+"""
+
+import asyncio
+import logging
+from collections.abc import Sequence
+
+from schemas.base import encode
+from schemas.errors import UniscaleError
+from schemas.query import Origin
+from streams.runtime.base import BatchHandler, Crash, Outgoing, Record, Runtime, Unavailable, key_of
+from streams.runtime.burial import answer_of, letter_of
+from streams.runtime.crashes import LIMIT, Crashes, InHand, KilledProcess
+from streams.runtime.turns import Turns
+
+log = logging.getLogger("streams.runtime.guard")
+
+_FIRST_PAUSE_S = 0.5
+_LONGEST_PAUSE_S = 30.0
+
+
+class Guard:
+    """Failure counting and dead letters of one worker; both runtimes call their handlers through it."""
+
+    def __init__(self, runtime: Runtime, crashes: Crashes, in_hand: InHand) -> None:
+        self.runtime = runtime
+        self.crashes = crashes
+        self.in_hand = in_hand
+        self._turns = Turns()
+        self._stopping = False
+        for coordinates in in_hand.left:
+            count = crashes.add(coordinates)
+            log.warning("%s: in flight when the last process died, %d of %d", coordinates, count, LIMIT)
+
+    def stop(self) -> None:
+        """Begin no further record; those in flight go on."""
+        self._stopping = True
+
+    async def call(self, records: Sequence[Record], handle: BatchHandler) -> None:
+        """Handle records, and return when they are done: handled, or in the dead-letter topic.
+
+        Raises:
+            Crash: the room must not go on.
+        """
+        await self._unless_stopping()
+        failures = [self.crashes.of(record.coordinates) for record in records]
+        if len(records) > 1 and any(failures):
+            # One by one, so that the one at fault is found.
+            for record in records:
+                await self.call([record], handle)
+            return
+        pause_s = _FIRST_PAUSE_S
+        while True:
+            try:
+                await self._attempt(records, handle, failures[0])
+                return
+            except Unavailable as error:
+                first = records[0]
+                log.warning("%s: waiting %.1f s: %s", first.coordinates, pause_s, error)
+                self.runtime.metrics.waits.labels(first.topic).inc()
+            await self.runtime.sleep(pause_s)
+            pause_s = min(_LONGEST_PAUSE_S, 2 * pause_s)
+            await self._unless_stopping()
+            if not all(map(self.runtime.is_ours, records)):
+                return  # redelivered to whoever owns the partition now
+
+    async def bury(
+        self,
+        record: Record,
+        error: Exception,
+        *,
+        attempts: int = 1,
+        answer: bool = True,
+        query_origin: Origin | None = None,
+    ) -> None:
+        """Give a record up; see `Runtime.bury`."""
+        runtime, topics = self.runtime, self.runtime.topics
+        letter = letter_of(
+            record.value, error, room=runtime.room, origin=record.origin, attempts=attempts,
+            query_origin=query_origin,
+        )  # fmt: skip
+        log.warning("dead letter %s: %s: %s", letter.key, letter.error, letter.reason)
+        outgoing = [Outgoing(topics.dead_letter, letter.key.encode(), encode(letter))]
+        # A query does not end with these.
+        beside = (topics.answer, topics.feedback, topics.due, topics.reward)
+        if answer and letter.query_id and record.topic not in beside and runtime.answers_for(letter.query_id):
+            early = record.topic in (topics.query, topics.context)
+            reply = answer_of(letter, "rejected" if early else "failed")
+            if reply is not None:
+                outgoing.append(Outgoing(topics.answer, key_of(reply.query_id), encode(reply)))
+        await runtime.send(*outgoing)
+        runtime.metrics.dead_letters.labels(record.topic, letter.error).inc()
+
+    async def _unless_stopping(self) -> None:
+        if self._stopping:
+            await asyncio.Future()
+
+    async def _attempt(self, records: Sequence[Record], handle: BatchHandler, failures: int) -> None:
+        first = records[0]
+        if failures >= LIMIT:
+            why = KilledProcess(
+                f"{first.coordinates}: the process of the {self.runtime.room} died {failures} times with this "
+                "record in flight (a segmentation fault, no memory left, or a kill); fix the cause, then retry it"
+            )
+            await self.bury(first, why, attempts=failures)
+            self.crashes.forget(first.coordinates)
+            return
+        turn = self._turns.alone() if failures == LIMIT - 1 else self._turns.together()
+        async with turn:
+            with self.in_hand.holding([record.coordinates for record in records]):
+                await self._try(records, handle)
+
+    async def _try(self, records: Sequence[Record], handle: BatchHandler) -> None:
+        first = records[0]
+        try:
+            await handle(records)
+        except asyncio.CancelledError as error:
+            if not asyncio.current_task().cancelling():  # type: ignore[union-attr]
+                # Nobody cancelled this handler: what it waited for was, and it would end without a word.
+                raise Crash(
+                    f"{first.coordinates}: what the {self.runtime.room} waited for was cancelled"
+                ) from error
+            raise
+        except (Unavailable, Crash):
+            raise
+        except Exception as error:
+            if isinstance(error, UniscaleError) and len(records) == 1:
+                await self.bury(first, error)
+                self.crashes.forget(first.coordinates)
+                return
+            counts = [self.crashes.add(record.coordinates) for record in records]
+            self.runtime.metrics.crashes.labels(first.topic).inc()
+            if counts[0] < LIMIT or len(records) > 1:
+                raise Crash(
+                    f"{first.coordinates}: failure {counts[0]} of {LIMIT} in the {self.runtime.room}"
+                ) from error
+            await self.bury(first, error, attempts=counts[0])
+            self.crashes.forget(first.coordinates)
+        else:
+            for record in records:
+                self.crashes.forget(record.coordinates)

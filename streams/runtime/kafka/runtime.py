@@ -1,0 +1,282 @@
+"""The Runtime protocol on Kafka: composes app, consumer, outbox and tables for one room."""
+
+import asyncio
+import contextlib
+import functools
+import time
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from typing import Any, NoReturn, TypeVar
+
+from aiokafka.errors import KafkaError
+from faust.exceptions import ConsumerNotStarted
+
+from schemas.base import MAX_RECORD, MAX_VALUE
+from schemas.query import Origin
+from streams.control import Control
+from streams.metrics import Metrics
+from streams.runtime.base import (
+    BatchHandler,
+    Begin,
+    Crash,
+    Handler,
+    Outgoing,
+    Record,
+    SendFailed,
+)
+from streams.runtime.crashes import Crashes, InHand
+from streams.runtime.guard import Guard
+from streams.runtime.kafka import connections, handlers
+from streams.runtime.kafka.app import crash, create_app, durable_table
+from streams.runtime.kafka.consumer import consumer_of, wait_while
+from streams.runtime.kafka.outbox import Outbox
+from streams.runtime.kafka.table import DurableTable
+from streams.runtime.kafka.tail import Follower
+from streams.settings import Settings
+from streams.topics import Topics
+
+T = TypeVar("T")
+
+
+class KafkaRuntime:
+    """One worker of one room on Kafka; see `streams.runtime.base.Runtime` for what each method promises."""
+
+    def __init__(
+        self, settings: Settings, metrics: Metrics, *, room: str, group: str = "", instance: str = "0"
+    ) -> None:
+        self.settings = settings
+        self.metrics = metrics
+        self.room = room
+        self.group = group
+        self.instance = instance
+        self.topics = Topics(settings)
+        self.app = create_app(settings, room, group, instance)
+        self.control = Control(settings, self.monotonic)
+        self.limit = settings.max_record_bytes - (MAX_RECORD - MAX_VALUE)
+        self.answers_for: Callable[[str], bool] = lambda query_id: True
+        name = self.topics.app_id(room, group)
+        self.in_hand = InHand(settings.state_path("crashes", f"{name}.{instance}.in-hand"))
+        self.guard = Guard(
+            self, Crashes(settings.state_path("crashes", f"{name}.{instance}.json")), self.in_hand
+        )
+        self._outbox = Outbox(self.app, settings)
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._closers: list[Callable[[], Awaitable[None]]] = []
+        self._counters = functools.cache(
+            lambda topic, stage: (metrics.records.labels(room, topic), metrics.stage.labels(stage))
+        )
+
+    def each(self, topic: str, handle: Handler, *, stage: str) -> None:
+        """Bind a handler; see the protocol."""
+
+        async def one(records: Sequence[Record]) -> None:
+            await handle(records[0])
+
+        async def guarded(record: Record) -> None:
+            await self._guarded([record], one, stage)
+
+        handlers.each(self.app, topic, guarded, name=f"{self.room}-{stage}")
+
+    def batches(self, topic: str, handle: BatchHandler, *, stage: str, most: int) -> None:
+        """Bind a handler of batches; see the protocol."""
+
+        async def guarded(records: Sequence[Record]) -> None:
+            await self._guarded(records, handle, stage)
+
+        handlers.batches(self.app, topic, guarded, name=f"{self.room}-{stage}", most=most)
+
+    async def _guarded(self, records: Sequence[Record], handle: BatchHandler, stage: str) -> None:
+        try:
+            await self.guard.call(records, handle)
+        except Crash as error:
+            crash(str(error), error.__cause__ or error)
+        for record in records:
+            counted, seconds = self._counters(record.topic, stage)
+            counted.inc()
+            if record.timestamp_ms > 0:
+                seconds.observe(max(0.0, time.time() - record.timestamp_ms / 1000))
+
+    def table(
+        self, name: str, partitions: int, *, source: str, recovered: Callable[[], Awaitable[None]]
+    ) -> "KafkaTable":
+        """Declare a table; see the protocol."""
+        began_s = self.monotonic()
+
+        async def on_assigned(*_: Any, **__: Any) -> None:
+            nonlocal began_s
+            began_s = self.monotonic()
+
+        async def on_recover() -> None:
+            self.metrics.recovery_seconds.labels("read").set(self.monotonic() - began_s)
+            try:
+                with consumer_of(self.app).at_work():
+                    await recovered()
+            except Exception as error:
+                # faust drops what its recovery callbacks raise, and would go on with an empty room.
+                crash(f"the {self.room} cannot recover: {error}", error)
+
+        table = durable_table(self.app, name, partitions)
+        table.on_recover(on_recover)
+        self.app.on_partitions_assigned.connect(on_assigned, weak=False)
+        return KafkaTable(table, lambda: self.assigned(source))
+
+    async def follow(
+        self, topics: Sequence[str], on_record: Callable[[Record], None], *, begin: Begin
+    ) -> None:
+        """Follow topics beside faust; see the protocol."""
+        follower = Follower(self.settings, topics, on_record, begin=begin)
+        await follower.start()
+        self._closers.append(follower.stop)
+
+    async def send(self, *records: Outgoing) -> None:
+        """Send and wait; see the protocol."""
+        try:
+            await self._outbox.send_all(records)
+        except KafkaError as error:
+            raise SendFailed(f"{records[0].topic}: the broker did not take a record: {error!r}") from error
+
+    async def bury(
+        self,
+        record: Record,
+        error: Exception,
+        *,
+        answer: bool = True,
+        query_origin: Origin | None = None,
+    ) -> None:
+        """Give a record up; see the protocol."""
+        await self.guard.bury(record, error, answer=answer, query_origin=query_origin)
+
+    def is_ours(self, record: Record) -> bool:
+        """Compare the record's assignment with the present one; see the protocol."""
+        return consumer_of(self.app).is_ours(record.epoch)
+
+    def assigned(self, topic: str) -> frozenset[int]:
+        """Ask the consumer; see the protocol."""
+        try:
+            return frozenset(tp.partition for tp in self.app.consumer.assignment() if tp.topic == topic)
+        except ConsumerNotStarted:
+            return frozenset()
+
+    async def first_offsets(self, topics: Sequence[str]) -> Mapping[tuple[str, int], int]:
+        """Ask the broker; see the protocol."""
+        return await asyncio.to_thread(self._first_offsets, topics)
+
+    def _first_offsets(self, topics: Sequence[str]) -> dict[tuple[str, int], int]:
+        reader = connections.consumer(self.settings)
+        try:
+            parts = connections.partitions(reader, topics)
+            return {(tp.topic, tp.partition): o for tp, o in reader.beginning_offsets(parts).items()}
+        finally:
+            reader.close()
+
+    async def hold_back(self, offsets: Mapping[str, int]) -> Mapping[str, int]:
+        """Commit lower offsets, to which faust seeks next; see the protocol."""
+        consumer: Any = self.app.consumer
+        committed = await consumer.seek_to_committed()
+        ahead = {tp: o for tp, o in committed.items() if tp.topic in offsets and o and o > offsets[tp.topic]}
+        first = await consumer.earliest_offsets(*ahead) if ahead else {}
+        back = {tp: max(offsets[tp.topic], first.get(tp) or 0) for tp in ahead}
+        back = {tp: offset for tp, offset in back.items() if offset < ahead[tp]}
+        if back and not await consumer._commit(back):
+            raise Crash("the group's offsets could not be taken back")
+        return {tp.topic: ahead[tp] for tp in back}
+
+    def now_ms(self) -> int:
+        """Return the time of this machine."""
+        return int(time.time() * 1000)
+
+    def monotonic(self) -> float:
+        """Return the monotonic clock of this machine."""
+        return time.monotonic()
+
+    async def sleep(self, seconds: float) -> None:
+        """Wait."""
+        await asyncio.sleep(seconds)
+
+    async def in_thread(self, work: Callable[[], T]) -> T:
+        """Run beside the event loop."""
+        return await asyncio.to_thread(work)
+
+    def background(self, name: str, run: Callable[[], Awaitable[None]]) -> None:
+        """Run from the moment the producer is connected; see the protocol."""
+
+        async def body() -> None:
+            # faust calls the producer started before it has connected.
+            while getattr(self.app.producer, "_producer", None) is None:  # noqa: ASYNC110
+                await asyncio.sleep(0.1)
+            try:
+                await run()
+            except asyncio.CancelledError:
+                raise
+            except Exception as error:
+                if not self.app.should_stop:
+                    crash(f"{name} failed: {error}", error)
+
+        task = asyncio.get_running_loop().create_task(body(), name=name)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def on_stop(self, close: Callable[[], Awaitable[None]]) -> None:
+        """Close it when the room stops."""
+        self._closers.append(close)
+
+    def crash(self, reason: str, error: BaseException | None = None) -> NoReturn:
+        """End the room; see the protocol."""
+        crash(reason, error)
+
+    async def stop(self, settle_s: float) -> None:
+        """Let records in flight finish for so long, commit what is handled, close what was opened."""
+        self.guard.stop()
+        await wait_while(lambda: self.in_hand.held, settle_s)
+        with contextlib.suppress(ConsumerNotStarted):
+            await self.app.consumer.commit()
+        for task in self._tasks:
+            task.cancel()
+        for close in self._closers:
+            await close()
+        self.in_hand.clear()
+
+
+class KafkaTable:
+    """A faust table with awaited writes, showing the rows of owned partitions; see the protocol `Table`."""
+
+    def __init__(self, table: DurableTable, owned: Callable[[], frozenset[int]]) -> None:
+        self._table = table
+        self._owned = owned
+
+    def get(self, key: bytes) -> bytes | None:
+        """Return a row."""
+        value = self._table.data.get(key)
+        return bytes(value) if value is not None else None
+
+    def items(self) -> list[tuple[bytes, bytes]]:
+        """Return all rows of owned partitions: faust keeps those of partitions that have left."""
+        owned, places = self._owned(), self._table.places
+        return [(k, v) for k, v in list(self._table.data.items()) if places.get(k) in owned]
+
+    def partition_of(self, key: bytes) -> int | None:
+        """Return where a row lies."""
+        place = self._table.places.get(key)
+        return place if place in self._owned() and key in self._table.data else None
+
+    def __len__(self) -> int:
+        """Return how many rows lie in owned partitions."""
+        owned, places = self._owned(), self._table.places
+        return sum(places.get(key) in owned for key in list(self._table.data))
+
+    async def put(self, key: bytes, value: bytes, partition: int) -> None:
+        """Write one row."""
+        await self.put_all([(key, value, partition)])
+
+    async def put_all(self, rows: Iterable[tuple[bytes, bytes, int]]) -> None:
+        """Write rows."""
+        try:
+            await self._table.put_all(rows)
+        except KafkaError as error:
+            raise SendFailed(f"{self._table.name}: the broker did not take a row: {error!r}") from error
+
+    async def drop_all(self, keys: Iterable[tuple[bytes, int]]) -> None:
+        """Delete rows."""
+        try:
+            await self._table.drop_all(keys)
+        except KafkaError as error:
+            raise SendFailed(f"{self._table.name}: the broker did not take a tombstone: {error!r}") from error
