@@ -11,6 +11,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
+from operator import attrgetter
 
 import msgspec
 import numpy as np
@@ -19,6 +21,7 @@ from msgspec import Struct
 from agents.decider import snapshot
 from agents.decider.decisions import Surroundings, context_of, decision_of
 from agents.decider.errors import CorruptState, DeciderError, DuplicateQuery, UnservedObjective
+from agents.decider.events import offer, tell
 from agents.decider.fold import Folded, fold, introduce, untold
 from agents.decider.observations import (
     GROWTH,
@@ -28,12 +31,13 @@ from agents.decider.observations import (
     RewardRules,
     Row,
     Verdict,
+    aim_of,
     applied,
     decode_row,
     encode_row,
     policy_objective,
 )
-from agents.decider.policies.base import ActionVector, Choice, Pending, Policy
+from agents.decider.policies.base import ActionVector, Choice, Policy
 from schemas.base import MAX_VALUE, encode
 from schemas.decision import Decision
 from schemas.errors import UniscaleError
@@ -140,17 +144,21 @@ class Decider:
         rows = []
         for a in fresh:
             vector = np.asarray(a.embedding).astype("<f4").tobytes()
-            row = ActionRow(
-                action=a.action_id, model=a.model, position=len(self.actions), anchor=first, embedding=vector
+            known = ActionRow(
+                action=a.action_id,
+                model=a.model,
+                position=len(self.actions),
+                anchor=first,
+                embedding=vector,
+                size=a.size,
             )
-            self.actions[a.action_id] = row
-            rows.append((row.key, encode_row(row)))
+            self.actions[a.action_id] = known
+            rows.append((known.key, encode_row(known)))
         wanted = tuple(dict.fromkeys(a.action_id for a in actions))
-        self.policy.add_actions([self.actions[action_id].vector() for action_id in wanted])
-        self.policy.remove_actions(sorted(set(self.actions) - set(wanted)))
+        offer(self.policy, wanted, self.actions)
         if wanted != self.offered:
-            offer = OfferRow(seq=self.seq, actions=wanted)
-            rows.append((offer.key, encode_row(offer)))
+            row = OfferRow(seq=self.seq, actions=wanted)
+            rows.append((row.key, encode_row(row)))
             self.offered = wanted
         return rows
 
@@ -248,7 +256,7 @@ class Decider:
             self.context_offset, self.reward_offset = found.context_offset, found.reward_offset
         introduce(self.policy, self.actions.values())
         self.offered = max(offers, key=lambda offer: offer.seq).actions if offers else ()
-        folded = fold(self.policy, rows, after)
+        folded = fold(self.policy, [*rows, *offers], after, self.actions)
         self.seq = max(after, folded.last_seq) + 1
         self.clock = max(self.clock, folded.clock)
         self.context_offset = max([self.context_offset, *(r.context_origin.offset for r in rows)])
@@ -286,8 +294,8 @@ class Decider:
 
     def _choose(self, asked: Sequence[tuple[ContextRecord, Origin]], around: Surroundings) -> list[Decided]:
         """Choose for all or raise for all; nothing is changed before every row is known to fit."""
-        contexts = [context_of(record, around, self.encoder) for record, _ in asked]
         in_force = [self._in_force(record, around) for record, _ in asked]
+        contexts = [context_of(record, around, self.encoder, self.policy.surface) for record, _ in asked]
         choices = self.policy.select(contexts, [policy_objective(o) for o in in_force], self.seed)
         made = []
         for i, ((record, origin), objective, choice) in enumerate(zip(asked, in_force, choices, strict=True)):
@@ -300,37 +308,48 @@ class Decider:
                 seq=self.seq + i,
                 seed=self.seed,
             )
-            made.append(self._made(record, origin, decision, choice, self.clock + i))
-        told = [Pending(c.query_id, c.embedding, k.action_id) for c, k in zip(contexts, choices, strict=True)]
-        self.policy.expect(told)
+            embedding = contexts[i].embedding.astype("<f4").tobytes()
+            made.append(self._made(record, origin, decision, choice, embedding, self.clock + i))
+        tell(self.policy, "expect", [row for _, row in made])
         self.seq += len(made)
         self.clock += len(made)
         self.context_offset = max([self.context_offset, *(origin.offset for _, origin in asked)])
-        return made
+        return [decided for decided, _ in made]
 
     def _in_force(self, record: ContextRecord, around: Surroundings) -> ObjectiveInForce:
         objective = around.steering.objectives.of(record.query)
-        if objective.aim != "weights":
+        aim = aim_of(objective)
+        if aim is None:
+            return objective
+        if not self.policy.paces:
             raise UnservedObjective(record.query_id, objective.aim, self.policy.name)
-        return objective
+        return msgspec.structs.replace(objective, price=self.policy.price(aim))
 
     def _made(
-        self, record: ContextRecord, origin: Origin, decision: Decision, choice: Choice, clock: int
-    ) -> Decided:
+        self,
+        record: ContextRecord,
+        origin: Origin,
+        decision: Decision,
+        choice: Choice,
+        embedding: bytes,
+        clock: int,
+    ) -> tuple[Decided, Row]:
         value = encode(decision)
         row = Row(
             query_id=record.query_id,
             seq=decision.seq,
             clock=clock,
             action=choice.action_id,
-            embedding=record.embedding,
+            embedding=embedding,
             objective=decision.objective,
             query_origin=record.origin,
             context_origin=origin,
             decision=msgspec.Raw(value),
+            batch=self.seq,
+            paced=choice.cohort == "policy",
         )
-        key = record.query_id.encode()
-        return Decided(record.query_id, value, decision.group, (key, encode_row(row, self.limit - GROWTH)))
+        stored = (record.query_id.encode(), encode_row(row, self.limit - GROWTH))
+        return Decided(record.query_id, value, decision.group, stored), row
 
     def _again(self, context: ContextRecord, value: bytes) -> Decided:
         row = decode_row(context.query_id.encode(), value)
@@ -358,21 +377,8 @@ class Decider:
 
     def _tell(self, moves: Sequence[Move]) -> None:
         """Tell the policy in order, runs of one kind together."""
-        start = 0
-        for at in range(1, len(moves) + 1):
-            if at < len(moves) and moves[at].tell == moves[start].tell:
-                continue
-            rows = [move.row for move in moves[start:at]]
-            match moves[start].tell:
-                case "update":
-                    self.policy.update([r.observation(r.entered) for r in rows])
-                case "correct":
-                    self.policy.correct([r.observation(r.correct) for r in rows])
-                case "abandon":
-                    self.policy.abandon([r.pending() for r in rows])
-                case "nothing":
-                    pass
-            start = at
+        for told, group in groupby(moves, key=attrgetter("tell")):
+            tell(self.policy, told, [move.row for move in group])
 
 
 class _Sent(Struct):

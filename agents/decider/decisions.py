@@ -9,6 +9,7 @@ import numpy as np
 
 from agents.decider.errors import InvalidObservation
 from agents.decider.policies.base import Choice, Context
+from agents.decider.surface import counts
 from agents.space.action_space import ActionSpace
 from agents.space.steering import Steering
 from schemas.action import Action
@@ -32,13 +33,16 @@ class Surroundings:
     living: frozenset[str] | None = None
 
 
-def context_of(record: ContextRecord, around: Surroundings, encoder: str = "") -> Context:
+def context_of(
+    record: ContextRecord, around: Surroundings, encoder: str = "", surface: bool = False
+) -> Context:
     """Return a Context as the policy is asked it.
 
     Args:
         record: The record.
         around: What can be chosen now.
         encoder: Id of the encoder of the action vectors; empty trusts all.
+        surface: Whether surface counts of the question follow the embedding.
 
     Raises:
         InvalidObservation: The embedding comes from another encoder.
@@ -57,7 +61,10 @@ def context_of(record: ContextRecord, around: Surroundings, encoder: str = "") -
     allowed = None
     if len(indices) < len(around.space):
         allowed = frozenset(around.space[i].id for i in indices)
-    return Context(record.query_id, np.frombuffer(record.embedding, dtype="<f4").astype(np.float64), allowed)
+    vector = np.frombuffer(record.embedding, dtype="<f4").astype(np.float64)
+    if surface:
+        vector = np.concatenate([vector, counts(query.question)])
+    return Context(record.query_id, vector, allowed)
 
 
 def decision_of(
@@ -84,7 +91,7 @@ def decision_of(
     action = Action.parse(choice.action_id)
     catalogue, living = around.steering.catalogue, around.living
     pinned = record.query.pinned is not None
-    by_policy = not pinned and choice.reason != "warm-up"
+    by_policy = not pinned and choice.reason not in ("warm-up", "control")
     predicted = None
     if choice.predicted is not None:
         correct, score, log_cost = choice.predicted
@@ -110,6 +117,7 @@ def decision_of(
         candidates=choice.candidates,
         masked_models=() if living is None else tuple(m for m in around.space.models if m not in living),
         reason="pinned" if pinned else choice.reason,
+        cohort=choice.cohort,
         propensity=choice.propensity,
         propensity_draws=choice.propensity_draws,
         propensity_error=choice.propensity_error,

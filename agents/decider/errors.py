@@ -4,6 +4,7 @@ UniscaleError
 └── DeciderError
     ├── InvalidObjective    weights or cost bounds that are no convex combination
     ├── InvalidObservation  a reward term or an embedding that must not reach A
+    ├── PolicyRefused       a policy or an option that does not exist, or a value out of range
     ├── UnservedObjective   an objective by mean cost or accuracy, under a policy that prices nothing
     ├── UnknownAction       an action id that was never added
     ├── NoAction            nothing is left to choose from
@@ -28,6 +29,10 @@ class InvalidObjective(DeciderError):
     def __init__(self, name: str, value: object, mend: str) -> None:
         super().__init__(f"objective: {name} is {value!r}; {mend}")
         self.field = name
+
+
+class PolicyRefused(DeciderError, ValueError):
+    """A policy cannot be built from its settings. The message names the setting and what to write."""
 
 
 class UnservedObjective(DeciderError):

@@ -7,14 +7,16 @@ the live run.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from operator import itemgetter
+from operator import attrgetter
 from typing import Final
 
 from agents.decider.errors import CorruptState
-from agents.decider.observations import ActionRow, Row
+from agents.decider.events import events, offer, tell
+from agents.decider.observations import ActionRow, AnyRow, OfferRow, Row
 from agents.decider.policies.base import Policy
 
 BATCH: Final = 2048
@@ -33,41 +35,41 @@ class Folded:
     clock: int
 
 
-def fold(policy: Policy, rows: Iterable[Row], after: int = -1) -> Folded:
+def fold(
+    policy: Policy, rows: Iterable[AnyRow], after: int = -1, actions: Mapping[str, ActionRow] | None = None
+) -> Folded:
     """Tell a policy everything in the log that comes after a place in the order.
 
     Args:
         policy: With the actions of the log added, in its initial state or in that of a snapshot.
         rows: Rows in any order.
         after: Last place that the policy's state holds already; -1 for none.
+        actions: Every action of the log by id, for policies whose state depends on what was on offer; None tells no
+            offers.
     """
-    ordered = sorted(rows, key=lambda row: row.seq)
-    decided = [r for r in ordered if r.seq > after]
-    updated = [r for r in ordered if r.learned_seq > after]
-    corrected = [r for r in ordered if r.corrected_seq > after]
-    abandoned = [r for r in ordered if r.stage == "abandoned" and r.ended_seq > after]
-    events = [
-        *((r.seq, "expect", r) for r in decided),
-        *((r.learned_seq, "update", r) for r in updated),
-        *((r.corrected_seq, "correct", r) for r in corrected),
-        *((r.ended_seq, "abandon", r) for r in abandoned),
-    ]
+    whole = list(rows)
+    told = [event for event in events(whole, after) if event.told != "nothing"]
     if policy.order_free:
         order = {"expect": 0, "abandon": 1, "update": 2, "correct": 3}
-        events.sort(key=lambda event: (order[event[1]], event[0]))
-    else:
-        events.sort(key=itemgetter(0))
-    for tell, group in groupby(events, key=itemgetter(1)):
-        told = [row for _, _, row in group]
-        for start in range(0, len(told), BATCH):
-            _tell(policy, tell, told[start : start + BATCH])
+        told = sorted((e for e in told if e.told != "offer"), key=lambda e: (order[e.told], e.seq))
+    for kind, group in groupby(told, key=attrgetter("told")):
+        rows_of_kind = [event.row for event in group]
+        if actions:
+            for row in rows_of_kind:
+                if isinstance(row, OfferRow):
+                    offer(policy, row.actions, actions)
+        alike = [row for row in rows_of_kind if isinstance(row, Row)]
+        for start in range(0, len(alike), BATCH):
+            tell(policy, kind, alike[start : start + BATCH])
+    counted = Counter(event.told for event in told)
+    decided = [row for row in whole if isinstance(row, Row)]
     return Folded(
-        decisions=len(decided),
-        updates=len(updated),
-        corrections=len(corrected),
-        outstanding=sum(r.stage == "pending" for r in ordered),
-        last_seq=max((r.last_seq for r in ordered), default=after),
-        clock=max((r.clock + 1 for r in ordered), default=0),
+        decisions=counted["expect"],
+        updates=counted["update"],
+        corrections=counted["correct"],
+        outstanding=sum(row.stage == "pending" for row in decided),
+        last_seq=max((row.last_seq for row in decided), default=after),
+        clock=max((row.clock + 1 for row in decided), default=0),
     )
 
 
@@ -93,14 +95,3 @@ def introduce(policy: Policy, actions: Iterable[ActionRow]) -> None:
     known = sorted(actions, key=lambda row: row.position)
     policy.add_actions([row.vector() for row in known if row.anchor])
     policy.add_actions([row.vector() for row in known if not row.anchor])
-
-
-def _tell(policy: Policy, tell: str, rows: Sequence[Row]) -> None:
-    if tell == "expect":
-        policy.expect([r.pending() for r in rows])
-    elif tell == "abandon":
-        policy.abandon([r.pending() for r in rows])
-    elif tell == "update":
-        policy.update([r.observation(r.entered) for r in rows])
-    else:
-        policy.correct([r.observation(r.correct) for r in rows])

@@ -25,7 +25,7 @@ from msgspec import Struct
 
 from agents.decider import intake
 from agents.decider.errors import CorruptState
-from agents.decider.policies.base import ActionVector, Objective, Observation, Pending, Vector
+from agents.decider.policies.base import ActionVector, Aim, Objective, Observation, Pending, Vector
 from schemas.base import MAX_VALUE
 from schemas.errors import RecordTooLarge
 from schemas.objective import ObjectiveInForce
@@ -79,7 +79,10 @@ class Row(Struct, frozen=True, kw_only=True, omit_defaults=True, tag="decider-ro
         decision: The Decision's value, byte for byte as it was sent.
         learned_seq, corrected_seq, ended_seq: Places of the updates; -1 where there was none.
         kinds: Rewards applied, in order.
+        paced: Whether its cost counts against the objective's aim; the control group's does not.
         reward_offset: Offset of the last reward applied.
+        batch: Place of the first decision that was made together with this one: prices are those of its state;
+            -1 where it was made alone.
         entered: Correct as it entered A; None when the imputed value did.
         correct, score, log_cost, imputed: The raw terms as they stand.
     """
@@ -99,6 +102,8 @@ class Row(Struct, frozen=True, kw_only=True, omit_defaults=True, tag="decider-ro
     ended_seq: int = -1
     kinds: tuple[Kind, ...] = ()
     reward_offset: int = -1
+    batch: int = -1
+    paced: bool = True
     entered: float | None = None
     correct: float | None = None
     score: float = 0.0
@@ -121,7 +126,8 @@ class Row(Struct, frozen=True, kw_only=True, omit_defaults=True, tag="decider-ro
 
     def pending(self) -> Pending:
         """Return the decision as the policy is told it."""
-        return Pending(self.query_id, self.vector(), self.action)
+        aim = aim_of(self.objective) if self.paced else None
+        return Pending(self.query_id, self.vector(), self.action, aim)
 
     def observation(self, correct: float | None) -> Observation:
         """Return the outcome as the policy is told it, with Correct as it stood then."""
@@ -145,6 +151,7 @@ class ActionRow(Struct, frozen=True, kw_only=True, tag="decider-action.v1", tag_
         position: Order of first appearance.
         anchor: Whether it belongs to the first catalogue, whose centre the features keep.
         embedding: s_a as little-endian float32.
+        size: Parameters of its model; 0 where they were not known.
     """
 
     action: str
@@ -152,6 +159,7 @@ class ActionRow(Struct, frozen=True, kw_only=True, tag="decider-action.v1", tag_
     position: int
     anchor: bool
     embedding: bytes
+    size: float = 0.0
 
     @property
     def key(self) -> bytes:
@@ -160,7 +168,8 @@ class ActionRow(Struct, frozen=True, kw_only=True, tag="decider-action.v1", tag_
 
     def vector(self) -> ActionVector:
         """Return the action as the policy is told it."""
-        return ActionVector(self.action, self.model, np.frombuffer(self.embedding, "<f4").astype(np.float64))
+        embedding = np.frombuffer(self.embedding, "<f4").astype(np.float64)
+        return ActionVector(self.action, self.model, embedding, self.size)
 
 
 class OfferRow(Struct, frozen=True, kw_only=True, tag="decider-offer.v1", tag_field="schema"):
@@ -190,7 +199,20 @@ def policy_objective(objective: ObjectiveInForce) -> Objective:
     """Return an objective in force as the policy's coefficients."""
     w, bounds = objective.weights, objective.cost_range
     low, high = float(np.log(bounds.low_eflops)), float(np.log(bounds.high_eflops))
-    return Objective(w.correct, w.score, w.cost, low, high)
+    return Objective(w.correct, w.score, w.cost, low, high, objective.price)
+
+
+def aim_of(objective: ObjectiveInForce) -> Aim | None:
+    """Return what an objective is after, None where it states weights.
+
+    The key holds the target: a target that is set anew is paced anew, one that is merely repeated is not.
+    """
+    if objective.mean_cost is not None:
+        key = f"{objective.name or ''}/mean_cost={objective.mean_cost!r}"
+        return Aim(key, mean_cost=objective.mean_cost)
+    if objective.accuracy is not None:
+        return Aim(f"{objective.name or ''}/accuracy={objective.accuracy!r}", accuracy=objective.accuracy)
+    return None
 
 
 def applied(

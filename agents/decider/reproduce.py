@@ -9,12 +9,22 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from itertools import groupby
 from typing import Final
 
 from agents.decider import snapshot
 from agents.decider.errors import CorruptState
+from agents.decider.events import Event, Told, events, offer, tell
 from agents.decider.fold import introduce, untold
-from agents.decider.observations import ActionRow, AnyRow, OfferRow, Row, decode_row, policy_objective
+from agents.decider.observations import (
+    ActionRow,
+    AnyRow,
+    OfferRow,
+    Row,
+    aim_of,
+    decode_row,
+    policy_objective,
+)
 from agents.decider.policies.base import Context, Policy
 from agents.space.action_space import ActionSpace
 from schemas.action import Action
@@ -74,31 +84,34 @@ def mismatches(policy: Policy, rows: Iterable[AnyRow], seed: int, after: int = -
         after: Place in the order of that snapshot; -1 for none.
     """
     log = list(rows)
-    introduce(policy, [row for row in log if isinstance(row, ActionRow)])
-    known = {row.action for row in log if isinstance(row, ActionRow)}
-    decided = [row for row in log if isinstance(row, Row)]
-    # An offer stands before the decision of its own place in the order.
-    events: list[tuple[int, int, str, Row | OfferRow]] = []
-    events += [(row.seq, 0, "offer", row) for row in log if isinstance(row, OfferRow)]
-    events += [(row.seq, 1, "decide", row) for row in decided if row.seq > after]
-    events += [(row.learned_seq, 1, "update", row) for row in decided if row.learned_seq > after]
-    events += [(row.corrected_seq, 1, "correct", row) for row in decided if row.corrected_seq > after]
-    events += [(row.ended_seq, 1, "abandon", row) for row in decided if row.ended_seq > after]
-    offered: tuple[str, ...] = ()
-    for _, _, tell, row in sorted(events, key=lambda event: event[:2]):
-        if isinstance(row, OfferRow):
-            offered = row.actions
-            policy.remove_actions(sorted(known - set(offered)))
-            policy.add_actions([a.vector() for a in log if isinstance(a, ActionRow) and a.action in offered])
-        elif tell == "decide":
-            yield from _compared(policy, row, offered, seed)
-            policy.expect([row.pending()])
-        elif tell == "update":
-            policy.update([row.observation(row.entered)])
-        elif tell == "correct":
-            policy.correct([row.observation(row.correct)])
-        elif row.stage == "abandoned":
-            policy.abandon([row.pending()])
+    actions = {row.action: row for row in log if isinstance(row, ActionRow)}
+    introduce(policy, actions.values())
+    # A snapshot's place may lie behind the offer that is in force there.
+    before = [row for row in log if isinstance(row, OfferRow) and row.seq <= after]
+    offered = max(before, key=lambda row: row.seq).actions if before else ()
+    if before:
+        offer(policy, offered, actions)
+    for told, group in groupby(events(log, after), key=_together):
+        rows_of_kind = [event.row for event in group]
+        kind = told[0]
+        for row in rows_of_kind:
+            if isinstance(row, OfferRow):
+                offered = row.actions
+                offer(policy, offered, actions)
+        decided = [row for row in rows_of_kind if isinstance(row, Row)]
+        if kind == "expect":
+            # Decided together, so from one state: the prices too.
+            for row in decided:
+                yield from _compared(policy, row, offered, seed)
+        tell(policy, kind, decided)
+
+
+def _together(event: Event) -> tuple[Told, int]:
+    """Return what events of one batch share: decisions made from one state, updates one at a time."""
+    row = event.row
+    if event.told == "expect" and isinstance(row, Row):
+        return "expect", row.batch if row.batch >= 0 else row.seq
+    return event.told, event.seq
 
 
 def _compared(policy: Policy, row: Row, offered: tuple[str, ...], seed: int) -> Iterator[Mismatch]:
@@ -114,6 +127,9 @@ def _compared(policy: Policy, row: Row, offered: tuple[str, ...], seed: int) -> 
     )
     context = Context(row.query_id, row.vector(), frozenset(space[i].id for i in left))
     choice = policy.select([context], [policy_objective(row.objective)], seed)[0]
+    aim = aim_of(row.objective)
+    if aim is not None and not _close(row.objective.price, price := policy.price(aim), relative=True):
+        yield Mismatch(row.query_id, row.seq, "objective.price", row.objective.price, price)
 
     def differ(field: str, logged: object, replayed: object) -> Iterator[Mismatch]:
         if logged != replayed:
@@ -134,5 +150,6 @@ def _compared(policy: Policy, row: Row, offered: tuple[str, ...], seed: int) -> 
         yield Mismatch(row.query_id, row.seq, "score", decision.score, chosen.score)
 
 
-def _close(one: float, two: float) -> bool:
-    return abs(one - two) <= TOLERANCE * max(1.0, abs(one), abs(two))
+def _close(one: float, two: float, *, relative: bool = False) -> bool:
+    unit = 0.0 if relative else 1.0
+    return abs(one - two) <= TOLERANCE * max(unit, abs(one), abs(two))

@@ -7,26 +7,27 @@ import numpy as np
 
 from agents.decider.features import FeatureMap, FeatureSettings
 from agents.decider.policies.base import ActionVector, Policy
-from agents.decider.policies.knn import KNN
-from agents.decider.policies.linucb import LinUCB, LinUCBSettings, greedy
-from agents.decider.policies.thompson import Thompson
-from agents.decider.policies.uniform import Uniform
+from agents.decider.policies.build import build_policy
+from agents.decider.policies.linucb import LinUCB, LinUCBSettings
 from experiments.outcomes.world import Array, World
 
 Make = Callable[[World, int], Policy]
 """From a world and a seed to a policy without experience."""
 
-SCALAR = LinUCBSettings(reward="scalar")
 
+def _made(name: str, **options: object) -> Make:
+    """Return the service's own factory for a policy and its options, over a world's vectors."""
 
-def _features(world: World, **settings: object) -> FeatureMap:
-    return FeatureMap(
-        FeatureSettings(
+    def make(world: World, seed: int) -> Policy:
+        seeded = {"network_seed": seed} if name in ("mlp", "neural-ucb") else {}
+        return build_policy(
+            name,
+            {**options, **seeded},
             query_dim=world.queries.shape[1],
             action_dim=len(world.vectors[0].embedding),
-            **settings,  # type: ignore[arg-type]
         )
-    )
+
+    return make
 
 
 class Coordinates(LinUCB):
@@ -75,59 +76,33 @@ def plain_coordinates(world: World) -> Array:
     return np.array(rows)
 
 
-def _mlp(world: World, seed: int) -> Policy:
-    from agents.decider.policies.mlp import MLP
-    from agents.decider.policies.network import NetworkSettings
-
-    return MLP(_features(world), NetworkSettings(seed=seed))
-
-
-def _neural_ucb(world: World, seed: int, per_width: bool = False) -> Policy:
-    from agents.decider.policies.network import NetworkSettings
-    from agents.decider.policies.neural_ucb import NeuralUCB
-
-    return NeuralUCB(_features(world), NetworkSettings(seed=seed), per_width=per_width)
-
-
 PAPER: Mapping[str, Make] = {
-    "random": lambda world, seed: Uniform(_features(world)),
-    "greedy": lambda world, seed: greedy(_features(world), SCALAR),
-    "mlp": _mlp,
-    "knn": lambda world, seed: KNN(_features(world)),
-    "neural_ucb": _neural_ucb,
-    "ts": lambda world, seed: Thompson(_features(world), SCALAR, propensity_draws=0),
-    "uniscale": lambda world, seed: LinUCB(_features(world), SCALAR, name="uniscale"),
+    "random": _made("random"),
+    "greedy": _made("greedy", reward="scalar"),
+    "mlp": _made("mlp"),
+    "knn": _made("knn"),
+    "neural_ucb": _made("neural-ucb"),
+    "ts": _made("thompson", reward="scalar", propensity_draws=0),
+    "uniscale": _made("linucb", reward="scalar"),
 }
 NETWORKS = ("mlp", "neural_ucb", "neural_ucb_per_width")  # 1,000 iterations a round: minutes a run
 
 ABLATIONS: Mapping[str, Make] = {
-    "uniscale_one_hot": lambda world, seed: LinUCB(
-        _features(world, action_features="one-hot"), SCALAR, name="one-hot"
-    ),
-    "uniscale_alpha_0": lambda world, seed: LinUCB(
-        _features(world), LinUCBSettings(alpha=0.0, reward="scalar")
-    ),
-    "uniscale_alpha_10": lambda world, seed: LinUCB(
-        _features(world), LinUCBSettings(alpha=10.0, reward="scalar")
-    ),
-    "neural_ucb_per_width": lambda world, seed: _neural_ucb(world, seed, per_width=True),
+    "uniscale_one_hot": _made("linucb", reward="scalar", action_features="one-hot"),
+    "uniscale_alpha_0": _made("linucb", reward="scalar", alpha=0.0),
+    "uniscale_alpha_10": _made("linucb", reward="scalar", alpha=10.0),
+    "neural_ucb_per_width": _made("neural-ucb", per_width=True),
 }
 
 OWN: Mapping[str, Make] = {
-    "terms": lambda world, seed: LinUCB(_features(world), name="terms"),
-    "decided": lambda world, seed: LinUCB(_features(world), LinUCBSettings(widths="decided"), name="decided"),
-    "centred": lambda world, seed: LinUCB(_features(world, action_features="centred"), name="centred"),
-    "centred_model": lambda world, seed: LinUCB(
-        _features(world, action_features="centred", interactions="model"), name="centred-model"
-    ),
-    "centred_bilinear": lambda world, seed: LinUCB(
-        _features(world, action_features="centred", interactions="bilinear"), name="centred-bilinear"
-    ),
+    "terms": _made("linucb"),
+    "decided": _made("linucb", widths="decided"),
+    "centred": _made("linucb", action_features="centred"),
+    "centred_model": _made("linucb", action_features="centred", interactions="model"),
+    "centred_bilinear": _made("linucb", action_features="centred", interactions="bilinear"),
     "coordinates": lambda world, seed: Coordinates(world, 1.0),
     "coordinates_cautious": lambda world, seed: Coordinates(world, 0.5),
-    "centred_cautious": lambda world, seed: LinUCB(
-        _features(world, action_features="centred"), LinUCBSettings(alpha=0.25), name="centred-cautious"
-    ),
+    "centred_cautious": _made("linucb", action_features="centred", alpha=0.25),
 }
 
 ALL: Mapping[str, Make] = {**PAPER, **ABLATIONS, **OWN}

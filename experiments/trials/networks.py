@@ -18,7 +18,8 @@ from typing import Any
 import numpy as np
 import orjson
 
-from agents.decider.policies import history, mlp, network, neural_ucb
+from agents.decider import network
+from agents.decider.policies import history, mlp, neural_ucb
 from experiments.outcomes.world import World
 from experiments.trials import loop
 from experiments.trials.contenders import ALL, NETWORKS
@@ -91,7 +92,7 @@ def outcomes_digest(world: World) -> str:
 
 def recipe_digest() -> str:
     """Return a digest of the code that trains, and of its settings; comments, docstrings, imports do not count."""
-    digest = hashlib.sha256(repr(network.NetworkSettings()).encode())
+    digest = hashlib.sha256(repr(mlp.NetworkSettings()).encode())
     for module in RECIPE:
         tree = ast.parse(Path(str(module.__file__)).read_text(encoding="utf-8"))
         # Where a module lies is no part of what it computes.

@@ -4,7 +4,7 @@ A policy is asked (`select`) and told (`expect`, `update`, `correct`). It is pur
 randomness, no I/O. The same state, contexts and seed give the same choices, whatever the size of the batch,
 because every context draws from a generator of its own, derived from the seed and its query_id.
 
-Identity is kept one level above: `observations.Ledger` makes every `update` and `correct` happen once.
+Identity is kept one level above: `observations.applied` makes every `update` and `correct` happen once.
 """
 
 from __future__ import annotations
@@ -25,12 +25,13 @@ Matrix = npt.NDArray[np.float64]
 TERMS: Final = ("correct", "score", "log_cost", "one")
 """Columns of B: the reward of Eq. 4 is linear in them for every choice of weights and cost bounds."""
 
-Reason = Literal["policy", "warm-up", "floor"]
+Reason = Literal["policy", "warm-up", "floor", "control"]
+Cohort = Literal["policy", "control"]
 
 
 @dataclass(frozen=True, slots=True)
 class Objective:
-    """Weigh the terms of the reward: w₁·Correct + w₂·Score + w₃·(1 − C̃) (Eq. 4).
+    """Weigh the terms of the reward: w₁·Correct + w₂·Score + w₃·(1 − C̃) − λ·C (Eq. 4 and a linear price).
 
     C̃ = (log C − log_cost_min) / (log_cost_max − log_cost_min), never clipped: the exact change of objective
     needs it linear in log C. Weights are normalised to sum 1, else α would change its meaning.
@@ -44,6 +45,7 @@ class Objective:
     cost: float
     log_cost_min: float
     log_cost_max: float
+    price: float = 0.0
     coefficients: Vector = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -64,6 +66,8 @@ class Objective:
             raise InvalidObjective(
                 "log_cost bounds", (low, high), "give finite bounds, the minimum below the maximum"
             )
+        if not 0.0 <= self.price < np.inf:
+            raise InvalidObjective("price", self.price, "give zero or more, finite")
         for name, weight in weights.items():
             object.__setattr__(self, name, weight / total)
         slope = self.cost / (high - low)
@@ -74,7 +78,23 @@ class Objective:
     def reward(self, correct: float, score: float, log_cost: float) -> float:
         """Return r of Eq. 4 for one outcome."""
         w = self.coefficients
-        return float(w[0] * correct + w[1] * score + w[2] * log_cost + w[3])
+        plain = float(w[0] * correct + w[1] * score + w[2] * log_cost + w[3])
+        return plain - self.price * float(np.exp(log_cost)) if self.price else plain
+
+
+@dataclass(frozen=True, slots=True)
+class Aim:
+    """What an objective by mean cost or by accuracy is after; exactly one of the two is given.
+
+    Attributes:
+        key: Identity of the objective: its pacer's.
+        mean_cost: Mean eFLOPs per query.
+        accuracy: Share of the best configuration's predicted accuracy.
+    """
+
+    key: str
+    mean_cost: float | None = None
+    accuracy: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,11 +105,13 @@ class ActionVector:
         action_id: Identity of the configuration, stable for ever.
         model: Name of its model; per-model corrections key on it.
         embedding: s_a, shape (d_a,), float64, unit length.
+        size: Parameters of its model; 0 where they are not known.
     """
 
     action_id: str
     model: str
     embedding: Vector
+    size: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +144,8 @@ class Choice:
         propensity_error: Standard error of that estimate; 0.0 when exact.
         predicted: Predicted (Correct, Score, log C) of the chosen action, where the policy models the terms.
         version: Rewards and corrections applied to the state that chose.
-        reason: Whether the policy, the warm-up or the exploration floor drew the action.
+        reason: Whether the policy, the warm-up, the exploration floor or the control group drew the action.
+        cohort: Whether the query belongs to the control group.
     """
 
     query_id: str
@@ -138,15 +161,21 @@ class Choice:
     predicted: tuple[float, float, float] | None = None
     version: int = 0
     reason: Reason = "policy"
+    cohort: Cohort = "policy"
 
 
 @dataclass(frozen=True, slots=True)
 class Pending:
-    """A decision whose reward is outstanding: x is known, r is not."""
+    """A decision whose reward is outstanding: x is known, r is not.
+
+    Attributes:
+        aim: What its objective is after; None for plain weights, and in the control group, which nobody paces.
+    """
 
     observation_id: str
     embedding: Vector
     action_id: str
+    aim: Aim | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,6 +219,7 @@ class Scores:
         mean, width, score: Shape (n,).
         chosen: Index of the choice.
         probability: Probability of each action, shape (n,); None when not known.
+        cohort: Whether the query belongs to the control group.
         draws: Monte Carlo draws behind `probability`; 0 when exact.
         error: Standard error of the chosen action's probability; 0.0 when exact.
         predicted: Predicted (Correct, Score, log C) of the chosen action.
@@ -205,6 +235,7 @@ class Scores:
     error: float = 0.0
     predicted: tuple[float, float, float] | None = None
     reason: Reason = "policy"
+    cohort: Cohort = "policy"
 
 
 @runtime_checkable
@@ -216,6 +247,10 @@ class Policy(Protocol):
     """Whether the state depends only on the set of observations, so that a fold may reorder and batch."""
     counts_decisions: bool
     """Whether a decision changes the next one before any reward, so that decisions are made one at a time."""
+    paces: bool
+    """Whether it fills in the price of an objective by mean cost or accuracy."""
+    surface: bool
+    """Whether it reads the surface counts of the question behind the embedding (`agents.decider.surface`)."""
 
     @property
     def version(self) -> int:
@@ -236,6 +271,10 @@ class Policy(Protocol):
 
     def select(self, contexts: Sequence[Context], objectives: Sequence[Objective], seed: int) -> list[Choice]:
         """Choose one action per context. Changes no state."""
+        ...
+
+    def price(self, aim: Aim) -> float:
+        """Return λ, the price of one eFLOP at which the aim is met by now. Changes no state."""
         ...
 
     def expect(self, decisions: Sequence[Pending]) -> None:

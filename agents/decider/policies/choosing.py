@@ -76,6 +76,7 @@ def choice(context: Context, scores: Scores, version: int) -> Choice:
         predicted=scores.predicted,
         version=version,
         reason=scores.reason,
+        cohort=scores.cohort,
     )
 
 

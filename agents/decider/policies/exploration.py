@@ -1,19 +1,23 @@
-"""Recorded randomisation around any policy: an exploration floor and a uniform warm-up.
+"""Recorded randomisation around any policy: an exploration floor, a uniform warm-up, a control group.
 
 Off-policy evaluation needs the probability with which the served action was drawn. A deterministic policy
 gives other actions none; the floor gives each at least ε/n, exactly. The warm-up is the paper's 50 uniform
-rounds.
+rounds. The control group takes one fixed action, so that what the policy gains over it can be measured for as long
+as it runs.
 """
 
 from __future__ import annotations
 
+import hmac
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
+from typing import Final
 
 import numpy as np
 
 from agents.decider.policies.base import (
     ActionVector,
+    Aim,
     Choice,
     Context,
     Objective,
@@ -25,6 +29,39 @@ from agents.decider.policies.base import (
 )
 from agents.decider.policies.choosing import choices, standard_error
 from agents.decider.policies.envelope import pack, unpack
+from schemas.action import Action
+
+CONTROL_DRAW: Final = 1 << 64
+"""Values of the keyed hash that draws the control group: its share is exact to 2⁻⁶⁴."""
+
+
+@dataclass(frozen=True, slots=True)
+class ControlGroup:
+    """A share of the queries that take one action, whatever the policy thinks.
+
+    Who belongs to it follows from the query's id and a secret salt alone: a redelivery stays where it was, and a
+    client that knows no salt cannot choose an id that is in, or out.
+
+    Attributes:
+        share: Probability of belonging to it.
+        action_id: What it takes.
+        salt: The secret.
+    """
+
+    share: float
+    action_id: str
+    salt: str = field(default="", repr=False)
+
+    def __post_init__(self) -> None:
+        """Refuse a share outside 0 to 1 and an action that is not one."""
+        if not 0.0 <= self.share <= 1.0:
+            raise ValueError(f"control_share is {self.share!r}; give a number between 0 and 1")
+        Action.parse(self.action_id)
+
+    def holds(self, query_id: str) -> bool:
+        """Return whether a query belongs to it."""
+        digest = hmac.digest(self.salt.encode(), query_id.encode(), "sha256")
+        return int.from_bytes(digest[:8], "big") < self.share * CONTROL_DRAW
 
 
 class Explored:
@@ -36,9 +73,13 @@ class Explored:
         inner: The policy.
         floor: ε in [0, 1].
         warm_up: Rounds of uniform choice at the start (50 in the paper's experiments).
+        control: The control group; queries for which its action is not allowed, or that have no choice, and the
+            warm-up belong to the policy.
     """
 
-    def __init__(self, inner: Policy, *, floor: float = 0.0, warm_up: int = 0) -> None:
+    def __init__(
+        self, inner: Policy, *, floor: float = 0.0, warm_up: int = 0, control: ControlGroup | None = None
+    ) -> None:
         if not 0.0 <= floor <= 1.0:
             raise ValueError(f"floor is {floor!r}; give a probability between 0 and 1")
         if warm_up < 0:
@@ -46,8 +87,10 @@ class Explored:
         self.inner = inner
         self.name = f"explored-{inner.name}"
         self.order_free = inner.order_free
-        self.counts_decisions = inner.counts_decisions or warm_up > 0
-        self.floor, self.warm_up = floor, warm_up
+        # The warm-up counts rounds, and `scores` counts those of its own batch: no need to decide one at a time.
+        self.counts_decisions = inner.counts_decisions
+        self.paces, self.surface = inner.paces, inner.surface
+        self.floor, self.warm_up, self.control = floor, warm_up, control
         self.decisions = 0
 
     @property
@@ -66,14 +109,20 @@ class Explored:
     def scores(self, contexts: Sequence[Context], objectives: Sequence[Objective], seed: int) -> list[Scores]:
         """Return the inner scores with the drawn action and the mixed probabilities."""
         inner = self.inner.scores(contexts, objectives, seed)
-        return [
-            self._mixed(context, scores, seed, warming=self.decisions + i < self.warm_up)
-            for i, (context, scores) in enumerate(zip(contexts, inner, strict=True))
-        ]
+        out = []
+        for i, (context, scores) in enumerate(zip(contexts, inner, strict=True)):
+            warming = self.decisions + i < self.warm_up
+            mixed = self._mixed(context, scores, seed, warming=warming)
+            out.append(mixed if warming or self.control is None else _split(mixed, context, self.control))
+        return out
 
     def select(self, contexts: Sequence[Context], objectives: Sequence[Objective], seed: int) -> list[Choice]:
         """Choose one action per context."""
         return choices(contexts, self.scores(contexts, objectives, seed), self.version)
+
+    def price(self, aim: Aim) -> float:
+        """Return the inner policy's price."""
+        return self.inner.price(aim)
 
     def expect(self, decisions: Sequence[Pending]) -> None:
         """Count rounds."""
@@ -104,6 +153,7 @@ class Explored:
         self.decisions = meta["decisions"]
 
     def _identity(self) -> dict[str, float]:
+        # The control group changes no state: it may come and go between two snapshots.
         return {"floor": self.floor, "warm_up": self.warm_up}
 
     def _mixed(self, context: Context, scores: Scores, seed: int, *, warming: bool) -> Scores:
@@ -138,3 +188,28 @@ class Explored:
             reason="floor" if explored else scores.reason,
             predicted=scores.predicted if chosen == scores.chosen else None,
         )
+
+
+def _split(scores: Scores, context: Context, control: ControlGroup) -> Scores:
+    """Give a query to the control group or to the policy, with the probabilities of both together."""
+    ids = list(scores.action_ids)
+    if control.action_id not in ids or len(ids) == 1:
+        return scores
+    at, share = ids.index(control.action_id), control.share
+    probability, error = None, 0.0
+    if scores.probability is not None:
+        probability = (1.0 - share) * scores.probability
+        probability[at] += share
+    if not control.holds(context.query_id):
+        return replace(scores, probability=probability, error=(1.0 - share) * scores.error)
+    if scores.probability is not None:
+        error = (1.0 - share) * standard_error(float(scores.probability[at]), scores.draws)
+    return replace(
+        scores,
+        chosen=at,
+        probability=probability,
+        error=error,
+        reason="control",
+        cohort="control",
+        predicted=scores.predicted if at == scores.chosen else None,
+    )

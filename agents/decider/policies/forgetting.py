@@ -15,9 +15,10 @@ from typing import Any, Final
 import numpy as np
 
 from agents.decider.features import FeatureMap
-from agents.decider.policies.base import Context, Matrix, Objective, Observation, Pending, Scores
+from agents.decider.policies.base import Context, Matrix, Objective, Observation, Pending, Policy, Scores
 from agents.decider.policies.envelope import pack, unpack
-from agents.decider.policies.linucb import LinUCB, LinUCBSettings
+from agents.decider.policies.linucb import LinearOptions, LinUCB, LinUCBSettings
+from agents.decider.policies.registry import Inputs, policy
 
 RIDGE_FLOOR: Final = 0.9
 """Share of λ left by the discount at which A is factorised again with a whole λ. Decay also shrinks the
@@ -160,3 +161,33 @@ class Discounted(LinUCB):
 def _plain(objective: Objective) -> tuple[float, ...]:
     o = objective
     return o.correct, o.score, o.cost, o.log_cost_min, o.log_cost_max
+
+
+class WindowOptions(LinearOptions, frozen=True, kw_only=True):
+    """Options of `sliding-window`.
+
+    Attributes:
+        window: Rows kept.
+    """
+
+    window: int = 10_000
+
+
+class DiscountOptions(LinearOptions, frozen=True, kw_only=True):
+    """Options of `discounted`.
+
+    Attributes:
+        gamma: Discount per decision.
+    """
+
+    gamma: float = 0.999
+
+
+@policy("sliding-window", WindowOptions)
+def _sliding_window(options: WindowOptions, on: Inputs) -> Policy:
+    return SlidingWindow(on.features(options), options.linear, window=options.window)
+
+
+@policy("discounted", DiscountOptions)
+def _discounted(options: DiscountOptions, on: Inputs) -> Policy:
+    return Discounted(on.features(options), options.linear, gamma=options.gamma)

@@ -9,99 +9,55 @@ not known.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict
 from typing import Any, Final
 
 import numpy as np
 
 from agents.decider.features import FeatureMap
-from agents.decider.policies.base import (
-    ActionVector,
-    Choice,
-    Context,
-    Objective,
-    Observation,
-    Pending,
-    Scores,
-    Vector,
-    generator,
-)
-from agents.decider.policies.choosing import choices, pick
-from agents.decider.policies.envelope import pack, unpack
+from agents.decider.policies.base import Context, Observation, Policy, Scores, Vector, generator
+from agents.decider.policies.choosing import pick
 from agents.decider.policies.history import History
+from agents.decider.policies.learner import Learner
+from agents.decider.policies.registry import Inputs, Options, policy
 
 EQUAL_DIGITS: Final = 12
 """Decimals at which two cosines are the same: above the rounding of a sum of 2,048 products."""
 
 
-class KNN:
+class KNN(Learner):
     """k nearest neighbours in the joint space, greedy in their mean reward."""
 
     name = "knn"
     order_free = False  # which of tied rows is drawn depends on their order
-    counts_decisions = False
 
     def __init__(self, features: FeatureMap, k: int = 5) -> None:
-        self.features = features
+        super().__init__(features)
         self.k = k
         self.history = History(features.settings.query_dim)
-        self._corrections = 0
 
-    @property
-    def version(self) -> int:
-        """Return the number of rewards and corrections applied."""
-        return len(self.history) + self._corrections
-
-    def add_actions(self, actions: Sequence[ActionVector]) -> None:
-        """Make actions available."""
-        self.features.add(actions)
-
-    def remove_actions(self, action_ids: Sequence[str]) -> None:
-        """Stop choosing actions; their rows stay neighbours."""
-        self.features.remove(action_ids)
-
-    def scores(self, contexts: Sequence[Context], objectives: Sequence[Objective], seed: int) -> list[Scores]:
-        """Return the neighbours' mean reward of every allowed action."""
-        queries = self.features.queries([(c.query_id, c.embedding) for c in contexts])
-        return [self._scores(query, context, seed) for query, context in zip(queries, contexts, strict=True)]
-
-    def select(self, contexts: Sequence[Context], objectives: Sequence[Objective], seed: int) -> list[Choice]:
-        """Choose the action of largest neighbour mean for each context."""
-        return choices(contexts, self.scores(contexts, objectives, seed), self.version)
-
-    def expect(self, decisions: Sequence[Pending]) -> None:
-        """Do nothing: only rewarded rows are neighbours."""
-
-    def abandon(self, decisions: Sequence[Pending]) -> None:
-        """Do nothing."""
-
-    def update(self, observations: Sequence[Observation]) -> None:
+    def take(self, observations: Sequence[Observation]) -> None:
         """Keep the rows."""
         self.history.append(self.features, observations)
 
-    def correct(self, observations: Sequence[Observation]) -> None:
+    def amend(self, observations: Sequence[Observation]) -> None:
         """Replace the rewards of known rows."""
         self.history.correct(self.features, observations)
-        self._corrections += len(observations)
 
-    def state(self) -> bytes:
-        """Serialise the rows and the feature map."""
-        features, arrays = self.features.snapshot()
-        rows, more = self.history.snapshot()
-        meta = {"features": features, "rows": rows, "corrections": self._corrections}
-        return pack(self.name, self._identity(), meta, arrays | more)
+    def saved(self) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+        """Return the rows."""
+        rows, arrays = self.history.snapshot()
+        return {"rows": rows}, arrays
 
-    def load(self, data: bytes) -> None:
-        """Become a serialised state."""
-        meta, arrays = unpack(data, self.name, self._identity())
-        self.features.restore(meta["features"], arrays)
+    def restored(self, meta: dict[str, Any], arrays: dict[str, np.ndarray]) -> None:
+        """Take the rows back."""
         self.history.restore(meta["rows"], arrays)
-        self._corrections = meta["corrections"]
 
-    def _identity(self) -> dict[str, Any]:
-        return {"k": self.k, "features": asdict(self.features.settings)}
+    def identity(self) -> dict[str, Any]:
+        """Return k and the features' settings."""
+        return {"k": self.k, **super().identity()}
 
-    def _scores(self, query: Vector, context: Context, seed: int) -> Scores:
+    def score(self, query: Vector, context: Context, seed: int) -> Scores:
+        """Return the neighbours' mean reward of every allowed action."""
         rows = self.features.choosable(context.query_id, context.allowed)
         mean, ambiguous = self._means(query, rows, context, seed)
         chosen, probability = pick(mean, seed, context.query_id)
@@ -126,3 +82,23 @@ class KNN:
         edge = np.take_along_axis(similarity, near, axis=1).min(axis=1)
         ambiguous = bool(np.any(np.sum(similarity >= edge[:, None], axis=1) > self.k))
         return rewards[near].mean(axis=1), ambiguous
+
+
+class KNNOptions(Options, frozen=True, kw_only=True):
+    """Options of k-NN.
+
+    Attributes:
+        k: How many neighbours.
+    """
+
+    k: int = 5
+
+    def __post_init__(self) -> None:
+        """Refuse numbers it cannot run with."""
+        super().__post_init__()
+        self.positive("k")
+
+
+@policy("knn", KNNOptions)
+def _knn(options: KNNOptions, on: Inputs) -> Policy:
+    return KNN(on.features(options), options.k)

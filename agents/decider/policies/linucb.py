@@ -23,19 +23,19 @@ from agents.decider import intake
 from agents.decider.features import FeatureMap
 from agents.decider.policies.base import (
     TERMS,
-    ActionVector,
-    Choice,
     Context,
     Matrix,
     Objective,
     Observation,
     Pending,
+    Policy,
     Scores,
     Vector,
 )
-from agents.decider.policies.choosing import choices, pick
-from agents.decider.policies.envelope import pack, unpack
+from agents.decider.policies.choosing import pick
 from agents.decider.policies.gram import Gram
+from agents.decider.policies.learner import Learner
+from agents.decider.policies.registry import Inputs, Options, policy
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,20 +48,16 @@ class LinUCBSettings:
     widths: Literal["rewarded", "decided"] = "rewarded"
 
 
-class LinUCB:
+class LinUCB(Learner):
     """Exact LinUCB over joint features; see the module's docstring."""
-
-    order_free = True
 
     def __init__(
         self, features: FeatureMap, settings: LinUCBSettings | None = None, *, name: str = "linucb"
     ) -> None:
+        super().__init__(features)
         self.name = name
-        self.features = features
         self.settings = settings or LinUCBSettings()
         self.counts_decisions = self.settings.widths == "decided"
-        self._updates = 0
-        self._corrections = 0
         self._pending: dict[str, None] = {}
         s, q = self.settings, features.settings.query_dim
         columns = len(TERMS) if s.reward == "terms" else 1
@@ -69,23 +65,12 @@ class LinUCB:
         self.decided = Gram(q, features.action_dim, 0, s.ridge) if s.widths == "decided" else None
         self._attach()
 
-    @property
-    def version(self) -> int:
-        """Return the number of rewards and corrections applied."""
-        return self._updates + self._corrections
-
-    def add_actions(self, actions: Sequence[ActionVector]) -> None:
-        """Make actions available; a description outside the span widens A by one dimension at λ."""
-        before = self.features.action_dim
-        kept = self.features.add(actions)
-        if self.features.action_dim != before:
+    def grown(self, kept: Sequence[int]) -> None:
+        """Widen A, where a description lies outside the span, by one dimension at λ."""
+        if self.features.action_dim != self.gram.e:
             for _, gram in self._grams():
                 gram.widen(self.features.action_dim, kept)
         self._attach()
-
-    def remove_actions(self, action_ids: Sequence[str]) -> None:
-        """Stop choosing actions; what they taught stays, and their outstanding rewards are still learned."""
-        self.features.remove(action_ids)
 
     def scores(self, contexts: Sequence[Context], objectives: Sequence[Objective], seed: int) -> list[Scores]:
         """Return mean, width and acquisition value of every allowed action of every context."""
@@ -117,10 +102,6 @@ class LinUCB:
             out.append(Scores(ids, mean, width, score, chosen, probability, predicted=predicted))
         return out
 
-    def select(self, contexts: Sequence[Context], objectives: Sequence[Objective], seed: int) -> list[Choice]:
-        """Choose the action of largest acquisition value for each context (Eq. 2)."""
-        return choices(contexts, self.scores(contexts, objectives, seed), self.version)
-
     def expect(self, decisions: Sequence[Pending]) -> None:
         """Count outstanding decisions in the width, where the settings say so."""
         if self.decided is None:
@@ -138,7 +119,7 @@ class LinUCB:
         for d in known:
             del self._pending[d.observation_id]
 
-    def update(self, observations: Sequence[Observation]) -> None:
+    def take(self, observations: Sequence[Observation]) -> None:
         """Enter x once per observation, with its reward terms (Alg. 1, Lines 3-5)."""
         x, targets = self.rows(observations)
         self.learn(x, targets, 1.0)
@@ -146,13 +127,11 @@ class LinUCB:
             self._widen_by([o for o in observations if o.observation_id not in self._pending], 1.0)
             for o in observations:
                 self._pending.pop(o.observation_id, None)
-        self._updates += len(observations)
 
-    def correct(self, observations: Sequence[Observation]) -> None:
+    def amend(self, observations: Sequence[Observation]) -> None:
         """Add (correct - imputed)·x to the column that Correct entered; A is untouched."""
         x, _ = self.rows(observations)
         self.gram.adjust(x, 0, self.corrections(observations))
-        self._corrections += len(observations)
 
     def learn(self, x: Matrix, targets: Matrix, sign: float) -> None:
         """Enter rows into A and B, or take them out again (sliding window)."""
@@ -176,29 +155,24 @@ class LinUCB:
             late = late * np.array([o.objective.correct for o in observations])
         return late
 
-    def state(self) -> bytes:
-        """Serialise A (one triangle), B, the pending decisions and the feature map."""
-        features, arrays = self.features.snapshot()
-        meta: dict[str, Any] = {
-            "features": features,
-            "updates": self._updates,
-            "corrections": self._corrections,
-            "pending": list(self._pending),
-        }
+    def saved(self) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+        """Return A (one triangle), B and the pending decisions."""
+        arrays: dict[str, np.ndarray] = {}
         for name, gram in self._grams():
             gram.flush()
             arrays |= {f"{name}.a": gram.a[np.tril_indices(gram.dim)], f"{name}.b": gram.b}
-        return pack(self.name, self._identity(), meta, arrays)
+        return {"pending": list(self._pending)}, arrays
 
-    def load(self, data: bytes) -> None:
-        """Become a serialised state; A⁻¹ is factorised from A again."""
-        meta, arrays = unpack(data, self.name, self._identity())
-        self.features.restore(meta["features"], arrays)
-        self._updates, self._corrections = meta["updates"], meta["corrections"]
+    def restored(self, meta: dict[str, Any], arrays: dict[str, np.ndarray]) -> None:
+        """Take them back; A⁻¹ is factorised from A again."""
         self._pending = dict.fromkeys(meta["pending"])
         for name, gram in self._grams():
             gram.restore(self.features.action_dim, arrays[f"{name}.a"], arrays[f"{name}.b"])
         self._attach()
+
+    def identity(self) -> dict[str, Any]:
+        """Return the settings of policy and features."""
+        return {"policy": asdict(self.settings), **super().identity()}
 
     def _attach(self) -> None:
         if self.features.static:
@@ -208,9 +182,6 @@ class LinUCB:
     def _grams(self) -> list[tuple[str, Gram]]:
         named = [("rewarded", self.gram)]
         return named if self.decided is None else [*named, ("decided", self.decided)]
-
-    def _identity(self) -> dict[str, Any]:
-        return {"policy": asdict(self.settings), "features": asdict(self.features.settings)}
 
     def _weights(self, objective: Objective) -> Vector:
         return objective.coefficients if self.settings.reward == "terms" else np.ones(1)
@@ -238,3 +209,37 @@ def greedy(features: FeatureMap, settings: LinUCBSettings | None = None) -> LinU
     """Return the paper's Greedy baseline: LinUCB at α = 0."""
     base = settings or LinUCBSettings()
     return LinUCB(features, LinUCBSettings(0.0, base.ridge, base.reward, base.widths), name="greedy")
+
+
+class LinearOptions(Options, frozen=True, kw_only=True):
+    """Options of the linear policies.
+
+    Attributes:
+        alpha, ridge, reward, widths: see LinUCBSettings.
+    """
+
+    alpha: float = 1.0
+    ridge: float = 1.0
+    reward: Literal["terms", "scalar"] = "terms"
+    widths: Literal["rewarded", "decided"] = "rewarded"
+
+    def __post_init__(self) -> None:
+        """Refuse numbers they cannot run with."""
+        super().__post_init__()
+        self.not_negative("alpha")
+        self.positive("ridge")
+
+    @property
+    def linear(self) -> LinUCBSettings:
+        """Return LinUCB's settings."""
+        return LinUCBSettings(self.alpha, self.ridge, self.reward, self.widths)
+
+
+@policy("linucb", LinearOptions)
+def _linucb(options: LinearOptions, on: Inputs) -> Policy:
+    return LinUCB(on.features(options), options.linear)
+
+
+@policy("greedy", LinearOptions)
+def _greedy(options: LinearOptions, on: Inputs) -> Policy:
+    return greedy(on.features(options), options.linear)

@@ -2,80 +2,55 @@
 
 Warm start: weights and Adam moments carry on. That is 1,000 full-batch iterations per observation, 80-200 s
 for a run of 210 rounds on two cores; a smaller `iterations` is a different method and the settings say so.
+torch is imported when a network is made: processes with a linear policy stay without it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
 
 from agents.decider.features import FeatureMap
-from agents.decider.policies.base import (
-    ActionVector,
-    Choice,
-    Context,
-    Matrix,
-    Objective,
-    Observation,
-    Pending,
-    Scores,
-    Vector,
-)
-from agents.decider.policies.choosing import choices, pick
-from agents.decider.policies.envelope import pack, unpack
+from agents.decider.policies.base import Context, Matrix, Observation, Policy, Scores, Vector
+from agents.decider.policies.choosing import pick
 from agents.decider.policies.history import History
-from agents.decider.policies.network import Network, NetworkSettings
+from agents.decider.policies.learner import Learner
+from agents.decider.policies.registry import Inputs, Options, policy
 
 
-class MLP:
+@dataclass(frozen=True, slots=True)
+class NetworkSettings:
+    """Hyperparameters of App. B.3; `seed` draws the initial weights. Fewer iterations are another method."""
+
+    hidden: int = 100
+    learning_rate: float = 1e-3
+    iterations: int = 1000
+    seed: int = 0
+
+
+class MLP(Learner):
     """Predict the scalar reward from x = [s_q; s_a] and take the best action."""
 
     order_free = False  # training visits the history as it grew
-    counts_decisions = False
 
     def __init__(
         self, features: FeatureMap, settings: NetworkSettings | None = None, *, name: str = "mlp"
     ) -> None:
+        from agents.decider.network import Network
+
+        super().__init__(features)
         self.name = name
-        self.features = features
         self.settings = settings or NetworkSettings()
         f = features.settings
+        if f.interactions != "none":
+            raise ValueError(f"interactions is {f.interactions!r}; a network learns its own, set 'none'")
         self.network = Network(f.query_dim + f.action_dim, self.settings)
         self.history = History(f.query_dim)
-        self._corrections = 0
 
-    @property
-    def version(self) -> int:
-        """Return the number of rewards and corrections applied."""
-        return len(self.history) + self._corrections
-
-    def add_actions(self, actions: Sequence[ActionVector]) -> None:
-        """Make actions available. With one-hot features, action_dim is the room for actions ever added."""
-        self.features.add(actions)
-
-    def remove_actions(self, action_ids: Sequence[str]) -> None:
-        """Stop choosing actions; their rows are still trained on."""
-        self.features.remove(action_ids)
-
-    def scores(self, contexts: Sequence[Context], objectives: Sequence[Objective], seed: int) -> list[Scores]:
-        """Return the predicted reward of every allowed action."""
-        queries = self.features.queries([(c.query_id, c.embedding) for c in contexts])
-        return [self._scores(query, context, seed) for query, context in zip(queries, contexts, strict=True)]
-
-    def select(self, contexts: Sequence[Context], objectives: Sequence[Objective], seed: int) -> list[Choice]:
-        """Choose the action of largest score for each context."""
-        return choices(contexts, self.scores(contexts, objectives, seed), self.version)
-
-    def expect(self, decisions: Sequence[Pending]) -> None:
-        """Do nothing: only rewarded rows train."""
-
-    def abandon(self, decisions: Sequence[Pending]) -> None:
-        """Do nothing."""
-
-    def update(self, observations: Sequence[Observation]) -> None:
+    def take(self, observations: Sequence[Observation]) -> None:
         """Append each observation and train on the whole history after it."""
         for observation in observations:
             self.history.append(self.features, [observation])
@@ -83,24 +58,18 @@ class MLP:
             self.entered(x[-1:])
             self.network.train(x, self.history.rewards)
 
-    def correct(self, observations: Sequence[Observation]) -> None:
+    def amend(self, observations: Sequence[Observation]) -> None:
         """Replace the targets of known rows; the next observation trains on them."""
         self.history.correct(self.features, observations)
-        self._corrections += len(observations)
 
-    def state(self) -> bytes:
-        """Serialise network, rows and feature map."""
-        features, arrays = self.features.snapshot()
-        rows, more = self.history.snapshot()
-        meta = {"features": features, "rows": rows, "corrections": self._corrections}
-        return pack(self.name, self._identity(), meta, arrays | more | self.extra() | self.network.snapshot())
+    def saved(self) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+        """Return network and rows."""
+        rows, arrays = self.history.snapshot()
+        return {"rows": rows}, arrays | self.extra() | self.network.snapshot()
 
-    def load(self, data: bytes) -> None:
-        """Become a serialised state."""
-        meta, arrays = unpack(data, self.name, self._identity())
-        self.features.restore(meta["features"], arrays)
+    def restored(self, meta: dict[str, Any], arrays: dict[str, np.ndarray]) -> None:
+        """Take network and rows back."""
         self.history.restore(meta["rows"], arrays)
-        self._corrections = meta["corrections"]
         self.network.restore(arrays)
         self.regain(arrays)
 
@@ -133,13 +102,43 @@ class MLP:
         """Return the exploration bonus of each row: zero here."""
         return np.zeros(len(x))
 
-    def _identity(self) -> dict[str, Any]:
-        return {"network": asdict(self.settings), "features": asdict(self.features.settings)}
+    def identity(self) -> dict[str, Any]:
+        """Return the settings of network and features."""
+        return {"network": asdict(self.settings), **super().identity()}
 
-    def _scores(self, query: Vector, context: Context, seed: int) -> Scores:
+    def score(self, query: Vector, context: Context, seed: int) -> Scores:
+        """Return the predicted reward of every allowed action."""
         rows = self.features.choosable(context.query_id, context.allowed)
         x = self.inputs(np.broadcast_to(query, (len(rows), len(query))), rows)
         mean, width = self.network.predict(x), self.widths(x)
         score = mean + width
         chosen, probability = pick(score, seed, context.query_id)
         return Scores([self.features.ids[j] for j in rows], mean, width, score, chosen, probability)
+
+
+class NetworkOptions(Options, frozen=True, kw_only=True):
+    """Options of the networks.
+
+    Attributes:
+        hidden, learning_rate, iterations, network_seed: see NetworkSettings.
+    """
+
+    hidden: int = 100
+    learning_rate: float = 1e-3
+    iterations: int = 1000
+    network_seed: int = 0
+
+    def __post_init__(self) -> None:
+        """Refuse numbers they cannot run with."""
+        super().__post_init__()
+        self.positive("hidden", "learning_rate", "iterations")
+
+    @property
+    def network(self) -> NetworkSettings:
+        """Return the network's settings."""
+        return NetworkSettings(self.hidden, self.learning_rate, self.iterations, self.network_seed)
+
+
+@policy("mlp", NetworkOptions)
+def _mlp(options: NetworkOptions, on: Inputs) -> Policy:
+    return MLP(on.features(options), options.network)

@@ -10,16 +10,15 @@ The paper under reproduction prints no 1/m; `per_width` gives the original's g/�
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from typing import Any
 
 import numpy as np
 from scipy.linalg import solve_triangular
 
 from agents.decider.features import FeatureMap
-from agents.decider.policies.base import Matrix, Vector
-from agents.decider.policies.mlp import MLP
-from agents.decider.policies.network import NetworkSettings
+from agents.decider.policies.base import Matrix, Policy, Vector
+from agents.decider.policies.mlp import MLP, NetworkOptions, NetworkSettings
+from agents.decider.policies.registry import Inputs, policy
 
 
 class NeuralUCB(MLP):
@@ -83,9 +82,10 @@ class NeuralUCB(MLP):
         self._x, self._u, self._z = arrays["grad.x"], arrays["grad.u"], arrays["grad.z"]
         self._low = arrays["grad.low"]
 
-    def _identity(self) -> dict[str, Any]:
+    def identity(self) -> dict[str, Any]:
+        """Return the settings of network, features and bonus."""
         bonus = {"alpha": self.alpha, "ridge": self.ridge, "per_width": self.per_width}
-        return {"network": asdict(self.settings), "features": asdict(self.features.settings), "bonus": bonus}
+        return {**super().identity(), "bonus": bonus}
 
     def _products(self, x: Matrix, u: Matrix, z: Matrix) -> Matrix:
         """Return the inner products of past gradients with those of the rows, shape (past, rows)."""
@@ -93,3 +93,33 @@ class NeuralUCB(MLP):
 
     def _scale(self, products: Any) -> Any:
         return products / self.settings.hidden if self.per_width else products
+
+
+class NeuralUCBOptions(NetworkOptions, frozen=True, kw_only=True):
+    """Options of NeuralUCB.
+
+    Attributes:
+        alpha, ridge: Factor of the bonus, and λ of Z.
+        per_width: Whether gradients are divided by √hidden, which the paper does not print.
+    """
+
+    alpha: float = 1.0
+    ridge: float = 1.0
+    per_width: bool = False
+
+    def __post_init__(self) -> None:
+        """Refuse numbers it cannot run with."""
+        super().__post_init__()
+        self.not_negative("alpha")
+        self.positive("ridge")
+
+
+@policy("neural-ucb", NeuralUCBOptions)
+def _neural_ucb(options: NeuralUCBOptions, on: Inputs) -> Policy:
+    return NeuralUCB(
+        on.features(options),
+        options.network,
+        alpha=options.alpha,
+        ridge=options.ridge,
+        per_width=options.per_width,
+    )

@@ -13,9 +13,10 @@ from dataclasses import replace
 import numpy as np
 
 from agents.decider.features import FeatureMap
-from agents.decider.policies.base import Context, Matrix, Objective, Scores, generator
+from agents.decider.policies.base import Context, Matrix, Objective, Policy, Scores, generator
 from agents.decider.policies.choosing import estimate, standard_error
-from agents.decider.policies.linucb import LinUCB, LinUCBSettings
+from agents.decider.policies.linucb import LinearOptions, LinUCB, LinUCBSettings
+from agents.decider.policies.registry import Inputs, policy
 
 
 class Thompson(LinUCB):
@@ -79,3 +80,23 @@ class Thompson(LinUCB):
             error=error,
             predicted=predicted,
         )
+
+
+class ThompsonOptions(LinearOptions, frozen=True, kw_only=True):
+    """Options of Thompson sampling.
+
+    Attributes:
+        propensity_draws: Monte Carlo draws behind each logged propensity; 0 logs none.
+    """
+
+    propensity_draws: int = 256
+
+    def __post_init__(self) -> None:
+        """Refuse numbers it cannot run with."""
+        super().__post_init__()
+        self.not_negative("propensity_draws")
+
+
+@policy("thompson", ThompsonOptions)
+def _thompson(options: ThompsonOptions, on: Inputs) -> Policy:
+    return Thompson(on.features(options), options.linear, propensity_draws=options.propensity_draws)

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 import torch
 
+from agents.decider.network import Network
 from agents.decider.policies.base import Pending
 from agents.decider.policies.forgetting import Discounted, SlidingWindow
 from agents.decider.policies.knn import KNN
 from agents.decider.policies.linucb import LinUCBSettings
-from agents.decider.policies.mlp import MLP
-from agents.decider.policies.network import Network, NetworkSettings
+from agents.decider.policies.mlp import MLP, NetworkSettings
 from agents.decider.policies.neural_ucb import NeuralUCB
 
 

@@ -1,54 +1,122 @@
-"""Every name builds its policy; impossible settings are refused by field."""
+"""Every registered policy is built by name, by service and lab alike; impossible settings are refused by field."""
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import pytest
 
+from agents.decider.errors import PolicyRefused
+from agents.decider.policies import registry
 from agents.decider.policies.base import Policy
-from agents.decider.policies.build import Name, PolicySettings, build_policy
+from agents.decider.policies.build import build_policy, options_of
+from agents.decider.policies.registry import Inputs, Options, kinds, policy
+from agents.decider.policies.uniform import Uniform
+
+ROOT = Path(__file__).parents[3]
 
 
-@pytest.mark.parametrize("name", get_args(Name))
-def test_every_name_builds_its_policy(name: Any, world: Any) -> None:
-    policy = build_policy(PolicySettings(name=name, iterations=2, hidden=4), query_dim=12, action_dim=10)
-    assert isinstance(policy, Policy)
-    assert policy.name == name
-    policy.add_actions(world.actions())
-    world.train(policy, 3)
-    assert policy.version == 3
+def built(name: str, **options: Any) -> Policy:
+    return build_policy(name, options, query_dim=12, action_dim=10)
+
+
+@pytest.mark.parametrize("name", sorted(kinds()))
+def test_every_name_builds_its_policy(name: str, world: Any) -> None:
+    options = {"iterations": 2, "hidden": 4} if hasattr(options_of(name), "iterations") else {}
+    made = built(name, **options)
+    assert isinstance(made, Policy)
+    assert made.name == name
+    made.add_actions(world.actions())
+    world.train(made, 3)
+    assert made.version == 3
 
 
 def test_a_floor_or_a_warm_up_wraps_the_policy(world: Any, quality: Any) -> None:
-    policy = build_policy(PolicySettings(warm_up=2, floor=0.5), query_dim=12, action_dim=10)
-    policy.add_actions(world.actions())
-    assert policy.select([world.context()], [quality], 0)[0].reason == "warm-up"
+    made = built("linucb", warm_up=2, floor=0.5)
+    made.add_actions(world.actions())
+    assert made.select([world.context()], [quality], 0)[0].reason == "warm-up"
 
 
 @pytest.mark.parametrize(
-    "options",
+    ("name", "options"),
     [
-        {"ridge": 0.0},
-        {"alpha": -1.0},
-        {"neighbours": 0},
-        {"iterations": 0},
-        {"gamma": 1.0, "name": "discounted"},
-        {"window": 0, "name": "sliding-window"},
-        {"floor": 1.5},
-        {"interactions": "model", "name": "mlp"},
+        ("linucb", {"ridge": 0.0}),
+        ("linucb", {"alpha": -1.0}),
+        ("linucb", {"floor": 1.5}),
+        ("linucb", {"control_share": 0.05}),
+        ("linucb", {"control_action": "m/1/1/1"}),
+        ("linucb", {"control_share": 2.0, "control_action": "m/1/1/1"}),
+        ("linucb", {"k": 3}),
+        ("linucb", {"alpha": "much"}),
+        ("knn", {"k": 0}),
+        ("mlp", {"iterations": 0}),
+        ("mlp", {"interactions": "model"}),
+        ("discounted", {"gamma": 1.0}),
+        ("sliding-window", {"window": 0}),
     ],
 )
-def test_impossible_settings_are_refused_by_field(options: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match=next(iter(options))):
-        build_policy(PolicySettings(**options), query_dim=12, action_dim=10)
+def test_impossible_settings_are_refused_by_field(name: str, options: dict[str, Any]) -> None:
+    with pytest.raises(PolicyRefused, match=r"^policy_options: .*(" + "|".join(options) + ")"):
+        built(name, **options)
+
+
+def test_an_unknown_name_is_answered_with_the_known_ones() -> None:
+    with pytest.raises(PolicyRefused, match="policy: 'ucb' is unknown; choose one of discounted, greedy"):
+        built("ucb")
+
+
+class ToyOptions(Options, frozen=True, kw_only=True):
+    """An option of its own."""
+
+    luck: float = 0.5
+
+
+@pytest.fixture
+def toy() -> Iterator[None]:
+    """Add a policy as its one file would."""
+
+    @policy("toy", ToyOptions)
+    def _toy(options: ToyOptions, on: Inputs) -> Policy:
+        made = Uniform(on.features(options))
+        made.name = "toy"
+        return made
+
+    yield
+    del registry._KINDS["toy"]
+
+
+@pytest.mark.usefixtures("toy")
+def test_a_policy_is_added_in_one_place(world: Any) -> None:
+    made = built("toy", luck=0.9, warm_up=1)
+    assert made.name == "explored-toy"
+    made.add_actions(world.actions())
+    world.train(made, 2)
+    with pytest.raises(PolicyRefused, match=r"'alpha' is unknown to policy 'toy'; choose from .*luck"):
+        built("toy", alpha=1.0)
+    with pytest.raises(ValueError, match="policy 'toy' is registered twice"):
+        policy("toy", ToyOptions)(lambda options, on: Uniform(on.features(options)))
+
+
+def test_the_documentation_lists_every_policy_and_its_own_options() -> None:
+    page = (ROOT / "docs" / "policies.md").read_text(encoding="utf-8")
+    rows = dict(re.findall(r"^\| `([a-z-]+)` \|(.*)$", page, re.MULTILINE))
+    assert rows.keys() == kinds().keys()
+    shared = set(Options.__struct_fields__)
+    for name, kind in kinds().items():
+        own = set(kind.options.__struct_fields__) - shared
+        assert own <= set(re.findall(r"`(\w+)`", rows[name])), name
+    assert shared <= set(re.findall(r"`(\w+)`", page))
 
 
 def test_a_linear_policy_does_not_load_torch() -> None:
     """The decider's process stays under 300 MB only without it."""
-    code = "import sys, agents.decider.agent, agents.decider.policies.build; sys.exit('torch' in sys.modules)"
-    root = Path(__file__).parents[3]
-    assert subprocess.run([sys.executable, "-c", code], cwd=root, check=False).returncode == 0
+    code = (
+        "import sys, agents.decider.agent; from agents.decider.policies.registry import kinds; kinds(); "
+        "sys.exit('torch' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0

@@ -16,8 +16,7 @@ from agents.decider.policies.exploration import Explored
 from agents.decider.policies.forgetting import Discounted, SlidingWindow
 from agents.decider.policies.knn import KNN
 from agents.decider.policies.linucb import LinUCB, LinUCBSettings
-from agents.decider.policies.mlp import MLP
-from agents.decider.policies.network import NetworkSettings
+from agents.decider.policies.mlp import MLP, NetworkSettings
 from agents.decider.policies.thompson import Thompson
 from agents.decider.reproduce import mismatches
 from agents.space.action_space import routing_space, tts_space, union
@@ -84,6 +83,22 @@ def test_an_aim_that_the_policy_cannot_meet_is_refused(plain_shard: Any, asked: 
     assert isinstance(made.error, UnservedObjective)
     assert "policy 'linucb' cannot aim at it; ask for weights" in str(made.error)
     assert plain_shard.decider.seq == 0
+
+
+def test_a_warm_up_does_not_switch_batches_off(make_shard: Any) -> None:
+    """A batch costs one pass of BLAS; deciding one at a time costs a pass each, for ever."""
+    together, singly = (make_shard(lambda f: Explored(LinUCB(f), warm_up=12)) for _ in range(2))
+    calls = []
+    select = together.decider.policy.select
+    together.decider.policy.select = lambda *asked: calls.append(len(asked[0])) or select(*asked)
+    for _ in range(4):
+        contexts = [together.context() for _ in range(8)]
+        made = together.ask(*contexts)
+        alone = [singly.ask(context)[0] for context in contexts]
+        for one, other in zip(made, alone, strict=True):
+            first, second = decode(one.value, Decision), decode(other.value, Decision)
+            assert (first.action, first.reason, first.seq) == (second.action, second.reason, second.seq)
+    assert calls == [8, 8, 8, 8]
 
 
 def test_n_answers_need_a_wide_search(plain_shard: Any) -> None:

@@ -15,8 +15,7 @@ from agents.decider.policies.exploration import Explored
 from agents.decider.policies.forgetting import Discounted, SlidingWindow
 from agents.decider.policies.knn import KNN
 from agents.decider.policies.linucb import LinUCB, LinUCBSettings, greedy
-from agents.decider.policies.mlp import MLP
-from agents.decider.policies.network import NetworkSettings
+from agents.decider.policies.mlp import MLP, NetworkSettings
 from agents.decider.policies.neural_ucb import NeuralUCB
 from agents.decider.policies.thompson import Thompson
 from agents.decider.policies.uniform import Uniform

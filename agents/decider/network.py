@@ -7,25 +7,15 @@ and NeuralUCB needs their closed form anyway.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 import torch
 
 from agents.decider.policies.base import Matrix, Vector
+from agents.decider.policies.mlp import NetworkSettings
 
 PARTS: Final = ("w1", "b1", "w2", "b2")
-
-
-@dataclass(frozen=True, slots=True)
-class NetworkSettings:
-    """Hyperparameters of App. B.3; `seed` draws the initial weights. Fewer iterations are another method."""
-
-    hidden: int = 100
-    learning_rate: float = 1e-3
-    iterations: int = 1000
-    seed: int = 0
 
 
 class Network:

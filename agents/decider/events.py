@@ -1,0 +1,79 @@
+"""The one order of decisions and updates: what a log tells a policy, event by event.
+
+The live run, recovery and `verify-decisions` all tell a policy through `tell` and `offer`, and the latter two take
+what there is to tell from `events`. So they cannot come to differ.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Literal, NamedTuple
+
+from agents.decider.observations import ActionRow, AnyRow, OfferRow, Row
+from agents.decider.policies.base import Policy
+
+Told = Literal["offer", "expect", "update", "correct", "abandon", "nothing"]
+
+
+class Event(NamedTuple):
+    """One event of a log.
+
+    Attributes:
+        seq: Its place in the order; an offer stands before the decision of its own place.
+        told: How the policy is told it.
+        row: The row as it stands now.
+    """
+
+    seq: int
+    told: Told
+    row: Row | OfferRow
+
+
+def events(rows: Iterable[AnyRow], after: int = -1) -> list[Event]:
+    """Return everything the log tells beyond a place, in order.
+
+    Args:
+        rows: Rows in any order; those of actions tell nothing themselves.
+        after: Last place that the policy's state holds already; -1 for none.
+    """
+    found: list[Event] = []
+    for row in rows:
+        if isinstance(row, OfferRow):
+            found.append(Event(row.seq, "offer", row))
+        elif isinstance(row, Row):
+            ended: Told = "abandon" if row.stage == "abandoned" else "nothing"
+            found += [
+                Event(row.seq, "expect", row),
+                Event(row.learned_seq, "update", row),
+                Event(row.corrected_seq, "correct", row),
+                Event(row.ended_seq, ended, row),
+            ]
+    kept = (event for event in found if event.seq > after)
+    return sorted(kept, key=lambda event: (event.seq, event.told != "offer"))
+
+
+def offer(policy: Policy, offered: Sequence[str], actions: Mapping[str, ActionRow]) -> None:
+    """Make exactly these actions choosable.
+
+    Args:
+        policy: The policy.
+        offered: Their ids, in the order of the offer.
+        actions: Every action ever added, by id.
+    """
+    policy.add_actions([actions[action_id].vector() for action_id in offered])
+    policy.remove_actions(sorted(set(actions) - set(offered)))
+
+
+def tell(policy: Policy, told: Told, rows: Sequence[Row]) -> None:
+    """Tell a policy decisions, or what became of them, of one kind and in order."""
+    match told:
+        case "expect":
+            policy.expect([row.pending() for row in rows])
+        case "update":
+            policy.update([row.observation(row.entered) for row in rows])
+        case "correct":
+            policy.correct([row.observation(row.correct) for row in rows])
+        case "abandon":
+            policy.abandon([row.pending() for row in rows])
+        case "offer" | "nothing":
+            pass

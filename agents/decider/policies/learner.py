@@ -1,0 +1,144 @@
+"""What every policy has beside its mathematics: features, counters, select, save and load.
+
+A policy is a subclass that says how it scores (`score`, or `scores` for a whole batch), what it takes from
+observations (`take`, `amend`) and what of it must be saved (`saved`, `restored`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+import numpy as np
+
+from agents.decider.features import FeatureMap
+from agents.decider.policies.base import (
+    ActionVector,
+    Aim,
+    Choice,
+    Context,
+    Objective,
+    Observation,
+    Pending,
+    Scores,
+    Vector,
+)
+from agents.decider.policies.choosing import choices
+from agents.decider.policies.envelope import pack, unpack
+
+
+class Learner:
+    """Base of all policies on joint features x = [s_q; f_a]; implements the `Policy` protocol.
+
+    Attributes:
+        name: Name of the policy, in Decisions and in saved states.
+        features: The known actions, and x.
+    """
+
+    name: str
+    order_free: bool = True
+    counts_decisions: bool = False
+    paces: bool = False
+    surface: bool = False
+
+    def __init__(self, features: FeatureMap) -> None:
+        self.features = features
+        self._updates = 0
+        self._corrections = 0
+
+    @property
+    def version(self) -> int:
+        """Return the number of rewards and corrections applied."""
+        return self._updates + self._corrections
+
+    def add_actions(self, actions: Sequence[ActionVector]) -> None:
+        """Make actions available."""
+        self.grown(self.features.add(actions))
+
+    def remove_actions(self, action_ids: Sequence[str]) -> None:
+        """Stop choosing actions. What they taught stays, and their outstanding rewards are still learned."""
+        self.features.remove(action_ids)
+
+    def scores(self, contexts: Sequence[Context], objectives: Sequence[Objective], seed: int) -> list[Scores]:
+        """Score every allowed action of every context. Changes no state."""
+        queries = self.features.queries([(c.query_id, c.embedding) for c in contexts])
+        return [self.score(query, context, seed) for query, context in zip(queries, contexts, strict=True)]
+
+    def select(self, contexts: Sequence[Context], objectives: Sequence[Objective], seed: int) -> list[Choice]:
+        """Choose one action per context. Changes no state."""
+        return choices(contexts, self.scores(contexts, objectives, seed), self.version)
+
+    def expect(self, decisions: Sequence[Pending]) -> None:
+        """Do nothing: no decision changes the next one before its reward."""
+
+    def abandon(self, decisions: Sequence[Pending]) -> None:
+        """Do nothing: what was never expected need not be taken back."""
+
+    def update(self, observations: Sequence[Observation]) -> None:
+        """Learn the first reward of each observation."""
+        self.take(observations)
+        self._updates += len(observations)
+
+    def correct(self, observations: Sequence[Observation]) -> None:
+        """Replace the imputed Correct of each observation by the true one."""
+        self.amend(observations)
+        self._corrections += len(observations)
+
+    def state(self) -> bytes:
+        """Serialise everything learned, with a format version and a checksum."""
+        features, arrays = self.features.snapshot()
+        meta, more = self.saved()
+        counters = {"updates": self._updates, "corrections": self._corrections}
+        return pack(self.name, self.identity(), {"features": features} | counters | meta, arrays | more)
+
+    def load(self, data: bytes) -> None:
+        """Become the state that was serialised by a policy of the same settings.
+
+        Raises:
+            CorruptState: Truncated, altered, of another version, policy, dimension or setting.
+        """
+        meta, arrays = unpack(data, self.name, self.identity())
+        self.features.restore(meta["features"], arrays)
+        self._updates, self._corrections = meta["updates"], meta["corrections"]
+        self.restored(meta, arrays)
+
+    def price(self, aim: Aim) -> float:
+        """Refuse: only a policy that `paces` fills in the price of an aim."""
+        raise NotImplementedError(f"policy {self.name!r} aims at no mean cost and no accuracy")
+
+    def identity(self) -> dict[str, Any]:
+        """Return the settings that must be equal where a state is loaded."""
+        return {"features": asdict(self.features.settings)}
+
+    def grown(self, kept: Sequence[int]) -> None:
+        """Follow the feature map after actions were added.
+
+        Args:
+            kept: The columns at which the old columns of f_a now stand.
+        """
+
+    def score(self, query: Vector, context: Context, seed: int) -> Scores:
+        """Score the allowed actions of one context, for policies that override `scores` no further.
+
+        Args:
+            query: The checked s_q, shape (query_dim,).
+            context: The context.
+            seed: Of random choices.
+        """
+        raise NotImplementedError
+
+    def take(self, observations: Sequence[Observation]) -> None:
+        """Check observations and learn from them."""
+        raise NotImplementedError
+
+    def amend(self, observations: Sequence[Observation]) -> None:
+        """Check corrections and apply them."""
+        raise NotImplementedError
+
+    def saved(self) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+        """Return the plain values and arrays of the state, beside the features' and the counters."""
+        return {}, {}
+
+    def restored(self, meta: dict[str, Any], arrays: dict[str, np.ndarray]) -> None:
+        """Take back what `saved` returned; features and counters are restored already."""

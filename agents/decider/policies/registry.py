@@ -1,0 +1,150 @@
+"""Policies by name: a policy's own file registers it with its options, and everything else derives from that.
+
+    @policy("knn", KNNOptions)
+    def _knn(options: KNNOptions, on: Inputs) -> Policy:
+        return KNN(on.features(options), options.k)
+
+Service and lab build by these names, settings are validated against these options, and the documentation's table is
+held to them by a test. To add a policy: one file here and one row in docs/policies.md.
+"""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, Final, Literal, TypeVar
+
+from msgspec import Struct
+
+from agents.decider import policies
+from agents.decider.features import FeatureMap, FeatureSettings, QueryBasis
+from agents.decider.policies.base import Policy
+
+
+class Options(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What every policy can be set up with; a policy's own options extend it.
+
+    Attributes:
+        floor: ε of the recorded exploration floor.
+        warm_up: Uniform rounds at the start; 50 in the paper's experiments.
+        control_share: Share of the queries that take `control_action` whatever the policy thinks.
+        control_action: The action of the control group, `model/qp/cp/bs`.
+        control_salt: Secret of the draw into the control group, so that nobody can choose ids to be in it.
+        action_features, interactions, query_rank, action_rank, interaction_scale, basis_seed: see FeatureSettings.
+    """
+
+    floor: float = 0.0
+    warm_up: int = 0
+    control_share: float = 0.0
+    control_action: str = ""
+    control_salt: str = ""
+    action_features: Literal["raw", "centred", "one-hot"] = "raw"
+    interactions: Literal["none", "bilinear", "model"] = "none"
+    query_rank: int = 8
+    action_rank: int = 6
+    interaction_scale: float = 1.0
+    basis_seed: int = 0
+
+    def __post_init__(self) -> None:
+        """Refuse numbers that no policy can run with, naming the field."""
+        self.positive("query_rank", "action_rank")
+        self.not_negative("interaction_scale", "warm_up")
+        self.share("floor", "control_share")
+        if bool(self.control_share) != bool(self.control_action):
+            raise ValueError(
+                f"control_action is {self.control_action!r} with control_share {self.control_share:g}; give both or "
+                "neither"
+            )
+
+    def positive(self, *names: str) -> None:
+        """Refuse what is not above zero."""
+        for name in names:
+            if not getattr(self, name) > 0:
+                raise ValueError(f"{name} is {getattr(self, name)!r}; give a number above zero")
+
+    def not_negative(self, *names: str) -> None:
+        """Refuse what is below zero."""
+        for name in names:
+            if not getattr(self, name) >= 0:
+                raise ValueError(f"{name} is {getattr(self, name)!r}; give zero or more")
+
+    def share(self, *names: str) -> None:
+        """Refuse what is not a share."""
+        for name in names:
+            if not 0.0 <= getattr(self, name) <= 1.0:
+                raise ValueError(f"{name} is {getattr(self, name)!r}; give a number between 0 and 1")
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """What a policy is built on.
+
+    Attributes:
+        query_dim: Length of s_q.
+        action_dim: Length of s_a; with one-hot features, the room for actions ever added.
+        query_basis: Projection of queries for interactions, fitted on queries that are not evaluated; None draws
+            a random one.
+        encoder: Identity of the encoder that makes both; a prior of another one is refused.
+    """
+
+    query_dim: int
+    action_dim: int
+    query_basis: QueryBasis | None = None
+    encoder: str = ""
+
+    def features(self, options: Options) -> FeatureMap:
+        """Return the feature map of the paper's joint vector, with no action yet."""
+        settings = FeatureSettings(
+            query_dim=self.query_dim,
+            action_dim=self.action_dim,
+            action_features=options.action_features,
+            interactions=options.interactions,
+            query_rank=options.query_rank,
+            action_rank=options.action_rank,
+            interaction_scale=options.interaction_scale,
+            basis_seed=options.basis_seed,
+        )
+        return FeatureMap(settings, self.query_basis)
+
+
+O = TypeVar("O", bound=Options)
+Make = Callable[[Any, Inputs], Policy]
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A registered policy: its name, the type of its options, what makes it."""
+
+    name: str
+    options: type[Options]
+    make: Make
+
+
+_KINDS: Final[dict[str, Kind]] = {}
+
+
+def policy(name: str, options: type[O]) -> Callable[[Callable[[O, Inputs], Policy]], Make]:
+    """Register what the decorated function makes under a name."""
+
+    def register(make: Callable[[O, Inputs], Policy]) -> Make:
+        if name in _KINDS:
+            raise ValueError(f"policy {name!r} is registered twice")
+        _KINDS[name] = Kind(name, options, make)
+        return make
+
+    return register
+
+
+def kinds() -> Mapping[str, Kind]:
+    """Return every policy there is, by name."""
+    _import_all()
+    return _KINDS
+
+
+@cache
+def _import_all() -> None:
+    for module in pkgutil.iter_modules(policies.__path__, f"{policies.__name__}."):
+        importlib.import_module(module.name)
