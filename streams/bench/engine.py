@@ -32,7 +32,7 @@ from schemas.decision import Decision, PolicyState
 from schemas.objective import CostRange, ObjectiveInForce
 from schemas.query import Origin, Query, Weights
 from schemas.search import Scored, SearchStep, Verification
-from streams.client.questions import read_questions
+from streams.client import read_questions
 
 REPEATS = 2
 

@@ -7,7 +7,6 @@ half that rate, open loop. The engine's own speed is not measured here.
 import os
 import random
 import tempfile
-import time
 import uuid
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -17,17 +16,20 @@ import msgspec
 
 from agents.serving.recording import RecordedPath, RecordedStep, write_paths
 from agents.space.catalogue import Catalogue, load_catalogue
+from schemas.errors import UniscaleError
 from schemas.query import Query
-from streams.client.ledger import read_ledger
-from streams.client.send import Pace, send_queries
+from streams.client import Client, Pace, read_ledger
 from streams.demo.summary import latencies
 from streams.local.broker import Broker
 from streams.local.launch import room_commands, settings_for
 from streams.local.supervisor import Supervisor
-from streams.runtime.base import key_of
-from streams.runtime.kafka import admin, connections
+from streams.runtime.kafka import admin
 from streams.settings import Settings
 from streams.topics import Topics
+
+
+class BenchFailed(UniscaleError):
+    """A measurement cannot be completed; the message says what is missing."""
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
@@ -132,20 +134,12 @@ def _run(
 
 
 def _answered(settings: Settings, queries: Sequence[Query], rate: float, timeout_s: float = 900.0) -> float:
-    """Send queries, wait for all Answers, return the seconds that took. Reads keys alone: it shares the machine."""
-    reader = connections.at_end(settings, [Topics(settings).answer])
-    try:
-        began = time.monotonic()
-        send_queries(settings, queries, Pace(rate))
-        waiting = {key_of(q.query_id) for q in queries}
-        while waiting:
-            if time.monotonic() - began > timeout_s:
-                raise LookupError(f"{len(waiting)} queries had no Answer in {timeout_s:.0f} s")
-            for records in reader.poll(timeout_ms=100).values():
-                waiting.difference_update(record.key for record in records)
-        return time.monotonic() - began
-    finally:
-        reader.close()
+    """Send queries, wait for all Answers, return the seconds that took."""
+    with Client(settings) as client:
+        asked = client.ask_all(queries, pace=Pace(rate), timeout_s=timeout_s)
+    if asked.missing:
+        raise BenchFailed(f"{len(asked.missing)} queries have no Answer in {asked.wall_s:.0f} s")
+    return asked.wall_s
 
 
 def cpu_s(pid: int) -> float:

@@ -1,1 +1,41 @@
-"""What a client of the topics needs: send queries, follow answers, read question files."""
+"""For programs that ask questions: send queries, wait for Answers, give feedback, follow and explain.
+
+    from streams.client import Client, Settings
+
+    with Client(Settings(bootstrap="127.0.0.1:9092")) as client:
+        answer = client.ask("Ann has 3 apples and buys 4. How many has she?", reference="7")
+        client.feedback(answer.query_id, correct=True)
+        print(client.explain(answer.query_id).decision)
+
+`client` holds the Client, `asked` a set of queries under way, `follow` the iterator over live records, `events`
+their decoding, `ledger` the log of a run read back, `questions` question files, `pace` how fast to send.
+"""
+
+from streams.client.asked import Asked
+from streams.client.client import Client, IdTaken, NoAnswer, query_from
+from streams.client.events import Event, Kind
+from streams.client.follow import Follower
+from streams.client.ledger import Ledger, Story, read_ledger
+from streams.client.pace import Pace
+from streams.client.questions import QuestionError, query_of, read_questions, renamed
+from streams.settings import Settings
+
+__all__ = [
+    "Client",
+    "Settings",
+    "Pace",
+    "Asked",
+    "NoAnswer",
+    "IdTaken",
+    "Event",
+    "Kind",
+    "Follower",
+    "Ledger",
+    "Story",
+    "read_ledger",
+    "read_questions",
+    "renamed",
+    "query_of",
+    "query_from",
+    "QuestionError",
+]

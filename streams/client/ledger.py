@@ -1,26 +1,23 @@
 """The log of a run, read back: every record of every query, in order, with its append time.
 
-What is said about a run (demo, explain, monitor, tests) is computed from here and from nothing else.
+The summaries of a run (demo, explain, monitor, tests) are computed from here and from nothing else.
 """
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any
 
 from schemas.answer import Answer
-from schemas.base import Record as Message
-from schemas.base import decode
 from schemas.dead_letter import DeadLetter
 from schemas.decision import Decision
 from schemas.errors import UniscaleError
 from schemas.query import Context, Query
-from schemas.reward import Reward
+from schemas.reward import Feedback, Reward
 from schemas.search import SearchStep, Verification
+from streams.client.events import KINDS, Event, event_of, topic_names
 from streams.runtime.kafka import connections
 from streams.settings import Settings
 from streams.topics import Topics
-
-M = TypeVar("M", bound=Message)
 
 
 @dataclass
@@ -35,17 +32,24 @@ class Story:
     verifications: list[Verification] = field(default_factory=list)
     answers: list[Answer] = field(default_factory=list)
     rewards: list[Reward] = field(default_factory=list)
+    feedback: list[Feedback] = field(default_factory=list)
+    dead_letters: list[DeadLetter] = field(default_factory=list)
     # Append times in ms, by stage: query, context, decision, step/1, verification/1, …, answer, reward/<kind>.
     at_ms: dict[str, int] = field(default_factory=dict)
 
     @property
+    def found(self) -> bool:
+        """Whether anything is on record."""
+        return bool(self.at_ms or self.dead_letters)
+
+    @property
     def decision(self) -> Decision | None:
-        """The Decision that counts."""
+        """The Decision that counts: the first."""
         return self.decisions[0] if self.decisions else None
 
     @property
     def answer(self) -> Answer | None:
-        """The Answer that counts."""
+        """The Answer that counts: the first."""
         return self.answers[0] if self.answers else None
 
     @property
@@ -55,7 +59,7 @@ class Story:
 
     @property
     def repeats(self) -> int:
-        """How many records say what another one had said before."""
+        """How many records repeat an earlier one."""
         extra = sum(max(0, len(records) - 1) for records in (self.contexts, self.decisions, self.answers))
         extra += len(self.steps) - len({s.step for s in self.steps})
         extra += len(self.verifications) - len({v.step for v in self.verifications})
@@ -72,96 +76,88 @@ class Ledger:
     bytes: int = 0
 
     def story(self, query_id: str) -> Story:
-        """Return the story of a query, a new one when it was not heard of."""
+        """Return the story of a query, a new one if there is none yet."""
         return self.stories.setdefault(query_id, Story(query_id))
 
-    def add(self, topics: Topics, record: Any, about: str | None = None) -> None:
-        """Take one raw record of any topic; with `about`, only one of that query."""
-        kind = _kinds(topics).get(record.topic) or _group_kind(topics, record.topic)
-        if kind is None or record.value is None:
+    def add(self, topics: Topics, raw: Any, about: str | None = None) -> None:
+        """Add one raw record of any topic; with `about`, only if it concerns that query."""
+        if about is not None and not _concerns(topics, raw, about.encode()):
             return
-        if about is not None and not _concerns(topics, record, about.encode()):
-            return
-        self.bytes += len(record.value)
         try:
-            message = decode(record.value, kind)
+            event = event_of(topics, raw)
         except UniscaleError:
+            self.bytes += len(raw.value)
             self.unreadable += 1
             return
-        if isinstance(message, DeadLetter):
-            self.dead_letters.append(message)
-            return
-        self._file(message, record.timestamp)
+        if event is not None:
+            self.take(event)
 
-    def _file(self, message: Any, at_ms: int) -> None:
-        story = self.story(message.query_id)
-        match message:
+    def take(self, event: Event) -> None:
+        """Add one decoded record."""
+        self.bytes += event.bytes
+        record = event.record
+        if isinstance(record, DeadLetter):
+            self.dead_letters.append(record)
+            return
+        story, stage = self.story(event.query_id), str(event.kind)
+        match record:
             case Query():
-                story.query = story.query or message
-                stage = "query"
+                story.query = story.query or record
             case Context():
-                story.contexts.append(message)
-                stage = "context"
+                story.contexts.append(record)
             case Decision():
-                story.decisions.append(message)
-                stage = "decision"
+                story.decisions.append(record)
             case SearchStep():
-                story.steps.append(message)
-                stage = f"step/{message.step}"
+                story.steps.append(record)
+                stage = f"step/{record.step}"
             case Verification():
-                story.verifications.append(message)
-                stage = f"verification/{message.step}"
+                story.verifications.append(record)
+                stage = f"verification/{record.step}"
             case Answer():
-                story.answers.append(message)
-                stage = "answer"
+                story.answers.append(record)
+            case Feedback():
+                story.feedback.append(record)
             case Reward():
-                story.rewards.append(message)
-                stage = f"reward/{message.kind}"
-            case _:
-                return
-        story.at_ms.setdefault(stage, at_ms)
+                story.rewards.append(record)
+                stage = f"reward/{record.kind}"
+        story.at_ms.setdefault(stage, event.at_ms)
 
 
 def read_ledger(
     settings: Settings, groups: Iterable[str], only: Sequence[str] = (), about: str | None = None
 ) -> Ledger:
-    """Read all topics of a deployment from their beginnings.
+    """Read all topics of a deployment from their beginnings to their present ends.
 
     Args:
-        settings: Where.
+        settings: The deployment.
         groups: Its executor groups.
-        only: Topic names to read instead of all.
-        about: Take the records of this query alone; the others are passed over undecoded.
+        only: Names of topics to read instead of all.
+        about: Read the records of this query alone; the others are skipped without decoding them.
+
+    Raises:
+        BrokerUnreachable: no broker answers.
+        LookupError: none of the topics exists.
     """
     topics = Topics(settings)
-    names = list(only) or [
-        topics.query, topics.context, topics.decision, topics.search_step,
-        *(topics.verification_for(g) for g in groups), topics.answer, topics.reward, topics.dead_letter,
-    ]  # fmt: skip
+    names = list(only) or topic_names(topics, [kind for kind in KINDS if kind != "feedback"], groups)
     ledger = Ledger()
-    for record in connections.read_all(settings, names, timeout_ms=500):
-        ledger.add(topics, record, about)
+    for raw in connections.read_all(settings, names, timeout_ms=500):
+        ledger.add(topics, raw, about)
     return ledger
 
 
-def _concerns(topics: Topics, record: Any, query_id: bytes) -> bool:
-    """Say whether a record may be about a query: by its key, or, where that is another thing, its text."""
-    if record.topic in (topics.context, topics.reward, topics.dead_letter):
-        return query_id in record.value
-    return bool(record.key == query_id)
+def executor_groups(settings: Settings) -> list[str]:
+    """Return the executor groups that have topics on the broker."""
+    start = Topics(settings).verification_for("")
+    reader = connections.consumer(settings)
+    try:
+        return sorted(name.removeprefix(start) for name in reader.topics() if name.startswith(start))
+    finally:
+        reader.close()
 
 
-def _kinds(topics: Topics) -> dict[str, type[Message]]:
-    return {
-        topics.query: Query,
-        topics.context: Context,
-        topics.decision: Decision,
-        topics.search_step: SearchStep,
-        topics.answer: Answer,
-        topics.reward: Reward,
-        topics.dead_letter: DeadLetter,
-    }
-
-
-def _group_kind(topics: Topics, name: str) -> type[Message] | None:
-    return Verification if name.startswith(topics.verification_for("")) else None
+def _concerns(topics: Topics, raw: Any, query_id: bytes) -> bool:
+    """Whether a record may be about a query: by its key, or by its text where the key is something else."""
+    if raw.topic in (topics.context, topics.reward, topics.dead_letter):
+        return query_id in (raw.value or b"")
+    return bool(raw.key == query_id)

@@ -6,9 +6,10 @@ from pathlib import Path
 import click
 import msgspec
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from streams.client import Asked
+from streams.commands.sending import bars
 from streams.demo.run import QUESTIONS, Demo, run
 from streams.settings import Settings
 
@@ -73,18 +74,12 @@ def demo(settings: Settings, count: int, questions_file: Path, seed: int, in_fli
         out=out, questions=questions_file, count=count, seed=seed, in_flight=in_flight, warm_up=warm_up, broker=broker,
         recording=recording,
     )  # fmt: skip
-    with Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        console=console,
-    ) as bar:
+    with bars(console) as bar:
         answered, rewarded = bar.add_task("answered", total=count), bar.add_task("rewarded", total=count)
 
-        def progress(answers: int, rewards: int, total: int) -> None:
-            bar.update(answered, completed=answers, total=total)
-            bar.update(rewarded, completed=rewards, total=total)
+        def progress(asked: Asked) -> None:
+            bar.update(answered, completed=asked.answered, total=asked.total)
+            bar.update(rewarded, completed=len(asked.rewarded), total=asked.total)
 
         summary = run(what, settings, console.print, progress)
     table = Table("", "", show_header=False)

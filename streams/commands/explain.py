@@ -2,7 +2,6 @@
 
 import sys
 from collections import Counter
-from pathlib import Path
 from statistics import fmean
 
 import click
@@ -11,11 +10,10 @@ import orjson
 from rich.console import Console
 from rich.table import Table
 
-from agents.space.catalogue import load_catalogue
 from schemas.answer import Answer
 from schemas.decision import Decision
 from schemas.reward import Reward
-from streams.client.ledger import Story, read_ledger
+from streams.client import Client, Story
 from streams.settings import Settings
 
 # More drafts than these are shown when asked for.
@@ -24,7 +22,9 @@ _DRAFTS = 40
 
 @click.command()
 @click.argument("query_id")
-@click.option("--group", "groups", multiple=True, help="A further executor group, besides the catalogue's.")
+@click.option(
+    "--group", "groups", multiple=True, help="Not needed: every group is found on the broker.", hidden=True
+)
 @click.option("--drafts", is_flag=True, help="Show each draft, however many there are.")
 @click.option("--json", "as_json", is_flag=True, help="Print the records instead.")
 @click.pass_obj
@@ -33,16 +33,14 @@ def explain(settings: Settings, query_id: str, groups: tuple[str, ...], drafts: 
 
     Exit 1 when nothing is on record under this id.
     """
-    known = [*load_catalogue(Path(settings.catalogue)).groups, *groups]
-    ledger = read_ledger(settings, known, about=query_id)
-    letters = [letter for letter in ledger.dead_letters if letter.query_id == query_id]
-    story = ledger.stories.get(query_id)
-    if story is None and not letters:
+    with Client(settings) as client:
+        story = client.explain(query_id)
+    letters = story.dead_letters
+    if not story.found:
         click.echo(
             f"error: nothing on record for {query_id}: check the id, --prefix, and the retention", err=True
         )
         sys.exit(1)
-    story = story or Story(query_id)
     if as_json:
         records = [
             *letters,

@@ -15,8 +15,7 @@ from rich.live import Live
 from rich.table import Table
 
 from agents.space.catalogue import load_catalogue
-from streams.client.ledger import Story
-from streams.client.watch import Watch
+from streams.client import Follower, Ledger, Story
 from streams.runtime.kafka import admin
 from streams.settings import Settings
 from streams.topics import Topics
@@ -42,12 +41,16 @@ def monitor(settings: Settings, refresh: float, seconds: float | None, once: boo
     groups = list(load_catalogue(Path(settings.catalogue)).groups)
     apps = [topics.app_id(r) for r in ("embedder", "decider", "verifier", "aggregator")]
     apps += [topics.app_id("executor", g) for g in groups]
-    names = [topics.query, topics.decision, topics.answer, topics.reward, topics.dead_letter]
-    watch = Watch(settings, names, tail=_WINDOW)
+    ledger = Ledger()
+    follower = Follower(
+        settings, ["query", "decision", "answer", "reward", "dead-letter"], tail=_WINDOW,
+        on_unreadable=lambda where, error: None,
+    )  # fmt: skip
     began = last_lag = time.monotonic()
     try:
-        watch.catch_up()
-        now = numbers(watch, admin.lag(settings, apps))
+        for event in follower.catch_up():
+            ledger.take(event)
+        now = numbers(ledger, admin.lag(settings, apps))
         if as_json:
             click.echo(orjson.dumps(now, option=orjson.OPT_INDENT_2).decode())
             return
@@ -61,21 +64,22 @@ def monitor(settings: Settings, refresh: float, seconds: float | None, once: boo
                 show = stack.enter_context(Live(console=console, refresh_per_second=4)).update
             show(picture(now))
             while seconds is None or time.monotonic() - began < seconds:
-                watch.poll(int(refresh * 1000))
+                for event in follower.poll(refresh):
+                    ledger.take(event)
                 behind = now["lag"]
                 if time.monotonic() - last_lag > _LAG_EVERY_S:
                     behind, last_lag = admin.lag(settings, apps), time.monotonic()
-                now = numbers(watch, behind)
+                now = numbers(ledger, behind)
                 show(picture(now))
     except KeyboardInterrupt:
         return  # the usual way to leave
     finally:
-        watch.close()
+        follower.close()
 
 
-def numbers(watch: Watch, lag: dict[str, dict[str, int]]) -> dict[str, Any]:
+def numbers(ledger: Ledger, lag: dict[str, dict[str, int]]) -> dict[str, Any]:
     """Return what is shown, over the latest queries in the order of decisions."""
-    stories = sorted((s for s in watch.ledger.stories.values() if s.decision), key=_seq)[-_WINDOW:]
+    stories = sorted((s for s in ledger.stories.values() if s.decision), key=_seq)[-_WINDOW:]
     closed = [s.closing for s in stories if s.closing]
     times = sorted(s.at_ms["answer"] for s in stories if s.answer)
     span_s = (times[-1] - times[0]) / 1000 if len(times) > 1 else 0.0
@@ -94,7 +98,7 @@ def numbers(watch: Watch, lag: dict[str, dict[str, int]]) -> dict[str, Any]:
         "accuracy": _mean([r.correct for r in closed if r.correct is not None]),
         "eflops": _mean([r.price.eflops for r in closed if r.price]),
         "statuses": dict(Counter(s.answer.status for s in stories if s.answer)),
-        "dead_letters": len(watch.ledger.dead_letters),
+        "dead_letters": len(ledger.dead_letters),
         "chosen": chosen,
         "lag": lag,
     }

@@ -1,30 +1,21 @@
-"""`ask`, `produce`, `answers`, `feedback`: the client's side, by kafka-python."""
+"""`ask`, `produce`, `answers`, `feedback`: what a client of the deployment does."""
 
 import sys
-import time
-import uuid
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import click
 import msgspec
 import orjson
 
 from schemas.answer import Answer
-from schemas.base import decode, encode
 from schemas.errors import UniscaleError
-from schemas.query import Query, Weights
-from schemas.reward import Feedback
-from streams.client.questions import QuestionError, read_questions, renamed
-from streams.client.send import Pace
+from schemas.query import Weights
+from streams.client import Asked, Client, Pace, QuestionError, query_from, read_questions, renamed
 from streams.commands.sending import send_and_wait
-from streams.runtime.kafka import connections
 from streams.settings import Settings
-from streams.topics import Topics
 
-# After so long without an Answer `ask` says on stderr that it still waits.
+# After this long without an Answer, `ask` prints on stderr that it is still waiting.
 _PATIENCE_S = 15.0
 
 
@@ -58,50 +49,43 @@ def _weights(text: str | None) -> Weights | None:
 def ask(settings: Settings, text: str, objective: str | None, weights: str | None,
         mean_cost: float | None, accuracy: float | None, n: int, reference: str | None,
         pin_action: str | None, models: tuple[str, ...], timeout_s: float, as_json: bool) -> None:  # fmt: skip
-    """Send one question and wait for its answer. Exit 0 when it is `ok`, 1 otherwise."""
-    query = Query(
-        query_id=f"ask-{uuid.uuid4().hex[:16]}", text=text, objective=objective, weights=_weights(weights),
-        mean_cost=mean_cost, accuracy=accuracy, n=n, reference=reference,
-        pin_action=pin_action, allowed_models=models or None, timeout_s=timeout_s,
+    """Send one question and wait for its Answer. Exits with 0 if the Answer is `ok`, with 1 otherwise."""
+    query = query_from(
+        text, objective=objective, weights=_weights(weights), mean_cost=mean_cost, accuracy=accuracy, n=n,
+        reference=reference, pin_action=pin_action,
+        allowed_models=models or None, timeout_s=timeout_s,
     )  # fmt: skip
-    topics = Topics(settings)
-    connections.require_topics(settings, [topics.query])
-    reader = connections.at_end(settings, [topics.answer])
-    try:
-        producer = connections.producer(settings)
-        producer.send(topics.query, key=query.query_id.encode(), value=encode(query)).get(timeout=30)
-        producer.close()
-        told = time.monotonic() + _PATIENCE_S
-        deadline = time.monotonic() + timeout_s + 30
-        while time.monotonic() < deadline:
-            if time.monotonic() > told:
-                told = deadline
-                click.echo(f"no answer to {query.query_id} yet; are the rooms running?", err=True)
-            for records in reader.poll(timeout_ms=500).values():
-                for record in records:
-                    if record.key == query.query_id.encode():
-                        _print(decode(record.value, Answer), as_json)
-        click.echo(
-            f"error: no answer to {query.query_id} in {timeout_s + 30:.0f} s; are the rooms running?",
-            err=True,
-        )
-        sys.exit(1)
-    finally:
-        reader.close()
+    patience_s = _PATIENCE_S
+
+    def progress(asked: Asked) -> None:
+        nonlocal patience_s
+        if asked.waited_s > patience_s:
+            patience_s = float("inf")
+            click.echo(f"no Answer to {query.query_id} yet; are the rooms running?", err=True)
+
+    with Client(settings) as client:
+        answer = client.ask(query, progress=progress)
+    show(answer, as_json)
+    sys.exit(0 if answer.status == "ok" else 1)
 
 
-def _print(answer: Answer, as_json: bool) -> None:
+def show(answer: Answer, as_json: bool) -> None:
+    """Print an Answer: its text on stdout and one line about it on stderr, or the whole record as JSON."""
     if as_json:
         click.echo(orjson.dumps(msgspec.to_builtins(answer), option=orjson.OPT_INDENT_2).decode())
-    else:
-        if answer.text:
-            click.echo(answer.text)
-        said = [answer.status, str(answer.action or ""), f"score {answer.score:.3f}" if answer.score else ""]
-        said.append(f"{answer.steps} steps" if answer.steps else "")
-        click.echo(f"[{answer.query_id}: {', '.join(word for word in said if word)}]", err=True)
-        if answer.error:
-            click.echo(f"error: {answer.error}", err=True)
-    sys.exit(0 if answer.status == "ok" else 1)
+        return
+    if answer.text:
+        click.echo(answer.text)
+    words: list[str] = [answer.status]
+    if answer.action is not None:
+        words.append(str(answer.action))
+    if answer.score is not None:
+        words.append(f"score {answer.score:.3f}")
+    if answer.steps:
+        words.append(f"{answer.steps} steps")
+    click.echo(f"[{answer.query_id}: {', '.join(words)}]", err=True)
+    if answer.error:
+        click.echo(f"error: {answer.error}", err=True)
 
 
 @click.command()
@@ -162,27 +146,22 @@ def produce(settings: Settings, file: Path, rate: float, limit: int | None, obje
 @click.option("--text/--no-text", default=False, help="Include the text of the answer.")
 @click.pass_obj
 def answers(settings: Settings, everything: bool, follow: bool, text: bool) -> None:
-    """Print answers as JSON lines, the first of each query_id only: that is the one that counts."""
-    topics = Topics(settings)
-    seen: set[str] = set()
-    for record in _records(settings, topics.answer, everything, follow):
-        try:
-            answer = decode(record.value, Answer)
-        except UniscaleError as error:
-            click.echo(f"unreadable: {error}", err=True)
-            continue
-        if answer.query_id in seen:
-            continue
-        seen.add(answer.query_id)
-        line = {
-            "query_id": answer.query_id, "status": answer.status,
-            "action": str(answer.action) if answer.action else None,
-            "score": answer.score, "extracted": answer.extracted, "tokens": answer.generated_tokens,
-            "steps": answer.steps, "error": answer.error,
-        }  # fmt: skip
-        if text:
-            line["text"] = answer.text
-        click.echo(orjson.dumps(line).decode())
+    """Print Answers as JSON lines, only the first of each query: that is the one that counts."""
+    with Client(settings) as client:
+        for answer in client.answers(everything=everything, follow=follow, on_unreadable=_unreadable):
+            line = {
+                "query_id": answer.query_id, "status": answer.status,
+                "action": str(answer.action) if answer.action else None,
+                "score": answer.score, "extracted": answer.extracted, "tokens": answer.generated_tokens,
+                "steps": answer.steps, "error": answer.error,
+            }  # fmt: skip
+            if text:
+                line["text"] = answer.text
+            click.echo(orjson.dumps(line).decode())
+
+
+def _unreadable(where: str, error: UniscaleError) -> None:
+    click.echo(f"{where} cannot be read: {error}", err=True)
 
 
 @click.command()
@@ -197,30 +176,9 @@ def feedback(settings: Settings, query_id: str, correct: str, source: str) -> No
         grade = words[correct.lower()] if correct.lower() in words else float(correct)
     except ValueError:
         raise click.BadParameter(f"{correct!r}: write true, false or a number from 0 to 1") from None
-    record = Feedback(query_id=query_id, correct=grade, source=source)
-    topic = Topics(settings).feedback
-    connections.require_topics(settings, [topic])
-    producer = connections.producer(settings)
-    producer.send(topic, key=query_id.encode(), value=encode(record)).get(timeout=30)
-    producer.close()
+    with Client(settings) as client:
+        client.feedback(query_id, grade, source=source)
     click.echo(f"{query_id}: {grade:g} by {source}", err=True)
-
-
-def _records(settings: Settings, topic: str, everything: bool, follow: bool) -> Iterator[Any]:
-    if everything and not follow:
-        yield from connections.read_all(settings, [topic])
-        return
-    reader = connections.at_end(settings, [topic])
-    if everything:
-        reader.seek_to_beginning(*reader.assignment())
-    try:
-        while True:
-            for records in reader.poll(timeout_ms=1000).values():
-                yield from records
-            if not follow:
-                return
-    finally:
-        reader.close()
 
 
 COMMANDS = [ask, produce, answers, feedback]

@@ -10,8 +10,7 @@ import msgspec
 from schemas.base import decode
 from schemas.errors import UniscaleError
 from schemas.query import Query
-from streams.client.questions import renamed
-from streams.client.send import Pace
+from streams.client import Pace, renamed
 from streams.commands.sending import send_and_wait
 from streams.runtime.kafka import connections
 from streams.settings import Settings

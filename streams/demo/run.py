@@ -7,7 +7,6 @@ cannot look like learning.
 import importlib.util
 import os
 import random
-import time
 import uuid
 from collections.abc import Callable, Sequence
 from itertools import pairwise
@@ -20,10 +19,7 @@ import orjson
 from agents.space.catalogue import load_catalogue
 from schemas.errors import UniscaleError
 from schemas.query import Query
-from streams.client.ledger import Ledger, read_ledger
-from streams.client.questions import read_questions
-from streams.client.send import Pace, send_queries
-from streams.client.watch import Watch
+from streams.client import Asked, Client, read_ledger, read_questions
 from streams.control import Control
 from streams.demo.report import render
 from streams.demo.summary import summarise
@@ -119,7 +115,7 @@ def check_machine(demo: Demo, settings: Settings) -> None:
 
 
 def run(
-    demo: Demo, settings: Settings, say: Callable[[str], None], progress: Callable[[int, int, int], None]
+    demo: Demo, settings: Settings, say: Callable[[str], None], progress: Callable[[Asked], None]
 ) -> dict[str, Any]:
     """Run the demo and return its summary, which is also written to `out`.
 
@@ -127,7 +123,7 @@ def run(
         demo: What to run.
         settings: Of the deployment; a prefix of its own is added, so that two runs on one broker never mix.
         say: Told what happens.
-        progress: Told how many of how many queries are answered and rewarded.
+        progress: Called with the present state of the queries.
 
     Raises:
         DemoCannotRun, BrokerError, RoomFailed: see there.
@@ -156,38 +152,17 @@ def run(
             )
             supervisor.wait_ready(600)
             say("all rooms are ready")
-            ledger, wall_s = _stream(settings, queries, groups, demo, progress)
+            with Client(settings) as client:
+                asked = client.ask_all(
+                    queries, rewards=True, timeout_s=demo.timeout_s + 60, progress=progress
+                )
+            ledger = read_ledger(settings, groups)
         say("rooms stopped")
     summary = summarise(
-        ledger, [q.query_id for q in queries], broker=broker.version, mode=settings.objective, wall_s=wall_s,
+        ledger, [q.query_id for q in queries], broker=broker.version, mode=settings.objective, wall_s=asked.wall_s,
         warm_up=demo.warm_up,
     )  # fmt: skip
     summary["seed"] = demo.seed
     (demo.out / "summary.json").write_bytes(orjson.dumps(summary, option=orjson.OPT_INDENT_2))
     (demo.out / "report.html").write_text(render(ledger, summary), encoding="utf-8")
     return summary
-
-
-def _stream(
-    settings: Settings,
-    queries: Sequence[Query],
-    groups: Sequence[str],
-    demo: Demo,
-    progress: Callable[[int, int, int], None],
-) -> tuple[Ledger, float]:
-    topics = Topics(settings)
-    watch = Watch(settings, [topics.answer, topics.reward])
-    began = time.monotonic()
-    try:
-        send_queries(settings, queries, Pace())
-        deadline = began + demo.timeout_s + 60
-        while time.monotonic() < deadline:
-            watch.poll(500)
-            answered, closed = len(watch.answered), len(watch.closed)
-            progress(answered, closed, len(queries))
-            if closed >= len(queries) or (answered >= len(queries) and watch.idle_s() > 10):
-                break
-        wall_s = time.monotonic() - began
-    finally:
-        watch.close()
-    return read_ledger(settings, groups), wall_s

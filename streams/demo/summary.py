@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from streams.client.ledger import Ledger, Story
+from streams.client import Ledger, Story
 
 
 def summarise(

@@ -24,7 +24,7 @@ from agents.serving.recording import RecordedPath, RecordedStep, write_paths
 from agents.space.catalogue import load_catalogue
 from schemas.base import Record, decode
 from schemas.query import Query
-from streams.client.send import Pace, send_queries
+from streams.client import Client
 from streams.local.broker import Broker, kafka_home
 from streams.local.launch import room_commands, settings_for
 from streams.local.supervisor import Supervisor
@@ -131,7 +131,8 @@ class Deployment:
 
     def send(self, *queries: Query) -> None:
         """Produce queries, all at once."""
-        send_queries(self.settings, queries, Pace())
+        with Client(self.settings) as client:
+            client.send(queries)
 
     def put(self, topic: str, key: bytes, value: bytes) -> None:
         """Produce one raw record."""

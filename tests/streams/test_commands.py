@@ -4,8 +4,11 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from streams.client.send import Pace
+from schemas.action import Action
+from schemas.answer import Answer
+from streams.client import Pace
 from streams.commands import main
+from streams.commands.queries import show
 
 COMMANDS = [
     "answers", "ask", "bench", "bench-recovery", "broker", "catalogue", "dead-letters", "demo", "explain",
@@ -58,3 +61,11 @@ def test_a_pace_is_a_rate_or_the_recorded_times() -> None:
     assert [Pace(20.0).due_s(n) for n in (0, 1, 10)] == [0.0, 0.05, 0.5]
     assert Pace().due_s(7) == 0.0
     assert [Pace(at_s=(0.0, 0.1, 3.0)).due_s(n) for n in range(3)] == [0.0, 0.1, 3.0]
+
+
+def test_a_score_of_zero_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    action = Action(model="small", qp=1, cp=1, bs=1)
+    show(Answer(query_id="q", status="ok", by="executor", action=action, text="7", score=0.0, steps=2), False)
+    assert capsys.readouterr().err == "[q: ok, small/1/1/1, score 0.000, 2 steps]\n"
+    show(Answer(query_id="q", status="ok", by="executor", action=action, text="7"), False)
+    assert "score" not in capsys.readouterr().err

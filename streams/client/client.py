@@ -1,0 +1,315 @@
+"""The client: send queries, wait for their Answers, give feedback, follow and explain what happened."""
+
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from types import TracebackType
+from typing import Any, Self
+
+import msgspec
+
+from schemas.answer import Answer
+from schemas.base import encode
+from schemas.errors import UniscaleError
+from schemas.query import Query
+from schemas.reward import Feedback
+from streams.client.asked import Asked
+from streams.client.events import Kind
+from streams.client.follow import Follower
+from streams.client.ledger import Story, executor_groups, read_ledger
+from streams.client.pace import Pace
+from streams.runtime.kafka import connections
+from streams.settings import Settings
+from streams.topics import Topics
+
+# Seconds past a query's own deadline in which its Answer may still arrive: the rooms write an `expired` one.
+_MARGIN_S = 60.0
+# With every query answered and nothing heard for this long, the rewards still open are waiting for feedback.
+_REWARDS_IDLE_S = 10.0
+_POLL_S = 0.3
+_SEND_S = 60.0
+
+
+class NoAnswer(UniscaleError):
+    """A query has no Answer in time. Check that the rooms are running (`python -m streams monitor`)."""
+
+
+class IdTaken(UniscaleError):
+    """A query was sent under an id that had been used before; the first query keeps its Answer."""
+
+
+class Client:
+    """Connection to a deployment of UniScale-Streams, for programs that ask questions.
+
+    A Client only produces and reads records, as any Kafka client could; it needs no access to the rooms or to
+    the models. Use it as a context manager, or call `close`. Sending and feedback are safe from several
+    threads; `ask` and `ask_all` run one at a time, and each follower belongs to the thread that reads it.
+
+    Args:
+        settings: The deployment: address, prefix, TLS and SASL. `Settings.from_env(os.environ)` reads the
+            environment; the default is a broker on this machine.
+
+    Raises:
+        BrokerUnreachable: on first use, when no broker answers.
+        LookupError: on first use, when the deployment's topics do not exist.
+
+    Example:
+        with Client(Settings(bootstrap="127.0.0.1:9092")) as client:
+            answer = client.ask("Ann has 3 apples and buys 4. How many has she?")
+            print(answer.text, answer.action)
+            client.feedback(answer.query_id, correct=True)
+    """
+
+    def __init__(self, settings: Settings | None = None) -> None:
+        self.settings = settings or Settings()
+        self.topics = Topics(self.settings)
+        # Brokers that miscount batches of several records get one record at a time.
+        self._alone = self.settings.max_batch_bytes <= 1
+        self._producer: Any = None
+        self._readers: dict[bool, Any] = {}
+        self._opening = threading.Lock()
+        self._asking = threading.Lock()
+
+    def send(
+        self,
+        queries: Sequence[Query],
+        pace: Pace | None = None,
+        progress: Callable[[int], None] | None = None,
+    ) -> None:
+        """Send queries in order and return when the broker has stored all of them.
+
+        Args:
+            queries: What to send. Every record is encoded before the first is sent.
+            pace: When each is due; the default sends as fast as the broker accepts them.
+            progress: Called with the number sent so far.
+
+        Raises:
+            RecordTooLarge: a query does not fit into a record; nothing has been sent.
+            KafkaError: the broker refused one.
+        """
+        self._send(queries, pace or Pace(), progress or (lambda sent: None), time.sleep)
+
+    def ask(
+        self,
+        question: str | Query,
+        *,
+        timeout_s: float | None = None,
+        progress: Callable[[Asked], None] | None = None,
+        **fields: Any,
+    ) -> Answer:
+        """Send one question and return its Answer, whatever its status.
+
+        Args:
+            question: The text, or a whole Query.
+            timeout_s: Seconds until the query expires; the default is the query's own or the deployment's.
+            progress: Called about three times a second while waiting.
+            **fields: Further fields of the Query, for instance `reference="7"` or `objective="quality-priority"`.
+
+        Raises:
+            NoAnswer: none arrived by the query's deadline and a minute.
+            IdTaken: the Query's id had been used before.
+            InvalidField: a field does not fit; the message names it.
+        """
+        query = query_from(question, timeout_s=timeout_s, **fields)
+        asked = self.ask_all([query], progress=progress)
+        if asked.taken:
+            raise IdTaken(
+                f"{query.query_id}: this id was used before and keeps its first Answer; use a new one"
+            )
+        if asked.missing:
+            raise NoAnswer(f"{query.query_id}: no Answer in {asked.wall_s:.0f} s; are the rooms running?")
+        return asked.answers[query.query_id]
+
+    def ask_all(
+        self,
+        queries: Iterable[Query],
+        *,
+        pace: Pace | None = None,
+        rewards: bool = False,
+        timeout_s: float | None = None,
+        progress: Callable[[Asked], None] | None = None,
+    ) -> Asked:
+        """Send queries and wait until each has its Answer.
+
+        Args:
+            queries: What to send, each with an id of its own.
+            pace: When each is due; the default sends as fast as the broker accepts them.
+            rewards: Also wait until each reward is closed. Waiting ends when every query is answered and no
+                reward has come for 10 s: the others wait for feedback.
+            timeout_s: Seconds to wait after the last send; the default is the longest deadline among the
+                queries, and a minute.
+            progress: Called with the present state while sending and waiting.
+
+        Returns:
+            What became of each query. It does not raise for a query without an Answer: look at `missing`.
+
+        Raises:
+            RecordTooLarge: a query does not fit into a record; nothing has been sent.
+            KafkaError: the broker refused one.
+        """
+        sending = list(queries)
+        asked, tell = Asked(sending, rewards=rewards), progress or (lambda state: None)
+        with self._asking:
+            reader = self._at_the_end(rewards)
+
+            def read(wait_s: float) -> None:
+                for records in reader.poll(timeout_ms=int(wait_s * 1000)).values():
+                    for raw in records:
+                        asked.take(self.topics, raw)
+
+            def sent(count: int) -> None:
+                asked.sent = count
+                tell(asked)
+
+            asked.start()
+            self._send(sending, pace or Pace(), sent, read)
+            longest = max((query.timeout_s or self.settings.timeout_s for query in sending), default=0.0)
+            deadline = time.monotonic() + (timeout_s if timeout_s is not None else longest + _MARGIN_S)
+            while not asked.done and time.monotonic() < deadline:
+                read(_POLL_S)
+                tell(asked)
+                if rewards and not asked.missing and asked.idle_s > _REWARDS_IDLE_S:
+                    break
+            asked.stop()
+        return asked
+
+    def answers(
+        self,
+        *,
+        everything: bool = False,
+        follow: bool = True,
+        on_unreadable: Callable[[str, UniscaleError], None] | None = None,
+    ) -> Iterator[Answer]:
+        """Yield Answers, the first of each query only: that is the one that counts.
+
+        Args:
+            everything: Start with the oldest that is kept, instead of from now on.
+            follow: Continue for ever; False stops at the present end.
+            on_unreadable: See Follower.
+        """
+        seen: set[str] = set()
+        tail = -1 if everything else 0
+        with Follower(self.settings, ["answer"], tail=tail, on_unreadable=on_unreadable) as follower:
+            for event in follower if follow else follower.catch_up():
+                if event.query_id not in seen:
+                    seen.add(event.query_id)
+                    yield event.record
+
+    def feedback(
+        self, query_id: str, correct: bool | float, *, source: str = "client", **metadata: Any
+    ) -> None:
+        """Tell whether an Answer was right, now or up to the deployment's retention later.
+
+        Args:
+            query_id: The query's id.
+            correct: True, False, or a grade from 0 to 1.
+            source: Who says so.
+            **metadata: Anything worth keeping beside it.
+
+        Raises:
+            InvalidField: the grade is outside 0 to 1.
+        """
+        record = Feedback(query_id=query_id, correct=correct, source=source, metadata=metadata)
+        self._produce(self.topics.feedback, record.query_id.encode(), encode(record)).get(timeout=_SEND_S)
+
+    def explain(self, query_id: str) -> Story:
+        """Return everything on record about one query, from its Decision to its Reward.
+
+        Args:
+            query_id: The query's id.
+
+        Returns:
+            Its story; empty when nothing is on record, see `Story.found`.
+        """
+        ledger = read_ledger(self.settings, executor_groups(self.settings), about=query_id)
+        story = ledger.story(query_id)
+        story.dead_letters = [letter for letter in ledger.dead_letters if letter.query_id == query_id]
+        return story
+
+    def follow(self, *kinds: Kind, groups: Iterable[str] = (), tail: int = 0) -> Follower:
+        """Return an iterator over the records of some kinds, from now on.
+
+        Args:
+            *kinds: For instance `"decision"`, `"step"`, `"answer"`, `"reward"`.
+            groups: The executor groups, needed for `verification` only.
+            tail: Also deliver up to this many earlier records of each partition; -1 delivers everything kept.
+        """
+        return Follower(self.settings, kinds, groups=groups, tail=tail)
+
+    def close(self) -> None:
+        """Close the connections. Whatever was sent has been stored."""
+        with self._opening:
+            if self._producer is not None:
+                self._producer.close()
+            for reader in self._readers.values():
+                reader.close()
+            self._producer, self._readers = None, {}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _send(
+        self,
+        queries: Sequence[Query],
+        pace: Pace,
+        progress: Callable[[int], None],
+        wait: Callable[[float], None],
+    ) -> None:
+        values = [(query.query_id.encode(), encode(query)) for query in queries]
+        began = time.monotonic()
+        pending = []
+        for index, (key, value) in enumerate(values):
+            while (left_s := pace.due_s(index) - (time.monotonic() - began)) > 0:
+                wait(left_s)
+            pending.append(self._produce(self.topics.query, key, value))
+            if self._alone:
+                pending[-1].get(timeout=_SEND_S)
+            progress(index + 1)
+        for delivery in pending:
+            delivery.get(timeout=_SEND_S)
+
+    def _produce(self, topic: str, key: bytes, value: bytes) -> Any:
+        with self._opening:
+            if self._producer is None:
+                # A producer waits a minute for a topic that does not exist, and does not say why.
+                connections.require_topics(self.settings, [self.topics.query, self.topics.feedback])
+                extra = {"batch_size": 0} if self._alone else {}
+                self._producer = connections.producer(self.settings, **extra)
+            producer = self._producer
+        return producer.send(topic, key=key, value=value)
+
+    def _at_the_end(self, rewards: bool) -> Any:
+        """Return a consumer that delivers the ends, and on request the rewards, of queries sent from now on."""
+        reader = self._readers.get(rewards)
+        if reader is None:
+            names = [self.topics.answer, self.topics.dead_letter, *([self.topics.reward] if rewards else [])]
+            reader = self._readers[rewards] = connections.at_end(self.settings, names)
+            return reader
+        parts = list(reader.assignment())
+        reader.seek_to_end(*parts)
+        for tp in parts:
+            reader.position(tp)  # until it is asked for, the end is not fixed
+        return reader
+
+
+def query_from(question: str | Query, *, prefix: str = "ask", **fields: Any) -> Query:
+    """Return a Query from a text, under a new id, or an existing one with some fields replaced.
+
+    Args:
+        question: The text, or a whole Query.
+        prefix: Start of a new id.
+        **fields: Fields of the Query; None leaves a field as it is.
+
+    >>> query_from("What is 2 + 3?", query_id="q-1", reference="5").reference
+    '5'
+    """
+    given = {name: value for name, value in fields.items() if value is not None}
+    if isinstance(question, Query):
+        return msgspec.structs.replace(question, **given)
+    return Query(**{"query_id": f"{prefix}-{uuid.uuid4().hex[:16]}", "text": question, **given})

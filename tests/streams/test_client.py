@@ -1,0 +1,229 @@
+"""The Client against a real broker: a thread plays the rooms and writes the Answers."""
+
+import os
+import threading
+import uuid
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import msgspec
+import pytest
+
+from schemas.action import Action
+from schemas.answer import Answer
+from schemas.base import decode, encode
+from schemas.dead_letter import DeadLetter
+from schemas.decision import Decision, PolicyState
+from schemas.errors import InvalidField, RecordTooLarge
+from schemas.objective import CostRange, ObjectiveInForce
+from schemas.query import Origin, Query, Weights
+from schemas.reward import Feedback, Reward
+from streams.client import Asked, Client, Follower, IdTaken, NoAnswer, Pace, Settings, query_from
+from streams.local.broker import Broker
+from streams.local.launch import settings_for
+from streams.runtime.kafka import admin, connections
+from streams.topics import Topics
+
+ACTION = Action(model="small", qp=1, cp=1, bs=1)
+OBJECTIVE = ObjectiveInForce(
+    weights=Weights(correct=1, score=1, cost=2), cost_range=CostRange(low_eflops=1e9, high_eflops=1e12)
+)
+
+
+@pytest.fixture(scope="module")
+def broker() -> Iterator[Broker]:
+    with Broker.choose("embedded", os.environ) as running:
+        yield running
+
+
+@pytest.fixture
+def settings(broker: Broker) -> Settings:
+    found = msgspec.structs.replace(
+        settings_for(Settings(timeout_s=20.0), broker), prefix=f"c{uuid.uuid4().hex[:6]}."
+    )
+    admin.create(found, Topics(found).declared(["mini"]))
+    return found
+
+
+def answer_to(query: Query) -> list[tuple[str, Any]]:
+    """What the rooms write about a query: its decision, its answer, twice, and its reward."""
+    if query.text == "silence":
+        return []
+    if query.text == "again":
+        origin = Origin(topic="query", partition=0, offset=9)
+        error = LookupError("used before")
+        letter = DeadLetter.of(b"{}", error, room="decider", origin=origin, query_id=query.query_id)
+        return [("dead_letter", msgspec.structs.replace(letter, error="DuplicateQuery"))]
+    decision = Decision(
+        query=query, origin=Origin(topic="query", partition=0, offset=1), action=ACTION, group="mini", seq=4,
+        seed=1, objective=OBJECTIVE, policy=PolicyState(name="p", version=2), reason="policy",
+    )  # fmt: skip
+    answer = Answer(query_id=query.query_id, status="ok", by="executor", action=ACTION, text="7", score=0.0)
+    late = msgspec.structs.replace(answer, text="late")
+    reward = Reward(
+        reward_id=f"{query.query_id}/final", query_id=query.query_id, kind="final", seq=4, action=ACTION,
+        status="ok", correct=1.0, score=0.0, log_cost=1.0, price=None, objective=OBJECTIVE,
+    )  # fmt: skip
+    found: list[tuple[str, Any]] = [("decision", decision), ("answer", answer), ("answer", late)]
+    return found if query.text == "no reward" else [*found, ("reward", reward)]
+
+
+class Rooms(threading.Thread):
+    """Answers every query until it is told to stop."""
+
+    def __init__(self, settings: Settings, reply: Callable[[Query], list[tuple[str, Any]]]) -> None:
+        super().__init__(daemon=True)
+        self.topics, self.reply = Topics(settings), reply
+        self.reader = connections.at_end(settings, [self.topics.query])
+        self.producer = connections.producer(settings, batch_size=0)
+        self.stopping = threading.Event()
+
+    def run(self) -> None:
+        while not self.stopping.is_set():
+            for records in self.reader.poll(timeout_ms=100).values():
+                for raw in records:
+                    query = decode(raw.value, Query)
+                    for topic, record in self.reply(query):
+                        name = getattr(self.topics, topic)
+                        self.producer.send(name, key=raw.key, value=encode(record)).get(timeout=30)
+
+
+@pytest.fixture
+def client(settings: Settings) -> Iterator[Client]:
+    rooms = Rooms(settings, answer_to)
+    rooms.start()
+    with Client(settings) as found:
+        yield found
+    rooms.stopping.set()
+    rooms.join()
+    rooms.producer.close()
+    rooms.reader.close()
+
+
+pytestmark = pytest.mark.broker
+
+
+def test_ask_returns_the_first_answer_and_explain_the_story(client: Client) -> None:
+    answer = client.ask("How many?", reference="7")
+    assert (answer.status, answer.text, answer.score) == ("ok", "7", 0.0)
+    again = client.ask("And now?")  # the connection is reused, and the earlier answers are not read again
+    assert again.query_id != answer.query_id
+    story = client.explain(answer.query_id)
+    assert story.found
+    assert story.query is not None
+    assert story.query.reference == "7"
+    assert story.decision is not None
+    assert story.decision.action == ACTION
+    assert story.answer == answer
+    assert len(story.answers) == 2
+    assert not client.explain("never-sent").found
+
+
+def test_ask_names_the_query_that_nobody_answers_and_the_id_that_is_taken(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("streams.client.client._MARGIN_S", 0.5)
+    with pytest.raises(NoAnswer, match=r"ask-\w+: no Answer in \d+ s; are the rooms running"):
+        client.ask("silence", timeout_s=0.5)
+    with pytest.raises(IdTaken, match="q-1: this id was used before"):
+        client.ask(Query(query_id="q-1", text="again"))
+    with pytest.raises(InvalidField, match="text"):
+        client.ask("")
+
+
+def test_several_queries_are_asked_at_once_and_each_end_is_told(client: Client) -> None:
+    texts = ["a", "silence", "again", "no reward", "b"]
+    queries = [Query(query_id=f"q{n}", text=text) for n, text in enumerate(texts)]
+    seen: list[tuple[int, int]] = []
+    asked = client.ask_all(queries, timeout_s=3.0, progress=lambda a: seen.append((a.sent, a.answered)))
+    assert asked.missing == ["q1"]
+    assert asked.taken == {"q2"}
+    assert list(asked.answers) == ["q0", "q3", "q4"]
+    assert {a.text for a in asked.answers.values()} == {"7"}
+    assert asked.ends == {"ok": 3, "id taken": 1}
+    assert not asked.done
+    assert seen[-1] == (5, 3)
+    assert asked.wall_s >= 3.0
+
+
+def test_rewards_are_waited_for_until_nothing_more_comes(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done = client.ask_all([Query(query_id=f"r{n}", text="a") for n in range(3)], rewards=True)
+    assert done.rewarded == {"r0", "r1", "r2"}
+    assert done.done
+    monkeypatch.setattr("streams.client.client._REWARDS_IDLE_S", 1.0)
+    queries = [Query(query_id="r4", text="a"), Query(query_id="r5", text="no reward")]
+    open_ = client.ask_all(queries, rewards=True, timeout_s=60.0)
+    assert (open_.rewarded, open_.missing) == ({"r4"}, [])
+    assert open_.wall_s < 30.0
+
+
+def test_sending_keeps_the_pace_and_answers_are_read_meanwhile(client: Client) -> None:
+    queries = [Query(query_id=f"p{n}", text="a") for n in range(5)]
+    early: list[int] = []
+
+    def progress(asked: Asked) -> None:
+        if asked.sent < asked.total:
+            early.append(asked.answered)
+
+    asked = client.ask_all(queries, pace=Pace(per_s=2.0), progress=progress)
+    assert asked.wall_s >= 2.0
+    assert max(early) > 0
+
+
+def test_a_query_that_is_too_large_is_refused_before_any_is_sent(client: Client, settings: Settings) -> None:
+    small, large = Query(query_id="s", text="a"), Query(query_id="l", text="a")
+    msgspec.structs.force_setattr(large, "text", "x" * 5_000_000)  # as no client could make it
+    with pytest.raises(RecordTooLarge):
+        client.send([small, large])
+    with Follower(settings, ["query"], tail=-1) as follower:
+        assert list(follower.catch_up()) == []
+
+
+def test_feedback_arrives_with_its_grade_and_source(client: Client, settings: Settings) -> None:
+    client.feedback("q-9", 0.5, source="teacher", lesson=3)
+    with Follower(settings, ["feedback"], tail=-1) as follower:
+        [event] = follower.catch_up()
+    assert event.record == Feedback(query_id="q-9", correct=0.5, source="teacher", metadata={"lesson": 3})
+    with pytest.raises(InvalidField, match="correct"):
+        client.feedback("q-9", 2.0)
+
+
+def test_a_follower_sees_every_kind_it_asked_for_and_skips_what_it_cannot_read(
+    client: Client, settings: Settings
+) -> None:
+    bad: list[str] = []
+    kinds = ("query", "decision", "answer", "reward")
+    with Follower(settings, kinds, on_unreadable=lambda where, error: bad.append(where)) as follower:
+        producer = connections.producer(settings, batch_size=0)
+        producer.send(Topics(settings).answer, key=b"x", value=b"not json").get(timeout=30)
+        producer.close()
+        query_id = client.ask("How many?").query_id
+        seen: list[str] = []
+        while "reward" not in seen:
+            seen += [event.kind for event in follower.poll() if event.query_id == query_id]
+    assert sorted(set(seen)) == sorted(kinds)
+    assert len(bad) == 1
+    assert bad[0].startswith(Topics(settings).answer)
+
+
+def test_answers_are_the_first_of_each_query(client: Client) -> None:
+    asked = client.ask_all([Query(query_id=f"a{n}", text="a") for n in range(3)], rewards=True)
+    assert asked.done
+    found = list(client.answers(everything=True, follow=False))
+    assert sorted(answer.query_id for answer in found) == ["a0", "a1", "a2"]
+    assert {answer.text for answer in found} == {"7"}
+
+
+def test_missing_topics_are_named_at_once(broker: Broker) -> None:
+    settings = msgspec.structs.replace(settings_for(Settings(), broker), prefix="none.")
+    with Client(settings) as client, pytest.raises(LookupError, match="topics create"):
+        client.send([Query(query_id="q", text="a")])
+
+
+def test_a_text_becomes_a_query_under_an_id_of_its_own() -> None:
+    first, second = query_from("a", objective=None, reference="7"), query_from("a")
+    assert first.query_id != second.query_id
+    assert (first.text, first.objective, first.reference) == ("a", None, "7")
+    assert query_from(first, timeout_s=3.0).query_id == first.query_id
