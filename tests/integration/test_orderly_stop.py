@@ -100,7 +100,7 @@ def test_all_rooms_ended_in_flight_lose_nothing(
     log = loop.log.read_text()
     assert "was lost between" not in log
     if how == signal.SIGTERM:
-        assert log.count("ended with code 0") == 2 * len(loop.supervisor.rooms)
+        assert log.count("exited with code 0") == 2 * len(loop.supervisor.rooms)
 
 
 @pytest.mark.parametrize(
@@ -121,7 +121,7 @@ def test_a_fault_inside_the_consumer_ends_the_room_and_loses_nothing(
     loop.until(lambda: closed(loop) >= {q.query_id for q in batch}, 120, "all rewards")
     log = loop.log.read_text()
     assert said in log
-    assert f"decider ended with code {CRASH_EXIT}" in log
+    assert f"decider exited with code {CRASH_EXIT}" in log
 
 
 def test_a_room_that_recovers_while_records_arrive_misses_none(

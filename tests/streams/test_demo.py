@@ -1,8 +1,11 @@
 """What the demo sends and says, without running it."""
 
+import os
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 
+import psutil
 import pytest
 
 from agents.space.errors import ObjectiveError
@@ -36,6 +39,18 @@ def test_what_is_missing_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.chdir(tmp_path)
     with pytest.raises(DemoCannotRun, match=r"models/family\.json is missing"):
         check_machine(Demo(out=tmp_path, questions=questions), Settings())
+
+
+def test_memory_that_the_page_cache_takes_counts_as_available(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = os.sysconf
+    monkeypatch.setattr(os, "sysconf", lambda name: 1000 if name == "SC_AVPHYS_PAGES" else real(name))
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=8 * 2**30))
+    check_machine(Demo(out=tmp_path), Settings())
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=2**30))
+    with pytest.raises(DemoCannotRun, match=r"1\.0 GB of memory are available"):
+        check_machine(Demo(out=tmp_path), Settings())
 
 
 def test_an_unknown_objective_is_refused_before_anything_is_started(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """Supervised processes come back, stop when asked, and their lines land in one log."""
 
+import contextlib
 import os
 import sys
 import time
@@ -8,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from streams.local.logfile import LogFile
 from streams.local.supervisor import READY, RoomFailed, Supervisor
 
 READY_THEN_SLEEP = f"import time; print({READY!r}, flush=True); time.sleep(60)"
@@ -36,7 +38,7 @@ def test_a_killed_room_comes_back_and_a_stopped_supervisor_leaves_none(tmp_path:
     with pytest.raises(ProcessLookupError):
         os.kill(second, 0)
     text = log.read_text()
-    assert "a ended with code -9" in text
+    assert "a exited with code -9" in text
     assert text.count(READY) == 2
 
 
@@ -62,3 +64,70 @@ def test_a_room_that_cannot_start_is_reported_with_its_last_lines(tmp_path: Path
         supervisor.rooms["a"].restarts = 4
         with pytest.raises(RoomFailed, match="no such model"):
             supervisor.wait_ready(30)
+
+
+def test_a_room_comes_back_after_a_spawn_that_failed(tmp_path: Path) -> None:
+    script, hidden, log = tmp_path / "room", tmp_path / "hidden", tmp_path / "rooms.log"
+    script.write_text(f"#!{sys.executable}\n{READY_THEN_SLEEP}\n")
+    script.chmod(0o755)
+    with Supervisor({"a": [str(script)]}, environ=os.environ, log_path=log) as supervisor:
+        supervisor.wait_ready(30)
+        script.rename(hidden)
+        supervisor.kill("a")
+        until(lambda: "a cannot be started" in log.read_text())
+        hidden.rename(script)
+        supervisor.wait_ready(30)
+
+
+needs_full = pytest.mark.skipif(
+    not Path("/dev/full").exists(), reason="needs /dev/full, a file that takes nothing"
+)
+
+
+@needs_full
+def test_a_full_disk_stops_neither_rooms_nor_restarts() -> None:
+    full = Path("/dev/full")
+    with Supervisor({"a": command(READY_THEN_SLEEP)}, environ=os.environ, log_path=full) as supervisor:
+        supervisor.wait_ready(30)
+        first = supervisor.rooms["a"].pid
+        supervisor.kill("a")
+        supervisor.wait_ready(30)
+        assert supervisor.rooms["a"].pid != first
+
+
+@needs_full
+def test_lines_that_could_not_be_written_are_counted(tmp_path: Path) -> None:
+    log = LogFile(tmp_path / "rooms.log")
+    log.line("a", "first")
+    full = Path("/dev/full").open("a")  # noqa: SIM115 - closing it fails
+    stream, log.stream = log.stream, full
+    log.line("a", "lost")
+    log.stream = stream
+    with contextlib.suppress(OSError):
+        full.close()
+    log.line("a", "last")
+    log.close()
+    told = [line.partition(" | ")[2] for line in (tmp_path / "rooms.log").read_text().splitlines()]
+    assert told == ["first", "1 lines could not be written", "last"]
+
+
+def test_the_log_is_rotated_by_size(tmp_path: Path) -> None:
+    chatty = (
+        f"print({READY!r}, flush=True)\nfor n in range(4000): print('x' * 100)\nimport time; time.sleep(60)"
+    )
+    log = tmp_path / "rooms.log"
+    with Supervisor({"a": command(chatty)}, environ=os.environ, log_path=log, log_bytes=50_000) as supervisor:
+        supervisor.wait_ready(30)
+        until(lambda: log.with_name("rooms.log.3").exists())
+    files = sorted(tmp_path.iterdir())
+    assert [file.name for file in files] == ["rooms.log", "rooms.log.1", "rooms.log.2", "rooms.log.3"]
+    assert all(file.stat().st_size <= 50_000 for file in files)
+
+
+def test_a_command_that_cannot_run_leaves_nothing_behind(tmp_path: Path) -> None:
+    rooms = {"a": command(READY_THEN_SLEEP), "b": [str(tmp_path / "missing")]}
+    supervisor = Supervisor(rooms, environ=os.environ, log_path=tmp_path / "l")
+    with pytest.raises(FileNotFoundError, match="missing"):
+        supervisor.start()
+    with pytest.raises(ProcessLookupError):
+        os.kill(supervisor.rooms["a"].pid, 0)

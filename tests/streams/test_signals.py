@@ -1,0 +1,90 @@
+"""What a script starts with `&` can be interrupted: its shell leaves SIGINT ignored."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from streams.local.broker import free_port, listening
+from streams.local.signals import stopped_by_signals
+
+ROOT = Path(__file__).parents[2]
+
+
+def in_background(folder: Path, *words: str) -> tuple[int, Path]:
+    """Start a command as `command &` of a shell without a terminal; return its process id and its output."""
+    said, pid = folder / "said", folder / "pid"
+    command = " ".join([sys.executable, "-m", "streams", *words])
+    script = f"{command} > {said} 2>&1 & echo $! > {pid}; sleep 0.2"
+    subprocess.run(["/bin/sh", "-c", script], cwd=ROOT, check=True, stdin=subprocess.DEVNULL)
+    return int(pid.read_text()), said
+
+
+def wait_for(said: Path, words: str, timeout_s: float = 90.0) -> None:
+    deadline = time.monotonic() + timeout_s
+    while words not in said.read_text():
+        assert time.monotonic() < deadline, said.read_text()
+        time.sleep(0.1)
+
+
+def wait_gone(pid: int, timeout_s: float = 60.0) -> None:
+    deadline = time.monotonic() + timeout_s
+    while psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
+        assert time.monotonic() < deadline, f"process {pid} goes on"
+        time.sleep(0.1)
+
+
+@pytest.mark.broker
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_broker_in_the_background_of_a_script_stops(tmp_path: Path, number: signal.Signals) -> None:
+    port = free_port()
+    pid, said = in_background(tmp_path, "broker", "--kind", "embedded", "--port", str(port))
+    wait_for(said, "Ctrl-C stops it")
+    os.kill(pid, number)
+    wait_gone(pid)
+    assert not listening(port)
+    assert "Traceback" not in said.read_text()
+
+
+@pytest.mark.broker
+def test_up_in_the_background_of_a_script_stops_with_everything_it_started(tmp_path: Path) -> None:
+    port = free_port()
+    words = ("up", "--broker", "embedded", "--port", str(port), "--log", str(tmp_path / "up.log"))
+    pid, said = in_background(tmp_path, *words)
+    wait_for(said, "topics: created")
+    deadline = time.monotonic() + 30
+    while len(started := psutil.Process(pid).children()) < 6:  # a broker and five rooms
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    os.kill(pid, signal.SIGINT)
+    wait_gone(pid)
+    assert not listening(port)
+    for child in started:
+        wait_gone(child.pid, 5.0)
+    assert said.read_text().splitlines()[-1] == "stopped"
+
+
+def test_the_second_sigterm_does_not_interrupt_the_stopping() -> None:
+    stopped: list[str] = []
+
+    def work() -> None:
+        with stopped_by_signals():
+            try:
+                os.kill(os.getpid(), signal.SIGTERM)
+                time.sleep(5)
+            finally:
+                os.kill(os.getpid(), signal.SIGTERM)
+                time.sleep(0.1)
+                stopped.append("all")
+
+    before = signal.getsignal(signal.SIGTERM)
+    with pytest.raises(SystemExit) as ended:
+        work()
+    assert ended.value.code == 0
+    assert stopped == ["all"]
+    assert signal.getsignal(signal.SIGTERM) is before
