@@ -1,0 +1,159 @@
+"""Training of one generator: seeded, saved every few minutes, resumed wherever it was killed.
+
+Matrices inside the layers are trained by Muon, the rest by AdamW; the learning rate warms up, stays, and falls
+linearly to zero over the last part. The state is one file, replaced as a whole.
+"""
+
+import json
+import time
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from tqdm import tqdm
+from transformers import Qwen3ForCausalLM
+
+from experiments.family.corpus import Batch, Pool, batches
+from experiments.family.ladder import BATCH_TOKENS, PARTS, Rung, generator_config
+from experiments.family.lean import compiled_loss, summed_loss
+from experiments.family.tokenizer import make_tokenizer
+
+WARM_UP_STEPS = 60
+DECAY_SHARE = 0.35
+SAVE_EVERY_SECONDS = 120
+STATE = "training.pt"
+RECORD = "training.json"
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a training run reports: loss over its first and last 50 steps, tokens read, and its cost."""
+
+    name: str
+    seed: int
+    steps: int
+    tokens: int
+    first_loss: float
+    last_loss: float
+    minutes: float
+
+
+def rate(step: int, steps: int, top: float) -> float:
+    """Return the learning rate of a step, counted from 0."""
+    falls = int(steps * (1 - DECAY_SHARE))
+    if step < WARM_UP_STEPS:
+        return top * (step + 1) / WARM_UP_STEPS
+    return top if step < falls else top * (steps - step) / (steps - falls)
+
+
+def train(
+    shape: Rung, pool: Pool, folder: Path, seed: int = 0, steps: int | None = None, stop: int | None = None,
+    compiled: bool = True,
+) -> Outcome | None:  # fmt: skip
+    """Train a generator to the end of its schedule and leave it, with its tokenizer, under `folder`.
+
+    Args:
+        shape: What is trained.
+        pool: What it learns from.
+        folder: Where its state is kept while it trains, and the checkpoint after.
+        seed: Of weights and order.
+        steps: Another number than the ladder's.
+        stop: Save and stop after this many steps of the schedule, and return None.
+        compiled: Whether the loss is compiled, which takes a minute and pays after a hundred steps.
+    """
+    torch.manual_seed(seed)
+    steps = steps or shape.steps
+    model: Any = Qwen3ForCausalLM(generator_config(shape))  # type: ignore[no-untyped-call]
+    weights = dict(model.named_parameters())
+    loss_of = compiled_loss(shape, weights) if compiled else partial(summed_loss, weights, shape)
+    optimizers = _optimizers(weights)
+    state = _resumed(folder / STATE, model, optimizers)
+    step, losses, tokens, seconds = state["step"], state["losses"], state["tokens"], state["seconds"]
+    began = saved = time.monotonic()
+    stream = batches(pool, BATCH_TOKENS // PARTS, seed, step * PARTS)
+    with tqdm(total=steps, initial=step, desc=shape.name, unit="step", mininterval=20) as bar:
+        while step < steps:
+            parts = [next(stream) for _ in range(PARTS)]
+            for optimizer in optimizers:
+                for group in optimizer.param_groups:
+                    group["lr"] = rate(step, steps, shape.learning_rate)
+            losses.append(_accumulated(loss_of, parts))
+            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            for optimizer in optimizers:
+                optimizer.step()
+                optimizer.zero_grad(set_to_none=True)
+            step, tokens = step + 1, tokens + sum(part.tokens.size for part in parts)
+            bar.update()
+            bar.set_postfix(loss=f"{_mean(losses[-50:]):.4f}", refresh=False)
+            now = time.monotonic()
+            if now - saved > SAVE_EVERY_SECONDS or step == stop:
+                kept = {"step": step, "losses": losses, "tokens": tokens, "seconds": seconds + now - began}
+                _save(folder / STATE, kept, model, optimizers)
+                saved = now
+                if step == stop:
+                    return None
+    minutes = (seconds + time.monotonic() - began) / 60
+    outcome = Outcome(shape.name, seed, step, tokens, _mean(losses[:50]), _mean(losses[-50:]), minutes)
+    save(model, folder, outcome)
+    (folder / STATE).unlink(missing_ok=True)
+    return outcome
+
+
+def save(model: Any, folder: Path, outcome: Outcome) -> None:
+    """Write the model as an ordinary Hugging Face folder; its record is written last and says that it is whole."""
+    folder.mkdir(parents=True, exist_ok=True)
+    model.save_pretrained(folder, safe_serialization=True)
+    make_tokenizer().save_pretrained(folder)
+    (folder / RECORD).write_text(json.dumps(asdict(outcome), indent=2) + "\n")
+
+
+def midway(folder: Path, shape: Rung) -> Any:
+    """Return the model of a run that is still under way, as it was last saved."""
+    model: Any = Qwen3ForCausalLM(generator_config(shape))  # type: ignore[no-untyped-call]
+    model.load_state_dict(torch.load(folder / STATE, weights_only=True)["model"])
+    return model.eval()
+
+
+def _accumulated(loss_of: Any, parts: list[Batch]) -> float:
+    """Add up the gradients of a step's parts; return the mean loss of a learnt token."""
+    count = sum(len(part.targets) for part in parts)
+    total = 0.0
+    for part in parts:
+        loss = loss_of(*(torch.from_numpy(each) for each in (part.tokens, part.rows, part.targets))) / count
+        loss.backward()
+        total += loss.item()
+    return total
+
+
+def _optimizers(weights: dict[str, nn.Parameter]) -> list[torch.optim.Optimizer]:
+    inside = [p for name, p in weights.items() if p.ndim == 2 and ".layers." in name]
+    outside = [p for name, p in weights.items() if not (p.ndim == 2 and ".layers." in name)]
+    return [
+        torch.optim.Muon(inside, weight_decay=0.01, adjust_lr_fn="match_rms_adamw"),
+        torch.optim.AdamW(outside, weight_decay=0.0, betas=(0.9, 0.98)),
+    ]
+
+
+def _save(file: Path, kept: dict[str, Any], model: Any, optimizers: list[torch.optim.Optimizer]) -> None:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    new = file.with_suffix(".partial")
+    states = [optimizer.state_dict() for optimizer in optimizers]
+    torch.save({**kept, "model": model.state_dict(), "optimizers": states}, new)
+    new.replace(file)
+
+
+def _resumed(file: Path, model: Any, optimizers: list[torch.optim.Optimizer]) -> dict[str, Any]:
+    if not file.exists():
+        return {"step": 0, "losses": [], "tokens": 0, "seconds": 0.0}
+    state: dict[str, Any] = torch.load(file, weights_only=True)
+    model.load_state_dict(state["model"])
+    for optimizer, saved in zip(optimizers, state["optimizers"], strict=True):
+        optimizer.load_state_dict(saved)
+    return state
+
+
+def _mean(values: list[float]) -> float:
+    return sum(values) / max(1, len(values))
