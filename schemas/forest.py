@@ -43,7 +43,8 @@ class Limits(Struct, frozen=True, kw_only=True, omit_defaults=True):
         box_completes: Whether a complete box ends a path without the end of the sequence.
         budget_tokens: Most tokens generated over all drafts; never exceeded.
         budget_eflops: Price at which the search stops, looked at between steps.
-        deadline_ms: Time since the epoch at which it stops, looked at between steps.
+        deadline_ms: Time since the epoch at which it stops, also in the middle of a step.
+        expires_ms: Time since the epoch at which the query expires: nobody reads an answer after it.
         answers: How many completed paths are wanted: early exit spares what could still be among the best so many.
     """
 
@@ -61,6 +62,7 @@ class Limits(Struct, frozen=True, kw_only=True, omit_defaults=True):
     budget_tokens: Count | None = None
     budget_eflops: Annotated[float, Meta(ge=0)] | None = None
     deadline_ms: int | None = None
+    expires_ms: int | None = None
     answers: Annotated[int, Meta(ge=1)] = 1
 
 

@@ -58,10 +58,12 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     catalogue: str = "infra/catalogue/mini.yaml"
     eta: float = 1.2
     early_exit: bool = True
-    # A step is given up, and its query answered `failed`, after so many attempts of the engine.
+    # A step is given up, and its query answered `failed`, after so many attempts of one request to a model.
     engine_attempts: int = 3
     engine_threads: int = 0
+    # API keys: one for the endpoints of the catalogue file, and host=key,host:port=key for others.
     engine_key: str = ""
+    engine_keys: str = ""
     device: Literal["cpu", "gpu"] = "cpu"
     # Whether checkpoints must be folders; False asks the Hugging Face hub.
     offline: bool = True

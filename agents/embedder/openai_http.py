@@ -8,6 +8,7 @@ from typing import Any, Self
 import httpx
 import numpy as np
 import numpy.typing as npt
+from tenacity import Retrying, retry_if_exception_type, stop_after_attempt, wait_exponential
 
 from agents.embedder.encoder import Vectors, readable, unit_rows
 from agents.embedder.errors import BadEmbedding, EncoderRefused, EncoderUnavailable
@@ -15,6 +16,10 @@ from agents.embedder.errors import BadEmbedding, EncoderRefused, EncoderUnavaila
 RETRIED_STATUS = frozenset({408, 425, 429, 500, 502, 503, 504})
 MOST_WAIT_S = 5.0
 QUOTED_CHARACTERS = 200  # of a server's complaint
+
+
+class _Trouble(Exception):
+    """An attempt failed in a way that another may not."""
 
 
 class HttpEncoder:
@@ -37,7 +42,9 @@ class HttpEncoder:
         attempts: int = 4,
         timeout_s: float = 10.0,
         backoff_s: float = 0.2,
+        reply_s: float = 30.0,
         sleep: Callable[[float], None] = time.sleep,
+        clock: Callable[[], float] = time.monotonic,
         trust_environment: bool = False,
     ) -> None:
         """Set up the client; nothing is sent yet.
@@ -53,7 +60,9 @@ class HttpEncoder:
             attempts: Most requests for one batch.
             timeout_s: Longest silence of the server within a request, in seconds.
             backoff_s: Wait before the second attempt, in seconds; doubled for each further one, at most 5 s.
+            reply_s: Longest time one reply may take in all, in seconds.
             sleep: How to wait.
+            clock: Seconds, monotonic.
             trust_environment: Take proxies and certificates from the environment's variables.
 
         Raises:
@@ -74,6 +83,7 @@ class HttpEncoder:
         self._path = url.rstrip("/").removesuffix("/v1") + "/v1/embeddings"
         self._max_characters, self._batch, self._attempts = max_characters, batch, attempts
         self._backoff_s, self._sleep = backoff_s, sleep
+        self._reply_s, self._clock = reply_s, clock
         headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
         self._client = httpx.Client(timeout=timeout_s, headers=headers, trust_env=trust_environment)
 
@@ -109,27 +119,49 @@ class HttpEncoder:
 
     def _request(self, texts: list[str]) -> Any:
         body = {"model": self.name, "input": texts, "encoding_format": "float"}
-        trouble, wait_s = "", self._backoff_s
-        for attempt in range(self._attempts):
-            if attempt:
-                self._sleep(min(wait_s, MOST_WAIT_S))
-                wait_s *= 2
-            try:
-                response = self._client.post(self._path, json=body)
-            except httpx.RequestError as error:
-                trouble = f"{type(error).__name__}: {error}"
-                continue
-            if response.is_success:
-                return _decoded(response)
-            trouble = f"HTTP {response.status_code}: {response.text[:QUOTED_CHARACTERS]}"
-            if response.status_code not in RETRIED_STATUS:
-                raise EncoderRefused(
-                    f"{self._path}: {trouble}; check the model's name, the key and the text's length"
-                )
-        raise EncoderUnavailable(
-            f"{self._path}: {self._attempts} attempts failed, the last with {trouble}; "
-            "see whether the server is up"
+        policy = Retrying(
+            retry=retry_if_exception_type(_Trouble),
+            stop=stop_after_attempt(self._attempts),
+            wait=wait_exponential(multiplier=self._backoff_s, max=MOST_WAIT_S),
+            sleep=self._sleep,
+            reraise=True,
         )
+        try:
+            return policy(self._attempt, body)
+        except _Trouble as trouble:
+            raise EncoderUnavailable(
+                f"{self._path}: {self._attempts} attempts failed, the last with {trouble}; "
+                "see whether the server is up"
+            ) from trouble
+
+    def _attempt(self, body: dict[str, Any]) -> Any:
+        try:
+            response = self._whole(body)
+        except (httpx.HTTPError, httpx.InvalidURL, httpx.StreamError) as error:
+            raise _Trouble(f"{type(error).__name__}: {error}") from error
+        if response.is_success:
+            return _decoded(response)
+        trouble = f"HTTP {response.status_code}: {response.text[:QUOTED_CHARACTERS]}"
+        if response.status_code in RETRIED_STATUS:
+            raise _Trouble(trouble)
+        raise EncoderRefused(
+            f"{self._path}: {trouble}; check the model's name, the key and the text's length"
+        )
+
+    def _whole(self, body: dict[str, Any]) -> httpx.Response:
+        """Return a reply, read to its end within `reply_s`: httpx limits each silence only, not their sum."""
+        until = self._clock() + self._reply_s
+        with self._client.stream("POST", self._path, json=body) as response:
+            parts = []
+            for part in response.iter_bytes():
+                parts.append(part)
+                if self._clock() > until:
+                    raise _Trouble(f"no whole reply in {self._reply_s:g} s")
+            # Decoded already: without the header, so that it is not done twice.
+            headers = {k: v for k, v in response.headers.items() if k != "content-encoding"}
+            return httpx.Response(
+                response.status_code, headers=headers, content=b"".join(parts), request=response.request
+            )
 
     def _read(self, answer: Any, count: int) -> Vectors:
         """Return the rows of an answer in the order of the texts: servers may send them in another."""
@@ -170,7 +202,7 @@ def _is_http(url: str) -> bool:
 def _decoded(response: httpx.Response) -> Any:
     try:
         return response.json()
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         quoted = response.text[:QUOTED_CHARACTERS]
         raise BadEmbedding(
             f"{response.url}: answered {quoted!r}, which is not JSON; check the url"

@@ -24,12 +24,14 @@ from agents.executor.forest import (
     tell_scores,
 )
 from agents.executor.rules import SearchRules, limits_of, sampling_of
+from agents.serving.errors import ServingError
+from agents.serving.retry import within
 from agents.space.models import Sampling
 from schemas.action import Action
-from schemas.answer import Answer, Completion, Status
+from schemas.answer import Answer, Completion, Fault, Status
 from schemas.boxed import extract_boxed
 from schemas.decision import Decision
-from schemas.forest import Forest
+from schemas.forest import Forest, Stop
 from schemas.query import Message
 from schemas.search import SearchStep, Served, Spent, Verification
 
@@ -128,21 +130,30 @@ def resume(
 
 
 async def draft(job: Job, *, engine: Engine, clock_ms: Callable[[], int]) -> SearchStep:
-    """Have a step drafted and return it for scoring. Errors of the engine pass through.
+    """Have a step drafted and return it for scoring.
 
     Args:
         job: From `begin` or `resume`.
         engine: Of the job's model.
         clock_ms: Tells the time since the epoch.
+
+    Raises:
+        DeadlinePassedError: the search ran out of time first; `overdue` makes its Answer.
+        ServingError: what the engine raised.
     """
     limits, request = job.forest.limits, job.ask
     began_ms = clock_ms()
-    drafts = await engine.generate(
-        f"{job.query_id}/{request.step}",
-        [Prefix(messages=job.messages, steps=job.forest.steps(e.parent)) for e in request.expansions],
-        request.n,
-        [seed for expansion in request.expansions for seed in expansion.seeds],
-        sampling_of(limits, request.max_tokens),
+    name = f"{job.query_id}/{request.step}"
+    drafts = await within(
+        time_left_s(job, began_ms),
+        engine.generate(
+            name,
+            [Prefix(messages=job.messages, steps=job.forest.steps(e.parent)) for e in request.expansions],
+            request.n,
+            [seed for expansion in request.expansions for seed in expansion.seeds],
+            sampling_of(limits, request.max_tokens),
+        ),
+        name,
     )
     drafted = [Drafted(made.text, made.tokens, made.finish) for made in drafts]
     prompt_tokens = drafts[0].prompt_tokens if drafts else 0
@@ -162,16 +173,34 @@ async def draft(job: Job, *, engine: Engine, clock_ms: Callable[[], int]) -> Sea
     )
 
 
-def failed(source: Decision | Job | SearchStep, error: str, engine: Served | None = None) -> Answer:
+def time_left_s(job: Job, now_ms: int) -> float | None:
+    """Return the seconds until a search must stop; None when it has no deadline."""
+    deadline_ms = job.forest.limits.deadline_ms
+    return None if deadline_ms is None else max(0.0, (deadline_ms - now_ms) / 1000)
+
+
+def overdue(job: Job, engine: Served | None = None) -> Answer:
+    """Return the Answer of a search whose deadline passed while a step was drafted: the best path so far."""
+    forest = stop(job.forest, "deadline")
+    ended = outcome(forest)
+    return _answer(job, forest, ended.index, ended.status, error=_ran_out("deadline"), engine=engine)
+
+
+def failed(
+    source: Decision | Job | SearchStep, error: Exception | str, engine: Served | None = None
+) -> Answer:
     """Return the Answer of a search that cannot go on: status `failed`, with the best completed path if any.
 
     Args:
         source: What could not be gone on with.
-        error: Why, and what to do.
+        error: Why, and what to do. A fault of the infrastructure is marked: nothing is learned from it.
         engine: What generates, where it is known.
     """
+    fault: Fault = "infrastructure" if isinstance(error, ServingError) and error.infrastructure else ""
+    why = error if isinstance(error, str) else f"{type(error).__name__}: {error}"
     if not isinstance(source, Decision):
-        return _answer(source, source.forest, source.forest.best, "failed", error=error, engine=engine)
+        made = _answer(source, source.forest, source.forest.best, "failed", error=why, engine=engine)
+        return msgspec.structs.replace(made, fault=fault)
     return Answer(
         query_id=source.query_id,
         status="failed",
@@ -180,7 +209,8 @@ def failed(source: Decision | Job | SearchStep, error: str, engine: Served | Non
         group=source.group,
         seq=source.seq,
         engine=engine,
-        error=error,
+        error=why,
+        fault=fault,
     )
 
 
@@ -195,8 +225,12 @@ def _next(
     if (request := ask(forest, job.query_id, job.seed)) is not None:
         return replace(job, forest=forest, ask=request)
     ended = outcome(forest)
-    error = f"the budget of {forest.stopped} ran out" if forest.stopped else None
+    error = _ran_out(forest.stopped) if forest.stopped else None
     return _answer(job, forest, ended.index, ended.status, error=error, engine=engine, verifier=verifier)
+
+
+def _ran_out(stopped: Stop) -> str:
+    return f"the budget of {stopped} ran out"
 
 
 def _answer(

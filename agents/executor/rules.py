@@ -56,6 +56,7 @@ def limits_of(decision: Decision, sampling: Sampling, rules: SearchRules) -> Lim
         budget_eflops=query.budget.eflops if query.budget else None,
         answers=query.n,
         deadline_ms=began_ms and began_ms + int(timeout_s * rules.search_share * 1000),
+        expires_ms=began_ms and began_ms + int(timeout_s * 1000),
     )
 
 

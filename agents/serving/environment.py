@@ -47,7 +47,7 @@ def prepare_environment(
     environ.update(REQUIRED)
     if settings.offline:
         environ["HF_HUB_OFFLINE"] = "1"
-    if any(model.kv_cache_bytes is not None for model in settings.models):
+    if not settings.models or any(model.kv_cache_bytes is not None for model in settings.models):
         # It would override every model's own kv_cache_bytes, in whole GiB each.
         environ.pop("VLLM_CPU_KVCACHE_SPACE", None)
     for name, value in preferred_environment(settings).items():

@@ -7,6 +7,9 @@
         ├── EngineDiedError          an engine or its thread is gone: restart the process
         ├── HostClosedError          asked after close()
         ├── UnknownEngineError       no engine of that name is hosted here
+        ├── DeadlinePassedError      the query's time ran out first
+        ├── EndpointSuspendedError   the endpoint's circuit breaker is open
+        ├── EndpointRefusedError     the endpoint refuses us: wrong key, or it does not serve this model
         ├── RequestRefusedError      this request can never succeed
         │   └── PromptTooLongError   it leaves no room in the model's context
         └── EngineFaultError         another attempt may succeed
@@ -15,8 +18,9 @@
             ├── EngineBusyError          the server asked to wait (429, 503)
             └── EngineReplyError         a reply that does not say what was asked
 
-Whoever catches decides by two class attributes: `retryable` (ask again, later) and `fatal` (this process
-cannot go on serving: exit and let the supervisor restart it). Neither set means: answer `failed`.
+Three class attributes say what to do: `retryable` (ask again, later), `fatal` (this process cannot go on
+serving: exit and let the supervisor restart it) and `infrastructure` (says nothing about the query or the
+action, so nothing may be learned from it).
 """
 
 from typing import ClassVar
@@ -29,6 +33,7 @@ class ServingError(UniscaleError):
 
     retryable: ClassVar[bool] = False
     fatal: ClassVar[bool] = False
+    infrastructure: ClassVar[bool] = True
 
 
 class EngineEnvironmentError(ServingError):
@@ -39,8 +44,6 @@ class EngineEnvironmentError(ServingError):
 
 class EngineStartError(ServingError):
     """A model could not be loaded. The message names the model and vLLM's reason."""
-
-    fatal = True
 
 
 class EngineDiedError(ServingError):
@@ -57,8 +60,22 @@ class UnknownEngineError(ServingError):
     """No engine of that name is hosted here. The message lists those that are."""
 
 
+class DeadlinePassedError(ServingError):
+    """The query's deadline passed before the model replied. Give the query more time, or the model less load."""
+
+
+class EndpointSuspendedError(ServingError):
+    """The endpoint failed several times in a row and is not asked for a while. Look at its server."""
+
+
+class EndpointRefusedError(ServingError):
+    """The endpoint refuses us (401, 403, 404). Check the key, the address and the name the model is served by."""
+
+
 class RequestRefusedError(ServingError):
-    """The model refuses this request and will refuse it again. Mend the request."""
+    """The model refuses this request and will refuse it again. Change the request."""
+
+    infrastructure = False
 
 
 class PromptTooLongError(RequestRefusedError):
@@ -92,9 +109,11 @@ class EngineBusyError(EngineFaultError):
 
     Attributes:
         asked_s: Seconds it asked for; 0 when it named none.
+        overloaded: Whether it is well and has too much to do (429), rather than not ready (503).
     """
 
     asked_s: float = 0.0
+    overloaded: bool = False
 
 
 class EngineReplyError(EngineFaultError):

@@ -62,7 +62,7 @@ class HostSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """All engines of one process.
 
     Attributes:
-        models: What to host, in the order of loading.
+        models: What to host from the start, in the order of loading; more can be loaded later.
         offline: Never ask the Hugging Face hub; every path must be a folder.
         threads: Torch threads of the engine thread; None leaves torch's choice.
         log_level: vLLM's own logging, unless VLLM_LOGGING_LEVEL is already in the environment.
@@ -76,8 +76,6 @@ class HostSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     start_timeout_s: float = 600.0
 
     def __post_init__(self) -> None:
-        if not self.models:
-            raise ValueError("models: a host needs at least one model")
         names = [model.name for model in self.models]
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice:

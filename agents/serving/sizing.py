@@ -14,12 +14,13 @@ def kv_cache_bytes(
     context_tokens: int,
     sequences: int,
     block_tokens: int = 128,
+    wanted_bytes: int | None = None,
 ) -> int:
     """Return the bytes of KV cache for one engine.
 
-    vLLM refuses to start when one sequence of full length does not fit. Beyond that, room for `sequences`
-    usual ones, but not more than 1 GiB: a cache too small costs preemptions, one too large starves the next
-    engine.
+    vLLM refuses to start when one sequence of full length does not fit. Beyond that, what the catalogue wants;
+    or else room for `sequences` usual ones, but not more than 1 GiB: a cache too small costs preemptions, one
+    too large starves the next engine.
 
     Args:
         layers: Attention layers.
@@ -29,6 +30,7 @@ def kv_cache_bytes(
         context_tokens: Longest prompt plus output.
         sequences: Most sequences in one batch.
         block_tokens: Tokens a KV block.
+        wanted_bytes: What the catalogue says; None where it says nothing.
 
     >>> (
     ...     kv_cache_bytes(
@@ -40,4 +42,6 @@ def kv_cache_bytes(
     """
     token_bytes = 2 * layers * kv_heads * head_dim * number_bytes
     blocks = -(-context_tokens // block_tokens) + SPARE_BLOCKS
-    return token_bytes * max(blocks * block_tokens, min(sequences * USUAL_TOKENS, GIB // token_bytes))
+    least_bytes = token_bytes * blocks * block_tokens
+    usual_bytes = token_bytes * min(sequences * USUAL_TOKENS, GIB // token_bytes)
+    return max(least_bytes, usual_bytes if wanted_bytes is None else wanted_bytes)

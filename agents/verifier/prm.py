@@ -13,6 +13,7 @@ from agents.serving.errors import PromptTooLongError
 from agents.serving.host import EngineHost
 from agents.serving.http import JsonServer
 from agents.serving.requests import Pooling
+from agents.serving.retry import USUAL, Retries, retrying
 from agents.verifier.formats import Format, Rendered
 from agents.verifier.scores import ScoreCountError, last_score, pooling_rows
 from schemas.search import Scored, Served
@@ -163,16 +164,21 @@ class HostedRows:
         host: Started, with the model loaded.
         model: Its name there.
         owns_host: Whether closing the source closes the host.
+        retries: How often a batch that failed is tried.
     """
 
-    def __init__(self, host: EngineHost, model: str, *, owns_host: bool = False) -> None:
+    def __init__(
+        self, host: EngineHost, model: str, *, owns_host: bool = False, retries: Retries = USUAL
+    ) -> None:
         self._host = host
+        self._retries = retries
         self._model = model
         self._owns_host = owns_host
 
     async def rows(self, prompts: Sequence[Sequence[int]]) -> "list[NDArray[np.float32]]":
         """Return class probabilities for each prompt; errors as `EngineHost.run`."""
-        pooled = await self._host.run(self._model, [Pooling(prompt_token_ids=ids) for ids in prompts])
+        requests = [Pooling(prompt_token_ids=ids) for ids in prompts]
+        pooled = await retrying(lambda: self._host.run(self._model, requests), self._retries)
         return [each.rows for each in pooled]
 
     async def close(self) -> None:

@@ -18,10 +18,11 @@ from typing import Any
 import msgspec
 
 from agents.executor.agent import Job, begin, draft, resume
-from agents.executor.engines.build import EngineOptions, engine_for, hosted_model
+from agents.executor.engines.build import EngineOptions, engine_for
 from agents.executor.rules import SearchRules
 from agents.serving.environment import prepare_environment
 from agents.serving.host import EngineHost
+from agents.serving.hosting import hosted_model
 from agents.serving.requests import Completion, Generation
 from agents.serving.settings import HostSettings
 from agents.space.catalogue import Catalogue, load_catalogue

@@ -115,5 +115,5 @@ def settings_command(settings: Settings) -> None:
     """Print every setting with its present value, as environment variables."""
     for name in settings.__struct_fields__:
         value = getattr(settings, name)
-        hidden = name in ("sasl_password", "encoder_key", "engine_key") and value
+        hidden = name in ("sasl_password", "encoder_key", "engine_key", "engine_keys") and value
         click.echo(f"UNISCALE_{name.upper()}={'***' if hidden else value}")

@@ -1,52 +1,45 @@
-"""From catalogue entries to engines: which models this process hosts, which answer at a server."""
+"""The engines of an executor: from catalogue entries, or from a recording."""
 
 import asyncio
 from collections.abc import Sequence
-from typing import Literal
-
-import msgspec
 
 from agents.executor.engine import Engine
 from agents.executor.engines.http_engine import Dialect, HttpEngine
 from agents.executor.engines.recorded_engine import RecordedEngine
 from agents.executor.engines.vllm_engine import VllmEngine
 from agents.serving.errors import EngineStartError
+from agents.serving.fleet import Fleet, Loaded
 from agents.serving.host import EngineHost
-from agents.serving.http import JsonServer, ServerSettings
-from agents.serving.prompts import ChatPrompts
+from agents.serving.hosting import (
+    HostingOptions,
+    hosted_model,
+    load_into,
+    prompts_of,
+    served_name,
+    server_of,
+    start_host,
+)
+from agents.serving.http import JsonServer
 from agents.serving.recording import Recording
-from agents.serving.settings import HostedModel, HostSettings, checkpoint_path
-from agents.serving.sizing import kv_cache_bytes
-from agents.space.models import DTYPE_BYTES, Model
+from agents.space.models import Model
+from schemas.heartbeat import ModelHealth
 
 
-class EngineOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a deployment says about its engines; the catalogue says the rest.
+class EngineOptions(HostingOptions, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a deployment says about its engines.
 
     Attributes:
-        folder: Where relative checkpoints start: the repository root.
-        device: `cpu`, or `gpu` to leave block sizes to vLLM.
-        offline: Never ask the Hugging Face hub; checkpoints must be folders.
-        threads: Torch threads of the engine thread; None leaves torch's choice.
-        api_key: For HTTP endpoints; may be empty.
         dialect: For HTTP endpoints: `vllm`, or `plain` for servers that do not say why a text stopped.
         instruction: A system message for conversations that have none, e.g. to reason step by step. The mini
             family is trained without one.
-        start_timeout_s: Longest wait for all hosted models together.
     """
 
-    folder: str = "."
-    device: Literal["cpu", "gpu"] = "cpu"
-    offline: bool = True
-    threads: int | None = None
-    api_key: str = ""
     dialect: Dialect = "vllm"
     instruction: str = ""
-    start_timeout_s: float = 600.0
 
 
 class EngineSet:
-    """The engines of one executor group, by model, and the host behind those in process."""
+    """Engines by model, all loaded, and the host behind those in process."""
 
     def __init__(self, engines: dict[str, Engine], host: EngineHost | None) -> None:
         self.engines = engines
@@ -56,7 +49,7 @@ class EngineSet:
         """Return the engine of a model.
 
         Raises:
-            KeyError: The group does not serve it.
+            KeyError: it is not one of them.
         """
         return self.engines[model]
 
@@ -68,6 +61,68 @@ class EngineSet:
             await asyncio.to_thread(self.host.close)
 
 
+class GroupEngines:
+    """The engines of one executor group, loaded in the background and as the catalogue changes.
+
+    Args:
+        options: Of the deployment.
+        recording: Answers instead of the models, when given.
+    """
+
+    def __init__(self, options: EngineOptions, recording: Recording | None = None) -> None:
+        self._options = options
+        self._recording = recording
+        self._host: EngineHost | None = None
+        self._fleet: Fleet[Engine] = Fleet(self._load)
+
+    def want(self, models: Sequence[Model]) -> None:
+        """Start to load the models that are new or changed. Returns at once."""
+        self._fleet.want(models)
+
+    async def settled(self) -> None:
+        """Wait until every model is ready or has failed.
+
+        Raises:
+            ServingError: none is ready; the error of the first.
+        """
+        await self._fleet.settled()
+
+    async def get(self, model: Model) -> Engine:
+        """Return the engine of a model, once it is loaded.
+
+        Raises:
+            ServingError: it cannot be loaded.
+        """
+        return await self._fleet.get(model)
+
+    async def probe(self) -> None:
+        """Ask every endpoint that was left alone long enough whether it is back."""
+        await self._fleet.probe()
+
+    def health(self) -> tuple[ModelHealth, ...]:
+        """Return the state of every model, by name."""
+        return self._fleet.health()
+
+    async def close(self) -> None:
+        """Close every engine, then the host."""
+        await self._fleet.close()
+        if self._host is not None:
+            await asyncio.to_thread(self._host.close)
+
+    async def _load(self, model: Model) -> Loaded[Engine]:
+        if self._recording is not None:
+            return Loaded(RecordedEngine(self._recording, model.name))
+        if model.endpoint.kind == "http":
+            server = server_of(model, self._options)
+            # Reading a tokenizer takes seconds, in which the searches of other models go on.
+            engine = await asyncio.to_thread(_http_engine, model, self._options, server)
+            return Loaded(engine, server)
+        if self._host is None:
+            self._host = await start_host((), self._options)
+        await load_into(self._host, model, self._options)
+        return Loaded(await asyncio.to_thread(engine_for, model, self._options, self._host))
+
+
 async def start_engines(models: Sequence[Model], options: EngineOptions) -> EngineSet:
     """Load or connect every model; return when all can draft.
 
@@ -76,20 +131,11 @@ async def start_engines(models: Sequence[Model], options: EngineOptions) -> Engi
         options: Of the deployment.
 
     Raises:
-        EngineStartError: A model or its tokenizer could not be loaded.
-        EngineEnvironmentError: This process cannot host vLLM.
+        EngineStartError: a model or its tokenizer could not be loaded.
+        EngineEnvironmentError: this process cannot host vLLM.
     """
     hosted = [hosted_model(model, options) for model in models if model.endpoint.kind == "in-process"]
-    host = None
-    if hosted:
-        settings = HostSettings(
-            models=tuple(hosted),
-            offline=options.offline,
-            threads=options.threads,
-            start_timeout_s=options.start_timeout_s,
-        )
-        host = EngineHost(settings)
-        await asyncio.to_thread(host.start)
+    host = await start_host(hosted, options) if hosted else None
     return EngineSet({model.name: engine_for(model, options, host) for model in models}, host)
 
 
@@ -107,60 +153,23 @@ def engine_for(model: Model, options: EngineOptions, host: EngineHost | None) ->
         host: Hosts the model when its endpoint is in process.
 
     Raises:
-        EngineStartError: Its tokenizer cannot be read, or no host has it.
+        EngineStartError: its tokenizer cannot be read, or no host has it.
     """
-    prompts = ChatPrompts.load(
-        checkpoint_path(model.checkpoint, options.folder),
-        template_arguments={"enable_thinking": model.sampling.thinking},
-        offline=options.offline,
-    )
-    if model.endpoint.kind == "in-process":
-        if host is None or model.name not in host.context_tokens:
-            raise EngineStartError(
-                f"{model.name}: its endpoint is in-process, but no host here has loaded it"
-            )
-        return VllmEngine(host, model.name, prompts, instruction=options.instruction)
-    server = JsonServer(
-        ServerSettings(
-            url=model.endpoint.url or "", api_key=options.api_key, connections=4 * model.engine.max_sequences
-        )
-    )
+    if model.endpoint.kind == "http":
+        return _http_engine(model, options, server_of(model, options))
+    if host is None or model.name not in host.context_tokens:
+        raise EngineStartError(f"{model.name}: its endpoint is in-process, but no host here has loaded it")
+    prompts = prompts_of(model, options)
+    return VllmEngine(host, model.name, prompts, instruction=options.instruction, retries=options.retries)
+
+
+def _http_engine(model: Model, options: EngineOptions, server: JsonServer) -> Engine:
     return HttpEngine(
         server,
         model.name,
-        prompts,
+        prompts_of(model, options),
         context_tokens=model.engine.context_tokens,
-        served_name=model.endpoint.served_name or model.checkpoint,
+        served_name=served_name(model),
         instruction=options.instruction,
         dialect=options.dialect,
-    )
-
-
-def hosted_model(model: Model, options: EngineOptions) -> HostedModel:
-    """Return how vLLM hosts one catalogue entry in process.
-
-    Raises:
-        EngineStartError: The entry asks for several GPUs, which one process thread cannot drive.
-    """
-    engine, shape = model.engine, model.architecture
-    if engine.tensor_parallel > 1:
-        raise EngineStartError(
-            f"{model.name}: tensor_parallel is {engine.tensor_parallel}; serve it with `vllm serve` and give "
-            "the catalogue an http endpoint"
-        )
-    return HostedModel(
-        name=model.name,
-        path=checkpoint_path(model.checkpoint, options.folder),
-        dtype=engine.dtype,
-        context_tokens=engine.context_tokens,
-        max_sequences=engine.max_sequences,
-        kv_cache_bytes=kv_cache_bytes(
-            layers=shape.layers,
-            kv_heads=shape.kv_heads,
-            head_dim=shape.head_dim,
-            number_bytes=DTYPE_BYTES[engine.dtype],
-            context_tokens=engine.context_tokens,
-            sequences=engine.max_sequences,
-        ),
-        block_tokens=32 if options.device == "cpu" else None,
     )

@@ -7,6 +7,7 @@ from agents.executor.engines.continuation import Continuer, finish_of
 from agents.serving.host import EngineHost
 from agents.serving.prompts import ChatPrompts
 from agents.serving.requests import Generation
+from agents.serving.retry import USUAL, Retries, retrying
 from agents.space.models import Sampling
 from schemas.search import Served
 
@@ -19,13 +20,23 @@ class VllmEngine:
         model: Its name there.
         prompts: Its chat template.
         instruction: A system message for conversations that have none.
+        retries: How often a batch that failed is tried.
     """
 
-    def __init__(self, host: EngineHost, model: str, prompts: ChatPrompts, *, instruction: str = "") -> None:
+    def __init__(
+        self,
+        host: EngineHost,
+        model: str,
+        prompts: ChatPrompts,
+        *,
+        instruction: str = "",
+        retries: Retries = USUAL,
+    ) -> None:
         self.model = model
         self.counts = EngineCounts()
         self.served = Served(name=host.vllm_name, version=host.vllm_version, model=model)
         self._host = host
+        self._retries = retries
         self._continuer = Continuer(
             model, prompts, host.context_tokens[model], self.counts, instruction=instruction
         )
@@ -49,7 +60,7 @@ class VllmEngine:
             for plan, seed in zip(plans, seeds, strict=True)
             if plan.max_tokens
         ]
-        made = iter(await self._host.run(self.model, requests))
+        made = iter(await retrying(lambda: self._host.run(self.model, requests), self._retries))
         drafts = []
         for plan in plans:
             if not plan.max_tokens:

@@ -6,19 +6,21 @@ how many queries the group has in flight.
 
 from typing import Self
 
-from agents.executor.agent import Job, begin, draft, failed, resume
+from agents.executor.agent import Job, begin, draft, failed, overdue, resume, time_left_s
+from agents.executor.engines.build import GroupEngines
 from agents.executor.progress import Progress
 from agents.executor.rules import SearchRules
-from agents.serving.errors import ServingError
+from agents.serving.errors import DeadlinePassedError, ServingError, UnknownEngineError
+from agents.serving.retry import within
+from agents.space.models import Model
 from schemas.answer import Answer
 from schemas.base import decode, encode
 from schemas.decision import Decision
 from schemas.errors import RecordTooLarge
 from schemas.heartbeat import Heartbeat
 from schemas.search import SearchStep, Verification
-from streams.rooms.executor.hosting import Engines
-from streams.runtime.base import Outgoing, Record, Runtime, key_of
-from streams.runtime.retry import attempts
+from streams.rooms.executor.hosting import engines_of
+from streams.runtime.base import Crash, Outgoing, Record, Runtime, key_of
 
 # An Answer is later than any step.
 _ENDED = 1 << 30
@@ -27,7 +29,7 @@ _ENDED = 1 << 30
 class ExecutorRoom:
     """The searches of one group; keeps nothing that a restart would miss."""
 
-    def __init__(self, runtime: Runtime, engines: Engines) -> None:
+    def __init__(self, runtime: Runtime, engines: GroupEngines) -> None:
         self.runtime = runtime
         self.engines = engines
         settings = runtime.settings
@@ -39,10 +41,15 @@ class ExecutorRoom:
 
     @classmethod
     async def build(cls, runtime: Runtime) -> Self:
-        """Load the group's models, then begin to show signs of life."""
-        models = [m for m in runtime.control.catalogue.models if m.group == runtime.group]
-        room = cls(runtime, await Engines.start(runtime.settings, models))
+        """Load the group's models, then start to send heartbeats.
+
+        Raises:
+            ServingError: not one of them can be loaded.
+        """
+        room = cls(runtime, engines_of(runtime.settings, runtime.control.base))
         runtime.on_stop(room.engines.close)
+        room.engines.want(room._models())
+        await room.engines.settled()
         runtime.background("the heartbeat", room._beat)
         return room
 
@@ -51,7 +58,11 @@ class ExecutorRoom:
         decision = decode(record.value, Decision)
         if self._behind(decision.query_id, 1, record.topic):
             return
-        model = self.runtime.control.models[decision.action.model]
+        model = self.runtime.control.models.get(decision.action.model)
+        if model is None:  # removed, and this process knows the catalogue from after that
+            gone = UnknownEngineError(f"{decision.action.model}: is not in the catalogue any more; ask again")
+            await self._answer(failed(decision, gone))
+            return
         job = begin(
             decision,
             model.sampling,
@@ -82,8 +93,14 @@ class ExecutorRoom:
         try:
             step = await self._draft(next_)
             value = encode(step)
+        except DeadlinePassedError:
+            await self._answer(overdue(next_))
+            return
         except (ServingError, RecordTooLarge) as error:
-            await self._answer(failed(next_, f"{type(error).__name__}: {error}"))
+            self.runtime.metrics.engine_faults.labels("executor").inc()
+            if isinstance(error, ServingError) and error.fatal:
+                raise Crash(f"{next_.query_id}/{next_.step}: {error}") from error
+            await self._answer(failed(next_, error))
             return
         finally:
             self.busy.discard(next_.query_id)
@@ -95,12 +112,15 @@ class ExecutorRoom:
         self.runtime.metrics.tokens.labels(step.forest.action.model).inc(sum(d.tokens for d in made))
 
     async def _draft(self, job: Job) -> SearchStep:
-        engine = await self.engines.get(self.runtime.control.models[job.action.model])
-        return await attempts(
-            self.runtime,
-            lambda: draft(job, engine=engine, clock_ms=self.runtime.now_ms),
-            f"{job.query_id}/{job.step}",
-        )
+        model = self.runtime.control.models.get(job.action.model)
+        if model is None:
+            raise UnknownEngineError(f"{job.action.model}: is not in the catalogue any more; ask again")
+        what = f"{job.query_id}/{job.step}"
+        engine = await within(time_left_s(job, self.runtime.now_ms()), self.engines.get(model), what)
+        return await draft(job, engine=engine, clock_ms=self.runtime.now_ms)
+
+    def _models(self) -> list[Model]:
+        return [m for m in self.runtime.control.catalogue.models if m.group == self.runtime.group]
 
     async def _answer(self, answer: Answer) -> None:
         topics = self.runtime.topics
@@ -117,13 +137,18 @@ class ExecutorRoom:
         runtime = self.runtime
         every_s = runtime.settings.heartbeat_s
         while True:
-            here = [m for m in runtime.control.catalogue.models if m.group == runtime.group]
-            for model in here:
-                # One that joined the catalogue is loaded before it is announced.
-                await self.engines.get(model)
+            here = self._models()
+            self.engines.want(here)
+            await self.engines.probe()
+            known = {each.model: each for each in self.engines.health()}
+            health = tuple(known[model.name] for model in here)
             beat = Heartbeat(
-                group=runtime.group, instance=runtime.instance, models=tuple(m.name for m in here),
-                every_s=every_s, in_flight=len(self.busy),
-            )  # fmt: skip
+                group=runtime.group,
+                instance=runtime.instance,
+                models=tuple(each.model for each in health if each.state == "ready"),
+                every_s=every_s,
+                in_flight=len(self.busy),
+                health=health,
+            )
             await runtime.send(Outgoing(runtime.topics.heartbeat, beat.key.encode(), encode(beat)))
             await runtime.sleep(every_s)

@@ -9,8 +9,7 @@ from schemas.answer import Answer
 from schemas.base import decode, encode
 from schemas.search import SearchStep
 from streams.rooms.executor.hosting import verifier_of
-from streams.runtime.base import Outgoing, Record, Runtime, key_of
-from streams.runtime.retry import attempts
+from streams.runtime.base import Crash, Outgoing, Record, Runtime, key_of
 
 
 class VerifierRoom:
@@ -24,7 +23,7 @@ class VerifierRoom:
     async def build(cls, runtime: Runtime) -> Self:
         """Load the catalogue's verifier in use."""
         entry = runtime.control.catalogue.verifier_named()
-        room = cls(runtime, await verifier_of(runtime.settings, entry))
+        room = cls(runtime, await verifier_of(runtime.settings, entry, runtime.control.base))
         runtime.on_stop(room.verifier.close)
         return room
 
@@ -33,15 +32,17 @@ class VerifierRoom:
         runtime = self.runtime
         step = decode(record.value, SearchStep)
         try:
-            verification = await attempts(
-                runtime,
-                lambda: verify(step, verifier=self.verifier, clock=runtime.monotonic),
-                f"{step.query_id}/{step.step}",
+            verification = await verify(
+                step, verifier=self.verifier, clock=runtime.monotonic, now_ms=runtime.now_ms()
             )
         except ServingError as error:
+            runtime.metrics.engine_faults.labels("verifier").inc()
+            if error.fatal:
+                raise Crash(f"{step.query_id}/{step.step}: {error}") from error
             answer = Answer(
                 query_id=step.query_id, status="failed", by="verifier", action=step.forest.action, group=step.group,
                 seq=step.seq, error=f"{type(error).__name__}: {error}",
+                fault="infrastructure" if error.infrastructure else "",
             )  # fmt: skip
             await runtime.send(Outgoing(runtime.topics.answer, key_of(step.query_id), encode(answer)))
             return

@@ -199,6 +199,18 @@ def test_a_slow_server_counts_as_unavailable(server: Server) -> None:
     assert len(server.bodies) == 2
 
 
+def test_a_server_that_drips_is_given_up(server: Server) -> None:
+    now = iter(range(0, 10_000, 20))
+    with (
+        HttpEncoder(
+            url=server.url, model="small", dimension=DIMENSION, attempts=2, reply_s=10.0, backoff_s=0,
+            clock=lambda: float(next(now)),
+        ) as client,
+        pytest.raises(EncoderUnavailable, match="2 attempts failed, the last with no whole reply in 10 s"),
+    ):  # fmt: skip
+        client.encode(["a"])
+
+
 def test_nobody_listening_counts_as_unavailable(server: Server, waits: list[float]) -> None:
     server.socket.close()  # the port is free again, and nobody else is given it within this test
     with (

@@ -11,7 +11,11 @@ import pytest
 
 from agents.executor.engine import Prefix
 from agents.executor.engines.http_engine import HttpEngine
+from agents.serving.breaker import Breaker
 from agents.serving.errors import (
+    DeadlinePassedError,
+    EndpointRefusedError,
+    EndpointSuspendedError,
     EngineBusyError,
     EngineFaultError,
     EngineReplyError,
@@ -19,9 +23,11 @@ from agents.serving.errors import (
     EngineUnreachableError,
     PromptTooLongError,
     RequestRefusedError,
+    ServingError,
 )
 from agents.serving.http import JsonServer, ServerSettings
 from agents.serving.prompts import ChatPrompts
+from agents.serving.retry import Retries, within
 from agents.space.models import Sampling
 from schemas.query import Message
 
@@ -130,9 +136,12 @@ def ask(server: CompletionServer, prompts: ChatPrompts, n: int = 1, seeds=(3,), 
         pauses.append(seconds)
 
     dialect = settings.pop("dialect", "vllm")
+    breaker = settings.pop("breaker", None)
+    retries = Retries(attempts=settings.pop("attempts", 5))
 
     async def run():
-        connection = JsonServer(ServerSettings(**({"url": server.url} | settings)), sleep=pause)
+        wanted = {"url": server.url, "retries": retries} | settings
+        connection = JsonServer(ServerSettings(**wanted), sleep=pause, breaker=breaker)
         engine = HttpEngine(
             connection, "micro-a", prompts, context_tokens=256, served_name="m", dialect=dialect
         )
@@ -237,7 +246,7 @@ def test_a_reply_that_never_comes_times_out(server, prompts) -> None:
 
 def test_a_refusal_is_not_repeated_and_keeps_the_key_secret(server, prompts) -> None:
     server.spoilt = [(404, {"error": {"message": "The model `m` does not exist."}}, {})]
-    with pytest.raises(RequestRefusedError, match="HTTP 404: The model `m` does not exist") as raised:
+    with pytest.raises(EndpointRefusedError, match="HTTP 404: The model `m` does not exist") as raised:
         ask(server, prompts, api_key="secret-key")
     assert len(server.requests) == 1
     assert "secret-key" not in str(raised.value) + repr(ServerSettings(url=server.url, api_key="secret-key"))
@@ -268,6 +277,74 @@ def test_a_question_too_long_is_never_sent(server, prompts) -> None:
     with pytest.raises(PromptTooLongError):
         ask(server, prompts, prefixes=(long,))
     assert server.requests == []
+
+
+def gzip_of_nothing() -> tuple[int, bytes, dict[str, str]]:
+    return 200, b"this is not gzip", {"Content-Encoding": "gzip"}
+
+
+def test_a_reply_whose_encoding_is_damaged_is_named_and_repeated(server, prompts) -> None:
+    server.spoilt = [gzip_of_nothing()]
+    drafts, _, pauses = ask(server, prompts)
+    assert (drafts[0].text, pauses) == ("draft 3.\n\n", [0.25])
+    server.spoilt = [gzip_of_nothing()] * 2
+    with pytest.raises(EngineReplyError, match="content encoding is damaged"):
+        ask(server, prompts, attempts=2)
+
+
+@pytest.mark.parametrize("reply", [b"\xff\xfe", b"[" * 100_000, b'{"a":' * 100_000])
+def test_a_reply_that_cannot_be_read_is_an_error_of_ours(server, prompts, reply) -> None:
+    for status in (200, 500, 400):
+        server.spoilt = [(status, reply, {})]
+        with pytest.raises(ServingError, match=r"/v1/completions"):
+            ask(server, prompts, attempts=1)
+
+
+def test_an_endpoint_that_fails_is_left_alone_until_it_is_back(server, prompts) -> None:
+    now = [0.0]
+    breaker = Breaker(lambda: now[0], failures=3, pause_s=10.0)
+    server.spoilt = [(500, b"no", {})] * 3
+    with pytest.raises(EngineFaultError):
+        ask(server, prompts, attempts=3, breaker=breaker)
+    assert breaker.state == "open"
+    with pytest.raises(EndpointSuspendedError, match=r"not asked for another 10 s, because .*HTTP 500"):
+        ask(server, prompts, attempts=3, breaker=breaker)
+    assert len(server.requests) == 3
+    now[0] = 10.0
+    drafts, _, _ = ask(server, prompts, breaker=breaker)
+    assert drafts[0].text == "draft 3.\n\n"
+    assert breaker.state == "closed"
+
+
+@pytest.mark.parametrize(
+    ("status", "opens"), [(401, True), (403, True), (404, True), (400, False), (429, False), (503, True)]
+)
+def test_the_breaker_counts_what_is_the_endpoint_s_fault(server, prompts, status, opens) -> None:
+    breaker = Breaker(lambda: 0.0, failures=3)
+    for _ in range(3):
+        server.spoilt = [(status, b"no", {})]
+        with pytest.raises(ServingError):
+            ask(server, prompts, attempts=1, breaker=breaker)
+    assert breaker.state == ("open" if opens else "closed")
+
+
+def test_an_endpoint_that_never_replies_counts_when_it_is_given_up(server, prompts) -> None:
+    breaker = Breaker(lambda: 0.0, failures=1)
+
+    async def run(silent_s: float) -> None:
+        connection = JsonServer(ServerSettings(url=server.url, silent_s=silent_s), breaker=breaker)
+        try:
+            with pytest.raises(DeadlinePassedError, match="q/1: the query's deadline passed"):
+                await within(0.2, connection.post("/v1/completions", {}), "q/1")
+        finally:
+            await connection.close()
+
+    server.spoilt = ["stall"]
+    asyncio.run(run(60.0))
+    assert breaker.state == "closed"
+    server.spoilt = ["stall"]
+    asyncio.run(run(0.1))
+    assert breaker.state == "open"
 
 
 def test_a_url_without_a_scheme_is_refused() -> None:

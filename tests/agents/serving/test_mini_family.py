@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from agents.executor.engine import Prefix
-from agents.executor.engines.build import EngineOptions, engine_for, hosted_model
+from agents.executor.engines.build import EngineOptions, engine_for
+from agents.serving.hosting import hosted_model
 from agents.space.family import read_family
 from agents.space.models import Model, Verifier
 from agents.verifier.build import VerifierOptions, start_verifier

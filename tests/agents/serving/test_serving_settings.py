@@ -4,8 +4,10 @@ import pytest
 
 from agents.serving.environment import prepare_environment
 from agents.serving.errors import EngineEnvironmentError
+from agents.serving.hosting import HostingOptions, hosted_model
 from agents.serving.settings import HostedModel, HostSettings, checkpoint_path
 from agents.serving.sizing import GIB, kv_cache_bytes
+from agents.space.models import Architecture, EngineSettings, Model, Sampling
 
 MODEL = HostedModel(name="m", path="models/m")
 SETTINGS = HostSettings.of([MODEL])
@@ -25,9 +27,7 @@ def test_a_bad_model_names_the_field(fields: dict[str, object], said: str) -> No
         HostedModel(**({"name": "m", "path": "models/m"} | fields))  # type: ignore[arg-type]
 
 
-def test_a_host_needs_models_with_names_of_their_own() -> None:
-    with pytest.raises(ValueError, match="at least one model"):
-        HostSettings(models=())
+def test_the_models_of_a_host_need_names_of_their_own() -> None:
     with pytest.raises(ValueError, match="m named twice"):
         HostSettings.of([MODEL, MODEL])
 
@@ -59,6 +59,30 @@ def test_a_kv_cache_holds_a_sequence_of_full_length() -> None:
     size = kv_cache_bytes(**shape, context_tokens=32_768, sequences=64)
     assert size >= 2 * 28 * 8 * 128 * 4 * 32_768
     assert kv_cache_bytes(**shape, context_tokens=1_024, sequences=1_000) <= GIB
+
+
+def entry(**engine: object) -> Model:
+    return Model(
+        name="m",
+        checkpoint="models/m",
+        architecture=Architecture(parameters=1, layers=2, query_heads=2, kv_heads=1, head_dim=32),
+        sampling=Sampling(temperature=1.0, step_tokens=8, depth_limit=4),
+        engine=EngineSettings(dtype="float32", context_tokens=512, max_sequences=64, **engine),  # type: ignore[arg-type]
+    )
+
+
+def test_the_catalogue_s_cache_and_block_sizes_are_used() -> None:
+    hosted = hosted_model(entry(kv_cache_bytes=16 * 2**20, block_tokens=16), HostingOptions())
+    assert (hosted.kv_cache_bytes, hosted.block_tokens) == (16 * 2**20, 16)
+    usual = hosted_model(entry(), HostingOptions())
+    assert (usual.kv_cache_bytes, usual.block_tokens) == (32 * 2**20, 32)
+    assert hosted_model(entry(), HostingOptions(device="gpu")).block_tokens is None
+
+
+def test_a_cache_too_small_for_one_sequence_is_raised_to_what_vllm_needs() -> None:
+    hosted = hosted_model(entry(kv_cache_bytes=1), HostingOptions())
+    token_bytes = 2 * 2 * 1 * 32 * 4
+    assert 512 * token_bytes < (hosted.kv_cache_bytes or 0) <= 1024 * token_bytes
 
 
 def test_a_checkpoint_is_a_folder_or_a_hub_id(tmp_path) -> None:

@@ -12,6 +12,7 @@ import pytest
 from agents.serving.errors import EngineReplyError, EngineUnreachableError
 from agents.serving.http import JsonServer, ServerSettings
 from agents.serving.prompts import ChatPrompts
+from agents.serving.retry import Retries
 from agents.space.models import Architecture, Endpoint, EngineSettings, StepTags, Verifier
 from agents.verifier.build import VerifierOptions, start_verifier
 from agents.verifier.formats import StepTagFormat
@@ -123,7 +124,7 @@ def test_a_server_that_is_gone_is_unreachable(server) -> None:
     server.server.server_close()
 
     async def run() -> None:
-        source = HttpRows(JsonServer(ServerSettings(url=server.url, attempts=1)), "prm-1")
+        source = HttpRows(JsonServer(ServerSettings(url=server.url, retries=Retries(attempts=1))), "prm-1")
         await source.rows([[1, 2, 3]])
 
     with pytest.raises(EngineUnreachableError, match="/pooling"):

@@ -1,10 +1,13 @@
 """SearchStep to Verification: every pending draft scored once, in order, by what it stands on."""
 
 import asyncio
+from collections.abc import Sequence
 from itertools import count
 
 import pytest
+from msgspec.structs import replace
 
+from agents.serving.errors import DeadlinePassedError
 from agents.serving.recording import RecordedPath, RecordedStep, Recording, RecordingError
 from agents.verifier.agent import verify
 from agents.verifier.recorded import RecordedVerifier
@@ -12,7 +15,7 @@ from schemas.action import Action
 from schemas.base import decode, encode
 from schemas.forest import Draft, Forest, Limits
 from schemas.query import Message
-from schemas.search import SearchStep, Verification
+from schemas.search import Scored, SearchStep, Verification
 
 
 def recorded(path: int, first: str, second: str, scores: tuple[float, float]) -> RecordedPath:
@@ -73,3 +76,20 @@ def test_a_redelivered_step_gets_the_same_scores() -> None:
 def test_a_path_nobody_recorded_is_an_error_and_no_score() -> None:
     with pytest.raises(RecordingError, match="no score was recorded for a path of 2 steps of '2\\+3\\?'"):
         asyncio.run(verify(second_step((0, "z")), verifier=RecordedVerifier(RECORDING), clock=lambda: 1.0))
+
+
+class HangingVerifier(RecordedVerifier):
+    """Never answers."""
+
+    async def score(self, question: str, paths: Sequence[Sequence[str]]) -> list[Scored]:
+        await asyncio.sleep(60)
+        raise AssertionError("nobody waits so long")
+
+
+def test_a_verifier_that_hangs_is_given_up_when_the_query_expires() -> None:
+    step = second_step((0, "b"))
+    limits = replace(step.forest.limits, deadline_ms=900, expires_ms=1_000)
+    step = replace(step, forest=replace(step.forest, limits=limits))
+    hanging = HangingVerifier(RECORDING)
+    with pytest.raises(DeadlinePassedError, match="q-1/2"):
+        asyncio.run(verify(step, verifier=hanging, clock=lambda: 0.0, now_ms=950))
