@@ -5,7 +5,7 @@ here. Importing this package loads no engine, encoder or policy: a room's `build
 """
 
 from streams.rooms import aggregator, decider, embedder, executor, verifier
-from streams.rooms.spec import RoomSpec
+from streams.runtime.spec import RoomSpec
 
 __all__ = ["ROOMS", "RoomSpec"]
 

@@ -9,7 +9,9 @@ file while it is handled, and the process that follows counts for the one that d
 import contextlib
 import mmap
 from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
+from typing import Protocol
 
 import orjson
 
@@ -27,9 +29,9 @@ class KilledProcess(UniscaleError):
 
 
 class Crashes:
-    """The failures of one worker, kept in a small file."""
+    """The failures of one worker, kept in a small file; without a path, for as long as this object."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path | None) -> None:
         self.path = path
         self._counts = self._read()
 
@@ -49,6 +51,8 @@ class Crashes:
             self._write()
 
     def _read(self) -> dict[str, int]:
+        if self.path is None:
+            return {}
         try:
             counts = orjson.loads(self.path.read_bytes())
         except (OSError, orjson.JSONDecodeError):
@@ -56,10 +60,21 @@ class Crashes:
         return {str(k): int(v) for k, v in counts.items()} if isinstance(counts, dict) else {}
 
     def _write(self) -> None:
+        if self.path is None:
+            return
         self.path.parent.mkdir(parents=True, exist_ok=True)
         temporary = self.path.with_suffix(".new")
         temporary.write_bytes(orjson.dumps(self._counts))
         temporary.replace(self.path)
+
+
+class InFlight(Protocol):
+    """What the guard needs of the records in flight."""
+
+    left: list[str]
+
+    def holding(self, coordinates: Iterable[str]) -> AbstractContextManager[None]:
+        """Keep records noted while they are handled."""
 
 
 class InHand:

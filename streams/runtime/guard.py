@@ -17,7 +17,7 @@ from schemas.errors import UniscaleError
 from schemas.query import Origin
 from streams.runtime.base import BatchHandler, Crash, Outgoing, Record, Runtime, Unavailable, key_of
 from streams.runtime.burial import answer_of, letter_of
-from streams.runtime.crashes import LIMIT, Crashes, InHand, KilledProcess
+from streams.runtime.crashes import LIMIT, Crashes, InFlight, KilledProcess
 from streams.runtime.turns import Turns
 
 log = logging.getLogger("streams.runtime.guard")
@@ -29,7 +29,7 @@ _LONGEST_PAUSE_S = 30.0
 class Guard:
     """Failure counting and dead letters of one worker; both runtimes call their handlers through it."""
 
-    def __init__(self, runtime: Runtime, crashes: Crashes, in_hand: InHand) -> None:
+    def __init__(self, runtime: Runtime, crashes: Crashes, in_hand: InFlight) -> None:
         self.runtime = runtime
         self.crashes = crashes
         self.in_hand = in_hand

@@ -1,7 +1,7 @@
 """The aggregator: Decision, Answer, Feedback and Due joined into Rewards."""
 
-from streams.rooms.spec import RoomSpec
 from streams.runtime.base import Runtime
+from streams.runtime.spec import RoomSpec
 
 
 async def build(runtime: Runtime) -> None:

@@ -1,7 +1,7 @@
 """The decider: the learner of one shard, its log and its policy."""
 
-from streams.rooms.spec import RoomSpec
 from streams.runtime.base import Runtime
+from streams.runtime.spec import RoomSpec
 
 
 async def build(runtime: Runtime) -> None:

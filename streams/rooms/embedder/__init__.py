@@ -1,7 +1,7 @@
 """The embedder: admission, the encoder, and the way from Query to Context."""
 
-from streams.rooms.spec import RoomSpec
 from streams.runtime.base import Runtime
+from streams.runtime.spec import RoomSpec
 
 
 async def build(runtime: Runtime) -> None:

@@ -1,7 +1,7 @@
 """The executor: the searches of one group of models, and their engines."""
 
-from streams.rooms.spec import RoomSpec
 from streams.runtime.base import Runtime
+from streams.runtime.spec import RoomSpec
 
 
 async def build(runtime: Runtime) -> None:

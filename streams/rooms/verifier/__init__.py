@@ -1,7 +1,7 @@
 """The verifier: scores the steps of all groups."""
 
-from streams.rooms.spec import RoomSpec
 from streams.runtime.base import Runtime
+from streams.runtime.spec import RoomSpec
 
 
 async def build(runtime: Runtime) -> None:

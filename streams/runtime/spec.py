@@ -29,6 +29,14 @@ class RoomSpec(Struct, frozen=True, kw_only=True):
         """Return the full names of the topics it handles."""
         return tuple(topics.prefix + name.replace("<group>", group) for name in self.inputs)
 
+    def writes(self, topics: Topics, topic: str) -> bool:
+        """Return whether it may write a topic."""
+        name = topic.removeprefix(topics.prefix)
+        return any(
+            name == out or (out.endswith(".<group>") and name.startswith(out.removesuffix("<group>")))
+            for out in self.outputs
+        )
+
     def apps(self, topics: Topics, groups: "tuple[str, ...]") -> tuple[str, ...]:
         """Return its consumer groups in a deployment with these executor groups."""
         if not self.grouped:

@@ -1,0 +1,360 @@
+"""The Runtime protocol over lists: one worker of one room, which can die after any single effect."""
+
+import asyncio
+import contextlib
+import random
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Literal, NoReturn, TypeVar
+
+from schemas.base import MAX_RECORD, MAX_VALUE
+from schemas.errors import RecordTooLarge
+from schemas.query import Origin
+from streams.control import Control
+from streams.metrics import Metrics
+from streams.runtime.base import (
+    BatchHandler,
+    Begin,
+    Crash,
+    Handler,
+    Outgoing,
+    Record,
+    RowTooLarge,
+    SendFailed,
+)
+from streams.runtime.crashes import Crashes
+from streams.runtime.guard import Guard
+from streams.runtime.memory.broker import Broker, Effect
+from streams.runtime.spec import RoomSpec
+from streams.settings import Settings
+from streams.topics import Topics
+
+T = TypeVar("T")
+
+_LATENCY_S = 0.02
+
+
+class Died(BaseException):
+    """This worker was killed: whatever it has not done yet never happens."""
+
+
+class InHand:
+    """The records a worker is handling, as its successor finds them; see `streams.runtime.crashes.InHand`."""
+
+    def __init__(self, left: Sequence[str] = ()) -> None:
+        self.left = list(left)
+        self._held: list[str] = []
+
+    @property
+    def coordinates(self) -> list[str]:
+        """What is in flight."""
+        return list(self._held)
+
+    @contextlib.contextmanager
+    def holding(self, coordinates: Iterable[str]) -> Iterator[None]:
+        """Keep records noted while they are handled."""
+        names = list(coordinates)
+        self._held += names
+        try:
+            yield
+        finally:
+            for name in names:
+                self._held.remove(name)
+
+
+class Subscription:
+    """A handler bound to a topic, with how far each assigned partition was handed over and handled."""
+
+    def __init__(self, topic: str, handle: BatchHandler, most: int, stage: str) -> None:
+        self.topic = topic
+        self.handle = handle
+        self.most = most
+        self.stage = stage
+        self.positions: dict[int, int] = {}
+        self.handled: dict[int, int] = {}
+        self.busy: set[int] = set()
+
+
+class MemoryRuntime:
+    """One worker of one room; see `streams.runtime.base.Runtime` for what each method promises."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        broker: Broker,
+        spec: RoomSpec,
+        *,
+        group: str = "",
+        instance: str = "0",
+        crashes: Crashes,
+        left: Sequence[str] = (),
+        rng: random.Random | None = None,
+        dies_after: Callable[[Effect], bool] = lambda effect: False,
+    ) -> None:
+        self.settings = settings
+        self.broker = broker
+        self.spec = spec
+        self.room = spec.name
+        self.group = group
+        self.instance = instance
+        self.metrics = Metrics(spec.name)
+        self.topics = Topics(settings)
+        self.app = self.topics.app_id(spec.name, group)
+        self.control = Control(settings, self.monotonic)
+        self.limit = settings.max_record_bytes - (MAX_RECORD - MAX_VALUE)
+        self.answers_for: Callable[[str], bool] = lambda query_id: True
+        self.in_hand = InHand(left)
+        self.guard = Guard(self, crashes, self.in_hand)
+        self.subscriptions: list[Subscription] = []
+        self.tables: list[MemoryTable] = []
+        self.tasks: set[asyncio.Task[None]] = set()
+        self.epoch = 0
+        self.partitions: dict[str, frozenset[int]] = {}
+        self.dead = False
+        self.left_in_hand: list[str] = []
+        self.later: list[tuple[str, Callable[[], Awaitable[None]]]] = []
+        self.closers: list[Callable[[], Awaitable[None]]] = []
+        self._rng = rng
+        self._dies_after = dies_after
+
+    def each(self, topic: str, handle: Handler, *, stage: str) -> None:
+        """Bind a handler; see the protocol."""
+
+        async def one(records: Sequence[Record]) -> None:
+            await handle(records[0])
+
+        self._bind(topic, one, 1, stage)
+
+    def batches(self, topic: str, handle: BatchHandler, *, stage: str, most: int) -> None:
+        """Bind a handler of batches; see the protocol."""
+        self._bind(topic, handle, most, stage)
+
+    def _bind(self, topic: str, handle: BatchHandler, most: int, stage: str) -> None:
+        if topic not in self.spec.reads(self.topics, self.group):
+            raise ValueError(f"{self.room}: reads {topic}, which is not among the inputs of its RoomSpec")
+        self.broker.partitions(topic)
+        self.subscriptions.append(Subscription(topic, handle, most, stage))
+
+    def table(
+        self, name: str, partitions: int, *, source: str, recovered: Callable[[], Awaitable[None]]
+    ) -> "MemoryTable":
+        """Declare a table; see the protocol."""
+        changelog = self.topics.changelog(self.room, name)
+        self.broker.create(changelog, partitions)
+        table = MemoryTable(self, changelog, source, recovered)
+        self.tables.append(table)
+        return table
+
+    async def follow(
+        self, topics: Sequence[str], on_record: Callable[[Record], None], *, begin: Begin
+    ) -> None:
+        """Show what is there, then what is appended; see the protocol."""
+        for topic in topics:
+            for partition in range(self.broker.partitions(topic)):
+                first, end = self.broker.first(topic, partition), self.broker.end(topic, partition)
+                at = first if begin == "beginning" else end
+                if isinstance(begin, int):
+                    at = max(first, end - begin)
+                while (found := self.broker.at(topic, partition, at)) is not None:
+                    on_record(found[1])
+                    at = found[1].offset + 1
+        loop = asyncio.get_running_loop()
+        self.broker.watch(self, topics, lambda record: self._later(loop, on_record, record))
+
+    def _later(
+        self, loop: asyncio.AbstractEventLoop, on_record: Callable[[Record], None], record: Record
+    ) -> None:
+        loop.call_soon(self._show, on_record, record)
+
+    def _show(self, on_record: Callable[[Record], None], record: Record) -> None:
+        if not self.dead:
+            on_record(record)
+
+    async def send(self, *records: Outgoing) -> None:
+        """Append in order, each an effect of its own; see the protocol."""
+        for record in records:
+            if len(record.value) > self.limit:
+                why = (
+                    f"takes {len(record.value)} bytes of {self.limit}; shorten the text or narrow the search"
+                )
+                raise RecordTooLarge(record.topic, "", why)
+            if not self.spec.writes(self.topics, record.topic):
+                raise ValueError(
+                    f"{self.room}: writes {record.topic}, which is not among the outputs of its RoomSpec"
+                )
+        for record in records:
+            await self.effect("send", record.topic, record.key, record.value)
+
+    async def bury(
+        self,
+        record: Record,
+        error: Exception,
+        *,
+        answer: bool = True,
+        query_origin: Origin | None = None,
+    ) -> None:
+        """Give a record up; see the protocol."""
+        await self.guard.bury(record, error, answer=answer, query_origin=query_origin)
+
+    def is_ours(self, record: Record) -> bool:
+        """Compare the record's assignment with the present one; see the protocol."""
+        return record.epoch == self.epoch and not self.dead
+
+    def assigned(self, topic: str) -> frozenset[int]:
+        """Return the partitions of the last assignment; see the protocol."""
+        return self.partitions.get(topic, frozenset())
+
+    async def first_offsets(self, topics: Sequence[str]) -> Mapping[tuple[str, int], int]:
+        """Ask the broker; see the protocol."""
+        return {(t, p): self.broker.first(t, p) for t in topics for p in range(self.broker.partitions(t))}
+
+    async def hold_back(self, offsets: Mapping[str, int]) -> Mapping[str, int]:
+        """Lower committed offsets; see the protocol."""
+        ahead = {}
+        for topic, offset in offsets.items():
+            committed = self.broker.committed.get((self.app, topic, 0), 0)
+            back = max(offset, self.broker.first(topic, 0))
+            if committed > back:
+                self.broker.committed[self.app, topic, 0] = back
+                ahead[topic] = committed
+        return ahead
+
+    def now_ms(self) -> int:
+        """Return the broker's time: there is one clock."""
+        return self.broker.now_ms()
+
+    def monotonic(self) -> float:
+        """Return the loop's time."""
+        return asyncio.get_running_loop().time()
+
+    async def sleep(self, seconds: float) -> None:
+        """Wait on the loop's clock."""
+        await asyncio.sleep(seconds)
+
+    async def in_thread(self, work: Callable[[], T]) -> T:
+        """Run inline: a thread would make the order of events a matter of luck."""
+        return work()
+
+    def background(self, name: str, run: Callable[[], Awaitable[None]]) -> None:
+        """Run once the worker serves; see the protocol."""
+        self.later.append((name, run))
+
+    def on_stop(self, close: Callable[[], Awaitable[None]]) -> None:
+        """Close it when the worker stops."""
+        self.closers.append(close)
+
+    def crash(self, reason: str, error: BaseException | None = None) -> NoReturn:
+        """End the worker; see the protocol."""
+        raise Crash(reason) from error
+
+    async def effect(
+        self,
+        kind: Literal["send", "row"],
+        topic: str,
+        key: bytes | None,
+        value: bytes | None,
+        partition: int | None = None,
+    ) -> None:
+        """Append a record unless the broker refuses it, and die after it where that is asked for."""
+        await self._latency()
+        if why := self.broker.refuses(topic, key):
+            raise SendFailed(f"{topic}: the broker did not take a record: {why}")
+        self.broker.append(topic, key, value, partition)
+        self.done(Effect(self.app, kind, topic, key or b""))
+
+    async def commit(self, topic: str, partition: int, offset: int) -> None:
+        """Commit an offset."""
+        await self._latency()
+        self.broker.committed[self.app, topic, partition] = offset
+        self.done(Effect(self.app, "commit", topic, b""))
+
+    def done(self, effect: Effect) -> None:
+        """Note an effect; die after it where that is asked for."""
+        self.broker.effects.append(effect)
+        if self._dies_after(effect):
+            self.die()
+            raise Died(f"{self.app} died after {effect}")
+
+    def die(self) -> None:
+        """Do nothing more; what is in flight stays noted for the successor."""
+        if not self.dead:
+            self.dead = True
+            self.left_in_hand = self.in_hand.coordinates
+
+    async def _latency(self) -> None:
+        if self._rng is not None:
+            await asyncio.sleep(self._rng.random() * _LATENCY_S)
+        if self.dead:
+            raise Died(f"{self.app} is dead")
+
+
+class MemoryTable:
+    """Rows by key and partition, rebuilt from their changelog; see the protocol `Table`."""
+
+    def __init__(
+        self,
+        runtime: MemoryRuntime,
+        changelog: str,
+        source: str,
+        recovered: Callable[[], Awaitable[None]],
+    ) -> None:
+        self.runtime = runtime
+        self.changelog = changelog
+        self.source = source
+        self.recovered = recovered
+        self._rows: dict[bytes, tuple[int, bytes]] = {}
+
+    async def recover(self) -> None:
+        """Read the changelog of the partitions that are owned now."""
+        self._rows = {
+            key: (partition, value)
+            for partition in sorted(self.runtime.assigned(self.source))
+            for key, value in self.runtime.broker.changelog(self.changelog, partition).items()
+        }
+        await self.recovered()
+
+    def get(self, key: bytes) -> bytes | None:
+        """Return a row."""
+        found = self._rows.get(key)
+        return found[1] if found else None
+
+    def items(self) -> list[tuple[bytes, bytes]]:
+        """Return all rows of owned partitions."""
+        owned = self.runtime.assigned(self.source)
+        return [(key, value) for key, (partition, value) in self._rows.items() if partition in owned]
+
+    def partition_of(self, key: bytes) -> int | None:
+        """Return where a row lies."""
+        found = self._rows.get(key)
+        return found[0] if found and found[0] in self.runtime.assigned(self.source) else None
+
+    def __len__(self) -> int:
+        """Return how many rows there are."""
+        return len(self.items())
+
+    async def put(self, key: bytes, value: bytes, partition: int) -> None:
+        """Write one row."""
+        await self.put_all([(key, value, partition)])
+
+    async def put_all(self, rows: Iterable[tuple[bytes, bytes, int]]) -> None:
+        """Write rows, each an effect of its own."""
+        rows = list(rows)
+        limit = self.runtime.settings.max_record_bytes
+        for key, value, _ in rows:
+            if not value:
+                raise ValueError(f"{self.changelog}: row {key!r} is empty")
+            if len(value) + len(key) + 512 > limit:
+                raise RowTooLarge(
+                    f"{self.changelog}: row {key!r} has {len(value)} bytes, the record limit is {limit}"
+                )
+        for key, value, partition in rows:
+            await self.runtime.effect("row", self.changelog, key, value, partition)
+        for key, value, partition in rows:
+            self._rows[key] = (partition, value)
+
+    async def drop_all(self, keys: Iterable[tuple[bytes, int]]) -> None:
+        """Delete rows, each an effect of its own."""
+        keys = list(keys)
+        for key, partition in keys:
+            await self.runtime.effect("row", self.changelog, key, None, partition)
+        for key, _ in keys:
+            self._rows.pop(key, None)

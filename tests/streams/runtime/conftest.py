@@ -1,0 +1,199 @@
+"""One harness for each runtime: start a toy room that dies after so many effects, send to it, read what came out."""
+
+import os
+import sys
+import uuid
+from collections.abc import Callable, Iterator
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
+from typing import Any, Protocol
+
+import pytest
+
+from streams.runtime.base import Record
+from streams.settings import Settings
+
+TOYS_FILE = Path(__file__).with_name("toys.py")
+
+
+def _toys() -> Any:
+    spec = spec_from_file_location("toys", TOYS_FILE)
+    assert spec is not None
+    assert spec.loader is not None
+    module = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+TOYS = _toys()
+
+
+class Harness(Protocol):
+    """A deployment of one toy room."""
+
+    deaths: int
+
+    def run(
+        self,
+        room: str,
+        sent: list[tuple[bytes, bytes]],
+        enough: Callable[["Harness"], bool],
+        dies_after: int = 0,
+    ) -> None:
+        """Send records to the room and let it run until there is enough, restarted whenever it ends."""
+
+    def read(self, topic: str) -> list[Record]:
+        """Return what is on a topic, in offset order within each partition."""
+
+    def rows(self) -> dict[bytes, bytes]:
+        """Return the counter's table as its changelog has it."""
+
+
+INPUTS = {"embedder": "query", "aggregator": "answer"}
+
+
+class InMemory:
+    """The toy in the memory runtime; effects run side by side with seeded latencies."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.deaths = 0
+        self.log: dict[str, list[Record]] = {}
+        self.table: dict[bytes, bytes] = {}
+
+    def run(
+        self,
+        room: str,
+        sent: list[tuple[bytes, bytes]],
+        enough: Callable[[Harness], bool],
+        dies_after: int = 0,
+    ) -> None:
+        from streams.runtime.memory import Cluster, run
+
+        async def main() -> None:
+            left = iter(range(1, 1 << 30))
+            cluster = Cluster(
+                self.settings,
+                {room: TOYS.TOYS[room]},
+                seed=1,
+                dies_after=lambda effect: effect.kind != "commit" and next(left) == dies_after,
+            )
+            await cluster.up()
+            for key, value in sent:
+                cluster.produce(self.settings.prefix + INPUTS[room], key, value)
+
+            def look() -> bool:
+                topics = [t.name for t in cluster.topics.declared(cluster.groups)]
+                self.log = {topic: cluster.broker.records(topic) for topic in topics}
+                if room == "aggregator":
+                    name = cluster.topics.changelog("aggregator", "join")
+                    self.table = {
+                        key: value
+                        for partition in range(self.settings.join_partitions)
+                        for key, value in cluster.broker.changelog(name, partition).items()
+                    }
+                self.deaths = len(cluster.deaths)
+                return enough(self)
+
+            await cluster.until(look)
+            await cluster.close()
+
+        run(main())
+
+    def read(self, topic: str) -> list[Record]:
+        return self.log[self.settings.prefix + topic]
+
+    def rows(self) -> dict[bytes, bytes]:
+        return self.table
+
+
+class OnKafka:
+    """The toy as a supervised process on a broker."""
+
+    def __init__(self, settings: Settings, folder: Path) -> None:
+        self.settings = settings
+        self.folder = folder
+        self.deaths = 0
+
+    def run(
+        self,
+        room: str,
+        sent: list[tuple[bytes, bytes]],
+        enough: Callable[[Harness], bool],
+        dies_after: int = 0,
+    ) -> None:
+        import time
+
+        from streams.local.supervisor import Supervisor
+        from streams.runtime.kafka import admin, connections
+        from streams.topics import Topics
+
+        admin.create(self.settings, Topics(self.settings).declared(["mini"]))
+        producer = connections.producer(self.settings)
+        for key, value in sent:
+            producer.send(self.settings.prefix + INPUTS[room], key=key, value=value)
+        producer.flush()
+        producer.close()
+        root = Path(__file__).parents[3]
+        environ = {"PYTHONPATH": str(root), **os.environ, **self.settings.environ()}
+        argv = [sys.executable, str(TOYS_FILE), room, str(dies_after)]
+        with Supervisor({room: argv}, environ=environ, log_path=self.folder / "log") as supervisor:
+            deadline = time.monotonic() + 120
+            while not enough(self):
+                self.deaths = supervisor.rooms[room].restarts
+                assert time.monotonic() < deadline, (self.folder / "log").read_text()[-3000:]
+                time.sleep(0.3)
+
+    def read(self, topic: str) -> list[Record]:
+        from streams.runtime.kafka import connections
+
+        found = connections.read_all(self.settings, [self.settings.prefix + topic])
+        return [Record(r.topic, r.partition, r.offset, r.timestamp, r.key, r.value) for r in found]
+
+    def rows(self) -> dict[bytes, bytes]:
+        latest = {record.key or b"": record.value for record in self.read("aggregator-join-changelog")}
+        return {key: value for key, value in latest.items() if value}
+
+
+@pytest.fixture(
+    params=[
+        "memory",
+        pytest.param("embedded", marks=pytest.mark.broker),
+        pytest.param("kafka", marks=pytest.mark.broker),
+    ]
+)
+def harness(
+    request: pytest.FixtureRequest, in_memory: Callable[..., Settings], tmp_path: Path
+) -> Iterator[Harness]:
+    """A fresh deployment in memory, on the embedded broker, and on Apache Kafka where there is one."""
+    if request.param == "memory":
+        yield InMemory(in_memory())
+        return
+    broker = request.getfixturevalue(f"{request.param}_broker")
+    from streams.local.launch import settings_for
+
+    settings = settings_for(
+        in_memory(
+            prefix=f"c{uuid.uuid4().hex[:8]}.", state_dir=str(tmp_path / "state"), commit_interval_s=0.5
+        ),
+        broker,
+    )
+    yield OnKafka(settings, tmp_path)
+
+
+@pytest.fixture(scope="session")
+def embedded_broker() -> Iterator[Any]:
+    from streams.local.broker import Broker
+
+    with Broker.choose("embedded", os.environ) as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def kafka_broker() -> Iterator[Any]:
+    from streams.local.broker import Broker, kafka_home
+
+    if not kafka_home(os.environ):
+        pytest.skip("no Apache Kafka: KAFKA_HOME is not set and ../shared/kafka is not there")
+    with Broker.choose("kafka", os.environ) as running:
+        yield running

@@ -1,0 +1,73 @@
+"""What both runtimes promise a room: order, redelivery, tables that recover, dead letters."""
+
+from collections import defaultdict
+from typing import Any
+
+import pytest
+
+from schemas.base import decode
+from schemas.dead_letter import DeadLetter
+
+
+def sent_to(keys: int, each: int) -> list[tuple[bytes, bytes]]:
+    return [(b"key%d" % k, b"%d" % n) for n in range(each) for k in range(keys)]
+
+
+def by_key(records: list[Any]) -> dict[bytes, list[bytes]]:
+    found = defaultdict(list)
+    for record in records:
+        found[record.key].append(record.value)
+    return dict(found)
+
+
+def firsts(values: list[bytes]) -> list[bytes]:
+    return list(dict.fromkeys(values))
+
+
+def test_records_of_a_key_are_handled_in_order_and_each_once_while_nothing_fails(harness: Any) -> None:
+    harness.run("embedder", sent_to(4, 6), lambda h: len(h.read("context")) >= 24)
+    assert by_key(harness.read("context")) == {b"key%d" % k: [b"%d" % n for n in range(6)] for k in range(4)}
+    assert harness.deaths == 0
+
+
+@pytest.mark.parametrize("dies_after", [1, 5])
+def test_what_a_dead_worker_had_not_committed_is_redelivered_and_nothing_is_skipped(
+    harness: Any, dies_after: int
+) -> None:
+    harness.run(
+        "embedder", sent_to(3, 5),
+        lambda h: {k: firsts(v)[-1:] for k, v in by_key(h.read("context")).items()}
+        == {b"key%d" % k: [b"4"] for k in range(3)},
+        dies_after,
+    )  # fmt: skip
+    for values in by_key(harness.read("context")).values():
+        assert firsts(values) == [b"%d" % n for n in range(5)]
+    assert harness.deaths == 1
+
+
+@pytest.mark.parametrize("dies_after", [1, 2, 5, 6])
+def test_a_table_comes_back_whole_so_that_a_count_is_exact_after_a_death(
+    harness: Any, dies_after: int
+) -> None:
+    wanted = {b"key%d" % k: b"5" for k in range(3)}
+    harness.run(
+        "aggregator", sent_to(3, 5),
+        lambda h: {k: v.split()[1] for k, v in h.rows().items()} == wanted,
+        dies_after,
+    )  # fmt: skip
+    assert {k: v.split()[1] for k, v in harness.rows().items()} == wanted
+    for values in by_key(harness.read("due")).values():
+        assert [v.split()[1] for v in firsts(values)] == [b"%d" % n for n in range(1, 6)]
+    assert harness.deaths == 1
+
+
+def test_the_third_failure_at_a_record_is_a_dead_letter_and_its_partition_goes_on(harness: Any) -> None:
+    sent = [(b"k", b"0"), (b"k", b"fail"), (b"k", b"1"), (b"k", b"refuse"), (b"k", b"2")]
+    harness.run("embedder", sent, lambda h: b"2" in [r.value for r in h.read("context")])
+    assert firsts([r.value for r in harness.read("context")]) == [b"0", b"1", b"2"]
+    letters = {
+        letter.error: letter.attempts
+        for letter in (decode(r.value, DeadLetter) for r in harness.read("dead-letter"))
+    }
+    assert letters == {"ZeroDivisionError": 3, "Refused": 1}
+    assert harness.deaths == 2, "the third failure ends no worker"

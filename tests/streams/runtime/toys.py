@@ -1,0 +1,108 @@
+"""Rooms for the contract of the runtimes, and their worker as a process of its own on Kafka.
+
+    copier    query -> context, one send a record; what it handles is known by the order on `context`
+    counter   answer -> due, with a row a key: the count of records seen, idempotent by offset
+
+A value tells a handler what to do: `fail` raises an unknown error, `refuse` an error of the record.
+As a script: `toys.py ROOM DIES_AFTER`, where after so many effects the process kills itself (0: never).
+"""
+
+import os
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from schemas.errors import UniscaleError
+from streams.runtime.base import Outgoing, Record, Runtime
+from streams.runtime.spec import RoomSpec
+
+
+class Refused(UniscaleError):
+    """The record says so."""
+
+
+async def build_copier(runtime: Runtime) -> None:
+    async def on_query(record: Record) -> None:
+        _obey(record)
+        await runtime.send(Outgoing(runtime.topics.context, record.key, record.value or b""))
+
+    runtime.each(runtime.topics.query, on_query, stage="copy")
+
+
+async def build_counter(runtime: Runtime) -> None:
+    async def recovered() -> None:
+        for key, _ in table.items():
+            assert table.partition_of(key) in runtime.assigned(runtime.topics.answer)
+
+    table = runtime.table(
+        "join", runtime.settings.join_partitions, source=runtime.topics.answer, recovered=recovered
+    )
+
+    async def on_answer(record: Record) -> None:
+        _obey(record)
+        key = record.key or b""
+        last, count = map(int, (table.get(key) or b"-1 0").split())
+        if record.offset <= last:
+            return
+        row = b"%d %d" % (record.offset, count + 1)
+        await runtime.send(Outgoing(runtime.topics.due, key, row))
+        await table.put(key, row, record.partition)
+
+    runtime.each(runtime.topics.answer, on_answer, stage="count")
+
+
+def _obey(record: Record) -> None:
+    if record.value == b"fail":
+        raise ZeroDivisionError("a fault nobody thought of")
+    if record.value == b"refuse":
+        raise Refused(f"{record.coordinates}: refused")
+
+
+TOYS = {
+    "embedder": RoomSpec(
+        name="embedder", inputs=("query",), outputs=("context", "answer", "dead-letter"), build=build_copier
+    ),
+    "aggregator": RoomSpec(
+        name="aggregator", inputs=("answer",), outputs=("due", "answer", "dead-letter"), build=build_counter
+    ),
+}
+
+
+def main(room: str, dies_after: int) -> None:
+    """Run a toy on Kafka by the product's own worker; die after so many effects, once."""
+    from streams import flow
+    from streams.runtime.kafka.runtime import KafkaRuntime, KafkaTable
+    from streams.settings import Settings
+    from streams.worker import run_room
+
+    flow.ROOMS.update(TOYS)
+    settings = Settings.from_env(os.environ)
+    once = Path(settings.state_path("died"))
+    left = dies_after if dies_after and not once.exists() else 1 << 30
+
+    def done() -> None:
+        nonlocal left
+        left -= 1
+        if left == 0:
+            once.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    _after(KafkaRuntime, "send", done)
+    _after(KafkaTable, "put", done)
+    sys.argv[1:] = []
+    run_room(settings, room)
+
+
+def _after(kind: type, name: str, done: Callable[[], None]) -> None:
+    plain = getattr(kind, name)
+
+    async def mortal(self: object, *args: object) -> None:
+        await plain(self, *args)
+        done()
+
+    setattr(kind, name, mortal)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], int(sys.argv[2]))
