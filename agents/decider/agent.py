@@ -254,6 +254,9 @@ class Decider:
         if found is not None:
             self.clock = found.clock
             self.context_offset, self.reward_offset = found.context_offset, found.reward_offset
+        if not offers and not rows and found is None:
+            # The first offer was cut short by a crash. A part of it would fix the centre that the whole is to fix.
+            self.actions.clear()
         introduce(self.policy, self.actions.values())
         self.offered = max(offers, key=lambda offer: offer.seq).actions if offers else ()
         folded = fold(self.policy, [*rows, *offers], after, self.actions)
