@@ -16,6 +16,7 @@ from streams.settings import Settings
 from streams.topics import Topics
 
 _MOST_DEATHS = 200
+_PAUSE_S = 1.0
 
 _Work = tuple[int, MemoryRuntime, Subscription, int, list[Record]]
 
@@ -151,7 +152,7 @@ class Cluster:
             await self._changed.wait()
             self._changed.clear()
             while True:
-                if self._starting:
+                if self._starting and self._rng is None:
                     await asyncio.wait(self._starting)
                 if not (work := self._waiting()):
                     break
@@ -220,10 +221,14 @@ class Cluster:
         # A crash has counted its failure; after a kill the successor counts what it finds in flight.
         self._left[worker.app, worker.instance] = worker.left_in_hand if isinstance(error, Died) else []
         self._leave(worker)
-        self._keep(self._restart(worker), self._starting)
+        # As under the supervisor: one that ended by itself is started again after a pause, one that was killed at once.
+        pause_s = _PAUSE_S if isinstance(error, Crash) else 0.0
+        self._keep(self._restart(worker, pause_s), self._starting)
         self._changed.set()
 
-    async def _restart(self, worker: MemoryRuntime) -> None:
+    async def _restart(self, worker: MemoryRuntime, pause_s: float) -> None:
+        if pause_s:
+            await asyncio.sleep(pause_s)
         await self.start(worker.room, worker.group, worker.instance)
 
     def _leave(self, worker: MemoryRuntime) -> None:
