@@ -36,7 +36,8 @@ def of_image(services: dict[str, dict[str, Any]], image: str) -> dict[str, dict[
 
 def gpu_env() -> dict[str, str]:
     lines = (INFRA / "qwen3.env").read_text().splitlines()
-    return dict(line.split("=", 1) for line in lines if line and not line.startswith("#"))
+    pairs = (line.split("=", 1) for line in lines if line and not line.startswith("#"))
+    return {name: value.strip("'") for name, value in pairs}
 
 
 def test_every_service_has_an_image_and_known_neighbours(services: dict[str, dict[str, Any]]) -> None:
@@ -96,9 +97,28 @@ def test_every_room_runs_once_and_every_group_has_an_executor(services: dict[str
 
 def test_every_model_has_the_server_its_catalogue_names(services: dict[str, dict[str, Any]]) -> None:
     catalogue = load_catalogue(COMPOSE.parent / gpu_env()["UNISCALE_CATALOGUE"])
-    wanted = {each.endpoint.url: each.checkpoint for each in (*catalogue.models, catalogue.verifier_named())}
+    wanted = {each.endpoint.url: each.checkpoint for each in (*catalogue.models, *catalogue.verifiers)}
     served = {f"http://{n}:8000": s["command"][0] for n, s in of_image(services, "uniscale-vllm").items()}
     assert served == wanted
+
+
+def test_the_gpu_profile_can_fetch_tokenizers_keep_them_and_ask_for_a_box(
+    services: dict[str, dict[str, Any]],
+) -> None:
+    """Prompts are rendered in the rooms: without the checkpoints' tokenizers no room with an engine can start."""
+    from streams.settings import Settings
+
+    for name, service in of_image(services, "uniscale-streams").items():
+        given = {key: with_env(str(value), gpu_env()) for key, value in service["environment"].items()}
+        settings = Settings.from_env({k: v for k, v in given.items() if k.startswith("UNISCALE_")})
+        assert settings.offline is False, name
+        assert "\\boxed{}" in settings.instruction, name
+        assert any(mount.endswith("/.cache/huggingface") for mount in service["volumes"]), name
+        plain = {key: with_env(str(value), {}) for key, value in service["environment"].items()}
+        assert Settings.from_env(plain).offline is True, "the mini family is in the image"
+        assert Settings.from_env(plain).instruction == "", "the mini family is trained without one"
+    dockerfile = (INFRA / "docker" / "Dockerfile").read_text()
+    assert "mkdir -p out /home/uniscale/.cache/huggingface" in dockerfile
 
 
 def test_settings_given_to_rooms_exist(services: dict[str, dict[str, Any]]) -> None:

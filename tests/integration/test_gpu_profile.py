@@ -1,0 +1,179 @@
+r"""The gpu profile's commands and settings, on micro checkpoints of the same architectures and vLLM's CPU build.
+
+What differs from a machine with GPUs: the checkpoints (Qwen3 and Skywork's reward model with random weights), their
+context, the number type and the port. Commands, entry point, environment, catalogue entries, engines and the verifier
+are those of docker-compose.yml, infra/qwen3.env and infra/catalogue/qwen3.yaml.
+"""
+
+import asyncio
+import os
+import re
+import subprocess
+import sys
+import time
+import tomllib
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import httpx
+import msgspec
+import pytest
+import yaml
+
+from agents.executor.engine import Prefix
+from agents.space.catalogue import Catalogue, load_catalogue
+from schemas.query import Message
+from streams.local.broker import free_port
+from streams.rooms.executor.hosting import Engines, verifier_of
+from streams.settings import Settings
+
+pytestmark = [
+    pytest.mark.vllm,
+    pytest.mark.slow,
+    pytest.mark.timeout(900),
+    pytest.mark.skipif(find_spec("vllm") is None, reason="vllm is not installed (extra `engine`)"),
+]
+
+ROOT = Path(__file__).parents[2]
+CONTEXT_TOKENS = 256
+START_S = 600.0
+GENERATOR, VERIFIER = "vllm-qwen3-0-6b", "vllm-skywork-1-5b"
+MICRO = {GENERATOR: "micro-a", VERIFIER: "micro-skywork"}
+
+
+def compose() -> dict[str, dict[str, Any]]:
+    return dict(yaml.safe_load((ROOT / "docker-compose.yml").read_text())["services"])
+
+
+def profile_environment() -> dict[str, str]:
+    """The executor's environment under `--env-file infra/qwen3.env`, as compose fills it in."""
+    lines = (ROOT / "infra" / "qwen3.env").read_text().splitlines()
+    pairs = (line.split("=", 1) for line in lines if line and not line.startswith("#"))
+    env = {name: value.strip("'") for name, value in pairs}
+    given = compose()["executor"]["environment"].items()
+    fill = re.compile(r"\$\{(\w+)(?::-([^}]*))?\}")
+    filled = {key: fill.sub(lambda m: env.get(m[1], m[2] or ""), str(value)) for key, value in given}
+    return {key: value for key, value in filled.items() if key.startswith("UNISCALE_")}
+
+
+def installed(folder: Path) -> Path:
+    """Make the product's entry points visible, as `pip install .` does in the image `vllm`."""
+    groups = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["entry-points"]
+    info = folder / "uniscale_streams-0.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: uniscale-streams\nVersion: 0\n")
+    lines = [
+        f"[{group}]\n" + "".join(f"{k} = {v}\n" for k, v in each.items()) for group, each in groups.items()
+    ]
+    (info / "entry_points.txt").write_text("\n".join(lines))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def servers(micro: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
+    """The addresses of one generator and one verifier, started by the profile's own commands."""
+    folder = tmp_path_factory.mktemp("gpu-profile")
+    paths = os.pathsep.join([str(installed(folder / "site")), str(ROOT)])
+    environ = {**os.environ, "PYTHONPATH": paths, "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"}
+    environ |= {"VLLM_CPU_KVCACHE_SPACE": "1", "OMP_NUM_THREADS": "1"}
+    running: dict[str, tuple[subprocess.Popen[bytes], str, Path]] = {}
+    try:
+        for service, name in MICRO.items():
+            checkpoint, *flags = compose()[service]["command"]
+            flags[flags.index("--max-model-len") + 1] = str(CONTEXT_TOKENS)
+            port, log = free_port(), folder / f"{service}.log"
+            command = [sys.executable, "-m", "vllm.entrypoints.cli.main", "serve", micro.path(name), *flags]
+            command += ["--served-model-name", checkpoint, "--host", "127.0.0.1", "--port", str(port)]
+            command += ["--dtype", "float32", "--enforce-eager", "--max-num-seqs", "8"]
+            with log.open("wb") as out:
+                process = subprocess.Popen(
+                    command, stdout=out, stderr=out, env=environ, start_new_session=True
+                )
+            running[service] = (process, f"http://127.0.0.1:{port}", log)
+            until_healthy(process, f"http://127.0.0.1:{port}", log)
+        yield {service: url for service, (_, url, _) in running.items()}
+    finally:
+        for process, _, _ in running.values():
+            process.terminate()
+        for process, _, _ in running.values():
+            try:
+                process.wait(30)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+
+def until_healthy(process: "subprocess.Popen[bytes]", url: str, log: Path) -> None:
+    deadline = time.monotonic() + START_S
+    while time.monotonic() < deadline:
+        if process.poll() is not None:
+            pytest.fail(f"vllm serve exited with {process.returncode}: {log.read_text()[-3000:]}")
+        try:
+            if httpx.get(f"{url}/health", timeout=2, trust_env=False).status_code == httpx.codes.OK:
+                return
+        except httpx.TransportError:
+            pass
+        time.sleep(0.5)
+    pytest.fail(f"vllm serve was not healthy after {START_S:.0f} s: {log.read_text()[-3000:]}")
+
+
+def here(entry: Any, url: str, checkpoint: str) -> Any:
+    """A catalogue entry whose server runs here under the same name, with a micro checkpoint's tokenizer."""
+    replace = msgspec.structs.replace
+    endpoint = replace(entry.endpoint, url=url, served_name=entry.checkpoint)
+    engine = replace(entry.engine, context_tokens=CONTEXT_TOKENS, dtype="float32")
+    return replace(entry, checkpoint=checkpoint, endpoint=endpoint, engine=engine)
+
+
+def test_a_room_of_the_profile_drafts_and_scores(servers: dict[str, str], micro: Any) -> None:
+    settings = Settings.from_env(profile_environment())
+    catalogue: Catalogue = load_catalogue(ROOT / settings.catalogue)
+    by_checkpoint = {each.checkpoint: each for each in (*catalogue.models, *catalogue.verifiers)}
+    model, verifier = (
+        here(by_checkpoint[compose()[service]["command"][0]], servers[service], micro.path(MICRO[service]))
+        for service in (GENERATOR, VERIFIER)
+    )
+    question = Prefix(messages=(Message(role="user", content="How many is 12 + 7?"),))
+    sampling = msgspec.structs.replace(model.sampling, step_tokens=24)
+
+    async def run() -> tuple[Any, Any, Any]:
+        engines = await Engines.start(settings, [model])
+        judge = await verifier_of(settings, verifier)
+        try:
+            engine = await engines.get(model)
+            drafts = await engine.generate("q/1", [question], 3, [0, 1, 2], sampling)
+            again = await engine.generate("q/1", [question], 3, [0, 1, 2], sampling)
+            scores = await judge.score("How many is 12 + 7?", [(draft.text,) for draft in drafts])
+            return drafts, again, scores
+        finally:
+            await engines.close()
+            await judge.close()
+
+    drafts, again, scores = asyncio.run(run())
+    assert [draft.text for draft in drafts] == [draft.text for draft in again]
+    assert len({draft.text for draft in drafts}) > 1
+    assert all(0 < draft.tokens <= 24 for draft in drafts)
+    assert all(0.0 <= scored.score <= 1.0 for scored in scores)
+    assert len({scored.score for scored in scores}) > 1
+
+
+def test_the_instruction_reaches_the_model(servers: dict[str, str], micro: Any) -> None:
+    settings = Settings.from_env(profile_environment())
+    catalogue = load_catalogue(ROOT / settings.catalogue)
+    model = here(catalogue.models[0], servers[GENERATOR], micro.path(MICRO[GENERATOR]))
+    question = Prefix(messages=(Message(role="user", content="How many is 12 + 7?"),))
+    greedy = msgspec.structs.replace(model.sampling, temperature=0.0, step_tokens=24)
+
+    async def prompt_tokens(instruction: str) -> int:
+        engines = await Engines.start(msgspec.structs.replace(settings, instruction=instruction), [model])
+        try:
+            [draft] = await (await engines.get(model)).generate("q/1", [question], 1, [0], greedy)
+            return int(draft.prompt_tokens)
+        finally:
+            await engines.close()
+
+    longer, plain = asyncio.run(prompt_tokens(settings.instruction)), asyncio.run(prompt_tokens(""))
+    # The micro tokenizer has a token for each character.
+    assert longer - plain >= len(settings.instruction)
