@@ -18,3 +18,39 @@ executors live (heartbeat.py), and a DeadLetter keeps what could not be handled 
 
 Imports msgspec, orjson, zstandard and the standard library only.
 """
+
+from schemas.action import Action
+from schemas.answer import Answer
+from schemas.base import decode, encode
+from schemas.dead_letter import DeadLetter
+from schemas.decision import Decision
+from schemas.errors import UniscaleError
+from schemas.forest import Draft, Forest, Limits
+from schemas.heartbeat import Heartbeat
+from schemas.query import Budget, Context, Message, Query, Weights
+from schemas.reward import Due, Feedback, Reward
+from schemas.search import SearchStep, Verification
+
+__all__ = [
+    "Query",
+    "Message",
+    "Weights",
+    "Budget",
+    "Context",
+    "Decision",
+    "Action",
+    "SearchStep",
+    "Verification",
+    "Draft",
+    "Forest",
+    "Limits",
+    "Answer",
+    "Feedback",
+    "Due",
+    "Reward",
+    "Heartbeat",
+    "DeadLetter",
+    "UniscaleError",
+    "encode",
+    "decode",
+]

@@ -108,17 +108,18 @@ def test_the_gpu_profile_can_fetch_tokenizers_keep_them_and_ask_for_a_box(
     """Prompts are rendered in the rooms: without the checkpoints' tokenizers no room with an engine can start."""
     from streams.settings import Settings
 
+    dockerfile = (INFRA / "docker" / "Dockerfile").read_text()
+    cache = re.findall(r"^ENV HF_HOME=(\S+)$", dockerfile, re.MULTILINE)[0]
+    assert "chown uniscale out $HF_HOME" in dockerfile
     for name, service in of_image(services, "uniscale-streams").items():
         given = {key: with_env(str(value), gpu_env()) for key, value in service["environment"].items()}
         settings = Settings.from_env({k: v for k, v in given.items() if k.startswith("UNISCALE_")})
         assert settings.offline is False, name
         assert "\\boxed{}" in settings.instruction, name
-        assert any(mount.endswith("/.cache/huggingface") for mount in service["volumes"]), name
+        assert any(mount.endswith(f":{cache}") for mount in service["volumes"]), name
         plain = {key: with_env(str(value), {}) for key, value in service["environment"].items()}
         assert Settings.from_env(plain).offline is True, "the mini family is in the image"
         assert Settings.from_env(plain).instruction == "", "the mini family is trained without one"
-    dockerfile = (INFRA / "docker" / "Dockerfile").read_text()
-    assert "mkdir -p out /home/uniscale/.cache/huggingface" in dockerfile
 
 
 def test_settings_given_to_rooms_exist(services: dict[str, dict[str, Any]]) -> None:

@@ -2,6 +2,7 @@
 
 import sys
 from pathlib import Path
+from typing import Literal
 
 import click
 import msgspec
@@ -60,7 +61,8 @@ _SHOWN = (
 )
 @click.pass_obj
 def demo(settings: Settings, count: int, questions_file: Path, seed: int, in_flight: int, warm_up: int,
-         objective: str | None, broker: str, recording: str, out: Path) -> None:  # fmt: skip
+         objective: str | None, broker: Literal["auto", "kafka", "embedded"], recording: str,
+         out: Path) -> None:  # fmt: skip
     """Stream questions through the whole loop on this machine and see the choices improve.
 
     Starts a broker and all rooms with the six mini models, sends the questions with several in flight, prints a

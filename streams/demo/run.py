@@ -5,32 +5,26 @@ cannot look like learning.
 """
 
 import importlib.util
-import os
 import random
 import uuid
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 import orjson
 import psutil
 
-from agents.space.catalogue import load_catalogue
 from schemas.errors import UniscaleError
 from schemas.query import Query
 from streams.client import Asked, Client, read_ledger, read_questions
 from streams.control import Control
 from streams.demo.report import render
 from streams.demo.summary import summarise
-from streams.local.broker import Broker
-from streams.local.launch import room_commands, settings_for
+from streams.local.deployment import Deployment
 from streams.local.signals import stopped_by_signals
-from streams.local.supervisor import Supervisor
-from streams.runtime.kafka import admin
 from streams.settings import Settings
-from streams.topics import Topics
 
 QUESTIONS = Path("models/mini-math-test.jsonl")
 
@@ -60,7 +54,7 @@ class Demo(msgspec.Struct, frozen=True, kw_only=True):
     seed: int = 3
     in_flight: int = 16
     warm_up: int = 50
-    broker: str = "embedded"
+    broker: Literal["auto", "kafka", "embedded"] = "embedded"
     recording: str = ""
     timeout_s: float = 900.0
 
@@ -140,32 +134,26 @@ def run(
     Control(settings)  # refuses a catalogue or an objective that every room would refuse
     queries = thirds(list(read_questions(demo.questions)), demo.count, demo.seed)
     demo.out.mkdir(parents=True, exist_ok=True)
-    with stopped_by_signals(), Broker.choose(demo.broker, os.environ) as broker:  # type: ignore[arg-type]
+    settings = msgspec.structs.replace(
+        settings, prefix=f"demo-{uuid.uuid4().hex[:6]}.", seed=demo.seed, warm_up=demo.warm_up,
+        max_in_flight=demo.in_flight, group_partitions=max(demo.in_flight, 4), query_partitions=1,
+        state_dir=str(demo.out / "state"), recorded=demo.recording, engine_threads=1, timeout_s=demo.timeout_s,
+    )  # fmt: skip
+    log = demo.out / "rooms.log"
+    log.unlink(missing_ok=True)
+    deployment = Deployment(settings, broker=demo.broker, log_path=log, environ=_THREADS)
+    with stopped_by_signals(), deployment:
+        broker, supervisor = deployment.broker, deployment.supervisor
         say(f"broker: {broker.version} on {broker.bootstrap}")
-        settings = msgspec.structs.replace(
-            settings_for(settings, broker), prefix=f"demo-{uuid.uuid4().hex[:6]}.", seed=demo.seed,
-            warm_up=demo.warm_up,
-            max_in_flight=demo.in_flight, group_partitions=max(demo.in_flight, 4), query_partitions=1,
-            state_dir=str(demo.out / "state"), recorded=demo.recording, engine_threads=1, timeout_s=demo.timeout_s,
-        )  # fmt: skip
-        groups = list(load_catalogue(Path(settings.catalogue)).groups)
-        topics = Topics(settings)
-        admin.create(settings, topics.declared(groups))
-        log = demo.out / "rooms.log"
-        log.unlink(missing_ok=True)
-        environ = {**os.environ, **_THREADS, **settings.environ()}
-        with Supervisor(room_commands(groups), environ=environ, log_path=log) as supervisor:
-            say(
-                f"starting {len(supervisor.rooms)} rooms; the engines load, which takes a moment (log: {log})"
-            )
-            supervisor.wait_ready(600)
-            say("all rooms are ready")
-            with Client(settings) as client:
-                asked = client.ask_all(
-                    queries, rewards=True, timeout_s=demo.timeout_s + 60, progress=progress
-                )
-            ledger = read_ledger(settings, groups)
-        say("rooms stopped")
+        say(
+            f"starting {len(supervisor.rooms)} rooms and loading the models, which takes a moment (log: {log})"
+        )
+        supervisor.wait_ready(600)
+        say("all rooms are ready")
+        with Client(deployment.settings) as client:
+            asked = client.ask_all(queries, rewards=True, timeout_s=demo.timeout_s + 60, progress=progress)
+        ledger = read_ledger(deployment.settings, deployment.groups)
+    say("rooms stopped")
     summary = summarise(
         ledger, [q.query_id for q in queries], broker=broker.version, mode=settings.objective, wall_s=asked.wall_s,
         warm_up=demo.warm_up,

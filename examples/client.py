@@ -1,0 +1,59 @@
+"""A client: ask a question, give feedback, see why this configuration was chosen.
+
+python examples/client.py                    starts a broker and all rooms, with a recording instead of models
+python examples/client.py 127.0.0.1:9092     asks a deployment that is running
+"""
+
+import sys
+import tempfile
+from contextlib import ExitStack
+from pathlib import Path
+
+sys.path.insert(0, "")  # the packages lie in the repository root, where this is run
+
+from agents.serving.recording import RecordedPath, RecordedStep, write_paths
+from agents.space import load_catalogue
+from streams.client import Client, Settings
+from streams.local.deployment import Deployment
+
+QUESTION = "Ann has 3 apples and buys 4. How many has she?"
+
+
+def recording(folder: Path) -> Path:
+    """Record one answer for each model of the mini family, so that no model has to be loaded."""
+    steps = (
+        RecordedStep(text="She has 3 and buys 4.\n\n", tokens=9, score=0.8),
+        RecordedStep(text="So she has \\boxed{7}.", tokens=8, score=0.9, finish="eos"),
+    )
+    models = load_catalogue(Path("infra/catalogue/mini.yaml")).model_names
+    paths = [RecordedPath(question=QUESTION, model=m, path=0, prompt_tokens=20, steps=steps) for m in models]
+    write_paths(folder / "recording.jsonl", paths)
+    return folder / "recording.jsonl"
+
+
+with ExitStack() as stack:
+    if sys.argv[1:]:
+        settings = Settings(bootstrap=sys.argv[1])
+    else:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        settings = Settings(
+            recorded=str(recording(folder)), encoder="hashed", state_dir=str(folder / "state")
+        )
+        run = Deployment(settings, broker="embedded", log_path=folder / "rooms.log")
+        deployment = stack.enter_context(run)
+        print(f"starting {len(deployment.supervisor.rooms)} rooms on {deployment.broker.version}")
+        deployment.supervisor.wait_ready()
+        settings = deployment.settings
+
+    client = stack.enter_context(Client(settings))
+    rewards = stack.enter_context(client.follow("reward"))
+    answer = client.ask(QUESTION, objective="quality-priority", feedback_wait_s=60.0)
+    print(f"{answer.query_id}: {answer.status}, {answer.action}, score {answer.score}\n{answer.text}")
+
+    client.feedback(answer.query_id, correct=True, source="example")
+    closing = next(e.record for e in rewards if e.query_id == answer.query_id and e.record.closes)
+    print(f"reward {closing.reward:.3f}, graded by {closing.graded_by}, {closing.price.eflops:.3g} eFLOPs")
+
+    decision = client.explain(answer.query_id).decision
+    if decision is not None:
+        print(f"chosen by {decision.reason} among {decision.candidates} configurations")
