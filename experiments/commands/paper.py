@@ -168,6 +168,7 @@ def _load(
 
 
 def _rebuild(record: object, world: "World", jobs: int | None, say: Callable[[str], None]) -> None:
+    from experiments.tables.ablations import PARETO_MODES
     from experiments.tables.paper import MAIN
     from experiments.trials.loop import SEEDS
     from experiments.trials.networks import Record, rebuild, wanted
@@ -175,9 +176,11 @@ def _rebuild(record: object, world: "World", jobs: int | None, say: Callable[[st
 
     assert isinstance(record, Record)
     worlds = {name: part for name, part in spaces(world).items() if name in MAIN}
-    names = list(wanted(list(worlds), MODES, SEEDS))
+    between = [mode for mode in PARETO_MODES if mode not in MODES]
+    names = list(wanted(list(worlds), MODES, SEEDS, between))
     if record.refused:
-        say(f"{record.refused}: all is trained anew")
+        again = "one run of each network first" if record.former else "all is trained anew"
+        say(f"{record.refused}: {again}")
     record.refused = ""
     say(f"{len(set(names) - set(record.chosen))} trainings")
     rebuild(record, worlds, steady, names, jobs=jobs, done=lambda name: say("/".join(map(str, name))))
