@@ -13,8 +13,6 @@ import msgspec
 from agents.executor.engine import Engine, Prefix
 from agents.executor.forest import (
     Ask,
-    Drafted,
-    Verified,
     ask,
     outcome,
     plant,
@@ -36,7 +34,7 @@ from schemas.query import Message
 from schemas.search import SearchStep, Served, Spent, Verification
 
 Price = Callable[[Forest], float]
-"""eFLOPs of a search so far. Pricing is another room's; who binds the rooms hands it in."""
+"""eFLOPs of a search so far. Pricing is the aggregator's; who binds the rooms hands it in."""
 
 
 @dataclass(frozen=True)
@@ -109,7 +107,6 @@ def resume(
         SearchError: when the scores do not fit the step.
     """
     step = verification.search
-    scores = [Verified(scored.score, scored.tokens, scored.shortened) for scored in verification.scores]
     round_trip_s = max(0, now_ms - step.sent_ms) / 1000 if step.sent_ms else 0.0
     took = msgspec.structs.replace(
         step.spent,
@@ -122,7 +119,7 @@ def resume(
         seq=step.seq,
         seed=step.seed,
         messages=step.messages,
-        forest=tell_scores(step.forest, step.forest.step, scores),
+        forest=tell_scores(step.forest, step.forest.step, verification.scores),
         ask=Ask(step=0, expansions=(), n=0, max_tokens=0),
         spent=took,
     )
@@ -155,7 +152,6 @@ async def draft(job: Job, *, engine: Engine, clock_ms: Callable[[], int]) -> Sea
         ),
         name,
     )
-    drafted = [Drafted(made.text, made.tokens, made.finish) for made in drafts]
     prompt_tokens = drafts[0].prompt_tokens if drafts else 0
     now_ms = clock_ms()
     return SearchStep(
@@ -164,7 +160,7 @@ async def draft(job: Job, *, engine: Engine, clock_ms: Callable[[], int]) -> Sea
         seq=job.seq,
         seed=job.seed,
         messages=job.messages,
-        forest=tell_drafts(job.forest, request.step, drafted, prompt_tokens),
+        forest=tell_drafts(job.forest, request.step, drafts, prompt_tokens),
         spent=msgspec.structs.replace(
             job.spent, generate_s=job.spent.generate_s + max(0, now_ms - began_ms) / 1000
         ),

@@ -1,14 +1,13 @@
 """From a recorded search to the one that other limits, or fewer subtrees, would have been.
 
-A draft's seed hangs on its path and on nothing else, so a wider search holds every draft of a narrower one:
+A draft's seed depends on its path and on nothing else, so a wider search holds every draft of a narrower one:
 one run of 64 whole paths holds best-of-N for each N, and a run without early exit nearly always the run
 with it.
 """
 
+from agents.executor.engine import Drafted
 from agents.executor.forest import (
-    Drafted,
     SearchError,
-    Verified,
     ask,
     plant,
     tell_drafts,
@@ -16,6 +15,7 @@ from agents.executor.forest import (
 )
 from schemas.action import Action
 from schemas.forest import Draft, Forest, Limits
+from schemas.search import Scored
 
 _SAMPLING = ("step_tokens", "temperature", "top_p", "top_k", "delimiter", "thinking")
 
@@ -56,7 +56,10 @@ def derive(recorded: Forest, *, action: Action | None = None, limits: Limits | N
                     return None
                 found.append(draft)
         drafted = [Drafted(draft.text, draft.tokens, draft.finish) for draft in found]
-        scores = [Verified(draft.score or 0.0, draft.verifier_tokens, draft.shortened) for draft in found]
+        scores = [
+            Scored(score=draft.score or 0.0, tokens=draft.verifier_tokens, shortened=draft.shortened)
+            for draft in found
+        ]
         forest = tell_drafts(forest, request.step, drafted, recorded.prompt_tokens)
         forest = tell_scores(forest, request.step, scores, forget=False)
     return forest if forest.over else None

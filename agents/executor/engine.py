@@ -17,8 +17,8 @@ from schemas.query import Message
 from schemas.search import Served
 
 
-class Draft(Struct, frozen=True, kw_only=True):
-    """One generated step.
+class Drafted(Struct, frozen=True):
+    """One draft as an engine made it: a generated step.
 
     Attributes:
         text: The step with its delimiter. Empty when the model's context was full before it began.
@@ -31,8 +31,8 @@ class Draft(Struct, frozen=True, kw_only=True):
     """
 
     text: str
-    finish: Finish
     tokens: int
+    finish: Finish
     prompt_tokens: int = 0
     token_ids: tuple[int, ...] | None = None
 
@@ -82,7 +82,7 @@ class Engine(Protocol):
 
     async def generate(
         self, step_id: str, prefixes: Sequence[Prefix], n: int, seeds: Sequence[int], sampling: Sampling
-    ) -> list[Draft]:
+    ) -> list[Drafted]:
         """Return `n` drafts for each prefix, prefix by prefix.
 
         Cancelling the call stops the work. A failure fails the whole call.

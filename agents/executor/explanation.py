@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
-from agents.executor.control import StepControl, history
 from agents.executor.derive import place_of
+from agents.executor.early_exit import StepControl, history
 from schemas.answer import Answer
 from schemas.forest import Draft, Fate, Forest
 

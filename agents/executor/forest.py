@@ -2,7 +2,7 @@
 
 Pure functions on `schemas.forest.Forest`; a forest can be written down after any call and taken up
 elsewhere. A step is told once: telling it again, with whatever content, returns the forest as it is. What
-is kept and what is pruned is `control.py`. Equal path scores: the draft that was made first wins, so all of
+is kept and what is pruned is `early_exit.py`. Equal path scores: the draft that was made first wins, so all of
 it is deterministic.
 
 Departures: a path cut off unfinished stays out of V_max, D_best and the argmax and is returned only when
@@ -18,10 +18,12 @@ from typing import Literal
 
 import msgspec
 
-from agents.executor.control import Judgement, judge
+from agents.executor.early_exit import Judgement, judge
+from agents.executor.engine import Drafted
 from schemas.action import Action
 from schemas.errors import UniscaleError
-from schemas.forest import Draft, Finish, Forest, Limits, Stop
+from schemas.forest import Draft, Forest, Limits, Stop
+from schemas.search import Scored
 
 
 class SearchError(UniscaleError):
@@ -45,15 +47,6 @@ class Ask:
     expansions: tuple[Expansion, ...]
     n: int
     max_tokens: int
-
-
-@dataclass(frozen=True)
-class Drafted:
-    """One draft as an engine made it."""
-
-    text: str
-    tokens: int
-    finish: Finish
 
 
 @dataclass(frozen=True)
@@ -171,16 +164,7 @@ def tell_drafts(
     return msgspec.structs.replace(forest, drafts=forest.drafts + new, step=step, prompt_tokens=known)
 
 
-@dataclass(frozen=True)
-class Verified:
-    """One draft's score v(s) in [0, 1], the tokens read for it, and whether its path had to be shortened."""
-
-    score: float
-    tokens: int = 0
-    shortened: bool = False
-
-
-def tell_scores(forest: Forest, step: int, scores: Sequence[Verified], *, forget: bool = True) -> Forest:
+def tell_scores(forest: Forest, step: int, scores: Sequence[Scored], *, forget: bool = True) -> Forest:
     """Return the forest after search control on a scored step (§3.3, steps 3 and 4).
 
     Args:
@@ -278,7 +262,7 @@ def outcome(forest: Forest) -> Outcome:
     return Outcome("ok" if complete else "unfinished", index, complete, score, completed)
 
 
-def _path_scores(forest: Forest, pending: Sequence[int], scores: Sequence[Verified]) -> dict[int, float]:
+def _path_scores(forest: Forest, pending: Sequence[int], scores: Sequence[Scored]) -> dict[int, float]:
     """Return V(p) of each pending path: the same sum as `Forest.path_score`, its prefix looked up once a parent."""
     prefixes: dict[int, list[float]] = {}
     values = {}

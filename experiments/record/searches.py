@@ -13,8 +13,8 @@ from dataclasses import dataclass, field, replace
 
 from agents.aggregator import eflops
 from agents.aggregator.grade import Grade, Judge, grade
-from agents.executor.engine import Draft, Engine, Prefix
-from agents.executor.forest import Ask, Drafted, Verified, ask, outcome, plant, tell_drafts, tell_scores
+from agents.executor.engine import Drafted, Engine, Prefix
+from agents.executor.forest import Ask, ask, outcome, plant, tell_drafts, tell_scores
 from agents.executor.rules import SearchRules, limits
 from agents.space.catalogue import Catalogue
 from agents.space.models import Sampling
@@ -48,7 +48,7 @@ class Memory:
         made: Drafts that an engine had to make.
     """
 
-    drafts: dict[int, Draft] = field(default_factory=dict)
+    drafts: dict[int, Drafted] = field(default_factory=dict)
     known: Known = field(default_factory=Known)
     made: int = 0
 
@@ -161,8 +161,7 @@ async def _drafted(
             # Another variant of this search may have had it made meanwhile: there is one draft of a seed.
             memory.drafts.setdefault(seed, draft)
     taken = [memory.drafts[seed] for e in wanted.expansions for seed in e.seeds]
-    told = [Drafted(draft.text, draft.tokens, draft.finish) for draft in taken]
-    return tell_drafts(forest, wanted.step, told, taken[0].prompt_tokens), above, len(missing) * wanted.n
+    return tell_drafts(forest, wanted.step, taken, taken[0].prompt_tokens), above, len(missing) * wanted.n
 
 
 async def _scored(
@@ -184,7 +183,7 @@ async def _scored(
         for path, score in zip(missing, scores, strict=True):
             known.scores.setdefault(path, score)
     scored = [known.scores[path] for path in paths]
-    return tell_scores(forest, wanted.step, [Verified(s.score, s.tokens, s.shortened) for s in scored])
+    return tell_scores(forest, wanted.step, scored)
 
 
 def _worth(

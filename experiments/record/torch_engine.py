@@ -22,7 +22,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from agents.executor.engine import Draft, EngineCounts, Prefix, check_seeds
+from agents.executor.engine import Drafted, EngineCounts, Prefix, check_seeds
 from agents.executor.engines.continuation import Continuation
 from agents.serving.prompts import ChatPrompts
 from agents.space.models import Sampling
@@ -57,7 +57,7 @@ class Row:
 
 
 class TorchEngine:
-    """Draft steps with one checkpoint. Of drafts that are the same, `counts` counts one a batch.
+    """Drafted steps with one checkpoint. Of drafts that are the same, `counts` counts one a batch.
 
     Args:
         model: Its name in the catalogue.
@@ -94,7 +94,7 @@ class TorchEngine:
 
     async def generate(
         self, step_id: str, prefixes: Sequence[Prefix], n: int, seeds: Sequence[int], sampling: Sampling
-    ) -> list[Draft]:
+    ) -> list[Drafted]:
         """Return `n` drafts for each prefix; see `Engine.generate`."""
         check_seeds(prefixes, n, seeds)
         wanted = [
@@ -108,9 +108,9 @@ class TorchEngine:
         """Do nothing: memory goes with the object."""
 
     @torch.inference_mode()
-    def run(self, items: Sequence[Wanted]) -> list[list[Draft]]:
+    def run(self, items: Sequence[Wanted]) -> list[list[Drafted]]:
         """Sample a batch: the drafts of each prefix; see `Worker`."""
-        made: list[list[Draft]] = [[] for _ in items]
+        made: list[list[Drafted]] = [[] for _ in items]
         for sampling in dict.fromkeys(item.sampling for item in items):
             groups: dict[Ids, list[int]] = {}
             for i, item in enumerate(items):
@@ -128,7 +128,7 @@ class TorchEngine:
                     made[i] = [next(drafts) for _ in items[i].seeds]
         return made
 
-    def _sample(self, groups: Sequence[Sequence[Wanted]], sampling: Sampling) -> list[Draft]:
+    def _sample(self, groups: Sequence[Sequence[Wanted]], sampling: Sampling) -> list[Drafted]:
         """Return the drafts of groups that each have one prompt, in the order of their seeds."""
         plans = [group[0].plan for group in groups]
         seeds = np.array([seed for group in groups for item in group for seed in item.seeds], dtype=np.uint64)
@@ -198,7 +198,7 @@ class TorchEngine:
                 ends.append((pair, row, longer, finish))
         return ends, above
 
-    def _draft(self, row: Row, finish: Finish, delimiter: str) -> Draft:
+    def _draft(self, row: Row, finish: Finish, delimiter: str) -> Drafted:
         text = self._text(row.ids)
         if finish == "separator":
             text = text[: text.index(delimiter) + len(delimiter)]

@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 import orjson
 
-from agents.executor.control import h_max
+from agents.executor.early_exit import h_max
 from agents.executor.rules import SearchRules, limits
 from agents.space.models import Sampling
 from experiments.outcomes.table import Outcomes

@@ -17,7 +17,7 @@ import numpy as np
 
 from agents.decider.policies.base import Context, Observation, Pending
 from agents.embedder.encoder import Encoder
-from agents.executor.engine import Draft, Engine, Prefix
+from agents.executor.engine import Drafted, Engine, Prefix
 from agents.space.models import Sampling
 from agents.verifier.prm import Verifier
 from experiments.outcomes.world import World
@@ -54,7 +54,7 @@ class TimedEngine:
 
     async def generate(
         self, step_id: str, prefixes: Sequence[Prefix], n: int, seeds: Sequence[int], sampling: Sampling
-    ) -> list[Draft]:
+    ) -> list[Drafted]:
         """Return `n` drafts for each prefix; see `Engine.generate`."""
         with self._watch.of("generation"):
             return await self._engine.generate(step_id, prefixes, n, seeds, sampling)

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from msgspec import Struct
 
-from agents.executor.engine import Draft, EngineCounts, Prefix
+from agents.executor.engine import Drafted, EngineCounts, Prefix
 from agents.serving.errors import PromptTooLongError
 from agents.serving.prompts import ChatPrompts
 from agents.space.models import Sampling
@@ -75,16 +75,16 @@ class Continuer:
         """
         question = self._prompts.prompt(self._dialogue(prefix.messages))
         answer = self._answer_ids(prefix)
-        room = self._context_tokens - len(question) - len(answer)
-        if room < 1 and not prefix.steps:
+        left = self._context_tokens - len(question) - len(answer)
+        if left < 1 and not prefix.steps:
             self._counts.refused_prompts += 1
             raise PromptTooLongError(self._model, len(question), self._context_tokens)
-        return Continuation(prefix, question + answer, answer, max(0, min(room, sampling.step_tokens)))
+        return Continuation(prefix, question + answer, answer, max(0, min(left, sampling.step_tokens)))
 
-    def full(self, continuation: Continuation) -> Draft:
+    def full(self, continuation: Continuation) -> Drafted:
         """Return the empty draft of a path whose context is full."""
         self._counts.full_contexts += 1
-        return Draft(
+        return Drafted(
             text="", finish="context", tokens=0, prompt_tokens=len(continuation.prompt_ids), token_ids=()
         )
 
@@ -96,7 +96,7 @@ class Continuer:
         finish: Finish,
         token_ids: Sequence[int] | None,
         tokens: int,
-    ) -> Draft:
+    ) -> Drafted:
         """Return the draft an engine made of a continuation, and remember its tokens for the next step.
 
         Args:
@@ -114,7 +114,7 @@ class Continuer:
         self._counts.cut_steps += finish == "length"
         if ids and (finish == "length" or (finish == "separator" and self._whole(text, ids))):
             self._remember(continuation, text, ids)
-        return Draft(text=text, finish=finish, tokens=tokens, prompt_tokens=prompt_tokens, token_ids=ids)
+        return Drafted(text=text, finish=finish, tokens=tokens, prompt_tokens=prompt_tokens, token_ids=ids)
 
     def text_of(self, continuation: Continuation) -> str:
         """Return a prompt as text, special tokens included, for servers that take no token ids."""

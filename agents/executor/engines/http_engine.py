@@ -12,7 +12,7 @@ from typing import Any, Literal, TypeVar
 
 import msgspec
 
-from agents.executor.engine import Draft, EngineCounts, Prefix, check_seeds
+from agents.executor.engine import Drafted, EngineCounts, Prefix, check_seeds
 from agents.executor.engines.continuation import Continuation, Continuer, finish_of
 from agents.serving.errors import EngineReplyError
 from agents.serving.http import JsonServer
@@ -25,7 +25,7 @@ Dialect = Literal["vllm", "plain"]
 
 
 class HttpEngine:
-    """Draft steps with a model that a server serves. Closing the engine closes the server's connections.
+    """Drafted steps with a model that a server serves. Closing the engine closes the server's connections.
 
     Args:
         server: Where it is.
@@ -58,7 +58,7 @@ class HttpEngine:
 
     async def generate(
         self, step_id: str, prefixes: Sequence[Prefix], n: int, seeds: Sequence[int], sampling: Sampling
-    ) -> list[Draft]:
+    ) -> list[Drafted]:
         """Return `n` drafts for each prefix, one request a draft; see `Engine.generate`."""
         check_seeds(prefixes, n, seeds)
         plans = [plan for prefix in prefixes for plan in [self._continuer.plan(prefix, sampling)] * n]
@@ -68,7 +68,7 @@ class HttpEngine:
         """Close the connections."""
         await self._server.close()
 
-    async def _draft(self, plan: Continuation, seed: int, sampling: Sampling) -> Draft:
+    async def _draft(self, plan: Continuation, seed: int, sampling: Sampling) -> Drafted:
         if not plan.max_tokens:
             return self._continuer.full(plan)
         body: dict[str, Any] = {
@@ -94,7 +94,7 @@ class HttpEngine:
         }
         return self._told(plan, _choice(await self._server.post("/v1/completions", body)), sampling.delimiter)
 
-    def _told(self, plan: Continuation, choice: "Choice", delimiter: str) -> Draft:
+    def _told(self, plan: Continuation, choice: "Choice", delimiter: str) -> Drafted:
         if choice.token_ids is None:
             raise EngineReplyError(
                 f"{self.model}: the server told no token_ids, so it is not vLLM; use the plain dialect for it"
@@ -103,7 +103,7 @@ class HttpEngine:
         ids = choice.token_ids
         return self._continuer.draft(plan, text=choice.text, finish=finish, token_ids=ids, tokens=len(ids))
 
-    def _plain(self, plan: Continuation, choice: "Choice", delimiter: str) -> Draft:
+    def _plain(self, plan: Continuation, choice: "Choice", delimiter: str) -> Drafted:
         step, found, beyond = choice.text.partition(delimiter)
         text = step + found
         tokens = self._continuer.tokens_of(text)

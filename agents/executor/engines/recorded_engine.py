@@ -2,14 +2,14 @@
 
 from collections.abc import Sequence
 
-from agents.executor.engine import Draft, EngineCounts, Prefix, check_seeds
+from agents.executor.engine import Drafted, EngineCounts, Prefix, check_seeds
 from agents.serving.recording import Recording, question_of
 from agents.space.models import Sampling
 from schemas.search import Served
 
 
 class RecordedEngine:
-    """Draft steps by looking them up.
+    """Drafted steps by looking them up.
 
     Args:
         recording: What was recorded.
@@ -24,7 +24,7 @@ class RecordedEngine:
 
     async def generate(
         self, step_id: str, prefixes: Sequence[Prefix], n: int, seeds: Sequence[int], sampling: Sampling
-    ) -> list[Draft]:
+    ) -> list[Drafted]:
         """Return `n` recorded drafts for each prefix; `sampling` was fixed when they were recorded.
 
         Raises:
@@ -40,10 +40,10 @@ class RecordedEngine:
     async def close(self) -> None:
         """Do nothing: a recording holds no connection."""
 
-    def _draft(self, prefix: Prefix, seed: int) -> Draft:
+    def _draft(self, prefix: Prefix, seed: int) -> Drafted:
         node = self._recording.draw(question_of(prefix.messages), self.model, prefix.steps, seed)
         assert node.step is not None  # only a root has none, and a root follows nothing
-        return Draft(
+        return Drafted(
             text=node.step.text,
             finish=node.step.finish,
             tokens=node.step.tokens,

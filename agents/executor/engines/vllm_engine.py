@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from agents.executor.engine import Draft, EngineCounts, Prefix, check_seeds
+from agents.executor.engine import Drafted, EngineCounts, Prefix, check_seeds
 from agents.executor.engines.continuation import Continuer, finish_of
 from agents.serving.host import EngineHost
 from agents.serving.prompts import ChatPrompts
@@ -13,7 +13,7 @@ from schemas.search import Served
 
 
 class VllmEngine:
-    """Draft steps with one model of an engine host; whoever started the host closes it.
+    """Drafted steps with one model of an engine host; whoever started the host closes it.
 
     Args:
         host: Started, with the model loaded.
@@ -43,7 +43,7 @@ class VllmEngine:
 
     async def generate(
         self, step_id: str, prefixes: Sequence[Prefix], n: int, seeds: Sequence[int], sampling: Sampling
-    ) -> list[Draft]:
+    ) -> list[Drafted]:
         """Return `n` drafts for each prefix; see `Engine.generate`."""
         check_seeds(prefixes, n, seeds)
         plans = [plan for prefix in prefixes for plan in [self._continuer.plan(prefix, sampling)] * n]

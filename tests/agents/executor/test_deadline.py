@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import pytest
 
 from agents.executor.agent import Job, begin, draft, failed, overdue, resume, time_left_s
-from agents.executor.engine import Draft, EngineCounts, Prefix
+from agents.executor.engine import Drafted, EngineCounts, Prefix
 from agents.executor.rules import SearchRules
 from agents.serving.errors import (
     DeadlinePassedError,
@@ -55,15 +55,15 @@ class Engine:
 
     async def generate(
         self, step_id: str, prefixes: Sequence[Prefix], n: int, seeds: Sequence[int], sampling: Sampling
-    ) -> list[Draft]:
+    ) -> list[Drafted]:
         if self.hangs:
             try:
                 await asyncio.sleep(60)
             except asyncio.CancelledError:
                 self.cancelled = True
                 raise
-        ended = Draft(text="so \\boxed{4}", finish="eos", tokens=5, prompt_tokens=9)
-        going = Draft(text="first\n\n", finish="separator", tokens=5, prompt_tokens=9)
+        ended = Drafted(text="so \\boxed{4}", finish="eos", tokens=5, prompt_tokens=9)
+        going = Drafted(text="first\n\n", finish="separator", tokens=5, prompt_tokens=9)
         return [ended, going][:n]
 
     async def close(self) -> None:

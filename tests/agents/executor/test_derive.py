@@ -5,11 +5,10 @@ import random
 import pytest
 
 from agents.executor.derive import derive, place_of
+from agents.executor.engine import Drafted
 from agents.executor.explanation import explain
 from agents.executor.forest import (
-    Drafted,
     SearchError,
-    Verified,
     ask,
     outcome,
     plant,
@@ -19,6 +18,7 @@ from agents.executor.forest import (
 from schemas.action import Action
 from schemas.answer import Answer
 from schemas.forest import Forest, Limits
+from schemas.search import Scored
 
 WIDTHS = [(1, 1, 1), (4, 1, 1), (1, 4, 2), (2, 4, 2), (1, 8, 2), (2, 16, 4), (8, 2, 1)]
 OPEN = Limits(depth_limit=6, step_tokens=20, early_exit=False)
@@ -38,7 +38,7 @@ def search(seed: int, action: Action, limits: Limits) -> Forest:
                         f"{rng.random()}\n\n", rng.randint(1, 9), "eos" if rng.random() < 0.3 else "separator"
                     )
                 )
-                scores.append(Verified(rng.random(), rng.randint(10, 20)))
+                scores.append(Scored(score=rng.random(), tokens=rng.randint(10, 20)))
         forest = tell_drafts(forest, request.step, drafted, prompt_tokens=7)
         forest = tell_scores(forest, request.step, scores, forget=False)
     return forest

@@ -8,10 +8,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agents.executor.control import history
-from agents.executor.forest import Drafted, Verified, ask, outcome, plant, tell_drafts, tell_scores
+from agents.executor.early_exit import history
+from agents.executor.engine import Drafted
+from agents.executor.forest import ask, outcome, plant, tell_drafts, tell_scores
 from schemas.action import Action
 from schemas.forest import Forest, Limits
+from schemas.search import Scored
 
 Path = tuple[int, ...]  # (tree, slot, slot, …)
 
@@ -115,7 +117,7 @@ def steps(world: World, action: Action, limits: Limits, forget: bool = True) -> 
                 drafted.append(Drafted(text, tokens, "eos" if ends else "separator"))
         forest = tell_drafts(forest, request.step, drafted, prompt_tokens=7)
         yield forest
-        scores = [Verified(world.at(place(forest, at))[0], tokens=at) for at in forest.pending]
+        scores = [Scored(score=world.at(place(forest, at))[0], tokens=at) for at in forest.pending]
         forest = tell_scores(forest, request.step, scores, forget=forget)
         yield forest
 
@@ -241,7 +243,7 @@ def test_telling_twice_is_telling_once(world: World, action: Action, limits: Lim
         for step in range(1, forest.step + 1):
             assert tell_drafts(forest, step, junk) is forest
         for step in range(1, forest.scored + 1):
-            assert tell_scores(forest, step, [Verified(0.0)] * 3) is forest
+            assert tell_scores(forest, step, [Scored(score=0.0)] * 3) is forest
 
 
 @settings(max_examples=40, deadline=None)

@@ -4,10 +4,9 @@ from itertools import pairwise
 
 import pytest
 
+from agents.executor.engine import Drafted
 from agents.executor.forest import (
-    Drafted,
     SearchError,
-    Verified,
     ask,
     draft_seeds,
     outcome,
@@ -39,7 +38,7 @@ def advance(forest: Forest, *made: tuple[str, Finish, float], tokens: int = 5) -
     rows = [made[at % len(made)] for at in range(width)]
     drafted = [Drafted(text, min(tokens, request.max_tokens), finish) for text, finish, _ in rows]
     forest = tell_drafts(forest, request.step, drafted, prompt_tokens=7)
-    return tell_scores(forest, request.step, [Verified(score) for _, _, score in rows])
+    return tell_scores(forest, request.step, [Scored(score=score) for _, _, score in rows])
 
 
 def test_a_seed_is_fixed_for_ever() -> None:
@@ -79,7 +78,7 @@ def test_the_state_goes_through_the_wire_after_every_call() -> None:
         step = SearchStep(query_id="q", group="g", seq=0, seed=4, messages=messages, forest=forest)
         again = decode(encode(step), SearchStep)
         assert again == step
-        verified = [Verified(scores[at % 4], 11, shortened=at == 1) for at in range(width)]
+        verified = [Scored(score=scores[at % 4], tokens=11, shortened=at == 1) for at in range(width)]
         verification = Verification(
             search=step,
             scores=tuple(Scored(score=v.score, tokens=v.tokens, shortened=v.shortened) for v in verified),
@@ -209,15 +208,15 @@ def test_what_does_not_fit_is_refused() -> None:
     with pytest.raises(SearchError, match="prompt_tokens"):
         tell_drafts(forest, 1, drafted(8))
     with pytest.raises(SearchError, match="scores of step 1 came at step 0"):
-        tell_scores(forest, 1, [Verified(0.5)] * 8)
+        tell_scores(forest, 1, [Scored(score=0.5)] * 8)
     with pytest.raises(SearchError, match="not over"):
         outcome(forest)
     waiting = tell_drafts(forest, 1, drafted(8), 7)
     with pytest.raises(SearchError, match="9 scores for 8"):
-        tell_scores(waiting, 1, [Verified(0.5)] * 9)
+        tell_scores(waiting, 1, [Scored(score=0.5)] * 9)
     for score in (1.5, -0.1, float("nan")):
         with pytest.raises(SearchError, match=r"a score of"):
-            tell_scores(waiting, 1, [Verified(score)] * 8)
+            tell_scores(waiting, 1, [Scored(score=score)] * 8)
     with pytest.raises(SearchError, match="step 2 were not asked"):
         tell_drafts(waiting, 2, drafted(8), 7)
     with pytest.raises(SearchError, match="waits for its scores"):

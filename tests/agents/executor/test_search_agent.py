@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import pytest
 
 from agents.executor.agent import Job, begin, draft, failed, resume
-from agents.executor.engine import Draft, EngineCounts, Prefix
+from agents.executor.engine import Drafted, EngineCounts, Prefix
 from agents.executor.forest import SearchError
 from agents.executor.progress import Progress
 from agents.executor.rules import SearchRules
@@ -38,7 +38,7 @@ class CountingEngine:
 
     async def generate(
         self, step_id: str, prefixes: Sequence[Prefix], n: int, seeds: Sequence[int], sampling: Sampling
-    ) -> list[Draft]:
+    ) -> list[Drafted]:
         self.calls.append((step_id, list(prefixes), n, list(seeds), sampling))
         drafts = []
         for index, prefix in enumerate(prefixes):
@@ -47,7 +47,7 @@ class CountingEngine:
                 end = depth == self._ends
                 text = f"so \\boxed{{{seed % 7}}}" if end else f"step {depth}\n\n"
                 drafts.append(
-                    Draft(
+                    Drafted(
                         text=text,
                         finish="eos" if end else "separator",
                         tokens=min(10 + seed % 3, sampling.step_tokens),
@@ -235,7 +235,7 @@ def test_an_engine_that_loses_a_draft_is_refused() -> None:
     class Forgetful(CountingEngine):
         async def generate(
             self, step_id: str, prefixes: Sequence[Prefix], n: int, seeds: Sequence[int], sampling: Sampling
-        ) -> list[Draft]:
+        ) -> list[Drafted]:
             return (await super().generate(step_id, prefixes, n, seeds, sampling))[1:]
 
     work = begin(decision(), SAMPLING, rules=RULES, now_ms=START_MS)

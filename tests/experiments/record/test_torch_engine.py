@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from agents.executor.engine import Draft, Prefix
+from agents.executor.engine import Drafted, Prefix
 from agents.serving.prompts import ChatPrompts
 from agents.space.models import Sampling
 from experiments.record.decoder import Decoder
@@ -65,7 +65,7 @@ def test_greedy_drafts_are_those_of_transformers(tiny: Path) -> None:
 
 
 def test_a_draft_hangs_on_its_seed_alone(tiny: Path) -> None:
-    async def crowd(made: TorchEngine) -> list[list[Draft]]:
+    async def crowd(made: TorchEngine) -> list[list[Drafted]]:
         calls = [
             made.generate(f"q{i}/1", [ask("12 a" + "b" * i)], 6, range(i * 10, i * 10 + 6), SAMPLING)
             for i in range(9)
