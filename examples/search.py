@@ -9,8 +9,8 @@ import sys
 
 sys.path.insert(0, "")  # the packages lie in the repository root, where this is run
 
-from agents.executor import Drafted, Verified, ask, outcome, plant, tell_drafts, tell_scores
-from schemas import Action, Limits
+from agents.executor import Drafted, ask, outcome, plant, tell_drafts, tell_scores
+from schemas import Action, Limits, Scored
 
 # Two subtrees of four drafts each, of which the best two go on.
 forest = plant(Action(model="toy", qp=2, cp=4, bs=2), Limits(depth_limit=8, step_tokens=64, eta=1.2))
@@ -25,7 +25,7 @@ while (wanted := ask(forest, query_id="example", seed=7)) is not None:
             drafts.append(
                 Drafted(text=text, tokens=dice.randint(8, 24), finish="eos" if ends else "separator")
             )
-            scores.append(Verified(score=round(dice.uniform(0.2, 0.9), 3)))
+            scores.append(Scored(score=round(dice.uniform(0.2, 0.9), 3)))
     forest = tell_drafts(forest, wanted.step, drafts, prompt_tokens=30)
     forest = tell_scores(forest, wanted.step, scores)
 

@@ -29,7 +29,7 @@ from schemas.forest import Draft, Forest, Limits
 from schemas.heartbeat import Heartbeat
 from schemas.query import Budget, Context, Message, Query, Weights
 from schemas.reward import Due, Feedback, Reward
-from schemas.search import SearchStep, Verification
+from schemas.search import Scored, SearchStep, Verification
 
 __all__ = [
     "Query",
@@ -41,6 +41,7 @@ __all__ = [
     "Action",
     "SearchStep",
     "Verification",
+    "Scored",
     "Draft",
     "Forest",
     "Limits",

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from agents.executor.control import h_max, potential
+from agents.executor.early_exit import h_max, potential
 from experiments.outcomes.table import Array
 from experiments.trials.runs import summed, tidy
 from schemas.forest import Limits
