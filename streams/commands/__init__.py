@@ -30,6 +30,7 @@ _MODULES: Final = {
     "dead-letters": "dead_letters",
     "verify-decisions": "verify",
     "demo": "demo",
+    "audit": "audit",
     "bench": "bench",
     "bench-recovery": "recovery",
 }

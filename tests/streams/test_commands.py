@@ -11,7 +11,7 @@ from streams.commands import main
 from streams.commands.queries import show
 
 COMMANDS = [
-    "answers", "ask", "bench", "bench-recovery", "broker", "catalogue", "dead-letters", "demo", "explain",
+    "answers", "ask", "audit", "bench", "bench-recovery", "broker", "catalogue", "dead-letters", "demo", "explain",
     "feedback", "monitor", "objective", "produce", "replay", "settings", "topics", "up", "verify-decisions",
     "worker",
 ]  # fmt: skip

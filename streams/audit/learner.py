@@ -1,0 +1,260 @@
+"""Is the policy the fold of its log? The learner's rows are told again, in their one order, to plain sums.
+
+Decisions and updates share one order without gaps or doubles, and the policy version in a Decision is the number of
+rewards and corrections before it: that is checked for every policy. For the linear ones with the paper's features
+A = λI + Σ x xᵀ and B = Σ x (Correct, Score, log C, 1)ᵀ, x = [s_q; s_a], are added up in plain numpy, and compared with
+the newest snapshot and with the mean and width that a sample of Decisions state.
+"""
+
+from base64 import b64decode
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+import orjson
+from msgspec import Struct
+
+from streams.audit.ledger import Ledger
+from streams.audit.records import Chunk
+from streams.audit.snapshots import Matrix, Snapshot, snapshots
+
+FAR: Final = 1e-6
+"""Relative difference from which a policy is not the fold of its log. The product itself promises 1e-9."""
+
+SAMPLE: Final = 8
+"""Decisions whose mean and width are worked out again: each costs one solution of d equations."""
+
+_BATCH: Final = 512
+_EVENTS: Final = """
+SELECT seq, 'decide', query_id FROM Row WHERE seq > :after
+UNION ALL SELECT learned, 'update', query_id FROM Row WHERE learned > :after
+UNION ALL SELECT corrected, 'correct', query_id FROM Row WHERE corrected > :after
+UNION ALL SELECT ended, 'end', query_id FROM Row WHERE ended > :after
+ORDER BY 1"""
+
+
+class Setup(Struct, frozen=True):
+    """How the live policy is set up, as far as its sums depend on it.
+
+    Attributes:
+        linear: Whether it is linear over x = [s_q; s_a]; else versions and counts are compared.
+        widths: Whether a Decision's width is α√(xᵀA⁻¹x) over what was rewarded.
+        scalar: Whether B is the one column Σ r x instead of one column a term.
+    """
+
+    linear: bool
+    widths: bool = True
+    scalar: bool = False
+    alpha: float = 1.0
+    ridge: float = 1.0
+
+    @classmethod
+    def of(cls, policy: str, options: str) -> "Setup":
+        """Return the setup of the settings `policy` and `policy_options`."""
+        given = orjson.loads(options)
+        raw = given.get("action_features", "raw") == "raw" and given.get("interactions", "none") == "none"
+        return cls(
+            linear=policy in ("linucb", "greedy", "thompson") and raw,
+            widths=policy != "thompson" and given.get("widths", "rewarded") == "rewarded",
+            scalar=given.get("reward", "terms") == "scalar",
+            alpha=0.0 if policy == "greedy" else float(given.get("alpha", 1.0)),
+            ridge=float(given.get("ridge", 1.0)),
+        )
+
+
+class Learner(Struct):
+    """What the fold found.
+
+    Attributes:
+        updates: Rewards and corrections that entered the policy, by the learner's rows.
+        max_difference: Largest relative difference between what is stated and what was worked out; None when only
+            versions and counts could be compared.
+        compared: What was compared, in words.
+        discrepancies: (query_id, or else what it is, what is wrong).
+    """
+
+    updates: int = 0
+    max_difference: float | None = None
+    compared: str = "versions and counts"
+    discrepancies: list[tuple[str, str]] = []
+
+    def differs(self, who: str, what: str, stated: Any, worked: Any) -> None:
+        """Take note of two numbers or matrices that should be equal."""
+        stated, worked = np.asarray(stated), np.asarray(worked)
+        most = float(np.abs(stated - worked).max() / max(1.0, np.abs(worked).max()))
+        self.max_difference = max(most, self.max_difference or 0.0)
+        if not most <= FAR:
+            self.discrepancies.append((who, f"{what} is not the fold of the log: off by {most:.2g}"))
+
+
+class _Event(NamedTuple):
+    place: int
+    tell: str
+    query_id: str
+
+
+class Fold:
+    """Tell the rows of a ledger again.
+
+    Args:
+        ledger: Flushed.
+        actions: s_a of every action by its id, base64.
+        setup: Of the live policy.
+    """
+
+    def __init__(self, ledger: Ledger, actions: dict[str, str], setup: Setup) -> None:
+        self.ledger, self.setup, self.found = ledger, setup, Learner()
+        self.later, self.found.discrepancies = snapshots(ledger.of_kind(Chunk, "key"))
+        # Where rows have left the log, the oldest snapshot holds them.
+        base = self.later.pop(0) if self.later and ledger.one(_GAPS) else None
+        self.found.updates = ledger.one("SELECT SUM((learned >= 0) + (corrected >= 0)) FROM Row") or 0
+        self.after = -1 if base is None else base.version
+        self.version: int | None = 0 if base is None else base.counted
+        self.sums = _Sums.of(ledger, actions, setup, base) if setup.linear else None
+        self.sample = self._sampled() if self.sums else frozenset()
+
+    def run(self) -> Learner:
+        """Return what was found."""
+        place, last = self.after, ""
+        for event in map(_Event._make, self.ledger.db.execute(_EVENTS, {"after": self.after})):
+            self._pass(event.place)
+            if event.place == place:
+                what = f"place {place} in the learner's order is taken by {last} and by {event.query_id}"
+                self.found.discrepancies += [(last, what), (event.query_id, what)]
+            elif event.place > place + 1:
+                what = f"no row tells of places {place + 1} to {event.place - 1} in the learner's order"
+                self.found.discrepancies.append((f"place {place + 1}", what))
+            place, last = event.place, event.query_id
+            self._tell(event)
+        self._pass(place + 1)
+        if self.sums is not None and self.found.max_difference is not None:
+            self.found.compared = "versions, counts, the sums A and B, means and widths"
+        return self.found
+
+    def _tell(self, event: _Event) -> None:
+        if event.tell == "decide":
+            stated = self.ledger.one("SELECT version FROM Decision WHERE query_id = ?", event.query_id)
+            if stated is not None and stated != self.version:
+                if self.version is not None:
+                    what = f"its policy version is {stated}, {self.version} rewards came before it"
+                    self.found.discrepancies.append((event.query_id, what))
+                self.version = stated
+            if self.sums is not None and event.query_id in self.sample:
+                self.sums.compare(event.query_id, self.found)
+        elif event.tell in ("update", "correct"):
+            self.version = None if self.version is None else self.version + 1
+            if self.sums is not None:
+                self.sums.tell(event)
+
+    def _pass(self, place: int) -> None:
+        """Compare every snapshot of before a place."""
+        while self.later and self.later[0].version < place:
+            self._compare(self.later.pop(0))
+
+    def _compare(self, snapshot: Snapshot) -> None:
+        who = f"snapshot {snapshot.version}"
+        if None not in (snapshot.counted, self.version) and snapshot.counted != self.version:
+            what = f"it counts {snapshot.counted} rewards, {self.version} came before it"
+            self.found.discrepancies.append((who, what))
+        if self.sums is not None and (stated := snapshot.sums()) is not None:
+            for name, one, two in zip("AB", stated, self.sums.now(), strict=True):
+                if one.shape == two.shape:
+                    self.found.differs(who, f"its {name}", one, two)
+
+    def _sampled(self) -> frozenset[str]:
+        """Return Decisions of the policy, evenly over the log, the newest among them."""
+        where = "FROM Decision WHERE mean IS NOT NULL AND reason = 'policy' AND price = 0 AND seq > ?"
+        count = self.ledger.one(f"SELECT COUNT(*) {where}", self.after)
+        wanted = sorted({count - 1 - at * count // SAMPLE for at in range(min(SAMPLE, count))})
+        pick = f"SELECT query_id {where} ORDER BY seq LIMIT 1 OFFSET ?"
+        return frozenset(self.ledger.one(pick, self.after, at) for at in wanted)
+
+
+class _Sums:
+    """S = Σ x xᵀ and B, in the coordinates of the embeddings themselves."""
+
+    def __init__(self, ledger: Ledger, actions: dict[str, Matrix], setup: Setup, dim: int) -> None:
+        self.ledger, self.actions, self.setup = ledger, actions, setup
+        self.s: Matrix = np.zeros((dim, dim))
+        self.b: Matrix = np.zeros((dim, 1 if setup.scalar else 4))
+        self._waiting: list[tuple[Matrix, Matrix, bool]] = []
+
+    @classmethod
+    def of(
+        cls, ledger: Ledger, actions: dict[str, str], setup: Setup, base: Snapshot | None
+    ) -> "_Sums | None":
+        """Return the sums to begin with; None where a snapshot is not of this kind, or there is nothing to sum."""
+        vector = ledger.one("SELECT vector FROM Vector LIMIT 1")
+        if vector is None or not actions:
+            return None
+        known = {action: _unit(b64decode(text)) for action, text in actions.items()}
+        dim = len(vector) // 4 + len(next(iter(known.values())))
+        made = cls(ledger, known, setup, dim)
+        if base is None:
+            return made
+        if (held := base.sums()) is None or held[1].shape != made.b.shape:
+            return None
+        made.s, made.b = held
+        return made
+
+    def tell(self, event: _Event) -> None:
+        """Enter a reward, or correct one that was entered."""
+        row = self.ledger.db.execute(_TERMS, (event.query_id,)).fetchone()
+        entered, correct, score, log_cost, imputed, w, v, u, c = row
+        x = self._x(event.query_id)
+        first = imputed if entered is None else entered
+        scale = w if self.setup.scalar else 1.0
+        if event.tell == "correct":
+            target = np.zeros(self.b.shape[1])
+            target[0] = scale * (correct - imputed)
+        elif self.setup.scalar:
+            target = np.array([w * first + v * score + u * log_cost + c])
+        else:
+            target = np.array([first, score, log_cost, 1.0])
+        self._waiting.append((x, target, event.tell == "update"))
+        if len(self._waiting) >= _BATCH:
+            self.now()
+
+    def now(self) -> tuple[Matrix, Matrix]:
+        """Return S and B with everything told so far."""
+        if self._waiting:
+            x = np.array([each[0] for each in self._waiting])
+            self.b += x.T @ np.array([each[1] for each in self._waiting])
+            entering = x[[each[2] for each in self._waiting]]
+            self.s += entering.T @ entering
+            self._waiting.clear()
+        return self.s, self.b
+
+    def compare(self, query_id: str, found: Learner) -> None:
+        """Compare the mean and width a Decision states with what the sums give."""
+        s, b = self.now()
+        mean, width, *weights = self.ledger.db.execute(_STATED, (query_id,)).fetchone()
+        x = self._x(query_id)
+        solved = np.linalg.solve(s + self.setup.ridge * np.eye(len(s)), x)
+        w = np.ones(1) if self.setup.scalar else np.array(weights)
+        found.differs("learner", f"the mean in the Decision of {query_id}", mean, solved @ b @ w)
+        if self.setup.widths:
+            found.differs(
+                "learner",
+                f"the width in the Decision of {query_id}",
+                width,
+                self.setup.alpha * float(x @ solved) ** 0.5,
+            )
+
+    def _x(self, query_id: str) -> Matrix:
+        vector, action = self.ledger.db.execute(_VECTOR, (query_id,)).fetchone()
+        return np.concatenate([np.frombuffer(vector, "<f4").astype(np.float64), self.actions[action]])
+
+
+# w, v, u, c: what an objective makes of (Correct, Score, log C, 1).
+_GAPS: Final = """SELECT MAX(MAX(seq), MAX(learned), MAX(corrected), MAX(ended)) + 1
+ <> SUM((seq >= 0) + (learned >= 0) + (corrected >= 0) + (ended >= 0)) FROM Row"""
+_TERMS: Final = """SELECT entered, correct, score, log_cost, imputed, w_correct, w_score, w_log_cost, w_one
+FROM Row WHERE query_id = ?"""
+_STATED: Final = """SELECT mean, width, w_correct, w_score, w_log_cost, w_one
+FROM Decision JOIN Row USING (query_id) WHERE query_id = ?"""
+_VECTOR: Final = "SELECT Vector.vector, action FROM Row JOIN Vector USING (query_id) WHERE query_id = ?"
+
+
+def _unit(data: bytes) -> Matrix:
+    vector = np.frombuffer(data, "<f4").astype(np.float64)
+    return np.asarray(vector / np.linalg.norm(vector))

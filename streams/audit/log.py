@@ -1,0 +1,132 @@
+"""The raw topics: where they begin and end, and their records up to there, one partition after the other.
+
+`Log` is the seam: the broker's is `BrokerLog`; a test hands in lists. Whatever bytes a record holds, reading it takes
+bounded memory, and what cannot be read is None.
+"""
+
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, Final, NamedTuple, Protocol
+
+import orjson
+import zstandard
+from kafka import KafkaConsumer, TopicPartition
+
+from streams.runtime.kafka import connections
+from streams.settings import Settings
+
+MAX_PLAIN: Final = 16 * 1024 * 1024
+"""Bytes a zstd frame may unfold to, twice what the product writes: a small hostile frame must not fill the memory."""
+
+_ZSTD_MAGIC: Final = b"\x28\xb5\x2f\xfd"
+_STALLED_S: Final = 30.0
+
+Part = tuple[str, int]
+"""Topic and partition."""
+
+
+class Raw(NamedTuple):
+    """One record as it lies on the broker."""
+
+    offset: int
+    timestamp_ms: int
+    key: bytes | None
+    value: bytes | None
+
+
+class Span(NamedTuple):
+    """The offsets a partition holds: from `begin` up to, but without, `end`."""
+
+    begin: int
+    end: int
+
+
+class Log(Protocol):
+    """The topics of one deployment, read only."""
+
+    def spans(self, topics: Iterable[str]) -> dict[Part, Span]:
+        """Return what each partition holds now. A topic that does not exist has no partition."""
+
+    def read(self, part: Part, span: Span) -> Iterator[Raw]:
+        """Yield the records of a span in offset order. Compaction may have left holes."""
+
+
+class BrokerStalled(LookupError):
+    """A partition gives no more records although its end is not reached."""
+
+
+class BrokerLog:
+    """The topics on a broker, read by a consumer without a group: nothing is committed, nobody is disturbed.
+
+    Only committed records count. Checksums are left to the broker, which verified them when the records came.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self._reader: KafkaConsumer = connections.consumer(
+            settings,
+            isolation_level="read_committed",
+            check_crcs=False,
+            fetch_max_bytes=settings.max_record_bytes + 65_536,
+            max_poll_records=2_000,
+        )
+
+    def spans(self, topics: Iterable[str]) -> dict[Part, Span]:
+        """Return what each partition holds now, asking in the order of the topics."""
+        found: dict[Part, Span] = {}
+        for topic in topics:
+            parts = [TopicPartition(topic, p) for p in sorted(self._reader.partitions_for_topic(topic) or ())]
+            if not parts:
+                continue
+            ends: Mapping[TopicPartition, int] = self._reader.end_offsets(parts)
+            begins: Mapping[TopicPartition, int] = self._reader.beginning_offsets(parts)
+            found |= {(tp.topic, tp.partition): Span(begins[tp], ends[tp]) for tp in parts}
+        return found
+
+    def read(self, part: Part, span: Span) -> Iterator[Raw]:
+        """Yield the records of a span.
+
+        Raises:
+            BrokerStalled: nothing came for half a minute.
+        """
+        if span.begin >= span.end:
+            return
+        tp = TopicPartition(*part)
+        self._reader.assign([tp])
+        self._reader.seek(tp, span.begin)
+        at, since_s = span.begin, time.monotonic()
+        while at < span.end:
+            for records in self._reader.poll(timeout_ms=500).values():
+                for r in records:
+                    if r.offset < span.end:
+                        yield Raw(r.offset, r.timestamp, r.key, r.value)
+            if (now_at := self._reader.position(tp)) > at:
+                at, since_s = now_at, time.monotonic()
+            elif time.monotonic() - since_s > _STALLED_S:
+                raise BrokerStalled(
+                    f"{part[0]}/{part[1]}: no record after offset {at} of {span.end}; try again"
+                )
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._reader.close()
+
+
+class Plain:
+    """Values as plain JSON objects; None for whatever is none."""
+
+    def __init__(self) -> None:
+        self._zstd = zstandard.ZstdDecompressor(max_window_size=MAX_PLAIN)
+
+    def __call__(self, value: bytes | None) -> dict[str, Any] | None:
+        """Return the JSON object in a value, from its zstd frame where it is in one."""
+        if not value:
+            return None
+        try:
+            if value.startswith(_ZSTD_MAGIC):
+                if not 0 <= zstandard.frame_content_size(value) <= MAX_PLAIN:
+                    return None
+                value = self._zstd.decompress(value)
+            found = orjson.loads(value)
+        except (orjson.JSONDecodeError, zstandard.ZstdError):
+            return None
+        return found if isinstance(found, dict) else None

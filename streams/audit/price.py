@@ -1,0 +1,213 @@
+"""What a search costs, worked out a second time: the catalogue's numbers, and App. D.3 (see docs/eflops.md).
+
+    eFLOPs = operations + I · bytes                                            Definition D.1
+
+Every token costs 2P operations in the linear layers and 4·l·W in attention over a context of l; bytes are those of
+the weights, P·prec_p, and of the cached keys and values, κ a position. Assumption D.5.
+"""
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import yaml
+
+_WIDTH: Final = {"float32": 4, "bfloat16": 2, "float16": 2}
+
+
+class Numbers(NamedTuple):
+    """An architecture, in the letters of Table 11: P, N_layer, N_q, N_kv, d_head, prec_p, prec_kv."""
+
+    P: int
+    layers: int
+    q: int
+    kv: int
+    head: int
+    prec_p: int = 2
+    prec_kv: int = 2
+
+    @property
+    def W(self) -> int:
+        """Return the numbers that one token's queries have, over all layers."""
+        return self.layers * self.q * self.head
+
+    @property
+    def kappa(self) -> int:
+        """Return the bytes of keys and values of one position."""
+        return 2 * self.layers * self.kv * self.head * self.prec_kv
+
+    @property
+    def weights(self) -> int:
+        """Return the bytes of all weights."""
+        return self.P * self.prec_p
+
+
+class Price(NamedTuple):
+    """The terms a Reward's `price` holds, in its order of fields."""
+
+    eflops: float
+    prefill_eflops: float
+    decoding_eflops: float
+    verifier_eflops: float
+    compute_flops: float
+    memory_bytes: float
+    intensity: float
+
+
+def price(
+    prompt: int, trace: Sequence[Mapping[str, Any]], generator: Numbers, verifier: Numbers, intensity: float
+) -> Price:
+    """Return what a search cost.
+
+    Args:
+        prompt: L_in, tokens of the prompt.
+        trace: The drafts of an Answer; `parent`, `depth`, `tokens` and `score` of each are read.
+        generator: Of the model that drafted.
+        verifier: Of the model that scored.
+        intensity: I, operations a byte is worth.
+    """
+    m, v = generator, verifier
+    # Prop. D.13: one pass over the prompt, whose token i attends to i positions.
+    prefill = (2 * m.P * prompt + 4 * m.W * _sum_to(prompt), m.weights + m.kappa * prompt)
+    final: list[int] = []
+    # By step j: tokens ΣΔ, positions N_j, contexts Σ_n b(n)·L̄(n); tokens and contexts the verifier read.
+    steps: dict[int, list[int]] = {}
+    for draft in trace:
+        start = prompt if draft["parent"] < 0 else final[draft["parent"]]
+        new = draft["tokens"]
+        final.append(start + new)
+        step = steps.setdefault(draft["depth"], [0, 0, 0, 0, 0, 0])
+        step[0] += new
+        step[1] = max(step[1], new)
+        step[2] += _sum_to(start + new) - _sum_to(start)
+        if draft.get("score") is not None:
+            step[3] += start + new
+            step[4] += _sum_to(start + new)
+            step[5] = 1
+    operations = moved = checked_operations = checked_bytes = 0
+    for tokens, positions, contexts, read, read_contexts, verified in steps.values():
+        # Prop. D.14: the weights are loaded once a position, each branch reads its own context.
+        operations += 2 * m.P * tokens + 4 * m.W * contexts
+        moved += m.weights * positions + m.kappa * contexts
+        # Prop. D.15: every scored draft is read whole; the weights are loaded once a step.
+        checked_operations += 2 * v.P * read + 4 * v.W * read_contexts
+        checked_bytes += v.weights * verified + v.kappa * read
+    parts = (prefill, (operations, moved), (checked_operations, checked_bytes))
+    first, second, third = (float(flops + intensity * volume) for flops, volume in parts)
+    compute, memory = (float(sum(part[at] for part in parts)) for at in (0, 1))
+    return Price(compute + intensity * memory, first, second, third, compute, memory, intensity)
+
+
+class Catalogue:
+    """The numbers of every model and verifier.
+
+    Attributes:
+        models: Every version of each generator, by name.
+        verifiers: Each verifier.
+        verifier: The one in use.
+        intensity: I of the hardware.
+    """
+
+    def __init__(self, path: Path) -> None:
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+        models, verifiers = list(content.get("models") or ()), list(content.get("verifiers") or ())
+        defaults = content.get("defaults") or {}
+        if content.get("family"):
+            found = _family(path, content["family"])
+            models, verifiers = _laid(models, found[0]), _laid(verifiers, found[1])
+        self.models: dict[str, list[Numbers]] = {}
+        for entry in models:
+            self.add(_over(entry, defaults.get("models") or {}))
+        below = defaults.get("verifiers") or {}
+        self.verifiers = {entry["name"]: numbers(_over(entry, below)) for entry in verifiers}
+        self.verifier: str = content["verifier"]
+        self.intensity = float(content["hardware"]["intensity"])
+
+    def add(self, entry: Mapping[str, Any]) -> None:
+        """Take in a model, or other numbers of one that is known."""
+        known = self.models.setdefault(entry["name"], [])
+        if (found := numbers(entry)) not in known:
+            known.append(found)
+
+    def prices(self, answer: Mapping[str, Any]) -> list[Price]:
+        """Return what an Answer's search may have cost; empty when nothing was run or its model is not known."""
+        action, trace = answer.get("action"), answer.get("trace")
+        if not action or not trace:
+            return []
+        served = answer.get("verifier") or {}
+        named = next(
+            (n for n in (served.get("model"), served.get("name")) if n in self.verifiers), self.verifier
+        )
+        return [
+            price(answer["prompt_tokens"], trace, each, self.verifiers[named], self.intensity)
+            for each in self.models.get(action["model"], ())
+        ]
+
+
+def numbers(entry: Mapping[str, Any]) -> Numbers:
+    """Return the numbers of an entry; bytes that are not given follow from the dtype it is served in."""
+    a = entry["architecture"]
+    width = _WIDTH.get((entry.get("engine") or {}).get("dtype", "bfloat16"), 2)
+    return Numbers(
+        a["parameters"], a["layers"], a["query_heads"], a["kv_heads"], a["head_dim"],
+        a.get("weight_bytes", width), a.get("kv_bytes", width),
+    )  # fmt: skip
+
+
+def _family(path: Path, wanted: str) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    file = next((folder / wanted for folder in path.resolve().parents if (folder / wanted).is_file()), None)
+    if file is None:
+        raise FileNotFoundError(
+            f"{path}, field family: no file {wanted!r} in its folder or above; correct the path"
+        )
+    family = json.loads(file.read_text(encoding="utf-8"))
+    generators, verifiers = (
+        [
+            {"name": each["name"], "architecture": _checkpoint(file.parent / each["name"])}
+            for each in family[role]
+        ]
+        for role in ("generators", "verifiers")
+    )
+    return generators, verifiers
+
+
+def _checkpoint(folder: Path) -> dict[str, int]:
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    heads = config["num_attention_heads"]
+    return {
+        "parameters": sum(_stored(file) for file in sorted(folder.glob("*.safetensors"))),
+        "layers": config["num_hidden_layers"],
+        "query_heads": heads,
+        "kv_heads": config.get("num_key_value_heads", heads),
+        "head_dim": config.get("head_dim") or config["hidden_size"] // heads,
+    }
+
+
+def _stored(file: Path) -> int:
+    """Return the numbers that a safetensors file stores, by its header."""
+    with file.open("rb") as stream:
+        header = json.loads(stream.read(int.from_bytes(stream.read(8), "little")))
+    return sum(math.prod(tensor["shape"]) for name, tensor in header.items() if name != "__metadata__")
+
+
+def _laid(typed: list[dict[str, Any]], family: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Lay what the checkpoints say over what the file says of the same models; models of the file alone follow."""
+    said = {each.get("name"): each for each in typed}
+    names = {each["name"] for each in family}
+    return [_over(each, said.get(each["name"], {})) for each in family] + [
+        each for each in typed if each.get("name") not in names
+    ]
+
+
+def _over(entry: Mapping[str, Any], below: Mapping[str, Any]) -> dict[str, Any]:
+    merged = {**below, **entry}
+    for key, value in below.items():
+        if isinstance(value, dict) and isinstance(entry.get(key), dict):
+            merged[key] = {**value, **entry[key]}
+    return merged
+
+
+def _sum_to(n: int) -> int:
+    return n * (n + 1) // 2

@@ -1,0 +1,192 @@
+"""What is kept of each record: one NamedTuple a kind, and in the ledger one table of the same columns.
+
+`early` says that the record lies before the first capture of the ends (see `run`). `whole` and the like are digests:
+equal for equal content.
+"""
+
+from typing import Any, Final, NamedTuple
+
+
+class Query(NamedTuple):
+    """A question where it lies. `query_id` is None when it could not be read."""
+
+    query_id: str | None
+    part: int
+    off: int
+    early: bool
+    ts: int
+    asked: bytes | None = None
+    timeout_ms: int | None = None
+    wait_ms: int | None = None
+
+
+class Context(NamedTuple):
+    """A question with its embedding; `q_part` and `q_off` say where its Query lies."""
+
+    query_id: str
+    part: int
+    off: int
+    early: bool
+    ts: int
+    q_part: int
+    q_off: int
+    vector: bytes
+
+
+class Decision(NamedTuple):
+    """An action chosen for a query."""
+
+    query_id: str
+    part: int
+    off: int
+    early: bool
+    ts: int
+    whole: bytes
+    seq: int
+    action: str
+    objective: bytes
+    price: float
+    version: int
+    reason: str
+    mean: float | None
+    width: float | None
+    q_part: int
+    q_off: int
+    asked: bytes
+    reference: bytes
+    appended_ms: int
+    timeout_ms: int | None
+    wait_ms: int | None
+
+
+class Answer(NamedTuple):
+    """How a query ended. `said` leaves out what differs each time a search is run: the seconds it took."""
+
+    query_id: str
+    part: int
+    off: int
+    early: bool
+    ts: int
+    whole: bytes
+    said: bytes
+    status: str
+    room: str
+    why: str
+    action: str | None
+    seq: int | None
+    text: bool
+    extracted: str | None
+    score: float | None
+    path_score: float | None
+    traced: bool
+    prices: bytes
+
+
+class Reward(NamedTuple):
+    """The terms of a query's reward."""
+
+    query_id: str
+    part: int
+    off: int
+    early: bool
+    ts: int
+    whole: bytes
+    kind: str
+    seq: int
+    action: str
+    status: str
+    correct: float | None
+    score: float | None
+    log_cost: float | None
+    price: bytes
+    objective: bytes
+    reward: float | None
+    scalar: float | None
+    graded_by: str
+
+
+class Feedback(NamedTuple):
+    """What a client said of an Answer."""
+
+    query_id: str
+    part: int
+    off: int
+    early: bool
+    ts: int
+    grade: float
+
+
+class Row(NamedTuple):
+    """The learner's row of a query, as its log leaves it; w_… is what its objective makes of the four terms."""
+
+    query_id: str
+    part: int
+    off: int
+    early: bool
+    ts: int
+    seq: int
+    clock: int
+    action: str
+    objective: bytes
+    q_part: int
+    q_off: int
+    c_off: int
+    appended_ms: int
+    decision: bytes
+    vector: bytes
+    stage: str
+    learned: int
+    corrected: int
+    ended: int
+    kinds: str
+    r_off: int
+    entered: float | None
+    correct: float | None
+    score: float
+    log_cost: float
+    imputed: float
+    w_correct: float
+    w_score: float
+    w_log_cost: float
+    w_one: float
+
+
+class JoinRow(NamedTuple):
+    """The aggregator's row of a query."""
+
+    query_id: str
+    part: int
+    off: int
+    early: bool
+    ts: int
+    closed: str | None
+    provisional: bool
+
+
+class Letter(NamedTuple):
+    """A record that was given up, by where it lies."""
+
+    topic: str
+    part: int
+    off: int
+    early: bool
+    query_id: str | None
+    error: str
+
+
+class Vector(NamedTuple):
+    """The embedding of a query, float32."""
+
+    query_id: str
+    vector: bytes
+
+
+class Chunk(NamedTuple):
+    """A record of a snapshot of the policy."""
+
+    key: bytes
+    value: bytes
+
+
+PER_QUERY: Final[tuple[type[Any], ...]] = (Query, Context, Decision, Answer, Reward, Feedback, Row, JoinRow)
+"""The kinds that tell of one query."""

@@ -1,0 +1,228 @@
+"""The audit: capture the ends twice, read every topic once up to there, then account for every query_id.
+
+**Why twice.** Records go on arriving while the ends are asked for. What lies before the first capture is what has to
+be accounted for; what lies before the second may explain it. Every record before the first capture was written before
+the second began, and so was all that had to be there before it: its cause, and whatever its room had finished first.
+Within a capture, effects come before causes: the learner's log, then rewards, answers, decisions, contexts, queries,
+dead letters. So a Reward, for instance, never lacks a Decision that came between the two questions.
+"""
+
+import resource
+import sys
+import tempfile
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any, Final
+
+from msgspec import Struct
+
+from streams.audit.checks import discrepancies
+from streams.audit.facts import Facts
+from streams.audit.learner import Fold, Learner, Setup
+from streams.audit.ledger import Ledger
+from streams.audit.log import Log, Part, Span
+from streams.audit.price import Catalogue
+from streams.audit.records import Answer, Context, Decision, Feedback, JoinRow, Query, Reward, Row
+from streams.audit.rows import told
+from streams.audit.stories import State, Story, state_of, stories
+from streams.audit.world import World
+from streams.settings import Settings
+from streams.topics import Topics
+
+MOST_NAMED: Final = 10_000
+"""Discrepancies that are listed; more are counted."""
+
+_KINDS: Final[dict[str, type]] = {
+    "learner": Row, "join": JoinRow, "reward": Reward, "feedback": Feedback, "answer": Answer, "decision": Decision,
+    "context": Context, "query": Query,
+}  # fmt: skip
+
+
+class Pending(Struct, frozen=True):
+    """A query that has not ended: what it waits for, how old it is, and when it should have ended."""
+
+    query_id: str
+    waits_for: str
+    age_s: float
+    due_in_s: float
+
+
+class Report(Struct, kw_only=True):
+    """What the audit found.
+
+    Attributes:
+        queries: How many ids were accounted for.
+        states: How many are in each state.
+        discrepancies: Each with the query_id, or the place it concerns, and what is wrong; MOST_NAMED at most.
+        wrong: How many discrepancies there are.
+        pending: The oldest hundred.
+        overdue: How many are pending past their deadline.
+        repeated: How many records are there again, without harm: what at-least-once delivery makes.
+        unreadable: How many records could not be read, by kind of topic.
+        learner: Updates by its rows, applied rewards by the Rewards' own order, and the fold.
+        records: How many were read.
+        peak_mb: Largest resident memory of this process.
+        seconds: What it took.
+    """
+
+    queries: int = 0
+    states: dict[str, int] = {}
+    discrepancies: list[dict[str, str]] = []
+    wrong: int = 0
+    pending: list[Pending] = []
+    overdue: int = 0
+    repeated: int = 0
+    unreadable: dict[str, int] = {}
+    learner: dict[str, Any] = {}
+    records: int = 0
+    peak_mb: float = 0.0
+    seconds: float = 0.0
+
+    @property
+    def ids(self) -> list[str]:
+        """Return what is named, each once, in order."""
+        return list(dict.fromkeys(each["query_id"] for each in self.discrepancies))
+
+    def name(self, query_id: str, what: str) -> None:
+        """Add a discrepancy."""
+        self.wrong += 1
+        if len(self.discrepancies) < MOST_NAMED:
+            self.discrepancies.append({"query_id": query_id, "what": what})
+
+
+def audit(log: Log, settings: Settings, now_ms: int | None = None) -> Report:
+    """Account for every query of a deployment, running or not.
+
+    Args:
+        log: Its topics.
+        settings: Those of the deployment: prefix, catalogue, waits and policy are read.
+        now_ms: The time, ms since the epoch; by default that of this machine.
+
+    Raises:
+        LookupError: none of the topics exists.
+    """
+    began_s = time.monotonic()
+    now_ms = int(time.time() * 1000) if now_ms is None else now_ms
+    names = _names(Topics(settings))
+    first, second = log.spans(names.values()), log.spans(names.values())
+    if not second:
+        raise LookupError(
+            f"{names['query']}: the topic does not exist; is the prefix {settings.prefix!r} right?"
+        )
+    report = Report()
+    with tempfile.TemporaryDirectory(prefix="uniscale-audit-") as folder:
+        ledger = Ledger(Path(folder))
+        try:
+            facts = Facts(ledger, Catalogue(Path(settings.catalogue)))
+            oldest_ms = _read(log, names, first, second, facts, report)
+            ledger.flush()
+            kinds = {kind: names[name] for name, kind in _KINDS.items()}
+            world = World(facts, kinds, second, oldest_ms, now_ms)
+            _account(ledger, world, settings, report)
+            setup = Setup.of(settings.policy, settings.policy_options)
+            _learner(Fold(ledger, facts.actions, setup).run(), report)
+            report.unreadable = facts.unreadable
+        finally:
+            ledger.close()
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    report.peak_mb = round(peak / (1024 * 1024 if sys.platform == "darwin" else 1024), 1)
+    report.seconds = round(time.monotonic() - began_s, 3)
+    return report
+
+
+def _names(topics: Topics) -> dict[str, str]:
+    """Return the topic of each kind, effects before causes."""
+    return {
+        "learner": topics.changelog("decider", "pending"), "join": topics.changelog("aggregator", "join"),
+        "reward": topics.reward, "feedback": topics.feedback, "answer": topics.answer, "decision": topics.decision,
+        "context": topics.context, "query": topics.query, "control": topics.control, "dead_letter": topics.dead_letter,
+    }  # fmt: skip
+
+
+def _read(
+    log: Log,
+    names: dict[str, str],
+    first: dict[Part, Span],
+    second: dict[Part, Span],
+    facts: Facts,
+    report: Report,
+) -> dict[Part, int]:
+    """Read everything once; return the append time of the first record of partitions that have lost some."""
+    oldest_ms: dict[Part, int] = {}
+    # The catalogue first: Answers are priced as they are read.
+    for kind in sorted(names, key=lambda name: name != "control"):
+        for part, span in second.items():
+            if part[0] != names[kind]:
+                continue
+            if span.begin > 0:
+                oldest_ms[part] = 1 << 62
+            end = first[part].end if part in first else 0
+            for raw in log.read(part, span):
+                if span.begin > 0:
+                    oldest_ms[part] = min(oldest_ms[part], raw.timestamp_ms)
+                facts.take(kind, part[1], raw, raw.offset < end)
+                report.records += 1
+    return oldest_ms
+
+
+def _account(ledger: Ledger, world: World, settings: Settings, report: Report) -> None:
+    timeout_ms, wait_ms = int(settings.timeout_s * 1000), int(settings.feedback_wait_s * 1000)
+    states: Counter[str] = Counter()
+    pending: list[Pending] = []
+    applied = 0
+    letters = {kind: topic for kind, topic in world.names.items() if kind not in (Row, JoinRow)}
+    for story in stories(ledger, letters):
+        state = state_of(story, timeout_ms, wait_ms)
+        states[str(state)] += 1
+        report.queries += 1
+        report.repeated += _repeated(story)
+        if state.waits_for is not None:
+            report.overdue += state.deadline_ms < world.now_ms
+            pending.append(_pending(story.query_id, state, world.now_ms))
+            if len(pending) > 1000:
+                pending = sorted(pending, key=lambda each: -each.age_s)[:100]
+        if story.row is not None:
+            known = world.keeps(Reward, story.since_ms)
+            entered = (story.row.learned >= 0) + (story.row.corrected >= 0)
+            applied += len(told(story, story.row)[2]) if known else entered
+        for what in discrepancies(story, world):
+            report.name(story.query_id, what)
+    for query in ledger.of_kind(Query, "part, off"):
+        past = query.early and world.facts.queries_done.get(query.part, -1) > query.off
+        where = (world.names[Query], query.part, query.off)
+        if query.query_id is None and past and ledger.letter(*where) is None:
+            report.name(
+                "/".join(map(str, where)), "an unreadable Query was passed over without a dead letter"
+            )
+    report.states = dict(sorted(states.items()))
+    report.pending = sorted(pending, key=lambda each: -each.age_s)[:100]
+    report.learner = {"applied": applied}
+
+
+def _learner(found: Learner, report: Report) -> None:
+    applied = report.learner["applied"]
+    report.learner = {
+        "updates": found.updates, "applied": applied, "max_difference": found.max_difference,
+        "compared": found.compared,
+    }  # fmt: skip
+    for who, what in found.discrepancies:
+        report.name(who, what)
+    if found.updates != applied:
+        report.name("learner", f"its rows count {found.updates} updates, the Rewards make {applied}")
+
+
+def _pending(query_id: str, state: State, now_ms: int) -> Pending:
+    age_s, due_in_s = (now_ms - state.since_ms) / 1000, (state.deadline_ms - now_ms) / 1000
+    return Pending(query_id, str(state.waits_for), round(age_s, 1), round(due_in_s, 1))
+
+
+def _repeated(story: Story) -> int:
+    own = story.query
+    others = sum(1 for query in story.queries if own is not None and query != own)
+    rewards = len(story.rewards) - len({reward.kind for reward in story.rewards})
+    return (
+        others
+        + sum(max(0, len(each) - 1) for each in (story.contexts, story.decisions, story.answers))
+        + rewards
+    )

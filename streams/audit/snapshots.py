@@ -1,0 +1,124 @@
+"""The snapshots in the learner's log, read a second time: chunks, manifest, and the sums of a linear policy in them.
+
+A state is `USPOLICY`, a SHA-256 of what follows, the length of a header, the header as JSON, and arrays one after the
+other. A policy that explores wraps the state of the one inside.
+"""
+
+import hashlib
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+import orjson
+
+from streams.audit.records import Chunk
+
+Matrix = npt.NDArray[np.float64]
+
+_PREFIX: Final = b"\x00snapshot/"
+_MAGIC: Final = b"USPOLICY"
+_KEPT: Final = 2  # older versions are being removed, perhaps at this moment
+
+
+@dataclass(slots=True)
+class Snapshot:
+    """One version of the policy.
+
+    Attributes:
+        version: The place in the order up to which it holds everything.
+        kind: Name of the policy inside.
+        settings: Of that policy.
+        meta: Plain values of its state.
+        arrays: Its arrays.
+    """
+
+    version: int
+    kind: str
+    settings: dict[str, Any]
+    meta: dict[str, Any]
+    arrays: dict[str, Matrix]
+
+    @property
+    def counted(self) -> int | None:
+        """Return the rewards and corrections it has counted; None where its policy counts otherwise."""
+        if "updates" not in self.meta or "corrections" not in self.meta:
+            return None
+        return int(self.meta["updates"]) + int(self.meta["corrections"])
+
+    def sums(self) -> tuple[Matrix, Matrix] | None:
+        """Return S = A − λI and B in the coordinates of the embeddings; None for another kind of policy.
+
+        The state has them in a basis of the span of the action vectors, one row of `basis` an axis.
+        """
+        policy, features = self.settings.get("policy", {}), self.settings.get("features", {})
+        if features.get("action_features") != "raw" or features.get("interactions") != "none":
+            return None
+        if "rewarded.a" not in self.arrays or "rewarded.b" not in self.arrays:
+            return None
+        basis, q = self.arrays["basis"], int(features["query_dim"])
+        dim = q + len(basis)
+        a = np.zeros((dim, dim))
+        a[np.tril_indices(dim)] = self.arrays["rewarded.a"]
+        a += np.tril(a, -1).T
+        a[np.diag_indices(dim)] -= float(policy["ridge"])
+        turn = np.zeros((dim, q + basis.shape[1]))
+        turn[:q, :q] = np.eye(q)
+        turn[q:, q:] = basis
+        return turn.T @ a @ turn, turn.T @ self.arrays["rewarded.b"]
+
+
+def snapshots(chunks: Iterable[Chunk]) -> tuple[list[Snapshot], list[tuple[str, str]]]:
+    """Return the newest whole snapshots, oldest first, and (name, what is wrong) of those that are damaged."""
+    records = {chunk.key: chunk.value for chunk in chunks}
+    whole = sorted(
+        int(key[len(_PREFIX) :].partition(b"/")[0]) for key in records if key.endswith(b"/manifest")
+    )
+    taken, wrong = [], []
+    for version in whole[-_KEPT:]:
+        try:
+            taken.append(_snapshot(records, version))
+        except (KeyError, ValueError, IndexError, TypeError) as error:
+            wrong.append((f"snapshot {version}", f"the snapshot is damaged: {error}"))
+    return taken, wrong
+
+
+def _snapshot(records: dict[bytes, bytes], version: int) -> Snapshot:
+    prefix = _PREFIX + f"{version}/".encode()
+    stated, _, body = records[prefix + b"manifest"].partition(b"\n")
+    _same(body, stated.decode(errors="replace"), "manifest")
+    manifest = orjson.loads(body)
+    parts = []
+    for at, digest in enumerate(manifest["chunks"]):
+        part = records.get(prefix + str(at).encode())
+        if part is None:
+            raise ValueError(f"chunk {at} of {len(manifest['chunks'])} is missing")
+        _same(part, digest, f"chunk {at}")
+        parts.append(part)
+    state = b"".join(parts)
+    _same(state, manifest["sha256"], "state")
+    header, arrays = _state(state)
+    while "inner" in arrays:
+        header, arrays = _state(arrays["inner"].tobytes())
+    return Snapshot(version, header["kind"], header["settings"], header["meta"], arrays)
+
+
+def _state(data: bytes) -> tuple[dict[str, Any], dict[str, Matrix]]:
+    if data[:8] != _MAGIC:
+        raise ValueError("it does not begin with USPOLICY")
+    body = data[40:]
+    _same(body, data[8:40].hex(), "state of the policy")
+    length = int.from_bytes(body[:4], "little")
+    header = orjson.loads(body[4 : 4 + length])
+    payload, arrays = body[4 + length :], {}
+    for entry in header["arrays"]:
+        count = int(np.prod(entry["shape"], dtype=np.int64))
+        flat = np.frombuffer(payload, np.dtype(entry["dtype"]), count, entry["offset"])
+        arrays[entry["name"]] = flat.reshape(entry["shape"])
+    return header, arrays
+
+
+def _same(data: bytes, digest: str, what: str) -> None:
+    if (found := hashlib.sha256(data).hexdigest()) != digest:
+        raise ValueError(f"SHA-256 of the {what} is {found[:12]}…, stated {digest[:12]}…")

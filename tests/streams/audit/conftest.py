@@ -1,0 +1,117 @@
+"""A small history in lists, behind the seam of the audit, and ways to forge it."""
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from schemas.base import Record, decode, encode
+from streams.audit import Raw, Report, Span, audit
+from streams.bench.history import History
+from streams.settings import Settings
+from streams.topics import Topics
+
+CATALOGUE = """
+name: drawn
+hardware: {name: as an A800, intensity: 156}
+verifier: judge
+cost_range: {low_eflops: 1.0e+9, high_eflops: 1.0e+12}
+defaults:
+  models:
+    checkpoint: none
+    sampling: {temperature: 1.0, step_tokens: 64, depth_limit: 8}
+models:
+  - {name: small, architecture: {parameters: 100000, layers: 2, query_heads: 4, kv_heads: 2, head_dim: 16}}
+  - {name: large, architecture: {parameters: 900000, layers: 4, query_heads: 8, kv_heads: 4, head_dim: 16}}
+verifiers:
+  - name: judge
+    checkpoint: none
+    family: skywork
+    architecture: {parameters: 200000, layers: 2, query_heads: 4, kv_heads: 2, head_dim: 16}
+"""
+
+
+class Lists:
+    """Topics as lists."""
+
+    def __init__(self, settings: Settings, records: Mapping[tuple[str, int], list[Raw]]) -> None:
+        self.settings, self.topics = settings, Topics(settings)
+        self.records = {part: list(raws) for part, raws in records.items()}
+        self.begins: dict[tuple[str, int], int] = {}
+
+    def spans(self, topics: Iterable[str]) -> dict[tuple[str, int], Span]:
+        wanted = list(topics)
+        found = {
+            part: Span(self.begins.get(part, 0), raws[-1].offset + 1 if raws else 0)
+            for part, raws in self.records.items()
+            if part[0] in wanted
+        }
+        return found
+
+    def read(self, part: tuple[str, int], span: Span) -> Iterator[Raw]:
+        yield from (raw for raw in self.records[part] if span.begin <= raw.offset < span.end)
+
+    @property
+    def learner(self) -> str:
+        return self.topics.changelog("decider", "pending")
+
+    @property
+    def join(self) -> str:
+        return self.topics.changelog("aggregator", "join")
+
+    def append(self, topic: str, key: bytes | None, value: bytes | None) -> None:
+        raws = self.records.setdefault((topic, 0), [])
+        offset = raws[-1].offset + 1 if raws else 0
+        raws.append(Raw(offset, int(time.time() * 1000), key, value))
+
+    def put(self, topic: str, key: str, record: Record) -> None:
+        self.append(topic, key.encode(), encode(record))
+
+    def find(self, topic: str, kind: type[Any], query_id: str) -> Any:
+        return next(r for r in self.all(topic, kind) if r.query_id == query_id)
+
+    def all(self, topic: str, kind: type[Any]) -> list[Any]:
+        return [decode(raw.value, kind) for raw in self.records[topic, 0]]
+
+    def change(self, topic: str, kind: type[Any], query_id: str, **fields: Any) -> None:
+        """Replace fields of every record of a query in place."""
+        raws = self.records[topic, 0]
+        for at, raw in enumerate(raws):
+            record = decode(raw.value, kind)
+            if record.query_id == query_id:
+                raws[at] = raw._replace(value=encode(msgspec.structs.replace(record, **fields)))
+
+    def cut(self, topic: str, keep: Callable[[Raw], bool]) -> None:
+        """Leave records out, as if they had never been."""
+        self.records[topic, 0] = [raw for raw in self.records[topic, 0] if keep(raw)]
+
+    def cut_before(self, topic: str, offset: int) -> None:
+        """Let retention remove what lies before an offset."""
+        self.cut(topic, lambda raw: raw.offset >= offset)
+        self.begins[topic, 0] = offset
+
+    def audit(self, **fields: Any) -> Report:
+        return audit(self, msgspec.structs.replace(self.settings, **fields))
+
+
+@pytest.fixture(scope="session")
+def lived(tmp_path_factory: pytest.TempPathFactory) -> tuple[Settings, dict[tuple[str, int], list[Raw]]]:
+    folder: Path = tmp_path_factory.mktemp("history")
+    (folder / "catalogue.yaml").write_text(CATALOGUE)
+    settings = Settings(
+        catalogue=str(folder / "catalogue.yaml"), encoder="hashed", encoder_dimension=24, warm_up=10,
+        state_dir=str(folder), snapshot_every=200, feedback_wait_s=1.0,
+    )  # fmt: skip
+    records: dict[tuple[str, int], list[Raw]] = {}
+    for w in History(settings, int(time.time() * 1000) - 60_000).records(200):
+        raws = records.setdefault((w.topic, w.partition), [])
+        raws.append(Raw(len(raws), w.timestamp_ms, w.key, w.value))
+    return settings, records
+
+
+@pytest.fixture
+def log(lived: tuple[Settings, dict[tuple[str, int], list[Raw]]]) -> Lists:
+    return Lists(*lived)

@@ -1,0 +1,64 @@
+"""The command's output and exit codes, on the seam."""
+
+from typing import Any
+
+import orjson
+import pytest
+from click.testing import CliRunner
+
+import streams.audit
+from schemas.query import Query
+from schemas.reward import Reward
+from streams.commands.audit import audit
+
+
+@pytest.fixture
+def run(log: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
+    log.close = lambda: None
+    monkeypatch.setattr(streams.audit, "BrokerLog", lambda settings: log)
+    return lambda *words: CliRunner().invoke(audit, words, obj=log.settings)
+
+
+def test_a_sound_log_gives_a_table_one_line_and_exit_0(run: Any) -> None:
+    done = run()
+    assert done.exit_code == 0, done.output
+    assert "answered and learned" in done.output
+    last = done.output.splitlines()[-1]
+    assert last.startswith(
+        "200 queries, 0 discrepancies, 0 pending (0 overdue); learner: 200 updates, 200 applied"
+    )
+
+
+def test_json_has_the_keys_that_scripts_read(run: Any) -> None:
+    found = orjson.loads(run("--json").output)
+    assert {"queries", "states", "discrepancies", "learner", "peak_mb", "seconds"} <= set(found)
+    assert {"updates", "applied", "max_difference"} <= set(found["learner"])
+    assert found["discrepancies"] == []
+
+
+def test_a_discrepancy_is_named_and_exits_1(run: Any, log: Any) -> None:
+    real = log.find(log.topics.reward, Reward, "h20")
+    log.change(log.topics.reward, Reward, "h20", correct=1.0 - real.correct)
+    done = run()
+    assert done.exit_code == 1
+    assert "wrong: h20: Reward h20/final: correct is" in done.output
+    assert {each["query_id"] for each in orjson.loads(run("--json").output)["discrepancies"]} == {"h20"}
+
+
+def test_what_is_pending_is_wrong_once_the_system_should_be_settled(run: Any, log: Any) -> None:
+    log.put(log.topics.query, "new", Query(query_id="new", text="What is 2 + 2?"))
+    assert run().exit_code == 0
+    done = run("--settled")
+    assert done.exit_code == 1
+    assert "wrong: new: is pending: it waits for the embedder" in done.output
+
+
+def test_a_prefix_nobody_uses_is_said() -> None:
+    class Nothing:
+        def spans(self, topics: Any) -> dict[Any, Any]:
+            return {}
+
+    from streams.settings import Settings
+
+    with pytest.raises(LookupError, match=r"uniscale\.query"):
+        streams.audit.audit(Nothing(), Settings())  # type: ignore[arg-type]

@@ -1,0 +1,178 @@
+"""On a running system what is under way is pending, and what comes between two questions raises no alarm."""
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from schemas.answer import Answer
+from schemas.base import encode
+from schemas.dead_letter import DeadLetter
+from schemas.decision import Decision
+from schemas.query import Origin, Query
+from schemas.reward import Reward
+from streams.audit import audit
+from streams.bench.history import History
+
+
+def test_every_prefix_of_a_growing_log_is_without_discrepancy(lived: Any, log: Any) -> None:
+    """The records in the order they were written, cut anywhere: the ends of all topics at one moment."""
+    settings, _ = lived
+    cuts = {37, 150, 400, 401, 402, 777, 1203, 1500, 1777}
+    grown = type(log)(settings, {})
+    for at, w in enumerate(History(settings, 1_700_000_000_000).records(200)):
+        grown.append(w.topic, w.key, w.value)
+        if at in cuts:
+            report = grown.audit()
+            assert report.wrong == 0, (at, report.discrepancies[:3])
+            assert sum(report.states.values()) == report.queries
+            cuts.discard(at)
+    assert not cuts
+
+
+@pytest.mark.parametrize("at", [300, 611, 900, 1402])
+def test_what_arrives_between_the_two_captures_raises_no_alarm(lived: Any, log: Any, at: int) -> None:
+    """Some topics are asked before hundreds of records come, others after."""
+    settings, _ = lived
+    grown = type(log)(settings, {})
+    made = list(History(settings, 1_700_000_000_000).records(200))
+    for w in made[:at]:
+        grown.append(w.topic, w.key, w.value)
+    torn = Torn(grown, made[at : at + 400])
+    report = audit(torn, settings)
+    assert torn.asked == 2
+    assert report.wrong == 0, report.discrepancies[:3]
+
+
+class Torn:
+    """A log that grows by a share of what is to come each time the ends of one topic are asked."""
+
+    def __init__(self, log: Any, to_come: list[Any]) -> None:
+        self.log, self.to_come, self.asked = log, to_come, 0
+
+    def spans(self, topics: Any) -> dict[Any, Any]:
+        self.asked += 1
+        found: dict[Any, Any] = {}
+        for topic in list(topics):
+            found |= self.log.spans([topic])
+            share, self.to_come = self.to_come[:20], self.to_come[20:]
+            for w in share:
+                self.log.append(w.topic, w.key, w.value)
+        return found
+
+    def read(self, part: Any, span: Any) -> Any:
+        return self.log.read(part, span)
+
+
+def test_a_query_under_way_is_pending_with_what_it_waits_for_and_its_deadline(log: Any) -> None:
+    log.put(log.topics.query, "new", Query(query_id="new", text="What is 2 + 2?", timeout_s=90))
+    report = log.audit()
+    assert report.wrong == 0
+    assert report.states["pending"] == 1
+    (pending,) = report.pending
+    assert (pending.query_id, pending.waits_for) == ("new", "embedder")
+    assert 0 <= pending.age_s < 30
+    assert 60 < pending.due_in_s <= 90
+    assert report.overdue == 0
+
+
+def test_an_answer_without_its_reward_waits_for_the_aggregator_and_is_overdue_in_the_end(log: Any) -> None:
+    log.cut(log.topics.reward, lambda raw: b'"h199"' not in raw.value)
+    log.cut(log.topics.reward, lambda raw: b'"h198"' not in raw.value)
+    for topic in (log.join, log.learner):
+        first = next(r for r in log.records[topic, 0] if r.key == b"h198")
+        log.cut(topic, lambda raw, first=first: raw.key not in (b"h198", b"h199") or raw == first)
+    pending = {each.query_id: each for each in log.audit(timeout_s=10.0).pending}
+    assert pending["h198"].waits_for == "aggregator"
+    assert pending["h198"].due_in_s < 0
+
+
+def test_a_reward_the_learner_has_not_read_is_pending(log: Any) -> None:
+    last = next(r.offset for r in log.records[log.learner, 0] if r.key == b"h190")
+    rows = log.records[log.learner, 0]
+    log.records[log.learner, 0] = [r for r in rows if r.key != b"h190" or r.offset == last]
+    report = log.audit()
+    # Later rows have moved on, but by less than a batch: the learner may be writing this very row.
+    assert "h190" in {each.query_id for each in report.pending} | set(report.ids)
+
+
+def test_repeated_records_of_at_least_once_delivery_are_counted_and_harmless(log: Any) -> None:
+    for topic, kind, query_id in ((log.topics.decision, Decision, "h5"), (log.topics.reward, Reward, "h6")):
+        log.put(topic, query_id, log.find(topic, kind, query_id))
+    answer = log.find(log.topics.answer, Answer, "h7")
+    log.put(
+        log.topics.answer,
+        "h7",
+        msgspec.structs.replace(answer, spent=msgspec.structs.replace(answer.spent, generate_s=9.0)),
+    )
+    late = Answer(query_id="h8", status="expired", by="aggregator", error="no answer within 10 s")
+    log.put(log.topics.answer, "h8", late)
+    report = log.audit()
+    assert report.wrong == 0, report.discrepancies
+    assert report.repeated == 4
+
+
+def test_a_rejected_query_and_an_unreadable_one_have_their_dead_letters(log: Any) -> None:
+    log.append(log.topics.query, b"bad", b'{"schema":"query.v1","query_id":"bad","text":7}')
+    log.append(log.topics.query, b"", b"{")
+    ends = len(log.records[log.topics.query, 0])
+    for offset, value in ((ends - 2, b"{}"), (ends - 1, b"{")):
+        origin = Origin(topic=log.topics.query, partition=0, offset=offset)
+        letter = DeadLetter.of(value, ValueError("no"), room="embedder", origin=origin)
+        log.append(log.topics.dead_letter, letter.key.encode(), encode(letter))
+    log.put(log.topics.answer, "bad", Answer(query_id="bad", status="rejected", by="embedder", error="text"))
+    report = log.audit()
+    assert report.wrong == 0, report.discrepancies
+    assert report.states["rejected (ValueError)"] == 1
+    assert report.unreadable == {"query": 1}
+
+
+def test_an_unreadable_query_that_was_passed_over_without_a_dead_letter_is_named(log: Any) -> None:
+    raws = log.records[log.topics.query, 0]
+    raws[100] = raws[100]._replace(value=b"{")
+    assert f"{log.topics.query}/0/100" in log.audit().ids
+
+
+def test_an_expired_query_is_a_state_of_its_own(log: Any) -> None:
+    for query_id in ("h9", "h19"):
+        log.change(log.topics.answer, Answer, query_id, status="expired")
+        log.change(log.topics.reward, Reward, query_id, status="expired")
+    report = log.audit()
+    assert report.wrong == 0, report.discrepancies
+    assert report.states["expired"] == 2
+
+
+def test_what_retention_has_removed_is_not_missing(log: Any) -> None:
+    for topic in (log.topics.query, log.topics.context):
+        log.cut_before(topic, 60)
+    assert log.audit().wrong == 0
+    for topic in (log.topics.answer, log.topics.decision, log.topics.reward, log.topics.feedback):
+        log.cut_before(topic, 10 if topic == log.topics.feedback else 70)
+    report = log.audit()
+    assert report.wrong == 0, report.discrepancies[:5]
+    assert report.queries == 200
+
+
+def test_rows_that_left_the_log_are_held_by_the_oldest_snapshot(log: Any) -> None:
+    for topic in (log.topics.query, log.topics.context):
+        log.cut_before(topic, 60)
+    for number in range(40):
+        log.append(log.learner, f"h{number}".encode(), None)
+    report = log.audit()
+    assert report.wrong == 0, report.discrepancies[:5]
+    assert report.learner["max_difference"] < 1e-9
+
+
+def test_hostile_bytes_on_every_topic_end_nothing(log: Any) -> None:
+    nested = b'{"query_id":"deep","metadata":' + b"[" * 900 + b"]" * 900 + b"}"
+    odd = (
+        b'{"query_id":["h1"],"seq":{"a":1},"kind":7,"origin":3,"trace":[{"parent":9}],"path":[4],"action":{}}'
+    )
+    huge = b'{"query_id":"h1","seq":99999999999999999999999,"status":"ok"}'
+    frame = b"\x28\xb5\x2f\xfd" + b"\x00" * 40
+    for part in list(log.records):
+        for value in (b"", b"{", b"[]", b"null", b"\xff\xfe", nested, odd, huge, frame):
+            log.append(part[0], b"hostile", value)
+    report = log.audit()
+    assert report.queries >= 200
+    assert sum(report.unreadable.values()) > 20
