@@ -1,14 +1,21 @@
-"""What steers every process: catalogue, objectives, cost bounds. Compacted by name: the last one stands."""
+"""What steers every process: catalogue, objectives, cost bounds, API keys. Compacted by name: the last one stands."""
 
-from typing import Any, Literal
+import re
+from typing import Any, Literal, TypeAlias
 
-from schemas.base import Record, check_json, decode, load, shown
+from schemas.base import Record, check_finite, check_json, decode, load, shown
 from schemas.errors import InvalidField, UnknownSchema
 from schemas.objective import CostRange
 from schemas.query import Weights, check_aims
 
 MAX_ENTRY = 64 * 1024
 """Bytes of a catalogue entry's model as JSON."""
+
+Scope: TypeAlias = Literal["ask", "feedback", "read", "admin"]
+"""What an API key may do: send queries; tell whether answers were right; look at its tenant's queries; see every
+tenant's, and set objectives."""
+
+_SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
 class CatalogueEntry(Record, frozen=True, kw_only=True, tag="catalogue-entry.v1"):
@@ -90,10 +97,59 @@ class CostBoundsEntry(Record, frozen=True, kw_only=True, tag="cost-bounds-entry.
         return "cost-bounds"
 
 
-ControlRecord = CatalogueEntry | ObjectiveEntry | CostBoundsEntry
+class KeyEntry(Record, frozen=True, kw_only=True, tag="key-entry.v1"):
+    """An API key of the gateway is added or revoked by name. Key: `key/<name>`. The key itself is never stored.
+
+    Attributes:
+        name: What operators call it by.
+        op: `add` or `revoke`.
+        sha256: SHA-256 of the key, in hex. Absent with `revoke`.
+        tenant: Who its queries belong to.
+        scopes: What it may do: ask, give feedback, read queries, administrate.
+        allowed_models: Model names it may ask for, virtual ones included; None allows all.
+        allowed_objectives: Objectives it may name; None allows all.
+        per_minute: Most requests per minute.
+        in_flight: Most requests at the same time.
+        eflops_per_day: Most eFLOPs its answers may cost in 24 hours.
+    """
+
+    name: str
+    op: Literal["add", "revoke"]
+    sha256: str | None = None
+    tenant: str | None = None
+    scopes: tuple[Scope, ...] = ("ask", "feedback", "read")
+    allowed_models: tuple[str, ...] | None = None
+    allowed_objectives: tuple[str, ...] | None = None
+    per_minute: int | None = None
+    in_flight: int | None = None
+    eflops_per_day: float | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse an addition without a digest, a revocation with one, and limits that allow nothing."""
+        _check_name("KeyEntry", self.name)
+        if (self.op == "add") != (self.sha256 is not None):
+            raise InvalidField("KeyEntry", "sha256", f"does not fit op {self.op!r}; give it with add only")
+        if self.sha256 is not None and not _SHA256.fullmatch(self.sha256):
+            raise InvalidField("KeyEntry", "sha256", "is not a SHA-256 digest; give 64 hexadecimal digits")
+        if not self.scopes:
+            raise InvalidField(
+                "KeyEntry", "scopes", "is empty; give at least one of ask, feedback, read, admin"
+            )
+        check_finite("KeyEntry", eflops_per_day=self.eflops_per_day)
+        for name in ("per_minute", "in_flight", "eflops_per_day"):
+            if (most := getattr(self, name)) is not None and not most > 0:
+                raise InvalidField("KeyEntry", name, f"is {most}; give a number above 0, or leave it out")
+
+    @property
+    def key(self) -> str:
+        """Return the key it is compacted by."""
+        return f"key/{self.name}"
+
+
+ControlRecord = CatalogueEntry | ObjectiveEntry | CostBoundsEntry | KeyEntry
 
 _KINDS: dict[str, type[ControlRecord]] = {
-    kind.schema(): kind for kind in (CatalogueEntry, ObjectiveEntry, CostBoundsEntry)
+    kind.schema(): kind for kind in (CatalogueEntry, ObjectiveEntry, CostBoundsEntry, KeyEntry)
 }
 
 

@@ -5,7 +5,7 @@ Names start with `uniscale_`; docs and the dashboard are checked against `NAMES`
 
 from typing import Final
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, start_http_server
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest, start_http_server
 
 _SECONDS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)
 
@@ -71,6 +71,10 @@ class Metrics:
         )
         self.late = counter("late", "Feedback after its deadline, and rewards after the default", "topic")
         self.open_rows = gauge("join_rows", "Queries the aggregator has open")
+
+    def text(self) -> bytes:
+        """Return the registry in Prometheus' text format."""
+        return generate_latest(self.registry)
 
     def serve(self, port: int) -> None:
         """Serve the registry on a port of every interface."""

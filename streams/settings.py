@@ -90,6 +90,14 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     timeout_s: float = 600.0
     feedback_wait_s: float = 0.0
 
+    # Where the gateway listens. Beyond this machine it needs an API key (`keys add`).
+    gateway_host: str = "127.0.0.1"
+    gateway_port: int = 8080
+    # Host names, separated by commas, that requests may be addressed to beside 127.0.0.1, localhost and [::1].
+    gateway_hosts: str = ""
+    # How many queries the gateway can look up by id.
+    gateway_recent: int = 20_000
+
     state_dir: str = "out/state"
     metrics_port: int = 0
     log_level: str = "INFO"

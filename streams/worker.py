@@ -17,10 +17,11 @@ import uvloop
 from streams.flow import connect
 from streams.local.supervisor import READY
 from streams.metrics import Metrics
+from streams.rooms import ROOMS
 from streams.runtime.base import Crash
 from streams.runtime.kafka import admin
 from streams.runtime.kafka.app import on_crash
-from streams.runtime.kafka.process import Worker, notice_standstill, watch_lag
+from streams.runtime.kafka.process import Worker, notice_standstill, run_without_handlers, watch_lag
 from streams.runtime.kafka.runtime import KafkaRuntime
 from streams.settings import Settings
 
@@ -63,10 +64,17 @@ def run_room(
         loop.run_until_complete(_prepare(runtime))
     except Crash as error:
         end(str(error), error.__cause__)
-    tasks = {watch_lag(runtime.app, metrics), notice_standstill(runtime)}
+    handles = bool(ROOMS[room].inputs)
+    tasks: set[Coroutine[Any, Any, None]] = set()
+    if handles:
+        tasks = {watch_lag(runtime.app, metrics), notice_standstill(runtime)}
     if parent := os.environ.get("STREAMS_PARENT_PID"):
         tasks.add(_end_with(int(parent), end))
     kept = {_forever(loop, task, end) for task in tasks}
+    if not handles:
+        loop.run_until_complete(
+            run_without_handlers(runtime, ready=lambda: log.info(READY), ended=lambda: _exit(0))
+        )
     Worker(runtime, loop, ready=lambda: log.info(READY), ended=lambda: _exit(0)).execute_from_commandline()
     raise AssertionError(f"faust returned with {len(kept)} tasks running")
 

@@ -210,6 +210,26 @@ def failed(
     )
 
 
+def cancelled(source: Decision | Job, why: str) -> Answer:
+    """Return the Answer of a search that nobody waits for: status `cancelled`, with what was spent.
+
+    Args:
+        source: What would have been gone on with.
+        why: Who cancelled it, and the reason they gave.
+    """
+    if not isinstance(source, Decision):
+        return _answer(source, source.forest, source.forest.best, "cancelled", error=why)
+    return Answer(
+        query_id=source.query_id,
+        status="cancelled",
+        by="executor",
+        action=source.action,
+        group=source.group,
+        seq=source.seq,
+        error=why,
+    )
+
+
 def _next(
     job: Job, now_ms: int, price: Price | None, engine: Served | None = None, verifier: Served | None = None
 ) -> Job | Answer:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from agents.space.catalogue import Catalogue, decode_model
 from agents.space.objectives import Objectives, goal_of
-from schemas.control import CatalogueEntry, ControlRecord, CostBoundsEntry, ObjectiveEntry
+from schemas.control import CatalogueEntry, ControlRecord, CostBoundsEntry, KeyEntry, ObjectiveEntry
 
 
 @dataclass(frozen=True)
@@ -51,6 +51,8 @@ class Steering:
                 return replace(self, objectives=self._objectives_after(record, offset), offset=offset)
             case CostBoundsEntry(cost_range=cost_range):
                 return replace(self, objectives=self.objectives.within(cost_range, offset), offset=offset)
+            case KeyEntry():
+                return replace(self, offset=offset)  # the gateway's business alone
 
     def _objectives_after(self, entry: ObjectiveEntry, offset: int) -> Objectives:
         goal = goal_of(entry)

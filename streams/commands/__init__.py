@@ -27,6 +27,7 @@ _MODULES: Final = {
     "topics": "topics",
     "catalogue": "control",
     "objective": "control",
+    "keys": "keys",
     "dead-letters": "dead_letters",
     "verify-decisions": "verify",
     "demo": "demo",

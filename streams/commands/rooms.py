@@ -60,9 +60,12 @@ def worker(settings: Settings, room: str, group: str, instance: str, metrics_por
 @click.option(
     "--metrics-port", default=0, help="First of the ports for Prometheus, one a process; 0 serves none."
 )
+@click.option("--gateway", is_flag=True, help="Also start the HTTP gateway, at UNISCALE_GATEWAY_PORT.")
 @click.option("--quiet", is_flag=True, help="Write the log file only.")
 @click.pass_obj
-def up(settings: Settings, kind: str, port: int, log_path: Path, metrics_port: int, quiet: bool) -> None:
+def up(
+    settings: Settings, kind: str, port: int, log_path: Path, metrics_port: int, gateway: bool, quiet: bool
+) -> None:
     r"""Run all rooms on this machine, supervised, with one readable log. Ctrl-C stops everything it started.
 
     \b
@@ -79,12 +82,15 @@ def up(settings: Settings, kind: str, port: int, log_path: Path, metrics_port: i
         click.echo(f"topics: created {len(admin.create(settings, page))} of {len(page)}")
         for note in admin.require(settings, page):
             click.echo(f"note: {note}")
-        rooms = room_commands(groups, metrics_port=metrics_port)
+        optional = ("gateway",) if gateway else ()
+        rooms = room_commands(groups, metrics_port=metrics_port, optional=optional)
         environ = {**os.environ, **settings.environ()}
         echo = None if quiet else click.echo
         supervisor = stack.enter_context(Supervisor(rooms, environ=environ, log_path=log_path, echo=echo))
         supervisor.wait_ready(600)
         click.echo(f"all {len(rooms)} rooms are ready; log in {log_path}")
+        if gateway:
+            click.echo(f"gateway: http://{settings.gateway_host}:{settings.gateway_port}/")
         while True:
             signal.pause()
 

@@ -20,13 +20,16 @@ def settings_for(settings: Settings, broker: Broker) -> Settings:
     return msgspec.structs.replace(settings, **fields)
 
 
-def room_commands(groups: Iterable[str], *, metrics_port: int = 0) -> dict[str, Sequence[str]]:
-    """Return the command of every room, one process each, and one executor a group."""
-    groups = tuple(groups)
+def room_commands(
+    groups: Iterable[str], *, metrics_port: int = 0, optional: Iterable[str] = ()
+) -> dict[str, Sequence[str]]:
+    """Return the command of every room, one process each, one executor per group, and of these optional rooms."""
+    groups, asked = tuple(groups), set(optional)
     # Against the stream: what a room writes finds its reader started.
     rooms = [
         (spec.name, group)
         for spec in reversed(ROOMS.values())
+        if not spec.optional or spec.name in asked
         for group in (groups if spec.grouped else ("",))
     ]
     commands: dict[str, Sequence[str]] = {}

@@ -4,7 +4,7 @@ Everything that must know which rooms there are asks ROOMS. A room is a folder (
 here. Importing this package loads no engine, encoder or policy: a room's `build` does.
 """
 
-from streams.rooms import aggregator, decider, embedder, executor, verifier
+from streams.rooms import aggregator, decider, embedder, executor, gateway, verifier
 from streams.runtime.spec import RoomSpec
 
 __all__ = ["ROOMS", "RoomSpec"]
@@ -17,6 +17,7 @@ ROOMS: dict[str, RoomSpec] = {
         executor.SPEC,
         verifier.SPEC,
         aggregator.SPEC,
+        gateway.SPEC,
     )
 }
 """Every room by name, in stream order."""

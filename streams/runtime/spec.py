@@ -17,6 +17,7 @@ class RoomSpec(Struct, frozen=True, kw_only=True):
         outputs: The topics it writes. `.<group>` stands for the group of a Decision.
         build: Loads what the room needs and binds its handlers. Its imports are made when it is called.
         grouped: Whether there is one deployment of it for each executor group.
+        optional: Whether `up` starts it only when asked to.
     """
 
     name: str
@@ -24,6 +25,7 @@ class RoomSpec(Struct, frozen=True, kw_only=True):
     outputs: tuple[str, ...]
     build: Callable[[Runtime], Awaitable[None]]
     grouped: bool = False
+    optional: bool = False
 
     def reads(self, topics: Topics, group: str = "") -> tuple[str, ...]:
         """Return the full names of the topics it handles."""
@@ -39,6 +41,8 @@ class RoomSpec(Struct, frozen=True, kw_only=True):
 
     def apps(self, topics: Topics, groups: "tuple[str, ...]") -> tuple[str, ...]:
         """Return its consumer groups in a deployment with these executor groups."""
+        if not self.inputs:
+            return ()
         if not self.grouped:
             return (topics.app_id(self.name),)
         return tuple(topics.app_id(self.name, group) for group in groups)

@@ -8,7 +8,7 @@ from schemas.action import Action
 from schemas.answer import Answer, Completion
 from schemas.base import Record
 from schemas.cancel import Cancel
-from schemas.control import CatalogueEntry, CostBoundsEntry, ObjectiveEntry
+from schemas.control import CatalogueEntry, CostBoundsEntry, KeyEntry, ObjectiveEntry
 from schemas.dead_letter import DeadLetter
 from schemas.decision import Candidate, Decision, PolicyState, Predicted
 from schemas.errors import InvalidField
@@ -190,6 +190,7 @@ SAMPLES: tuple[Record, ...] = (
     ObjectiveEntry(name="nearly-best", op="set", accuracy=0.98),
     Cancel(query_id="q-1", by="gateway", reason="client disconnected"),
     CostBoundsEntry(cost_range=CostRange(low_eflops=1e9, high_eflops=1e12)),
+    KeyEntry(name="shop", op="add", sha256="0f" * 32, tenant="shop", per_minute=60, eflops_per_day=1e15),
     Heartbeat(
         group="mini",
         instance="mini-0",

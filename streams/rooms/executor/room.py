@@ -4,9 +4,11 @@ Each partition's handler awaits the engine; all handlers share one continuous ba
 how many queries the group has in flight.
 """
 
+import logging
+from collections import OrderedDict
 from typing import Self
 
-from agents.executor.agent import Job, begin, draft, failed, overdue, resume, time_left_s
+from agents.executor.agent import Job, begin, cancelled, draft, failed, overdue, resume, time_left_s
 from agents.executor.engines.build import GroupEngines
 from agents.executor.progress import Progress
 from agents.executor.rules import SearchRules
@@ -15,15 +17,21 @@ from agents.serving.retry import within
 from agents.space.models import Model
 from schemas.answer import Answer
 from schemas.base import decode, encode
+from schemas.cancel import Cancel
 from schemas.decision import Decision
-from schemas.errors import RecordTooLarge
+from schemas.errors import RecordTooLarge, UniscaleError
 from schemas.heartbeat import Heartbeat
 from schemas.search import SearchStep, Verification
 from streams.rooms.executor.hosting import engines_of
 from streams.runtime.base import Crash, Outgoing, Record, Runtime, key_of
 
+log = logging.getLogger("streams.executor")
+
 # An Answer is later than any step.
 _ENDED = 1 << 30
+
+CANCELS = 1_000
+"""Cancel records a partition that are read again at the start, and that are remembered."""
 
 
 class ExecutorRoom:
@@ -38,6 +46,7 @@ class ExecutorRoom:
         )
         self.progress = Progress(most=max(10_000, 16 * settings.max_in_flight))
         self.busy: set[str] = set()
+        self._cancelled: OrderedDict[str, str] = OrderedDict()
 
     @classmethod
     async def build(cls, runtime: Runtime) -> Self:
@@ -63,6 +72,9 @@ class ExecutorRoom:
             gone = UnknownEngineError(f"{decision.action.model}: is not in the catalogue any more; ask again")
             await self._answer(failed(decision, gone))
             return
+        if (why := self._cancelled.get(decision.query_id)) is not None:
+            await self._answer(cancelled(decision, why))
+            return
         job = begin(
             decision,
             model.sampling,
@@ -83,7 +95,20 @@ class ExecutorRoom:
         job = resume(
             verification, now_ms=self.runtime.now_ms(), price=self.runtime.control.pricing.forest_eflops
         )
+        if isinstance(job, Job) and (why := self._cancelled.get(job.query_id)) is not None:
+            job = cancelled(job, why)
         await self._go(job)
+
+    def on_cancel(self, record: Record) -> None:
+        """Drop a search at its next step. One that ends with that step keeps its Answer."""
+        try:
+            cancel = decode(record.value, Cancel)
+        except UniscaleError as error:
+            log.warning("%s: %s", record.coordinates, error)
+            return
+        self._cancelled[cancel.query_id] = f"cancelled by {cancel.by}: {cancel.reason or 'no reason given'}"
+        while len(self._cancelled) > CANCELS * self.runtime.settings.group_partitions:
+            self._cancelled.popitem(last=False)
 
     async def _go(self, next_: Job | Answer) -> None:
         if isinstance(next_, Answer):

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import signal
 import time
 from collections.abc import Callable
 from typing import Any, NoReturn
@@ -53,6 +54,22 @@ class Worker(faust.Worker):
         log.info("stopping")
         await self.runtime.stop(SETTLE_S)
         self._ended()
+
+
+async def run_without_handlers(
+    runtime: KafkaRuntime, *, ready: Callable[[], None], ended: Callable[[], NoReturn]
+) -> NoReturn:
+    """Run a room that handles no record, until SIGTERM or SIGINT. faust cannot: its consumer needs a topic."""
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    await runtime.app.producer.maybe_start()
+    ready()
+    await stop.wait()
+    log.info("stopping")
+    await runtime.stop(SETTLE_S)
+    ended()
 
 
 async def notice_standstill(runtime: KafkaRuntime) -> None:

@@ -1,0 +1,225 @@
+"""`POST /v1/chat/completions`: one request, one search; whole, or as a stream of chunks."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import AbstractContextManager
+from typing import Final
+
+import orjson
+from starlette.requests import Request
+from starlette.responses import Response, StreamingResponse
+
+from agents.aggregator.agent import Pricing
+from schemas.answer import Answer
+from schemas.decision import Decision
+from schemas.search import SearchStep
+from streams.rooms.gateway import responses
+from streams.rooms.gateway.errors import ApiError, of_answer
+from streams.rooms.gateway.limits import Credential
+from streams.rooms.gateway.request import ChatRequest, digest, parse
+from streams.rooms.gateway.service import Admitted, ClientGone, Service
+from streams.rooms.gateway.settled import settled
+from streams.rooms.gateway.waiting import Seen
+
+_BEAT_LOOKS: Final = 10
+"""Looks without news between two heartbeats of a stream: five seconds."""
+
+
+async def chat(request: Request, body: bytes, who: Credential, service: Service, request_id: str) -> Response:
+    """Answer one request.
+
+    Raises:
+        ApiError: before anything was sent.
+    """
+    who.require("ask")
+    asked = parse(body)
+    admitted = await service.admit(
+        asked,
+        who,
+        digest=digest(body),
+        idempotency_key=request.headers.get("idempotency-key"),
+        is_retry=_retries(request) > 0,
+    )
+    debug = request.headers.get("x-uniscale-debug", "").lower() in ("1", "true")
+    turn = _Turn(request, asked, admitted, who, service, request_id, debug)
+    return await (turn.stream() if asked.stream else turn.whole())
+
+
+class _Turn:
+    """One request that has its query."""
+
+    def __init__(
+        self,
+        request: Request,
+        asked: ChatRequest,
+        admitted: Admitted,
+        who: Credential,
+        service: Service,
+        request_id: str,
+        debug: bool,
+    ) -> None:
+        self.request = request
+        self.asked = asked
+        self.admitted = admitted
+        self.who = who
+        self.service = service
+        self.request_id = request_id
+        self.debug = debug
+        self.decision: Decision | None = None
+
+    @property
+    def _pricing(self) -> Pricing:
+        return self.service.runtime.control.pricing
+
+    async def whole(self) -> Response:
+        """Return the completion once the search has ended."""
+        with self.service.open(self.admitted, self.who) as queue:
+            async for what in self.service.events(self.admitted, queue, self.request.is_disconnected):
+                if isinstance(what, Decision):
+                    self.decision = what
+                elif isinstance(what, Answer):
+                    return self._completion(what)
+        raise AssertionError("events end with the Answer or an error")
+
+    def _completion(self, answer: Answer) -> Response:
+        if (error := of_answer(answer)) is not None:
+            error.headers |= self._headers()
+            raise error
+        body = responses.completion(answer, self.decision, self._pricing, self.admitted.created)
+        return Response(orjson.dumps(body), media_type="application/json", headers=self._headers())
+
+    async def stream(self) -> Response:
+        """Return a stream. Its headers wait for the Decision, so that they say what was chosen.
+
+        What ends before the Decision has a status of its own; later errors are events of the stream.
+        """
+        opened = self.service.open(self.admitted, self.who)
+        queue = opened.__enter__()
+        events = self.service.events(self.admitted, queue, self.request.is_disconnected)
+        try:
+            first = await self._until_chosen(events)
+        except BaseException:
+            opened.__exit__(None, None, None)
+            raise
+        return StreamingResponse(
+            self._chunks(first, events, opened),
+            media_type="text/event-stream",
+            headers={**self._headers(), "cache-control": "no-cache", "x-accel-buffering": "no"},
+        )
+
+    async def _until_chosen(self, events: AsyncIterator[Seen | None]) -> Answer | None:
+        async for what in events:
+            if isinstance(what, Decision):
+                self.decision = what
+                return None
+            if isinstance(what, Answer):
+                if (error := of_answer(what)) is not None:
+                    error.headers |= self._headers()
+                    raise error
+                return what
+        return None
+
+    async def _chunks(
+        self,
+        first: Answer | None,
+        events: AsyncIterator[Seen | None],
+        opened: AbstractContextManager["asyncio.Queue[Seen]"],
+    ) -> AsyncIterator[bytes]:
+        shown, quiet = "", 0
+        try:
+            yield self._chunk({"role": "assistant", "content": "", "refusal": None})
+            if first is not None:
+                for part in self._end(first, shown):
+                    yield part
+                return
+            async for what in events:
+                if what is None:
+                    quiet += 1
+                    if quiet >= _BEAT_LOOKS:
+                        quiet = 0
+                        yield self._chunk({})
+                    continue
+                quiet = 0
+                if isinstance(what, SearchStep):
+                    text = settled(what.forest)
+                    if text.startswith(shown) and len(text) > len(shown):
+                        yield self._chunk({"content": text[len(shown) :]})
+                        shown = text
+                    if self.asked.extension.progress:
+                        yield self._progress(what)
+                elif isinstance(what, Answer):
+                    for part in self._end(what, shown):
+                        yield part
+        except ClientGone:
+            return
+        except ApiError as error:
+            yield responses.event({"error": error.fields()})
+        except asyncio.CancelledError:
+            raise
+        finally:
+            opened.__exit__(None, None, None)
+
+    def _end(self, answer: Answer, shown: str) -> list[bytes]:
+        if (error := of_answer(answer)) is not None:
+            return [responses.event({"error": error.fields()})]
+        text = answer.text or ""
+        if not text.startswith(shown):
+            # Nothing shown can be taken back: better an error than a text that nobody wrote.
+            error = ApiError(502, "the answer does not begin with what was streamed; ask again without stream",
+                             type="api_error", code="stream_diverged")  # fmt: skip
+            return [responses.event({"error": error.fields()})]
+        parts = [self._chunk({"content": text[len(shown) :]})] if len(text) > len(shown) else []
+        details = responses.details(answer, self.decision, self._pricing)
+        parts.append(self._chunk({}, responses.finish_reason(answer), uniscale=details))
+        if self._with_usage:
+            parts.append(
+                responses.event({
+                    "id": self.admitted.query_id, "object": "chat.completion.chunk", "created": self.admitted.created,
+                    "model": self._model, "system_fingerprint": responses.fingerprint(self.decision), "choices": [],
+                    "usage": responses.usage(answer),
+                })
+            )  # fmt: skip
+        return [*parts, responses.DONE]
+
+    def _progress(self, step: SearchStep) -> bytes:
+        forest = step.forest
+        return self._chunk(
+            {},
+            uniscale={
+                "progress": {
+                    "step": forest.step,
+                    "drafts": len(forest.drafts),
+                    "live": len({forest.drafts[at].parent for at in forest.pending}),
+                    "completed": len(forest.completed_paths),
+                    "best": forest.path_score(forest.best) if forest.best >= 0 else None,
+                    "tokens": forest.generated_tokens,
+                }
+            },
+        )
+
+    @property
+    def _with_usage(self) -> bool:
+        return self.asked.stream_options is not None and self.asked.stream_options.include_usage
+
+    @property
+    def _model(self) -> str:
+        return self.decision.action.model if self.decision else self.asked.model
+
+    def _chunk(self, delta: dict[str, object], finish: str | None = None, **more: object) -> bytes:
+        if self._with_usage:
+            more["usage"] = None
+        return responses.chunk(
+            self.admitted.query_id, self.admitted.created, self._model, responses.fingerprint(self.decision),
+            delta=delta, finish=finish, **more,
+        )  # fmt: skip
+
+    def _headers(self) -> dict[str, str]:
+        return {
+            **responses.headers(self.decision, self.admitted.query_id, self.request_id, debug=self.debug),
+            **self.service.gate.headers(self.who),
+        }
+
+
+def _retries(request: Request) -> int:
+    count = request.headers.get("x-stainless-retry-count", "0")
+    return int(count) if count.isdigit() and len(count) < 4 else 0

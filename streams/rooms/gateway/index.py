@@ -1,0 +1,251 @@
+"""Recent queries by id. Kafka has no look-up by key, so the gateway keeps what it has seen go by, in SQLite.
+
+The index holds nothing that is not on the topics: it is rebuilt from them at the start, and two gateways build the
+same one.
+"""
+
+import sqlite3
+from collections.abc import Mapping
+from typing import Final, Literal
+
+from msgspec import Struct, structs
+
+from schemas.answer import Answer
+from schemas.base import decode, encode
+from schemas.dead_letter import DeadLetter
+from schemas.decision import Decision
+from schemas.query import Query
+from schemas.reward import Reward
+from streams.rooms.gateway.request import OWN
+
+Part = Literal["decision", "answer", "reward"]
+
+_SCHEMA: Final = """
+create table if not exists queries (
+    query_id text primary key,
+    tenant text,
+    key text not null default '',
+    digest text not null default '',
+    created_ms integer not null,
+    asked integer not null default 0,
+    question text, action text, objective text, cohort text,
+    status text, answered_ms integer, eflops real, correct real,
+    decision blob, answer blob, reward blob
+) without rowid;
+create table if not exists feedback (
+    query_id text, source text, value real not null, primary key (query_id, source)
+) without rowid;
+create table if not exists letters (
+    origin text primary key, created_ms integer not null, letter blob not null
+) without rowid;
+create index if not exists by_body on queries (key, digest, created_ms);
+create index if not exists by_age on queries (created_ms);
+"""
+
+
+class Seen(Struct, frozen=True):
+    """One query of the index.
+
+    Attributes:
+        query_id: Its id.
+        tenant: Who asked.
+        digest: Of the request's body; empty where the query did not come through a gateway.
+        created_ms: When it was asked, ms since the epoch.
+    """
+
+    query_id: str
+    tenant: str | None
+    digest: str
+    created_ms: int
+
+
+class Listed(Struct, frozen=True):
+    """One query as lists and statistics show it; None for what is not known yet.
+
+    Attributes:
+        query_id: Its id.
+        tenant: Who asked.
+        created_ms: When it was asked, ms since the epoch.
+        question: The first 200 characters.
+        action: The configuration chosen.
+        objective: Name of its objective, or what kind it is.
+        cohort: `policy` or `control`.
+        status: How it ended.
+        answered_ms: When.
+        eflops: What it cost.
+        correct: Whether it was right, 0 to 1.
+    """
+
+    query_id: str
+    tenant: str | None
+    created_ms: int
+    question: str | None
+    action: str | None
+    objective: str | None
+    cohort: str | None
+    status: str | None
+    answered_ms: int | None
+    eflops: float | None
+    correct: float | None
+
+
+_LISTED: Final = ", ".join(field.name for field in structs.fields(Listed))
+
+
+class Index:
+    """The most recent queries.
+
+    Args:
+        most: How many are kept. Older ones are forgotten, oldest first.
+        path: A file, or memory.
+    """
+
+    def __init__(self, most: int, path: str = ":memory:") -> None:
+        self.most = most
+        self._db = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+        self._db.executescript(_SCHEMA)
+        self._since_trim = 0
+
+    def __len__(self) -> int:
+        """Return how many queries are known."""
+        return int(self._db.execute("select count(*) from queries").fetchone()[0])
+
+    def query(self, query: Query, created_ms: int) -> None:
+        """Take a Query. The first under an id counts; its Decision or Answer may have come by before it."""
+        kept = query.metadata.get(OWN)
+        kept = kept if isinstance(kept, dict) else {}
+        self._db.execute(
+            "insert into queries (query_id, tenant, key, digest, created_ms, asked) values (?, ?, ?, ?, ?, 1)"
+            " on conflict (query_id) do update set tenant = excluded.tenant, key = excluded.key,"
+            " digest = excluded.digest, created_ms = excluded.created_ms, asked = 1 where asked = 0",
+            (query.query_id, query.tenant, str(kept.get("key", "")), str(kept.get("digest", "")), created_ms),
+        )
+        self._since_trim += 1
+        if self._since_trim > max(1, self.most // 100):
+            self._trim()
+
+    def decision(self, decision: Decision, at_ms: int) -> None:
+        """Take a Decision, with the Query it carries."""
+        self.query(decision.query, decision.appended_ms or at_ms)
+        if self._first("decision", decision.query_id, encode(decision), at_ms):
+            name = decision.objective.name or decision.objective.aim
+            self._db.execute(
+                "update queries set question = ?, action = ?, objective = ?, cohort = ? where query_id = ?",
+                (decision.query.question[:200], decision.action.id, name, decision.cohort, decision.query_id),
+            )
+
+    def answer(self, answer: Answer, at_ms: int) -> None:
+        """Take an Answer. The first one counts."""
+        if self._first("answer", answer.query_id, encode(answer), at_ms):
+            self._db.execute(
+                "update queries set status = ?, answered_ms = ? where query_id = ?",
+                (answer.status, at_ms, answer.query_id),
+            )
+
+    def reward(self, reward: Reward) -> None:
+        """Take a Reward; a later stage takes the place of an earlier one, but never unlearns correctness."""
+        self._db.execute(
+            "update queries set reward = ?, correct = coalesce(?, correct) where query_id = ?",
+            (encode(reward), reward.correct, reward.query_id),
+        )
+
+    def priced(self, query_id: str, price: Mapping[str, float] | None) -> None:
+        """Take what a query cost."""
+        if price is not None:
+            self._db.execute("update queries set eflops = ? where query_id = ?", (price["total"], query_id))
+
+    def spent_eflops(self, key: str, since_ms: int) -> float:
+        """Return what the answers of an API key have cost since then."""
+        found = self._db.execute(
+            "select coalesce(sum(eflops), 0) from queries where key = ? and created_ms >= ?", (key, since_ms)
+        )
+        return float(found.fetchone()[0])
+
+    def told(self, query_id: str, source: str, value: float) -> bool:
+        """Take feedback and return whether its source had given some before."""
+        done = self._db.execute(
+            "insert or ignore into feedback (query_id, source, value) values (?, ?, ?)",
+            (query_id, source, value),
+        )
+        return done.rowcount == 0
+
+    def letter(self, letter: DeadLetter, at_ms: int) -> None:
+        """Take a dead letter. The newest under an origin stands; the thousand newest are kept."""
+        self._db.execute("replace into letters values (?, ?, ?)", (letter.key, at_ms, encode(letter)))
+        self._db.execute(
+            "delete from letters where origin in"
+            " (select origin from letters order by created_ms desc limit -1 offset 1000)"
+        )
+
+    def letters(self, most: int) -> list[tuple[int, DeadLetter]]:
+        """Return the newest dead letters with their times in ms, newest first."""
+        rows = self._db.execute(
+            "select created_ms, letter from letters order by created_ms desc limit ?", (most,)
+        )
+        return [(at_ms, decode(value, DeadLetter)) for at_ms, value in rows]
+
+    def find(self, query_id: str) -> Seen | None:
+        """Return a query; None for one that is not known, or not any more."""
+        row = self._db.execute(
+            "select query_id, tenant, digest, created_ms from queries where query_id = ? and asked = 1",
+            (query_id,),
+        ).fetchone()
+        return Seen(*row) if row else None
+
+    def same_body(self, key: str, digest: str, since_ms: int) -> Seen | None:
+        """Return the newest query with this body under this API key: what a client's retry repeats."""
+        row = self._db.execute(
+            "select query_id, tenant, digest, created_ms from queries"
+            " where key = ? and digest = ? and created_ms >= ? order by created_ms desc limit 1",
+            (key, digest, since_ms),
+        ).fetchone()
+        return Seen(*row) if row else None
+
+    def decision_of(self, query_id: str) -> Decision | None:
+        """Return what was chosen."""
+        return decode(value, Decision) if (value := self._part("decision", query_id)) else None
+
+    def answer_of(self, query_id: str) -> Answer | None:
+        """Return how it ended."""
+        return decode(value, Answer) if (value := self._part("answer", query_id)) else None
+
+    def reward_of(self, query_id: str) -> Reward | None:
+        """Return its latest reward."""
+        return decode(value, Reward) if (value := self._part("reward", query_id)) else None
+
+    def latest(self, most: int, tenant: str | None = None) -> list[Listed]:
+        """Return the newest queries, newest first; of one tenant where it is given."""
+        where, args = ("and tenant = ?", [tenant]) if tenant is not None else ("", [])
+        rows = self._db.execute(
+            f"select {_LISTED} from queries where asked = 1 {where} order by created_ms desc limit ?",
+            [*args, most],
+        )
+        return [Listed(*row) for row in rows]
+
+    def close(self) -> None:
+        """Close the database."""
+        self._db.close()
+
+    def _first(self, part: Part, query_id: str, value: bytes, at_ms: int) -> bool:
+        """Keep a part unless there is one already, and return whether this was the first."""
+        done = self._db.execute(
+            f"insert into queries (query_id, created_ms, {part}) values (?, ?, ?)"
+            f" on conflict (query_id) do update set {part} = excluded.{part} where {part} is null",
+            (query_id, at_ms, value),
+        )
+        return done.rowcount == 1
+
+    def _part(self, part: Part, query_id: str) -> bytes | None:
+        row = self._db.execute(f"select {part} from queries where query_id = ?", (query_id,)).fetchone()
+        return row[0] if row else None
+
+    def _trim(self) -> None:
+        self._since_trim = 0
+        surplus = len(self) - self.most
+        if surplus > 0:
+            self._db.execute(
+                "delete from queries where query_id in"
+                " (select query_id from queries order by created_ms limit ?)",
+                (surplus,),
+            )
+            self._db.execute("delete from feedback where query_id not in (select query_id from queries)")

@@ -1,0 +1,243 @@
+"""A chat completion request: OpenAI's fields, and one object `uniscale`, become a Query.
+
+A field that a verifier-guided search cannot honour is refused with its name. Neutral values, which many clients send
+without being asked (`temperature: 1`, `logprobs: false`), are accepted, because they ask for nothing.
+"""
+
+import hashlib
+from typing import Any, Final
+
+import msgspec
+import orjson
+from msgspec import UNSET, Struct, UnsetType
+
+from schemas.errors import RecordError
+from schemas.query import Budget, Message, Query, Reference, Weights
+from streams.rooms.gateway.errors import ApiError, invalid, of_json, of_record, unsupported
+from streams.rooms.gateway.names import Asked
+
+MAX_BODY: Final = 2 * 1024 * 1024
+"""Bytes of a request's body."""
+
+OWN: Final = "gateway"
+"""The key in a Query's metadata under which the gateway keeps what it needs after a restart."""
+
+# Fields of the API that mean nothing to a search unless they have one of these values.
+_NEUTRAL: Final[dict[str, tuple[Any, ...]]] = {
+    "temperature": (1, None),
+    "top_p": (1, None),
+    "presence_penalty": (0, None),
+    "frequency_penalty": (0, None),
+    "logprobs": (False, None),
+    "top_logprobs": (0, None),
+    "logit_bias": ({}, None),
+    "stop": ([], None),
+    "seed": (None,),
+    "tools": ([], None),
+    "tool_choice": ("none", "auto", None),
+    "parallel_tool_calls": (True, False, None),
+    "functions": ([], None),
+    "function_call": ("none", "auto", None),
+    "response_format": ({"type": "text"}, None),
+    "modalities": (["text"], None),
+    "audio": (None,),
+    "prediction": (None,),
+    "web_search_options": (None,),
+    "reasoning_effort": (None,),
+    "verbosity": (None,),
+    "service_tier": ("auto", "default", None),
+    "store": (False, None),
+    "prompt_cache_key": (None,),
+    "safety_identifier": (None,),
+}
+_WHY: Final = {
+    "temperature": "sampling is set per model in the catalogue, because scores are calibrated on it",
+    "top_p": "sampling is set per model in the catalogue, because scores are calibrated on it",
+    "seed": "a query's seed derives from its id; repeat the Idempotency-Key to get the same answer",
+    "stop": "a search ends at the end of the sequence",
+    "tools": "a search returns text only",
+    "response_format": "a search returns text only",
+    "logprobs": "the verifier's scores are in `uniscale.score`",
+}
+
+
+class Extension(Struct, frozen=True, forbid_unknown_fields=True):
+    """The object `uniscale` of a request. Fields are those of a Query, but for `progress`.
+
+    Attributes:
+        progress: Whether a stream also carries what the search is doing, in `uniscale.progress` of its chunks.
+    """
+
+    objective: str | None = None
+    weights: Weights | None = None
+    mean_cost: float | None = None
+    accuracy: float | None = None
+    reference: Reference | None = None
+    budget: Budget | None = None
+    timeout_s: float | None = None
+    feedback_wait_s: float | None = None
+    allowed_models: tuple[str, ...] | None = None
+    metadata: dict[str, Any] = {}
+    progress: bool = False
+
+
+class StreamOptions(Struct, frozen=True, forbid_unknown_fields=True):
+    """What a stream carries beside the text."""
+
+    include_usage: bool = False
+    include_obfuscation: bool = False
+
+
+class ChatRequest(Struct, frozen=True):
+    """A request to `/v1/chat/completions`, with all it may hold."""
+
+    model: str
+    messages: list[dict[str, Any]]
+    stream: bool = False
+    stream_options: StreamOptions | None = None
+    n: int | None = None
+    max_tokens: int | None = None
+    max_completion_tokens: int | None = None
+    user: str | None = None
+    metadata: dict[str, str] | None = None
+    uniscale: Extension | UnsetType = UNSET
+
+    @property
+    def extension(self) -> Extension:
+        """Return the object `uniscale`, empty where there is none."""
+        return Extension() if self.uniscale is UNSET else self.uniscale
+
+
+_KNOWN: Final = {field.name for field in msgspec.structs.fields(ChatRequest)}
+
+
+def parse(body: bytes) -> ChatRequest:
+    """Return a request.
+
+    Raises:
+        ApiError: 400 with the field at fault; 413 for a body above MAX_BODY.
+    """
+    if len(body) > MAX_BODY:
+        raise ApiError(413, f"the body has {len(body)} bytes; send at most {MAX_BODY}", code="too_large")
+    try:
+        plain = orjson.loads(body)
+    except orjson.JSONDecodeError as error:
+        raise invalid(None, f"the body is not JSON in UTF-8 ({error})", "invalid_json") from None
+    if not isinstance(plain, dict):
+        raise invalid(None, "the body must be a JSON object", "invalid_json")
+    for name, value in plain.items():
+        if name in _NEUTRAL:
+            if not any(_same(value, neutral) for neutral in _NEUTRAL[name]):
+                raise unsupported(name, _WHY.get(name, "leave it out"))
+        elif name not in _KNOWN:
+            raise invalid(name, f"{name} is not a field of this API; check its spelling", "unknown_parameter")
+    try:
+        return msgspec.convert(plain, ChatRequest)
+    except msgspec.ValidationError as error:
+        raise of_json(error) from None
+
+
+def to_query(
+    request: ChatRequest, asked: Asked, *, query_id: str, tenant: str | None, kept: dict[str, str]
+) -> Query:
+    """Return the Query of a request.
+
+    Args:
+        request: The request.
+        asked: What its model name asks for.
+        query_id: The id it gets.
+        tenant: Who asks, as authenticated.
+        kept: What the gateway wants back with the record, under `metadata.gateway`.
+
+    Raises:
+        ApiError: 400 with the field at fault.
+    """
+    extension = request.extension
+    if request.stream_options is not None and not request.stream:
+        raise invalid("stream_options", "stream_options needs stream: true")
+    if request.stream and (request.n or 1) > 1:
+        raise unsupported("n", "a stream has one choice; ask without stream, or leave n out")
+    if asked.objective is not None and _has_objective(extension):
+        why = f"the model name already asks for objective {asked.objective!r}; give one of the two"
+        raise invalid("uniscale", why)
+    if asked.model is not None and extension.allowed_models not in (None, (asked.model,)):
+        why = f"the model name already asks for {asked.model!r}; give one of the two"
+        raise invalid("uniscale.allowed_models", why)
+    user = {"user": request.user} if request.user is not None else {}
+    try:
+        return Query(
+            query_id=query_id,
+            messages=tuple(_message(at, message) for at, message in enumerate(request.messages)),
+            objective=asked.objective or extension.objective,
+            weights=extension.weights,
+            mean_cost=extension.mean_cost,
+            accuracy=extension.accuracy,
+            reference=extension.reference,
+            pin_action=asked.pin,
+            allowed_models=(asked.model,) if asked.model else extension.allowed_models,
+            budget=_budget(request),
+            timeout_s=extension.timeout_s,
+            feedback_wait_s=extension.feedback_wait_s,
+            n=1 if request.n is None else request.n,
+            tenant=tenant,
+            metadata={**(request.metadata or {}), **extension.metadata, **user, OWN: kept},
+        )
+    except RecordError as error:
+        raise of_record(error) from None
+
+
+def digest(body: bytes) -> str:
+    """Return what tells one body from another: the SHA-256 of its bytes, in hex."""
+    return hashlib.sha256(body).hexdigest()
+
+
+def _message(at: int, message: dict[str, Any]) -> Message:
+    param = f"messages[{at}]"
+    role, content = message.get("role"), message.get("content")
+    if not isinstance(role, str):
+        raise invalid(f"{param}.role", "must be a text: system, developer, user or assistant")
+    if role not in ("system", "developer", "user", "assistant"):
+        raise unsupported(f"{param}.role", f"{role!r}; use system, developer, user or assistant")
+    if unknown := set(message) - {"role", "content", "name", "refusal"}:
+        raise unsupported(f"{param}.{sorted(unknown)[0]}", "a search reads role and content")
+    if isinstance(content, list):
+        content = "".join(_part(f"{param}.content[{i}]", part) for i, part in enumerate(content))
+    if not isinstance(content, str):
+        raise invalid(f"{param}.content", "must be a text, or a list of text parts")
+    return Message(role="system" if role == "developer" else role, content=content)
+
+
+def _part(param: str, part: Any) -> str:
+    kind = part.get("type") if isinstance(part, dict) else None
+    if kind == "text" and isinstance(part.get("text"), str):
+        return str(part["text"])
+    if isinstance(kind, str) and kind != "text":
+        raise unsupported(param, f"type {kind!r}; a search reads text only")
+    raise invalid(param, 'must be {"type": "text", "text": …}')
+
+
+def _budget(request: ChatRequest) -> Budget | None:
+    """Join `max_completion_tokens`, which counts every token generated, with the budget of the extension."""
+    if request.max_tokens is not None and request.max_completion_tokens is not None:
+        raise invalid("max_tokens", "comes beside max_completion_tokens; give one of the two")
+    param = "max_tokens" if request.max_tokens is not None else "max_completion_tokens"
+    most = request.max_tokens if request.max_tokens is not None else request.max_completion_tokens
+    budget = request.extension.budget
+    if most is None:
+        return budget
+    if most < 1:
+        raise invalid(param, f"is {most}; give a whole number above 0")
+    if budget is not None and budget.tokens is not None:
+        raise invalid(param, "comes beside uniscale.budget.tokens; give one of the two")
+    return Budget(tokens=most, eflops=budget.eflops if budget else None)
+
+
+def _has_objective(extension: Extension) -> bool:
+    given = (extension.objective, extension.weights, extension.mean_cost, extension.accuracy)
+    return any(each is not None for each in given)
+
+
+def _same(value: Any, neutral: Any) -> bool:
+    return (type(value) is type(neutral) and value == neutral) or (
+        isinstance(value, float) and isinstance(neutral, int) and not isinstance(neutral, bool) and value == neutral
+    )  # fmt: skip

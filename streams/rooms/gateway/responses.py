@@ -1,0 +1,247 @@
+"""What the gateway returns: completions and their chunks, in OpenAI's shape, with what the search did beside them."""
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+import orjson
+
+from agents.aggregator.agent import Pricing, UnpricedAnswer, price_of
+from schemas.answer import Answer
+from schemas.decision import Decision
+from schemas.forest import Draft
+from schemas.objective import ObjectiveInForce
+from schemas.reward import Reward
+
+DONE: Final = b"data: [DONE]\n\n"
+
+
+def completion(answer: Answer, decision: Decision | None, pricing: Pricing, created: int) -> dict[str, Any]:
+    """Return a chat completion. The Answer must have a text; see `errors.of_answer`.
+
+    Args:
+        answer: How the query ended.
+        decision: What was chosen for it, where it is known.
+        pricing: Of the catalogue in force.
+        created: Seconds since the epoch.
+    """
+    texts = [one.text for one in answer.answers] or [answer.text or ""]
+    return {
+        "id": answer.query_id,
+        "object": "chat.completion",
+        "created": created,
+        "model": model_of(answer),
+        "system_fingerprint": fingerprint(decision),
+        "choices": [
+            {
+                "index": at,
+                "message": {"role": "assistant", "content": text, "refusal": None},
+                "logprobs": None,
+                "finish_reason": finish_reason(answer),
+            }
+            for at, text in enumerate(texts)
+        ],
+        "usage": usage(answer),
+        "uniscale": details(answer, decision, pricing),
+    }
+
+
+def chunk(
+    query_id: str,
+    created: int,
+    model: str,
+    fingerprint: str | None,
+    *,
+    delta: dict[str, Any] | None = None,
+    finish: str | None = None,
+    **more: Any,
+) -> bytes:
+    """Return one `chat.completion.chunk` as a server-sent event. An empty delta is the heartbeat of a stream."""
+    body = {
+        "id": query_id,
+        "object": "chat.completion.chunk",
+        "created": created,
+        "model": model,
+        "system_fingerprint": fingerprint,
+        "choices": [{"index": 0, "delta": delta or {}, "logprobs": None, "finish_reason": finish}],
+        **more,
+    }
+    return event(body)
+
+
+def event(body: dict[str, Any]) -> bytes:
+    """Return a server-sent event without id, name or retry: some clients fail on these."""
+    return b"data: " + orjson.dumps(body) + b"\n\n"
+
+
+def usage(answer: Answer) -> dict[str, Any]:
+    """Return tokens: `completion_tokens` counts all that were generated, `reasoning_tokens` those not returned."""
+    generated = answer.generated_tokens
+    # Which drafts the further answers hold is not in the trace.
+    returned = generated if answer.answers else sum(answer.trace[at].tokens for at in answer.path)
+    return {
+        "prompt_tokens": answer.prompt_tokens,
+        "completion_tokens": generated,
+        "total_tokens": answer.prompt_tokens + generated,
+        "completion_tokens_details": {"reasoning_tokens": generated - returned},
+    }
+
+
+def details(answer: Answer, decision: Decision | None, pricing: Pricing) -> dict[str, Any]:
+    """Return the object `uniscale` of a response."""
+    return {
+        "action": answer.action.id if answer.action else None,
+        "objective": None if decision is None else objective(decision.objective),
+        "group": None if decision is None else decision.cohort,
+        "status": answer.status,
+        "complete": answer.complete,
+        "score": answer.score,
+        "scores": [one.score for one in answer.answers],
+        "eflops": price(answer, pricing),
+        "timings": {
+            name: round(float(getattr(answer.spent, name)), 4)
+            for name in ("queue_s", "generate_s", "verify_s", "transit_s", "control_s")
+        },
+        "seq": answer.seq,
+        "error": answer.error,
+    }
+
+
+def objective(in_force: ObjectiveInForce) -> dict[str, Any]:
+    """Return an objective as it was in force."""
+    weights = in_force.weights
+    return {
+        "name": in_force.name,
+        "aim": in_force.aim,
+        "weights": {"correct": weights.correct, "score": weights.score, "cost": weights.cost},
+        "mean_cost": in_force.mean_cost,
+        "accuracy": in_force.accuracy,
+        "price": in_force.price,
+    }
+
+
+def price(answer: Answer, pricing: Pricing) -> dict[str, float] | None:
+    """Return what the search cost in eFLOPs, by part; None when nothing was run or its price is not known."""
+    try:
+        cost = price_of(answer, pricing)
+    except UnpricedAnswer:
+        return None
+    if cost is None:
+        return None
+    return {
+        "total": cost.eflops,
+        "prefill": cost.prefill_eflops,
+        "decoding": cost.decoding_eflops,
+        "verifier": cost.verifier_eflops,
+    }
+
+
+def finish_reason(answer: Answer) -> str:
+    """Return `stop` for a completed path, `length` for one that was cut off."""
+    return "stop" if answer.complete else "length"
+
+
+def fingerprint(decision: Decision | None) -> str | None:
+    """Return action@seq: what ran, and the state of the policy that chose it."""
+    return None if decision is None else f"{decision.action.id}@{decision.seq}"
+
+
+def model_of(answer: Answer) -> str:
+    """Return the model that ran: never the virtual name that was asked for."""
+    return answer.action.model if answer.action else ""
+
+
+def headers(decision: Decision | None, query_id: str, request_id: str, *, debug: bool) -> dict[str, str]:
+    """Return the headers that say what was chosen; with `debug`, what it was expected to achieve."""
+    found = {"x-request-id": request_id, "x-uniscale-query-id": query_id}
+    if decision is None:
+        return found
+    found |= {"x-uniscale-model": decision.action.model, "x-uniscale-action": decision.action.id}
+    if debug:
+        found |= {
+            "x-uniscale-seq": str(decision.seq),
+            "x-uniscale-policy": f"{decision.policy.name}@{decision.policy.version}",
+            "x-uniscale-reason": decision.reason,
+            "x-uniscale-cohort": decision.cohort,
+            "x-uniscale-candidates": str(decision.candidates),
+        }
+        if decision.propensity is not None:
+            found["x-uniscale-propensity"] = f"{decision.propensity:.6g}"
+    return found
+
+
+def story(
+    query_id: str, decision: Decision | None, answer: Answer | None, reward: Reward | None, pricing: Pricing
+) -> dict[str, Any]:
+    """Return what is known of one query: `GET /v1/queries/{id}`."""
+    found: dict[str, Any] = {
+        "id": query_id,
+        "object": "query",
+        "status": answer.status if answer else "pending",
+    }
+    if decision is not None:
+        found["decision"] = {
+            "action": decision.action.id,
+            "objective": objective(decision.objective),
+            "cohort": decision.cohort,
+            "reason": decision.reason,
+            "seq": decision.seq,
+            "policy": {"name": decision.policy.name, "version": decision.policy.version},
+            "mean": decision.mean,
+            "width": decision.width,
+            "runners_up": [
+                {"action": c.action, "mean": c.mean, "width": c.width, "score": c.score}
+                for c in decision.runners_up
+            ],
+            "candidates": decision.candidates,
+            "propensity": decision.propensity,
+        }
+    if answer is not None:
+        found["answer"] = {
+            "text": answer.text,
+            "extracted": answer.extracted,
+            "complete": answer.complete,
+            "usage": usage(answer),
+            **details(answer, decision, pricing),
+        }
+        found["search"] = search(answer)
+    if reward is not None:
+        found["reward"] = {
+            "kind": reward.kind,
+            "correct": reward.correct,
+            "score": reward.score,
+            "log_cost": reward.log_cost,
+            "reward": reward.reward,
+            "graded_by": reward.graded_by,
+            "latency_s": reward.latency_s,
+        }
+    return found
+
+
+def search(answer: Answer) -> list[dict[str, Any]]:
+    """Return the drafts of a search that has ended."""
+    return drafts(answer.trace, answer.path)
+
+
+def drafts(trace: Sequence[Draft], path: Sequence[int]) -> list[dict[str, Any]]:
+    """Return drafts as the page draws them, a parent before its children.
+
+    Args:
+        trace: The drafts.
+        path: Indices of the chosen path.
+    """
+    chosen = set(path)
+    return [
+        {
+            "at": at,
+            "parent": draft.parent,
+            "tree": draft.tree,
+            "depth": draft.depth,
+            "tokens": draft.tokens,
+            "score": draft.score,
+            "fate": draft.fate,
+            "bound": draft.bound,
+            "chosen": at in chosen,
+            "text": draft.text,
+        }
+        for at, draft in enumerate(trace)
+    ]

@@ -1,0 +1,147 @@
+"""The gateway as a room: it follows the topics into its index, and serves HTTP."""
+
+import contextlib
+import logging
+from typing import Final
+
+import uvicorn
+
+from schemas.answer import Answer
+from schemas.base import decode
+from schemas.control import KeyEntry, decode_control
+from schemas.dead_letter import DeadLetter
+from schemas.decision import Decision
+from schemas.errors import UniscaleError
+from schemas.query import Query
+from schemas.reward import Feedback, Reward
+from schemas.search import SearchStep
+from streams.rooms.gateway.http import Routes
+from streams.rooms.gateway.index import Index
+from streams.rooms.gateway.limits import Gate, is_local
+from streams.rooms.gateway.service import Service
+from streams.runtime.base import Record, Runtime
+
+log = logging.getLogger("streams.gateway")
+
+LOCAL_HOSTS: Final = frozenset({"127.0.0.1", "localhost", "[::1]"})
+
+# Most bytes of a request's head: whoever sends more is cut off.
+_HEAD_BYTES: Final = 64 * 1024
+
+
+class OpenGateway(UniscaleError):
+    """The gateway would listen beyond this machine, and anybody could ask. Add a key first."""
+
+
+class GatewayRoom:
+    """One gateway.
+
+    Args:
+        runtime: The way to the topics.
+        recent: How many queries the index keeps, and how many records a partition are read at the start.
+    """
+
+    def __init__(self, runtime: Runtime, recent: int) -> None:
+        self.runtime = runtime
+        self.recent = recent
+        self.gate = Gate(runtime.monotonic)
+        self.index = Index(recent)
+        self.service = Service(runtime, self.index, self.gate)
+
+    async def follow(self) -> None:
+        """Read the topics to their present ends, and go on reading."""
+        topics = self.runtime.topics
+        await self.runtime.follow([topics.control], self._on_control, begin="beginning")
+        for topic, take in (
+            (topics.query, self._on_query),
+            (topics.decision, self._on_decision),
+            (topics.answer, self._on_answer),
+            (topics.reward, self._on_reward),
+            (topics.feedback, self._on_feedback),
+            (topics.dead_letter, self._on_letter),
+        ):
+            await self.runtime.follow([topic], take, begin=self.recent)
+        # Only what searches do from now on can still be streamed.
+        await self.runtime.follow([topics.search_step], self._on_step, begin="end")
+
+    def routes(self, hosts: frozenset[str] = frozenset()) -> Routes:
+        """Return the HTTP side."""
+        return Routes(self.service, LOCAL_HOSTS | hosts, self.runtime.now_ms() // 1000)
+
+    def check_address(self, host: str) -> None:
+        """Refuse to listen beyond this machine without keys.
+
+        Raises:
+            OpenGateway: saying how to add one.
+        """
+        if not is_local(host) and not self.gate.has_keys:
+            raise OpenGateway(
+                f"gateway_host: {host} can be reached from other machines, and there is no API key. Add one "
+                "(`python -m streams keys add NAME --tenant T`), or listen on 127.0.0.1"
+            )
+
+    def _on_control(self, record: Record) -> None:
+        with contextlib.suppress(UniscaleError):  # `control` itself reports what cannot be read
+            if record.value and isinstance(entry := decode_control(record.value), KeyEntry):
+                self.gate.change(entry)
+
+    def _on_query(self, record: Record) -> None:
+        with contextlib.suppress(UniscaleError):  # the embedder makes a dead letter of it
+            self.index.query(decode(record.value, Query), record.timestamp_ms)
+
+    def _on_decision(self, record: Record) -> None:
+        with contextlib.suppress(UniscaleError):
+            self.service.on_decision(decode(record.value, Decision), record.timestamp_ms)
+
+    def _on_answer(self, record: Record) -> None:
+        with contextlib.suppress(UniscaleError):
+            self.service.on_answer(decode(record.value, Answer), record.timestamp_ms)
+
+    def _on_reward(self, record: Record) -> None:
+        with contextlib.suppress(UniscaleError):
+            self.index.reward(decode(record.value, Reward))
+
+    def _on_feedback(self, record: Record) -> None:
+        with contextlib.suppress(UniscaleError):
+            told = decode(record.value, Feedback)
+            self.index.told(told.query_id, told.source, told.grade)
+
+    def _on_letter(self, record: Record) -> None:
+        with contextlib.suppress(UniscaleError):
+            self.index.letter(decode(record.value, DeadLetter), record.timestamp_ms)
+
+    def _on_step(self, record: Record) -> None:
+        key = record.key.decode(errors="replace") if record.key else ""
+        if key in self.service.waiting:
+            with contextlib.suppress(UniscaleError):
+                self.service.waiting.seen(key, decode(record.value, SearchStep))
+
+
+class Server(uvicorn.Server):
+    """uvicorn in the event loop of a room, which has its own way to stop."""
+
+    @contextlib.contextmanager
+    def capture_signals(self):  # type: ignore[no-untyped-def]
+        """Leave signals to the worker."""
+        yield
+
+
+async def serve(room: GatewayRoom, host: str, port: int, hosts: frozenset[str] = frozenset()) -> Server:
+    """Serve HTTP beside the room until it stops, and return the server.
+
+    Raises:
+        OpenGateway: see `check_address`.
+    """
+    room.check_address(host)
+    config = uvicorn.Config(
+        room.routes(hosts).app(), host=host, port=port, log_level="warning", access_log=False, http="h11",
+        lifespan="off", h11_max_incomplete_event_size=_HEAD_BYTES, timeout_keep_alive=30, server_header=False,
+    )  # fmt: skip
+    server = Server(config)
+
+    async def stop() -> None:
+        server.should_exit = True
+
+    room.runtime.background("http", server.serve)
+    room.runtime.on_stop(stop)
+    return server

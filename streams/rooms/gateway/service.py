@@ -1,0 +1,238 @@
+"""The gateway's work between HTTP and the topics: admit a request, send its Query, wait, cancel, take feedback."""
+
+import asyncio
+import hashlib
+import uuid
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from typing import Final
+
+from msgspec import Struct
+
+from agents.space.action_space import uis_space
+from schemas.answer import Answer
+from schemas.base import encode
+from schemas.cancel import Cancel
+from schemas.decision import Decision
+from schemas.errors import RecordError
+from schemas.query import Query
+from schemas.reward import Feedback
+from streams.rooms.gateway import responses
+from streams.rooms.gateway.errors import NO_RETRY, ApiError, not_found, of_record
+from streams.rooms.gateway.index import Index
+from streams.rooms.gateway.limits import Credential, Gate
+from streams.rooms.gateway.names import Asked, asked
+from streams.rooms.gateway.request import ChatRequest, to_query
+from streams.rooms.gateway.waiting import Seen, Waiting, each
+from streams.runtime.base import Outgoing, Runtime, key_of
+
+RETRY_MS: Final = 10 * 60 * 1000
+"""A client's retry within this time joins the query it repeats."""
+
+LOOK_S: Final = 0.5
+"""Seconds between two looks at whether the client is still there."""
+
+_MARGIN_S: Final = 30.0  # the Answer of an expired query takes this long at most, while an aggregator lives
+_DAY_MS: Final = 24 * 3600 * 1000
+
+
+class Admitted(Struct, frozen=True):
+    """A request that has its query.
+
+    Attributes:
+        query_id: Its id.
+        created: Seconds since the epoch.
+        attached: Whether another request sent it.
+        timeout_s: How long to wait for its Answer.
+    """
+
+    query_id: str
+    created: int
+    attached: bool
+    timeout_s: float
+
+
+class Service:
+    """What the routes call.
+
+    Args:
+        runtime: The way to the topics.
+        index: Recent queries.
+        gate: Keys and limits.
+    """
+
+    def __init__(self, runtime: Runtime, index: Index, gate: Gate) -> None:
+        self.runtime = runtime
+        self.index = index
+        self.gate = gate
+        self.waiting = Waiting()
+        self._cancelled: dict[str, str] = {}  # ids to cancel as soon as their group is known, with the reason
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def asked(self, name: str) -> Asked:
+        """Return what a model name asks for. Raises ApiError 404."""
+        control = self.runtime.control
+        actions = (action.id for action in uis_space(control.catalogue))
+        return asked(name, control.catalogue.model_names, control.objectives.named, actions)
+
+    async def admit(
+        self,
+        request: ChatRequest,
+        who: Credential,
+        *,
+        digest: str,
+        idempotency_key: str | None,
+        is_retry: bool,
+    ) -> Admitted:
+        """Send the request's Query, or join the one that it repeats.
+
+        Args:
+            request: The request.
+            who: Who asks.
+            digest: Of its body.
+            idempotency_key: The client's own, scoped by tenant.
+            is_retry: Whether the client says that this is its second try.
+
+        Raises:
+            ApiError: 422 where the idempotency key came with another body before; 400, 404, 429.
+        """
+        wanted = self.asked(request.model)
+        query_id = f"chatcmpl-{uuid.uuid4().hex}"
+        now_ms = self.runtime.now_ms()
+        timeout_s = request.extension.timeout_s or self.runtime.settings.timeout_s
+        if idempotency_key is not None:
+            if not 1 <= len(idempotency_key) <= 255:
+                raise ApiError(400, "Idempotency-Key must have 1 to 255 characters", param="Idempotency-Key")
+            scope = hashlib.sha256(f"{who.tenant or ''}\0{idempotency_key}".encode()).hexdigest()
+            query_id = f"chatcmpl-{scope[:40]}"
+            if (known := self.index.find(query_id)) is not None:
+                if known.digest != digest:
+                    raise ApiError(
+                        422, "this Idempotency-Key came with another body before; use a new key for a new request",
+                        param="Idempotency-Key", code="idempotency_mismatch", headers=dict(NO_RETRY),
+                    )  # fmt: skip
+                return Admitted(query_id, known.created_ms // 1000, True, timeout_s)
+        elif is_retry and (again := self.index.same_body(who.key, digest, now_ms - RETRY_MS)) is not None:
+            return Admitted(again.query_id, again.created_ms // 1000, True, timeout_s)
+        query = to_query(
+            request, wanted, query_id=query_id, tenant=who.tenant, kept={"key": who.key, "digest": digest}
+        )
+        spent = self.index.spent_eflops(who.key, now_ms - _DAY_MS) if who.entry else 0.0
+        self.gate.admit(who, request.model, query.objective, spent)
+        try:
+            await self._send_query(query, now_ms)
+        except BaseException:
+            self.gate.leave(who)
+            raise
+        return Admitted(query_id, now_ms // 1000, False, timeout_s)
+
+    async def _send_query(self, query: Query, now_ms: int) -> None:
+        try:
+            value = encode(query)
+        except RecordError as error:
+            raise of_record(error) from None
+        # Known before it is sent, so that a retry that overtakes the topic joins it.
+        self.index.query(query, now_ms)
+        await self.runtime.send(Outgoing(self.runtime.topics.query, key_of(query.query_id), value))
+
+    @contextmanager
+    def open(self, admitted: Admitted, who: Credential) -> Iterator["asyncio.Queue[Seen]"]:
+        """Wait for a query while the block runs; a block that ends before the Answer cancels the search.
+
+        Only the last one that waits cancels, and only where somebody waited at all.
+        """
+        with self.waiting.on(admitted.query_id) as queue:
+            try:
+                yield queue
+            finally:
+                if not admitted.attached:
+                    self.gate.leave(who)
+        if admitted.query_id not in self.waiting and self.index.answer_of(admitted.query_id) is None:
+            self._later(self.cancel(admitted.query_id, "client disconnected"))
+
+    async def events(
+        self,
+        admitted: Admitted,
+        queue: "asyncio.Queue[Seen]",
+        gone: Callable[[], Awaitable[bool]],
+    ) -> AsyncIterator[Seen | None]:
+        """Yield Decision, steps and at last the Answer of a query; None now and then while nothing comes.
+
+        Raises:
+            ApiError: 504 when no Answer came although its time is over.
+            ClientGone: when the client is.
+        """
+        if (decision := self.index.decision_of(admitted.query_id)) is not None:
+            yield decision
+        if (answer := self.index.answer_of(admitted.query_id)) is not None:
+            yield answer
+            return
+        until = self.runtime.monotonic() + admitted.timeout_s + _MARGIN_S
+        async for what in each(queue, LOOK_S):
+            yield what
+            if what is None and await gone():
+                raise ClientGone
+            if self.runtime.monotonic() > until:
+                raise ApiError(
+                    504, f"no answer came within {admitted.timeout_s:.0f} s", type="timeout_error", code="expired",
+                    headers=dict(NO_RETRY),
+                )  # fmt: skip
+
+    async def cancel(self, query_id: str, reason: str) -> None:
+        """End a search: its executors drop it at the next step. Before its Decision, this waits for that."""
+        decision = self.index.decision_of(query_id)
+        if decision is None:
+            self._cancelled[query_id] = reason
+            return
+        record = Cancel(query_id=query_id, by="gateway", reason=reason)
+        topic = self.runtime.topics.cancel_for(decision.group)
+        await self.runtime.send(Outgoing(topic, key_of(query_id), encode(record)))
+
+    def on_decision(self, decision: Decision, at_ms: int) -> None:
+        """Take a Decision that came by."""
+        self.index.decision(decision, at_ms)
+        self.waiting.seen(decision.query_id, decision)
+        if (reason := self._cancelled.pop(decision.query_id, None)) is not None:
+            self._later(self.cancel(decision.query_id, reason))
+
+    def on_answer(self, answer: Answer, at_ms: int) -> None:
+        """Take an Answer that came by; the first one counts."""
+        first = self.index.answer_of(answer.query_id) is None
+        self.index.answer(answer, at_ms)
+        self.index.priced(answer.query_id, responses.price(answer, self.runtime.control.pricing))
+        self._cancelled.pop(answer.query_id, None)
+        if first:
+            self.waiting.seen(answer.query_id, answer)
+
+    async def feedback(self, query_id: str, value: bool | float, comment: str, who: Credential) -> bool:
+        """Send feedback and return whether this source has told so before.
+
+        Raises:
+            ApiError: 404 for an id that is unknown, or another tenant's; 400.
+        """
+        known = self.index.find(query_id)
+        if known is None or not who.may_see(known.tenant):
+            raise not_found("id", query_id)
+        try:
+            record = Feedback(
+                query_id=query_id, correct=value, source=who.name, metadata={"comment": comment} if comment else {}
+            )  # fmt: skip
+            sent = encode(record)
+        except RecordError as error:
+            raise of_record(error) from None
+        duplicate = self.index.told(query_id, who.name, float(value))
+        if not duplicate:
+            await self.runtime.send(Outgoing(self.runtime.topics.feedback, key_of(query_id), sent))
+        return duplicate
+
+    def _later(self, work: "Awaitable[None]") -> None:
+        async def run() -> None:
+            await work
+
+        task = asyncio.get_running_loop().create_task(run())
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+
+class ClientGone(Exception):
+    """The client closed its connection."""

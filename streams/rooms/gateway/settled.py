@@ -1,0 +1,30 @@
+"""What of a running search may already be shown: the steps that every path it can still end in has in common."""
+
+from schemas.forest import Forest
+
+
+def settled(forest: Forest) -> str:
+    """Return the text that any answer of this search will begin with.
+
+    The answer will be a path that is still being drafted, the best completed one, or, as long as none is completed,
+    one that was cut off. What all of these share cannot be taken back. A search of width 1 has one path, so it streams
+    step by step.
+
+    Args:
+        forest: The search as a SearchStep carries it, with the newest drafts pending.
+    """
+    ends = list(forest.pending or forest.live)
+    if forest.best >= 0:
+        ends.append(forest.best)
+    else:
+        ends += [at for at, draft in enumerate(forest.drafts) if draft.fate in ("cut", "stopped")]
+    if not ends:
+        return ""
+    shared = forest.path(ends[0])
+    for end in ends[1:]:
+        other = forest.path(end)
+        same = 0
+        while same < min(len(shared), len(other)) and shared[same] == other[same]:
+            same += 1
+        shared = shared[:same]
+    return "".join(forest.drafts[at].text for at in shared)

@@ -1,0 +1,72 @@
+// Ask: a question, how much to spend on it, and the search drawn while it runs.
+
+import { ask as send, get } from '/static/api.js';
+import { el } from '/static/dom.js';
+import { drawTree, legend } from '/static/tree.js';
+import { story } from '/static/query.js';
+
+export async function ask(view) {
+  const models = (await get('/v1/models')).data;
+  const text = el('textarea', { id: 'question', rows: 3, required: true, placeholder: 'Ann has 3 apples and buys 4. How many has she?' });
+  const slider = el('input', { type: 'range', id: 'spend', min: 0, max: 100, value: 50 });
+  const model = el('select', { id: 'model' }, models.map((m) => el('option', { value: m.id }, m.id)));
+  const reference = el('input', { type: 'text', id: 'reference', autocomplete: 'off' });
+  const button = el('button', { class: 'main' }, 'Ask');
+  const stop = el('button', { type: 'button', disabled: true }, 'Stop');
+  const status = el('p', { role: 'status', class: 'quiet' });
+  const answer = el('pre', { hidden: true, tabindex: '0' });
+  const search = el('div'), result = el('div');
+  let running = null, events = null;
+  stop.addEventListener('click', () => running?.abort());
+  const run = async (event) => {
+    event.preventDefault();
+    button.disabled = true; stop.disabled = false; running = new AbortController();
+    answer.hidden = false; answer.textContent = ''; result.replaceChildren(); search.replaceChildren();
+    status.textContent = 'Waiting for the decision …';
+    let id = null;
+    try {
+      await send(body(text.value, slider, model.value, reference.value), {
+        signal: running.signal,
+        onId: (query, action) => { id = query; status.textContent = `Running ${action} …`; events = watch(query, search); },
+        onText: (piece) => { answer.textContent += piece; },
+      });
+      status.textContent = '';
+      answer.hidden = true;
+      result.replaceChildren(...story(await get(`/v1/queries/${encodeURIComponent(id)}`)));
+      search.replaceChildren();
+    } catch (error) {
+      status.textContent = error.name === 'AbortError' ? 'Stopped: the search is cancelled.' : error.message;
+    } finally {
+      events?.close(); button.disabled = false; stop.disabled = true;
+    }
+  };
+  view.replaceChildren(el('h2', {}, 'Ask'),
+    el('form', { onsubmit: run },
+      el('label', { for: 'question' }, 'Question'), text,
+      el('label', { for: 'spend' }, 'From cheap to right'), slider, el('div', { class: 'ends', 'aria-hidden': 'true' }, el('span', {}, 'cheap'), el('span', {}, 'right')),
+      el('label', { for: 'model' }, 'Model'), model,
+      el('label', { for: 'reference' }, 'Right answer, if you know it (never shown to a model)'), reference,
+      el('div', { class: 'row' }, button, stop)),
+    status, answer, search, result);
+  return () => { running?.abort(); events?.close(); };
+}
+
+// The slider goes through the paper's four modes: the cost weighs 0.8 at its left end and 0 at its right.
+function body(question, slider, model, reference) {
+  const cost = 0.8 * (1 - slider.value / 100), half = (1 - cost) / 2;
+  const uniscale = { weights: { correct: half, score: half, cost } };
+  if (model.startsWith('auto:')) delete uniscale.weights;
+  if (reference.trim()) uniscale.reference = reference.trim();
+  return { model, messages: [{ role: 'user', content: question }], uniscale };
+}
+
+function watch(id, place) {
+  const events = new EventSource(`/v1/queries/${encodeURIComponent(id)}/events`);
+  events.addEventListener('step', (event) => {
+    const { search } = JSON.parse(event.data);
+    place.replaceChildren(el('h2', {}, 'Search'), legend(), drawTree(search));
+  });
+  events.addEventListener('answer', () => events.close());
+  events.addEventListener('error', () => events.close());
+  return events;
+}

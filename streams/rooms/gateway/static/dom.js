@@ -1,0 +1,43 @@
+// Elements from values. Text becomes text nodes only: what models and people write never becomes markup.
+
+export function el(name, attributes = {}, ...children) {
+  const made = document.createElement(name);
+  for (const [key, value] of Object.entries(attributes)) {
+    if (key.startsWith('on')) made.addEventListener(key.slice(2), value);
+    else if (value === true) made.setAttribute(key, '');
+    else if (value !== false && value !== null && value !== undefined) made.setAttribute(key, value);
+  }
+  made.append(...children.flat().filter((child) => child !== null && child !== undefined && child !== false));
+  return made;
+}
+
+export function svg(name, attributes = {}, ...children) {
+  const made = document.createElementNS('http://www.w3.org/2000/svg', name);
+  for (const [key, value] of Object.entries(attributes)) made.setAttribute(key, value);
+  made.append(...children);
+  return made;
+}
+
+export function table(caption, heads, rows) {
+  return el('div', { class: 'scroll', tabindex: '0', role: 'region', 'aria-label': caption },
+    el('table', {},
+      el('thead', {}, el('tr', {}, heads.map((head) => el('th', { scope: 'col' }, head)))),
+      el('tbody', {}, rows.map((cells) => el('tr', {}, cells.map((cell) =>
+        cell instanceof Node && cell.nodeName === 'TD' ? cell : el('td', {}, cell ?? '–')))))));
+}
+
+export function tile(value, label) {
+  return el('div', { class: 'tile' }, el('b', {}, value), el('span', {}, label));
+}
+
+export const percent = (share) => (share === null || share === undefined ? '–' : `${(100 * share).toFixed(0)} %`);
+
+export function eflops(value) {
+  if (value === null || value === undefined) return '–';
+  const units = ['', ' k', ' M', ' G', ' T', ' P', ' E'];
+  let at = 0;
+  while (Math.abs(value) >= 1000 && at < units.length - 1) { value /= 1000; at += 1; }
+  return `${value.toPrecision(3)}${units[at]}`;
+}
+
+export const clock = (seconds) => new Date(seconds * 1000).toLocaleTimeString();

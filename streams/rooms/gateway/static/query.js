@@ -1,0 +1,66 @@
+// One query: what was chosen and why, the search, the answer, its price, and feedback.
+
+import { get, post } from '/static/api.js';
+import { eflops, el, table } from '/static/dom.js';
+import { drawTree, legend } from '/static/tree.js';
+import { list, right } from '/static/now.js';
+
+export async function query(view, id) {
+  const input = el('input', { type: 'text', id: 'query-id', value: id ?? '', autocomplete: 'off' });
+  const form = el('form', { onsubmit: (event) => { event.preventDefault(); location.hash = `#query/${encodeURIComponent(input.value.trim())}`; } },
+    el('label', { for: 'query-id' }, 'Id of a query'), el('div', { class: 'row' }, input, el('button', { class: 'main' }, 'Show')));
+  const body = el('div');
+  view.replaceChildren(el('h2', {}, 'One query'), form, body);
+  if (!id) {
+    const latest = await get('/v1/queries?limit=50');
+    body.append(latest.data.length ? list(latest.data) : el('p', { class: 'quiet' }, 'Nothing yet.'));
+    return undefined;
+  }
+  const show = async () => body.replaceChildren(...story(await get(`/v1/queries/${encodeURIComponent(id)}`), show));
+  await show();
+  return undefined;
+}
+
+export function story(found, again) {
+  const parts = [];
+  if (found.decision) parts.push(el('h2', {}, 'Why this configuration'), el('p', {}, why(found.decision)), runners(found.decision));
+  if (found.answer) {
+    parts.push(el('h2', {}, 'Answer'), el('pre', { tabindex: '0' }, found.answer.text ?? found.answer.error ?? 'none'));
+    parts.push(el('p', {}, `Status ${found.answer.status}${found.answer.score === null ? '' : `, verifier's score ${found.answer.score.toFixed(3)}`}${found.answer.error ? `: ${found.answer.error}` : ''}. `, found.reward ? el('span', {}, 'Right: ', right(found.reward.correct)) : ''));
+    parts.push(feedback(found.id, again));
+    if (found.answer.eflops) parts.push(el('h2', {}, 'Price, eFLOPs'), price(found.answer.eflops));
+  } else parts.push(el('p', { class: 'quiet' }, 'No answer yet.'));
+  if (found.search?.length) parts.push(el('h2', {}, 'Search'), legend(), drawTree(found.search));
+  return parts;
+}
+
+export function why(decision) {
+  const seconds = [`${decision.action} was chosen out of ${decision.candidates} configurations`];
+  const reasons = { policy: 'by the policy', 'warm-up': 'at random, because the policy is still warming up', floor: 'at random, by the exploration floor', pinned: 'because the request asked for it', control: 'because the query is in the control group' };
+  seconds.push(reasons[decision.reason] ?? decision.reason);
+  if (decision.mean !== null && decision.width !== null) seconds.push(`with an expected reward of ${decision.mean.toFixed(3)} ± ${decision.width.toFixed(3)}`);
+  const name = decision.objective.name ?? decision.objective.aim;
+  return `${seconds.join(' ')}, for the objective ${name}.`;
+}
+
+function runners(decision) {
+  if (!decision.runners_up.length) return null;
+  return table('Runners-up', ['Runner-up', 'Expected reward', 'Width', 'Score'],
+    decision.runners_up.map((c) => [c.action, c.mean.toFixed(3), c.width.toFixed(3), c.score.toFixed(3)]));
+}
+
+const price = (parts) => table('Price', ['Prefill', 'Decoding', 'Verification', 'Total'],
+  [[eflops(parts.prefill), eflops(parts.decoding), eflops(parts.verifier), eflops(parts.total)]]);
+
+export function feedback(id, again) {
+  const said = el('span', { role: 'status' });
+  const give = (value) => async () => {
+    try {
+      const answer = await post('/v1/feedback', { id, value });
+      said.textContent = answer.duplicate ? 'You have given feedback before.' : 'Thank you.';
+      if (again) setTimeout(() => again().catch(() => {}), 1500);
+    } catch (error) { said.textContent = error.message; }
+  };
+  return el('div', { class: 'row' },
+    el('button', { type: 'button', onclick: give(true) }, '👍 Right'), el('button', { type: 'button', onclick: give(false) }, '👎 Wrong'), said);
+}

@@ -1,0 +1,92 @@
+"""What goes on, from the latest queries: rates, choices, and the policy beside the control group."""
+
+import math
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from typing import Any, Final
+
+from streams.rooms.gateway.index import Listed
+
+_Z: Final = 1.96
+_BUCKETS: Final = 60
+
+
+def now(listed: Sequence[Listed], now_ms: int) -> dict[str, Any]:
+    """Return the statistics of the page's first view.
+
+    Args:
+        listed: The latest queries, newest first.
+        now_ms: Time since the epoch.
+    """
+    minute = [each for each in listed if now_ms - each.created_ms < 60_000]
+    cohorts = {name: [each for each in listed if each.cohort == name] for name in ("policy", "control")}
+    return {
+        "queries": len(listed),
+        "per_second": round(len(minute) / 60, 3),
+        "in_flight": sum(each.status is None for each in listed),
+        "statuses": dict(Counter(each.status for each in listed if each.status)),
+        "cohorts": {name: cohort(group) for name, group in cohorts.items()},
+        "choices": choices(listed),
+        "series": series(listed),
+    }
+
+
+def cohort(group: Sequence[Listed]) -> dict[str, Any]:
+    """Return accuracy and mean cost of a group of queries, with 95 % intervals; None where nothing is known.
+
+    The accuracy's is Wilson's, the cost's is normal.
+    """
+    graded = [each.correct for each in group if each.correct is not None]
+    costs = [each.eflops for each in group if each.eflops is not None]
+    return {
+        "queries": len(group),
+        "accuracy": _wilson(sum(graded), len(graded)),
+        "eflops": _mean(costs),
+    }
+
+
+def choices(listed: Sequence[Listed]) -> list[dict[str, Any]]:
+    """Return how often each configuration was chosen, with its accuracy and mean cost; the most frequent first."""
+    by_action: defaultdict[str, list[Listed]] = defaultdict(list)
+    for each in listed:
+        if each.action is not None:
+            by_action[each.action].append(each)
+    ranked = sorted(by_action.items(), key=lambda item: (-len(item[1]), item[0]))
+    return [{"action": action, **cohort(group)} for action, group in ranked[:20]]
+
+
+def series(listed: Sequence[Listed]) -> list[dict[str, Any]]:
+    """Return accuracy and mean cost over time: at most 60 groups of equally many consecutive queries, oldest first."""
+    ordered = [each for each in reversed(listed) if each.status is not None]
+    size = max(1, math.ceil(len(ordered) / _BUCKETS))
+    found = []
+    for start in range(0, len(ordered), size):
+        group = ordered[start : start + size]
+        graded = [each.correct for each in group if each.correct is not None]
+        costs = [each.eflops for each in group if each.eflops is not None]
+        found.append({
+            "at": group[-1].created_ms // 1000,
+            "queries": len(group),
+            "accuracy": sum(graded) / len(graded) if graded else None,
+            "eflops": sum(costs) / len(costs) if costs else None,
+        })  # fmt: skip
+    return found
+
+
+def _wilson(right: float, n: int) -> dict[str, float] | None:
+    if not n:
+        return None
+    mean = right / n
+    centre = (mean + _Z**2 / (2 * n)) / (1 + _Z**2 / n)
+    half = _Z * math.sqrt(mean * (1 - mean) / n + _Z**2 / (4 * n**2)) / (1 + _Z**2 / n)
+    return {"mean": mean, "low": max(0.0, centre - half), "high": min(1.0, centre + half), "n": n}
+
+
+def _mean(values: Sequence[float]) -> dict[str, float] | None:
+    n = len(values)
+    if not n:
+        return None
+    mean = sum(values) / n
+    deviation = math.sqrt(sum((value - mean) ** 2 for value in values) / (n - 1)) if n > 1 else 0.0
+    half = _Z * deviation / math.sqrt(n)
+    return {"mean": mean, "low": mean - half, "high": mean + half, "n": n}

@@ -1,0 +1,63 @@
+"""Requests that wait for a query: each sees its Decision, the steps of its search, and its Answer as they come by."""
+
+import asyncio
+from collections import defaultdict
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
+from typing import TypeAlias
+
+from schemas.answer import Answer
+from schemas.dead_letter import DeadLetter
+from schemas.decision import Decision
+from schemas.search import SearchStep
+
+Seen: TypeAlias = Decision | SearchStep | Answer | DeadLetter
+
+
+class Waiting:
+    """What open requests wait for.
+
+    A request may attach to a query that another one sent, so several can wait for one id. What comes by before a
+    request waits is in the index.
+    """
+
+    def __init__(self) -> None:
+        self._queues: defaultdict[str, list[asyncio.Queue[Seen]]] = defaultdict(list)
+
+    def __len__(self) -> int:
+        """Return how many queries are waited for."""
+        return len(self._queues)
+
+    def __contains__(self, query_id: object) -> bool:
+        """Return whether anybody waits for a query."""
+        return query_id in self._queues
+
+    def seen(self, query_id: str, what: Seen) -> None:
+        """Show something to whoever waits for its query."""
+        for queue in self._queues.get(query_id, ()):
+            queue.put_nowait(what)
+
+    @contextmanager
+    def on(self, query_id: str) -> Iterator[asyncio.Queue[Seen]]:
+        """Wait for a query while the block runs."""
+        queue: asyncio.Queue[Seen] = asyncio.Queue()
+        self._queues[query_id].append(queue)
+        try:
+            yield queue
+        finally:
+            self._queues[query_id].remove(queue)
+            if not self._queues[query_id]:
+                del self._queues[query_id]
+
+
+async def each(queue: asyncio.Queue[Seen], every_s: float) -> AsyncIterator[Seen | None]:
+    """Yield what comes by, up to the Answer; None whenever nothing has come for `every_s` seconds."""
+    while True:
+        try:
+            what = await asyncio.wait_for(queue.get(), every_s)
+        except TimeoutError:
+            yield None
+            continue
+        yield what
+        if isinstance(what, Answer):
+            return

@@ -1,0 +1,300 @@
+"""The gateway before a whole deployment, as the official client of OpenAI and plain HTTP see it."""
+
+import socket
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from schemas.answer import Answer
+from schemas.base import encode
+from schemas.control import KeyEntry
+from schemas.decision import Decision
+from schemas.query import Query
+from schemas.reward import Feedback
+from streams.commands.keys import make_key
+from streams.local.supervisor import python
+
+pytestmark = pytest.mark.broker
+
+QUESTION = "What is 2 + 3, number 0?"
+
+
+def free_port() -> int:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return int(found.getsockname()[1])
+
+
+class Gateway:
+    """A deployment, and where its gateway listens."""
+
+    def __init__(self, deployment: Any, port: int) -> None:
+        self.deployment = deployment
+        self.url = f"http://127.0.0.1:{port}"
+
+    def client(self, key: str = "none", **more: Any) -> openai.OpenAI:
+        return openai.OpenAI(base_url=f"{self.url}/v1", api_key=key, **more)
+
+    def searches(self) -> int:
+        """Return how many queries were ever sent."""
+        return len(self.deployment.raw(self.deployment.topics.query))
+
+
+@pytest.fixture(scope="module")
+def gateway(deploy: Any) -> Gateway:
+    port = free_port()
+    deployment = deploy(commands={"gateway": [*python(), "worker", "gateway"]}, gateway_port=port)
+    return Gateway(deployment, port)
+
+
+def chat(client: openai.OpenAI, text: str = QUESTION, model: str = "auto", **more: Any) -> Any:
+    return client.chat.completions.create(model=model, messages=[{"role": "user", "content": text}], **more)
+
+
+def test_a_completion_says_what_ran_and_what_it_cost(gateway: Gateway) -> None:
+    made = chat(gateway.client(), extra_body={"uniscale": {"reference": "5", "metadata": {"team": "a"}}})
+    assert made.object == "chat.completion"
+    assert "\\boxed{" in made.choices[0].message.content
+    assert made.choices[0].finish_reason == "stop"
+    assert made.model in ("small", "large")
+    details = made.model_extra["uniscale"]
+    assert made.system_fingerprint == f"{details['action']}@{details['seq']}"
+    assert made.usage.total_tokens == made.usage.prompt_tokens + made.usage.completion_tokens
+    parts = details["eflops"]
+    assert parts["total"] == pytest.approx(parts["prefill"] + parts["decoding"] + parts["verifier"])
+    deployment = gateway.deployment
+    sent = {query.query_id: query for query in deployment.read(deployment.topics.query, Query)}
+    assert sent[made.id].reference == "5"
+    assert sent[made.id].metadata["team"] == "a"
+    assert next(
+        a for a in deployment.read(deployment.topics.answer, Answer) if a.query_id == made.id
+    ).text == (made.choices[0].message.content)
+
+
+def test_a_stream_says_the_same_as_the_whole_and_retracts_nothing(gateway: Gateway) -> None:
+    client = gateway.client()
+    for model in ("large/1/1/1", "auto", "small/4/4/2"):
+        chunks = list(
+            chat(client, model=model, stream=True, stream_options={"include_usage": True},
+                 extra_body={"uniscale": {"progress": True}})
+        )  # fmt: skip
+        text = "".join(c.choices[0].delta.content or "" for c in chunks if c.choices)
+        query_id = chunks[0].id
+        told = httpx.get(f"{gateway.url}/v1/queries/{query_id}").json()
+        assert told["answer"]["text"] == text
+        assert [c.choices[0].finish_reason for c in chunks if c.choices][-1] == "stop"
+        assert chunks[-1].usage is not None
+        assert {c.id for c in chunks} == {query_id}
+        assert told["decision"]["action"].startswith(chunks[-1].model)
+        if model == "large/1/1/1":
+            assert sum(bool(c.choices and c.choices[0].delta.content) for c in chunks) > 1
+
+
+def test_the_headers_of_a_stream_carry_the_choice(gateway: Gateway) -> None:
+    body = {"model": "small/1/1/1", "stream": True, "messages": [{"role": "user", "content": QUESTION}]}
+    with httpx.stream("POST", f"{gateway.url}/v1/chat/completions", json=body) as response:
+        assert response.headers["x-uniscale-action"] == "small/1/1/1"
+        assert response.headers["content-type"].startswith("text/event-stream")
+        lines = [line for line in response.iter_lines() if line]
+    assert all(line.startswith("data: ") for line in lines)
+    assert lines[-1] == "data: [DONE]"
+
+
+def test_n_answers_come_best_first_with_their_scores(gateway: Gateway) -> None:
+    made = chat(gateway.client(), n=2, model="large")
+    scores = made.model_extra["uniscale"]["scores"]
+    assert 1 <= len(made.choices) <= 2
+    assert len(scores) == len(made.choices)
+    assert scores == sorted(scores, reverse=True)
+    qp, cp = (int(part) for part in made.model_extra["uniscale"]["action"].split("/")[1:3])
+    assert qp * cp >= 2
+
+
+def test_models_are_listed_and_found(gateway: Gateway) -> None:
+    client = gateway.client()
+    listed = {model.id: model.model_extra["routing"] for model in client.models.list()}
+    assert listed["auto"] == "virtual"
+    assert listed["auto:quality-priority"] == "virtual"
+    assert listed["small"] == "concrete"
+    assert client.models.retrieve("large/4/4/2").id == "large/4/4/2"
+    with pytest.raises(openai.NotFoundError):
+        client.models.retrieve("larger")
+
+
+@pytest.mark.parametrize(
+    ("more", "error", "param"),
+    [
+        ({"temperature": 0.3}, openai.BadRequestError, "temperature"),
+        ({"tools": [{"type": "function", "function": {"name": "f"}}]}, openai.BadRequestError, "tools"),
+        ({"model": "gpt-9"}, openai.NotFoundError, "model"),
+        ({"model": "small/3/3/3"}, openai.NotFoundError, "model"),
+        ({"extra_body": {"uniscale": {"objective": "none such"}}}, openai.BadRequestError, None),
+        ({"extra_body": {"uniscale": {"allowed_models": ["none such"]}}}, openai.BadRequestError, None),
+    ],
+)
+def test_errors_are_of_the_client_s_classes_and_cost_one_search_at_most(
+    gateway: Gateway, more: dict[str, Any], error: type[openai.APIStatusError], param: str | None
+) -> None:
+    before = gateway.searches()
+    with pytest.raises(error) as refused:
+        chat(gateway.client(), **more)
+    assert refused.value.param == param
+    assert gateway.searches() - before <= (0 if param else 1)
+
+
+def test_an_expired_query_is_not_searched_again_by_the_client_s_retries(gateway: Gateway) -> None:
+    before = gateway.searches()
+    with pytest.raises(openai.InternalServerError) as expired:
+        chat(gateway.client(max_retries=2), extra_body={"uniscale": {"timeout_s": 0.001}})
+    assert expired.value.status_code == 504
+    assert gateway.searches() - before == 1
+
+
+def test_a_retry_joins_the_query_that_it_repeats(gateway: Gateway) -> None:
+    body = {"model": "small/1/1/1", "messages": [{"role": "user", "content": f"{QUESTION} again"}]}
+    url = f"{gateway.url}/v1/chat/completions"
+    before = gateway.searches()
+    first = httpx.post(url, json=body)
+    again = httpx.post(url, json=body, headers={"x-stainless-retry-count": "1"})
+    fresh = httpx.post(url, json=body)
+    assert first.json()["id"] == again.json()["id"] != fresh.json()["id"]
+    assert gateway.searches() - before == 2
+
+
+def test_an_idempotency_key_is_one_search(gateway: Gateway) -> None:
+    body = {"model": "small/1/1/1", "messages": [{"role": "user", "content": QUESTION}]}
+    url = f"{gateway.url}/v1/chat/completions"
+    before = gateway.searches()
+    with ThreadPoolExecutor(4) as pool:
+        sent = [pool.submit(httpx.post, url, json=body, headers={"Idempotency-Key": "k-1"}) for _ in range(4)]
+        answers = [each.result() for each in sent]
+    assert {answer.status_code for answer in answers} == {200}
+    assert len({answer.json()["id"] for answer in answers}) == 1
+    assert gateway.searches() - before == 1
+    other = httpx.post(url, json={**body, "user": "x"}, headers={"Idempotency-Key": "k-1"})
+    assert (other.status_code, other.headers["x-should-retry"]) == (422, "false")
+
+
+def test_who_hangs_up_cancels_the_search_and_nothing_is_learned_of_it(gateway: Gateway) -> None:
+    deployment = gateway.deployment
+    body = {"model": "large/1/1/1", "messages": [{"role": "user", "content": f"{QUESTION} never mind"}]}
+    before = gateway.searches()
+    # The connection closes long before an answer can come.
+    with suppress(httpx.ReadTimeout):
+        httpx.post(f"{gateway.url}/v1/chat/completions", json=body, timeout=httpx.Timeout(10, read=0.01))
+    deployment.until(lambda: gateway.searches() == before + 1, what="the query is sent")
+    sent = deployment.read(deployment.topics.query, Query)[-1]
+    deployment.until(
+        lambda: any(a.query_id == sent.query_id for a in deployment.read(deployment.topics.answer, Answer)),
+        what="the search ends",
+    )
+    ended = next(a for a in deployment.read(deployment.topics.answer, Answer) if a.query_id == sent.query_id)
+    # A search of one step may have ended first.
+    assert ended.status in ("cancelled", "ok")
+
+
+def test_feedback_reaches_the_topic_once(gateway: Gateway) -> None:
+    made = chat(gateway.client())
+    url = f"{gateway.url}/v1/feedback"
+    first = httpx.post(url, json={"id": made.id, "value": True, "comment": "right"}).json()
+    again = httpx.post(url, json={"id": made.id, "value": False}).json()
+    assert (first["duplicate"], again["duplicate"]) == (False, True)
+    deployment = gateway.deployment
+    told = [f for f in deployment.read(deployment.topics.feedback, Feedback) if f.query_id == made.id]
+    assert [(f.correct, f.metadata) for f in told] == [(True, {"comment": "right"})]
+    assert httpx.post(url, json={"id": "none such", "value": True}).status_code == 404
+    for wrong in (
+        {"id": made.id},
+        {"id": made.id, "value": "yes"},
+        {"id": made.id, "value": 2},
+        {"value": 1},
+        [],
+    ):
+        assert httpx.post(url, json=wrong).status_code == 400, wrong
+
+
+def test_bad_input_has_the_right_status_and_stops_nothing(gateway: Gateway) -> None:
+    url = f"{gateway.url}/v1/chat/completions"
+    assert httpx.post(url, content=b"\xff{").status_code == 400
+    assert httpx.post(url, content=b"x" * (2 * 1024 * 1024 + 1)).status_code == 413
+    assert httpx.post(url, content=b'{"uniscale": {"weights": {"correct": NaN}}}').status_code == 400
+    assert httpx.post(
+        url, json={"model": "auto", "messages": [{"role": "user", "content": "<script>"}]}
+    ).is_success
+    assert httpx.get(f"{gateway.url}/v1/models", headers={"host": "evil.example"}).status_code == 403
+    assert httpx.get(f"{gateway.url}/v1/models", headers={"origin": "http://evil.example"}).status_code == 403
+    missing = httpx.get(f"{gateway.url}/v1/embeddings")
+    assert (missing.status_code, missing.json()["error"]["code"]) == (404, "unknown_url")
+    assert httpx.get(f"{gateway.url}/health/ready").json()["status"] == "ready"
+    with socket.create_connection(("127.0.0.1", int(gateway.url.rpartition(":")[2]))) as flood:
+        flood.sendall(b"GET /v1/models HTTP/1.1\r\n" + b"x: " + b"y" * 200_000)
+        flood.settimeout(10)
+        assert b"400" in flood.recv(200) or flood.recv(1) == b""
+    assert httpx.get(f"{gateway.url}/health/live").status_code == 200
+
+
+def test_events_tell_the_story_of_a_query(gateway: Gateway) -> None:
+    made = chat(gateway.client(), model="large/1/1/1")
+    with httpx.stream("GET", f"{gateway.url}/v1/queries/{made.id}/events") as response:
+        names = [line.removeprefix("event: ") for line in response.iter_lines() if line.startswith("event: ")]
+    assert names == ["decision", "answer"]
+    listed = httpx.get(f"{gateway.url}/v1/queries?limit=5").json()["data"]
+    assert any(each["id"] == made.id for each in listed)
+    now = httpx.get(f"{gateway.url}/v1/now").json()
+    assert now["queries"] > 0
+    assert {model["name"]: model["serving"] for model in now["models"]} == {"small": True, "large": True}
+
+
+@pytest.fixture(scope="module")
+def keyed(deploy: Any) -> Iterator[tuple[Gateway, dict[str, str]]]:
+    port = free_port()
+    deployment = deploy(commands={"gateway": [*python(), "worker", "gateway"]}, gateway_port=port)
+    found = Gateway(deployment, port)
+    made = {}
+    for name, more in (("shop", {}), ("bank", {}), ("slow", {"per_minute": 1})):
+        made[name], digest = make_key()
+        entry = KeyEntry(name=name, op="add", sha256=digest, tenant=name, **more)
+        deployment.put(deployment.topics.control, entry.key.encode(), encode(entry))
+    deployment.until(lambda: httpx.get(f"{found.url}/v1/models").status_code == 401, what="keys are known")
+    return found, made
+
+
+def test_a_tenant_sees_its_own_queries_alone(keyed: tuple[Gateway, dict[str, str]]) -> None:
+    gateway, keys = keyed
+    made = chat(gateway.client(keys["shop"]))
+    deployment = gateway.deployment
+    decided = next(d for d in deployment.read(deployment.topics.decision, Decision) if d.query_id == made.id)
+    assert decided.query.tenant == "shop"
+    url = f"{gateway.url}/v1/queries/{made.id}"
+    shop, bank = ({"authorization": f"Bearer {keys[name]}"} for name in ("shop", "bank"))
+    assert httpx.get(url, headers=shop).status_code == 200
+    assert httpx.get(url, headers=bank).status_code == 404
+    told = {"id": made.id, "value": False}
+    assert httpx.post(f"{gateway.url}/v1/feedback", json=told, headers=bank).status_code == 404
+    assert httpx.get(f"{gateway.url}/v1/queries", headers=bank).json()["data"] == []
+    objective = {"weights": {"correct": 1}}
+    assert httpx.put(f"{gateway.url}/v1/objectives/x", json=objective, headers=shop).status_code == 403
+
+
+def test_wrong_and_revoked_keys_and_limits(keyed: tuple[Gateway, dict[str, str]]) -> None:
+    gateway, keys = keyed
+    for wrong in ("uk-wrong", keys["shop"] + "x"):
+        with pytest.raises(openai.AuthenticationError):
+            chat(gateway.client(wrong))
+    slow = gateway.client(keys["slow"], max_retries=0)
+    chat(slow)
+    with pytest.raises(openai.RateLimitError) as limited:
+        chat(slow)
+    assert int(limited.value.response.headers["retry-after"]) > 0
+    deployment = gateway.deployment
+    revoked = KeyEntry(name="bank", op="revoke")
+    deployment.put(deployment.topics.control, revoked.key.encode(), encode(revoked))
+    time.sleep(1)
+    with pytest.raises(openai.AuthenticationError):
+        chat(gateway.client(keys["bank"]))

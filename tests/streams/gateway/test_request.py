@@ -1,0 +1,189 @@
+"""A chat completion request becomes a Query, or a 400 that names the field."""
+
+import orjson
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from schemas.errors import RecordError
+from schemas.query import Query
+from streams.rooms.gateway.errors import ApiError
+from streams.rooms.gateway.names import Asked, asked
+from streams.rooms.gateway.request import MAX_BODY, ChatRequest, parse, to_query
+
+HELLO = {"model": "auto", "messages": [{"role": "user", "content": "What is 2 + 3?"}]}
+
+
+def request(**more: object) -> ChatRequest:
+    return parse(orjson.dumps({**HELLO, **more}))
+
+
+def query(parsed: ChatRequest, name: Asked | None = None) -> Query:
+    return to_query(parsed, name or Asked(), query_id="q-1", tenant="shop", kept={"key": "", "digest": "d"})
+
+
+def test_a_plain_request() -> None:
+    made = query(request())
+    assert made.question == "What is 2 + 3?"
+    assert made.tenant == "shop"
+    assert made.n == 1
+    assert made.metadata == {"gateway": {"key": "", "digest": "d"}}
+
+
+def test_the_extension_is_what_a_query_can_say() -> None:
+    made = query(
+        request(
+            uniscale={"accuracy": 0.98, "reference": "5", "timeout_s": 20, "budget": {"eflops": 1e12}},
+            max_completion_tokens=100,
+            n=3,
+            user="ann",
+            metadata={"team": "a"},
+        )
+    )
+    assert (made.accuracy, made.reference, made.timeout_s, made.n) == (0.98, "5", 20, 3)
+    assert made.budget is not None
+    assert (made.budget.tokens, made.budget.eflops) == (100, 1e12)
+    assert made.metadata["user"] == "ann"
+    assert made.metadata["team"] == "a"
+
+
+def test_content_may_come_in_text_parts_and_developers_are_system() -> None:
+    made = query(
+        request(
+            messages=[
+                {"role": "developer", "content": "Be brief."},
+                {
+                    "role": "user",
+                    "content": [{"type": "text", "text": "2 "}, {"type": "text", "text": "+ 3"}],
+                },
+            ]
+        )
+    )
+    assert made.messages is not None
+    assert [(m.role, m.content) for m in made.messages] == [("system", "Be brief."), ("user", "2 + 3")]
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"temperature": 1},
+        {"temperature": 1.0},
+        {"temperature": None},
+        {"top_p": 1},
+        {"logprobs": False},
+        {"tools": []},
+        {"tool_choice": "auto"},
+        {"response_format": {"type": "text"}},
+        {"store": False},
+    ],
+)
+def test_what_asks_for_nothing_is_accepted(more: dict[str, object]) -> None:
+    assert query(request(**more)).question == "What is 2 + 3?"
+
+
+@pytest.mark.parametrize(
+    ("more", "param"),
+    [
+        ({"temperature": 0.2}, "temperature"),
+        ({"temperature": True}, "temperature"),
+        ({"tools": [{"type": "function"}]}, "tools"),
+        ({"logprobs": True}, "logprobs"),
+        ({"response_format": {"type": "json_object"}}, "response_format"),
+        ({"seed": 3}, "seed"),
+        ({"stop": ["."]}, "stop"),
+        ({"modle": "auto"}, "modle"),
+        ({"messages": "hello"}, "messages"),
+        ({"n": "three"}, "n"),
+        ({"stream": "yes"}, "stream"),
+        ({"uniscale": {"objectiv": "x"}}, "uniscale"),
+        ({"uniscale": {"weights": {"correct": -1}}}, "uniscale.weights.correct"),
+    ],
+)
+def test_what_cannot_be_honoured_is_refused_by_name(more: dict[str, object], param: str) -> None:
+    with pytest.raises(ApiError) as refused:
+        request(**more)
+    assert (refused.value.status, refused.value.param) == (400, param)
+
+
+@pytest.mark.parametrize(
+    ("more", "param"),
+    [
+        ({"n": 0}, "n"),
+        ({"n": 1000}, "n"),
+        ({"stream": True, "n": 2}, "n"),
+        ({"stream_options": {"include_usage": True}}, "stream_options"),
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"max_tokens": 5, "max_completion_tokens": 5}, "max_tokens"),
+        ({"max_tokens": 5, "uniscale": {"budget": {"tokens": 5}}}, "max_tokens"),
+        ({"messages": []}, "messages"),
+        ({"messages": [{"role": "tool", "content": "x"}]}, "messages[0].role"),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages[0].content[0]"),
+        ({"messages": [{"role": "user", "content": None}]}, "messages[0].content"),
+        ({"messages": [{"role": "user", "content": "x", "tool_calls": []}]}, "messages[0].tool_calls"),
+        ({"uniscale": {"accuracy": 2}}, "accuracy"),
+        ({"uniscale": {"timeout_s": -1}}, "timeout_s"),
+    ],
+)
+def test_a_query_that_cannot_be_is_refused_by_name(more: dict[str, object], param: str) -> None:
+    with pytest.raises(ApiError) as refused:
+        query(request(**more))
+    assert (refused.value.status, refused.value.param) == (400, param)
+
+
+@pytest.mark.parametrize("body", [b"", b"[]", b"{", b"\xff\xfe", b'{"model": "auto", "messages": [NaN]}'])
+def test_a_body_that_is_no_json_object(body: bytes) -> None:
+    with pytest.raises(ApiError) as refused:
+        parse(body)
+    assert refused.value.status == 400
+
+
+def test_a_body_that_is_too_large() -> None:
+    with pytest.raises(ApiError) as refused:
+        parse(b" " * (MAX_BODY + 1))
+    assert refused.value.status == 413
+
+
+def test_the_model_name_and_the_extension_do_not_contradict_each_other() -> None:
+    with pytest.raises(ApiError, match="one of the two"):
+        query(request(uniscale={"accuracy": 0.9}), Asked(objective="frugal"))
+    with pytest.raises(ApiError, match="one of the two"):
+        query(request(uniscale={"allowed_models": ["a"]}), Asked(model="b"))
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.floats() | st.text(max_size=20),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=10), inner, max_size=3),
+    max_leaves=10,
+)
+
+
+@given(
+    st.dictionaries(
+        st.sampled_from(
+            ["model", "messages", "n", "stream", "uniscale", "metadata", "user", "max_tokens", "stop"]
+        ),
+        JSON,
+    )
+)
+def test_any_json_gives_a_query_or_an_api_error(fields: dict[str, object]) -> None:
+    body = orjson.dumps({**HELLO, **fields}, option=orjson.OPT_NON_STR_KEYS)
+    try:
+        query(parse(body))
+    except ApiError as error:
+        status = error.status
+        if status not in (400, 413):
+            raise
+    except RecordError as error:  # pragma: no cover - what the test looks for
+        raise AssertionError(f"{body!r}: {error}") from error
+
+
+def test_model_names() -> None:
+    known = (["mini-1", "org/mini-2"], ["frugal"], ["mini-1/4/16/4", "org/mini-2/1/1/1"])
+    assert asked("auto", *known) == Asked()
+    assert asked("auto:frugal", *known) == Asked(objective="frugal")
+    assert asked("org/mini-2", *known) == Asked(model="org/mini-2")
+    assert asked("org/mini-2/1/1/1", *known) == Asked(pin="org/mini-2/1/1/1")
+    for wrong in ("", "auto:", "auto:rich", "mini-9", "mini-1/3/3/3", "mini-1/4/16", "AUTO"):
+        with pytest.raises(ApiError) as refused:
+            asked(wrong, *known)
+        assert (refused.value.status, refused.value.code) == (404, "model_not_found")
