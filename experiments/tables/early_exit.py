@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from agents.executor.control import h_max, potential
 
+from agents.executor.early_exit import h_max, potential
 from experiments.outcomes.table import Array, Outcomes
 from experiments.trials.runs import TERA, summed, tidy
 from schemas.forest import Limits
