@@ -1,4 +1,8 @@
-"""Why a search went as it did: every draft with its score, its path's score and its fate, step by step."""
+"""Why a search went as it did: each draft with its score, its path's score and its fate in words (§3.3).
+
+For a path that was pruned early the words hold the proof: the best mean it could still reach by H_max, and
+the score it would have had to beat.
+"""
 
 from dataclasses import dataclass
 
@@ -10,8 +14,20 @@ from schemas.forest import Draft, Fate, Forest
 
 @dataclass(frozen=True)
 class DraftExplained:
-    """One draft. `place` names it: subtree, then slot at each step, as in `0.3.1`; `why` puts its fate in words."""
+    """One draft.
 
+    Attributes:
+        index: Its place in the trace.
+        place: Subtree, then slot at each step, as in `0.3.1`.
+        tokens: Tokens generated.
+        score: v(s); None when it was never scored.
+        path_score: V(p), the mean over its path.
+        fate: What became of it.
+        why: Its fate in words.
+        chosen: Whether it belongs to the path that was answered.
+    """
+
+    index: int
     place: str
     tokens: int
     score: float | None
@@ -30,7 +46,11 @@ class StepExplained:
 
 
 def explain(answer: Answer) -> tuple[StepExplained, ...]:
-    """Return the steps of an Answer's search; none when nothing was run."""
+    """Return the steps of an Answer's search; none when nothing was run.
+
+    Raises:
+        ValueError: the trace is not that of a search.
+    """
     if answer.action is None or answer.limits is None or not answer.trace:
         return ()
     forest = Forest(
@@ -52,38 +72,57 @@ def explain(answer: Answer) -> tuple[StepExplained, ...]:
     return tuple(steps)
 
 
+def bounds_in_words(control: StepControl, eta: float) -> str:
+    """Return what search control knew after a step, as one sentence.
+
+    >>> bounds_in_words(StepControl(step=5, v_max=0.81, best_depth=5, limit=6, bar=0.81), eta=1.2)
+    'V_max = 0.810 at D_best = 5, so H_max = ⌈1.2·5⌉ = 6'
+    >>> bounds_in_words(StepControl(step=1, v_max=None, best_depth=None, limit=40), eta=1.2)
+    'no path has completed: H_max = 40'
+    """
+    if control.v_max is None:
+        return f"no path has completed: H_max = {control.limit}"
+    known = f"V_max = {control.v_max:.3f} at D_best = {control.best_depth}"
+    if control.bar is None:
+        return f"{known}; more answers are wanted: H_max = {control.limit}"
+    risen = f"⌈{eta:g}·{control.best_depth}⌉"
+    return f"{known}, so H_max = {risen} = {control.limit}"
+
+
 def _draft(forest: Forest, at: int, control: StepControl, chosen: bool) -> DraftExplained:
     draft = forest.drafts[at]
+    path_score = forest.path_score(at) if draft.score is not None else None
     return DraftExplained(
+        index=at,
         place=".".join(map(str, place_of(forest, at))),
         tokens=draft.tokens,
         score=draft.score,
-        path_score=forest.path_score(at) if draft.score is not None else None,
+        path_score=path_score,
         fate=draft.fate,
-        why=_why(draft, forest.action.bs, control),
+        why=_why(draft, path_score, forest, control),
         chosen=chosen,
     )
 
 
-def _why(draft: Draft, bs: int, control: StepControl) -> str:
+def _why(draft: Draft, path_score: float | None, forest: Forest, control: StepControl) -> str:
     match draft.fate:
         case "early_exit":
+            wanted = forest.limits.answers
+            beaten = "V_max" if wanted == 1 else f"the score of answer {wanted}"
             return (
-                f"could reach {draft.bound:.3f} at best by step {control.limit}, V_max is {control.v_max:.3f}"
+                f"pruned: with {path_score or 0.0:.3f} after {draft.depth} of at most {control.limit} steps (H_max) it "
+                f"could reach {draft.bound or 0.0:.3f} at best, below {beaten} = {control.bar or 0.0:.3f}"
             )
         case "beam":
-            return f"not among the best {bs} of its subtree"
+            return f"not among the best {forest.action.bs} of its subtree"
         case "kept":
             return "goes on" if draft.finish != "length" else "goes on in the middle of its step"
         case "finished":
             return "complete"
         case "cut":
-            full = draft.finish == "context"
-            return (
-                "unfinished: the context is full"
-                if full
-                else f"unfinished at the limit of {control.limit} steps"
-            )
+            if draft.finish == "context":
+                return "unfinished: the context is full"
+            return f"unfinished at H_max = {control.limit} steps"
         case "stopped":
             return "alive when the budget ran out"
         case _:

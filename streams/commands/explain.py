@@ -2,6 +2,7 @@
 
 import sys
 from collections import Counter
+from collections.abc import Sequence
 from statistics import fmean
 
 import click
@@ -10,6 +11,8 @@ import orjson
 from rich.console import Console
 from rich.table import Table
 
+from agents.executor.explanation import StepExplained, bounds_in_words
+from agents.executor.explanation import explain as explain_search
 from schemas.answer import Answer
 from schemas.decision import Decision
 from schemas.reward import Reward
@@ -18,6 +21,8 @@ from streams.settings import Settings
 
 # More drafts than these are shown when asked for.
 _DRAFTS = 40
+# Prunes of one step that are shown in words.
+_PRUNED = 8
 
 
 @click.command()
@@ -105,42 +110,65 @@ def _search(console: Console, answer: Answer, drafts: bool) -> None:
     )
     if answer.error:
         console.print(f"error: {answer.error}")
-    if answer.trace:
-        console.print(_steps(answer))
+    try:
+        steps = explain_search(answer)
+    except ValueError as error:
+        console.print(f"the trace is not that of a search: {error}")
+        steps = ()
+    if steps:
+        console.print(_steps(steps))
+        _early_exit(console, answer, steps)
         each = drafts or len(answer.trace) <= _DRAFTS
-        console.print(_forest(answer, each))
+        console.print(_forest(steps, each))
         if not each:
             console.print(f"each of the {len(answer.trace)} drafts: --drafts")
     if answer.text:
         console.print(answer.text)
 
 
-def _steps(answer: Answer) -> Table:
-    """Return a row a step: how many drafts met which fate, and what they were scored."""
-    fates = list(dict.fromkeys(draft.fate for draft in answer.trace))
-    table = Table("step", "drafts", "tokens", "best", "mean", *fates, title="the search, by step")
-    for depth in sorted({draft.depth for draft in answer.trace}):
-        here = [draft for draft in answer.trace if draft.depth == depth]
-        scores = [draft.score for draft in here if draft.score is not None]
-        counts = Counter(draft.fate for draft in here)
+def _steps(steps: Sequence[StepExplained]) -> Table:
+    """Return a row a step: how many drafts met which fate, and what search control knew after it."""
+    fates = list(dict.fromkeys(draft.fate for step in steps for draft in step.drafts))
+    table = Table(
+        "step", "drafts", "tokens", "best", "mean", "V_max", "D_best", "H_max", *fates, title="the search, by step"
+    )  # fmt: skip
+    for step in steps:
+        scores = [draft.score for draft in step.drafts if draft.score is not None]
+        counts = Counter(draft.fate for draft in step.drafts)
+        control = step.control
         table.add_row(
-            str(depth), str(len(here)), str(sum(draft.tokens for draft in here)), _n(max(scores, default=None)),
-            _n(fmean(scores) if scores else None), *(str(counts[fate] or "–") for fate in fates),
+            str(control.step), str(len(step.drafts)), str(sum(draft.tokens for draft in step.drafts)),
+            _n(max(scores, default=None)), _n(fmean(scores) if scores else None), _n(control.v_max),
+            str(control.best_depth or "–"), str(control.limit), *(str(counts[fate] or "–") for fate in fates),
         )  # fmt: skip
     return table
 
 
-def _forest(answer: Answer, each: bool) -> Table:
+def _early_exit(console: Console, answer: Answer, steps: Sequence[StepExplained]) -> None:
+    """Print the proof of each prune: what the path could still reach, and what it would have had to beat."""
+    eta = answer.limits.eta if answer.limits is not None else 1.0
+    for step in steps:
+        pruned = [draft for draft in step.drafts if draft.fate == "early_exit"]
+        if pruned:
+            console.print(
+                f"\nearly exit after step {step.control.step}: {bounds_in_words(step.control, eta)}"
+            )
+        for draft in pruned[:_PRUNED]:
+            console.print(f"  {draft.place}: {draft.why}", soft_wrap=True)
+        if len(pruned) > _PRUNED:
+            console.print(f"  and {len(pruned) - _PRUNED} more")
+
+
+def _forest(steps: Sequence[StepExplained], each: bool) -> Table:
     title = "the forest" if each else "the path that was answered"
-    table = Table(
-        "step", "draft", "after", "tree", "tokens", "score", "fate", "bound", "answered", title=title
-    )
-    for at, draft in enumerate(answer.trace):
-        if each or at in answer.path:
-            table.add_row(
-                str(draft.depth), str(at), str(draft.parent) if draft.parent >= 0 else "–", str(draft.tree),
-                str(draft.tokens), _n(draft.score), draft.fate, _n(draft.bound), "yes" if at in answer.path else "",
-            )  # fmt: skip
+    table = Table("step", "draft", "place", "tokens", "score", "path", "answered", "why", title=title)
+    for step in steps:
+        for draft in step.drafts:
+            if each or draft.chosen:
+                table.add_row(
+                    str(step.control.step), str(draft.index), draft.place, str(draft.tokens), _n(draft.score),
+                    _n(draft.path_score), "yes" if draft.chosen else "", draft.why,
+                )  # fmt: skip
     return table
 
 
@@ -150,6 +178,10 @@ def _reward(console: Console, reward: Reward) -> None:
         f"{f' ({reward.graded_by})' if reward.graded_by else ''}, score {_n(reward.score)}, "
         f"log cost {_n(reward.log_cost)}"
     )
+    if reward.fault:
+        console.print(f"nothing is learned from it: a fault of the {reward.fault}")
+    if reward.missing:
+        console.print(f"could not be worked out: {reward.missing}")
     if reward.price is not None:
         p = reward.price
         console.print(

@@ -115,7 +115,17 @@ def test_every_fate_is_explained() -> None:
         ".".join(map(str, place_of(forest, at))) for at in forest.path(ended.index)
     }
     assert {"finished", "kept", "beam", "early_exit"} <= {draft.fate for draft in drafts}
-    (pruned, *_) = [draft for draft in drafts if draft.fate == "early_exit"]
-    assert "V_max is" in pruned.why
+    for step in steps:
+        for pruned in [draft for draft in step.drafts if draft.fate == "early_exit"]:
+            # The words hold the proof: every number of the bound, and what it was held against.
+            j, limit, known = step.control.step, step.control.limit, step.control.v_max
+            assert pruned.path_score is not None
+            assert known is not None
+            reach = (j * pruned.path_score + (limit - j)) / limit
+            assert pruned.why == (
+                f"pruned: with {pruned.path_score:.3f} after {j} of at most {limit} steps (H_max) it could reach "
+                f"{reach:.3f} at best, below V_max = {known:.3f}"
+            )
+            assert reach < known
     assert all(draft.why and draft.path_score is not None for draft in drafts)
     assert explain(Answer(query_id="q", status="expired", by="aggregator", error="silent")) == ()

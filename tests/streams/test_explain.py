@@ -1,0 +1,52 @@
+"""`explain` shows the proof of every early exit in words."""
+
+import io
+
+from msgspec.structs import replace
+from rich.console import Console
+
+from schemas.action import Action
+from schemas.answer import Answer
+from schemas.forest import Draft, Limits
+from streams.commands.explain import _search
+
+# Two steps: the second tree finishes at step 1 with 0.9; H_max becomes ceil(1.2 · 1) = 2, and the first tree's
+# 0.5 could reach (0.5 + 1) / 2 = 0.75 at best.
+ANSWER = Answer(
+    query_id="q",
+    status="ok",
+    by="executor",
+    action=Action(model="m", qp=2, cp=1, bs=1),
+    text="so [bold]4[/bold]",
+    path=(1,),
+    trace=(
+        Draft(parent=-1, depth=1, tokens=4, finish="separator", score=0.5, fate="early_exit", bound=0.75),
+        Draft(parent=-1, depth=1, tokens=6, finish="eos", tree=1, score=0.9, fate="finished"),
+    ),
+    limits=Limits(depth_limit=8, step_tokens=32, eta=1.2),
+    steps=1,
+    prompt_tokens=9,
+    score=0.9,
+)
+
+
+def printed(answer: Answer) -> str:
+    out = io.StringIO()
+    _search(Console(file=out, width=80, markup=False), answer, drafts=True)
+    return out.getvalue()
+
+
+def test_a_prune_is_proved_with_v_max_and_h_max() -> None:
+    text = printed(ANSWER)
+    assert "early exit after step 1: V_max = 0.900 at D_best = 1, so H_max = ⌈1.2·1⌉ = 2" in text
+    assert (
+        "0.0: pruned: with 0.500 after 1 of at most 2 steps (H_max) it could reach 0.750 at best, below "
+        "V_max = 0.900"
+    ) in text
+    assert "so [bold]4[/bold]" in text
+
+
+def test_a_trace_that_is_not_a_search_is_said_and_does_not_end_the_command() -> None:
+    orphan = Draft(parent=-1, depth=3, tokens=4, finish="separator", score=0.5)
+    broken = replace(ANSWER, path=(), trace=(orphan,))
+    assert "the trace is not that of a search" in printed(broken)
