@@ -69,11 +69,7 @@ def _answered(s: Story, w: World) -> Iterator[str]:
     if a is None or not a.early:
         return
     for other in s.answers[1:]:
-        if (
-            other.early
-            and other.traced
-            and other.whole in {each.whole for each in s.answers if each != other}
-        ):
+        if other.early and other.timed and other.whole in {each.whole for each in s.answers if each != other}:
             yield "its Answer is there twice, with the very same seconds: a copy, not a second search"
         elif other.early and other.status == a.status and other.room == a.room and other.said != a.said:
             yield f"two Answers with status {a.status} that differ"

@@ -124,7 +124,7 @@ class Facts:
                 r["query_id"], *where, _same(r), _same(_without(r, "spent")), r["status"], r["by"],
                 r.get("error") or "", _action(r["action"]) if r.get("action") else None, r.get("seq"),
                 r.get("text") is not None, r.get("extracted"), r.get("score"),
-                sum(scores) / len(scores) if scores else None, bool(trace),
+                sum(scores) / len(scores) if scores else None, bool((r.get("spent") or {}).get("verify_s")),
                 orjson.dumps([*map(list, self._catalogue.prices(r))]),
             )
         )  # fmt: skip

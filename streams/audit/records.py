@@ -60,7 +60,7 @@ class Decision(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """How a query ended. `said` leaves out what differs each time a search is run: the seconds it took."""
+    """How a query ended. `said` leaves out what differs whenever a search is run: its seconds. `timed`: it has some."""
 
     query_id: str
     part: int
@@ -78,7 +78,7 @@ class Answer(NamedTuple):
     extracted: str | None
     score: float | None
     path_score: float | None
-    traced: bool
+    timed: bool
     prices: bytes
 
 

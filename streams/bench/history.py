@@ -165,7 +165,7 @@ class History:
             seq=decision.seq, text="A step.\n\n" * depth + f"So \\boxed{{{said}}}", complete=True, extracted=said,
             score=sum(trace[at].score or 0.0 for at in path) / depth, path=path, trace=trace,
             limits=Limits(depth_limit=10, step_tokens=64), prompt_tokens=40, depth=depth, steps=depth,
-            completed=width, spent=Spent(generate_s=float(self.rng.random())),
+            completed=width, spent=Spent(verify_s=float(self.rng.random())),
             verifier=Served(name="drawn", model=self.catalogue.verifier),
         )  # fmt: skip
 

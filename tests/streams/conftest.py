@@ -1,7 +1,7 @@
 """A deployment in memory that answers from recordings made here, with the hashed encoder."""
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +9,8 @@ import pytest
 
 from agents.serving.recording import RecordedPath, RecordedStep, write_paths
 from schemas.query import Query
+from streams.audit import Raw, Report, Span, audit
+from streams.runtime.memory import Cluster
 from streams.settings import Settings
 
 CATALOGUE = """
@@ -100,3 +102,37 @@ def ask() -> Callable[..., Query]:
         return Query(**{"query_id": f"q{number}", "text": text, "reference": answer, **fields})
 
     return query
+
+
+class InMemoryLog:
+    """The topics of a cluster in memory, as the audit reads them."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self.broker = cluster.broker
+
+    def spans(self, topics: Iterable[str]) -> dict[tuple[str, int], Span]:
+        """Return what each partition holds."""
+        return {
+            (name, at): Span(self.broker.first(name, at), self.broker.end(name, at))
+            for name in topics
+            for at in range(self.broker.partitions(name))
+        }
+
+    def read(self, part: tuple[str, int], span: Span) -> Iterator[Raw]:
+        """Yield the records of a span."""
+        for r in self.broker.records(part[0]):
+            if r.partition == part[1] and span.begin <= r.offset < span.end:
+                yield Raw(r.offset, r.timestamp_ms, r.key, r.value)
+
+
+@pytest.fixture(scope="session")
+def audited() -> Callable[[Cluster], Report]:
+    """Return the audit of a cluster, and refuse a discrepancy."""
+
+    def run(cluster: Cluster) -> Report:
+        report = audit(InMemoryLog(cluster), cluster.settings, cluster.broker.now_ms())
+        assert report.wrong == 0, report.discrepancies
+        assert report.queries == sum(report.states.values())
+        return report
+
+    return run

@@ -19,6 +19,7 @@ from schemas.dead_letter import DeadLetter
 from schemas.decision import Decision
 from schemas.query import Query
 from schemas.reward import Reward
+from streams.audit import Report
 from streams.rooms import ROOMS
 from streams.rooms.decider.room import DeciderRoom
 from streams.runtime.memory import Cluster, Effect, run
@@ -26,6 +27,7 @@ from streams.settings import Settings
 
 InMemory = Callable[..., Settings]
 Ask = Callable[..., Query]
+Audited = Callable[[Cluster], Report]
 
 
 def learner(cluster: Cluster) -> DeciderRoom:
@@ -145,7 +147,9 @@ def outcome(cluster: Cluster) -> dict[str, Any]:
     }
 
 
-def test_a_death_after_any_single_effect_changes_nothing(in_memory: InMemory, ask: Ask) -> None:
+def test_a_death_after_any_single_effect_changes_nothing(
+    in_memory: InMemory, ask: Ask, audited: Audited
+) -> None:
     queries = [ask(n) for n in range(3)]
     undisturbed, state = run(answered(in_memory(), queries))
     wanted = outcome(undisturbed)
@@ -164,6 +168,7 @@ def test_a_death_after_any_single_effect_changes_nothing(in_memory: InMemory, as
         assert len(disturbed.deaths) == 1, effects[at]
         assert outcome(disturbed) == wanted, effects[at]
         close(found, state)
+        assert audited(disturbed).states == {"answered and learned": 3}, effects[at]
         if effects[at].app != "m.decider":
             assert found["bytes"] == state["bytes"], effects[at]
 
@@ -178,7 +183,7 @@ def test_a_death_after_any_single_effect_changes_nothing(in_memory: InMemory, as
 )
 @given(seed=st.integers(0, 2**32), deaths=st.sets(st.integers(0, 250), max_size=2))
 def test_whatever_the_order_and_the_deaths_nothing_is_lost_and_the_learner_is_the_fold_of_its_log(
-    in_memory: InMemory, ask: Ask, seed: int, deaths: set[int]
+    in_memory: InMemory, ask: Ask, audited: Audited, seed: int, deaths: set[int]
 ) -> None:
     queries = [ask(n) for n in range(5)]
     ids = {query.query_id for query in queries}
@@ -196,6 +201,7 @@ def test_whatever_the_order_and_the_deaths_nothing_is_lost_and_the_learner_is_th
     assert len({decode(r.value, Decision).seq for r in cluster.broker.records(cluster.topics.decision)}) == 5
     letters = [decode(value, DeadLetter) for value in found["letters"]]
     assert all(letter.error == "KilledProcess" for letter in letters)
+    assert "pending" not in audited(cluster).states
     # Fold = live: a learner rebuilt from the log alone is the one that ran.
     close(run(refolded(cluster)), state)
 

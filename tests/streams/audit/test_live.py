@@ -103,7 +103,7 @@ def test_repeated_records_of_at_least_once_delivery_are_counted_and_harmless(log
     log.put(
         log.topics.answer,
         "h7",
-        msgspec.structs.replace(answer, spent=msgspec.structs.replace(answer.spent, generate_s=9.0)),
+        msgspec.structs.replace(answer, spent=msgspec.structs.replace(answer.spent, verify_s=9.0)),
     )
     late = Answer(query_id="h8", status="expired", by="aggregator", error="no answer within 10 s")
     log.put(log.topics.answer, "h8", late)
