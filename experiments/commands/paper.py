@@ -51,6 +51,10 @@ STEP_SCORES = Path("../shared/data/tts_prm")
     help="Folder with samples.csv.gz of recorded step scores: early exit is replayed on them where it is there.",
 )  # fmt: skip
 @click.option("--cache", type=PATH, default=Path("out/vectors"), show_default=True, help="Of embeddings.")
+@click.option(
+    "--results", type=PATH,
+    help="A folder for figures and a summary in words too: docs/results is made so.",
+)  # fmt: skip
 def paper(
     out: Path,
     source: Path,
@@ -65,12 +69,14 @@ def paper(
     jobs: int | None,
     step_scores: Path,
     cache: Path,
+    results: Path | None,
 ) -> None:
     """Run the paper's tables on outcomes: report.html, tables.json and PNG figures."""
     from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 
-    from experiments.tables.early_exit import replay_tts_prm
+    from experiments.report.summary import write_summary
     from experiments.tables.paper import run_paper
+    from experiments.tables.replayed_paths import replay_tts_prm, replay_wide
     from experiments.trials.loop import SEEDS
     from experiments.trials.networks import Record, one_thread_each
     from experiments.trials.scope import MORE_SEEDS, Scope
@@ -95,11 +101,15 @@ def paper(
         with contextlib.ExitStack() as stack:
             if jobs != 1:
                 scope = replace(scope, pool=stack.enter_context(one_thread_each(jobs)))
-            results = run_paper(world, scope, beside)
+            found = run_paper(world, scope, beside)
         if (step_scores / "samples.csv.gz").is_file():
-            results.tables["early_exit_replayed"] = replay_tts_prm(step_scores)
+            found.tables["early_exit_replayed"] = replay_tts_prm(step_scores)
+            found.tables["early_exit_by_width"] = replay_wide(step_scores)
         clock.say("tables done")
-        _write(out, world, results, clock)
+        drawn = _write(out, world, found, clock)
+        if results is not None:
+            command = "python -m experiments paper" + " --quick" * quick + f" --results {results.as_posix()}"
+            write_summary(results, found.tables, drawn, command)
     click.echo(f"written: {out / 'report.html'}, {out / 'tables.json'}")
 
 
@@ -159,6 +169,7 @@ def _load(
             without_exit=optional(verifier=names[0], early_exit=False),
             other_verifier=build_world(other, encoder, loaded, cache) if other else None,
             verifiers=(names[0], names[-1]),
+            edition=settings.get("edition", "first"),
             coding=build_world(second, encoder, loaded, cache) if second else None,
             depth_limit=load_limit(limit, source, settings),
             latency=orjson.loads(measured.read_bytes()) if measured.is_file() else None,
@@ -168,6 +179,7 @@ def _load(
 
 
 def _rebuild(record: object, world: "World", jobs: int | None, say: Callable[[str], None]) -> None:
+    from experiments.tables.ablations import PARETO_MODES
     from experiments.tables.paper import MAIN
     from experiments.trials.loop import SEEDS
     from experiments.trials.networks import Record, rebuild, wanted
@@ -175,15 +187,17 @@ def _rebuild(record: object, world: "World", jobs: int | None, say: Callable[[st
 
     assert isinstance(record, Record)
     worlds = {name: part for name, part in spaces(world).items() if name in MAIN}
-    names = list(wanted(list(worlds), MODES, SEEDS))
+    between = [mode for mode in PARETO_MODES if mode not in MODES]
+    names = list(wanted(list(worlds), MODES, SEEDS, between))
     if record.refused:
-        say(f"{record.refused}: all is trained anew")
+        again = "one run of each network first" if record.former else "all is trained anew"
+        say(f"{record.refused}: {again}")
     record.refused = ""
     say(f"{len(set(names) - set(record.chosen))} trainings")
     rebuild(record, worlds, steady, names, jobs=jobs, done=lambda name: say("/".join(map(str, name))))
 
 
-def _write(out: Path, world: "World", results: "Results", clock: _Clock) -> None:
+def _write(out: Path, world: "World", results: "Results", clock: _Clock) -> dict[str, Path]:
     import orjson
 
     from experiments.report import figures
@@ -207,6 +221,9 @@ def _write(out: Path, world: "World", results: "Results", clock: _Clock) -> None
         figures.curves(drawn[f"regret-{mode}"], runs, [(name, mode) for name in tables["main"]], world)
     for name in ("alpha", "semantics"):
         figures.curves(drawn[name], runs, [(name, mode) for mode in MODES], world)
+    if "joint_frontier" in tables:
+        drawn["joint-frontier"] = out / "joint-frontier.png"
+        figures.joint_frontier(drawn["joint-frontier"], worlds)
     if results.points:
         drawn["frontier"] = out / "frontier.png"
         figures.frontier(drawn["frontier"], results.points, worlds[joint])
@@ -227,3 +244,4 @@ def _write(out: Path, world: "World", results: "Results", clock: _Clock) -> None
             {"seconds": time.perf_counter() - clock.began, "parts": seconds}, option=orjson.OPT_INDENT_2
         )
     )
+    return drawn

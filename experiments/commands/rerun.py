@@ -54,6 +54,8 @@ def latency(
 ) -> None:
     """Run the joint space's queries of one seed for real, one after another, and say where the time goes.
 
+    Beside it: what the bandit takes at the paper's d = 2,048, on random vectors of that length.
+
     Minutes; on a machine that does nothing else, or its load is what is measured.
     """
     import orjson
@@ -63,7 +65,7 @@ def latency(
     from agents.space.catalogue import load_catalogue
     from experiments.outcomes.table import load_recording
     from experiments.outcomes.world import build_world
-    from experiments.rerun.latency import breakdown
+    from experiments.rerun.latency import bandit_alone, breakdown
     from experiments.trials.scenarios import spaces
 
     torch.set_num_threads(threads)
@@ -73,7 +75,8 @@ def latency(
         world = spaces(build_world(load_recording(recording), encoder, load_catalogue(catalogue), cache))[
             "uis"
         ]
-        return await breakdown(world, mode, seed, encoder, reopened, rounds)
+        measured = await breakdown(world, mode, seed, encoder, reopened, rounds)
+        return {**measured, "bandit_at_2048": round(bandit_alone(world, mode, seed), 4)}
 
     measured = _with(recording, catalogue, go)
     measured["run"] |= {

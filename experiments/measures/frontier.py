@@ -37,12 +37,22 @@ def is_history(question_id: str, share: float = HISTORY) -> bool:
     return int.from_bytes(first, "big") < share * 2**64
 
 
+def split(question_ids: Sequence[str]) -> tuple[list[int], list[int]]:
+    """Return the places of history and of the live questions."""
+    sides = [is_history(each) for each in question_ids]
+    return [q for q, side in enumerate(sides) if side], [q for q, side in enumerate(sides) if not side]
+
+
 @dataclass(frozen=True)
 class Points:
     """Accuracy and linear cost of K points on every one of Q questions, each of shape (K, Q)."""
 
     accuracy: Array
     cost: Array
+
+    def of(self, rows: Sequence[int]) -> "Points":
+        """Return some of the points."""
+        return Points(self.accuracy[list(rows)], self.cost[list(rows)])
 
     def means(self, weights: Array) -> tuple[Array, Array]:
         """Return accuracies and costs under weights of the questions that sum to 1, shape (…, Q): (…, K) each."""

@@ -38,7 +38,7 @@ TITLES = {
 COLOURS = {
     name: f"C{at}"
     for at, name in enumerate(("random", "greedy", "mlp", "uniscale", "knn", "ts", "neural_ucb", "terms"))
-} | {"oracle": "black", "one_hot": "C1", "0": "C1", "1": "C3", "10": "C0"}  # fmt: skip
+} | {"oracle": "black", "best_fixed_arm": "grey", "one_hot": "C1", "0": "C1", "1": "C3", "10": "C0"}  # fmt: skip
 
 
 def curves(path: Path, runs: Runs, panels: Sequence[tuple[str, str]], world: World) -> None:
@@ -107,30 +107,51 @@ def frontier(path: Path, points: Mapping[str, tuple[list[float], list[float]]], 
     """Draw the cheapest mixes: of fixed arms, of each policy's points, of the ceilings."""
     unit = unit_of(world)
     figure, axis = plt.subplots(figsize=(7.5, 5))
-    accuracy, cost = (np.array(each) for each in points["arms"])
-    axis.scatter(cost / unit, 100 * accuracy, s=10, color="lightgrey", label="fixed arms")
     for at, (name, (accuracies, costs)) in enumerate(points.items()):
         if name == "fixed_mix_from_history":
             continue
-        right, paid = hull(np.array(accuracies), np.array(costs))
-        style = {
-            "arms": ("black", "-"),
-            **dict.fromkeys((n for n in points if "ceiling" in n), (f"C{at}", "--")),
-        }
-        colour, line = style.get(name, (COLOURS.get(name, f"C{at}"), "-"))
-        # A mix is a straight line in cost, and a curve where cost is drawn by its logarithm.
-        fine = np.geomspace(paid[0], paid[-1], 200) if len(paid) > 1 else paid
+        right, paid = np.array(accuracies), np.array(costs)
+        colour, line = COLOURS.get(name, f"C{at}"), "--" if "ceiling" in name else "-"
+        if name == "arms":
+            colour = "black"
+            axis.scatter(paid / unit, 100 * right, s=10, color="lightgrey", label="fixed arms")
+        else:
+            axis.scatter(paid / unit, 100 * right, s=9, color=colour)
         label = "cheapest fixed mix" if name == "arms" else name.replace("_", " ")
-        axis.plot(
-            fine / unit, 100 * np.interp(fine, paid, right), line, color=colour, linewidth=1.3, label=label
-        )
-        axis.scatter(paid / unit, 100 * right, s=9, color=colour)
+        _mixes(axis, right, paid, unit, color=colour, linestyle=line, linewidth=1.3, label=label)
     axis.set(xscale="log", xlabel=_cost_label(world), ylabel="accuracy (%)")
-    axis.set_title(
-        "Cost at equal accuracy, live questions; every line is a policy's cheapest mixes", fontsize=9
-    )
+    axis.set_title("Live questions; every line is a policy's cheapest mixes", fontsize=9)
     axis.legend(fontsize=7)
     _save(figure, path)
+
+
+def joint_frontier(path: Path, worlds: Mapping[str, World]) -> None:
+    """Draw Figure 1: routing's frontier through its squares, each model's test-time scaling, and the joint frontier."""
+    world = worlds["uis"]
+    o, unit = world.outcomes, unit_of(world)
+    cost, accuracy = o.cost.mean(axis=(0, 1)), o.correct.mean(axis=(0, 1))
+    figure, axis = plt.subplots(figsize=(7.5, 5))
+    models = list(dict.fromkeys(arm.model for arm in o.arms))
+    shades = plt.get_cmap("viridis")(np.linspace(0, 0.92, len(models)))
+    for model, shade in zip(models, shades, strict=True):
+        at = [i for i, arm in enumerate(o.arms) if arm.model == model]
+        axis.scatter(cost[at] / unit, 100 * accuracy[at], s=7, alpha=0.4, color=shade)
+        _mixes(axis, accuracy[at], cost[at], unit, color=shade, linestyle="--", label=f"TTS, {model}")
+    single = [i for i, arm in enumerate(o.arms) if arm.qp * arm.cp == 1]
+    axis.scatter(cost[single] / unit, 100 * accuracy[single], s=45, marker="s", color="C3", zorder=3)
+    _mixes(axis, accuracy[single], cost[single], unit, color="C3", label="routing alone")
+    _mixes(axis, accuracy, cost, unit, color="black", label="UIS")
+    axis.set(xscale="log", xlabel=_cost_label(world), ylabel="accuracy (%)")
+    axis.set_title("Cheapest mixes of every space, over all questions", fontsize=9)
+    axis.legend(fontsize=7)
+    _save(figure, path)
+
+
+def _mixes(axis: Any, accuracy: np.ndarray, cost: np.ndarray, unit: float, **style: Any) -> None:
+    """Draw the cheapest mixes of points: straight in cost, so curved where cost is drawn by its logarithm."""
+    right, paid = hull(accuracy, cost)
+    fine = np.geomspace(paid[0], paid[-1], 200) if len(paid) > 1 else paid
+    axis.plot(fine / unit, 100 * np.interp(fine, paid, right), **{"linewidth": 1.3, **style})
 
 
 def pareto(path: Path, table: Mapping[str, Any], world: World) -> None:

@@ -92,6 +92,17 @@ def early_exit(tables: Tables) -> str:
             f" On recorded step scores of {len(replayed)} configurations of larger public models, where in {on} % of "
             f"the problems some path goes on after the best one, the same rule takes {saved} % fewer steps."
         )
+    if wide := tables.get("early_exit_by_width"):
+        shorter = ", ".join(
+            f"{-row['steps_one_after_another_percent']['mean']:.0f} % at {width}"
+            for width, row in wide.items()
+            if width != "1"
+        )
+        lost = max(-row["accuracy_points"]["mean"] for row in wide.values())
+        text += (
+            f" Decoding pays for steps one after another: searches of W such paths are shorter by {shorter}, and lose "
+            f"{lost:.1f} points of accuracy at most. The paper: cost −79.3 %, accuracy −0.9 points."
+        )
     return text.strip()
 
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from experiments.report import findings
+from experiments.report import findings, paper_findings
 from experiments.report import paper_numbers as paper
 from experiments.report.findings import Finding
 from experiments.trials.scenarios import MODES
@@ -48,6 +48,16 @@ SECTIONS: Final = (
         ("accuracy-cost",),
     ),
     Section(
+        "The joint space against routing and against TTS",
+        "The cheapest random mixes of each space's configurations, chosen on a third of the questions and judged on "
+        "the others. accuracy: of the configuration that was most accurate on history. area: mean accuracy over the "
+        "logarithm of the cost, from the cheapest configuration to the joint space's most accurate one. TTS is the "
+        "paper's: the smallest model with all 28 searches. Intervals: bootstrap over questions.",
+        ("joint_frontier",),
+        ("joint-frontier",),
+        paper_findings.joint_frontier,
+    ),
+    Section(
         "Cost at equal accuracy",
         "What a policy pays for an accuracy, against the cheapest mix of fixed arms that has it: below 1 it saves. "
         "Targets are 90, 95 and 98 % of the accuracy of the arm that was best on history, a third of the questions; "
@@ -60,29 +70,39 @@ SECTIONS: Final = (
         ("frontier",),
         findings.frontier,
     ),
-    Section("Four reward modes", "UniScale and the baselines in the joint space.", ("pareto",), ("pareto",)),
+    Section(
+        "Four reward modes",
+        "All seven policies in the joint space, the Oracle, and the best fixed arm in hindsight.",
+        ("pareto",),
+        ("pareto",),
+        paper_findings.pareto,
+    ),
     Section(
         "BEST-Route*",
         "120 actions: best of N, N from 1 to 20, on each model. Its UIS counterpart stands in the main table.",
         ("best_route",),
+        finding=paper_findings.best_route,
     ),
     Section(
         "Action semantics against one-hot",
         "The paper's rows are single-seed; ours are five.",
         ("semantics",),
         ("semantics",),
+        paper_findings.semantics,
     ),
     Section(
         "Exploration factor α",
         "α = 0 is Greedy. The paper prints curves only.",
         ("alpha",),
         ("alpha",),
+        paper_findings.alpha,
     ),
     Section(
         "Dense feedback against binary correctness",
         "Without dense feedback the score's weight goes to correctness; rewards are then of another kind, so "
         "accuracy and cost are compared.",
         ("dense_feedback",),
+        finding=paper_findings.dense,
     ),
     Section(
         "Drift at round 51",
@@ -91,6 +111,7 @@ SECTIONS: Final = (
         "In Remove, regret against all arms counts the removed ones too.",
         ("drifts",),
         ("drifts",),
+        paper_findings.drifts,
     ),
     Section(
         "Early exit",
@@ -99,8 +120,10 @@ SECTIONS: Final = (
         "⌈1.2·D⌉ is one or two steps beyond a short answer. The paper: accuracy −0.91 points, compute −87.3 %, "
         "memory −78.1 %, cost −79.3 %. stragglers: searches of two and more paths without early exit, how many "
         "went on after the step in which their answer was finished, and for how many steps. Replayed: the same "
-        "rule on recorded step scores of larger public models, all paths of a problem side by side.",
-        ("early_exit", "early_exit_replayed"),
+        "rule on recorded step scores of larger public models, all paths of a problem side by side. By width: searches "
+        "of W paths, drawn with replacement from all of a problem's. steps one after another: decoding positions, "
+        "which eFLOPs charge for; a search is as long as its longest path.",
+        ("early_exit", "early_exit_replayed", "early_exit_by_width"),
         ("early_exit",),
         findings.early_exit,
     ),
@@ -109,7 +132,8 @@ SECTIONS: Final = (
         "Seconds over the 160 rounds after the warm-up: joint space, Quality-Priority, one query after another, "
         "every search run for real. Action embeddings are made beforehand, as in the paper; rest of search: its "
         "control, price and grading (the paper's TTS overheads). The mini family's models are some ten thousand "
-        "times smaller than the paper's, so what does not shrink with them has a larger share.",
+        "times smaller than the paper's, so what does not shrink with them has a larger share. bandit at 2048: the "
+        "same rounds with vectors of the paper's length, measured apart (no part of the total).",
         ("latency", "latency_run"),
         (),
         findings.latency,
@@ -118,6 +142,7 @@ SECTIONS: Final = (
         "The verifier",
         "k-NN and UniScale under either verifier. Our recordings hold the other verifier in their first sample alone.",
         ("verifiers",),
+        finding=paper_findings.verifiers,
     ),
     Section(
         "Verifier scores of right and wrong answers",
@@ -132,6 +157,7 @@ SECTIONS: Final = (
         "Second task",
         "mini-code, two middle models, 56 actions, Cost-Sensitive; cost at equal accuracy beside it.",
         ("second_task", "second_task_frontier"),
+        finding=paper_findings.second_task,
     ),
     Section(
         "Readings of the paper, run both ways",

@@ -4,7 +4,7 @@ from collections.abc import MutableMapping, Sequence
 from typing import Any
 
 from experiments.outcomes.world import World
-from experiments.trials.runs import Run, figures_of, summed
+from experiments.trials.runs import Run, figures_of, run_fixed, run_oracle, summed
 from experiments.trials.scenarios import MODES, steady
 from experiments.trials.scope import Scope, key_of
 
@@ -63,13 +63,15 @@ def regrets(runs: Sequence[Run], world: World) -> dict[str, Any]:
 
 
 def pareto(world: World, scope: Scope) -> dict[str, Any]:
-    """Return every policy that can be run under each of four modes."""
+    """Return every policy that can be run under each of four modes, the Oracle and the best fixed arm in hindsight."""
     table: dict[str, Any] = {}
     for mode in PARETO_MODES:
+        stages = steady(world, mode)
         found = {
-            policy: scope.run(policy, world, world.outcomes.name, mode, steady(world, mode))
-            for policy in PARETO_POLICIES
+            policy: scope.run(policy, world, world.outcomes.name, mode, stages) for policy in PARETO_POLICIES
         }
+        found["best_fixed_arm"] = run_fixed(world, stages, scope.seeds)
+        found["oracle"] = run_oracle(world, stages, scope.seeds)
         table[key_of(mode)] = {
             policy: figures_of(runs, world) for policy, runs in found.items() if runs is not None
         }

@@ -1,105 +1,13 @@
-"""Path-aware early exit replayed on recorded step scores of whole paths, by the product's own rule (§3.3).
+"""What path-aware early exit saved and lost on recordings of ours: the same searches with it and without."""
 
-The paths of a problem are taken as running side by side, one step each at a time. This needs no model: what
-the rule would have stopped, and whether the answer would have changed, follows from the scores alone.
-"""
-
-import csv
-import gzip
-import io
-from collections.abc import Sequence
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from agents.executor.early_exit import h_max, potential
 from experiments.outcomes.table import Array, Outcomes
 from experiments.trials.runs import TERA, summed, tidy
-from schemas.forest import Limits
 
 DRAWS = 2_000
-
-
-@dataclass(frozen=True)
-class Replayed:
-    """What early exit does to one problem's paths.
-
-    Attributes:
-        steps: All steps, and
-        taken: those taken before a path was stopped or done.
-        beyond: Steps of the longest path after the best one was finished.
-        best: The path with the best mean, and
-        chosen: the one chosen under early exit.
-    """
-
-    steps: int
-    taken: int
-    beyond: int
-    best: int
-    chosen: int
-
-
-def replay(paths: Sequence[Sequence[float]], eta: float = 1.2) -> Replayed:
-    """Replay the rule on whole paths' step scores.
-
-    Args:
-        paths: Step scores of each path, in [0, 1]; none is empty.
-        eta: H_max = ⌈η·D_best⌉.
-
-    >>> replay([[0.9, 0.9], [0.1, 0.1, 0.1]])
-    Replayed(steps=5, taken=4, beyond=1, best=0, chosen=0)
-    """
-    longest = max(map(len, paths))
-    limits = Limits(depth_limit=longest, step_tokens=1, eta=eta)
-    living, taken = list(range(len(paths))), 0
-    chosen, v_max, depth = -1, -1.0, None
-    for j in range(1, longest + 1):
-        taken += len(living)
-        for at in living:
-            if len(paths[at]) == j and (v := float(np.mean(paths[at]))) > v_max:
-                chosen, v_max, depth = at, v, j
-        limit = h_max(limits, depth)
-        living = [
-            at
-            for at in living
-            if len(paths[at]) > j
-            and j < limit
-            and (chosen < 0 or potential(j, float(np.mean(paths[at][:j])), limit) >= v_max)
-        ]
-    means = [float(np.mean(path)) for path in paths]
-    best = int(np.argmax(means))
-    return Replayed(sum(map(len, paths)), taken, longest - len(paths[best]), best, chosen)
-
-
-def replay_tts_prm(folder: Path, eta: float = 1.2) -> dict[str, dict[str, Any]]:
-    """Replay early exit on the real scores of `tts_prm`: steps saved and accuracy lost, and how long paths go on."""
-    raw = gzip.decompress((folder / "samples.csv.gz").read_bytes()).decode()
-    with (folder / "configs.csv").open(encoding="utf-8") as told:
-        names = {each["config_id"]: f"{each['model']}, n = {each['n']}" for each in csv.DictReader(told)}
-    paths: dict[str, dict[str, list[tuple[list[float], float]]]] = {}
-    for row in csv.DictReader(io.StringIO(raw)):
-        if scores := [float(each) for each in row["step_scores"].split()]:
-            of_problem = paths.setdefault(row["config_id"], {}).setdefault(row["unique_id"], [])
-            of_problem.append((scores, float(row["correct"])))
-    found = {}
-    for config, problems in paths.items():
-        wide = [drafts for drafts in problems.values() if len(drafts) > 1]
-        if not wide:
-            continue
-        runs = [replay([scores for scores, _ in drafts], eta) for drafts in wide]
-        saved = [100 * (1 - run.taken / run.steps) for run in runs]
-        lost = [100 * (d[r.best][1] - d[r.chosen][1]) for d, r in zip(wide, runs, strict=True)]
-        found[f"{names.get(config, 'configuration')} ({config})"] = {
-            "problems": len(runs),
-            "went_on_percent": summed([100.0 * (run.beyond > 0) for run in runs]),
-            "steps_beyond": summed([float(run.beyond) for run in runs]),
-            "steps_saved_percent": summed(saved),
-            "accuracy_lost_points": summed(lost),
-        }
-    return found
-
 
 PARTS = {
     "compute": "compute_flops",
@@ -165,7 +73,8 @@ def stragglers(off: Outcomes) -> dict[str, Any]:
 
 def _measured(o: Outcomes, samples: int) -> dict[str, Array]:
     parts = {name: o.extra[column][:samples] / TERA for name, column in PARTS.items()}
-    return {"accuracy": 100 * o.correct[:samples], **parts, "eflops": o.cost[:samples] / TERA}
+    steps = o.extra["steps"][:samples]  # one after another: all paths of a step are decoded side by side
+    return {"accuracy": 100 * o.correct[:samples], **parts, "eflops": o.cost[:samples] / TERA, "steps": steps}
 
 
 def _change(on: dict[str, Array], off: dict[str, Array], cells: np.ndarray) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from agents.decider.policies.base import Objective
-from experiments.measures.frontier import SHARES, Points, Yardstick, hull, is_history
+from experiments.measures.frontier import SHARES, Points, Yardstick, hull, split
 from experiments.outcomes.world import World
 from experiments.trials.ceiling import ceiling
 from experiments.trials.contenders import ALL
@@ -56,16 +56,15 @@ def frontier(world: World, scope: Scope) -> Frontier:
         scope: `more_seeds` are the orders; history is learnt on beforehand in the whole run only.
     """
     o = world.outcomes
-    sides = [is_history(each.question_id) for each in o.questions]
-    history, live = ([q for q, side in enumerate(sides) if side is s] for s in (True, False))
+    history, live = split([each.question_id for each in o.questions])
     if len(history) < FEWEST or len(live) < FEWEST:
         return Frontier()
     past = Points(o.correct[:, history].mean(axis=0).T, o.cost[:, history].mean(axis=0).T)
     arms = Points(o.correct[:, live].mean(axis=0).T, o.cost[:, live].mean(axis=0).T)
-    best = _best(past)
+    best = most_accurate(past)
     yardstick = Yardstick(arms, best)
-    corners = _corners(past)
-    points = {"fixed_mix_from_history": Points(arms.accuracy[corners], arms.cost[corners])}
+    corners = corners_of(past)
+    points = {"fixed_mix_from_history": arms.of(corners)}
     rows = {"fixed_mix_from_history": yardstick.judge(points["fixed_mix_from_history"])}
     for name, player in {**PLAYERS, **(AFTER_HISTORY if scope.whole else {})}.items():
         scope.say(f"frontier of {o.name}: {name}")
@@ -115,12 +114,13 @@ def tidied(value: Any) -> Any:
     return tidy({"": value})[""] if isinstance(value, float) else value
 
 
-def _best(points: Points) -> int:
+def most_accurate(points: Points) -> int:
+    """Return the most accurate point, the cheaper one where two are level."""
     accuracy, cost = points.accuracy.mean(axis=1), points.cost.mean(axis=1)
     return int(np.lexsort((cost, -accuracy))[0])
 
 
-def _corners(points: Points) -> list[int]:
+def corners_of(points: Points) -> list[int]:
     """Return the arms that the cheapest mixes are made of."""
     accuracy, cost = points.accuracy.mean(axis=1), points.cost.mean(axis=1)
     kept = set(zip(*(each.tolist() for each in hull(accuracy, cost)), strict=True))

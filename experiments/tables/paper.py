@@ -10,6 +10,7 @@ from experiments.rerun import latency
 from experiments.rerun.depth_limit import DepthLimit
 from experiments.tables import ablations, early_exit, feedback, field_questions, off_policy, readings, streams
 from experiments.tables.frontier import frontier
+from experiments.tables.joint_frontier import joint_frontier
 from experiments.tables.verifier_scores import verifier_scores
 from experiments.trials.contenders import PAPER
 from experiments.trials.oracle import best_contextual
@@ -39,6 +40,7 @@ class Beside:
         without_exit: The same searches without early exit, under the same verifier.
         other_verifier: The same under the other verifier.
         verifiers: Names of the one in use and the other.
+        edition: Of the mini family; empty where outcomes are not ours.
         coding: Outcomes on the second task.
         depth_limit: What is known of searches that met it.
         latency: Seconds by component, as measured (experiments/rerun/latency.py).
@@ -47,6 +49,7 @@ class Beside:
     without_exit: Outcomes | None = None
     other_verifier: World | None = None
     verifiers: tuple[str, str] = ("in_use", "other")
+    edition: str = ""
     coding: World | None = None
     depth_limit: DepthLimit | None = None
     latency: Mapping[str, Any] | None = None
@@ -75,6 +78,7 @@ def run_paper(world: World, scope: Scope, beside: Beside | None = None) -> Resul
             "seeds": list(scope.seeds),
             "more_seeds": list(scope.more_seeds),
             "unit": o.unit,
+            "edition": beside.edition,
             "not_run": missing,
             "not_run_because": scope.record.refused,
         },
@@ -84,6 +88,7 @@ def run_paper(world: World, scope: Scope, beside: Beside | None = None) -> Resul
             if name in MAIN
         },
     }
+    tables["joint_frontier"] = joint_frontier(worlds)
     found = frontier(joint, scope)
     tables |= found.tables
     if "best_route" in worlds:

@@ -41,6 +41,8 @@ class Record:
         recipe: of how.
         chosen: By run: the arms after the warm-up, as indices into the scenario's.
         refused: Why a file that is there is not used; empty where it is.
+        former: What other training code chose on the same outcomes: `rebuild` takes it over if one run of each
+            network, trained anew, chooses the same.
     """
 
     path: Path | None = None
@@ -48,6 +50,7 @@ class Record:
     recipe: str = ""
     chosen: dict[Name, list[int]] = field(default_factory=dict)
     refused: str = ""
+    former: dict[Name, list[int]] = field(default_factory=dict)
 
     @classmethod
     def load(cls, path: Path, world: World) -> "Record":
@@ -57,12 +60,16 @@ class Record:
             record.refused = f"{path} is not there"
             return record
         told = orjson.loads(path.read_bytes())
-        for name in ("outcomes", "recipe"):
-            if told[name] != getattr(record, name):
-                record.refused = f"{path} is of other {'outcomes' if name == 'outcomes' else 'training code'}"
-                return record
-        for each in told["runs"]:
-            record.chosen[each["scenario"], each["mode"], each["policy"], each["seed"]] = each["arms"]
+        if told["outcomes"] != record.outcomes:
+            record.refused = f"{path} is of other outcomes"
+            return record
+        runs = {
+            (run["scenario"], run["mode"], run["policy"], run["seed"]): run["arms"] for run in told["runs"]
+        }
+        if told["recipe"] == record.recipe:
+            record.chosen = runs
+        else:
+            record.former, record.refused = runs, f"{path} is of other training code"
         return record
 
     def save(self) -> None:
@@ -135,13 +142,25 @@ def run_recorded(
     return runs
 
 
-def wanted(scenarios: Sequence[str], modes: Sequence[str], seeds: Sequence[int]) -> Iterator[Name]:
-    """Yield the runs of a whole record, the joint space first: that is where the question is."""
+def wanted(
+    scenarios: Sequence[str], modes: Sequence[str], seeds: Sequence[int], between: Sequence[str] = ()
+) -> Iterator[Name]:
+    """Yield the runs of a whole record, the joint space first: that is where the question is.
+
+    Args:
+        scenarios: All of them.
+        modes: That every scenario is run in.
+        seeds: Of each.
+        between: Further modes of the joint space alone (the Pareto table's), last.
+    """
     spaces = sorted(scenarios, key=lambda name: (name not in ("uis", "all"), name))
     for space in spaces:
         for policy in NETWORKS:
             if policy != "neural_ucb_per_width" or space == spaces[0]:
                 yield from ((space, mode, policy, seed) for mode in modes for seed in seeds)
+    for policy in NETWORKS:
+        if policy != "neural_ucb_per_width":
+            yield from ((spaces[0], mode, policy, seed) for mode in between for seed in seeds)
 
 
 def rebuild(
@@ -163,8 +182,10 @@ def rebuild(
         jobs: Processes of one thread each; one a core by default.
         done: Told of each run.
     """
-    missing = [name for name in names if name not in record.chosen]
     with one_thread_each(jobs) as pool:
+        if record.former and not record.chosen:
+            _take_over(record, worlds, stages, pool)
+        missing = [name for name in names if name not in record.chosen]
         running = {
             pool.submit(_train, worlds[name[0]], stages(worlds[name[0]], name[1]), name[2], name[3]): name
             for name in missing
@@ -173,6 +194,26 @@ def rebuild(
             record.chosen[running[future]] = future.result()
             record.save()
             done(running[future])
+
+
+def _take_over(
+    record: Record,
+    worlds: Mapping[str, World],
+    stages: Callable[[World, str], Mapping[int, Stage]],
+    pool: ProcessPoolExecutor,
+) -> None:
+    """Keep what other training code chose if one run of each network, trained by this code, is the same."""
+    sample: dict[str, Name] = {}
+    for name in sorted(record.former):
+        sample.setdefault(name[2], name)
+    trained = {
+        name: pool.submit(_train, worlds[name[0]], stages(worlds[name[0]], name[1]), name[2], name[3])
+        for name in sample.values()
+    }
+    record.chosen = {name: future.result() for name, future in trained.items()}
+    if all(record.former[name] == arms for name, arms in record.chosen.items()):
+        record.chosen = dict(record.former)
+    record.save()
 
 
 def one_thread_each(jobs: int | None = None) -> ProcessPoolExecutor:

@@ -85,6 +85,16 @@ def run_oracle(
     return runs
 
 
+def run_fixed(world: World, stages: Mapping[int, Stage], seeds: Sequence[int]) -> list[Run]:
+    """Return, after the shared warm-up, the one arm that would have earned most of all fixed ones in hindsight."""
+    runs = []
+    for seed in seeds:
+        trial = make_trial(world, seed, stages)
+        arm, fixed = best_fixed(trial, trial.stage(len(trial.order)).objective)
+        runs.append(Run(seed, tuple(follow(trial, lambda *_, arm=arm: arm)), fixed))
+    return runs
+
+
 def summed(values: Sequence[float]) -> dict[str, float]:
     """Return mean, standard deviation over seeds and the 95 % interval of the mean (Student's t).
 

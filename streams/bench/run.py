@@ -1,16 +1,14 @@
-"""What the plumbing costs: all rooms with engines that answer at once, on each broker there is.
+"""One measured run of the streams: all rooms, with engines that answer at once, on one broker.
 
-Throughput is taken with everything sent at once (admission holds the rest back); latencies from a second run at
-half that rate, open loop. The engine's own speed is not measured here.
+The engine's own speed is not measured here, see `engine.py`. `turns.py` takes medians of such runs in alternation.
 """
 
 import os
 import random
-import tempfile
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 
@@ -62,40 +60,23 @@ def recording(
     ]  # fmt: skip
 
 
-def measure(
-    kind: Literal["kafka", "embedded"], settings: Settings, plan: Plan, say: Callable[[str], None]
-) -> dict[str, Any]:
-    """Return the figures of one broker.
-
-    Raises:
-        BrokerError: it cannot be started.
-        RoomFailed: a room cannot.
-    """
-    with Broker.choose(kind, os.environ) as broker, tempfile.TemporaryDirectory() as folder:
-        say(f"{broker.version}: without the encoder")
-        bare = _run(settings, broker, plan, Path(folder) / "bare", "hashed", rate=0.0)
-        say(f"  {bare['queries_per_s']:.1f} queries/s; with the encoder")
-        full = _run(settings, broker, plan, Path(folder) / "full", "minilm", rate=0.0)
-        say(f"  {full['queries_per_s']:.1f} queries/s; open loop at half of it")
-        paced = _run(settings, broker, plan, Path(folder) / "paced", "minilm", rate=full["queries_per_s"] / 2)
-        return {
-            "name": broker.kind,
-            "version": broker.version,
-            "queries": plan.queries,
-            "in_flight": plan.in_flight,
-            "queries_per_s": full["queries_per_s"],
-            "queries_per_s_without_encoder": bare["queries_per_s"],
-            "steps_per_query": full["steps_per_query"],
-            "bytes_per_query": full["bytes_per_query"],
-            "cpu_s_by_room": full["cpu_s_by_room"],
-            "open_loop_per_s": full["queries_per_s"] / 2,
-            **{f"{name}_ms": spread for name, spread in paced["latency_ms"].items()},
-        }
-
-
-def _run(
+def run_once(
     settings: Settings, broker: Broker, plan: Plan, folder: Path, encoder: str, rate: float
 ) -> dict[str, Any]:
+    """Return the figures of one run: start the rooms, warm them up, send the queries, wait for all Answers.
+
+    Args:
+        settings: What all runs share.
+        broker: A broker that runs.
+        plan: How much to run.
+        folder: A new folder for the recording, the state and the log.
+        encoder: `minilm`, or `hashed` to leave embedding out of it.
+        rate: Queries per second, open loop; 0 sends everything at once, and admission holds the rest back.
+
+    Raises:
+        RoomFailed: a room did not become ready.
+        BenchFailed: a query has no Answer.
+    """
     folder.mkdir(parents=True)
     catalogue = load_catalogue(Path(settings.catalogue))
     questions = [

@@ -18,27 +18,42 @@ from streams.settings import Settings
     type=click.IntRange(min=20),
     default=1000,
     show_default=True,
-    help="Per run, three runs on Kafka; a quarter on the embedded broker.",
+    help="Queries of each run on Kafka; a quarter of it on the embedded broker.",
 )
 @click.option(
     "--steps", type=click.IntRange(min=1), default=5, show_default=True, help="Steps of every search."
 )
 @click.option(
-    "--in-flight",
-    type=click.IntRange(min=1),
-    default=256,
-    show_default=True,
-    help="Queries on their way at once.",
+    "--in-flight", type=click.IntRange(min=1), default=256, show_default=True, help="Queries in flight."
 )
 @click.option(
-    "--broker", "brokers", multiple=True, type=click.Choice(["kafka", "embedded"]), help="[all there are]"
+    "--broker",
+    "brokers",
+    multiple=True,
+    type=click.Choice(["kafka", "embedded"]),
+    help="Broker to measure; may be repeated. [all there are]",
+)
+@click.option(
+    "--runs",
+    type=click.IntRange(min=1),
+    default=3,
+    show_default=True,
+    help="Runs of each configuration; figures are their medians.",
+)
+@click.option(
+    "--against",
+    type=click.Path(path_type=Path, exists=True, file_okay=False),
+    help="Another checkout to measure in turn with this one, for instance a worktree of an earlier commit.",
+)
+@click.option(
+    "--engine/--no-engine", default=True, show_default=True, help="Also measure search beside bare vLLM."
 )
 @click.option(
     "--questions",
     type=click.Path(path_type=Path, exists=True, dir_okay=False),
     default=Path("models/mini-math-test.jsonl"),
     show_default=True,
-    help="What the engine is asked.",
+    help="Questions for the engine.",
 )
 @click.option(
     "--out",
@@ -54,29 +69,40 @@ def bench(
     steps: int,
     in_flight: int,
     brokers: tuple[str, ...],
+    runs: int,
+    against: Path | None,
+    engine: bool,
     questions: Path,
     out: Path,
 ) -> None:
-    """Measure queries per second and latency per stage with engines that answer at once; writes OUT.
+    """Measure queries per second and the latency of each stage, with engines that answer at once; write OUT.
 
-    Apache Kafka is measured when KAFKA_HOME names it or ../shared/kafka is there. Then the catalogue's largest model
-    on vLLM: tokens per second of searches, beside bare vLLM given the same requests.
+    Three configurations take turns: with the encoder, without it, and without it at one step per query. Apache Kafka is
+    measured if KAFKA_HOME names it or shared/kafka lies in the checkout. Then the catalogue's largest model runs on
+    vLLM: tokens per second of searches, beside bare vLLM given the same requests.
     """
     from streams.bench.engine import EnginePlan, measure_engine
-    from streams.bench.run import Plan, measure  # with numpy and more, which `--help` need not wait for
+    from streams.bench.run import Plan  # these import numpy and more, which `--help` need not wait for
+    from streams.bench.turns import measure, versions
 
     kinds = list(brokers) or [*(["kafka"] if kafka_home(os.environ) else []), "embedded"]
     plans = {
         "kafka": Plan(queries=queries, steps=steps, in_flight=in_flight),
-        # A tenth as fast, and there to try things out: fewer queries say as much.
+        # It is a tenth as fast and meant for trying things out: fewer queries tell as much.
         "embedded": Plan(queries=max(queries // 4, 20), steps=steps, in_flight=in_flight),
     }
-    found: dict[str, Any] = {"cpus": os.cpu_count(), "brokers": {}}
-    for kind in kinds:
-        found["brokers"][kind] = measure(kind, settings, plans[kind], click.echo)  # type: ignore[arg-type]
-    with tempfile.TemporaryDirectory() as folder:
-        plan = EnginePlan(catalogue=settings.catalogue, questions=str(questions))
-        found["engine"] = measure_engine(plan, Path(folder), click.echo)
+    measured = measure({kind: plans[kind] for kind in kinds}, settings, runs, click.echo, against)  # type: ignore[misc]
+    found: dict[str, Any] = {
+        "cpus": os.cpu_count(),
+        "versions": versions(Path.cwd()),
+        "brokers": measured["here"],
+    }
+    if against is not None:
+        found["against"] = {"versions": versions(against), "brokers": measured["against"]}
+    if engine:
+        with tempfile.TemporaryDirectory() as folder:
+            plan = EnginePlan(catalogue=settings.catalogue, questions=str(questions))
+            found["engine"] = measure_engine(plan, Path(folder), click.echo)
     out.parent.mkdir(parents=True, exist_ok=True)
     out.write_bytes(orjson.dumps(found, option=orjson.OPT_INDENT_2))
     click.echo(f"wrote {out}")

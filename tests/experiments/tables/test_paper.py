@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner
 
 from experiments.__main__ import cli
-from experiments.tables.early_exit import replay, replay_tts_prm
+from experiments.tables.replayed_paths import replay, replay_tts_prm, replay_wide
 
 DATA = Path(__file__).parents[3].parent / "shared" / "data"
 
@@ -112,6 +112,23 @@ def test_replayed_early_exit_follows_the_rule() -> None:
     assert (beyond.best, beyond.chosen) == (1, 0)
     alone = replay([[0.1, 0.2, 0.3]])
     assert alone.taken == alone.steps == 3
+
+
+def test_a_search_is_over_with_its_last_living_path() -> None:
+    found = replay([[0.9, 0.9], [0.7, 0.7, 1.0, 1.0], [0.1, 0.1, 0.1, 0.1, 0.1]])
+    assert (found.ended, found.longest, found.taken, found.steps) == (2, 5, 6, 11)
+    # Twice the same path ends when that path ends.
+    assert replay([[0.5, 0.5]] * 2).ended == 2
+
+
+def test_wider_searches_on_real_scores_end_earlier() -> None:
+    if not (DATA / "tts_prm" / "samples.csv.gz").exists():
+        pytest.skip(f"{DATA / 'tts_prm'} is not beside the checkout")
+    found = replay_wide(DATA / "tts_prm")
+    fewer = [each["steps_one_after_another_percent"]["mean"] for each in found.values()]
+    assert fewer[0] == 0
+    assert fewer == sorted(fewer, reverse=True)
+    assert -80 < fewer[-1] < -60
 
 
 def test_early_exit_on_real_scores_saves_steps() -> None:

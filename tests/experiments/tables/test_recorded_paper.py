@@ -1,5 +1,6 @@
 """The whole command on a recording of ours: every table that a recording can carry, on a made-up one."""
 
+import html
 import json
 import re
 from collections.abc import Iterator
@@ -96,6 +97,7 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "1",
     ]
     told += ["--catalogue", str(catalogue), "--cache", str(folder / "vectors")]
+    told += ["--results", str(folder / "results")]
     ran = CliRunner().invoke(cli, ["paper", "--quick", *told])
     assert ran.exit_code == 0, ran.output
     return folder / "out"
@@ -134,7 +136,7 @@ def test_early_exit_is_measured_on_the_same_searches(written: Path) -> None:
 
 def test_the_report_shows_every_section_and_figure(written: Path) -> None:
     page = (written / "report.html").read_text()
-    assert len(re.findall(r'src="data:image/png', page)) == len(list(written.glob("*.png"))) == 9
+    assert len(re.findall(r'src="data:image/png', page)) == len(list(written.glob("*.png"))) == 10
     for heading in ("Main table", "Early exit", "Our own policies", "Second task", "The verifier"):
         assert re.search(rf"<h2 id=\"\w+\">{heading}", page), heading
     assert "not run" in page
@@ -151,7 +153,25 @@ def test_the_report_shows_every_section_and_figure(written: Path) -> None:
     assert any(
         text.startswith("Embedding the query and the bandit take 15.00 % of the time") for text in said
     )
-    assert "0.7079, 46.88, 49.4" in page  # the paper's UniScale, UIS, Cost-Sensitive
+    assert "0.7079 (0.011), 46.88 (1.72), 49.4 (11.6)" in page  # the paper's UniScale, UIS, Cost-Sensitive
+    assert page.count("class=best") > page.count("class=second") > 20
+    told = html.unescape(" ".join(said))
+    for phrase in (
+        "the joint space gains over routing alone", "from BEST-Route* to the joint space", "without semantics",
+        "least at α =", "against binary correctness", "against k-NN's", "of the Oracle", "points and its cost",
+    ):  # fmt: skip
+        assert phrase in told, phrase
+
+
+def test_the_summary_shows_its_figures_and_says_what_it_is_of(written: Path) -> None:
+    folder = written.parent / "results"
+    text = (folder / "README.md").read_text()
+    named = set(re.findall(r"\]\(([\w-]+\.png)\)", text))
+    assert named == {path.name for path in folder.glob("*.png")}
+    assert len(named) >= 9
+    assert "of the first edition of the mini family" in text
+    assert "python -m experiments paper --quick --results" in text
+    assert "| mean reward | random |" in text
 
 
 def test_the_card_counts_what_a_recording_holds(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """What networks chose, kept in a file: the same runs as live ones, and never those of other outcomes."""
 
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -101,6 +102,34 @@ def test_the_joint_space_is_trained_first() -> None:
     names = list(wanted(["tts", "uis", "routing"], [MODE], [3, 23]))
     assert [name[0] for name in names] == ["uis"] * 6 + ["routing"] * 4 + ["tts"] * 4
     assert len(set(names)) == len(names)
+    more = list(wanted(["tts", "uis"], [MODE], [3], ["quality-leaning"]))
+    assert more[-2:] == [("uis", "quality-leaning", policy, 3) for policy in ("mlp", "neural_ucb")]
+
+
+@pytest.mark.parametrize("same", [True, False])
+def test_what_other_training_code_chose_is_kept_only_where_this_code_chooses_the_same(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, same: bool
+) -> None:
+    """Training itself is another test's affair: here it says what it would choose, in this process."""
+    names = [("all", MODE, policy, seed) for policy in ("mlp", "neural_ucb") for seed in (3, 23)]
+    old = Record.load(tmp_path / "n.json", world)
+    old.recipe, old.chosen = "another", {name: [1, 2] for name in names}
+    old.save()
+    record = Record.load(tmp_path / "n.json", world)
+    assert (record.chosen, record.refused) == ({}, f"{tmp_path / 'n.json'} is of other training code")
+    trained: list[int] = []
+
+    def train(world: World, stages: object, policy: str, seed: int) -> list[int]:
+        trained.append(seed)
+        return [1, 2] if same or policy == "mlp" else [2, 1]
+
+    monkeypatch.setattr(networks, "_train", train)
+    monkeypatch.setattr(networks, "one_thread_each", lambda jobs: ThreadPoolExecutor(1))
+    networks.rebuild(record, {"all": world}, steady, names)
+    assert len(trained) == (2 if same else 4)
+    kept = Record.load(tmp_path / "n.json", world)
+    assert kept.refused == ""
+    assert set(kept.chosen) == set(names)
 
 
 @pytest.mark.slow
