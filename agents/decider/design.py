@@ -1,0 +1,249 @@
+"""The design of the contextual policy: x = z_q ⊗ g_a, of 20 to 150 dimensions.
+
+z_q = [1, a short projection of the whole embedding and of the surface counts]: the query's side. g_a: the action's
+side, in two parts. *Interacting* features meet every coordinate of z_q: plain coordinates of the action (size, log
+QP, log CP, size·width), and each model on its own where there are few or where sizes are not known. *Effects* meet
+the constant only: which model and which shape it is, for what no smooth coordinate says.
+
+New actions may bring new features, which append columns; a column once there keeps its place and its meaning.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Final
+
+import numpy as np
+
+from agents.decider.features import FeatureMap, FeatureSettings
+from agents.decider.policies.base import ActionVector, Matrix, Vector
+from agents.decider.surface import COUNTS
+from schemas.action import Action
+from schemas.errors import InvalidField
+
+FEW_MODELS: Final = 4
+"""Models up to which each gets coordinates of its own in every direction of z: 4 × 21 columns."""
+
+CLIP: Final = 3.0
+"""Bound of each coordinate of z, whose scale is one: a question far from all others must not weigh like twenty."""
+
+# Mean and spread of the counts' logarithms over GSM8K's training questions: fixed, so that a learner without history
+# has a scale for them. Numbers, digits, words, letters, sentences, lines, symbols, capitals, longest number.
+_USUAL: Final = np.array([1.38, 1.81, 3.77, 5.1, 1.46, 0.69, 0.53, 1.72, 1.18])
+_SPREAD: Final = np.array([0.41, 0.52, 0.36, 0.4, 0.27, 0.3, 0.61, 0.4, 0.33])
+
+
+class Design(FeatureMap):
+    """Known actions with their side of the design, and the projection of queries.
+
+    Args:
+        settings: `query_dim` counts embedding and surface counts; `query_rank` is the length of z without its
+            constant.
+
+    Attributes:
+        sides: G, shape (n, J): every action's features.
+        meets: For each feature, whether it meets all of z or the constant alone, shape (J,).
+        anchors: A cost for each action, shape (n,): what costs are measured in, so that dear and cheap actions
+        share a scale. offset, directions: The projection, shapes (query_dim,) and (rank, query_dim).
+    """
+
+    def __init__(self, settings: FeatureSettings) -> None:
+        super().__init__(settings)
+        self.offset, self.directions = _usual_projection(settings)
+        self.names: list[str] = []
+        self.meets: np.ndarray = np.zeros(0, dtype=bool)
+        self.sizes: list[float] = []
+        self.anchors: Vector = np.zeros(0)
+        self._size_range = (0.0, 0.0)
+        self._shape()
+
+    @property
+    def rank(self) -> int:
+        """Return the length of z, its constant included."""
+        return 1 + len(self.directions)
+
+    @property
+    def dim(self) -> int:
+        """Return D, the length of x."""
+        return int(self.starts[-1])
+
+    def short(self, query: Vector) -> Vector:
+        """Return z of one checked query, shape (rank,): the same bits alone and in a batch."""
+        z = self.directions @ (query - self.offset)
+        return np.concatenate([[1.0], np.clip(z, -CLIP, CLIP)])
+
+    def project(self, z: Vector, columns: Matrix) -> Matrix:
+        """Return each feature's part of xᵀΘ for one query: z contracted away.
+
+        Args:
+            z: Shape (rank,).
+            columns: Θ, shape (D, T).
+
+        Returns:
+            Shape (J, T): `sides @ project(z, Θ)` is xᵀΘ for every action.
+        """
+        weighed = columns * z[self.which][:, None]
+        return np.asarray(np.add.reduceat(weighed, self.starts[:-1], axis=0))
+
+    def compress(self, z: Vector, inverse: Matrix) -> Matrix:
+        """Return the (J, J) matrix Q of one query with g_aᵀQg_a = xᵀA⁻¹x for every action."""
+        scale = z[self.which]
+        weighed = inverse * scale[:, None] * scale
+        rows = np.add.reduceat(weighed, self.starts[:-1], axis=0)
+        return np.asarray(np.add.reduceat(rows, self.starts[:-1], axis=1))
+
+    def row(self, z: Vector, action: int) -> Vector:
+        """Return x of one query and one action, shape (D,)."""
+        return np.asarray(z[self.which] * self.sides[action][self.feature])
+
+    def rows(self, z: Matrix, actions: np.ndarray) -> Matrix:
+        """Return x of each pair, shape (m, D)."""
+        return np.asarray(z[:, self.which] * self.sides[actions][:, self.feature])
+
+    def transform(self, offset: Vector, directions: Matrix) -> None:
+        """Take another projection; only before anything is learned, since x changes its meaning."""
+        self.offset, self.directions = offset, directions
+        self._shape()
+
+    def snapshot(self) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+        """Return (plain values, arrays) from which `restore` rebuilds this map exactly."""
+        meta = {
+            "ids": self.ids,
+            "models": self.models,
+            "active": self.active,
+            "sizes": self.sizes,
+            "names": self.names,
+            "size_range": self._size_range,
+        }
+        arrays = {
+            "sides": self.sides,
+            "meets": self.meets,
+            "anchors": self.anchors,
+            "offset": self.offset,
+            "directions": self.directions,
+        }
+        return meta, arrays
+
+    def restore(self, meta: dict[str, Any], arrays: dict[str, np.ndarray]) -> None:
+        """Become the map that was taken by `snapshot`."""
+        self.ids, self.models, self.active = list(meta["ids"]), list(meta["models"]), list(meta["active"])
+        self.sizes, self.names = list(meta["sizes"]), list(meta["names"])
+        self._size_range = tuple(meta["size_range"])
+        self.index = {action_id: i for i, action_id in enumerate(self.ids)}
+        self.sides, self.meets, self.anchors = arrays["sides"], arrays["meets"], arrays["anchors"]
+        self.offset, self.directions = arrays["offset"], arrays["directions"]
+        self.coordinates = np.zeros((len(self.ids), 0))
+        self._choosable.clear()
+        self._shape()
+
+    def _register(self, actions: list[ActionVector], units: Matrix) -> None:
+        first = not self.ids
+        for action in actions:
+            self.index[action.action_id] = len(self.ids)
+            self.ids.append(action.action_id)
+            self.models.append(action.model)
+            self.active.append(True)
+            self.sizes.append(action.size)
+        if first:
+            known = [math.log(size) for size in self.sizes if size > 0]
+            self._size_range = (min(known, default=0.0), max(known, default=0.0))
+            few = len(set(self.models)) <= FEW_MODELS
+            for name, wanted in (
+                ("one", True),
+                ("size", self._sized),
+                ("size²", self._sized and not few),
+                ("width", len(set(map(_shape, self.ids))) > 1),
+                ("drafts", len(set(map(_shape, self.ids))) > 1),
+                ("size·width", self._sized and len(set(map(_shape, self.ids))) > 1),
+            ):
+                if wanted and not (few and name.startswith("size") and name != "size·width"):
+                    self._append(name, meets=True)
+            for model in dict.fromkeys(self.models):
+                self._append(f"model {model}", meets=few)
+        for model in dict.fromkeys(self.models):
+            self._append(f"model {model}", meets=False)
+        if len(set(map(_shape, self.ids))) > 1:
+            for shape in dict.fromkeys(map(_shape, self.ids)):
+                self._append(f"shape {shape}", meets=False)
+        self.sides = np.array([self._features(i) for i in range(len(self.ids))]).reshape(len(self.ids), -1)
+        fresh = [self._anchor(i) for i in range(len(self.anchors), len(self.ids))]
+        self.anchors = np.concatenate([self.anchors, fresh])
+        self.coordinates = np.zeros((len(self.ids), 0))
+        self._shape()
+
+    @property
+    def _sized(self) -> bool:
+        low, high = self._size_range
+        return high > low
+
+    def _append(self, name: str, *, meets: bool) -> None:
+        if name not in self.names:
+            self.names.append(name)
+            self.meets = np.append(self.meets, meets)
+
+    def _features(self, at: int) -> list[float]:
+        low, high = self._size_range
+        log_size = math.log(self.sizes[at]) if self.sizes[at] > 0 else low
+        size = 2.0 * (log_size - low) / (high - low) - 1.0 if high > low else 0.0
+        qp, cp = _widths(self.ids[at])
+        width, drafts = math.log2(qp * cp) / 3.0 - 1.0, math.log2(cp) / 3.0 - 1.0
+        plain = {
+            "one": 1.0,
+            "size": size,
+            "size²": size * size,
+            "width": width,
+            "drafts": drafts,
+            "size·width": size * width,
+            f"model {self.models[at]}": 1.0,
+            f"shape {_shape(self.ids[at])}": 1.0,
+        }
+        return [plain.get(name, 0.0) for name in self.names]
+
+    def _anchor(self, at: int) -> float:
+        """Return what an action may cost: parameters times paths, in the unit of the anchors there are."""
+        qp, cp = _widths(self.ids[at])
+        guess = max(self.sizes[at], 1.0) * qp * cp
+        before = range(len(self.anchors))
+        if not before:
+            return guess
+        # A prior's anchors are measured: the new action's guess is brought to their scale.
+        guesses = [max(self.sizes[i], 1.0) * math.prod(_widths(self.ids[i])) for i in before]
+        return guess * math.exp(float(np.median(np.log(self.anchors) - np.log(guesses))))
+
+    def _shape(self) -> None:
+        """Lay the columns out: feature by feature, each with all of z or with its constant."""
+        lengths = [self.rank if meets else 1 for meets in self.meets]
+        self.starts = np.concatenate([[0], np.cumsum(lengths)]).astype(np.intp)
+        self.feature = np.repeat(np.arange(len(lengths)), lengths)
+        self.which = np.concatenate([np.arange(n) for n in [*lengths, 0]]).astype(np.intp)
+
+
+def _usual_projection(settings: FeatureSettings) -> tuple[Vector, Matrix]:
+    """Return the projection of a learner without history: the counts, and random directions of the embedding."""
+    counts, dim = len(COUNTS), settings.query_dim
+    embedded = dim - counts
+    offset = np.concatenate([np.zeros(embedded), _USUAL])
+    directions = np.zeros((settings.query_rank, dim))
+    own = min(counts, settings.query_rank)
+    directions[np.arange(own), embedded + np.arange(own)] = 1.0 / _SPREAD[:own]
+    if (rest := settings.query_rank - own) > 0:
+        draws = np.random.default_rng(settings.basis_seed).standard_normal((embedded, rest))
+        # Orthonormal directions of a unit vector have a spread of 1/√d each.
+        directions[own:, :embedded] = np.linalg.qr(draws)[0].T * math.sqrt(embedded)
+    return offset, directions * settings.interaction_scale
+
+
+def _widths(action_id: str) -> tuple[int, int]:
+    try:
+        action = Action.parse(action_id)
+    except InvalidField:
+        return 1, 1
+    return action.qp, action.cp
+
+
+def _shape(action_id: str) -> str:
+    try:
+        action = Action.parse(action_id)
+    except InvalidField:
+        return ""
+    return f"{action.qp}/{action.cp}/{action.bs}"

@@ -1,0 +1,192 @@
+"""The pacer: the price λ of one eFLOP at which an objective by mean cost, or by accuracy, is met.
+
+Both look back on the last contexts and ask what the policy, as it predicts now, would have chosen for them at some λ:
+
+    mean cost    the least λ at which the mean predicted cost stays within the target, corrected by what was spent
+    since the target was set; so a bias of the predictions cannot accumulate accuracy     the largest λ at which the
+    mean predicted accuracy is the wanted share of the best single configuration's
+
+It is a fold over events in the one order of decisions and updates; the price in force is asked once per batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Final
+
+import numpy as np
+
+from agents.decider.policies.base import Aim, Matrix, Vector
+
+EVERY: Final = 20
+"""Decisions between two solutions for λ: one takes about 5 ms at 168 actions."""
+
+CATCH_UP: Final = 100.0
+"""Decisions over which what was spent too much or too little is made good."""
+
+MARGIN: Final = (0.3, 2.0)
+"""Bounds of the momentary target as a share of the target: a debt is paid off slowly, not by refusing all quality."""
+
+KEYS: Final = 64
+"""Objectives paced at once; the one that was asked for least recently goes first."""
+
+STEPS: Final = 30
+"""Halvings of the interval of ln λ, e^±10 around the scale of the predictions: λ to eight digits."""
+
+
+@dataclass(slots=True)
+class Pace:
+    """One objective's account.
+
+    Attributes:
+        price: λ in force.
+        decisions: Made since the target was set, without the control group's.
+        spent: What they cost: realised where it is known, predicted where it is not yet.
+        rewarded: Decisions whose outcome is known, and the sums
+        predicted: of their predicted accuracy and
+        correct: of their true one: the calibration.
+    """
+
+    price: float = 0.0
+    decisions: int = 0
+    spent: float = 0.0
+    rewarded: int = 0
+    predicted: float = 0.0
+    correct: float = 0.0
+
+
+class Pacer:
+    """The accounts of every objective with an aim."""
+
+    def __init__(self) -> None:
+        self.paces: dict[str, Pace] = {}
+        self.open: dict[str, tuple[str, float, float]] = {}
+
+    def price(self, aim: Aim) -> float | None:
+        """Return the price in force; None for an aim that is new."""
+        pace = self.paces.get(aim.key)
+        return None if pace is None else pace.price
+
+    def decided(self, aim: Aim, query_id: str, cost: float, accuracy: float, price: float) -> bool:
+        """Enter a decision; return whether the price is due to be solved for.
+
+        Args:
+            aim: What it was made for.
+            query_id: Its query.
+            cost: Predicted cost of the chosen action.
+            accuracy: Its predicted accuracy.
+            price: What was in force, for an aim that is new.
+        """
+        pace = self.paces.pop(aim.key, None) or Pace(price=price)
+        self.paces[aim.key] = pace  # the newest stands last
+        if len(self.paces) > KEYS:
+            oldest = next(iter(self.paces))
+            del self.paces[oldest]
+            self.open = {i: entry for i, entry in self.open.items() if entry[0] != oldest}
+        pace.decisions += 1
+        pace.spent += cost
+        self.open[query_id] = (aim.key, cost, accuracy)
+        return pace.decisions % EVERY == 0
+
+    def settled(self, query_id: str, cost: float | None, correct: float | None) -> None:
+        """Enter what became of a decision.
+
+        Args:
+            query_id: Its query; one that was not paced changes nothing.
+            cost: What it cost; None where nothing was run.
+            correct: Its correctness, or what stands for it.
+        """
+        entry = self.open.pop(query_id, None)
+        if entry is None:
+            return
+        key, expected, accuracy = entry
+        pace = self.paces[key]
+        pace.spent += (cost or 0.0) - expected
+        if correct is not None:
+            pace.rewarded += 1
+            pace.predicted += accuracy
+            pace.correct += correct
+
+    def momentary(self, aim: Aim) -> float:
+        """Return the mean cost to aim at now, given what was spent so far."""
+        assert aim.mean_cost is not None
+        pace = self.paces.get(aim.key) or Pace()
+        saved = aim.mean_cost * pace.decisions - pace.spent
+        low, high = (share * aim.mean_cost for share in MARGIN)
+        return min(max(aim.mean_cost + saved / CATCH_UP, low), high)
+
+    def snapshot(self) -> dict[str, Any]:
+        """Return the accounts as plain values."""
+        return {
+            "paces": {key: asdict(pace) for key, pace in self.paces.items()},
+            "open": {query_id: list(entry) for query_id, entry in self.open.items()},
+        }
+
+    def restore(self, meta: dict[str, Any]) -> None:
+        """Become what `snapshot` returned."""
+        self.paces = {key: Pace(**pace) for key, pace in meta["paces"].items()}
+        self.open = {query_id: (e[0], e[1], e[2]) for query_id, e in meta["open"].items()}
+
+
+def price_for_cost(accuracy: Matrix, cost: Matrix, target: float) -> float:
+    """Return the least λ at which the mean cost of the best choices stays within a target.
+
+    Args:
+        accuracy: Predicted accuracy of every action for each context, shape (m, n).
+        cost: Predicted cost, alike.
+        target: Mean cost.
+
+    >>> price_for_cost(np.array([[0.5, 0.9]] * 2), np.array([[1.0, 3.0], [1.0, 9.0]]), 2.0).__round__(3)
+    0.05
+    """
+
+    def within(price: float) -> bool:
+        return bool(np.mean(_chosen(accuracy - price * cost, cost)) <= target)
+
+    return 0.0 if within(0.0) else _least(within, _scale(accuracy, cost))
+
+
+def price_for_accuracy(accuracy: Matrix, cost: Matrix, share: float) -> float:
+    """Return the largest λ at which the mean accuracy of the best choices is a share of the best action's mean.
+
+    Args:
+        accuracy: Predicted accuracy of every action for each context, shape (m, n).
+        cost: Predicted cost, alike.
+        share: Of the mean predicted accuracy of the single action that is best on average.
+    """
+    target = share * float(accuracy.mean(axis=0).max())
+
+    def below(price: float) -> bool:
+        return bool(np.mean(_chosen(accuracy - price * cost, accuracy)) < target)
+
+    scale = _scale(accuracy, cost)
+    # Just below the first price that falls short.
+    return _least(below, scale) * (1.0 - 1e-6)
+
+
+def _chosen(score: Matrix, of: Matrix) -> Vector:
+    return np.asarray(np.take_along_axis(of, score.argmax(axis=1)[:, None], axis=1)[:, 0])
+
+
+def _scale(accuracy: Matrix, cost: Matrix) -> float:
+    return 1.0 / max(float(np.median(cost)), 1e-300)
+
+
+def _least(holds: Any, scale: float) -> float:
+    """Return the least λ, within e^±10 of a scale, at which a condition that stays true holds."""
+    low, high = -10.0, 10.0
+    if not holds(scale * float(np.exp(high))):
+        return scale * float(np.exp(high))
+    for _ in range(STEPS):
+        middle = (low + high) / 2
+        if holds(scale * float(np.exp(middle))):
+            high = middle
+        else:
+            low = middle
+    return scale * float(np.exp(high))
+
+
+def recent(window: Sequence[Vector]) -> Matrix:
+    """Return the window's contexts as rows, shape (m, rank)."""
+    return np.array(window)

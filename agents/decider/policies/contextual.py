@@ -1,0 +1,269 @@
+"""The contextual policy: exact ridge on few, interacting coordinates, with a linear price of cost.
+
+LinUCB on the paper's joint vector ranks actions alike for every query, and 552 dimensions learn little in a few
+hundred rounds. Here x = z_q ⊗ g_a (`agents.decider.design`) has 20 to 150, and every query has a ranking of its
+own. Not Algorithm 1; the faithful policy is `linucb`.
+
+- Five columns of B share one A: Correct, Score, log C, 1, and C itself. A budget, and a mix of configurations, are
+  linear in cost; costs are measured in units of each action's anchor, so that dear and cheap ones share a scale.
+  With the column of ones every term is regressed towards its own mean rather than towards zero.
+- Exploration is priced. Optimism is α·√(xᵀA⁻¹x), divided for an action that costs more than the best predicted one
+  by how many times more it costs, as far as the objective has a price: 500 times dearer is not explored like the
+  others.
+- A prior from history (`agents.decider.prior`) is a complete state to begin from.
+- The pacer (`agents.decider.pacer`) fills in λ for objectives by mean cost and by accuracy.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Final
+
+import numpy as np
+
+from agents.decider import intake
+from agents.decider.design import Design
+from agents.decider.features import FeatureSettings
+from agents.decider.pacer import Pacer, price_for_accuracy, price_for_cost, recent
+from agents.decider.policies.base import (
+    Aim,
+    Context,
+    Matrix,
+    Objective,
+    Observation,
+    Pending,
+    Policy,
+    Scores,
+    Vector,
+)
+from agents.decider.policies.choosing import pick
+from agents.decider.policies.learner import Learner
+from agents.decider.policies.registry import Inputs, Options, policy
+from agents.decider.ridge import Ridge
+from agents.decider.surface import COUNTS
+
+CORRECT, SCORE, LOG_COST, ONE, COST = range(5)
+
+WINDOW: Final = 500
+"""Contexts that λ is solved on."""
+
+CHEAPEST: Final = 0.05
+"""Least predicted cost as a share of the mean ratio of cost to anchor: a linear prediction may fall below zero."""
+
+
+@dataclass(frozen=True, slots=True)
+class ContextualSettings:
+    """How it learns.
+
+    Attributes:
+        alpha: Exploration factor.
+        ridge: λ of A.
+        encoder: Identity of the encoder of the queries; a state of another one is refused.
+    """
+
+    alpha: float = 0.1
+    ridge: float = 1.0
+    encoder: str = ""
+
+
+class Contextual(Learner):
+    """Priced, optimistic ridge regression on z_q ⊗ g_a."""
+
+    name = "contextual"
+    order_free = False  # the pacer is a fold in strict order
+    paces = True
+    surface = True
+
+    def __init__(self, design: Design, settings: ContextualSettings | None = None) -> None:
+        super().__init__(design)
+        self.design = design
+        self.settings = settings or ContextualSettings()
+        self.ridge = Ridge(0, 5, self.settings.ridge)
+        self.totals: Vector = np.zeros(5)
+        self.pacer = Pacer()
+        self.window: deque[Vector] = deque(maxlen=WINDOW)
+
+    def grown(self, kept: Sequence[int]) -> None:
+        """Append the columns of new features."""
+        self.ridge.grow(self.design.dim)
+
+    def scores(self, contexts: Sequence[Context], objectives: Sequence[Objective], seed: int) -> list[Scores]:
+        """Score every allowed action of every context."""
+        queries = self.features.queries([(c.query_id, c.embedding) for c in contexts])
+        asked = zip(queries, contexts, objectives, strict=True)
+        return [self._scored(query, context, objective, seed) for query, context, objective in asked]
+
+    def predicted(self, z: Vector) -> Matrix:
+        """Return the predicted terms of every known action, shape (n, 5): Correct, Score, log C, 1, C in eFLOPs."""
+        d = self.design
+        means = self._means()
+        # θ_t - m_t·θ_1 is the regression of t - m_t: towards its mean.
+        lifted = d.sides @ d.project(z, self.ridge.theta - np.outer(self.ridge.theta[:, ONE], means))
+        terms = means + lifted
+        terms[:, LOG_COST] += np.log(d.anchors)
+        terms[:, COST] = d.anchors * np.maximum(terms[:, COST], CHEAPEST * means[COST])
+        terms[:, ONE] = 1.0
+        return np.asarray(terms)
+
+    def price(self, aim: Aim) -> float:
+        """Return λ of an aim: the one in force, or the solution on the window for one that is new."""
+        found = self.pacer.price(aim)
+        return self._solved(aim) if found is None else found
+
+    def expect(self, decisions: Sequence[Pending]) -> None:
+        """Enter decisions into the window and into the account of their aims."""
+        queries = self.features.queries([(d.observation_id, d.embedding) for d in decisions])
+        for decision, query in zip(decisions, queries, strict=True):
+            z = self.design.short(query)
+            if (aim := decision.aim) is not None:
+                price = self.price(aim)
+                terms = self.predicted(z)[self._place(decision)]
+                cost, accuracy = float(terms[COST]), float(terms[CORRECT])
+                if self.pacer.decided(aim, decision.observation_id, cost, accuracy, price):
+                    self.pacer.paces[aim.key].price = self._solved(aim)
+            self.window.append(z)
+
+    def abandon(self, decisions: Sequence[Pending]) -> None:
+        """Close the account of decisions that will have no reward."""
+        for decision in decisions:
+            self.pacer.settled(decision.observation_id, None, None)
+
+    def take(self, observations: Sequence[Observation]) -> None:
+        """Enter x once per observation, with its five terms, in order."""
+        self._check(observations)
+        queries = self.features.queries([(o.observation_id, o.embedding) for o in observations])
+        for o, query in zip(observations, queries, strict=True):
+            at = self._place(o)
+            targets = self.targets(o.entered, o.score, o.log_cost, at)
+            self.ridge.add(self.design.row(self.design.short(query), at), targets)
+            self.totals += targets
+            self.pacer.settled(o.observation_id, float(np.exp(o.log_cost)), o.entered)
+
+    def amend(self, observations: Sequence[Observation]) -> None:
+        """Add (correct - imputed)·x to the column of Correct; A is untouched."""
+        self._check(observations)
+        queries = self.features.queries([(o.observation_id, o.embedding) for o in observations])
+        for o, query in zip(observations, queries, strict=True):
+            late = o.entered - o.imputed
+            self.ridge.adjust(self.design.row(self.design.short(query), self._place(o)), CORRECT, late)
+            self.totals[CORRECT] += late
+
+    def targets(self, correct: float, score: float, log_cost: float, action: int) -> Vector:
+        """Return what enters B for one outcome: costs in units of the action's anchor, shape (5,)."""
+        anchor = float(self.design.anchors[action])
+        return np.array([correct, score, log_cost - np.log(anchor), 1.0, np.exp(log_cost) / anchor])
+
+    def saved(self) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+        """Return regression, means, window and accounts: all of it to the bit."""
+        meta = {"rows": self.ridge.rows, "pacer": self.pacer.snapshot()}
+        rank = self.design.rank
+        window = np.array(self.window).reshape(len(self.window), rank)
+        return meta, {**self.ridge.snapshot(), "totals": self.totals, "window": window}
+
+    def restored(self, meta: dict[str, Any], arrays: dict[str, np.ndarray]) -> None:
+        """Take them back."""
+        self.ridge.restore(arrays, meta["rows"])
+        self.totals = arrays["totals"]
+        self.window = deque(arrays["window"], maxlen=WINDOW)
+        self.pacer.restore(meta["pacer"])
+
+    def identity(self) -> dict[str, Any]:
+        """Return the settings that must be equal where a state is loaded; α may change."""
+        own = {"ridge": self.settings.ridge, "encoder": self.settings.encoder}
+        return {"contextual": own, "features": asdict(self.features.settings)}
+
+    def _scored(self, query: Vector, context: Context, objective: Objective, seed: int) -> Scores:
+        d = self.design
+        keep = d.choosable(context.query_id, context.allowed)
+        z = d.short(query)
+        terms = self.predicted(z)[keep]
+        q = d.compress(z, self.ridge.inverse)
+        sides = d.sides[keep]
+        width = self.settings.alpha * np.sqrt(np.maximum(np.einsum("nj,nj->n", sides @ q, sides), 0.0))
+        mean = terms[:, :COST] @ objective.coefficients - objective.price * terms[:, COST]
+        if objective.price:
+            best = terms[int(mean.argmax()), COST]
+            width = width * np.minimum(1.0, best / terms[:, COST])
+        score = mean + width
+        chosen, probability = pick(score, seed, context.query_id)
+        correct, path_score, log_cost = terms[chosen, :ONE].tolist()
+        return Scores(
+            [d.ids[j] for j in keep],
+            mean,
+            width,
+            score,
+            chosen,
+            probability,
+            predicted=(correct, path_score, log_cost),
+        )
+
+    def _means(self) -> Vector:
+        count = self.totals[ONE]
+        return self.totals / count if count else np.array([0.5, 0.5, 0.0, 1.0, 1.0])
+
+    def _solved(self, aim: Aim) -> float:
+        """Return the price at which an aim is met on the window, with today's predictions."""
+        on_offer = np.flatnonzero(self.design.active)
+        if not self.window or not len(on_offer) or not self.ridge.rows:
+            return 0.0
+        accuracy, cost = self._looked_back(on_offer)
+        if aim.mean_cost is not None:
+            return price_for_cost(accuracy, cost, self.pacer.momentary(aim))
+        assert aim.accuracy is not None
+        return price_for_accuracy(accuracy, cost, aim.accuracy)
+
+    def _looked_back(self, on_offer: np.ndarray) -> tuple[Matrix, Matrix]:
+        """Return predicted accuracy and cost of the window's contexts, each of shape (m, n)."""
+        d, means = self.design, self._means()
+        z, sides, anchors = recent(self.window), d.sides[on_offer], d.anchors[on_offer]
+        found = []
+        for term in (CORRECT, COST):
+            column = self.ridge.theta[:, term] - means[term] * self.ridge.theta[:, ONE]
+            parts = np.add.reduceat(z[:, d.which] * column, d.starts[:-1], axis=1)
+            found.append(means[term] + parts @ sides.T)
+        return found[0], anchors * np.maximum(found[1], CHEAPEST * means[COST])
+
+    def _place(self, item: Pending | Observation) -> int:
+        return self.features.position(item.observation_id, item.action_id)
+
+    def _check(self, observations: Sequence[Observation]) -> None:
+        for o in observations:
+            intake.outcome(o.observation_id, o.correct, o.score, o.log_cost, o.imputed)
+            self._place(o)
+
+
+class ContextualOptions(Options, frozen=True, kw_only=True):
+    """Options of the contextual policy.
+
+    Attributes:
+        alpha, ridge: see ContextualSettings.
+        query_rank: Length of z_q without its constant.
+    """
+
+    alpha: float = 0.1
+    ridge: float = 1.0
+    query_rank: int = 15
+
+    def __post_init__(self) -> None:
+        """Refuse numbers it cannot run with."""
+        super().__post_init__()
+        self.not_negative("alpha")
+        self.positive("ridge")
+        for name in ("action_features", "interactions"):
+            if getattr(self, name) != Options.__struct_defaults__[Options.__struct_fields__.index(name)]:
+                raise ValueError(f"{name} does not apply to the contextual policy; leave it out")
+
+
+@policy("contextual", ContextualOptions)
+def _contextual(options: ContextualOptions, on: Inputs) -> Policy:
+    features = FeatureSettings(
+        query_dim=on.query_dim + len(COUNTS),
+        action_dim=on.action_dim,
+        query_rank=options.query_rank,
+        interaction_scale=options.interaction_scale,
+        basis_seed=options.basis_seed,
+    )
+    settings = ContextualSettings(options.alpha, options.ridge, on.encoder)
+    return Contextual(Design(features), settings)
