@@ -8,6 +8,7 @@ batch is buried alone.
 
 from __future__ import annotations
 
+import hashlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -118,6 +119,7 @@ class Decider:
         seq: Next place in the order of decisions and updates.
         clock: Decisions made.
         offered: Ids of the actions that can be chosen.
+        prior: SHA-256 of the prior that the log began from; empty for none.
         verdicts: How many rewards met which fate; for metrics.
     """
 
@@ -133,6 +135,7 @@ class Decider:
     verdicts: Counter[str] = field(default_factory=Counter)
     actions: dict[str, ActionRow] = field(default_factory=dict)
     offered: tuple[str, ...] = ()
+    prior: str = ""
 
     def offer(self, actions: Sequence[ActionVector]) -> list[tuple[bytes, bytes]]:
         """Make exactly these actions choosable; return the rows of new ones, to be written before deciding.
@@ -249,6 +252,7 @@ class Decider:
                     rows.append(row)
         found, refused = snapshot.read(snapshots, self.policy.load)
         after = -1 if found is None else found.version
+        self.prior = snapshot.prior_of(snapshots)
         if (absent := untold(rows, after)) is not None:
             raise refused[0] if refused and found is None else absent
         if found is not None:
@@ -266,7 +270,27 @@ class Decider:
         self.reward_offset = max([self.reward_offset, *(r.reward_offset for r in rows)])
         return Recovered(folded, after, tuple(refused), self.context_offset + 1, self.reward_offset + 1)
 
-    def snapshot(self, chunk_bytes: int = snapshot.CHUNK_BYTES) -> list[tuple[bytes, bytes]]:
+    def begin(
+        self, prior: bytes, actions: Sequence[ActionVector], chunk_bytes: int = snapshot.CHUNK_BYTES
+    ) -> list[tuple[bytes, bytes]]:
+        """Begin from a prior; return the records of snapshot -1, to be written before anything else.
+
+        Args:
+            prior: A policy's state made from history.
+            actions: What will be on offer.
+            chunk_bytes: Size of a chunk.
+
+        Raises:
+            PriorRefused: It does not fit; nothing has changed.
+            CorruptState: The bytes are not whole, or this log has begun already.
+        """
+        if self.seq or self.actions:
+            raise CorruptState("the log", f"place {self.seq}", "an empty log to begin from a prior")
+        self.policy.begin(prior, actions)
+        self.prior = hashlib.sha256(prior).hexdigest()
+        return self.snapshot(chunk_bytes, prior=self.prior)
+
+    def snapshot(self, chunk_bytes: int = snapshot.CHUNK_BYTES, prior: str = "") -> list[tuple[bytes, bytes]]:
         """Return the records of a snapshot of this moment, in the order they must be written."""
         written = snapshot.write(
             self.policy.state(),
@@ -275,6 +299,7 @@ class Decider:
             context_offset=self.context_offset,
             reward_offset=self.reward_offset,
             chunk_bytes=chunk_bytes,
+            prior=prior,
         )
         return list(written)
 

@@ -11,11 +11,12 @@ New actions may bring new features, which append columns; a column once there ke
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any, Final
 
 import numpy as np
 
-from agents.decider.features import FeatureMap, FeatureSettings
+from agents.decider.features import FeatureMap, FeatureSettings, checked
 from agents.decider.policies.base import ActionVector, Matrix, Vector
 from agents.decider.surface import COUNTS
 from schemas.action import Action
@@ -66,6 +67,13 @@ class Design(FeatureMap):
     def dim(self) -> int:
         """Return D, the length of x."""
         return int(self.starts[-1])
+
+    def queries(self, pairs: Sequence[tuple[str, Vector]]) -> Matrix:
+        """Return the checked vectors of (id, vector) pairs as rows; counts do not make up for an empty embedding."""
+        out = super().queries(pairs)
+        for (subject, _), row in zip(pairs, out, strict=True):
+            checked(subject, row[: -len(COUNTS)], len(row) - len(COUNTS), "embedding")
+        return out
 
     def short(self, query: Vector) -> Vector:
         """Return z of one checked query, shape (rank,): the same bits alone and in a batch."""
@@ -148,16 +156,8 @@ class Design(FeatureMap):
             known = [math.log(size) for size in self.sizes if size > 0]
             self._size_range = (min(known, default=0.0), max(known, default=0.0))
             few = len(set(self.models)) <= FEW_MODELS
-            for name, wanted in (
-                ("one", True),
-                ("size", self._sized),
-                ("size²", self._sized and not few),
-                ("width", len(set(map(_shape, self.ids))) > 1),
-                ("drafts", len(set(map(_shape, self.ids))) > 1),
-                ("size·width", self._sized and len(set(map(_shape, self.ids))) > 1),
-            ):
-                if wanted and not (few and name.startswith("size") and name != "size·width"):
-                    self._append(name, meets=True)
+            for name in ("one", *self._varying(few)):
+                self._append(name, meets=True)
             for model in dict.fromkeys(self.models):
                 self._append(f"model {model}", meets=few)
         for model in dict.fromkeys(self.models):
@@ -171,10 +171,17 @@ class Design(FeatureMap):
         self.coordinates = np.zeros((len(self.ids), 0))
         self._shape()
 
-    @property
-    def _sized(self) -> bool:
-        low, high = self._size_range
-        return high > low
+    def _varying(self, few: bool) -> list[str]:
+        """Return the plain coordinates that differ among the first actions: a constant one would only repeat."""
+        widths = [_widths(action_id) for action_id in self.ids]
+        found = []
+        if sized := self._size_range[0] < self._size_range[1] and not few:
+            found += ["size", "size²"]
+        if wide := len({qp * cp for qp, cp in widths}) > 1:
+            found.append("width")
+        if len({cp for _, cp in widths}) > 1:
+            found.append("drafts")
+        return [*found, "size·width"] if sized and wide else found
 
     def _append(self, name: str, *, meets: bool) -> None:
         if name not in self.names:

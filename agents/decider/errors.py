@@ -5,6 +5,7 @@ UniscaleError
     ├── InvalidObjective    weights or cost bounds that are no convex combination
     ├── InvalidObservation  a reward term or an embedding that must not reach A
     ├── PolicyRefused       a policy or an option that does not exist, or a value out of range
+    ├── PriorRefused        a prior of another policy, encoder, feature setting or catalogue
     ├── UnservedObjective   an objective by mean cost or accuracy, under a policy that prices nothing
     ├── UnknownAction       an action id that was never added
     ├── NoAction            nothing is left to choose from
@@ -33,6 +34,17 @@ class InvalidObjective(DeciderError):
 
 class PolicyRefused(DeciderError, ValueError):
     """A policy cannot be built from its settings. The message names the setting and what to write."""
+
+
+class PriorRefused(DeciderError):
+    """A prior does not fit this deployment. Make it again from history, with this encoder and catalogue."""
+
+    def __init__(self, what: str, found: object, wanted: object) -> None:
+        super().__init__(
+            f"prior: {what} is {found!r}, this deployment has {wanted!r}; make it again with "
+            "`python -m experiments prior`"
+        )
+        self.field = what
 
 
 class UnservedObjective(DeciderError):

@@ -64,6 +64,18 @@ def offer(policy: Policy, offered: Sequence[str], actions: Mapping[str, ActionRo
     policy.remove_actions(sorted(set(actions) - set(offered)))
 
 
+def resume_offer(
+    policy: Policy, rows: Iterable[AnyRow], after: int, actions: Mapping[str, ActionRow]
+) -> tuple[str, ...]:
+    """Make choosable what was on offer at a place in the order, and return it; nothing where no offer is known."""
+    before = [row for row in rows if isinstance(row, OfferRow) and row.seq <= after]
+    if not before:
+        return ()
+    offered = max(before, key=lambda row: row.seq).actions
+    offer(policy, offered, actions)
+    return offered
+
+
 def tell(policy: Policy, told: Told, rows: Sequence[Row]) -> None:
     """Tell a policy decisions, or what became of them, of one kind and in order."""
     match told:

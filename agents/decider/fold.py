@@ -15,7 +15,7 @@ from operator import attrgetter
 from typing import Final
 
 from agents.decider.errors import CorruptState
-from agents.decider.events import events, offer, tell
+from agents.decider.events import events, offer, resume_offer, tell
 from agents.decider.observations import ActionRow, AnyRow, OfferRow, Row
 from agents.decider.policies.base import Policy
 
@@ -48,6 +48,8 @@ def fold(
             offers.
     """
     whole = list(rows)
+    if actions and not policy.order_free:
+        resume_offer(policy, whole, after, actions)
     told = [event for event in events(whole, after) if event.told != "nothing"]
     if policy.order_free:
         order = {"expect": 0, "abandon": 1, "update": 2, "correct": 3}

@@ -25,6 +25,12 @@ EVERY: Final = 20
 CATCH_UP: Final = 100.0
 """Decisions over which what was spent too much or too little is made good."""
 
+TRUST: Final = 20.0
+"""Outcomes for which predictions are taken at their word before the account corrects them."""
+
+FADING: Final = 0.95
+"""Weight of an outcome's cost against the next one's: the last 20 count for two thirds."""
+
 MARGIN: Final = (0.3, 2.0)
 """Bounds of the momentary target as a share of the target: a debt is paid off slowly, not by refusing all quality."""
 
@@ -46,6 +52,8 @@ class Pace:
         rewarded: Decisions whose outcome is known, and the sums
         predicted: of their predicted accuracy and
         correct: of their true one: the calibration.
+        told, paid: Predicted and realised cost, recent outcomes weighing most: where prices change, their ratio
+            says so long before the regression does.
     """
 
     price: float = 0.0
@@ -54,6 +62,8 @@ class Pace:
     rewarded: int = 0
     predicted: float = 0.0
     correct: float = 0.0
+    told: float = 0.0
+    paid: float = 0.0
 
 
 class Pacer:
@@ -103,18 +113,27 @@ class Pacer:
         key, expected, accuracy = entry
         pace = self.paces[key]
         pace.spent += (cost or 0.0) - expected
+        if cost is not None:
+            pace.told = FADING * pace.told + expected
+            pace.paid = FADING * pace.paid + cost
         if correct is not None:
             pace.rewarded += 1
             pace.predicted += accuracy
             pace.correct += correct
 
     def momentary(self, aim: Aim) -> float:
-        """Return the mean cost to aim at now, given what was spent so far."""
+        """Return the predicted mean cost to aim at now, given what was spent and how bills compare with predictions."""
         assert aim.mean_cost is not None
         pace = self.paces.get(aim.key) or Pace()
         saved = aim.mean_cost * pace.decisions - pace.spent
         low, high = (share * aim.mean_cost for share in MARGIN)
-        return min(max(aim.mean_cost + saved / CATCH_UP, low), high)
+        wanted = min(max(aim.mean_cost + saved / CATCH_UP, low), high)
+        return wanted * pace.told / pace.paid if pace.paid > 0 and pace.told > 0 else wanted
+
+    def optimism(self, aim: Aim) -> float:
+        """Return true over predicted accuracy of what was chosen: the best of many predictions is a lucky one."""
+        pace = self.paces.get(aim.key) or Pace()
+        return min(1.0, (pace.correct + TRUST) / (pace.predicted + TRUST))
 
     def snapshot(self) -> dict[str, Any]:
         """Return the accounts as plain values."""

@@ -7,14 +7,14 @@ counts as reproduced when its score is within TOLERANCE of the best.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import groupby
 from typing import Final
 
 from agents.decider import snapshot
 from agents.decider.errors import CorruptState
-from agents.decider.events import Event, Told, events, offer, tell
+from agents.decider.events import Event, Told, events, offer, resume_offer, tell
 from agents.decider.fold import introduce, untold
 from agents.decider.observations import (
     ActionRow,
@@ -25,7 +25,7 @@ from agents.decider.observations import (
     decode_row,
     policy_objective,
 )
-from agents.decider.policies.base import Context, Policy
+from agents.decider.policies.base import Context, Policy, Scores
 from agents.space.action_space import ActionSpace
 from schemas.action import Action
 from schemas.base import decode
@@ -65,8 +65,13 @@ def opened(policy: Policy, records: Mapping[bytes, bytes]) -> tuple[list[AnyRow]
     if not decided:
         raise CorruptState("the decider's log", "no rows", "at least one decision")
     if (absent := untold(decided)) is None:
+        prior = {k: v for k, v in snapshots.items() if snapshot.is_prior(k)}
+        found, refused = snapshot.read(prior, policy.load)
+        if refused:
+            raise refused[0]
         return log, -1
-    found, refused = snapshot.read(snapshots, policy.load, oldest=True)
+    later = {k: v for k, v in snapshots.items() if not snapshot.is_prior(k)}
+    found, refused = snapshot.read(later, policy.load, oldest=True)
     if found is None:
         raise refused[0] if refused else absent
     if (absent := untold(decided, found.version)) is not None:
@@ -86,11 +91,7 @@ def mismatches(policy: Policy, rows: Iterable[AnyRow], seed: int, after: int = -
     log = list(rows)
     actions = {row.action: row for row in log if isinstance(row, ActionRow)}
     introduce(policy, actions.values())
-    # A snapshot's place may lie behind the offer that is in force there.
-    before = [row for row in log if isinstance(row, OfferRow) and row.seq <= after]
-    offered = max(before, key=lambda row: row.seq).actions if before else ()
-    if before:
-        offer(policy, offered, actions)
+    offered = resume_offer(policy, log, after, actions)
     for told, group in groupby(events(log, after), key=_together):
         rows_of_kind = [event.row for event in group]
         kind = told[0]
@@ -101,8 +102,7 @@ def mismatches(policy: Policy, rows: Iterable[AnyRow], seed: int, after: int = -
         decided = [row for row in rows_of_kind if isinstance(row, Row)]
         if kind == "expect":
             # Decided together, so from one state: the prices too.
-            for row in decided:
-                yield from _compared(policy, row, offered, seed)
+            yield from _compared(policy, decided, offered, seed)
         tell(policy, kind, decided)
 
 
@@ -114,40 +114,52 @@ def _together(event: Event) -> tuple[Told, int]:
     return event.told, event.seq
 
 
-def _compared(policy: Policy, row: Row, offered: tuple[str, ...], seed: int) -> Iterator[Mismatch]:
-    decision = decode(bytes(row.decision), Decision)
+def _compared(policy: Policy, rows: Sequence[Row], offered: tuple[str, ...], seed: int) -> Iterator[Mismatch]:
+    """Yield what differs in decisions that were made together, from the state before the first of them."""
+    decisions = [decode(bytes(row.decision), Decision) for row in rows]
+    contexts = [_context(row, made, offered) for row, made in zip(rows, decisions, strict=True)]
+    objectives = [policy_objective(row.objective) for row in rows]
+    scored = policy.scores(contexts, objectives, seed)
+    for row, made, scores in zip(rows, decisions, scored, strict=True):
+        for field, logged, replayed in _differences(policy, row, made, scores):
+            yield Mismatch(row.query_id, row.seq, field, logged, replayed)
+
+
+def _context(row: Row, decision: Decision, offered: tuple[str, ...]) -> Context:
     space = ActionSpace(tuple(Action.parse(action_id) for action_id in offered))
-    living = set(space.models) - set(decision.masked_models)
     query = decision.query
     left = space.choices(
         pinned=query.pinned,
         allowed_models=query.allowed_models,
-        available_models=living,
+        available_models=set(space.models) - set(decision.masked_models),
         answers=query.n,
     )
-    context = Context(row.query_id, row.vector(), frozenset(space[i].id for i in left))
-    choice = policy.select([context], [policy_objective(row.objective)], seed)[0]
+    return Context(row.query_id, row.vector(), frozenset(space[i].id for i in left))
+
+
+def _differences(
+    policy: Policy, row: Row, decision: Decision, scores: Scores
+) -> Iterator[tuple[str, object, object]]:
+    """Yield (field, logged, replayed) of what the state does not call for."""
     aim = aim_of(row.objective)
     if aim is not None and not _close(row.objective.price, price := policy.price(aim), relative=True):
-        yield Mismatch(row.query_id, row.seq, "objective.price", row.objective.price, price)
-
-    def differ(field: str, logged: object, replayed: object) -> Iterator[Mismatch]:
-        if logged != replayed:
-            yield Mismatch(row.query_id, row.seq, field, logged, replayed)
-
-    yield from differ("candidates", decision.candidates, choice.candidates)
-    yield from differ("policy.version", decision.policy.version, choice.version)
-    chosen = choice
-    if decision.action.id != choice.action_id and choice.reason == "policy":
+        yield "objective.price", row.objective.price, price
+    if decision.candidates != len(scores.action_ids):
+        yield "candidates", decision.candidates, len(scores.action_ids)
+    if decision.policy.version != policy.version:
+        yield "policy.version", decision.policy.version, policy.version
+    ids, at = list(scores.action_ids), scores.chosen
+    if decision.action.id in ids and scores.reason == "policy":
         # Where two actions score alike to rounding, either reproduces the decision.
-        alone = replace(context, allowed=frozenset({decision.action.id}))
-        chosen = policy.select([alone], [policy_objective(row.objective)], seed)[0]
-        if not _close(chosen.score, choice.score):
-            chosen = choice
-    yield from differ("action", decision.action.id, chosen.action_id)
-    yield from differ("action of the row", row.action, decision.action.id)
-    if decision.score is not None and not _close(decision.score, chosen.score):
-        yield Mismatch(row.query_id, row.seq, "score", decision.score, chosen.score)
+        own = ids.index(decision.action.id)
+        if _close(float(scores.score[own]), float(scores.score[at])):
+            at = own
+    if decision.action.id != ids[at]:
+        yield "action", decision.action.id, ids[at]
+    if row.action != decision.action.id:
+        yield "action of the row", row.action, decision.action.id
+    if decision.score is not None and not _close(decision.score, float(scores.score[at])):
+        yield "score", decision.score, float(scores.score[at])
 
 
 def _close(one: float, two: float, *, relative: bool = False) -> bool:

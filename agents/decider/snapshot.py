@@ -26,6 +26,9 @@ SNAPSHOT_KEY: Final = b"\x00snapshot/"
 CHUNK_BYTES: Final = 1 << 20
 """Bytes of a chunk: a quarter of the record limit. Larger gains nothing and stalls the producer's batch."""
 
+BEGINNING: Final = -1
+"""Version of a prior: the state before the first decision."""
+
 KEPT: Final = 2
 """Versions that stay: the newest, and the one before it in case the newest is damaged."""
 
@@ -40,6 +43,7 @@ class Manifest(Struct, frozen=True, kw_only=True, tag="decider-snapshot.v1", tag
         chunks: SHA-256 of each chunk, in order.
         sha256: Of all chunks together.
         size: Bytes of all chunks together.
+        prior: SHA-256 of the prior that version -1 is made of; empty in all others.
     """
 
     version: int
@@ -49,6 +53,7 @@ class Manifest(Struct, frozen=True, kw_only=True, tag="decider-snapshot.v1", tag
     chunks: tuple[str, ...]
     sha256: str
     size: int
+    prior: str = ""
 
 
 def write(
@@ -59,6 +64,7 @@ def write(
     context_offset: int,
     reward_offset: int,
     chunk_bytes: int = CHUNK_BYTES,
+    prior: str = "",
 ) -> Iterator[tuple[bytes, bytes]]:
     """Yield the records of a version in the order they must be written, the manifest last.
 
@@ -69,6 +75,7 @@ def write(
         context_offset: Newest Context offset in the state.
         reward_offset: Newest Reward offset in the state.
         chunk_bytes: Size of a chunk.
+        prior: SHA-256 of the prior that this is, for version -1.
     """
     parts = [state[at : at + chunk_bytes] for at in range(0, len(state), chunk_bytes)]
     for index, part in enumerate(parts):
@@ -81,6 +88,7 @@ def write(
         chunks=tuple(_digest(part) for part in parts),
         sha256=_digest(state),
         size=len(state),
+        prior=prior,
     )
     body = msgspec.json.encode(manifest)
     yield _manifest_key(version), _digest(body).encode() + b"\n" + body
@@ -110,6 +118,14 @@ def read(
     return None, refused
 
 
+def prior_of(records: Mapping[bytes, bytes]) -> str:
+    """Return the SHA-256 of the prior that a log began from; empty where it began from nothing."""
+    value = records.get(_manifest_key(BEGINNING))
+    if value is None:
+        return ""
+    return msgspec.json.decode(value.partition(b"\n")[2], type=Manifest).prior
+
+
 def versions(records: Iterable[bytes]) -> set[int]:
     """Return the versions that have a manifest, whole or not."""
     return {_version(key) for key in records if key.startswith(SNAPSHOT_KEY) and key.endswith(b"/manifest")}
@@ -127,7 +143,8 @@ def obsolete(
             its Context could come again and would have to be recognised.
     """
     keys = list(records)
-    known = sorted(versions(keys), reverse=True)
+    # The beginning stays: a replay of the whole log starts from it.
+    known = sorted(versions(keys) - {BEGINNING}, reverse=True)
     if len(known) < KEPT:
         return
     floor = known[KEPT - 1]
@@ -138,8 +155,13 @@ def obsolete(
         if not (replayable(row.query_origin) or replayable(row.context_origin)):
             yield row.query_id.encode()
     for key in keys:
-        if key.startswith(SNAPSHOT_KEY) and _version(key) < floor:
+        if key.startswith(SNAPSHOT_KEY) and BEGINNING < _version(key) < floor:
             yield key
+
+
+def is_prior(key: bytes) -> bool:
+    """Return whether a record belongs to the state that a log began from."""
+    return key.startswith(SNAPSHOT_KEY) and _version(key) == BEGINNING
 
 
 def _verified(records: Mapping[bytes, bytes], version: int) -> tuple[Manifest, bytes]:

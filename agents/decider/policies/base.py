@@ -293,6 +293,10 @@ class Policy(Protocol):
         """Replace the imputed Correct by the true one: adds (correct − imputed)·x to that column only."""
         ...
 
+    def begin(self, prior: bytes, actions: Sequence[ActionVector]) -> None:
+        """Become a prior made from history, before anything is learned, or raise PriorRefused and stay as it is."""
+        ...
+
     def state(self) -> bytes:
         """Serialise everything learned, with a format version and a checksum."""
         ...

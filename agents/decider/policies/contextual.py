@@ -25,9 +25,11 @@ import numpy as np
 
 from agents.decider import intake
 from agents.decider.design import Design
+from agents.decider.errors import PriorRefused
 from agents.decider.features import FeatureSettings
 from agents.decider.pacer import Pacer, price_for_accuracy, price_for_cost, recent
 from agents.decider.policies.base import (
+    ActionVector,
     Aim,
     Context,
     Matrix,
@@ -39,6 +41,7 @@ from agents.decider.policies.base import (
     Vector,
 )
 from agents.decider.policies.choosing import pick
+from agents.decider.policies.envelope import header, plain, unpack
 from agents.decider.policies.learner import Learner
 from agents.decider.policies.registry import Inputs, Options, policy
 from agents.decider.ridge import Ridge
@@ -63,8 +66,8 @@ class ContextualSettings:
         encoder: Identity of the encoder of the queries; a state of another one is refused.
     """
 
-    alpha: float = 0.1
-    ridge: float = 1.0
+    alpha: float = 0.05
+    ridge: float = 3.0
     encoder: str = ""
 
 
@@ -94,6 +97,36 @@ class Contextual(Learner):
         queries = self.features.queries([(c.query_id, c.embedding) for c in contexts])
         asked = zip(queries, contexts, objectives, strict=True)
         return [self._scored(query, context, objective, seed) for query, context, objective in asked]
+
+    def begin(self, prior: bytes, actions: Sequence[ActionVector]) -> None:
+        """Become a prior, or raise and stay as it is.
+
+        Args:
+            prior: A state made by `agents.decider.prior`.
+            actions: What will be on offer: the models of another catalogue are another policy's history.
+
+        Raises:
+            PriorRefused: It was made with another encoder, other features, or from another catalogue.
+        """
+        kind, settings = header(prior)
+        mine = plain(self.identity())
+        if kind != self.name:
+            raise PriorRefused("policy", kind, self.name)
+        for part, name in (("contextual", "encoder"), ("contextual", "ridge")):
+            if settings[part][name] != mine[part][name]:
+                raise PriorRefused(name, settings[part][name], mine[part][name])
+        for name, wanted in mine["features"].items():
+            if settings["features"].get(name) != wanted:
+                raise PriorRefused(f"features: {name}", settings["features"].get(name), wanted)
+        meta, _ = unpack(prior, self.name, self.identity())
+        known = meta["features"]
+        theirs = dict(zip(known["models"], known["sizes"], strict=True))
+        ours = {action.model: action.size for action in actions}
+        if theirs != ours:
+            raise PriorRefused("catalogue", _models(theirs), _models(ours))
+        self.load(prior)
+        # What is on offer is said next; until then nothing is.
+        self.remove_actions(list(self.design.ids))
 
     def predicted(self, z: Vector) -> Matrix:
         """Return the predicted terms of every known action, shape (n, 5): Correct, Score, log C, 1, C in eFLOPs."""
@@ -212,7 +245,7 @@ class Contextual(Learner):
         if aim.mean_cost is not None:
             return price_for_cost(accuracy, cost, self.pacer.momentary(aim))
         assert aim.accuracy is not None
-        return price_for_accuracy(accuracy, cost, aim.accuracy)
+        return price_for_accuracy(accuracy, cost, aim.accuracy / self.pacer.optimism(aim))
 
     def _looked_back(self, on_offer: np.ndarray) -> tuple[Matrix, Matrix]:
         """Return predicted accuracy and cost of the window's contexts, each of shape (m, n)."""
@@ -223,7 +256,11 @@ class Contextual(Learner):
             column = self.ridge.theta[:, term] - means[term] * self.ridge.theta[:, ONE]
             parts = np.add.reduceat(z[:, d.which] * column, d.starts[:-1], axis=1)
             found.append(means[term] + parts @ sides.T)
-        return found[0], anchors * np.maximum(found[1], CHEAPEST * means[COST])
+        return np.clip(found[0], 0.0, 1.0), anchors * np.maximum(found[1], CHEAPEST * means[COST])
+
+    def calibration(self) -> dict[str, dict[str, float]]:
+        """Return the account of every objective that is paced: λ, decisions, spend, predicted and true accuracy."""
+        return {key: asdict(pace) for key, pace in self.pacer.paces.items()}
 
     def _place(self, item: Pending | Observation) -> int:
         return self.features.position(item.observation_id, item.action_id)
@@ -234,17 +271,22 @@ class Contextual(Learner):
             self._place(o)
 
 
+def _models(sizes: dict[str, float]) -> str:
+    return ", ".join(f"{model} ({size:.4g})" for model, size in sorted(sizes.items()))
+
+
 class ContextualOptions(Options, frozen=True, kw_only=True):
     """Options of the contextual policy.
 
     Attributes:
         alpha, ridge: see ContextualSettings.
-        query_rank: Length of z_q without its constant.
+        query_rank: Length of z_q without its constant: the surface counts, and two more directions. These three were
+            chosen by cross-fitting on the history third of `paretobandit_val` alone.
     """
 
-    alpha: float = 0.1
-    ridge: float = 1.0
-    query_rank: int = 15
+    alpha: float = 0.05
+    ridge: float = 3.0
+    query_rank: int = 11
 
     def __post_init__(self) -> None:
         """Refuse numbers it cannot run with."""

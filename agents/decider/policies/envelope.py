@@ -56,6 +56,39 @@ def unpack(data: bytes, kind: str, settings: dict[str, Any]) -> tuple[dict[str, 
     Raises:
         CorruptState: Naming what differs.
     """
+    head, payload = _opened(data)
+    for what, has, needs in (
+        ("state format", head["format"], FORMAT),
+        ("state kind", head["kind"], kind),
+        ("state settings", head["settings"], plain(settings)),
+    ):
+        if has != needs:
+            raise CorruptState(what, has, needs)
+    arrays = {}
+    for entry in head["arrays"]:
+        dtype = np.dtype(entry["dtype"])
+        count = int(np.prod(entry["shape"], dtype=np.int64))
+        flat = np.frombuffer(payload, dtype=dtype, count=count, offset=entry["offset"])
+        arrays[entry["name"]] = flat.reshape(entry["shape"]).copy()
+    return head["meta"], arrays
+
+
+def header(data: bytes) -> tuple[str, dict[str, Any]]:
+    """Return the kind and the settings of a whole, unaltered state of any policy.
+
+    Raises:
+        CorruptState: It is not one.
+    """
+    head, _ = _opened(data)
+    return head["kind"], head["settings"]
+
+
+def plain(settings: dict[str, Any]) -> dict[str, Any]:
+    """Return settings as they come back from JSON, so that a tuple equals the list it became."""
+    return dict(msgspec.json.decode(msgspec.json.encode(settings)))
+
+
+def _opened(data: bytes) -> tuple[dict[str, Any], bytes]:
     if data[: len(MAGIC)] != MAGIC:
         raise CorruptState("state magic", data[: len(MAGIC)], MAGIC)
     body = data[_HEAD:]
@@ -63,21 +96,4 @@ def unpack(data: bytes, kind: str, settings: dict[str, Any]) -> tuple[dict[str, 
     if found != wanted:
         raise CorruptState("state sha256", found, wanted)
     (length,) = struct.unpack_from("<I", body)
-    header = msgspec.json.decode(body[4 : 4 + length])
-    # Settings pass through JSON on both sides, so that a tuple equals the list it became.
-    plain = msgspec.json.decode(msgspec.json.encode(settings))
-    for what, has, needs in (
-        ("state format", header["format"], FORMAT),
-        ("state kind", header["kind"], kind),
-        ("state settings", header["settings"], plain),
-    ):
-        if has != needs:
-            raise CorruptState(what, has, needs)
-    payload = body[4 + length :]
-    arrays = {}
-    for entry in header["arrays"]:
-        dtype = np.dtype(entry["dtype"])
-        count = int(np.prod(entry["shape"], dtype=np.int64))
-        flat = np.frombuffer(payload, dtype=dtype, count=count, offset=entry["offset"])
-        arrays[entry["name"]] = flat.reshape(entry["shape"]).copy()
-    return header["meta"], arrays
+    return msgspec.json.decode(body[4 : 4 + length]), body[4 + length :]

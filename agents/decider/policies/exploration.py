@@ -141,6 +141,10 @@ class Explored:
         """Let the policy correct."""
         self.inner.correct(observations)
 
+    def begin(self, prior: bytes, actions: Sequence[ActionVector]) -> None:
+        """Let the inner policy become a prior."""
+        self.inner.begin(prior, actions)
+
     def state(self) -> bytes:
         """Serialise the round count around the inner state."""
         inner = np.frombuffer(self.inner.state(), dtype=np.uint8)

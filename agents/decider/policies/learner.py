@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from agents.decider.errors import PriorRefused
 from agents.decider.features import FeatureMap
 from agents.decider.policies.base import (
     ActionVector,
@@ -106,6 +107,10 @@ class Learner:
     def price(self, aim: Aim) -> float:
         """Refuse: only a policy that `paces` fills in the price of an aim."""
         raise NotImplementedError(f"policy {self.name!r} aims at no mean cost and no accuracy")
+
+    def begin(self, prior: bytes, actions: Sequence[ActionVector]) -> None:
+        """Refuse: only the contextual policy begins from a prior."""
+        raise PriorRefused("policy", "contextual", self.name)
 
     def identity(self) -> dict[str, Any]:
         """Return the settings that must be equal where a state is loaded."""

@@ -219,7 +219,8 @@ class Shard:
     def same_as(self, other: Decider) -> None:
         """Demand that a decider scores as this shard's does."""
         rng = np.random.default_rng(5)
-        contexts = [Context(f"probe{i}", unit(rng.normal(size=12))) for i in range(5)]
+        dim = 21 if other.policy.surface else 12
+        contexts = [Context(f"probe{i}", unit(rng.normal(size=dim))) for i in range(5)]
         mine, others = (d.policy.scores(contexts, [QUALITY] * 5, 1) for d in (self.decider, other))
         for one, two in zip(mine, others, strict=True):
             assert list(one.action_ids) == list(two.action_ids)

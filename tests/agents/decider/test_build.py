@@ -17,6 +17,7 @@ from agents.decider.policies.base import Policy
 from agents.decider.policies.build import build_policy, options_of
 from agents.decider.policies.registry import Inputs, Options, kinds, policy
 from agents.decider.policies.uniform import Uniform
+from agents.decider.surface import COUNTS
 
 ROOT = Path(__file__).parents[3]
 
@@ -28,7 +29,9 @@ def built(name: str, **options: Any) -> Policy:
 @pytest.mark.parametrize("name", sorted(kinds()))
 def test_every_name_builds_its_policy(name: str, world: Any) -> None:
     options = {"iterations": 2, "hidden": 4} if hasattr(options_of(name), "iterations") else {}
-    made = built(name, **options)
+    # The world's queries of 12 stand for embedding and surface counts together.
+    dim = 12 - len(COUNTS) if getattr(built(name, **options), "surface", False) else 12
+    made = build_policy(name, options, query_dim=dim, action_dim=10)
     assert isinstance(made, Policy)
     assert made.name == name
     made.add_actions(world.actions())

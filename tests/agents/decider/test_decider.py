@@ -10,8 +10,11 @@ import msgspec
 import numpy as np
 import pytest
 
+from agents.decider.design import Design
 from agents.decider.errors import DuplicateQuery, InvalidObservation, UnservedObjective
+from agents.decider.features import FeatureSettings
 from agents.decider.observations import RewardRules, decode_row
+from agents.decider.policies.contextual import Contextual
 from agents.decider.policies.exploration import Explored
 from agents.decider.policies.forgetting import Discounted, SlidingWindow
 from agents.decider.policies.knn import KNN
@@ -35,6 +38,7 @@ MAKERS: dict[str, Callable[[Any], Any]] = {
     "window": lambda f: SlidingWindow(f, window=12),
     "discounted": lambda f: Discounted(f, gamma=0.98),
     "warm-up": lambda f: Explored(LinUCB(f), floor=0.2, warm_up=5),
+    "contextual": lambda _: Contextual(Design(FeatureSettings(21, 10, query_rank=11))),
 }
 
 

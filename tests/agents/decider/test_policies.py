@@ -9,8 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from agents.decider.design import Design
 from agents.decider.errors import CorruptState, InvalidObservation, NoAction, UnknownAction
+from agents.decider.features import FeatureSettings
 from agents.decider.policies.base import Context, Pending, Policy
+from agents.decider.policies.contextual import Contextual
 from agents.decider.policies.exploration import Explored
 from agents.decider.policies.forgetting import Discounted, SlidingWindow
 from agents.decider.policies.knn import KNN
@@ -45,6 +48,7 @@ POLICIES: dict[str, Make] = {
         w.features(), LinUCBSettings(widths="decided"), window=9
     ),
     "discounted": lambda w: Discounted(w.features(), gamma=0.97),
+    "contextual": lambda w: Contextual(Design(FeatureSettings(w.query_dim, w.action_dim, query_rank=11))),
     "floor": lambda w: Explored(LinUCB(w.features()), floor=0.3),
     "warm-up": lambda w: Explored(LinUCB(w.features()), warm_up=6),
     "floor-thompson": lambda w: Explored(Thompson(w.features(), propensity_draws=32), floor=0.3, warm_up=4),

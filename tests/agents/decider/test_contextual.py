@@ -1,0 +1,218 @@
+"""The contextual policy: its regression, its price of exploration, its pacer; exact across crashes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from agents.decider.design import Design
+from agents.decider.features import FeatureSettings
+from agents.decider.observations import Row, decode_row
+from agents.decider.policies.base import ActionVector, Aim, Context, Objective, Observation, Pending
+from agents.decider.policies.contextual import COST, Contextual, ContextualSettings
+from agents.decider.policies.exploration import Explored
+from agents.decider.reproduce import mismatches, opened
+from schemas.base import decode
+from schemas.decision import Decision
+
+DIM = 21  # 12 of an embedding and nine counts
+MODELS = (("small", 1e6), ("middle", 1e7), ("large", 1e8))
+
+
+def contextual(**changes: Any) -> Contextual:
+    return Contextual(Design(FeatureSettings(DIM, 4, query_rank=11)), ContextualSettings(**changes))
+
+
+def actions(models: tuple[tuple[str, float], ...] = MODELS) -> list[ActionVector]:
+    rng = np.random.default_rng(1)
+    return [
+        ActionVector(f"{model}/{qp}/1/1", model, rng.normal(size=4), size)
+        for model, size in models
+        for qp in (1, 4, 16)
+    ]
+
+
+class Traffic:
+    """Questions of two kinds: hard ones only the large model solves; cost follows size and width."""
+
+    def __init__(self, seed: int = 0) -> None:
+        self.rng = np.random.default_rng(seed)
+        self.made = 0
+
+    def question(self) -> tuple[str, np.ndarray, bool]:
+        self.made += 1
+        hard = bool(self.rng.random() < 0.5)
+        query = self.rng.normal(size=DIM) * 0.1
+        query[12:] = np.abs(query[12:]) + (3.0 if hard else 1.0)
+        return f"q{self.made}", query, hard
+
+    def outcome(self, action: str, hard: bool) -> tuple[float, float]:
+        model, qp, *_ = action.split("/")
+        level = {"small": 0, "middle": 1, "large": 2}[model]
+        chance = (0.1 + 0.4 * level) if hard else (0.85 + 0.05 * level)
+        log_cost = np.log(1e3 * dict(MODELS)[model] * int(qp)) + 0.1 * self.rng.normal()
+        return float(self.rng.random() < chance), float(log_cost)
+
+
+def live(
+    policy: Contextual, rounds: int, *, aim: Aim, traffic: Traffic, price: float = 1.0, warm_up: int = 60
+) -> dict[str, float]:
+    """Run a policy under an aim; return mean accuracy and cost after the first 100 rounds."""
+    right, spent = [], []
+    for _ in range(rounds):
+        query_id, query, hard = traffic.question()
+        objective = Objective(1, 0, 0, 0, 30, policy.price(aim))
+        warm = policy.version < warm_up
+        if warm:
+            chosen = policy.features.ids[int(traffic.rng.integers(len(policy.features.ids)))]
+        else:
+            chosen = policy.select([Context(query_id, query)], [objective], 1)[0].action_id
+        policy.expect([Pending(query_id, query, chosen, None if warm else aim)])
+        correct, log_cost = traffic.outcome(chosen, hard)
+        log_cost += float(np.log(price))
+        policy.update([Observation(query_id, query, chosen, correct, correct, log_cost, correct, objective)])
+        right.append(correct)
+        spent.append(np.exp(log_cost))
+    return {"accuracy": float(np.mean(right)), "cost": float(np.mean(spent))}
+
+
+def test_every_term_is_the_ridge_regression_of_its_departure_from_the_mean(world: Any) -> None:
+    policy = contextual(ridge=2.0)
+    policy.add_actions(actions())
+    traffic, rows, terms = Traffic(), [], []
+    for at in range(60):
+        query_id, query, hard = traffic.question()
+        action = at % 9
+        correct, log_cost = traffic.outcome(policy.features.ids[action], hard)
+        seen = Observation(
+            query_id, query, policy.features.ids[action], correct, 0.5, log_cost, 0.5, _plain()
+        )
+        policy.update([seen])
+        rows.append(policy.design.row(policy.design.short(query), action))
+        terms.append(policy.targets(correct, 0.5, log_cost, action))
+    x, t = np.array(rows), np.array(terms)
+    theta = np.linalg.solve(2.0 * np.eye(x.shape[1]) + x.T @ x, x.T @ (t - t.mean(axis=0)))
+    z = policy.design.short(traffic.question()[1])
+    expected = t.mean(axis=0) + np.array([policy.design.row(z, a) for a in range(9)]) @ theta
+    found = policy.predicted(z)
+    assert found[:, 0] == pytest.approx(expected[:, 0])
+    assert found[:, COST] / policy.design.anchors == pytest.approx(
+        np.maximum(expected[:, 4], 0.05 * t[:, 4].mean())
+    )
+
+
+def _plain() -> Objective:
+    return Objective(1, 0, 0, 0, 30)
+
+
+def test_what_costs_500_times_as_much_is_not_explored_like_the_others() -> None:
+    policy = contextual(alpha=1.0)
+    policy.add_actions(actions())
+    query = Traffic().question()[1]
+    free, priced = (
+        policy.scores([Context("q", query)], [Objective(1, 0, 0, 0, 30, price)], 1)[0]
+        for price in (0.0, 1e-12)
+    )
+    cost = policy.predicted(policy.design.short(query))[:, COST]
+    assert priced.width == pytest.approx(free.width * np.minimum(1.0, cost[priced.mean.argmax()] / cost))
+    assert priced.width.min() < 0.002 * priced.width.max()
+
+
+@pytest.mark.parametrize("target", [8e9, 2e10])
+def test_spend_comes_within_five_per_cent_and_stays_there_through_drifts(target: float) -> None:
+    policy, traffic, aim = contextual(), Traffic(), Aim("t", mean_cost=target)
+    policy.add_actions(actions())
+    live(policy, 1000, aim=aim, traffic=traffic)
+    account = policy.calibration()["t"]
+    assert account["spent"] / account["decisions"] == pytest.approx(target, rel=0.05)
+    policy.remove_actions([f"middle/{qp}/1/1" for qp in (1, 4, 16)])
+    live(policy, 400, aim=aim, traffic=traffic)
+    account = policy.calibration()["t"]
+    assert account["spent"] / account["decisions"] == pytest.approx(target, rel=0.05)
+    policy.add_actions(actions())
+    live(policy, 600, aim=aim, traffic=traffic, price=3.0)
+    account = policy.calibration()["t"]
+    assert account["spent"] / account["decisions"] == pytest.approx(target, rel=0.05)
+
+
+def test_an_accuracy_is_kept_at_a_part_of_the_cost() -> None:
+    policy, traffic, aim = contextual(), Traffic(), Aim("a", accuracy=0.95)
+    policy.add_actions(actions())
+    live(policy, 400, aim=aim, traffic=traffic, warm_up=200)
+    found = live(policy, 600, aim=aim, traffic=traffic)
+    best = (0.9 + 0.95) / 2
+    assert found["accuracy"] >= 0.95 * best - 0.03
+    assert found["cost"] < 0.75 * 1e3 * 1e8  # one path of the large model
+    account = policy.calibration()["a"]
+    assert account["predicted"] / account["rewarded"] == pytest.approx(
+        account["correct"] / account["rewarded"], abs=0.05
+    )
+
+
+def shard_of(make_shard: Callable[..., Any]) -> Any:
+    def policy(_: Any) -> Explored:
+        inner = Contextual(Design(FeatureSettings(DIM, 10, query_rank=11)))
+        return Explored(inner, warm_up=6)
+
+    return make_shard(policy)
+
+
+AIMS: tuple[dict[str, Any], ...] = ({}, {"mean_cost": 2e13}, {"accuracy": 0.9}, {"mean_cost": 5e13})
+steps = st.lists(
+    st.tuples(st.sampled_from(["ask", "reward", "snapshot", "crash"]), st.integers(0, 3), st.integers(1, 4)),
+    min_size=4,
+    max_size=25,
+)
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(steps)
+def test_a_crash_anywhere_changes_no_later_decision(make_shard: Callable[..., Any], done: list[Any]) -> None:
+    """One learner crashes where it is told to, the other never does: their states stay equal to the bit."""
+    mortal, eternal = shard_of(make_shard), shard_of(make_shard)
+    made: list[list[Any]] = [[], []]
+    for act, which, count in [*done, ("ask", 1, 4), ("ask", 2, 4)]:
+        if act == "crash":
+            mortal.crash()
+        elif act == "snapshot" and mortal.decider.seq:
+            mortal.table |= dict(mortal.decider.snapshot())
+        for shard, decided in zip((mortal, eternal), made, strict=True):
+            if act == "ask":
+                decided += shard.ask(*(shard.context(**AIMS[which]) for _ in range(count)))
+            elif act == "reward" and decided:
+                kind = ("final", "provisional", "default", "correction")[which]
+                shard.tell(*(shard.reward(each, kind) for each in decided[-count:]))
+    assert [each.value for each in made[0]] == [each.value for each in made[1]]
+    assert mortal.decider.policy.state() == eternal.decider.policy.state()
+
+
+def test_prices_and_decisions_are_reproduced_from_the_log(make_shard: Callable[..., Any]) -> None:
+    shard = shard_of(make_shard)
+    for round_ in range(30):
+        made = shard.ask(*(shard.context(**AIMS[(round_ + i) % 4]) for i in range(4)))
+        shard.tell(*(shard.reward(each) for each in made[:3]))
+    rows, after = opened(shard.policy(), shard.table)
+    assert list(mismatches(shard.policy(), rows, 7, after)) == []
+    prices = {decode(bytes(r.decision), Decision).objective.price for r in rows if isinstance(r, Row)}
+    assert len(prices) >= 4
+    at = next(i for i, r in enumerate(rows) if isinstance(r, Row) and r.objective.price)
+    forged = rows[at]
+    assert isinstance(forged, Row)
+    rows[at] = replace(forged, objective=replace(forged.objective, price=forged.objective.price * 1.5))
+    assert "objective.price" in {m.field for m in mismatches(shard.policy(), rows, 7, after)}
+
+
+def test_the_log_keeps_what_a_row_needs(make_shard: Callable[..., Any]) -> None:
+    shard = shard_of(make_shard)
+    first, second = shard.ask(shard.context(mean_cost=1e13), shard.context())
+    row = decode_row(*first.row)
+    assert isinstance(row, Row)
+    assert len(row.vector()) == DIM
+    assert (row.batch, row.paced) == (0, True)
+    assert decode_row(*second.row).batch == 0  # type: ignore[union-attr]
