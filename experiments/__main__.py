@@ -5,6 +5,7 @@ import click
 from experiments.commands.card import card
 from experiments.commands.ope import ope
 from experiments.commands.paper import paper
+from experiments.commands.prior import prior
 from experiments.commands.record import record
 from experiments.commands.rerun import depth_limit, latency
 
@@ -14,7 +15,7 @@ def cli() -> None:
     """Record outcomes of every configuration, and learn from them without Kafka."""
 
 
-for command in (record, paper, ope, card, latency, depth_limit):
+for command in (record, paper, prior, ope, card, latency, depth_limit):
     cli.add_command(command)
 
 

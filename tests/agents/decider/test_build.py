@@ -69,7 +69,7 @@ def test_impossible_settings_are_refused_by_field(name: str, options: dict[str, 
 
 
 def test_an_unknown_name_is_answered_with_the_known_ones() -> None:
-    with pytest.raises(PolicyRefused, match="policy: 'ucb' is unknown; choose one of discounted, greedy"):
+    with pytest.raises(PolicyRefused, match="policy: 'ucb' is unknown; choose one of contextual, discounted"):
         built("ucb")
 
 
