@@ -23,7 +23,7 @@ from agents.decider import snapshot
 from agents.decider.decisions import Surroundings, context_of, decision_of
 from agents.decider.errors import CorruptState, DeciderError, DuplicateQuery, UnservedObjective
 from agents.decider.events import offer, tell
-from agents.decider.fold import Folded, fold, introduce, untold
+from agents.decider.fold import fold, introduce, untold
 from agents.decider.observations import (
     GROWTH,
     ActionRow,
@@ -31,7 +31,6 @@ from agents.decider.observations import (
     OfferRow,
     RewardRules,
     Row,
-    Verdict,
     aim_of,
     applied,
     decode_row,
@@ -39,6 +38,7 @@ from agents.decider.observations import (
     policy_objective,
 )
 from agents.decider.policies.base import ActionVector, Choice, Policy
+from agents.decider.results import Decided, Learned, Recovered
 from schemas.base import MAX_VALUE, encode
 from schemas.decision import Decision
 from schemas.errors import UniscaleError
@@ -49,57 +49,6 @@ from schemas.reward import Reward
 
 Rows = Callable[[str], bytes | None]
 """Looks a row up by query_id in the table; None when there is none."""
-
-
-@dataclass(frozen=True, slots=True)
-class Decided:
-    """What one Context led to: a Decision to send, or an error to bury the record with.
-
-    Attributes:
-        value: The Decision's bytes; None with an error.
-        group: The executor group it goes to, beside `action-decision`.
-        row: Key and value to write before sending; None when the row is there already (a redelivery).
-    """
-
-    query_id: str
-    value: bytes | None = None
-    group: str = ""
-    row: tuple[bytes, bytes] | None = None
-    error: UniscaleError | None = None
-
-    @property
-    def resent(self) -> bool:
-        """Return whether this is a redelivery, answered with the bytes of the first time."""
-        return self.value is not None and self.row is None
-
-
-@dataclass(frozen=True, slots=True)
-class Learned:
-    """What one Reward led to: a changed row to write, or nothing; or an error to bury the record with."""
-
-    query_id: str
-    verdict: Verdict | None = None
-    row: tuple[bytes, bytes] | None = None
-    error: UniscaleError | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Recovered:
-    """What recovery found.
-
-    Attributes:
-        folded: What was told to the policy beyond the snapshot.
-        snapshot_version: Place in the order of the snapshot used; -1 for none.
-        refused: Newer snapshots that were damaged, each with its reason.
-        next_context, next_reward: First offsets the log does not hold. Read from here when the group's commit
-            is further on: it ran ahead of the changelog.
-    """
-
-    folded: Folded
-    snapshot_version: int
-    refused: tuple[CorruptState, ...]
-    next_context: int
-    next_reward: int
 
 
 @dataclass(slots=True)

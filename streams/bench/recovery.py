@@ -18,9 +18,10 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from agents.decider.agent import Decided, Decider
+from agents.decider.agent import Decider
 from agents.decider.decisions import Surroundings
 from agents.decider.policies.base import Context, Objective
+from agents.decider.results import Decided
 from agents.embedder.encoder import Encoder, encoder_id
 from agents.space.action_space import uis_space
 from agents.space.catalogue import load_catalogue

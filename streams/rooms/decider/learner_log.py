@@ -9,8 +9,9 @@ import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 from agents.decider import snapshot
-from agents.decider.agent import Decider, Recovered
+from agents.decider.agent import Decider
 from agents.decider.observations import Row, decode_row
+from agents.decider.results import Recovered
 from schemas.query import Origin
 from streams.runtime.base import Runtime, SendFailed
 

@@ -11,9 +11,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Self
 
-from agents.decider.agent import Decided, Decider
+from agents.decider.agent import Decider
 from agents.decider.decisions import Surroundings
 from agents.decider.errors import DuplicateQuery
+from agents.decider.results import Decided
 from agents.embedder.encoder import Encoder, encoder_id
 from agents.space.action_space import ActionSpace, uis_space
 from agents.space.errors import ActionError

@@ -1,0 +1,61 @@
+"""What the decider returns for each record: a Decision, a changed row, or an error; and what recovery found."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from agents.decider.errors import CorruptState
+from agents.decider.fold import Folded
+from agents.decider.observations import Verdict
+from schemas.errors import UniscaleError
+
+
+@dataclass(frozen=True, slots=True)
+class Decided:
+    """What one Context led to: a Decision to send, or an error to bury the record with.
+
+    Attributes:
+        value: The Decision's bytes; None with an error.
+        group: The executor group it goes to, beside `action-decision`.
+        row: Key and value to write before sending; None when the row is there already (a redelivery).
+    """
+
+    query_id: str
+    value: bytes | None = None
+    group: str = ""
+    row: tuple[bytes, bytes] | None = None
+    error: UniscaleError | None = None
+
+    @property
+    def resent(self) -> bool:
+        """Return whether this is a redelivery, answered with the bytes of the first time."""
+        return self.value is not None and self.row is None
+
+
+@dataclass(frozen=True, slots=True)
+class Learned:
+    """What one Reward led to: a changed row to write, or nothing; or an error to bury the record with."""
+
+    query_id: str
+    verdict: Verdict | None = None
+    row: tuple[bytes, bytes] | None = None
+    error: UniscaleError | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Recovered:
+    """What recovery found.
+
+    Attributes:
+        folded: What was told to the policy beyond the snapshot.
+        snapshot_version: Place in the order of the snapshot used; -1 for none.
+        refused: Newer snapshots that were damaged, each with its reason.
+        next_context, next_reward: First offsets the log does not hold. Read from here when the group's commit
+            is further on: it ran ahead of the changelog.
+    """
+
+    folded: Folded
+    snapshot_version: int
+    refused: tuple[CorruptState, ...]
+    next_context: int
+    next_reward: int
