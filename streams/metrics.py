@@ -1,11 +1,11 @@
-"""What a process reports to Prometheus. One registry per process, served on its own port.
+"""What a process reports to Prometheus. One registry per process, served on its own port by `health.py`.
 
-Names start with `uniscale_`; docs and the dashboard are checked against `NAMES`.
+Names start with `uniscale_`; tests compare the dashboard and the alert rules with them.
 """
 
 from typing import Final
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest, start_http_server
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 _SECONDS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)
 
@@ -39,6 +39,13 @@ class Metrics:
         self.in_flight = gauge("in_flight", "Queries forwarded and not yet answered")
         self.admitted = counter("admitted", "Queries forwarded to the decider")
 
+        self.admission_wait = histogram(
+            "admission_wait_seconds", "Wait of a query for a free place in flight"
+        )
+        self.progress = gauge(
+            "progress_timestamp_seconds", "When a record was last handled to the end", "topic", "partition"
+        )
+
         self.decisions = counter("decisions", "Decisions made", "reason")
         self.choices = counter("choices", "Chosen configurations", "model", "qp", "cp", "bs")
         self.pending = gauge("pending", "Decisions without a reward yet")
@@ -46,6 +53,11 @@ class Metrics:
         self.rewards_ignored = counter("rewards_ignored", "Rewards that changed nothing", "why")
         self.policy_version = gauge("policy_version", "Rewards and corrections applied to the policy")
         self.snapshot_place = gauge("snapshot_place", "Place in the order that the newest snapshot holds")
+        self.snapshot_time = gauge("snapshot_timestamp_seconds", "When this process last wrote a snapshot")
+        self.oldest_pending = gauge(
+            "oldest_pending_timestamp_seconds",
+            "Append time of the oldest query decided here without a reward",
+        )
         self.recovery_seconds = gauge(
             "recovery_seconds", "How long the last recovery took: `read` the log, `fold` it", "part"
         )
@@ -56,6 +68,11 @@ class Metrics:
         self.tokens = counter("tokens", "Tokens generated", "model")
         self.drafts = counter("drafts", "Drafts generated", "model")
         self.engine_faults = counter("engine_faults", "Attempts of an engine or verifier that failed", "room")
+        self.suspended = gauge(
+            "suspended_models",
+            "1 while the breaker of a model is open: its endpoint failed repeatedly",
+            "model",
+        )
         self.scored = counter("scored_drafts", "Drafts scored", "verifier")
 
         self.answers = counter("answers", "Answers that count", "status")
@@ -75,7 +92,3 @@ class Metrics:
     def text(self) -> bytes:
         """Return the registry in Prometheus' text format."""
         return generate_latest(self.registry)
-
-    def serve(self, port: int) -> None:
-        """Serve the registry on a port of every interface."""
-        start_http_server(port, registry=self.registry)

@@ -15,6 +15,7 @@ from typing import Any, NoReturn
 import uvloop
 
 from streams.flow import connect
+from streams.health import Health, serve
 from streams.local.supervisor import READY
 from streams.metrics import Metrics
 from streams.rooms import ROOMS
@@ -40,7 +41,7 @@ def run_room(
         room: One of `streams.rooms.ROOMS`.
         group: The executor group, for an executor.
         instance: Stable name of this worker among those of its room.
-        metrics_port: Port for Prometheus; 0 serves none.
+        metrics_port: Port for Prometheus and for health probes; 0 serves none.
     """
     _log_to_stdout(settings.log_level)
     settings.state_path().mkdir(parents=True, exist_ok=True)
@@ -49,8 +50,9 @@ def run_room(
     loop = asyncio.new_event_loop()
     asyncio.set_event_loop(loop)
     metrics = Metrics(room)
+    health = Health()
     if metrics_port:
-        metrics.serve(metrics_port)
+        serve(metrics_port, metrics.registry, health)
     runtime = KafkaRuntime(settings, metrics, room=room, group=group, instance=instance)
 
     def end(reason: str, error: BaseException | None) -> NoReturn:
@@ -65,17 +67,21 @@ def run_room(
     except Crash as error:
         end(str(error), error.__cause__)
     handles = bool(ROOMS[room].inputs)
-    tasks: set[Coroutine[Any, Any, None]] = set()
+    tasks: set[Coroutine[Any, Any, None]] = {health.beat()}
     if handles:
-        tasks = {watch_lag(runtime.app, metrics), notice_standstill(runtime)}
+        tasks |= {watch_lag(runtime.app, metrics), notice_standstill(runtime)}
     if parent := os.environ.get("STREAMS_PARENT_PID"):
         tasks.add(_end_with(int(parent), end))
     kept = {_forever(loop, task, end) for task in tasks}
+
+    def ready() -> None:
+        health.ready()
+        log.info(READY)
+
     if not handles:
-        loop.run_until_complete(
-            run_without_handlers(runtime, ready=lambda: log.info(READY), ended=lambda: _exit(0))
-        )
-    Worker(runtime, loop, ready=lambda: log.info(READY), ended=lambda: _exit(0)).execute_from_commandline()
+        loop.run_until_complete(run_without_handlers(runtime, ready=ready, ended=lambda: _exit(0)))
+    worker = Worker(runtime, loop, ready=ready, stopping=health.stopping, ended=lambda: _exit(0))
+    worker.execute_from_commandline()
     raise AssertionError(f"faust returned with {len(kept)} tasks running")
 
 

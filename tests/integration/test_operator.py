@@ -190,7 +190,7 @@ def test_a_model_and_an_objective_come_and_go_at_run_time(live: Any) -> None:
     (live.folder / "broken.yaml").write_text("name: [")
     assert "broken.yaml: not YAML" in live.run("catalogue", "add", "broken.yaml", code=1).stderr
     live.run("objective", "set", "mine", "3", "1", "0")
-    assert re.search(r"mine\W+0\.75\W+0\.25\W+0 ", live.run("objective", "list").stdout)
+    assert re.search(r"mine\W+correct 0\.75, score 0\.25, cost 0 ", live.run("objective", "list").stdout)
     asked = json.loads(live.run("ask", "What?", "--objective", "mine", "--json").stdout)["query_id"]
     decision = ledger(live, asked).stories[asked].decision
     assert decision is not None

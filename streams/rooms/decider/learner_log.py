@@ -79,6 +79,7 @@ class LearnerLog:
             log.warning("no snapshot: %s", error)
             return
         self.runtime.metrics.snapshot_place.set(self.snapshot_at)
+        self.runtime.metrics.snapshot_time.set(self.runtime.now_ms() / 1000)
         log.info("snapshot %d written, %d older records dropped", self.snapshot_at, len(dropped))
 
     async def _hold_back(self, found: Recovered) -> None:

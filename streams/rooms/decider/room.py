@@ -44,6 +44,8 @@ class DeciderRoom:
         self.decider: Decider | None = None
         self.space: ActionSpace = uis_space(runtime.control.base)
         self.outstanding = 0
+        # Append times of the queries decided here whose reward is outstanding, oldest first, in ms.
+        self._since_ms: dict[str, int] = {}
         self._catalogue_version: int | None = None
         self._beats_awaited = False
 
@@ -74,7 +76,7 @@ class DeciderRoom:
                 part = [each for each, known in zip(asked, served, strict=True) if known is not trust]
                 if part:
                     await self._decide(decider, part, around_living)
-            self.runtime.metrics.pending.set(self.outstanding)
+            self._show_pending()
             await self.log.snapshot_when_due(decider)
 
     async def on_rewards(self, records: Sequence[Record]) -> None:
@@ -97,11 +99,13 @@ class DeciderRoom:
                 elif each.row is not None:
                     self.runtime.metrics.rewards_applied.labels(reward.kind).inc()
                     self.outstanding -= each.verdict in ("learned", "abandoned")
+                    if each.verdict in ("learned", "abandoned"):
+                        self._since_ms.pop(reward.query_id, None)
                 else:
                     self.runtime.metrics.rewards_ignored.labels(each.verdict).inc()
                     if each.verdict == "duplicate":
                         self.runtime.metrics.duplicates.labels(record.topic).inc()
-            self.runtime.metrics.pending.set(self.outstanding)
+            self._show_pending()
             self.runtime.metrics.policy_version.set(decider.policy.version)
             await self.log.snapshot_when_due(decider)
 
@@ -123,6 +127,7 @@ class DeciderRoom:
                 self.runtime.metrics.duplicates.labels(record.topic).inc()
             elif each.value is not None:
                 self.outstanding += 1
+                self._since_ms[each.query_id] = record.timestamp_ms
                 self._count(decode(each.value, Decision))
 
     def _served(self, context: Context, living: frozenset[str]) -> bool:
@@ -160,6 +165,11 @@ class DeciderRoom:
         metrics.choices.labels(action.model, str(action.qp), str(action.cp), str(action.bs)).inc()
         for model in decision.masked_models:
             metrics.masked.labels(model).inc()
+
+    def _show_pending(self) -> None:
+        self.runtime.metrics.pending.set(self.outstanding)
+        oldest_ms = next(iter(self._since_ms.values()), self.runtime.now_ms())
+        self.runtime.metrics.oldest_pending.set(oldest_ms / 1000)
 
     async def _ready(self) -> Decider:
         """Return the learner, with the catalogue of now."""

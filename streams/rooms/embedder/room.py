@@ -50,7 +50,9 @@ class EmbedderRoom:
         query = decode(record.value, Query)
         runtime = self.runtime
         timeout_s = query.timeout_s or runtime.settings.timeout_s
+        began_s = runtime.monotonic()
         await self.admission.enter(query.query_id, timeout_s + _MARGIN_S, record.origin)
+        runtime.metrics.admission_wait.observe(runtime.monotonic() - began_s)
         runtime.metrics.in_flight.set(len(self.admission))
         try:
             value = encode(await self._embed(Arrival(query, record.origin, record.timestamp_ms)))

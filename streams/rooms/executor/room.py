@@ -167,6 +167,8 @@ class ExecutorRoom:
             await self.engines.probe()
             known = {each.model: each for each in self.engines.health()}
             health = tuple(known[model.name] for model in here)
+            for each in health:
+                runtime.metrics.suspended.labels(each.model).set(each.state == "suspended")
             beat = Heartbeat(
                 group=runtime.group,
                 instance=runtime.instance,

@@ -27,12 +27,14 @@ class Worker(faust.Worker):
         loop: asyncio.AbstractEventLoop,
         *,
         ready: Callable[[], None],
+        stopping: Callable[[], None],
         ended: Callable[[], NoReturn],
     ) -> None:
         super().__init__(runtime.app, loop=loop, quiet=True, redirect_stdouts=False, override_logging=False)
         self.spinner = None
         self.runtime = runtime
         self._ready = ready
+        self._stopping = stopping
         self._ended = ended
         self._ending = False
 
@@ -52,6 +54,7 @@ class Worker(faust.Worker):
             return
         self._ending = True
         log.info("stopping")
+        self._stopping()
         await self.runtime.stop(SETTLE_S)
         self._ended()
 

@@ -64,6 +64,7 @@ class KafkaRuntime:
         self._counters = functools.cache(
             lambda topic, stage: (metrics.records.labels(room, topic), metrics.stage.labels(stage))
         )
+        self._progress = functools.cache(lambda topic, at: metrics.progress.labels(topic, str(at)))
 
     def each(self, topic: str, handle: Handler, *, stage: str) -> None:
         """Bind a handler; see the protocol."""
@@ -94,6 +95,7 @@ class KafkaRuntime:
             counted.inc()
             if record.timestamp_ms > 0:
                 seconds.observe(max(0.0, time.time() - record.timestamp_ms / 1000))
+        self._progress(records[-1].topic, records[-1].partition).set(time.time())
 
     def table(
         self, name: str, partitions: int, *, source: str, recovered: Callable[[], Awaitable[None]]

@@ -1,0 +1,89 @@
+"""What a process answers over HTTP: `/metrics`, `/health/live` and `/health/ready`.
+
+Live: the process answers and its event loop has turned lately; restart it if not. Ready: it has recovered its tables,
+holds its partitions, and is not stopping. Neither calls a model or the broker, so a probe costs nothing and an outage
+elsewhere restarts nothing here.
+"""
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable, Iterable
+from socketserver import ThreadingMixIn
+from typing import Any
+from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
+
+from prometheus_client import CollectorRegistry, make_wsgi_app
+
+# Loading a model or folding a long log holds the loop for a while; an engine step never does.
+STUCK_S = 120.0
+
+Reply = tuple[str, str]
+
+
+class Health:
+    """State of one process, as probes see it.
+
+    Args:
+        clock: Seconds of a clock that never goes back.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._turned = clock()
+        self._state = "starting"
+
+    def ready(self) -> None:
+        """Say that records are being handled."""
+        self._state = "ready"
+
+    def stopping(self) -> None:
+        """Say that no further record is taken."""
+        self._state = "stopping"
+
+    async def beat(self, every_s: float = 1.0) -> None:
+        """Note that the event loop turns, for ever."""
+        while True:
+            self._turned = self._clock()
+            await asyncio.sleep(every_s)
+
+    def live(self) -> Reply:
+        """Return the status line and the text of `/health/live`."""
+        silent_s = self._clock() - self._turned
+        if silent_s > STUCK_S:
+            return "503 Service Unavailable", f"the event loop has not turned for {silent_s:.0f} s"
+        return "200 OK", "live"
+
+    def readiness(self) -> Reply:
+        """Return the status line and the text of `/health/ready`."""
+        status, text = self.live()
+        if status != "200 OK":
+            return status, text
+        return ("200 OK" if self._state == "ready" else "503 Service Unavailable"), self._state
+
+
+def serve(port: int, registry: CollectorRegistry, health: Health) -> WSGIServer:
+    """Answer on a port of every interface, in threads of their own; any other path than health shows the metrics."""
+    metrics = make_wsgi_app(registry)
+
+    def app(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
+        probe = {"/health/live": health.live, "/health/ready": health.readiness}.get(environ["PATH_INFO"])
+        if probe is None:
+            shown: Iterable[bytes] = metrics(environ, start_response)
+            return shown
+        status, text = probe()
+        start_response(status, [("Content-Type", "text/plain; charset=utf-8"), ("Cache-Control", "no-store")])
+        return [text.encode() + b"\n"]
+
+    server = make_server("", port, app, _Server, _Quiet)
+    threading.Thread(target=server.serve_forever, name="metrics", daemon=True).start()
+    return server
+
+
+class _Server(ThreadingMixIn, WSGIServer):
+    daemon_threads = True
+
+
+class _Quiet(WSGIRequestHandler):
+    def log_message(self, format: str, *args: Any) -> None:
+        """Log no request: probes come every few seconds."""
