@@ -32,6 +32,9 @@ class Metrics:
         )
         self.duplicates = counter("duplicates", "Records recognised as already handled", "topic")
         self.waits = counter("waits", "Pauses because a broker or an encoder was not available", "topic")
+        self.expired = counter(
+            "expired_unread", "Records that retention took before the learner read them", "topic"
+        )
         self.dead_letters = counter("dead_letters", "Records given up", "topic", "error")
         self.crashes = counter("crashes_at_record", "Failures at one record that was tried again", "topic")
         self.lag = gauge("consumer_lag", "Records not yet committed by this process", "topic", "partition")

@@ -58,6 +58,7 @@ class LearnerLog:
         )  # fmt: skip
         if decider.seq:
             await self._hold_back(found)
+            await self._report_expired(found)
         self.runtime.metrics.recovery_seconds.labels("fold").set(fold_s)
         return found
 
@@ -92,6 +93,20 @@ class LearnerLog:
                 "%s: the group has committed %d, the log ends before %d: reading again from there",
                 topic, committed, ends[topic],
             )  # fmt: skip
+
+    async def _report_expired(self, found: Recovered) -> None:
+        """Say which records retention took before the learner had read them: nobody will decide or learn them."""
+        topics = self.runtime.topics
+        first = await self.runtime.first_offsets((topics.context, topics.reward))
+        for topic, read in ((topics.context, found.next_context), (topics.reward, found.next_reward)):
+            # Records that left no row, such as dead letters, count too: the log cannot tell them apart.
+            if (lost := first.get((topic, 0), 0) - read) > 0:
+                self.runtime.metrics.expired.labels(topic).inc(lost)
+                log.error(
+                    "%s: up to %d records expired unread (offsets %d to %d): the room was down for longer than the "
+                    "topic's retention; their queries were answered by nobody, send them again",
+                    topic, lost, read, read + lost - 1,
+                )  # fmt: skip
 
     async def _obsolete(self) -> list[bytes]:
         """Return the keys of rows and chunks that neither recovery nor a replay needs any more."""

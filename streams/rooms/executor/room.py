@@ -23,7 +23,7 @@ from schemas.errors import RecordTooLarge, UniscaleError
 from schemas.heartbeat import Heartbeat
 from schemas.search import SearchStep, Verification
 from streams.rooms.executor.hosting import engines_of
-from streams.runtime.base import Crash, Outgoing, Record, Runtime, key_of
+from streams.runtime.base import Crash, Outgoing, Record, Runtime, Unavailable, key_of
 
 log = logging.getLogger("streams.executor")
 
@@ -177,5 +177,8 @@ class ExecutorRoom:
                 in_flight=len(self.busy),
                 health=health,
             )
-            await runtime.send(Outgoing(runtime.topics.heartbeat, beat.key.encode(), encode(beat)))
+            try:
+                await runtime.send(Outgoing(runtime.topics.heartbeat, beat.key.encode(), encode(beat)))
+            except Unavailable as error:
+                log.warning("no heartbeat: %s", error)
             await runtime.sleep(every_s)

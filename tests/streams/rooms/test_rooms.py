@@ -1,0 +1,99 @@
+"""The list of rooms is the only one: what reads, writes, starts and watches derives from it."""
+
+from collections.abc import Callable
+
+import click
+import pytest
+
+from schemas.base import encode
+from schemas.query import Query
+from streams import flow
+from streams.commands.rooms import worker
+from streams.local.launch import room_commands
+from streams.rooms import ROOMS
+from streams.runtime.base import Outgoing, Record, Runtime
+from streams.runtime.memory import Cluster, run
+from streams.runtime.spec import RoomSpec
+from streams.settings import Settings
+from streams.topics import Topics
+
+
+def test_every_topic_is_written_and_read_by_a_room_or_a_client(in_memory: Callable[..., Settings]) -> None:
+    topics = Topics(in_memory())
+    declared = {t.name.removeprefix(topics.prefix) for t in topics.declared(["<group>"])}
+    read = {name for spec in ROOMS.values() for name in spec.inputs}
+    written = {name for spec in ROOMS.values() for name in spec.outputs}
+    assert read | written <= declared
+    by_clients = {"query", "feedback", "control", "cancel.<group>"}
+    followed = {"answer", "dead-letter", "control", "heartbeat"}
+    tables = {name for name in declared if name.endswith("-changelog")}
+    assert declared - written - tables == by_clients
+    assert declared - read - followed - tables <= {"cancel.<group>"}
+
+
+def test_a_room_binds_exactly_the_topics_of_its_spec(in_memory: Callable[..., Settings]) -> None:
+    async def main() -> None:
+        cluster = Cluster(in_memory(), ROOMS)
+        await cluster.up()
+        for each in cluster.workers:
+            assert {s.topic for s in each.subscriptions} == set(each.spec.reads(cluster.topics, each.group))
+        await cluster.close()
+
+    run(main())
+
+
+def test_the_command_line_the_launcher_and_the_page_name_every_room() -> None:
+    (argument,) = (p for p in worker.params if p.name == "room")
+    assert isinstance(argument.type, click.Choice)
+    assert list(argument.type.choices) == list(ROOMS)
+    started = room_commands(["a", "b"])
+    names = [
+        f"{s.name}.{g}" if g else s.name for s in ROOMS.values() for g in (("a", "b") if s.grouped else ("",))
+    ]
+    assert sorted(started) == sorted(names)
+    lines = flow.page().splitlines()
+    assert [line.split()[0] for line in lines] == list(ROOMS)
+
+
+async def build_echo(runtime: Runtime) -> None:
+    async def on_query(record: Record) -> None:
+        await runtime.send(Outgoing(runtime.topics.prefix + "echo", record.key, (record.value or b"")[:10]))
+
+    runtime.each(runtime.topics.query, on_query, stage="echo")
+
+
+def test_a_room_is_added_to_a_running_deployment_by_its_spec_alone(
+    in_memory: Callable[..., Settings], ask: Callable[..., Query]
+) -> None:
+    echo = RoomSpec(name="echo", inputs=("query",), outputs=("echo",), build=build_echo)
+
+    async def main() -> None:
+        cluster = Cluster(in_memory(), ROOMS, seed=4)
+        await cluster.up()
+        for n in range(4):
+            cluster.produce(cluster.topics.query, b"q%d" % n, encode(ask(n)))
+        await cluster.until(lambda: len(cluster.broker.records(cluster.topics.answer)) >= 2)
+        cluster.broker.create("m.echo", 1)
+        cluster.rooms["echo"] = echo
+        await cluster.start("echo")
+        await cluster.until(
+            lambda: (
+                len(cluster.broker.records("m.echo"))
+                == len(cluster.broker.records(cluster.topics.answer))
+                == 4
+            )
+        )
+        await cluster.close()
+
+    run(main())
+
+
+def test_a_room_that_goes_beyond_its_spec_is_refused(in_memory: Callable[..., Settings]) -> None:
+    async def main(spec: RoomSpec) -> None:
+        cluster = Cluster(in_memory(), {"echo": spec})
+        cluster.produce(cluster.topics.query, b"q", b"x")
+        await cluster.up()
+        await cluster.until(lambda: not cluster.busy, 5)
+
+    with pytest.raises(ValueError, match="not among the inputs"):
+        run(main(RoomSpec(name="echo", inputs=("answer",), outputs=("echo",), build=build_echo)))

@@ -1,0 +1,263 @@
+"""What the rooms do when a client, a broker, an encoder or a former owner misbehaves; each in the memory runtime."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+
+from agents.aggregator.row import Opened, Row, encode_row
+from agents.embedder.encoder import Vectors
+from agents.embedder.errors import EncoderUnavailable
+from schemas.action import Action
+from schemas.answer import Answer
+from schemas.base import Record as Wire
+from schemas.base import decode, encode
+from schemas.dead_letter import DeadLetter
+from schemas.heartbeat import Heartbeat
+from schemas.objective import CostRange, ObjectiveInForce
+from schemas.query import Query, Weights
+from schemas.reward import Due, Reward
+from streams.control import Control
+from streams.rooms import ROOMS
+from streams.rooms.embedder.encoders import HashedEncoder
+from streams.runtime.base import Record
+from streams.runtime.memory import Cluster, run
+from streams.settings import Settings
+
+InMemory = Callable[..., Settings]
+Ask = Callable[..., Query]
+
+
+def read(cluster: Cluster, topic: str, kind: Any) -> list[Any]:
+    return [decode(r.value, kind) for r in cluster.broker.records(topic)]
+
+
+def send(cluster: Cluster, *queries: Query) -> None:
+    for query in queries:
+        cluster.produce(cluster.topics.query, query.query_id.encode(), encode(query))
+
+
+def answered(cluster: Cluster) -> set[str]:
+    return {answer.query_id for answer in read(cluster, cluster.topics.answer, Answer)}
+
+
+async def deployment(settings: Settings, seed: int = 3, **how: Any) -> Cluster:
+    cluster = Cluster(settings, ROOMS, seed=seed, **how)
+    await cluster.up()
+    return cluster
+
+
+def test_a_duplicate_of_an_old_query_does_not_hold_its_admission_slot(in_memory: InMemory, ask: Ask) -> None:
+    async def main() -> None:
+        cluster = await deployment(in_memory(max_in_flight=1, timeout_s=1000.0))
+        # More than the embedder remembers as ended.
+        many = [ask(n, query_id=f"first{n}") for n in range(20)]
+        send(cluster, *many)
+        await cluster.until(lambda: len(answered(cluster)) == 20)
+        send(cluster, ask(0, query_id="first0"))
+        await cluster.until(lambda: bool(cluster.broker.records(cluster.topics.dead_letter)), 60)
+        send(cluster, ask(1, query_id="another"))
+        # Far less than the 1,060 s after which a slot is freed without an Answer.
+        await cluster.until(lambda: "another" in answered(cluster), 30)
+        (letter,) = read(cluster, cluster.topics.dead_letter, DeadLetter)
+        assert (letter.error, letter.query_id) == ("DuplicateQuery", "first0")
+        assert letter.query_origin is not None
+        assert letter.query_origin.topic == cluster.topics.query
+        assert sum(a.query_id == "first0" for a in read(cluster, cluster.topics.answer, Answer)) == 1
+        await cluster.close()
+
+    run(main())
+
+
+def test_a_broker_that_refuses_writes_costs_no_record(in_memory: InMemory, ask: Ask) -> None:
+    async def main() -> None:
+        cluster = await deployment(in_memory())
+        send(cluster, *(ask(n) for n in range(4)))
+        await cluster.until(lambda: bool(cluster.broker.records(cluster.topics.context)))
+        cluster.broker.refuses = lambda topic, key: "fewer replicas in sync than min.insync.replicas"
+        send(cluster, *(ask(n) for n in range(4, 8)))
+        before = len(cluster.broker.effects)
+        await asyncio.sleep(120)
+        assert {effect.kind for effect in cluster.broker.effects[before:]} <= {"commit"}
+        cluster.broker.refuses = lambda topic, key: ""
+        await cluster.until(lambda: len(answered(cluster)) == 8, 200)
+        assert {a.status for a in read(cluster, cluster.topics.answer, Answer)} == {"ok"}
+        assert cluster.broker.records(cluster.topics.dead_letter) == []
+        await cluster.close()
+
+    run(main())
+
+
+class DownFor(HashedEncoder):
+    """An encoder whose server is away for the first calls."""
+
+    def __init__(self, calls: int) -> None:
+        super().__init__(8)
+        self.left = calls
+
+    def encode(self, texts: Sequence[str]) -> Vectors:
+        if self.left:
+            self.left -= 1
+            raise EncoderUnavailable("http://encoder: no connection")
+        return super().encode(texts)
+
+
+def test_queries_wait_for_an_encoder_that_is_down_and_none_is_rejected(
+    in_memory: InMemory, ask: Ask, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("streams.rooms.embedder.room.encoder_of", lambda settings: DownFor(25))
+
+    async def main() -> None:
+        cluster = await deployment(in_memory())
+        send(cluster, *(ask(n) for n in range(5)))
+        await cluster.until(lambda: len(answered(cluster)) == 5)
+        assert {a.status for a in read(cluster, cluster.topics.answer, Answer)} == {"ok"}
+        assert cluster.broker.records(cluster.topics.dead_letter) == []
+        assert cluster.deaths == []
+        assert asyncio.get_running_loop().time() > 10
+        await cluster.close()
+
+    run(main())
+
+
+def test_heartbeats_are_judged_without_comparing_two_clocks(in_memory: InMemory) -> None:
+    now_s = 0.0
+    control = Control(in_memory(), lambda: now_s)
+
+    def beat(instance: str, model: str, appended_ms: int) -> None:
+        value = encode(Heartbeat(group="mini", instance=instance, models=(model,), every_s=2.0))
+        control._on_heartbeat(Record("m.heartbeat", 0, 0, appended_ms, b"", value))
+
+    beat("0", "small", 1_000)  # the broker's clock is decades behind this machine's
+    beat("1", "large", 1_500)
+    assert control.serving() == {"small", "large"}
+    for at in (3_500, 5_500, 7_500):
+        beat("1", "large", at)
+    assert control.serving() == {"large"}, "7.0 s after its last beat by the broker's clock"
+    now_s = 6.5
+    assert control.serving() == frozenset(), "nothing was received for 6.5 s"
+
+
+def test_contexts_that_expired_unread_are_reported(
+    in_memory: InMemory, ask: Ask, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def main() -> float:
+        cluster = await deployment(in_memory())
+        send(cluster, ask(0))
+        await cluster.until(lambda: len(answered(cluster)) == 1)
+        (decider,) = (worker for worker in cluster.workers if worker.room == "decider")
+        await cluster.stop(decider)
+        send(cluster, *(ask(n) for n in range(1, 4)))
+        await cluster.until(lambda: cluster.broker.end(cluster.topics.context, 0) == 4)
+        cluster.broker.delete_before(cluster.topics.context, 0, 3)
+        back = await cluster.start("decider")
+        (sample,) = (
+            sample
+            for metric in back.metrics.expired.collect()
+            for sample in metric.samples
+            if sample.name.endswith("_total")
+        )
+        await cluster.close()
+        return sample.value
+
+    assert run(main()) == 2
+    assert "up to 2 records expired unread (offsets 1 to 2)" in caplog.text
+
+
+def opened(query_id: str, at_ms: int) -> bytes:
+    return encode_row(
+        Row(
+            query_id=query_id,
+            opened=Opened(
+                seq=0, action=Action(model="small", qp=1, cp=1, bs=1),
+                objective=ObjectiveInForce(
+                    weights=Weights(correct=1.0), cost_range=CostRange(low_eflops=1.0, high_eflops=2.0)
+                ),
+                appended_ms=at_ms, timeout_ms=1000, feedback_ms=0, reference=None,
+            ),
+        )
+    )  # fmt: skip
+
+
+def test_a_bad_row_does_not_stop_the_deadlines_of_others(in_memory: InMemory) -> None:
+    async def main() -> None:
+        cluster = Cluster(in_memory(), {"aggregator": ROOMS["aggregator"]}, seed=1)
+        changelog = cluster.topics.changelog("aggregator", "join")
+        cluster.broker.create(changelog, 2)
+        for partition in (0, 1):
+            cluster.broker.append(changelog, b"bad%d" % partition, b"{no row", partition)
+            key = b"q%d" % partition
+            cluster.broker.append(changelog, key, opened(key.decode(), cluster.broker.now_ms()), partition)
+        await cluster.up()
+        await cluster.until(lambda: len(read(cluster, cluster.topics.due, Due)) == 2, 10)
+        assert {due.query_id for due in read(cluster, cluster.topics.due, Due)} == {"q0", "q1"}
+        assert cluster.deaths == []
+        await cluster.close()
+
+    run(main())
+
+
+def test_a_former_owner_sends_no_deadlines_of_rows_that_have_left(in_memory: InMemory, ask: Ask) -> None:
+    async def main() -> None:
+        cluster = Cluster(in_memory(timeout_s=20.0), {"aggregator": ROOMS["aggregator"]}, seed=1)
+        changelog = cluster.topics.changelog("aggregator", "join")
+        cluster.broker.create(changelog, 2)
+        for partition in (0, 1):
+            key = b"q%d" % partition
+            row = opened(key.decode(), cluster.broker.now_ms() + 5_000)
+            cluster.broker.append(changelog, key, row, partition)
+        first = await cluster.start("aggregator")
+        await cluster.start("aggregator", instance="1")
+        assert first.assigned(cluster.topics.answer) == {0}
+        await asyncio.sleep(10)
+        dues = [due.query_id for due in read(cluster, cluster.topics.due, Due)]
+        assert sorted(dues) == ["q0", "q1"], "each deadline by its owner, once"
+        await cluster.close()
+
+    run(main())
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        b'{"schema": "context.v1", "query": {"query_id": "two words", "text": "?"}}',
+        b'{"schema": "context.v1", "query": {"query_id": ""}}',
+        b'{"search": {"query_id": "\\u0000"}}',
+        b"[" * 5000,
+        b'{"schema": "context.v1", "query": ' + b'{"query":' * 300 + b"1" + b"}" * 300 + b"}",
+        b"\xff\xfe",
+        b"",
+    ],
+)
+def test_poison_with_any_nested_id_is_buried_once_and_its_topic_goes_on(
+    in_memory: InMemory, ask: Ask, value: bytes
+) -> None:
+    async def main() -> None:
+        cluster = await deployment(in_memory())
+        t = cluster.topics
+        topics = [t.query, t.context, t.reward, t.answer, t.search_step, t.verification_for("mini")]
+        for topic in topics:
+            cluster.produce(topic, b"0", value)
+        send(cluster, ask(0))
+        await cluster.until(lambda: "q0" in answered_well(cluster), 100)
+        await cluster.until(lambda: len(read(cluster, t.dead_letter, DeadLetter)) >= len(topics), 100)
+        letters = read(cluster, t.dead_letter, DeadLetter)
+        assert sorted(letter.origin.topic for letter in letters) == sorted(topics)
+        assert cluster.deaths == [], "none ends a worker"
+        await cluster.until(lambda: bool(read(cluster, t.reward, Reward)), 100)
+        await cluster.close()
+
+    def answered_well(cluster: Cluster) -> set[str]:
+        found = set()
+        for r in cluster.broker.records(cluster.topics.answer):
+            try:
+                found.add(decode(r.value, Answer).query_id)
+            except ValueError:
+                continue
+        return found
+
+    def read(cluster: Cluster, topic: str, kind: type[Wire]) -> list[Any]:
+        return [decode(r.value, kind) for r in cluster.broker.records(topic) if r.value != value]
+
+    run(main())
