@@ -64,9 +64,9 @@ class Cluster:
         self._keep(self._dispatch())
 
     async def up(self) -> None:
-        """Start one worker of each room, and of each group where the room has groups, against the stream."""
+        """Start one worker of each room that is not optional, and of each group of grouped ones, against the stream."""
         for spec in reversed(self.rooms.values()):
-            for group in self.groups if spec.grouped else ("",):
+            for group in () if spec.optional else self.groups if spec.grouped else ("",):
                 await self.start(spec.name, group)
 
     async def start(self, room: str, group: str = "", instance: str = "0") -> MemoryRuntime:
