@@ -79,6 +79,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     policy: str = "linucb"
     policy_options: str = "{}"
+    # A file made by `python -m experiments prior`: what the learner knows before its first decision. Read where its
+    # log is empty; afterwards the log says what it began from.
+    prior: str = ""
     # Rounds of uniform choice before the policy decides.
     warm_up: int = 50
     seed: int = 3

@@ -88,7 +88,7 @@ def teach(policy: Contextual, history: History, cap: float = CAP) -> bytes:
     Raises:
         CorruptState: The policy has learned already.
     """
-    if policy.version or policy.ridge.rows:
+    if policy.version or policy.totals.any():
         raise CorruptState("the policy", "rewards learned", "a fresh policy")
     design = policy.design
     _set_anchors(policy, history)

@@ -239,7 +239,7 @@ class Contextual(Learner):
     def _solved(self, aim: Aim) -> float:
         """Return the price at which an aim is met on the window, with today's predictions."""
         on_offer = np.flatnonzero(self.design.active)
-        if not self.window or not len(on_offer) or not self.ridge.rows:
+        if not self.window or not len(on_offer) or not self.totals.any():
             return 0.0
         accuracy, cost = self._looked_back(on_offer)
         if aim.mean_cost is not None:

@@ -37,6 +37,11 @@ class LearnerLog:
         """Say whether this worker is the shard's learner: another may hold the partition."""
         return bool(self.runtime.assigned(self.runtime.topics.context))
 
+    @property
+    def chunk_bytes(self) -> int:
+        """Return the size of a snapshot's chunk."""
+        return min(snapshot.CHUNK_BYTES, self.settings.max_record_bytes // 2)
+
     async def recover(self, decider: Decider) -> Recovered:
         """Rebuild a learner from the table, and take back what the group committed ahead of it.
 
@@ -67,8 +72,7 @@ class LearnerLog:
         every = self.settings.snapshot_every
         if not every or decider.seq - 1 - self.snapshot_at < every:
             return
-        chunk_bytes = min(snapshot.CHUNK_BYTES, self.settings.max_record_bytes // 2)
-        chunks = await self.runtime.in_thread(lambda: decider.snapshot(chunk_bytes))
+        chunks = await self.runtime.in_thread(lambda: decider.snapshot(self.chunk_bytes))
         try:
             for key, value in chunks:
                 await self.table.put(key, value, 0)

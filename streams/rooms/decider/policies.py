@@ -9,11 +9,14 @@ import orjson
 from agents.decider.errors import PolicyRefused
 from agents.decider.policies.base import ActionVector, Policy
 from agents.decider.policies.build import build_policy
+from agents.decider.policies.exploration import Explored
 from agents.embedder.actions import embed_actions
 from agents.embedder.encoder import Encoder, encoder_id
 from agents.space.action_space import uis_space
 from agents.space.catalogue import Catalogue
 from agents.space.describe import describe_actions
+from agents.space.errors import ActionError
+from schemas.action import Action
 from streams.settings import Settings, SettingsError
 
 
@@ -54,3 +57,33 @@ def action_vectors(
         ActionVector(action.id, action.model, row.astype("float64"), sizes[action.model])
         for action, row in zip(actions, rows, strict=True)
     ]
+
+
+def prior_of(settings: Settings) -> bytes:
+    """Return the prior of the settings.
+
+    Raises:
+        SettingsError: the file cannot be read.
+    """
+    try:
+        return Path(settings.prior).read_bytes()
+    except OSError as error:
+        raise SettingsError(
+            f"prior: {settings.prior} cannot be read ({error.strerror}); make it with `python -m experiments prior`"
+        ) from None
+
+
+def check_control_group(policy: Policy, catalogue: Catalogue) -> None:
+    """Refuse a control group whose action is not on offer.
+
+    Raises:
+        SettingsError: naming what is.
+    """
+    control = policy.control if isinstance(policy, Explored) else None
+    if control is None:
+        return
+    space = uis_space(catalogue)
+    try:
+        space.index(Action.parse(control.action_id))
+    except ActionError as error:
+        raise SettingsError(f"policy_options: control_action: {error}") from None

@@ -14,6 +14,7 @@ from typing import Self
 from agents.decider.agent import Decider
 from agents.decider.decisions import Surroundings
 from agents.decider.errors import DuplicateQuery
+from agents.decider.prior import digest
 from agents.decider.results import Decided
 from agents.embedder.encoder import Encoder, encoder_id
 from agents.space.action_space import ActionSpace, uis_space
@@ -24,7 +25,7 @@ from schemas.errors import UniscaleError
 from schemas.query import Context, Origin
 from schemas.reward import Reward
 from streams.rooms.decider.learner_log import LearnerLog
-from streams.rooms.decider.policies import action_vectors, policy_of
+from streams.rooms.decider.policies import action_vectors, check_control_group, policy_of, prior_of
 from streams.rooms.embedder.encoders import encoder_of
 from streams.runtime.base import Outgoing, Record, Runtime, SendFailed, key_of
 
@@ -54,6 +55,7 @@ class DeciderRoom:
         """Load the encoder and embed the actions, which a new catalogue takes from the cache."""
         room = cls(runtime, await runtime.in_thread(lambda: encoder_of(runtime.settings)))
         catalogue = runtime.control.catalogue
+        check_control_group(policy_of(runtime.settings, room.encoder), catalogue)
         await runtime.in_thread(lambda: action_vectors(catalogue, room.encoder, room._cache))
         return room
 
@@ -187,11 +189,28 @@ class DeciderRoom:
             limit=self.runtime.limit,
         )
         found = await self.log.recover(decider)
+        if self.settings.prior:
+            await self._begin(decider)
         self.outstanding = found.folded.outstanding
         self.runtime.metrics.pending.set(self.outstanding)
         self.runtime.metrics.policy_version.set(policy.version)
         self.decider, self._catalogue_version = decider, None
         return decider
+
+    async def _begin(self, decider: Decider) -> None:
+        """Begin from the prior of the settings, where the log is empty; else the log says what it began from."""
+        prior = await self.runtime.in_thread(lambda: prior_of(self.settings))
+        if decider.prior or decider.seq or decider.actions:
+            if decider.prior != digest(prior):
+                log.warning(
+                    "the log began from %s; the prior %s counts for an empty log only",
+                    f"prior {decider.prior}" if decider.prior else "nothing", self.settings.prior,
+                )  # fmt: skip
+            return
+        catalogue = self.runtime.control.catalogue
+        vectors = await self.runtime.in_thread(lambda: action_vectors(catalogue, self.encoder, self._cache))
+        await self._write(decider.begin(prior, vectors, self.log.chunk_bytes))
+        log.info("the learner begins from prior %s", decider.prior)
 
     async def _offer(self, decider: Decider) -> None:
         control = self.runtime.control

@@ -1,0 +1,55 @@
+"""What the settings say of the policy, and what is refused before a record is read."""
+
+from pathlib import Path
+
+import pytest
+
+from agents.space.catalogue import load_catalogue
+from streams.rooms.decider.policies import check_control_group, policy_of, prior_of
+from streams.rooms.embedder.encoders import encoder_of
+from streams.settings import Settings, SettingsError
+
+HASHED = encoder_of(Settings(encoder="hashed"))
+CATALOGUE = load_catalogue(Path(__file__).parents[2] / "infra" / "catalogue" / "mini.yaml")
+
+
+def of(**settings: object) -> Settings:
+    return Settings(**settings)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", ["linucb", "contextual", "random", "sliding-window"])
+def test_any_registered_policy_is_deployed_by_name(name: str) -> None:
+    assert policy_of(of(policy=name), HASHED).name == f"explored-{name}"
+    assert policy_of(of(policy=name, warm_up=0), HASHED).name == name
+
+
+@pytest.mark.parametrize(
+    ("settings", "why"),
+    [
+        ({"policy": "best"}, "policy: 'best' is unknown; choose one of contextual"),
+        ({"policy_options": "{"}, "policy_options: not a JSON object"),
+        ({"policy_options": "[1]"}, "policy_options: is a JSON list"),
+        ({"policy_options": '{"gamma": 0.9}'}, "'gamma' is unknown to policy 'linucb'; choose from"),
+        ({"policy_options": '{"ridge": -1}'}, "ridge is -1.0; give a number above zero"),
+    ],
+)
+def test_settings_that_cannot_be_used_are_refused(settings: dict[str, str], why: str) -> None:
+    with pytest.raises(SettingsError, match=why):
+        policy_of(of(**settings), HASHED)
+
+
+def test_a_control_action_must_be_on_offer() -> None:
+    options = '{{"control_share": 0.05, "control_action": "{}"}}'
+    model = CATALOGUE.model_names[-1]
+    fits = policy_of(of(policy_options=options.format(f"{model}/1/1/1")), HASHED)
+    check_control_group(fits, CATALOGUE)
+    other = policy_of(of(policy_options=options.format("gpt/1/1/1")), HASHED)
+    with pytest.raises(SettingsError, match="control_action: model 'gpt' is not in the space; choose of"):
+        check_control_group(other, CATALOGUE)
+
+
+def test_a_prior_that_is_not_there_is_said(tmp_path: Path) -> None:
+    with pytest.raises(
+        SettingsError, match=r"prior: .*cannot be read .*make it with `python -m experiments prior`"
+    ):
+        prior_of(of(prior=str(tmp_path / "no.bin")))
