@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from agents.decider.policies.base import ActionVector, Objective
+from agents.decider.surface import counts
 from agents.embedder.actions import embed_actions
 from agents.embedder.encoder import Encoder, encoder_id
 from agents.space.catalogue import Catalogue
@@ -50,6 +51,11 @@ class World:
         index = list(questions)
         return replace(self, outcomes=self.outcomes.of_questions(index), queries=self.queries[index])
 
+    def with_counts(self) -> "World":
+        """Return the same questions with their surface counts after the embedding, for policies that read them."""
+        told = np.array([counts(each.text) for each in self.outcomes.questions])
+        return replace(self, queries=np.concatenate([self.queries, told], axis=1))
+
     def spanned(self) -> "World":
         """Return the same questions in coordinates of their own span, where that is smaller.
 
@@ -69,9 +75,10 @@ class World:
         return Objective(correct, score, w.cost, low, high)
 
     def rewards(self, objective: Objective) -> Array:
-        """Return r of every cell (Eq. 4), shape (samples, Q, A)."""
+        """Return r of every cell (Eq. 4, less a linear price where there is one), shape (samples, Q, A)."""
         o, c = self.outcomes, objective.coefficients
-        return np.asarray(c[0] * o.correct + c[1] * o.score + c[2] * o.log_cost + c[3])
+        earned = np.asarray(c[0] * o.correct + c[1] * o.score + c[2] * o.log_cost + c[3])
+        return earned - objective.price * o.cost if objective.price else earned
 
 
 def build_world(
@@ -88,8 +95,9 @@ def build_world(
     queries = embed_actions(encoder, [each.text for each in outcomes.questions], cache)
     described = [_described(arm, catalogue) for arm in outcomes.arms]
     arms = embed_actions(encoder, described, cache)
+    sizes = {m.name: float(m.architecture.parameters) for m in catalogue.models} if catalogue else {}
     vectors = tuple(
-        ActionVector(arm.arm_id, arm.model, row.astype(np.float64))
+        ActionVector(arm.arm_id, arm.model, row.astype(np.float64), sizes.get(arm.model, 0.0))
         for arm, row in zip(outcomes.arms, arms, strict=True)
     )
     texts = "\n".join([encoder_id(encoder), *(each.text for each in outcomes.questions), *described])

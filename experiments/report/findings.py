@@ -65,6 +65,25 @@ def frontier(tables: Tables) -> str:
     return text
 
 
+def pacer(tables: Tables) -> str:
+    """Say how closely the mean cost was kept, and in which phases accuracy fell short of the fixed mix."""
+    about = tables["pacer"]["target"]
+    phases = {name: row for name, row in tables["pacer"].items() if name != "target"}
+    spend = ", ".join(f"{row['cumulative_spend']['mean']:.3f} ({name})" for name, row in phases.items())
+    off = max(row["furthest"]["mean"] for row in phases.values())
+    short = [
+        f"{name} ({row['accuracy_gain_points']['mean']:+.1f} points)"
+        for name, row in phases.items()
+        if row["accuracy_gain_points"]["mean"] < -2 * row["standard_error_points"]["mean"]
+    ]
+    alike = "as" if about["recovered_alike"] else "not as"
+    return (
+        f"Spend over target at the end of each phase: {spend}; furthest off from round 1,000 on, mean of {about['runs']} "
+        f"runs, {100 * off:.1f} %. Accuracy is below the fixed mix of the same cost by more than two standard errors in: "
+        f"{', '.join(short) or 'no phase'}. Restored learners chose {alike} those that never stopped."
+    )
+
+
 def _ratio(found: Mapping[str, Any] | None) -> str:
     if found is None:
         return "no mean ratio"

@@ -10,23 +10,37 @@ from agents.decider.policies.base import Objective
 from experiments.measures.frontier import SHARES, Points, Yardstick, hull, split
 from experiments.outcomes.world import World
 from experiments.trials.ceiling import ceiling
-from experiments.trials.contenders import ALL
+from experiments.trials.contenders import ALL, with_prior
 from experiments.trials.loop import WARM_UP, Feedback, Stage, Trial, play
 from experiments.trials.runs import tidy
 from experiments.trials.scope import Scope
 
 WEIGHTS = (0.0, 0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.85, 0.9, 0.95, 1.0)  # w₃
+PRICES = (
+    0.0,
+    *(2.0**k for k in range(-8, 9)),
+)  # λ: accuracy (1 = all) for the cost of the best arm on history
 LEARNT = 2_000  # rounds on history, not counted
 FEWEST = 10  # questions on either side
 
 
 @dataclass(frozen=True)
 class Player:
-    """One row: a policy of `contenders`, its rounds of uniform choice, and whether it has learnt on history."""
+    """One row.
+
+    Attributes:
+        policy: Of `contenders`.
+        warm_up: Rounds of uniform choice.
+        after_history: Whether it has learnt on history from its own choices.
+        prior: Whether it begins from a prior made of history.
+        linear: Whether it is asked by prices of linear cost, with surface counts beside the embedding.
+    """
 
     policy: str
     warm_up: int = WARM_UP
     after_history: bool = False
+    prior: bool = False
+    linear: bool = False
 
 
 PLAYERS: Mapping[str, Player] = {
@@ -36,8 +50,13 @@ PLAYERS: Mapping[str, Player] = {
     "ts": Player("ts"),
     "uniscale": Player("uniscale"),
     "uniscale_no_warm_up": Player("uniscale", warm_up=0),
+    "default": Player("default", warm_up=0, linear=True),
+    "default_with_prior": Player("default", warm_up=0, linear=True, prior=True),
 }
-AFTER_HISTORY: Mapping[str, Player] = {"uniscale_after_history": Player("uniscale", after_history=True)}
+AFTER_HISTORY: Mapping[str, Player] = {
+    "uniscale_after_history": Player("uniscale", after_history=True),
+    "default_after_history": Player("default", warm_up=0, linear=True, after_history=True),
+}
 
 
 @dataclass(frozen=True)
@@ -68,7 +87,7 @@ def frontier(world: World, scope: Scope) -> Frontier:
     rows = {"fixed_mix_from_history": yardstick.judge(points["fixed_mix_from_history"])}
     for name, player in {**PLAYERS, **(AFTER_HISTORY if scope.whole else {})}.items():
         scope.say(f"frontier of {o.name}: {name}")
-        orders = _orders(world, player, history, live, scope)
+        orders = _orders(world, player, history, live, scope, float(past.cost[best].mean()))
         points[name] = Points(
             np.mean([each.accuracy for each in orders], axis=0),
             np.mean([each.cost for each in orders], axis=0),
@@ -139,32 +158,49 @@ def _known(world: World) -> dict[str, list[str]]:
 
 
 def _orders(
-    world: World, player: Player, history: Sequence[int], live: Sequence[int], scope: Scope
+    world: World, player: Player, history: Sequence[int], live: Sequence[int], scope: Scope, unit: float
 ) -> list[Points]:
-    """Return a player's points on each order of the live questions."""
+    """Return a player's points on each order of the live questions; `unit` is the cost that prices are per."""
     lean = replace(world, outcomes=replace(world.outcomes, extra={}))
+    prior = b""
+    if player.linear:
+        lean = lean.with_counts()
+    if player.prior:
+        prior = with_prior(lean, history)
     if not player.after_history:
         lean, history, live = lean.of_questions(live), (), range(len(live))
-    lean = lean.spanned()
-    tasks = [(lean, player, tuple(history), tuple(live), seed) for seed in scope.more_seeds]
+    if not player.linear:
+        lean = lean.spanned()
+    tasks = [(lean, player, tuple(history), tuple(live), seed, unit, prior) for seed in scope.more_seeds]
     return list(map(_one, tasks) if scope.pool is None else scope.pool.map(_one, tasks))
 
 
-def _one(task: tuple[World, Player, tuple[int, ...], tuple[int, ...], int]) -> Points:
-    world, player, history, live, seed = task
+def _one(task: tuple[World, Player, tuple[int, ...], tuple[int, ...], int, float, bytes]) -> Points:
+    world, player, history, live, seed, unit, prior = task
     rng = np.random.default_rng([seed, 7])
     before = rng.choice(history, size=LEARNT).tolist() if history else []
     order = (*before, *rng.permutation(live).tolist())
     shape = (len(world.outcomes.questions), len(world.outcomes.arms))
     sample = np.random.default_rng([seed, 1]).integers(world.outcomes.samples, size=shape)
     place = {question: at for at, question in enumerate(live)}
-    weights = WEIGHTS if player.policy != "random" else WEIGHTS[:1]
-    accuracy, cost = np.empty((len(weights), len(live))), np.empty((len(weights), len(live)))
-    for k, weight in enumerate(weights):
-        stages = {1: Stage(tuple(range(shape[1])), priced(world, weight))}
+    objectives = _objectives(world, player, unit)
+    accuracy, cost = np.empty((len(objectives), len(live))), np.empty((len(objectives), len(live)))
+    for k, objective in enumerate(objectives):
+        stages = {1: Stage(tuple(range(shape[1])), objective)}
         trial = Trial(world, seed, order, sample, stages, Feedback(), player.warm_up)
-        for step in play(ALL[player.policy](world, seed), trial):
+        policy = ALL[player.policy](world, seed)
+        if prior:
+            policy.begin(prior, world.vectors)
+        for step in play(policy, trial):
             if step.round > len(before):
                 accuracy[k, place[step.question]] = step.correct
                 cost[k, place[step.question]] = np.exp(step.log_cost)
     return Points(accuracy, cost)
+
+
+def _objectives(world: World, player: Player, unit: float) -> list[Objective]:
+    if player.policy == "random":
+        return [priced(world, 0.0)]
+    if player.linear:
+        return [Objective(1.0, 0.0, 0.0, *world.bounds, price=price / unit) for price in PRICES]
+    return [priced(world, weight) for weight in WEIGHTS]

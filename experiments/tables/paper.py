@@ -11,6 +11,7 @@ from experiments.rerun.depth_limit import DepthLimit
 from experiments.tables import ablations, early_exit, feedback, field_questions, off_policy, readings, streams
 from experiments.tables.frontier import frontier
 from experiments.tables.joint_frontier import joint_frontier
+from experiments.tables.pacer import pacer
 from experiments.tables.verifier_scores import verifier_scores
 from experiments.trials.contenders import PAPER
 from experiments.trials.oracle import best_contextual
@@ -91,6 +92,7 @@ def run_paper(world: World, scope: Scope, beside: Beside | None = None) -> Resul
     tables["joint_frontier"] = joint_frontier(worlds)
     found = frontier(joint, scope)
     tables |= found.tables
+    tables["pacer"] = pacer(joint, scope)
     if "best_route" in worlds:
         tables["best_route"] = _best_route(worlds["best_route"], scope, runs)
     tables |= ablations.ablations(joint, joint_name, scope, runs)

@@ -5,7 +5,6 @@ live questions, history always among the fitted), and takes, at each price λ, t
 times cost. No learner that sees only the outcomes of its own choices should be expected to be better.
 """
 
-import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -14,6 +13,7 @@ from sklearn.decomposition import PCA
 from sklearn.ensemble import HistGradientBoostingRegressor
 from sklearn.model_selection import KFold
 
+from agents.decider.surface import counts
 from experiments.measures.frontier import Points, Yardstick
 from experiments.outcomes.world import Array, World
 from experiments.trials.contenders import plain_coordinates
@@ -26,8 +26,6 @@ PRICES = np.concatenate([[0.0], np.logspace(-4, 4, 81)])
 """Of linear cost: accuracy (1 = all) for the cost of the arm that was best on history."""
 CHEAPER, DEARER = 0.2, 5.0  # how far a question may be thought from an arm's mean cost
 
-_COUNTS = (r"\d+(?:\.\d+)?", r"\d", r"\w+", r"[.!?]", r"[A-Z]", r"[+\-*/=^<>]", r"\n", r"[,;:]", r".")
-
 
 @dataclass(frozen=True)
 class Ceiling:
@@ -35,15 +33,6 @@ class Ceiling:
 
     kind: str
     points: Points
-
-
-def surface(texts: Sequence[str]) -> Array:
-    """Return nine surface counts of each text, log(1 + n): numbers, digits, words, sentences, …; shape (Q, 9).
-
-    >>> np.expm1(surface(["What is 17 + 25?"]))[0].round().astype(int).tolist()
-    [2, 4, 4, 1, 1, 1, 0, 0, 16]
-    """
-    return np.log1p([[len(re.findall(p, text)) for p in _COUNTS] for text in texts])
 
 
 def ceiling(
@@ -85,26 +74,26 @@ def _predictions(
     """Yield each kind's predicted accuracy and cost of the live questions, shape (L, A) each."""
     o = world.outcomes
     right, cost = o.correct.mean(axis=0), o.cost.mean(axis=0)
-    counts = _standard(surface([each.text for each in o.questions]))
+    surface = _standard(np.array([counts(each.text) for each in o.questions]))
     known = _indicators(told) if told is not None else np.zeros((len(right), 0))
     arms = plain_coordinates(world)
     searched = bool(np.ptp(arms[:, 1:], axis=0).any())
     whole = np.concatenate([world.queries, known], axis=1)
     kinds: dict[str, tuple[Array, Array | None]] = {
         "vector": (whole, None),
-        "vector and counts": (np.concatenate([whole, counts], axis=1), None),
+        "vector and counts": (np.concatenate([whole, surface], axis=1), None),
     }
     if told is not None:
         kinds["told"] = (known, None)
     if searched:
         few = PCA(min(PLAIN, *world.queries.shape), random_state=0).fit_transform(world.queries)
-        kinds["pooled"] = (np.concatenate([few, counts, known], axis=1), arms)
+        kinds["pooled"] = (np.concatenate([few, surface, known], axis=1), arms)
     for kind, (features, coordinates) in kinds.items():
         yield kind, _crossed(features, coordinates, right, cost, history, live)
     if trees:
         yield (
             "trees",
-            _trees(np.concatenate([world.queries, counts, known], axis=1), right, cost, history, live),
+            _trees(np.concatenate([world.queries, surface, known], axis=1), right, cost, history, live),
         )
 
 

@@ -8,11 +8,17 @@ import numpy as np
 from agents.decider.features import FeatureMap, FeatureSettings
 from agents.decider.policies.base import ActionVector, Policy
 from agents.decider.policies.build import build_policy
+from agents.decider.policies.contextual import Contextual
 from agents.decider.policies.linucb import LinUCB, LinUCBSettings
+from agents.decider.prior import History, teach
+from agents.decider.surface import COUNTS
 from experiments.outcomes.world import Array, World
 
 Make = Callable[[World, int], Policy]
 """From a world and a seed to a policy without experience."""
+
+DEFAULT = "contextual"
+"""The service's default, by the name of its factory; it reads surface counts (`World.with_counts`)."""
 
 
 def _made(name: str, **options: object) -> Make:
@@ -23,7 +29,8 @@ def _made(name: str, **options: object) -> Make:
         return build_policy(
             name,
             {**options, **seeded},
-            query_dim=world.queries.shape[1],
+            # A policy that reads surface counts adds their number itself.
+            query_dim=world.queries.shape[1] - (len(COUNTS) if name == DEFAULT else 0),
             action_dim=len(world.vectors[0].embedding),
         )
 
@@ -105,4 +112,34 @@ OWN: Mapping[str, Make] = {
     "centred_cautious": _made("linucb", action_features="centred", alpha=0.25),
 }
 
-ALL: Mapping[str, Make] = {**PAPER, **ABLATIONS, **OWN}
+SERVICE: Mapping[str, Make] = {"default": _made(DEFAULT)}
+
+
+def with_prior(world: World, history: Sequence[int]) -> bytes:
+    """Return the default's prior from history, every arm's outcomes known, one observation a question.
+
+    Args:
+        world: With counts.
+        history: Its questions.
+    """
+    policy = SERVICE["default"](world, 0)
+    assert isinstance(policy, Contextual)
+    policy.add_actions(world.vectors)
+    o, index = world.outcomes, list(history)
+    correct, score, log_cost = (each[:, index] for each in (o.correct, o.score, o.log_cost))
+    _, question, action = np.indices(correct.shape)
+    return teach(
+        policy,
+        History(
+            queries=world.queries[index],
+            question=question.ravel(),
+            action=action.ravel(),
+            correct=correct.ravel(),
+            score=score.ravel(),
+            log_cost=log_cost.ravel(),
+            propensity=np.ones(correct.size),
+        ),
+    )
+
+
+ALL: Mapping[str, Make] = {**PAPER, **ABLATIONS, **OWN, **SERVICE}

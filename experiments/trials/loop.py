@@ -298,7 +298,8 @@ class _Post:
 
 def _rewards(objective: Objective, terms: Sequence[Array]) -> Array:
     c = objective.coefficients
-    return np.asarray(c[0] * terms[0] + c[1] * terms[1] + c[2] * terms[2] + c[3])
+    earned = np.asarray(c[0] * terms[0] + c[1] * terms[1] + c[2] * terms[2] + c[3])
+    return earned - objective.price * np.exp(terms[2]) if objective.price else earned
 
 
 def _offer(policy: Policy, world: World, before: tuple[int, ...], now: tuple[int, ...]) -> tuple[int, ...]:
