@@ -8,12 +8,12 @@ import numpy as np
 import numpy.typing as npt
 
 from agents.decider.policies.base import ActionVector, Objective
-from agents.decider.surface import counts
 from agents.embedder.actions import embed_actions
 from agents.embedder.encoder import Encoder, encoder_id
 from agents.space.catalogue import Catalogue
 from agents.space.describe import describe_action
 from agents.space.objectives import MODES
+from experiments.outcomes.history import seen_by_contextual
 from experiments.outcomes.table import Arm, Outcomes
 from schemas.action import Action
 
@@ -53,8 +53,8 @@ class World:
 
     def with_counts(self) -> "World":
         """Return the same questions with their surface counts after the embedding, for policies that read them."""
-        told = np.array([counts(each.text) for each in self.outcomes.questions])
-        return replace(self, queries=np.concatenate([self.queries, told], axis=1))
+        texts = [each.text for each in self.outcomes.questions]
+        return replace(self, queries=seen_by_contextual(self.queries, texts))
 
     def spanned(self) -> "World":
         """Return the same questions in coordinates of their own span, where that is smaller.

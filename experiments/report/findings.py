@@ -78,9 +78,10 @@ def pacer(tables: Tables) -> str:
     ]
     alike = "as" if about["recovered_alike"] else "not as"
     return (
-        f"Spend over target at the end of each phase: {spend}; furthest off from round 1,000 on, mean of {about['runs']} "
-        f"runs, {100 * off:.1f} %. Accuracy is below the fixed mix of the same cost by more than two standard errors in: "
-        f"{', '.join(short) or 'no phase'}. Restored learners chose {alike} those that never stopped."
+        f"Spend over target at the end of each phase: {spend}; furthest off from round 1,000 on "
+        f"{100 * off:.1f} %, mean of {about['runs']} runs. Accuracy is below the fixed mix of the same cost by more "
+        f"than two standard errors in: {', '.join(short) or 'no phase'}. Restored learners chose {alike} those that "
+        "never stopped."
     )
 
 

@@ -10,8 +10,9 @@ from agents.decider.policies.base import ActionVector, Policy
 from agents.decider.policies.build import build_policy
 from agents.decider.policies.contextual import Contextual
 from agents.decider.policies.linucb import LinUCB, LinUCBSettings
-from agents.decider.prior import History, teach
+from agents.decider.prior import teach
 from agents.decider.surface import COUNTS
+from experiments.outcomes.history import table_history
 from experiments.outcomes.world import Array, World
 
 Make = Callable[[World, int], Policy]
@@ -125,21 +126,7 @@ def with_prior(world: World, history: Sequence[int]) -> bytes:
     policy = SERVICE["default"](world, 0)
     assert isinstance(policy, Contextual)
     policy.add_actions(world.vectors)
-    o, index = world.outcomes, list(history)
-    correct, score, log_cost = (each[:, index] for each in (o.correct, o.score, o.log_cost))
-    _, question, action = np.indices(correct.shape)
-    return teach(
-        policy,
-        History(
-            queries=world.queries[index],
-            question=question.ravel(),
-            action=action.ravel(),
-            correct=correct.ravel(),
-            score=score.ravel(),
-            log_cost=log_cost.ravel(),
-            propensity=np.ones(correct.size),
-        ),
-    )
+    return teach(policy, table_history(world.outcomes, world.queries, history))
 
 
 ALL: Mapping[str, Make] = {**PAPER, **ABLATIONS, **OWN, **SERVICE}
