@@ -1,6 +1,6 @@
-"""The one command line. Each command parses, calls, prints; 0 is success, 1 a refusal, 2 a wrong call.
+"""The one command line. Each command parses, calls one function and prints; 0 is success, 1 a refusal, 2 a usage error.
 
-A command's module is imported when the command is called: importing all of them takes seconds.
+A command's module is imported only when the command runs: importing all of them takes seconds.
 """
 
 import os
@@ -38,7 +38,7 @@ _MODULES: Final = {
 
 
 class _Commands(click.Group):
-    """A group that imports late and turns refusals into one line and exit code 1."""
+    """A group that imports lazily and turns refusals into one line and exit code 1."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Return the names of all commands."""
@@ -53,7 +53,7 @@ class _Commands(click.Group):
         return super().get_command(ctx, cmd_name)
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Run the command; what it refuses is told in one line."""
+        """Run the command; print a refusal as one line."""
         try:
             return super().invoke(ctx)
         except (click.ClickException, click.exceptions.Exit, click.Abort):
@@ -62,7 +62,7 @@ class _Commands(click.Group):
             click.echo("stopped", err=True)
             sys.exit(130)
         except (KeyError, IndexError, BrokenPipeError):
-            raise  # a fault of ours, or a reader such as `head` that has seen enough
+            raise  # our own bug, or a reader such as `head` that has seen enough
         except Exception as error:
             if not isinstance(error, _refusals()):
                 raise
@@ -86,7 +86,7 @@ def _refusals() -> tuple[type[Exception], ...]:
     cls=_Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100}
 )
 @click.option(
-    "--bootstrap", metavar="HOST:PORT", help="Where the broker is. [env UNISCALE_BOOTSTRAP; 127.0.0.1:9092]"
+    "--bootstrap", metavar="HOST:PORT", help="Address of the broker. [env UNISCALE_BOOTSTRAP; 127.0.0.1:9092]"
 )
 @click.option("--prefix", help="Prefix of every topic and consumer group. [env UNISCALE_PREFIX; uniscale.]")
 @click.option(
@@ -101,12 +101,12 @@ def _refusals() -> tuple[type[Exception], ...]:
 )
 @click.pass_context
 def main(ctx: click.Context, /, **flags: Any) -> None:
-    """UniScale-Streams: pick model and test-time search per query, online, on Kafka.
+    """UniScale-Streams: choose a model and its test-time search for each query, learnt online, on Kafka.
 
-    Every setting is an environment variable UNISCALE_<NAME> as well (`settings` lists them). TLS and SASL:
+    Every setting is also an environment variable UNISCALE_<NAME> (`settings` lists them). TLS and SASL:
     UNISCALE_SECURITY_PROTOCOL, UNISCALE_SSL_CAFILE, UNISCALE_SASL_USERNAME, …
 
-    Exit codes: 0 success, 1 refused or failed (the last line says why), 2 wrong call, 130 interrupted.
+    Exit codes: 0 success, 1 refused or failed (the last line says why), 2 usage error, 130 interrupted.
     """
     ctx.obj = Settings.from_env(os.environ, **flags)
 
@@ -114,7 +114,7 @@ def main(ctx: click.Context, /, **flags: Any) -> None:
 @main.command("settings")
 @click.pass_obj
 def settings_command(settings: Settings) -> None:
-    """Print every setting with its present value, as environment variables."""
+    """Print every setting with its current value, as environment variables."""
     for name in settings.__struct_fields__:
         value = getattr(settings, name)
         hidden = name in ("sasl_password", "encoder_key", "engine_key", "engine_keys") and value

@@ -1,4 +1,4 @@
-"""`dead-letters list|retry`: what was given up, and another try for it."""
+"""`dead-letters list|retry`: records that could not be handled, and another try for them."""
 
 import sys
 from typing import Any
@@ -22,7 +22,7 @@ def letters(settings: Settings) -> list[DeadLetter]:
         try:
             found.append(decode(record.value, DeadLetter))
         except UniscaleError as error:
-            click.echo(f"note: offset {record.offset} is unreadable: {error}", err=True)
+            click.echo(f"note: offset {record.offset} cannot be read: {error}", err=True)
     return found
 
 
@@ -32,10 +32,10 @@ def dead_letters() -> None:
 
 
 @dead_letters.command("list")
-@click.option("--json", "as_json", is_flag=True, help="One JSON object a line.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object per line.")
 @click.pass_obj
 def show(settings: Settings, as_json: bool) -> None:
-    """Print every dead letter: where the record lies, which room gave it up, and why."""
+    """Print every dead letter: where the record is, which room could not handle it, and why."""
     found = letters(settings)
     if as_json:
         for x in found:
@@ -52,17 +52,17 @@ def show(settings: Settings, as_json: bool) -> None:
 
 @dead_letters.command("retry")
 @click.argument("origins", nargs=-1)
-@click.option("--all", "everything", is_flag=True, help="Every dead letter, each origin once.")
+@click.option("--all", "everything", is_flag=True, help="Retry every dead letter, each origin once.")
 @click.pass_obj
 def retry(settings: Settings, origins: tuple[str, ...], everything: bool) -> None:
     """Read records again at their ORIGINS (topic/partition/offset, as `list` prints them) and send them again.
 
-    Mend the cause first: a record that is wrong in itself becomes a dead letter again. A query whose Answer says
-    `rejected` keeps it, because the first Answer counts: send it under a new id instead. Exit 1 when an origin is
-    no longer kept.
+    Fix the cause first: an invalid record becomes a dead letter again. A query whose Answer is `rejected` keeps that
+    Answer, because the first one counts: send it under a new id instead. Exits with 1 if the topic no longer holds
+    an origin.
     """
     if bool(origins) == everything:
-        raise click.UsageError("name origins, or give --all")
+        raise click.UsageError("give ORIGINS, or --all")
     known = {x.key: x for x in letters(settings)}
     wanted = list(known) if everything else list(origins)
     reader, producer = connections.consumer(settings), connections.producer(settings)
@@ -77,7 +77,8 @@ def retry(settings: Settings, origins: tuple[str, ...], everything: bool) -> Non
             record = _at(reader, letter)
             if record is None:
                 click.echo(
-                    f"error: {origin}: no longer kept; of its {letter.size} bytes the first 4096 are in the letter",
+                    f"error: {origin}: the topic no longer holds it; the letter has the first 4096 of "
+                    f"{letter.size} bytes",
                     err=True,
                 )
                 lost += 1

@@ -23,29 +23,38 @@ _SHOWN = (
 
 @click.command()
 @click.option(
-    "--questions", "count", type=click.IntRange(min=3), default=210, show_default=True, help="How many."
+    "--questions",
+    "count",
+    type=click.IntRange(min=3),
+    default=210,
+    show_default=True,
+    help="Number of questions.",
 )
 @click.option(
     "--questions-file",
     type=click.Path(path_type=Path),
     default=QUESTIONS,
     show_default=True,
-    help="JSON lines, as `produce` takes them.",
+    help="Question file in JSON lines, as for `produce`.",
 )
-@click.option("--seed", default=3, show_default=True, help="Of the shuffle and of every choice.")
+@click.option("--seed", default=3, show_default=True, help="Seed of the shuffle and of every choice.")
 @click.option(
     "--in-flight",
     type=click.IntRange(min=1),
     default=16,
     show_default=True,
-    help="Queries on their way at once.",
+    help="Queries in flight.",
 )
 @click.option(
-    "--warm-up", type=click.IntRange(min=0), default=50, show_default=True, help="Rounds of uniform choice."
+    "--warm-up",
+    type=click.IntRange(min=0),
+    default=50,
+    show_default=True,
+    help="Queries decided uniformly at random before the policy decides.",
 )
 @click.option(
     "--objective",
-    help="What counts: cost-sensitive, quality-priority or any other of the catalogue's.  [the setting]",
+    help="Objective: cost-sensitive, quality-priority or any other. [the setting]",
 )
 @click.option("--broker", type=click.Choice(["embedded", "kafka", "auto"]), default="embedded", show_default=True,
               help="`kafka` needs KAFKA_HOME and Java.")  # fmt: skip
@@ -57,7 +66,7 @@ _SHOWN = (
     type=click.Path(path_type=Path),
     default=Path("out/demo"),
     show_default=True,
-    help="Folder of summary and report.",
+    help="Folder for the summary and the report.",
 )
 @click.pass_obj
 def demo(settings: Settings, count: int, questions_file: Path, seed: int, in_flight: int, warm_up: int,
@@ -66,8 +75,8 @@ def demo(settings: Settings, count: int, questions_file: Path, seed: int, in_fli
     """Stream questions through the whole loop on this machine and see the choices improve.
 
     Starts a broker and all rooms with the six mini models, sends the questions with several in flight, prints a
-    summary, writes summary.json and report.html, and stops everything it started. Exit 1 when a query had no
-    answer.
+    summary, writes summary.json and report.html, and stops everything it started. Exits with 1 if a query has no
+    Answer.
     """
     console = Console()
     if objective is not None:

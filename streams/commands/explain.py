@@ -36,7 +36,7 @@ _PRUNED = 8
 def explain(settings: Settings, query_id: str, groups: tuple[str, ...], drafts: bool, as_json: bool) -> None:
     """Explain one query from the log: means, widths, runner-ups, every step, score, prune and price.
 
-    Exit 1 when nothing is on record under this id.
+    Exits with 1 if there is no record under this id.
     """
     with Client(settings) as client:
         story = client.explain(query_id)

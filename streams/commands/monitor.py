@@ -25,15 +25,15 @@ _LAG_EVERY_S = 5.0
 
 
 @click.command()
-@click.option("--refresh", default=1.0, show_default=True, help="Seconds between pictures.")
-@click.option("--for", "seconds", type=float, help="Stop after so many seconds; default: until Ctrl-C.")
-@click.option("--once", is_flag=True, help="Print one picture of the latest queries and stop.")
-@click.option("--json", "as_json", is_flag=True, help="With --once: as one JSON object, for scripts.")
+@click.option("--refresh", default=1.0, show_default=True, help="Seconds between updates.")
+@click.option("--for", "seconds", type=float, help="Stop after this many seconds. [until Ctrl-C]")
+@click.option("--once", is_flag=True, help="Print the latest queries once and stop.")
+@click.option("--json", "as_json", is_flag=True, help="With --once: print one JSON object, for scripts.")
 @click.pass_obj
 def monitor(settings: Settings, refresh: float, seconds: float | None, once: bool, as_json: bool) -> None:
-    """Watch throughput, lag, choices, accuracy, cost and reward as they happen, over the latest queries.
+    """Watch throughput, lag, choices, accuracy, cost and reward of the latest queries.
 
-    Reads beside the rooms and commits nothing. Begins with the latest records of every topic.
+    It reads alongside the rooms and commits nothing. It starts with the latest records of every topic.
     """
     if as_json and not once:
         raise click.UsageError("--json needs --once")
@@ -59,7 +59,7 @@ def monitor(settings: Settings, refresh: float, seconds: float | None, once: boo
             return
         console = Console()
         with contextlib.ExitStack() as stack:
-            show: Callable[[Group], None] = console.print  # into a file or a pipe: one picture after another
+            show: Callable[[Group], None] = console.print  # into a file or a pipe: one view after another
             if console.is_terminal:
                 show = stack.enter_context(Live(console=console, refresh_per_second=4)).update
             show(picture(now))
@@ -105,17 +105,17 @@ def numbers(ledger: Ledger, lag: dict[str, dict[str, int]]) -> dict[str, Any]:
 
 
 def picture(now: Mapping[str, Any]) -> Group:
-    """Return the present picture."""
+    """Return the current view."""
     head = Table(title=f"UniScale-Streams: the latest {now['queries']} queries", show_header=False)
-    head.add_row("answers a second", _n(now["answers_per_s"]))
+    head.add_row("answers per second", _n(now["answers_per_s"]))
     head.add_row("query to answer", f"{_n(now['query_to_answer_ms'])} ms")
     head.add_row("mean reward", _n(now["reward"]))
     head.add_row("accuracy", _n(now["accuracy"]))
     head.add_row("mean cost", f"{_n(now['eflops'])} eFLOPs")
     statuses = [f"{status} {count}" for status, count in now["statuses"].items()]
     head.add_row("answers", ", ".join([*statuses, f"none yet {now['unanswered']}"]))
-    head.add_row("dead letters of late", str(now["dead_letters"]))
-    chosen = Table("configuration", "times", "mean reward", title="chosen of late")
+    head.add_row("recent dead letters", str(now["dead_letters"]))
+    chosen = Table("configuration", "times", "mean reward", title="recently chosen")
     for action, of in now["chosen"].items():
         chosen.add_row(action, str(of["times"]), _n(of["reward"]))
     behind = Table("consumer group", "records", title="waiting")

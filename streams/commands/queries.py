@@ -26,7 +26,7 @@ def _weights(text: str | None) -> Weights | None:
         correct, score, cost = (float(part) for part in text.split(","))
     except ValueError:
         raise click.BadParameter(
-            f"{text!r}: write three numbers CORRECT,SCORE,COST, e.g. 0.4,0.4,0.2"
+            f"{text!r}: write three numbers CORRECT,SCORE,COST, for example 0.4,0.4,0.2"
         ) from None
     return Weights(correct=correct, score=score, cost=cost)
 
@@ -38,7 +38,7 @@ def _weights(text: str | None) -> Weights | None:
 @click.option("--mean-cost", type=float, help="As accurate as possible at this mean of eFLOPs per query.")
 @click.option("--accuracy", type=float, help="As cheap as possible at this share of the best accuracy.")
 @click.option("-n", "n", default=1, show_default=True, help="How many completed paths to return.")
-@click.option("--reference", help="The right answer, when known: the answer is graded with it.")
+@click.option("--reference", help="The right answer, if known; the Answer is graded against it.")
 @click.option("--pin", "pin_action", metavar="MODEL/QP/CP/BS", help="Use this configuration.")
 @click.option("--model", "models", multiple=True, help="Allow only this model; may be repeated.")
 @click.option(
@@ -94,35 +94,35 @@ def show(answer: Answer, as_json: bool) -> None:
     "--rate",
     type=click.FloatRange(min=0),
     default=0.0,
-    help="Queries per second; 0 sends as fast as they are taken.",
+    help="Queries per second; 0 sends as fast as the broker accepts them.",
 )
-@click.option("--limit", type=click.IntRange(min=1), help="Send so many at most.")
-@click.option("--objective", help="Objective of those that name none.")
+@click.option("--limit", type=click.IntRange(min=1), help="Send at most this many.")
+@click.option("--objective", help="Objective of queries that name none.")
 @click.option(
-    "--timeout", "timeout_s", type=float, help="Seconds until a query expires, for those that say none."
+    "--timeout", "timeout_s", type=float, help="Seconds until a query expires, for queries that do not say."
 )
 @click.option(
     "--feedback-wait", "feedback_wait_s", type=float, help="Seconds to wait for feedback after an Answer."
 )
-@click.option("--run", default="", help="Put RUN: before every id, to send one file twice.")
+@click.option("--run", default="", help="Put RUN: before every id, to send a file again.")
 @click.option(
     "--wait",
     is_flag=True,
-    help="Wait until every query has its Answer; exit 1 if one has none in time, or its id was in use.",
+    help="Wait until every query has its Answer; exit with 1 if one has none in time or its id was in use.",
 )
 @click.pass_obj
 def produce(settings: Settings, file: Path, rate: float, limit: int | None, objective: str | None,
             timeout_s: float | None, feedback_wait_s: float | None, run: str, wait: bool) -> None:  # fmt: skip
     """Send the questions of a JSON-lines file.
 
-    A line holds `text`, `question`, `problem` or `prompt`, and where known `reference` or `answer`; or it is a whole
+    A line holds `text`, `question`, `problem` or `prompt` and, if known, `reference` or `answer`; or it is a whole
     Query record. Every line is checked before the first is sent.
     """
     queries = list(read_questions(file))
     if not queries:
-        raise QuestionError(f"{file}: no questions in it")
+        raise QuestionError(f"{file}: contains no questions")
     if twice := [query_id for query_id, n in Counter(q.query_id for q in queries).items() if n > 1]:
-        raise QuestionError(f"{file}: query_id {twice[0]!r} is there more than once; give each line its own")
+        raise QuestionError(f"{file}: query_id {twice[0]!r} appears more than once; give each line its own")
     if limit:
         queries = queries[:limit]
     if run:
@@ -138,10 +138,10 @@ def produce(settings: Settings, file: Path, rate: float, limit: int | None, obje
 
 @click.command()
 @click.option(
-    "--all", "everything", is_flag=True, help="From the beginning of what is kept; default: from now on."
+    "--all", "everything", is_flag=True, help="Start with the oldest Answer that is kept. [from now on]"
 )
 @click.option(
-    "--follow/--no-follow", default=True, show_default=True, help="Go on for ever, or stop at the end."
+    "--follow/--no-follow", default=True, show_default=True, help="Keep following, or stop at the end."
 )
 @click.option("--text/--no-text", default=False, help="Include the text of the answer.")
 @click.pass_obj
@@ -170,7 +170,7 @@ def _unreadable(where: str, error: UniscaleError) -> None:
 @click.option("--source", default="cli", show_default=True, help="Who says so.")
 @click.pass_obj
 def feedback(settings: Settings, query_id: str, correct: str, source: str) -> None:
-    """Tell whether an answer was right: CORRECT is true, false or a grade from 0 to 1."""
+    """Say whether an Answer was right: CORRECT is true, false or a grade from 0 to 1."""
     words = {"true": 1.0, "yes": 1.0, "false": 0.0, "no": 0.0}
     try:
         grade = words[correct.lower()] if correct.lower() in words else float(correct)

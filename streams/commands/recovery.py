@@ -1,4 +1,4 @@
-"""`bench-recovery`: measure how long the learner takes to come back from its log."""
+"""`bench-recovery`: measure how long the learner takes to recover from its log."""
 
 import os
 
@@ -19,7 +19,7 @@ from streams.settings import Settings
     type=click.IntRange(min=8),
     default=1024,
     show_default=True,
-    help="Length of the query's and of the action's embedding.",
+    help="Length of each embedding, the query's and the action's.",
 )
 @click.option(
     "--broker",

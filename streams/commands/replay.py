@@ -1,4 +1,4 @@
-"""`replay`: recorded queries back through the live system, at any speed, under new ids."""
+"""`replay`: send recorded queries through the live system again, at any speed, under new ids."""
 
 import sys
 import uuid
@@ -22,23 +22,23 @@ from streams.topics import Topics
     "--rate",
     type=click.FloatRange(min=0),
     default=0.0,
-    help="Queries per second; 0 as fast as they are taken.",
+    help="Queries per second; 0 sends as fast as the broker accepts them.",
 )
 @click.option(
     "--speed", type=click.FloatRange(min=0, min_open=True),
-    help="Keep the recorded pace, this many times faster, instead of --rate.",
+    help="Keep the recorded pace, but this many times faster, instead of --rate.",
 )  # fmt: skip
-@click.option("--limit", type=click.IntRange(min=1), help="Replay so many at most, the oldest first.")
-@click.option("--objective", help="Serve them for this objective instead of their own.")
-@click.option("--run", help="Name of the run, put before every id. [a new one]")
-@click.option("--from-prefix", help="Take the queries of another deployment on this broker.")
+@click.option("--limit", type=click.IntRange(min=1), help="Replay at most this many, the oldest first.")
+@click.option("--objective", help="Use this objective instead of their own.")
+@click.option("--run", help="Name of the run, put before every id. [a new name]")
+@click.option("--from-prefix", help="Replay the queries of another deployment on this broker.")
 @click.option("--wait/--no-wait", default=True, show_default=True, help="Wait for all Answers.")
 @click.pass_obj
 def replay(settings: Settings, rate: float, speed: float | None, limit: int | None, objective: str | None,
            run: str | None, from_prefix: str | None, wait: bool) -> None:  # fmt: skip
     """Send the recorded queries of the `query` topic again, under ids RUN:<old id>, never mixed with the originals.
 
-    Queries that are replays themselves are left out. References and pins go along; deadlines start anew.
+    Queries that are replays themselves are skipped. References and pins are kept; deadlines restart.
     """
     name = run or f"replay-{uuid.uuid4().hex[:6]}"
     source = msgspec.structs.replace(settings, prefix=from_prefix) if from_prefix else settings

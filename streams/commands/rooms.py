@@ -25,15 +25,18 @@ _BROKER = click.Choice(["auto", "kafka", "embedded"])
 @click.argument("room", type=click.Choice(list(ROOMS)))
 @click.option("--group", default="", help="Executor group, for `executor`: one of the catalogue's.")
 @click.option(
-    "--instance", default="0", show_default=True, help="Stable name of this worker among those of its room."
+    "--instance", default="0", show_default=True, help="Stable name of this worker within its room."
 )
-@click.option("--metrics-port", default=0, help="Serve Prometheus metrics here; 0 serves none.")
+@click.option(
+    "--metrics-port", default=0, help="Port for Prometheus metrics and health probes; 0 serves none."
+)
 @click.pass_obj
 def worker(settings: Settings, room: str, group: str, instance: str, metrics_port: int) -> None:
     """Run one room in this process until SIGTERM or Ctrl-C.
 
-    Topics must exist (`topics create`). A worker that ends by itself has failed: run it under something that
-    starts it again (`up`, systemd, Docker). Use the same --instance after a restart: it is back at once.
+    Topics must exist (`topics create`). A worker that exits by itself has failed: run it under something that restarts
+    it (`up`, systemd, Docker). Keep its --instance across restarts, so that it gets its partitions back without a
+    wait.
     """
     from streams.worker import run_room
 
@@ -48,25 +51,27 @@ def worker(settings: Settings, room: str, group: str, instance: str, metrics_por
 @click.option("--broker", "kind", type=click.Choice(["none", "auto", "kafka", "embedded"]), default="none",
               show_default=True,
               help="Also start a broker: Apache Kafka from KAFKA_HOME, or the embedded one.")  # fmt: skip
-@click.option("--port", default=9092, show_default=True, help="The broker's port, when one is started.")
+@click.option("--port", default=9092, show_default=True, help="Port of the broker, if one is started.")
 @click.option(
     "--log",
     "log_path",
     type=click.Path(path_type=Path),
     default=Path("out/up.log"),
     show_default=True,
-    help="Where the lines of all rooms go.",
+    help="Log file of all rooms; rotated at 50 MB.",
 )
 @click.option(
-    "--metrics-port", default=0, help="First of the ports for Prometheus, one a process; 0 serves none."
+    "--metrics-port",
+    default=0,
+    help="First port for metrics and health probes, one per process; 0 serves none.",
 )
 @click.option("--gateway", is_flag=True, help="Also start the HTTP gateway, at UNISCALE_GATEWAY_PORT.")
-@click.option("--quiet", is_flag=True, help="Write the log file only.")
+@click.option("--quiet", is_flag=True, help="Write only the log file.")
 @click.pass_obj
 def up(
     settings: Settings, kind: str, port: int, log_path: Path, metrics_port: int, gateway: bool, quiet: bool
 ) -> None:
-    r"""Run all rooms on this machine, supervised, with one readable log. Ctrl-C stops everything it started.
+    r"""Run all rooms on this machine, supervised, with one log. Ctrl-C stops everything it started.
 
     \b
     With your Kafka:   python -m streams --bootstrap kafka:9092 up
@@ -96,19 +101,19 @@ def up(
 
 
 @click.command("broker")
-@click.option("--kind", type=_BROKER, default="auto", show_default=True, help="Which broker.")
+@click.option("--kind", type=_BROKER, default="auto", show_default=True, help="Broker to start.")
 @click.option("--port", default=9092, show_default=True, help="The port it listens on.")
 @click.option(
     "--dir",
     "directory",
     type=click.Path(path_type=Path),
-    help="Where Kafka keeps its log; default: a temporary one.",
+    help="Folder for Kafka's log. [a temporary one]",
 )
 @click.pass_obj
 def broker_command(settings: Settings, kind: str, port: int, directory: Path | None) -> None:
-    """Run a broker on this machine until Ctrl-C: Apache Kafka when there is one, else the embedded one.
+    """Run a broker on this machine until Ctrl-C: Apache Kafka if it is installed, else the embedded one.
 
-    With the embedded one give workers UNISCALE_MAX_BATCH_BYTES=1: it miscounts batches of several records.
+    With the embedded broker, set UNISCALE_MAX_BATCH_BYTES=1 for workers and clients: it miscounts batches.
     """
     chosen = Broker.choose(kind, os.environ, port=port)  # type: ignore[arg-type]
     if directory:

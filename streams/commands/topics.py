@@ -1,4 +1,4 @@
-"""`topics create|check|list`: make the broker's topics what the page says, or say where they differ."""
+"""`topics create|check|list`: create the topics that `streams/topics.py` declares, or report differences."""
 
 from pathlib import Path
 
@@ -23,7 +23,7 @@ def topics() -> None:
 
 
 _group = click.option(
-    "--group", "groups", multiple=True, help="A further executor group, besides the catalogue's."
+    "--group", "groups", multiple=True, help="Executor group besides those of the catalogue; may be repeated."
 )
 
 

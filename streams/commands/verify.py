@@ -15,13 +15,13 @@ from streams.topics import Topics
 
 
 @click.command("verify-decisions")
-@click.option("--show", default=10, show_default=True, help="Print so many mismatches at most.")
+@click.option("--show", default=10, show_default=True, help="Print at most this many mismatches.")
 @click.pass_obj
 def verify_decisions(settings: Settings, show: int) -> None:
-    """Rebuild the policy from the decider's changelog, place by place, and check every Decision against it.
+    """Rebuild the policy from the decider's changelog, in order, and check every Decision against it.
 
     Run with the settings of the live decider (policy, options, warm-up, seed, encoder). Where rows have left the
-    log, it begins at the oldest snapshot. Exit 1 when a Decision differs.
+    log, it starts at the oldest snapshot. Exits with 1 if a Decision differs.
     """
     latest: dict[bytes, bytes | None] = {}
     for record in connections.read_all(settings, [Topics(settings).changelog("decider", "pending")]):
@@ -34,9 +34,9 @@ def verify_decisions(settings: Settings, show: int) -> None:
     rest = sum(1 for _ in found)
     for m in shown:
         click.echo(
-            f"{m.query_id} (place {m.seq}): {m.field} is {m.logged!r} in the log, {m.replayed!r} replayed"
+            f"{m.query_id} (sequence number {m.seq}): {m.field} is {m.logged!r} in the log, {m.replayed!r} replayed"
         )
-    since = f" after place {after}, up to which a snapshot holds all" if after >= 0 else ""
+    since = f" after sequence number {after}, where the snapshot ends" if after >= 0 else ""
     click.echo(f"{decisions} decisions replayed{since}, {len(shown) + rest} mismatches")
     sys.exit(1 if shown else 0)
 

@@ -1,4 +1,4 @@
-"""A run as one self-contained page: learning curve, cost and accuracy, what was chosen for which level."""
+"""A run as one self-contained page: learning curve, cost, accuracy, and the choices by level."""
 
 import html
 from collections import Counter
@@ -35,7 +35,7 @@ def render(ledger: Ledger, summary: Mapping[str, Any]) -> str:
             "<h2>Reward</h2>", curve(rewards, warm),
             "<h2>Cost, eFLOPs a query</h2>", curve(costs, warm),
             "<h2>Accuracy</h2>", curve(correct, warm),
-            "<h2>What was chosen for which level</h2>", choices(stories),
+            "<h2>Choices by level</h2>", choices(stories),
             "<h2>Where the time goes</h2>", latencies(summary["latency_ms"]),
             "<h2>Numbers</h2>", numbers({k: v for k, v in summary.items() if k != "latency_ms"}),
         ]
@@ -43,7 +43,7 @@ def render(ledger: Ledger, summary: Mapping[str, Any]) -> str:
 
 
 def gained(summary: Mapping[str, Any]) -> str:
-    """Return what the learner made of the warm-up, in one sentence; empty where a part of it is missing."""
+    """Return what the learner gained, in a few sentences; empty if a figure is missing."""
     names = (
         "mean_reward_warmup", "mean_reward_last_third", "mean_cost_eflops_first_third",
         "mean_cost_eflops_last_third", "accuracy", "accuracy_last_third",
@@ -53,10 +53,10 @@ def gained(summary: Mapping[str, Any]) -> str:
         return ""
     warm, last, cost, cost_last, right, right_last = map(float, told)  # type: ignore[arg-type]
     return (
-        f"From the warm-up to the last third the mean reward went from {warm:.3f} to {last:.3f}. A query of the last "
-        f"third costs {cost_last / cost:.0%} of one of the first; {right_last:.0%} of its answers are right, and "
-        f"{right:.0%} of all. What is given up for what is the mode's choice: `--objective quality-priority` asks for "
-        "right answers first."
+        f"Between the warm-up and the last third, the mean reward went from {warm:.3f} to {last:.3f}. A query of "
+        f"the last third costs {cost_last / cost:.0%} of a query of the first. {right_last:.0%} of the last third's "
+        f"answers are right, {right:.0%} of all answers. The objective sets this trade-off: "
+        "`--objective quality-priority` puts right answers first."
     )
 
 

@@ -1,6 +1,6 @@
-"""The demo: a broker, all rooms, questions with several in flight, and what came of it.
+"""The demo: a broker, all rooms, questions with several in flight, and a summary of the outcome.
 
-Everything it starts it stops. Questions are shuffled with the levels equal in each third, so that their order
+It stops everything it starts. Questions are shuffled with the levels equal in each third, so that their order
 cannot look like learning.
 """
 
@@ -28,7 +28,7 @@ from streams.settings import Settings
 
 QUESTIONS = Path("models/mini-math-test.jsonl")
 
-# The rooms share two cores: one thread each, and no room's BLAS may take them all.
+# The rooms share the cores: one thread each, so that no room's BLAS takes them all.
 _THREADS = {
     "OMP_NUM_THREADS": "1",
     "OPENBLAS_NUM_THREADS": "1",
@@ -42,7 +42,7 @@ NEEDS_GB = 6.5
 
 
 class DemoCannotRun(UniscaleError):
-    """Something the demo needs is missing; the message says what, and what to do."""
+    """Something that the demo needs is missing; the message says what, and what to do."""
 
 
 class Demo(msgspec.Struct, frozen=True, kw_only=True):
@@ -72,7 +72,7 @@ def thirds(queries: Sequence[Query], count: int, seed: int) -> list[Query]:
         levels.setdefault(str(query.metadata.get("level", "")), []).append(query)
     for group in levels.values():
         rng.shuffle(group)
-    # Dealt in rounds of one of each level, so that any prefix has nearly equal shares.
+    # Dealt in rounds of one question per level, so that any prefix has nearly equal shares.
     dealt = [
         group[i] for i in range(max(map(len, levels.values()))) for group in levels.values() if i < len(group)
     ]
@@ -93,15 +93,15 @@ def check_machine(demo: Demo, settings: Settings) -> None:
         DemoCannotRun: naming what is missing and what to do.
     """
     if not demo.questions.is_file():
-        raise DemoCannotRun(f"{demo.questions}: no such file; give questions with --questions-file")
+        raise DemoCannotRun(f"{demo.questions}: no such file; give a question file with --questions-file")
     if demo.recording:
         if not Path(demo.recording).is_file():
             raise DemoCannotRun(f"{demo.recording}: no such recording")
         return
     if not Path("models/family.json").is_file() and settings.catalogue.endswith("mini.yaml"):
         raise DemoCannotRun(
-            "models/family.json is missing: the mini family is not in this checkout. Run from the repository root, or "
-            "make it with `python -m experiments.mini all`"
+            "models/family.json is missing: this checkout has no mini family. Run from the repository root, or "
+            "train it with `python -m experiments.mini all`"
         )
     if importlib.util.find_spec("vllm") is None:
         raise DemoCannotRun(
@@ -123,8 +123,8 @@ def run(
 
     Args:
         demo: What to run.
-        settings: Of the deployment; a prefix of its own is added, so that two runs on one broker never mix.
-        say: Told what happens.
+        settings: The deployment; each run gets its own prefix, so that two runs on one broker never mix.
+        say: Called with a line for each stage.
         progress: Called with the present state of the queries.
 
     Raises:

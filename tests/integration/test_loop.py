@@ -109,7 +109,7 @@ def test_the_learners_log_calls_for_every_decision_and_a_forged_one_is_found(loo
     producer.close()
     done = verify(forged)
     assert done.returncode == 1, done.stderr
-    assert f"{row.query_id} (place {row.seq}): action is {claimed.id!r} in the log, " in done.stdout
+    assert f"{row.query_id} (sequence number {row.seq}): action is {claimed.id!r} in the log, " in done.stdout
     assert f"{QUERIES} decisions replayed, " in done.stdout
 
 

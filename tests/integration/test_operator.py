@@ -107,8 +107,8 @@ def test_produce_sends_a_file_once_and_refuses_a_bad_one_whole(live: Any) -> Non
         ("bad.jsonl", '{"text": "a"}\nnot json\n', "bad.jsonl, line 2: not JSON"),
         ("field.jsonl", '{"q": "a"}\n', "line 1: no question"),
         ("weights.jsonl", '{"text": "a", "weights": {"cost": -1}}\n', "line 1"),
-        ("twice.jsonl", '{"text": "a", "query_id": "x"}\n{"text": "b", "query_id": "x"}\n', "'x' is there more"),
-        ("empty.jsonl", "\n", "no questions in it"),
+        ("twice.jsonl", '{"text": "a", "query_id": "x"}\n{"text": "b", "query_id": "x"}\n', "'x' appears more"),
+        ("empty.jsonl", "\n", "contains no questions"),
     ):  # fmt: skip
         (live.folder / name).write_text(text)
         assert words in live.run("produce", name, code=1).stderr
@@ -135,7 +135,7 @@ def test_monitor_shows_what_the_log_says(live: Any) -> None:
     assert set(now["lag"]) == {f"{live.settings.prefix}{r}" for r in
                                ("embedder", "decider", "verifier", "aggregator", "executor.mini")}  # fmt: skip
     picture = live.run("monitor", "--for", "2").stdout
-    assert "chosen of late" in picture
+    assert "recently chosen" in picture
     assert f"the latest {len(stories)} queries" in picture
     live.run("monitor", "--json", code=2)
 

@@ -12,7 +12,7 @@ from streams.commands.queries import show
 
 COMMANDS = [
     "answers", "ask", "audit", "bench", "bench-recovery", "broker", "catalogue", "dead-letters", "demo", "explain",
-    "feedback", "monitor", "objective", "produce", "replay", "settings", "topics", "up", "verify-decisions",
+    "feedback", "keys", "monitor", "objective", "produce", "replay", "settings", "topics", "up", "verify-decisions",
     "worker",
 ]  # fmt: skip
 
