@@ -16,6 +16,7 @@ from rich.table import Table
 
 from agents.space.catalogue import load_catalogue
 from streams.client import Follower, Ledger, Story
+from streams.rooms import ROOMS
 from streams.runtime.kafka import admin
 from streams.settings import Settings
 from streams.topics import Topics
@@ -38,9 +39,8 @@ def monitor(settings: Settings, refresh: float, seconds: float | None, once: boo
     if as_json and not once:
         raise click.UsageError("--json needs --once")
     topics = Topics(settings)
-    groups = list(load_catalogue(Path(settings.catalogue)).groups)
-    apps = [topics.app_id(r) for r in ("embedder", "decider", "verifier", "aggregator")]
-    apps += [topics.app_id("executor", g) for g in groups]
+    groups = tuple(load_catalogue(Path(settings.catalogue)).groups)
+    apps = [app for spec in ROOMS.values() for app in spec.apps(topics, groups)]
     ledger = Ledger()
     follower = Follower(
         settings, ["query", "decision", "answer", "reward", "dead-letter"], tail=_WINDOW,

@@ -2,6 +2,7 @@
 
 import asyncio
 
+from schemas.query import Origin
 from streams.rooms.embedder.admission import Admission
 
 
@@ -51,3 +52,19 @@ def test_a_place_is_free_again_when_the_answer_never_comes() -> None:
         assert "b" in admission
 
     asyncio.run(scene())
+
+
+def test_a_refused_duplicate_frees_its_own_place_and_not_that_of_the_first() -> None:
+    async def main() -> None:
+        admission = Admission(2, lambda: 0.0)
+        first, second = (Origin(topic="query", partition=0, offset=offset) for offset in (3, 8))
+        await admission.enter("q", 60.0, first)
+        await admission.enter("q", 60.0, second)
+        admission.refused("q", second)
+        assert "q" in admission, "the first is in flight"
+        admission.ended("q")
+        await admission.enter("old", 60.0, second)
+        admission.refused("old", second)
+        assert len(admission) == 0
+
+    asyncio.run(main())
