@@ -46,7 +46,7 @@ def kafka_home(environ: Mapping[str, str], beside: Path | None = None) -> Path |
                 f"KAFKA_HOME={named}: this is not a Kafka distribution (it has no libs/kafka*.jar)"
             )
         return home.resolve()
-    home = (beside or Path(__file__).resolve().parents[2]) / "shared" / "kafka"
+    home = (beside or Path(__file__).resolve().parents[3]) / "shared" / "kafka"
     return home if (home / "libs").is_dir() else None
 
 

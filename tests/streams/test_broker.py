@@ -16,6 +16,13 @@ def test_a_home_without_kafka_is_named(tmp_path: Path) -> None:
     with pytest.raises(BrokerError, match="KAFKA_HOME"):
         kafka_home({"KAFKA_HOME": str(tmp_path)})
     assert kafka_home({}, beside=tmp_path) is None
+    (tmp_path / "shared" / "kafka" / "libs").mkdir(parents=True)
+    assert kafka_home({}, beside=tmp_path) == tmp_path / "shared" / "kafka"
+
+
+def test_kafka_is_looked_for_beside_the_checkout(root: Path) -> None:
+    beside = root.parent / "shared" / "kafka"
+    assert kafka_home({}) == (beside if (beside / "libs").is_dir() else None)
 
 
 def test_missing_java_is_said_with_the_way_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
