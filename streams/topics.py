@@ -38,6 +38,10 @@ class Topic(msgspec.Struct, frozen=True, kw_only=True):
             "max.message.bytes": str(self.max_bytes),
             # Deadlines count from the broker's clock, never from a client's.
             "message.timestamp.type": "LogAppendTime",
+            # An acknowledged record is on more than one broker where there are several, and no broker without it may
+            # come to lead. With three replicas one may be away.
+            "min.insync.replicas": str(max(1, self.replication - 1)),
+            "unclean.leader.election.enable": "false",
         }
         if self.compacted:
             # Returning readers must still meet the tombstones of a long outage.

@@ -6,6 +6,7 @@ import uuid
 
 import msgspec
 import pytest
+from kafka.admin import ConfigResource, ConfigResourceType
 
 from streams.local.broker import Broker
 from streams.runtime.kafka import admin, connections
@@ -83,3 +84,28 @@ def test_lag_is_what_the_groups_have_not_committed(broker: Broker) -> None:
     assert admin.lag(settings, ["nobody"]) == {}
     with pytest.raises(connections.BrokerUnreachable):
         admin.check(Settings(bootstrap="127.0.0.1:1"), [])
+
+
+def test_what_lets_acknowledged_records_be_lost_is_named(broker: Broker) -> None:
+    settings = fresh(broker)
+    declared = Topics(settings).declared(["g"])
+    admin.create(settings, declared)
+    thrice = msgspec.structs.replace(settings, replication=3)
+    found = admin.check(thrice, Topics(thrice).declared(["g"])).findings
+    name = Topics(settings).answer
+    assert any(f.startswith(f"{name}: replication is 1, must be 3") for f in found), found
+    if broker.kind == "embedded":
+        pytest.skip(
+            "the embedded broker does not keep topic settings: only partitions and replicas were checked"
+        )
+    assert any(f.startswith(f"{name}: min.insync.replicas is 1, must be 2") for f in found), found
+    client = connections.admin(settings)
+    try:
+        careless = {"unclean.leader.election.enable": "true"}
+        client.alter_configs([ConfigResource(ConfigResourceType.TOPIC, name, careless)])
+    finally:
+        client.close()
+    found = admin.check(settings, declared).findings
+    assert [f.partition(";")[0] for f in found if "unclean" in f] == [
+        f"{name}: unclean.leader.election.enable is true, must be false"
+    ]

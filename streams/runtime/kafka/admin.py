@@ -1,6 +1,7 @@
 """Create the topics of `topics.py`, check them, and read the lag, by kafka-python's admin client."""
 
 from collections.abc import Iterable, Mapping
+from typing import Any
 
 import msgspec
 from kafka import TopicPartition
@@ -130,12 +131,21 @@ def _configs(client: KafkaAdminClient, topics: list[Topic]) -> dict[str, dict[st
     return {t.name: {k: str(v["value"]) for k, v in (by_name.get(t.name) or {}).items()} for t in topics}
 
 
-def _partitions_wrong(topic: Topic, found: list[Mapping[str, object]]) -> list[str]:
+def _partitions_wrong(topic: Topic, found: list[Mapping[str, Any]]) -> list[str]:
     wrong = []
     if len(found) != topic.partitions:
         wrong.append(
             f"{topic.name}: partitions is {len(found)}, must be {topic.partitions}; records are placed by it, so "
             "set the partition setting to what is there, or drain, delete and create the topic again"
+        )
+    least = min(
+        (len(nodes) for nodes in (each.get("replica_nodes") for each in found) if nodes), default=None
+    )
+    if least is not None and least < topic.replication:
+        wrong.append(
+            f"{topic.name}: replication is {least}, must be {topic.replication}; acknowledged records are lost with "
+            "fewer brokers than that says: kafka-reassign-partitions.sh, or set the setting `replication` to what is "
+            "there"
         )
     return wrong
 
@@ -152,6 +162,8 @@ def _config_wrong(topic: Topic, found: Mapping[str, str]) -> list[str]:
             continue  # keeping longer is safe
         if name == "max.message.bytes" and int(have) >= int(want):
             continue
+        if name == "min.insync.replicas" and int(want) <= int(have) <= topic.replication:
+            continue  # stricter
         wrong.append(
             f"{topic.name}: {name} is {have}, must be {want}; "
             f"kafka-configs.sh --alter --entity-type topics --entity-name {topic.name} --add-config {name}={want}"
