@@ -5,7 +5,7 @@ When the process dies again, the file of records in hand then names the culprit 
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 
 
 class Turns:
@@ -16,19 +16,11 @@ class Turns:
         self._alone = asyncio.Lock()
         self._idle = asyncio.Event()
         self._idle.set()
+        self._together = _Together(self)
 
-    @asynccontextmanager
-    async def together(self) -> AsyncIterator[None]:
+    def together(self) -> AbstractAsyncContextManager[None]:
         """Run beside others."""
-        async with self._alone:  # passed through at once unless somebody is, or waits to be, alone
-            self._running += 1
-            self._idle.clear()
-        try:
-            yield
-        finally:
-            self._running -= 1
-            if not self._running:
-                self._idle.set()
+        return self._together
 
     @asynccontextmanager
     async def alone(self) -> AsyncIterator[None]:
@@ -36,3 +28,27 @@ class Turns:
         async with self._alone:
             await self._idle.wait()
             yield
+
+
+class _Together:
+    """The way in and out beside others: taken for every record, so it is written out."""
+
+    def __init__(self, turns: Turns) -> None:
+        self._turns = turns
+
+    async def __aenter__(self) -> None:
+        if self._turns._alone.locked():  # somebody is, or waits to be, alone
+            async with self._turns._alone:
+                self._enter()
+        else:
+            self._enter()
+
+    def _enter(self) -> None:
+        self._turns._running += 1
+        self._turns._idle.clear()
+
+    async def __aexit__(self, *_: object) -> None:
+        turns = self._turns
+        turns._running -= 1
+        if not turns._running:
+            turns._idle.set()

@@ -29,27 +29,29 @@ from streams.runtime.kafka.consumer import Consumer
 from streams.worker import run_room
 
 once, how = pathlib.Path(sys.argv[1]), sys.argv[2]
-to_message, resume_flow = Consumer._to_message, Consumer.resume_flow
+into_lane, resume_flow = Consumer._into_lane, Consumer.resume_flow
 
-def fails(self, tp, record):
-    if tp.topic.endswith("context") and record.offset == 20 and not once.exists():
+def is_it(lane, batch):
+    return lane.partition.topic.endswith("context") and batch[-1].offset >= 20 and not once.exists()
+
+def fails(self, lane, batch, active):
+    if is_it(lane, batch):
         once.touch()
         raise RuntimeError("a fault inside the consumer")
-    return to_message(self, tp, record)
+    return into_lane(self, lane, batch, active)
 
-def ends(self, tp, record):
-    if tp.topic.endswith("context") and record.offset == 20 and not once.exists():
+def ends(self, lane, batch, active):
+    if is_it(lane, batch):
         once.touch()
-        fetching = self._thread._consumer._fetcher._fetch_task
-        self._thread.thread_loop.call_soon_threadsafe(fetching.cancel)
-    return to_message(self, tp, record)
+        self._thread._consumer._fetcher._fetch_task.cancel()
+    return into_lane(self, lane, batch, active)
 
 def stands_still(self):
     resume_flow(self)
     self._may_hand_over = asyncio.Event()
 
 if how in ("fails", "ends"):
-    Consumer._to_message = {"fails": fails, "ends": ends}[how]
+    Consumer._into_lane = {"fails": fails, "ends": ends}[how]
 elif not once.exists():
     once.touch()
     Consumer.resume_flow = stands_still

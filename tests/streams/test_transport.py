@@ -318,19 +318,19 @@ def test_what_was_in_hand_when_partitions_were_given_out_does_not_count(
         consumer.callback = take
         consumer._courses[TP_] = Course(30)
         assert await receiver.hand_over(30, 31)
-        consumer.handled(messages[0])
+        consumer.handled(TP_, [messages[0]])
         with consumer.at_work():  # 31, for longer than is waited
             monkeypatch.setattr("streams.runtime.kafka.consumer.SETTLE_S", 0.05)
             await consumer.on_partitions_revoked({TP_})
-            assert not consumer.takes_up(messages[1])
+            assert not consumer.is_ours(messages[1].epoch)
             assert not await receiver.hand_over(32), "until it is known where to go on"
             consumer.resume_flow()
             consumer._courses[TP_] = Course(30)
             assert await receiver.hand_over(30, 31)
-        consumer.handled(messages[1])
+        consumer.handled(TP_, [messages[1]])
         assert consumer._new_offset(TP_) is None
-        consumer.handled(messages[2])
-        consumer.handled(messages[3])
+        consumer.handled(TP_, [messages[2]])
+        consumer.handled(TP_, [messages[3]])
         assert consumer._new_offset(TP_) == 32
 
     asyncio.run(main())

@@ -109,7 +109,7 @@ def create_app(settings: Settings, room: str, group: str = "", instance: str = "
         datadir=str(settings.state_path(app_id)),
         # The defaults of 2.8 s and 10,000 records repeat too much work after a crash.
         broker_commit_interval=settings.commit_interval_s,
-        broker_commit_every=200,
+        broker_commit_every=1000,
         broker_max_poll_records=500,
         broker_session_timeout=settings.session_timeout_s,
         broker_heartbeat_interval=min(3.0, settings.session_timeout_s / 3),
@@ -134,7 +134,9 @@ def create_app(settings: Settings, room: str, group: str = "", instance: str = "
         web_enabled=False,
         worker_redirect_stdouts=False,
         monitor=Quiet(),
+        send_interval_s=settings.send_interval_ms / 1000,
     )
+    app.fail = lambda error: crash(f"a handler failed: {error}", error)
     for name in ("aiokafka", "aiokafka.conn", "aiokafka.cluster", "aiokafka.consumer.fetcher",
                  "aiokafka.producer.sender",
                  "aiokafka.consumer.group_coordinator", "faust.transport.drivers.aiokafka"):  # fmt: skip

@@ -69,13 +69,10 @@ class KafkaRuntime:
     def each(self, topic: str, handle: Handler, *, stage: str) -> None:
         """Bind a handler; see the protocol."""
 
-        async def one(records: Sequence[Record]) -> None:
-            await handle(records[0])
+        async def guarded(records: Sequence[Record]) -> None:
+            await self._guarded(records, lambda records: handle(records[0]), stage)
 
-        async def guarded(record: Record) -> None:
-            await self._guarded([record], one, stage)
-
-        handlers.each(self.app, topic, guarded, name=f"{self.room}-{stage}")
+        handlers.bind(self.app, topic, guarded, name=f"{self.room}-{stage}")
 
     def batches(self, topic: str, handle: BatchHandler, *, stage: str, most: int) -> None:
         """Bind a handler of batches; see the protocol."""
@@ -83,7 +80,7 @@ class KafkaRuntime:
         async def guarded(records: Sequence[Record]) -> None:
             await self._guarded(records, handle, stage)
 
-        handlers.batches(self.app, topic, guarded, name=f"{self.room}-{stage}", most=most)
+        handlers.bind(self.app, topic, guarded, name=f"{self.room}-{stage}", most=most)
 
     async def _guarded(self, records: Sequence[Record], handle: BatchHandler, stage: str) -> None:
         try:

@@ -10,6 +10,7 @@ from typing import Any
 import faust
 
 from streams.runtime.base import RowTooLarge
+from streams.runtime.kafka.consumer import sender_of
 
 
 class DurableTable(faust.Table[bytes, bytes]):
@@ -40,8 +41,7 @@ class DurableTable(faust.Table[bytes, bytes]):
         rows = list(rows)
         for key, value, _ in rows:
             self._check(key, value)
-        for future in [self.send_changelog(partition, key, value) for key, value, partition in rows]:
-            await future
+        await self._write(rows)
         for key, value, partition in rows:
             self.data[key] = value
             self.places[key] = partition
@@ -56,8 +56,11 @@ class DurableTable(faust.Table[bytes, bytes]):
     async def drop_all(self, keys: Iterable[tuple[bytes, int]]) -> None:
         """Delete several rows and wait until the broker has all tombstones."""
         keys = list(keys)
-        for future in [self.send_changelog(p, key, None, value_serializer="raw") for key, p in keys]:
-            await future
+        await self._write([(key, None, partition) for key, partition in keys])
         for key, _ in keys:
             self.data.pop(key, None)
             self.places.pop(key, None)
+
+    async def _write(self, rows: Iterable[tuple[bytes, bytes | None, int]]) -> None:
+        topic = self.changelog_topic.get_topic_name()
+        await sender_of(self.app).send([(topic, partition, key, value) for key, value, partition in rows])

@@ -10,7 +10,7 @@ from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.errors import KafkaError
 
 from streams.runtime.base import Begin, Record
-from streams.runtime.kafka import connections
+from streams.runtime.kafka import connections, fetching
 from streams.runtime.kafka.app import crash
 from streams.settings import Settings
 
@@ -48,6 +48,7 @@ class Follower:
             await reader.start()
         except (KafkaError, OSError) as error:
             raise connections.unreachable(self.settings, error) from None
+        fetching.improve(reader._fetcher, sessions=self.settings.max_batch_bytes > 1)
         parts = []
         for topic in self.topics:
             found = await self._partitions(reader, topic)

@@ -1,0 +1,137 @@
+"""What leaves a process: one request for what many handlers send, and one acknowledgement for each batch in it.
+
+aiokafka's `send` takes about 30 µs a record: it makes sets of all partitions, hashes the key in Python, and gives each
+record a future. Here records wait for the next moment of sending, are put into one batch for each partition, and a
+call returns when the batches with its records are acknowledged. A partition has one batch on its way at a time, so
+its records keep their order, through repeated attempts too.
+"""
+
+import asyncio
+import functools
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from aiokafka.partitioner import murmur2
+
+# A query's records have one key: the hash of the first serves all.
+_hash = functools.lru_cache(maxsize=16_384)(murmur2)
+
+
+class _Call:
+    """One call of `send`, and how many of its records are not acknowledged."""
+
+    __slots__ = ("future", "left")
+
+    def __init__(self, future: "asyncio.Future[None]", left: int) -> None:
+        self.future = future
+        self.left = left
+
+    def settle(self, error: BaseException | None) -> None:
+        self.left -= 1
+        if self.future.done():
+            return  # one of its records failed before, or nobody waits any more
+        if error is not None:
+            self.future.set_exception(error)
+        elif not self.left:
+            self.future.set_result(None)
+
+
+_Entry = tuple[bytes | None, bytes | None, _Call]
+
+
+class Sender:
+    """The way to the broker.
+
+    Args:
+        producer: Returns the connected AIOKafkaProducer; raises while there is none.
+        pause_s: Least time between two moments of sending. Where nothing was sent lately, nothing waits.
+    """
+
+    def __init__(self, producer: Callable[[], Any], pause_s: float) -> None:
+        self._producer = producer
+        self._pause_s = pause_s
+        self._open_at = 0.0
+        self._waiting: dict[tuple[str, int], list[_Entry]] = {}
+        self._under_way: set[tuple[str, int]] = set()
+        self._moment: asyncio.Handle | None = None
+        self._posting: set[asyncio.Task[None]] = set()
+        self._partitions: dict[str, int] = {}
+
+    async def send(self, records: Iterable[tuple[str, int | None, bytes | None, bytes | None]]) -> None:
+        """Send records (topic, partition or None to place by the key, key, value) and wait for all deliveries.
+
+        Raises:
+            Exception: what the producer raised for one of them.
+        """
+        producer = self._producer()
+        placed = []
+        for topic, partition, key, value in records:
+            if partition is None:
+                count = self._partitions.get(topic) or await self._count(producer, topic)
+                partition = (_hash(key or b"") & 0x7FFFFFFF) % count
+            placed.append(((topic, partition), key, value))
+        if not placed:
+            return
+        loop = asyncio.get_running_loop()
+        call = _Call(loop.create_future(), len(placed))
+        for place, key, value in placed:
+            self._waiting.setdefault(place, []).append((key, value, call))
+        self._soon(loop)
+        await call.future
+
+    async def _count(self, producer: Any, topic: str) -> int:
+        # Asked once: a topic that grows while it is in use would part the records of one query.
+        count = self._partitions[topic] = len(await producer.partitions_for(topic))
+        return count
+
+    def _soon(self, loop: asyncio.AbstractEventLoop) -> None:
+        if self._moment is None:
+            now = loop.time()
+            self._moment = (
+                loop.call_soon(self._flush, loop)
+                if now >= self._open_at
+                else loop.call_at(self._open_at, self._flush, loop)
+            )
+
+    def _flush(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._moment = None
+        self._open_at = loop.time() + self._pause_s
+        ready = [place for place in self._waiting if place not in self._under_way]
+        if ready:
+            self._under_way.update(ready)
+            task = loop.create_task(self._post(ready))
+            self._posting.add(task)
+            task.add_done_callback(self._posting.discard)
+
+    async def _post(self, places: list[tuple[str, int]]) -> None:
+        for place in places:
+            entries = self._waiting.pop(place)
+            taken = 0
+            try:
+                producer = self._producer()
+                batch = producer.create_batch()
+                for key, value, _ in entries:
+                    if batch.append(key=key, value=value, timestamp=None) is None:
+                        break
+                    taken += 1
+                if taken < len(
+                    entries
+                ):  # the batch is full; the rest goes with the next, before what comes later
+                    self._waiting[place] = entries[taken:]
+                topic, partition = place
+                acknowledged = await producer.send_batch(batch, topic, partition=partition)
+            except Exception as error:
+                self._settle(place, entries[: taken or len(entries)], error)
+            else:
+                acknowledged.add_done_callback(functools.partial(self._delivered, place, entries[:taken]))
+
+    def _delivered(self, place: tuple[str, int], entries: list[_Entry], acknowledged: Any) -> None:
+        error = asyncio.CancelledError() if acknowledged.cancelled() else acknowledged.exception()
+        self._settle(place, entries, error)
+
+    def _settle(self, place: tuple[str, int], entries: list[_Entry], error: BaseException | None) -> None:
+        self._under_way.discard(place)
+        for _, _, call in entries:
+            call.settle(error)
+        if place in self._waiting:
+            self._soon(asyncio.get_running_loop())
