@@ -1,0 +1,164 @@
+"""What the policy gains over the control group, with intervals that hold however often one looks.
+
+People watch a running experiment and stop when they like what they see; an ordinary 95 % interval then fails far more
+often than once in twenty. A confidence *sequence* covers the truth at all times at once, with the stated probability:
+
+    accuracy   Robbins' normal mixture for outcomes between 0 and 1, which holds at any sample size
+    cost       the same with the standard deviation estimated as it goes, which holds as samples grow: costs have no
+               bound (Waudby-Smith, Arbour, Sinha, Kennedy and Ramdas, 2021)
+
+Each group gets half of the error probability, and the difference, or the ratio, of the two follows. A failed query is a
+wrong answer at the price of what it took; one whose correctness nobody told counts in the cost and in the feedback
+rate.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Final, Literal
+
+Cohort = Literal["policy", "control"]
+
+BOUNDED: Final = 0.5
+"""Standard deviation that no outcome between 0 and 1 exceeds."""
+
+SHARPEST: Final = 250.0
+"""Observations at which the sequence is tightest for its error probability: a control group's first days."""
+
+FEWEST: Final = 20
+"""Observations below which a standard deviation is no estimate."""
+
+
+@dataclass(frozen=True)
+class Interval:
+    """An estimate and what it lies between, at all times at once."""
+
+    mean: float
+    low: float
+    high: float
+
+
+@dataclass(slots=True)
+class Running:
+    """Count, mean and sum of squares about it (Welford), of one group and one term."""
+
+    count: int = 0
+    mean: float = 0.0
+    squares: float = 0.0
+
+    def add(self, value: float) -> None:
+        """Enter one value."""
+        self.count += 1
+        step = value - self.mean
+        self.mean += step / self.count
+        self.squares += step * (value - self.mean)
+
+    @property
+    def deviation(self) -> float:
+        """Return the standard deviation of the values so far."""
+        return math.sqrt(self.squares / self.count) if self.count else 0.0
+
+
+@dataclass(slots=True)
+class Group:
+    """One cohort's outcomes.
+
+    Attributes:
+        queries: Answered, failed and expired ones together.
+        failed: Of them, those without an answer.
+        told: Of them, those whose correctness is known.
+        accuracy, cost: Of those where it is known.
+    """
+
+    queries: int = 0
+    failed: int = 0
+    told: int = 0
+    accuracy: Running = field(default_factory=Running)
+    cost: Running = field(default_factory=Running)
+
+    @property
+    def feedback_rate(self) -> float:
+        """Return the share of queries whose correctness is known: where it differs, the comparison is biased."""
+        return self.told / self.queries if self.queries else 0.0
+
+
+class Uplift:
+    """Compare the policy with the control group, outcome by outcome.
+
+    Args:
+        error: Probability that an interval ever misses the truth.
+    """
+
+    def __init__(self, error: float = 0.05) -> None:
+        if not 0.0 < error < 1.0:
+            raise ValueError(f"error is {error!r}; give a probability between 0 and 1")
+        self.error = error
+        self.groups: dict[Cohort, Group] = {"policy": Group(), "control": Group()}
+
+    def add(self, cohort: Cohort, *, correct: float | None, cost: float | None, failed: bool = False) -> None:
+        """Enter the outcome of one query.
+
+        Args:
+            cohort: `Decision.cohort`.
+            correct: From 0 to 1; None while nobody knows. A failure counts as 0 whatever is given.
+            cost: In eFLOPs; None where nothing was run.
+            failed: Whether it ended without an answer.
+        """
+        group = self.groups[cohort]
+        group.queries += 1
+        group.failed += failed
+        known = 0.0 if failed else correct
+        if known is not None:
+            group.told += 1
+            group.accuracy.add(known)
+        if cost is not None:
+            group.cost.add(cost)
+
+    def accuracy_difference(self) -> Interval | None:
+        """Return accuracy of the policy less that of the control group; None while one has no outcome."""
+        mine, other = (self.groups[name].accuracy for name in ("policy", "control"))
+        if not mine.count or not other.count:
+            return None
+        reach = sum(radius(each.count, BOUNDED, self.error / 2) for each in (mine, other))
+        mean = mine.mean - other.mean
+        return Interval(mean, max(-1.0, mean - reach), min(1.0, mean + reach))
+
+    def cost_ratio(self) -> Interval | None:
+        """Return mean cost of the policy over that of the control group; None while there is too little of either."""
+        mine, other = (self.groups[name].cost for name in ("policy", "control"))
+        if min(mine.count, other.count) < FEWEST or not other.mean > 0:
+            return None
+        (low, high), (least, most) = (self._span(each) for each in (mine, other))
+        return Interval(mine.mean / other.mean, low / most, high / least if least > 0 else math.inf)
+
+    def sentence(self) -> str:
+        """Return the comparison in one sentence."""
+        accuracy, cost = self.accuracy_difference(), self.cost_ratio()
+        if accuracy is None or cost is None:
+            return "Too few outcomes of policy and control group to compare them."
+        a = [100 * x for x in (accuracy.mean, accuracy.low, accuracy.high)]
+        c = [100 * x for x in (cost.mean, cost.low, cost.high)]
+        return (
+            f"Against the control group the policy's accuracy is {a[0]:+.1f} points ({a[1]:+.1f} to {a[2]:+.1f}) at "
+            f"{c[0]:.0f} % of the cost ({c[1]:.0f} to {c[2]:.0f} %)."
+        )
+
+    def _span(self, values: Running) -> tuple[float, float]:
+        reach = radius(values.count, values.deviation, self.error / 2)
+        return max(0.0, values.mean - reach), values.mean + reach
+
+
+def radius(count: int, deviation: float, error: float) -> float:
+    """Return half the width of a confidence sequence for a mean after so many observations.
+
+    The boundary is √((n + ρ)·ln((n + ρ)/(ρ·error²))) standard deviations of the sum (Robbins 1970; Howard et al. 2021).
+
+    >>> round(radius(100, 0.5, 0.05), 3), round(radius(10_000, 0.5, 0.05), 3)
+    (0.156, 0.017)
+    """
+    if not count:
+        return math.inf
+    rho = SHARPEST / (2.0 * math.log(1.0 / error) + math.log(1.0 + 2.0 * math.log(1.0 / error)))
+    boundary = math.sqrt((count + rho) * math.log((count + rho) / (rho * error**2)))
+    return deviation * boundary / count

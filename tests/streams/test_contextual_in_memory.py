@@ -1,0 +1,153 @@
+"""The contextual policy in the running loop: prices, a prior, a control group, n answers; exact after a restart."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import orjson
+import pytest
+
+from agents.decider.agent import Decider
+from agents.decider.errors import PriorRefused
+from agents.decider.policies.build import build_policy
+from agents.decider.policies.contextual import Contextual
+from agents.decider.prior import History, digest, teach
+from agents.decider.reproduce import mismatches, opened
+from agents.decider.surface import COUNTS
+from agents.embedder.encoder import encoder_id
+from agents.space.catalogue import load_catalogue
+from schemas.answer import Answer
+from schemas.base import decode, encode
+from schemas.decision import Decision
+from schemas.query import Query
+from schemas.reward import Reward
+from streams.rooms import ROOMS
+from streams.rooms.decider.policies import action_vectors, policy_of
+from streams.rooms.embedder.encoders import encoder_of
+from streams.runtime.memory import Cluster, run
+from streams.settings import Settings
+
+InMemory = Callable[..., Settings]
+Ask = Callable[..., Query]
+
+
+def decisions(cluster: Cluster) -> list[Decision]:
+    return [decode(r.value, Decision) for r in cluster.broker.records(cluster.topics.decision)]
+
+
+async def served(cluster: Cluster, queries: list[Query]) -> None:
+    for query in queries:
+        cluster.produce(cluster.topics.query, query.query_id.encode(), encode(query))
+    ids = {query.query_id for query in queries}
+
+    def rewarded() -> bool:
+        rewards = (decode(r.value, Reward) for r in cluster.broker.records(cluster.topics.reward))
+        return {reward.query_id for reward in rewards if reward.closes} >= ids and not cluster.busy
+
+    await cluster.until(rewarded)
+
+
+def log_of(cluster: Cluster) -> dict[bytes, bytes]:
+    return dict(cluster.broker.changelog(cluster.topics.changelog("decider", "pending"), 0))
+
+
+def test_targets_a_control_group_and_n_answers_through_the_loop(in_memory: InMemory, ask: Ask) -> None:
+    options = {"control_share": 0.3, "control_action": "small/2/1/1", "control_salt": "s"}
+    settings = in_memory(policy="contextual", policy_options=orjson.dumps(options).decode())
+    aims: list[dict[str, float]] = [{"mean_cost": 3e9}, {"accuracy": 0.9}, {}, {"n": 2}]
+    queries = [ask(n, **aims[n % 4]) for n in range(24)]
+
+    async def life() -> Cluster:
+        cluster = Cluster(settings, ROOMS)
+        await cluster.up()
+        for at in range(0, len(queries), 6):
+            await served(cluster, queries[at : at + 6])
+        await cluster.close()
+        return cluster
+
+    cluster = run(life())
+    made = decisions(cluster)
+    assert cluster.broker.records(cluster.topics.dead_letter) == []
+    control = [d for d in made if d.cohort == "control"]
+    assert control
+    assert {d.action.id for d in control} == {"small/2/1/1"}
+    assert {d.reason for d in control} == {"control"}
+    assert all(
+        d.objective.price > 0 for d in made[8:] if d.objective.aim == "mean_cost" and d.objective.price
+    )
+    wide = {d.query_id for d in made if d.query.n == 2}
+    answers = {
+        a.query_id: a for r in cluster.broker.records(cluster.topics.answer) if (a := decode(r.value, Answer))
+    }
+    assert all(answers[query_id].action.qp * answers[query_id].action.cp >= 2 for query_id in wide)  # type: ignore[union-attr]
+    assert any(len(answers[query_id].answers) == 2 for query_id in wide)
+    policy = policy_of(settings, encoder_of(settings))
+    rows, after = opened(policy, log_of(cluster))
+    assert list(mismatches(policy, rows, settings.seed, after)) == []
+
+
+@pytest.fixture
+def prior(in_memory: InMemory, tmp_path: Path) -> Path:
+    """A prior for the deployment in memory, of made-up history."""
+    settings = in_memory()
+    encoder = encoder_of(settings)
+    actions = action_vectors(load_catalogue(Path(settings.catalogue)), encoder)
+    made = build_policy("contextual", query_dim=8, action_dim=8, encoder=encoder_id(encoder))
+    assert isinstance(made, Contextual)
+    made.add_actions(actions)
+    rng, n = np.random.default_rng(0), len(actions)
+    history = History(
+        queries=rng.normal(size=(20, 8 + len(COUNTS))),
+        question=np.repeat(np.arange(20), n),
+        action=np.tile(np.arange(n), 20),
+        correct=(rng.random(20 * n) < 0.5).astype(float),
+        score=rng.random(20 * n),
+        log_cost=rng.normal(22.0, 1.0, 20 * n),
+        propensity=np.ones(20 * n),
+    )
+    path = tmp_path / "prior.bin"
+    path.write_bytes(teach(made, history))
+    return path
+
+
+def test_a_learner_begins_from_a_prior_and_its_log_gives_it_back(
+    in_memory: InMemory, ask: Ask, prior: Path
+) -> None:
+    settings = in_memory(policy="contextual", warm_up=0, prior=str(prior), snapshot_every=15)
+    states: list[bytes] = []
+
+    async def life() -> Cluster:
+        cluster = Cluster(settings, ROOMS)
+        await cluster.up()
+        await served(cluster, [ask(n, mean_cost=3e9) for n in range(20)])
+        (worker,) = (each for each in cluster.workers if each.room == "decider")
+        room = worker.subscriptions[0].handle.__self__  # type: ignore[attr-defined]
+        states.append(room.decider.policy.state())
+        await cluster.close()
+        return cluster
+
+    cluster = run(life())
+    assert decisions(cluster)[0].objective.price > 0  # history prices the first decision already
+    log = log_of(cluster)
+    decider = Decider(policy_of(settings, encoder_of(settings)), seed=settings.seed)
+    found = decider.recover(log.items())
+    assert decider.prior == digest(prior.read_bytes())
+    assert found.snapshot_version >= -1
+    assert decider.policy.state() == states[0]
+    policy = policy_of(settings, encoder_of(settings))
+    rows, after = opened(policy, log)
+    assert list(mismatches(policy, rows, settings.seed, after)) == []
+
+
+def test_a_prior_that_does_not_fit_stops_the_room_before_it_decides(
+    in_memory: InMemory, ask: Ask, prior: Path
+) -> None:
+    settings = in_memory(policy="contextual", policy_options='{"ridge": 1.0}', warm_up=0, prior=str(prior))
+
+    async def life() -> None:
+        cluster = Cluster(settings, ROOMS)
+        await cluster.up()
+        await served(cluster, [ask(1)])
+
+    with pytest.raises(PriorRefused, match=r"ridge is 3\.0, this deployment has 1\.0"):
+        run(life())
