@@ -23,11 +23,12 @@ from agents.decider.policies import history, mlp, neural_ucb
 from experiments.outcomes.world import World
 from experiments.trials import loop
 from experiments.trials.contenders import ALL, NETWORKS
-from experiments.trials.loop import Stage, follow, make_trial, play
+from experiments.trials.loop import ROUNDS, WARM_UP, Stage, follow, make_trial, play
 from experiments.trials.oracle import best_fixed
 from experiments.trials.runs import Run
 
 RECIPE = (network, mlp, neural_ucb, history, loop)
+BEGUN = 90  # rounds of a run that is trained again to see whether other code chooses the same
 Name = tuple[str, str, str, int]  # scenario, mode, policy, seed
 
 
@@ -42,7 +43,7 @@ class Record:
         chosen: By run: the arms after the warm-up, as indices into the scenario's.
         refused: Why a file that is there is not used; empty where it is.
         former: What other training code chose on the same outcomes: `rebuild` takes it over if one run of each
-            network, trained anew, chooses the same.
+            network, begun anew, chooses the same.
     """
 
     path: Path | None = None
@@ -202,18 +203,20 @@ def _take_over(
     stages: Callable[[World, str], Mapping[int, Stage]],
     pool: ProcessPoolExecutor,
 ) -> None:
-    """Keep what other training code chose if one run of each network, trained by this code, is the same."""
+    """Keep what other training code chose if this code begins one run of each network with the same choices.
+
+    Forty rounds of a run: a difference in the last bit of a weight changes some choice long before.
+    """
     sample: dict[str, Name] = {}
     for name in sorted(record.former):
         sample.setdefault(name[2], name)
     trained = {
-        name: pool.submit(_train, worlds[name[0]], stages(worlds[name[0]], name[1]), name[2], name[3])
+        name: pool.submit(_train, worlds[name[0]], stages(worlds[name[0]], name[1]), name[2], name[3], BEGUN)
         for name in sample.values()
     }
-    record.chosen = {name: future.result() for name, future in trained.items()}
-    if all(record.former[name] == arms for name, arms in record.chosen.items()):
+    if all(record.former[name][: BEGUN - WARM_UP] == each.result() for name, each in trained.items()):
         record.chosen = dict(record.former)
-    record.save()
+        record.save()
 
 
 def one_thread_each(jobs: int | None = None) -> ProcessPoolExecutor:
@@ -230,6 +233,8 @@ def _one_thread() -> None:
     threadpool_limits(1)
 
 
-def _train(world: World, stages: Mapping[int, Stage], policy: str, seed: int) -> list[int]:
-    trial = make_trial(world, seed, stages)
+def _train(
+    world: World, stages: Mapping[int, Stage], policy: str, seed: int, rounds: int = ROUNDS
+) -> list[int]:
+    trial = make_trial(world, seed, stages, rounds=rounds)
     return [step.arm for step in play(ALL[policy](world, seed), trial) if not step.warm_up]

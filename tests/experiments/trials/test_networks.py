@@ -119,14 +119,14 @@ def test_what_other_training_code_chose_is_kept_only_where_this_code_chooses_the
     assert (record.chosen, record.refused) == ({}, f"{tmp_path / 'n.json'} is of other training code")
     trained: list[int] = []
 
-    def train(world: World, stages: object, policy: str, seed: int) -> list[int]:
-        trained.append(seed)
+    def train(world: World, stages: object, policy: str, seed: int, rounds: int = 210) -> list[int]:
+        trained.append(rounds)
         return [1, 2] if same or policy == "mlp" else [2, 1]
 
     monkeypatch.setattr(networks, "_train", train)
     monkeypatch.setattr(networks, "one_thread_each", lambda jobs: ThreadPoolExecutor(1))
     networks.rebuild(record, {"all": world}, steady, names)
-    assert len(trained) == (2 if same else 4)
+    assert trained == ([90, 90] if same else [90, 90, 210, 210, 210, 210])
     kept = Record.load(tmp_path / "n.json", world)
     assert kept.refused == ""
     assert set(kept.chosen) == set(names)
