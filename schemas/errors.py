@@ -1,19 +1,27 @@
 """The one error tree.
 
-    UniscaleError                   whatever this product refuses; each package hangs its own branch here
-    └── RecordError                 a record that cannot be read or written, with its `field`
-        ├── UnreadableRecord        not a zstd frame, not UTF-8, not JSON
-        ├── UnknownSchema           another record, or a version this release does not know
-        ├── InvalidField            a field is missing, ill-typed or out of range
-        └── RecordTooLarge          its encoded value exceeds what the brokers take
+    UniscaleError                   whatever this product refuses
+    ├── RecordError                 a record that cannot be read or written, with its `field`
+    │   ├── UnreadableRecord        not a zstd frame, not UTF-8, not JSON, or over a limit
+    │   ├── UnknownSchema           another record, or a version this release does not know
+    │   ├── InvalidField            a field is missing, ill-typed or out of range
+    │   └── RecordTooLarge          its encoded value exceeds what the brokers take
+    ├── ActionError, CatalogueError, ObjectiveError      agents/space/errors.py
+    ├── ServingError                                     agents/serving/errors.py
+    ├── EncoderError                                     agents/embedder/errors.py
+    ├── DeciderError                                     agents/decider/errors.py
+    ├── SearchError                                      agents/executor/forest.py
+    ├── BadReference, UnpricedAnswer, GradingPoolError   agents/aggregator
+    └── SettingsError, BrokerError, BrokerUnreachable, TopicsWrong, UnknownTopic, RowTooLarge   streams
 
-Every message says which record, which field, what is wrong and what to do about it. A RecordError makes a
-dead letter; nothing else is caught there.
+Every message says what is wrong, where, and what to do about it. In a handler a UniscaleError means that the
+record is at fault, and makes a dead letter. What is the fault of the process or of a dependency is not one:
+`streams.runtime.base.Unavailable` and `Crash`.
 """
 
 
 class UniscaleError(Exception):
-    """Whatever this product refuses. Catch this, never Exception, and only where a dead letter is made."""
+    """Whatever this product refuses. Catch this, never Exception, where a dead letter or a message is made."""
 
 
 class RecordError(UniscaleError, ValueError):
@@ -33,7 +41,7 @@ class RecordError(UniscaleError, ValueError):
 
 
 class UnreadableRecord(RecordError):
-    """The bytes are no zstd frame, no UTF-8 or no JSON object. Mend the producer."""
+    """The bytes are not a zstd frame, not UTF-8, not a JSON object, or over a limit. Correct the producer."""
 
 
 class UnknownSchema(RecordError):
@@ -41,7 +49,7 @@ class UnknownSchema(RecordError):
 
 
 class InvalidField(RecordError):
-    """A field is missing, ill-typed or out of range; the message names it and the mend."""
+    """A field is missing, ill-typed or out of range; the message names it and the fix."""
 
 
 class RecordTooLarge(RecordError):

@@ -11,13 +11,14 @@ from typing import Any, Literal, get_args
 import msgspec
 
 from schemas.base import MAX_RECORD
+from schemas.errors import UniscaleError
 
 ENV_PREFIX = "UNISCALE_"
 
 Security = Literal["PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"]
 
 
-class SettingsError(ValueError):
+class SettingsError(UniscaleError, ValueError):
     """A setting cannot be used; the message names it and says what to write instead."""
 
 

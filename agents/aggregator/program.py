@@ -9,6 +9,8 @@ import re
 from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
+from schemas.errors import UniscaleError
+
 Value: TypeAlias = list[int] | str
 Tests: TypeAlias = Sequence[tuple[Value, Value] | Sequence[Value]]
 
@@ -23,7 +25,7 @@ _COUNT = re.compile(r"[0-9]{1,9}")
 _WORD = re.compile(r"[A-Za-z]|[a-z]{2,40}")
 
 
-class ProgramError(ValueError):
+class ProgramError(UniscaleError, ValueError):
     """A program that is not in the language, does not fit its input, or outgrows the bounds."""
 
 

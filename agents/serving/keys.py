@@ -5,8 +5,10 @@ from dataclasses import dataclass, field
 
 import httpx
 
+from schemas.errors import UniscaleError
 
-class KeysError(ValueError):
+
+class KeysError(UniscaleError, ValueError):
     """Keys cannot be read. Write `host=key` or `host:port=key`, several separated by commas."""
 
 

@@ -52,7 +52,7 @@ class Client:
 
     Raises:
         BrokerUnreachable: on first use, when no broker answers.
-        LookupError: on first use, when the deployment's topics do not exist.
+        UnknownTopic: on first use, when the deployment's topics do not exist.
 
     Example:
         with Client(Settings(bootstrap="127.0.0.1:9092")) as client:

@@ -32,7 +32,7 @@ class Follower:
 
     Raises:
         BrokerUnreachable: no broker answers.
-        LookupError: none of the topics exists.
+        UnknownTopic: none of the topics exists.
 
     Example:
         with client.follow("answer") as answers:

@@ -136,7 +136,7 @@ def read_ledger(
 
     Raises:
         BrokerUnreachable: no broker answers.
-        LookupError: none of the topics exists.
+        UnknownTopic: none of the topics exists.
     """
     topics = Topics(settings)
     names = list(only) or topic_names(topics, [kind for kind in KINDS if kind != "feedback"], groups)

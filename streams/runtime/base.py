@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Literal, NoReturn, Protocol, TypeAlias, TypeVa
 
 import msgspec
 
+from schemas.errors import UniscaleError
 from schemas.query import Origin
 
 if TYPE_CHECKING:
@@ -84,8 +85,12 @@ class SendFailed(Unavailable):
     """The broker did not take a record. The message has its reason."""
 
 
-class RowTooLarge(ValueError):
-    """A row would exceed the record limit. Refuse the record that would cause it, before its row is made."""
+class RowTooLarge(UniscaleError, ValueError):
+    """A row would exceed the record limit: the record that would cause it is refused."""
+
+
+class UnknownTopic(UniscaleError, LookupError):
+    """A topic does not exist. Check the prefix, or run `python -m streams topics create`."""
 
 
 class Crash(Exception):
@@ -174,7 +179,7 @@ class Runtime(Protocol):
         """Show every record of topics to this worker, whoever handles them; return when all present ones were shown.
 
         Raises:
-            LookupError: a topic does not exist.
+            UnknownTopic: a topic does not exist.
         """
 
     async def send(self, *records: Outgoing) -> None:

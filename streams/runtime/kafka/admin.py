@@ -8,12 +8,13 @@ from kafka import TopicPartition
 from kafka.admin import ConfigResource, ConfigResourceType, KafkaAdminClient
 from kafka.errors import KafkaError, TopicAlreadyExistsError
 
+from schemas.errors import UniscaleError
 from streams.runtime.kafka import connections
 from streams.settings import Settings
 from streams.topics import Topic
 
 
-class TopicsWrong(RuntimeError):
+class TopicsWrong(UniscaleError):
     """The broker's topics are not as declared; each line names a topic, a setting and its mend."""
 
     def __init__(self, findings: Iterable[str]) -> None:

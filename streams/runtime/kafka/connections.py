@@ -12,6 +12,8 @@ from kafka import KafkaConsumer, KafkaProducer, TopicPartition
 from kafka.admin import KafkaAdminClient
 from kafka.errors import KafkaError
 
+from schemas.errors import UniscaleError
+from streams.runtime.base import UnknownTopic
 from streams.settings import Settings, SettingsError
 
 # A command that only asks or sends must not wait until faust and aiokafka are imported.
@@ -23,7 +25,7 @@ _REQUEST_MS = 90_000
 _BOOTSTRAP_MS = 15_000
 
 
-class BrokerUnreachable(RuntimeError):
+class BrokerUnreachable(UniscaleError):
     """No broker answers at the address of `bootstrap`."""
 
 
@@ -131,12 +133,12 @@ def partitions(reader: KafkaConsumer, topics: Iterable[str]) -> list[TopicPartit
     """Return the partitions of those topics that exist.
 
     Raises:
-        LookupError: none of them does.
+        UnknownTopic: none of them does.
     """
     topics = list(topics)
     parts = [TopicPartition(t, p) for t in topics for p in sorted(reader.partitions_for_topic(t) or ())]
     if not parts:
-        raise LookupError(f"{topics[0]}: the topic does not exist; run `python -m streams topics create`")
+        raise UnknownTopic(f"{topics[0]}: the topic does not exist; run `python -m streams topics create`")
     return parts
 
 
@@ -144,7 +146,7 @@ def require_topics(settings: Settings, topics: Iterable[str]) -> None:
     """Refuse a topic that does not exist: a producer would wait a minute for it and not say why.
 
     Raises:
-        LookupError: naming the first that is missing.
+        UnknownTopic: naming the first that is missing.
     """
     reader = consumer(settings)
     try:
@@ -158,7 +160,7 @@ def at_end(settings: Settings, topics: Iterable[str], tail: int = 0) -> KafkaCon
     """Return a consumer of what comes from now on, and of up to `tail` records a partition before that.
 
     Raises:
-        LookupError: none of the topics exists.
+        UnknownTopic: none of the topics exists.
     """
     reader = consumer(settings)
     parts = partitions(reader, topics)
@@ -177,7 +179,7 @@ def read_all(settings: Settings, topics: Iterable[str], *, timeout_ms: int = 100
     """Yield every record now on the topics, partition by partition, up to the ends seen at the start.
 
     Raises:
-        LookupError: none of the topics exists.
+        UnknownTopic: none of the topics exists.
     """
     reader = consumer(settings)
     try:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.errors import KafkaError
 
-from streams.runtime.base import Begin, Record
+from streams.runtime.base import Begin, Record, UnknownTopic
 from streams.runtime.kafka import connections, fetching
 from streams.runtime.kafka.app import crash
 from streams.settings import Settings
@@ -41,7 +41,7 @@ class Follower:
 
         Raises:
             BrokerUnreachable: no broker answers.
-            LookupError: a topic does not exist.
+            UnknownTopic: a topic does not exist.
         """
         reader = self._consumer = connections.follower(self.settings)
         try:
@@ -85,7 +85,7 @@ class Follower:
             if found:
                 return set(found)
             await asyncio.sleep(0.25)
-        raise LookupError(f"{topic}: the topic does not exist; run `python -m streams topics create`")
+        raise UnknownTopic(f"{topic}: the topic does not exist; run `python -m streams topics create`")
 
     async def _poll(self, reader: AIOKafkaConsumer, timeout_ms: int) -> None:
         for records in (await reader.getmany(timeout_ms=timeout_ms)).values():

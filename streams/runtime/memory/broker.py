@@ -4,7 +4,7 @@ import zlib
 from collections.abc import Callable, Iterable, Mapping
 from typing import Literal, NamedTuple
 
-from streams.runtime.base import Record
+from streams.runtime.base import Record, UnknownTopic
 
 BEGAN_MS = 1_700_000_000_000
 """Milliseconds since the epoch at which every broker's clock begins."""
@@ -71,7 +71,7 @@ class Broker:
         """Return how many partitions a topic has.
 
         Raises:
-            LookupError: there is no such topic.
+            UnknownTopic: there is no such topic.
         """
         return len(self._of(topic))
 
@@ -142,5 +142,5 @@ class Broker:
 
     def _of(self, topic: str) -> list[_Partition]:
         if topic not in self._topics:
-            raise LookupError(f"{topic}: the topic does not exist; create it first")
+            raise UnknownTopic(f"{topic}: the topic does not exist; create it first")
         return self._topics[topic]

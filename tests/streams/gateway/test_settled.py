@@ -3,9 +3,11 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agents.executor.forest import Drafted, Verified, ask, outcome, plant, tell_drafts, tell_scores
+from agents.executor.engine import Drafted
+from agents.executor.forest import ask, outcome, plant, tell_drafts, tell_scores
 from schemas.action import Action
 from schemas.forest import Finish, Limits
+from schemas.search import Scored
 from streams.rooms.gateway.settled import settled
 
 
@@ -32,7 +34,7 @@ def test_an_answer_begins_with_everything_that_was_settled(
         text = settled(forest)
         assert text.startswith(shown)
         shown = text
-        scores = [Verified(data.draw(st.integers(0, 10)) / 10, 1, False) for _ in made]
+        scores = [Scored(score=data.draw(st.integers(0, 10)) / 10, tokens=1) for _ in made]
         forest = tell_scores(forest, request.step, scores)
     ended = outcome(forest)
     if ended.index >= 0:
@@ -43,7 +45,7 @@ def test_a_search_of_width_one_streams_step_by_step() -> None:
     forest = plant(Action(model="m", qp=1, cp=1, bs=1), Limits(depth_limit=5, step_tokens=8))
     forest = tell_drafts(forest, 1, [Drafted("one\n\n", 1, "separator")], 3)
     assert settled(forest) == "one\n\n"
-    forest = tell_drafts(tell_scores(forest, 1, [Verified(0.5, 1, False)]), 2, [Drafted("two", 1, "eos")])
+    forest = tell_drafts(tell_scores(forest, 1, [Scored(score=0.5, tokens=1)]), 2, [Drafted("two", 1, "eos")])
     assert settled(forest) == "one\n\ntwo"
 
 
