@@ -139,6 +139,22 @@ def test_heartbeats_are_judged_without_comparing_two_clocks(in_memory: InMemory)
     assert control.serving() == frozenset(), "nothing was received for 6.5 s"
 
 
+def test_an_executor_that_stops_in_order_is_masked_at_once(in_memory: InMemory) -> None:
+    async def main() -> None:
+        cluster = await deployment(in_memory())
+        (executor,) = (worker for worker in cluster.workers if worker.room == "executor")
+        (decider,) = (worker for worker in cluster.workers if worker.room == "decider")
+        await cluster.until(lambda: decider.control.serving() == {"small", "large"}, 10)
+        began = asyncio.get_running_loop().time()
+        await cluster.stop(executor)
+        await cluster.until(lambda: decider.control.serving() == frozenset(), 10)
+        assert asyncio.get_running_loop().time() - began < 0.2
+        assert read(cluster, cluster.topics.heartbeat, Heartbeat)[-1].stopping
+        await cluster.close()
+
+    run(main())
+
+
 def test_contexts_that_expired_unread_are_reported(
     in_memory: InMemory, ask: Ask, caplog: pytest.LogCaptureFixture
 ) -> None:
