@@ -3,7 +3,7 @@
 import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Final, NamedTuple, TypeVar, get_type_hints
+from typing import Any, Final, NamedTuple, TypeVar, get_args, get_type_hints
 
 from streams.audit.records import PER_QUERY, Chunk, Feedback, JoinRow, Letter, Row, Vector
 
@@ -15,11 +15,18 @@ _KEYS: Final[dict[type[Any], str]] = {
     Row: "query_id", JoinRow: "query_id", Letter: "topic, part, off", Vector: "query_id", Chunk: "key",
 }  # fmt: skip
 _HUGE: Final = 2**63
-_TYPES: Final[dict[Any, list[tuple[str, Any]]]] = {
-    kind: [(name, float | int if hint is float else hint | int if hint == float | None else hint)
-           for name, hint in get_type_hints(kind).items()]
+
+
+def _allowed(hint: Any) -> frozenset[type]:
+    """Return the types a field may have: a whole number may stand for a float, and None only where the hint says so."""
+    types = set(get_args(hint)) or {hint}
+    return frozenset(types | {int} if float in types else types)
+
+
+_TYPES: Final[dict[Any, list[frozenset[type]]]] = {
+    kind: [_allowed(hint) for hint in get_type_hints(kind).values()]
     for kind in (*PER_QUERY, Letter, Vector, Chunk)
-}  # fmt: skip
+}
 
 
 class Ledger:
@@ -47,9 +54,9 @@ class Ledger:
             ValueError: A field has another type than it should: the record came from a stranger.
         """
         kind = type(fact)
-        for value, (name, wanted) in zip(fact, _TYPES[kind], strict=True):
-            if not isinstance(value, wanted) or (isinstance(value, int) and not -_HUGE <= value < _HUGE):
-                raise ValueError(f"{kind.__name__}.{name}: a {type(value).__name__}")
+        for value, allowed in zip(fact, _TYPES[kind], strict=True):
+            if type(value) not in allowed or (type(value) is int and not -_HUGE <= value < _HUGE):
+                raise ValueError(f"{kind.__name__}: a field is a {type(value).__name__}")
         waiting = self._waiting.setdefault(kind, [])
         waiting.append(fact)
         if len(waiting) >= _BATCH:

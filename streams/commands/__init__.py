@@ -33,6 +33,7 @@ _MODULES: Final = {
     "demo": "demo",
     "audit": "audit",
     "bench": "bench",
+    "bench-audit": "audit",
     "bench-recovery": "recovery",
 }
 

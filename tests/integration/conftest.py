@@ -11,7 +11,7 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -24,6 +24,7 @@ from agents.serving.recording import RecordedPath, RecordedStep, write_paths
 from agents.space.catalogue import load_catalogue
 from schemas.base import Record, decode
 from schemas.query import Query
+from streams.audit import BrokerLog, Report, audit
 from streams.client import Client
 from streams.local.broker import Broker, kafka_home
 from streams.local.launch import room_commands, settings_for
@@ -164,6 +165,26 @@ class Deployment:
         """Return the rows of the decider's changelog, the last of each key; snapshots left out."""
         latest = {r.key: r.value for r in self.raw(self.topics.changelog("decider", "pending"))}
         return [decode_row(k, v) for k, v in latest.items() if v and not k.startswith(SNAPSHOT_KEY)]
+
+    def audited(self) -> Report:
+        """Return the audit of the log as it is now, running or not."""
+        log = BrokerLog(self.settings)
+        try:
+            return audit(log, self.settings)
+        finally:
+            log.close()
+
+    def settled(self, wrong: Iterable[str] = (), timeout_s: float = 60.0) -> Report:
+        """Wait until every query has ended, and compare what the audit names with what is expected: nothing."""
+        found: list[Report] = []
+
+        def ended() -> bool:
+            found.append(self.audited())
+            return not found[-1].pending
+
+        self.until(ended, timeout_s, "the end of every query")
+        assert set(found[-1].ids) == set(wrong), found[-1].discrepancies
+        return found[-1]
 
     def close(self) -> None:
         """Stop the rooms and the reader."""

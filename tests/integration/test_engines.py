@@ -102,6 +102,7 @@ def test_killing_each_room_with_real_engines_loses_and_repeats_nothing(loop: Any
     found = compared_with_the_log(loop, queries)
     assert {answer.status for _, answer, _ in found} == {"ok"}
     assert loop.raw(loop.topics.dead_letter) == []
+    loop.settled()
     assert all(room.restarts >= 1 for room in loop.supervisor.rooms.values())
 
     rows = loop.learner_rows()

@@ -81,6 +81,7 @@ def test_killing_each_room_in_turn_loses_and_repeats_nothing(
         )
     loop.supervisor.wait_ready(240)
     conserved(loop, ids)
+    loop.settled()
     assert all(r.restarts >= 1 for r in loop.supervisor.rooms.values())
     assert loop.raw(t.dead_letter) == []
     rows = learned(loop, len(ids))
@@ -103,6 +104,7 @@ def test_the_decider_killed_in_flight_goes_on_where_it_was(
         lambda: {r.query_id for r in loop.read(t.reward, Reward) if r.closes} >= ids, 240, "all rewards"
     )
     conserved(loop, ids)
+    loop.settled()
     rows = learned(loop, len(ids))
     policy = policy_of(loop.settings, encoder_of(loop.settings))
     assert list(mismatches(policy, rows, loop.settings.seed)) == []
@@ -139,6 +141,7 @@ def test_an_old_verification_in_the_middle_of_a_search_draws_no_second_step(
         lambda: {r.query_id for r in loop.read(t.reward, Reward) if r.closes} >= ids, 240, "all rewards"
     )
     conserved(loop, ids)
+    loop.settled()
     steps = Counter((s.query_id, s.forest.step) for s in loop.read(t.search_step, SearchStep))
     assert {count for (query_id, _), count in steps.items() if query_id in under_way} == {1}
 

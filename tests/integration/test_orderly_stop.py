@@ -97,6 +97,7 @@ def test_all_rooms_ended_in_flight_lose_nothing(
         for room in loop.supervisor.rooms.values():
             os.kill(room.pid, how)
         loop.until(lambda wanted=frozenset(ids): closed(loop) >= wanted, 120, "all rewards")
+    loop.settled()
     assert loop.raw(loop.topics.dead_letter) == []
     loop.close()
     log = loop.log.read_text()
@@ -121,6 +122,7 @@ def test_a_fault_inside_the_consumer_ends_the_room_and_loses_nothing(
     batch = [ask(n) for n in range(100)]
     loop.send(*batch)
     loop.until(lambda: closed(loop) >= {q.query_id for q in batch}, 120, "all rewards")
+    loop.settled()
     log = loop.log.read_text()
     assert said in log
     assert f"decider exited with code {CRASH_EXIT}" in log
@@ -148,6 +150,7 @@ def test_a_room_that_recovers_while_records_arrive_misses_none(
         40,
         "all rewards learned",
     )
+    loop.settled()
 
 
 def test_workers_that_join_and_leave_in_flight_lose_nothing(
@@ -190,5 +193,6 @@ def test_workers_that_join_and_leave_in_flight_lose_nothing(
             for process in workers:
                 process.kill()
         assert "was lost between" not in Path(log.name).read_text()
+    loop.settled()
     assert "was lost between" not in loop.log.read_text()
     assert loop.raw(loop.topics.dead_letter) == []

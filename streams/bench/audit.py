@@ -1,0 +1,131 @@
+"""What the audit of a log takes: a history is written to a broker or to files, and a fresh process audits it.
+
+Files measure the audit alone, a broker the reading as well. The process is fresh so that its peak memory is its own.
+"""
+
+import multiprocessing
+import struct
+import tempfile
+import time
+import uuid
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+from typing import Any, BinaryIO, Final
+
+import msgspec
+
+from agents.space.catalogue import load_catalogue
+from streams.audit import BrokerLog, Raw, Span, audit
+from streams.bench.history import History
+from streams.runtime.kafka import admin, connections
+from streams.settings import Settings
+from streams.topics import Topics
+
+_HEAD: Final = struct.Struct("<qii")
+_IN_HAND: Final = 2_000
+
+
+class FileLog:
+    """Topics of one partition each, as files: what `History` writes, behind the seam of the audit."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def spans(self, topics: Iterable[str]) -> dict[tuple[str, int], Span]:
+        """Return what each partition holds."""
+        found = {}
+        for topic in topics:
+            if (path := self.folder / topic).is_file():
+                with path.open("rb") as file:
+                    found[topic, 0] = Span(0, sum(1 for _ in _raws(file)))
+        return found
+
+    def read(self, part: tuple[str, int], span: Span) -> Iterator[Raw]:
+        """Yield the records of a span."""
+        with (self.folder / part[0]).open("rb") as file:
+            yield from (raw for raw in _raws(file) if span.begin <= raw.offset < span.end)
+
+
+def measure(
+    settings: Settings, queries: int, half: int, on_broker: bool, say: Callable[[str], None]
+) -> dict[str, Any]:
+    """Return what the audit of so many queries found and took.
+
+    Args:
+        settings: Catalogue, and where the broker is.
+        queries: How many.
+        half: Length of s_q and of s_a; d is twice that.
+        on_broker: Write to the broker instead of files.
+        say: Told what is going on.
+
+    Raises:
+        BrokerUnreachable: no broker answers.
+    """
+    with tempfile.TemporaryDirectory(prefix="uniscale-bench-") as folder:
+        settings = msgspec.structs.replace(
+            settings, prefix=f"audit-{uuid.uuid4().hex[:6]}.", encoder="hashed", encoder_dimension=half, warm_up=0,
+            state_dir=folder, policy="linucb", policy_options="{}", feedback_wait_s=1.0,
+        )  # fmt: skip
+        began_s = time.monotonic()
+        history = History(settings, int(time.time() * 1000))
+        write = _to_broker if on_broker else _to_files
+        records, size = write(settings, Path(folder), history, queries)
+        took_s = time.monotonic() - began_s
+        say(f"{records} records of {queries} queries written in {took_s:.0f} s, {size / 1e6:.0f} MB")
+        fresh = multiprocessing.get_context("spawn")
+        with ProcessPoolExecutor(1, mp_context=fresh) as process:
+            report = process.submit(_audited, settings, None if on_broker else folder).result()
+    return {"queries": queries, "records": records, "mb": round(size / 1e6, 1), "d": 2 * half, **report}
+
+
+def _audited(settings: Settings, folder: str | None) -> dict[str, Any]:
+    if folder is not None:
+        report = audit(FileLog(Path(folder)), settings)
+    else:
+        log = BrokerLog(settings)
+        report = audit(log, settings)
+        log.close()
+    found: dict[str, Any] = msgspec.to_builtins(report)
+    kept = {name: found[name] for name in ("states", "wrong", "learner", "peak_mb", "seconds")}
+    return {**kept, "cpu_s": round(time.process_time(), 1)}
+
+
+def _to_files(settings: Settings, folder: Path, history: History, queries: int) -> tuple[int, int]:
+    files: dict[str, BinaryIO] = {}
+    records = size = 0
+    try:
+        for w in history.records(queries):
+            if w.topic not in files:
+                files[w.topic] = (folder / w.topic).open("wb")
+            files[w.topic].write(_HEAD.pack(w.timestamp_ms, len(w.key), len(w.value)) + w.key + w.value)
+            records, size = records + 1, size + len(w.key) + len(w.value)
+    finally:
+        for file in files.values():
+            file.close()
+    return records, size
+
+
+def _to_broker(settings: Settings, folder: Path, history: History, queries: int) -> tuple[int, int]:
+    admin.create(settings, Topics(settings).declared(load_catalogue(Path(settings.catalogue)).groups))
+    alone = settings.max_batch_bytes <= 1  # the embedded broker miscounts batches of several records
+    producer = connections.producer(settings, **({"batch_size": 0} if alone else {"linger_ms": 5}))
+    records = size = 0
+    try:
+        for w in history.records(queries):
+            sent = producer.send(w.topic, key=w.key, value=w.value, partition=w.partition)
+            records, size = records + 1, size + len(w.key) + len(w.value)
+            if alone or records % _IN_HAND == 0:
+                sent.get(timeout=120)
+        producer.flush(timeout=120)
+    finally:
+        producer.close()
+    return records, size
+
+
+def _raws(file: BinaryIO) -> Iterator[Raw]:
+    offset = 0
+    while head := file.read(_HEAD.size):
+        timestamp_ms, key, value = _HEAD.unpack(head)
+        yield Raw(offset, timestamp_ms, file.read(key), file.read(value))
+        offset += 1
