@@ -80,6 +80,17 @@ class Report(Struct, kw_only=True):
     seconds: float = 0.0
 
     @property
+    def line(self) -> str:
+        """Return the whole in one line."""
+        most = self.learner["max_difference"]
+        return (
+            f"{self.queries:,} queries, {self.wrong:,} discrepancies, {self.states.get('pending', 0):,} pending "
+            f"({self.overdue:,} overdue); learner: {self.learner['updates']:,} updates, "
+            f"{self.learner['applied']:,} applied, difference {'not compared' if most is None else f'{most:.1e}'}; "
+            f"{self.records:,} records in {self.seconds:.1f} s, {self.peak_mb:.0f} MB"
+        )
+
+    @property
     def ids(self) -> list[str]:
         """Return what is named, each once, in order."""
         return list(dict.fromkeys(each["query_id"] for each in self.discrepancies))

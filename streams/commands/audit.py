@@ -74,13 +74,7 @@ def _table(report: "package.Report") -> str:  # type: ignore[name-defined]  # no
     if report.unreadable:
         found = ", ".join(f"{count} of {kind}" for kind, count in report.unreadable.items())
         lines.append(f"unreadable records, which should have dead letters: {found}")
-    learner, most = report.learner, report.learner["max_difference"]
-    difference = "not compared" if most is None else f"{most:.1e}"
-    lines.append(
-        f"{report.queries:,} queries, {report.wrong:,} discrepancies, {report.states.get('pending', 0):,} pending "
-        f"({report.overdue:,} overdue); learner: {learner['updates']:,} updates, {learner['applied']:,} applied, "
-        f"difference {difference}; {report.records:,} records in {report.seconds:.1f} s, {report.peak_mb:.0f} MB"
-    )
+    lines.append(report.line)
     return "\n".join(lines)
 
 

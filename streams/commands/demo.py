@@ -75,8 +75,8 @@ def demo(settings: Settings, count: int, questions_file: Path, seed: int, in_fli
     """Stream questions through the whole loop on this machine and see the choices improve.
 
     Starts a broker and all rooms with the six mini models, sends the questions with several in flight, prints a
-    summary, writes summary.json and report.html, and stops everything it started. Exits with 1 if a query has no
-    Answer.
+    summary, writes summary.json and report.html, and stops everything it started. At the end it audits the log.
+    Exits with 1 if a query has no Answer or the audit finds a discrepancy.
     """
     console = Console()
     if objective is not None:
@@ -106,7 +106,7 @@ def demo(settings: Settings, count: int, questions_file: Path, seed: int, in_fli
         table.add_row(name, shown)
     console.print(table)
     console.print(f"{out / 'summary.json'}, {out / 'report.html'}")
-    sys.exit(1 if summary["unanswered"] else 0)
+    sys.exit(1 if summary["unanswered"] or summary["audit"]["wrong"] else 0)
 
 
 COMMANDS = [demo]

@@ -6,6 +6,7 @@ cannot look like learning.
 
 import importlib.util
 import random
+import time
 import uuid
 from collections.abc import Callable, Sequence
 from itertools import pairwise
@@ -18,6 +19,7 @@ import psutil
 
 from schemas.errors import UniscaleError
 from schemas.query import Query
+from streams.audit import BrokerLog, Report, audit
 from streams.client import Asked, Client, read_ledger, read_questions
 from streams.control import Control
 from streams.demo.report import render
@@ -39,6 +41,10 @@ _THREADS = {
 
 NEEDS_GB = 6.5
 """Memory that a whole `up` with the mini family takes: broker, five rooms, six generators and a verifier."""
+
+
+SETTLES_S = 10.0
+"""Seconds after the last reward in which the learner has taken it in, on a busy machine."""
 
 
 class DemoCannotRun(UniscaleError):
@@ -153,12 +159,29 @@ def run(
         with Client(deployment.settings) as client:
             asked = client.ask_all(queries, rewards=True, timeout_s=demo.timeout_s + 60, progress=progress)
         ledger = read_ledger(deployment.settings, deployment.groups)
+        audited = _audited(deployment.settings)
+        say(f"audit: {audited.line}")
+        for each in audited.discrepancies:
+            say(f"audit: wrong: {each['query_id']}: {each['what']}")
     say("rooms stopped")
     summary = summarise(
         ledger, [q.query_id for q in queries], broker=broker.version, mode=settings.objective, wall_s=asked.wall_s,
         warm_up=demo.warm_up,
     )  # fmt: skip
     summary["seed"] = demo.seed
+    summary["audit"] = msgspec.to_builtins(audited)
     (demo.out / "summary.json").write_bytes(orjson.dumps(summary, option=orjson.OPT_INDENT_2))
     (demo.out / "report.html").write_text(render(ledger, summary), encoding="utf-8")
     return summary
+
+
+def _audited(settings: Settings) -> Report:
+    """Return the audit of everything, once the learner has taken in the last rewards."""
+    log = BrokerLog(settings)
+    try:
+        deadline = time.monotonic() + SETTLES_S
+        while (report := audit(log, settings)).pending and time.monotonic() < deadline:
+            time.sleep(0.5)
+        return report
+    finally:
+        log.close()

@@ -76,7 +76,9 @@ def test_each_forgery_is_named_and_the_command_exits_1(loop: Any) -> None:
         loop.put(topic, key, value)
         named.add(query_id)
         found = audit(loop, code=1)["discrepancies"]
-        assert {d["query_id"] for d in found if not d["query_id"].startswith(("place", "learner"))} == named
+        # A row that is gone also leaves places and sums that nobody tells of.
+        beside = ("place", "learner", "snapshot")
+        assert {d["query_id"] for d in found if not d["query_id"].startswith(beside)} == named
         return [d["what"] for d in found if d["query_id"] == query_id]
 
     real = rewards["q1"]

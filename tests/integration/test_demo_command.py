@@ -45,5 +45,10 @@ def test_make_demo_streams_its_questions_and_leaves_a_summary_and_a_report(
     summary = json.loads((out / "summary.json").read_text())
     counted = {name: summary[name] for name in ("queries", "answers", "rewards", "unanswered")}
     assert counted == {"queries": QUESTIONS, "answers": QUESTIONS, "rewards": QUESTIONS, "unanswered": 0}
+    audit = summary["audit"]
+    assert audit["discrepancies"] == audit["pending"] == []
+    assert audit["queries"] == sum(audit["states"].values()) == QUESTIONS
+    assert audit["learner"]["updates"] == audit["learner"]["applied"] == QUESTIONS
+    assert f"audit: {QUESTIONS} queries, 0 discrepancies" in done.stdout
     assert {"broker", "engine", "mean_reward_warmup", "mean_reward_last_third", "latency_ms"} <= set(summary)
     assert "Choices by level" in (out / "report.html").read_text()
