@@ -1,4 +1,4 @@
-"""What the search costs on top of vLLM: tokens a second of the executor's searches, and of vLLM with the same requests.
+"""What the search costs on top of vLLM: tokens per second of the executor's searches, and of vLLM with the same requests.
 
 Three processes, one after another, because one process steps vLLM in one thread only. The first runs the searches
 with the real verifier and keeps its scores; the second runs them again, timed, with the stored scores and a cold
@@ -60,8 +60,8 @@ def measure_engine(plan: EnginePlan, folder: Path, say: Callable[[str], None]) -
 
     Args:
         plan: What to run.
-        folder: Where the processes leave what the next one needs.
-        say: Told what happens.
+        folder: Where each process leaves what the next one needs.
+        say: Called with a line for each stage.
 
     Raises:
         LookupError: a process ended with an error; the message ends with what it said.
@@ -217,7 +217,7 @@ async def time_search(plan: EnginePlan, folder: Path) -> None:
         decisions = decisions_of(catalogue, plan)
         warm = engine_for(largest(catalogue), options, host)
         await _all(decisions[:8], plan, lambda d: _search(d, catalogue, warm, score))
-        # Loaded anew: the prefix cache is as cold as bare vLLM's will be.
+        # Loaded again, so that the prefix cache is as cold as that of bare vLLM.
         await asyncio.wrap_future(host.unload(largest(catalogue).name))
         await asyncio.wrap_future(host.load(hosted_model(largest(catalogue), options)))
         tap = _Tap(host)

@@ -1,8 +1,8 @@
-"""How long a learner takes to come back: the real worker, on a log of so many rows, from a real broker.
+"""How long a learner takes to recover: the real worker, on a log of a given length, from a real broker.
 
-A learner is told `rows` rewarded decisions and its rows are written to the changelog of a deployment of its own.
-Then the decider's process is started on it, and says itself how long it read and folded (`recovery_seconds`).
-Rows are written once each, as they are when their query has ended: what compaction leaves of a log.
+A learner is given `rows` rewarded decisions, and its rows are written to the changelog of a deployment of its own. Then
+the decider's process starts on it and reports how long it read and folded (`recovery_seconds`). Each row is written
+once, as it is when its query has ended: what compaction leaves of a log.
 """
 
 import os
@@ -44,17 +44,17 @@ _BATCH = 64
 
 
 def measure(settings: Settings, rows: int, half: int, say: Callable[[str], None]) -> dict[str, Any]:
-    """Return the seconds of a recovery, and how far the learner that came back is from the one that was.
+    """Return the seconds of a recovery, and how far the recovered learner is from the original.
 
     Args:
-        settings: Where the broker is, and the catalogue whose actions are chosen.
+        settings: The deployment, and the catalogue whose actions are chosen.
         rows: Observations to recover.
         half: Length of s_q and of s_a; d is twice that.
-        say: Told what is going on.
+        say: Called with a line for each stage.
 
     Raises:
         BrokerUnreachable: no broker answers.
-        RoomFailed: the decider does not come up.
+        RoomFailed: the decider does not start.
     """
     with tempfile.TemporaryDirectory() as folder:
         settings = msgspec.structs.replace(
@@ -144,7 +144,7 @@ def _write(settings: Settings, topic: str, log: dict[bytes, bytes]) -> None:
 
 
 def _recovered(settings: Settings, log: Path) -> dict[str, float]:
-    """Start the decider's process and return what it says of its recovery, in seconds."""
+    """Start the decider's process and return the durations of its recovery, in seconds."""
     port = free_port()
     command = [*room_commands([])["decider"], "--metrics-port", str(port)]
     environ = {"OMP_NUM_THREADS": "1", **os.environ, **settings.environ()}

@@ -7,7 +7,7 @@
         client.feedback(answer.query_id, correct=True)
         print(client.explain(answer.query_id).decision)
 
-`client` holds the Client, `asked` a set of queries under way, `follow` the iterator over live records, `events`
+`client` holds the Client, `asked` a set of queries in flight, `follow` the iterator over live records, `events`
 their decoding, `ledger` the log of a run read back, `questions` question files, `pace` how fast to send.
 """
 

@@ -1,4 +1,4 @@
-"""A set of queries under way: which were sent, answered and rewarded, and how each ended."""
+"""A set of queries in flight: which were sent, answered and rewarded, and how each ended."""
 
 import time
 from collections import Counter

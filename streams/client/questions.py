@@ -1,8 +1,8 @@
-"""Questions from a file: one JSON object a line, in any of the usual shapes, as Query records.
+"""Questions from a file: one JSON object per line, in any of the usual shapes, as Query records.
 
 A line may be a Query already (`query_id`, `text` or `messages`, …), or hold `question`, `problem` or `prompt`
-for the text and `reference` or `answer` for what is right. A worked answer in GSM8K's manner counts from its
-last `####`.
+for the text and `reference` or `answer` for the right answer. Of a worked answer in the style of GSM8K, the part
+after the last `####` counts.
 """
 
 import hashlib
@@ -22,18 +22,18 @@ _KEPT = ("level", "domain", "subject", "source", "id", "split")
 
 
 class QuestionError(UniscaleError):
-    """A line of a question file is no question; the message names file, line and field."""
+    """A line of a question file is not a question; the message names file, line and field."""
 
 
 def read_questions(path: Path, *, run: str = "") -> Iterator[Query]:
     """Yield the queries of a file, in order.
 
     Args:
-        path: JSON lines; `-` is not special, give a file.
-        run: Put before ids that are made here, so that two runs of one file do not collide.
+        path: A file of JSON lines.
+        run: Put before generated ids, so that two runs of one file do not collide.
 
     Raises:
-        QuestionError: a line is not an object, or holds no question.
+        QuestionError: a line is not an object, or has no question.
         OSError: the file cannot be read.
     """
     with path.open("rb") as lines:
@@ -77,7 +77,7 @@ def query_of(entry: Mapping[str, Any], *, where: str, default_id: str) -> Query:
 
 
 def renamed(queries: Iterable[Query], run: str) -> Iterator[Query]:
-    """Yield the queries under new ids that name the run, so that a replay never mixes with its originals."""
+    """Yield the queries under new ids that start with the run's name, so that replays and originals never mix."""
     for query in queries:
         query_id = f"{run}:{query.query_id}"
         if len(query_id) > 200:

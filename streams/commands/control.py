@@ -30,7 +30,7 @@ def steering(settings: Settings) -> Steering:
             try:
                 found = found.after(decode_control(record.value), record.offset)
             except UniscaleError as error:
-                click.echo(f"note: control record {record.offset} changes nothing: {error}", err=True)
+                click.echo(f"note: control record {record.offset} has no effect: {error}", err=True)
     return found
 
 
@@ -47,7 +47,7 @@ def _send(settings: Settings, entry: ControlRecord) -> int:
 
 @click.group()
 def catalogue() -> None:
-    """Add or remove a model while everything runs, or list what is there."""
+    """Add or remove a model while everything runs, or list the models."""
 
 
 @catalogue.command("list")
@@ -73,7 +73,7 @@ def show(settings: Settings) -> None:
 def add(settings: Settings, file: Path) -> None:
     """Add the model described by a YAML FILE (one entry, as in a catalogue), or replace it.
 
-    Its topics are created. Executors of its group load it; for a new group start one:
+    Its topics are created, and the executors of its group load it. For a new group, start an executor:
     `worker executor --group GROUP`.
     """
     try:
@@ -104,7 +104,7 @@ def add(settings: Settings, file: Path) -> None:
 @click.argument("name")
 @click.pass_obj
 def remove(settings: Settings, name: str) -> None:
-    """Remove a model: it is never chosen again; searches under way end, and their rewards are learned."""
+    """Remove a model: it is not chosen again. Running searches finish, and their rewards are learnt."""
     before = steering(settings)
     before.catalogue.model(name)
     record = CatalogueEntry(name=name, op="remove")
@@ -134,7 +134,7 @@ def set_objective(
 ) -> None:
     """Set objective NAME to the weights CORRECT SCORE COST (normalised to sum 1), a mean cost or an accuracy.
 
-    In force at once, nothing is relearned.
+    It takes effect with the next decision; nothing is relearnt.
     """
     if weights and len(weights) != 3:
         raise click.UsageError("give three weights, CORRECT SCORE COST, or --mean-cost, or --accuracy")
@@ -152,9 +152,9 @@ def set_objective(
 @click.argument("name")
 @click.pass_obj
 def remove_objective(settings: Settings, name: str) -> None:
-    """Remove objective NAME; queries that name it are rejected from then on."""
+    """Remove objective NAME; from then on, queries that name it are rejected."""
     if name not in steering(settings).objectives.named:
-        raise CatalogueError(f"objective {name!r} is not there; `objective list` shows what is")
+        raise CatalogueError(f"objective {name!r} does not exist; `objective list` shows the objectives")
     click.echo(f"{name} removed, control offset {_send(settings, ObjectiveEntry(name=name, op='remove'))}")
 
 

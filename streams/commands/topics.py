@@ -13,7 +13,7 @@ from streams.topics import Topic, Topics
 
 
 def declared(settings: Settings, groups: tuple[str, ...] = ()) -> list[Topic]:
-    """Return the topics of the deployment: those of the catalogue's groups and of groups named."""
+    """Return the topics of the deployment, for the groups of the catalogue and further ones."""
     return Topics(settings).declared([*load_catalogue(Path(settings.catalogue)).groups, *groups])
 
 
@@ -31,7 +31,7 @@ _group = click.option(
 @_group
 @click.pass_obj
 def create(settings: Settings, groups: tuple[str, ...]) -> None:
-    """Create the topics that are missing, then check all. Topics that exist are left as they are."""
+    """Create missing topics, then check all of them. Existing topics are not changed."""
     page = declared(settings, groups)
     made = admin.create(settings, page)
     click.echo(f"created {len(made)} of {len(page)} topics")
@@ -43,7 +43,7 @@ def create(settings: Settings, groups: tuple[str, ...]) -> None:
 @_group
 @click.pass_obj
 def check(settings: Settings, groups: tuple[str, ...]) -> None:
-    """Compare partitions, retention, compaction and record size with what is declared; exit 1 if any is wrong."""
+    """Compare partitions, retention, compaction and record size with what is declared; exits with 1 on a difference."""
     page = declared(settings, groups)
     for note in admin.require(settings, page):
         click.echo(f"note: {note}")
@@ -54,7 +54,7 @@ def check(settings: Settings, groups: tuple[str, ...]) -> None:
 @_group
 @click.pass_obj
 def show(settings: Settings, groups: tuple[str, ...]) -> None:
-    """Print the page of topics; asks no broker."""
+    """Print the declared topics; needs no broker."""
     table = Table("topic", "record", "key", "partitions", "cleanup", "retention", "max bytes")
     for t in declared(settings, groups):
         kept = "for ever" if t.retention_ms < 0 else f"{t.retention_ms / 3_600_000:g} h"
