@@ -1,4 +1,4 @@
-"""What the search costs on top of vLLM: tokens per second of the executor's searches, and of vLLM with the same requests.
+"""The cost of search on top of vLLM: tokens per second of the executor's searches, and of vLLM with equal requests.
 
 Three processes, one after another, because one process steps vLLM in one thread only. The first runs the searches
 with the real verifier and keeps its scores; the second runs them again, timed, with the stored scores and a cold

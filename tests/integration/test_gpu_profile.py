@@ -26,7 +26,7 @@ from agents.executor.engine import Prefix
 from agents.space.catalogue import Catalogue, load_catalogue
 from schemas.query import Message
 from streams.local.broker import free_port
-from streams.rooms.executor.hosting import Engines, verifier_of
+from streams.rooms.executor.hosting import engines_of, verifier_of
 from streams.settings import Settings
 
 pytestmark = [
@@ -139,9 +139,11 @@ def test_a_room_of_the_profile_drafts_and_scores(servers: dict[str, str], micro:
     sampling = msgspec.structs.replace(model.sampling, step_tokens=24)
 
     async def run() -> tuple[Any, Any, Any]:
-        engines = await Engines.start(settings, [model])
-        judge = await verifier_of(settings, verifier)
+        engines = engines_of(settings, catalogue)
+        engines.want([model])
+        judge = await verifier_of(settings, verifier, catalogue)
         try:
+            await engines.settled()
             engine = await engines.get(model)
             drafts = await engine.generate("q/1", [question], 3, [0, 1, 2], sampling)
             again = await engine.generate("q/1", [question], 3, [0, 1, 2], sampling)
@@ -167,8 +169,10 @@ def test_the_instruction_reaches_the_model(servers: dict[str, str], micro: Any) 
     greedy = msgspec.structs.replace(model.sampling, temperature=0.0, step_tokens=24)
 
     async def prompt_tokens(instruction: str) -> int:
-        engines = await Engines.start(msgspec.structs.replace(settings, instruction=instruction), [model])
+        engines = engines_of(msgspec.structs.replace(settings, instruction=instruction), catalogue)
+        engines.want([model])
         try:
+            await engines.settled()
             [draft] = await (await engines.get(model)).generate("q/1", [question], 1, [0], greedy)
             return int(draft.prompt_tokens)
         finally:
