@@ -22,6 +22,10 @@ class SettingsError(UniscaleError, ValueError):
     """A setting cannot be used; the message names it and says what to write instead."""
 
 
+SECRETS = ("sasl_password", "engine_key", "engine_keys", "encoder_key")
+"""Settings that are never shown."""
+
+
 class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What a process needs to know before it starts. Times in seconds, sizes in bytes."""
 
@@ -105,6 +109,16 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     state_dir: str = "out/state"
     metrics_port: int = 0
     log_level: str = "INFO"
+
+    def __repr__(self) -> str:
+        """Return what differs from the defaults, secrets hidden."""
+        plain = type(self)()
+        differs = {
+            name: "***" if name in SECRETS else getattr(self, name)
+            for name in self.__struct_fields__
+            if getattr(self, name) != getattr(plain, name)
+        }
+        return f"Settings({', '.join(f'{name}={value!r}' for name, value in differs.items())})"
 
     def __post_init__(self) -> None:
         """Refuse what cannot work, naming the field."""

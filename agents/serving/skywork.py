@@ -2,7 +2,8 @@
 
 A Qwen2 body and one linear value head over every hidden state; the score of a position is the sigmoid of
 its value. Weights are named `model.*` and `v_head.summary.*`. The engine host registers the class itself;
-a separate `vllm serve` finds it through the entry point group `vllm.general_plugins` (`skywork_plugin`).
+a separate `vllm serve --runner pooling` finds it through the entry point group `vllm.general_plugins`, which
+`pyproject.toml` points at `vllm_adapter.register_models`.
 """
 
 from collections.abc import Iterable
@@ -20,7 +21,7 @@ from vllm.model_executor.models.qwen2 import Qwen2Model
 from vllm.model_executor.models.utils import AutoWeightsLoader, maybe_prefix
 from vllm.sequence import IntermediateTensors
 
-from agents.serving.skywork_plugin import ARCHITECTURE
+ARCHITECTURE = "Qwen2ForPrmModel"
 
 
 class ValueHead(nn.Module):

@@ -26,8 +26,7 @@ STEP_TOKENS = 8192  # prompt tokens that enter one step; more wait for the next
 
 def register_models() -> None:
     """Add the architectures vLLM lacks. Registered as classes: by name vLLM would start a process to look."""
-    from agents.serving.skywork import Qwen2ForPrmModel
-    from agents.serving.skywork_plugin import ARCHITECTURE
+    from agents.serving.skywork import ARCHITECTURE, Qwen2ForPrmModel
 
     ModelRegistry.register_model(ARCHITECTURE, Qwen2ForPrmModel)
 

@@ -5,7 +5,7 @@ six models that is 168. The order is stable: model by model as the catalogue lis
 a model added at the end changes no index.
 """
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 
 from agents.space.catalogue import Catalogue
@@ -174,8 +174,3 @@ def best_route_space(catalogue: Catalogue, samples: int = BEST_ROUTE_SAMPLES) ->
 def union(spaces: Iterable[ActionSpace]) -> ActionSpace:
     """Return the actions of several spaces, each once, in order of first appearance."""
     return ActionSpace(tuple(dict.fromkeys(action for space in spaces for action in space)))
-
-
-def of_model(actions: Sequence[Action], model: str) -> tuple[Action, ...]:
-    """Return the actions of one model, in order."""
-    return tuple(action for action in actions if action.model == model)

@@ -211,12 +211,6 @@ def decode_model(entry: Mapping[str, Any], where: str) -> Model:
     return _convert(_served(entry), Model, f"{where}, model {entry.get('name')!r}")
 
 
-def encode_model(model: Model) -> dict[str, Any]:
-    """Return a model as the plain values a control record carries; `decode_model` reads them."""
-    entry: dict[str, Any] = msgspec.to_builtins(model)
-    return entry
-
-
 def decode_verifier(entry: Mapping[str, Any], where: str) -> Verifier:
     """Return the verifier that an entry describes, as `decode_model` does a model."""
     return _convert(_served(entry), Verifier, f"{where}, verifier {entry.get('name')!r}")

@@ -11,7 +11,7 @@ from typing import Any, Final
 import click
 
 from schemas.errors import UniscaleError
-from streams.settings import Settings
+from streams.settings import SECRETS, Settings
 
 _MODULES: Final = {
     "up": "rooms",
@@ -113,5 +113,5 @@ def settings_command(settings: Settings) -> None:
     """Print every setting with its current value, as environment variables."""
     for name in settings.__struct_fields__:
         value = getattr(settings, name)
-        hidden = name in ("sasl_password", "encoder_key", "engine_key", "engine_keys") and value
+        hidden = name in SECRETS and value
         click.echo(f"UNISCALE_{name.upper()}={'***' if hidden else value}")

@@ -2,7 +2,7 @@
 
 import pytest
 
-from streams.settings import Settings, SettingsError
+from streams.settings import SECRETS, Settings, SettingsError
 
 
 def test_environment_gives_settings_and_settings_give_the_environment_back() -> None:
@@ -39,3 +39,14 @@ def test_flags_override_the_environment_and_absent_flags_do_not() -> None:
 def test_a_setting_that_cannot_work_is_refused_by_name(variable: str, value: str, words: str) -> None:
     with pytest.raises(SettingsError, match=words):
         Settings.from_env({variable: value})
+
+
+@pytest.mark.parametrize("name", SECRETS)
+def test_a_secret_is_shown_nowhere(name: str) -> None:
+    settings = Settings.from_env({}, **{name: "hunter2", "prefix": "x."})
+    assert "hunter2" not in repr(settings) + str(settings) + f"{settings}"
+    assert repr(settings) == f"Settings(prefix='x.', {name}='***')"
+    # Whatever is named like a secret is one.
+    for field in Settings.__struct_fields__:
+        alike = field.endswith(("_key", "_keys", "_password", "_secret", "_token"))
+        assert not alike or field in SECRETS, field

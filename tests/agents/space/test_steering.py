@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agents.space.catalogue import Catalogue, encode_model
+from agents.space.catalogue import Catalogue
 from agents.space.errors import CatalogueError
 from agents.space.steering import Steering
 from schemas.base import encode
@@ -24,7 +24,7 @@ def fold(start: Steering, *records: object) -> Steering:
 
 def adding(catalogue: Catalogue, name: str, **changes: object) -> CatalogueEntry:
     model = msgspec.structs.replace(catalogue.model("qwen3-4b"), name=name, **changes)
-    return CatalogueEntry(name=name, op="add", model=encode_model(model))
+    return CatalogueEntry(name=name, op="add", model=msgspec.to_builtins(model))
 
 
 def test_models_come_and_go(qwen3: Catalogue) -> None:
