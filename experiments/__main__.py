@@ -3,6 +3,7 @@
 import click
 
 from experiments.commands.card import card
+from experiments.commands.frontier import frontier
 from experiments.commands.ope import ope
 from experiments.commands.paper import paper
 from experiments.commands.prior import prior
@@ -15,7 +16,7 @@ def cli() -> None:
     """Record outcomes of every configuration, and learn from them without Kafka."""
 
 
-for command in (record, paper, prior, ope, card, latency, depth_limit):
+for command in (record, paper, frontier, prior, ope, card, latency, depth_limit):
     cli.add_command(command)
 
 

@@ -67,12 +67,14 @@ class Frontier:
     points: dict[str, tuple[list[float], list[float]]] = field(default_factory=dict)
 
 
-def frontier(world: World, scope: Scope) -> Frontier:
+def frontier(world: World, scope: Scope, players: Mapping[str, Player] | None = None) -> Frontier:
     """Return cost at equal accuracy of every policy; nothing where a world has too few questions to split.
 
     Args:
         world: All arms are on offer.
-        scope: `more_seeds` are the orders; history is learnt on beforehand in the whole run only.
+        scope: `more_seeds` are the orders; boosted trees compete for the ceiling in the whole run only.
+        players: The rows beside the fixed mix and the ceilings; by default all that learn on the live questions, and
+            in the whole run those too that learn on history beforehand.
     """
     o = world.outcomes
     history, live = split([each.question_id for each in o.questions])
@@ -85,7 +87,9 @@ def frontier(world: World, scope: Scope) -> Frontier:
     corners = corners_of(past)
     points = {"fixed_mix_from_history": arms.of(corners)}
     rows = {"fixed_mix_from_history": yardstick.judge(points["fixed_mix_from_history"])}
-    for name, player in {**PLAYERS, **(AFTER_HISTORY if scope.whole else {})}.items():
+    if players is None:
+        players = {**PLAYERS, **AFTER_HISTORY} if scope.whole else PLAYERS
+    for name, player in players.items():
         scope.say(f"frontier of {o.name}: {name}")
         orders = _orders(world, player, history, live, scope, float(past.cost[best].mean()))
         points[name] = Points(

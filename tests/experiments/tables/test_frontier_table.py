@@ -1,13 +1,17 @@
 """Cost at equal accuracy and the pacer on a world where context pays: half the questions want the large model."""
 
+import json
+from pathlib import Path
+
 import numpy as np
 import pytest
+from click.testing import CliRunner
 
 from agents.decider.policies.base import ActionVector
+from experiments.__main__ import cli
 from experiments.outcomes.table import Arm, Asked, Outcomes
 from experiments.outcomes.world import World
-from experiments.tables import frontier as module
-from experiments.tables.frontier import PRICES, Player, frontier
+from experiments.tables.frontier import PLAYERS, PRICES, frontier
 from experiments.tables.pacer import PHASES, pacer
 from experiments.trials.scope import Scope
 
@@ -37,10 +41,9 @@ def world() -> World:
     return World(outcomes, queries, vectors, outcomes.bounds())
 
 
-def test_who_reads_the_question_pays_less_for_the_same(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    rows = {"random": Player("random"), "default_with_prior": module.PLAYERS["default_with_prior"]}
-    monkeypatch.setattr(module, "PLAYERS", rows)
-    tables = frontier(world, Scope(more_seeds=(0, 1), whole=False)).tables
+def test_who_reads_the_question_pays_less_for_the_same(world: World) -> None:
+    rows = {name: PLAYERS[name] for name in ("random", "default_with_prior")}
+    tables = frontier(world, Scope(more_seeds=(0, 1), whole=False), rows).tables
     ratio = {name: row["mean_cost_ratio"] for name, row in tables["frontier"].items()}
     assert ratio["random"] is None
     assert ratio["fixed_mix_from_history"]["mean"] == pytest.approx(1, abs=0.05)
@@ -56,3 +59,31 @@ def test_spend_is_kept_through_every_change_and_a_restored_learner_goes_on_alike
     assert table["target"]["recovered_alike"] is True
     for phase in PHASES[:-1]:
         assert table[phase]["cumulative_spend"]["mean"] == pytest.approx(1, abs=0.1), phase
+
+
+def test_the_command_says_what_each_pays(tmp_path: Path) -> None:
+    rng, lines = np.random.default_rng(1), ["q,text,m,ok,usd"]
+    for q in range(60):
+        for at, model in enumerate(("small", "large")):
+            ok = int(rng.random() < 0.5 + 0.4 * at)
+            lines.append(f"{q},question {q} of {q % 7}?,{model},{ok},{10.0**at}")
+    (tmp_path / "t.csv").write_text("\n".join(lines) + "\n")
+    (tmp_path / "m.yaml").write_text("question: q\ntext: text\narm: m\ncorrect: ok\ncost: usd\n")
+    given = [
+        "frontier",
+        "--outcomes",
+        str(tmp_path / "t.csv"),
+        "--mapping",
+        str(tmp_path / "m.yaml"),
+        "--jobs",
+        "1",
+    ]
+    given += ["--cache", str(tmp_path / "vectors"), "--orders", "1", "--out", str(tmp_path / "f.json")]
+    ran = CliRunner().invoke(cli, [*given, "--policy", "random", "--policy", "default_with_prior"])
+    assert ran.exit_code == 0, ran.output
+    assert "fixed_mix_from_history: 1.000" in ran.output
+    rows = json.loads((tmp_path / "f.json").read_text())["frontier"]
+    assert set(rows) == {"fixed_mix_from_history", "random", "default_with_prior", "ceiling"}
+    wrong = CliRunner().invoke(cli, [*given, "--policy", "best"])
+    assert wrong.exit_code == 2
+    assert "choose from random, greedy" in wrong.output
