@@ -1,6 +1,7 @@
 """A deployment in memory: workers of rooms on one broker, who handles what when, deaths and restarts."""
 
 import asyncio
+import contextlib
 import random
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from pathlib import Path
@@ -135,10 +136,12 @@ class Cluster:
         return bool(self._handling or self._starting or self._waiting())
 
     async def close(self) -> None:
-        """Close what the rooms opened and end every task."""
+        """Close what the rooms opened and end every task. Nothing is sent or committed any more."""
         for worker in self.workers:
+            worker.die()
             for close in worker.closers:
-                await close()
+                with contextlib.suppress(Died):
+                    await close()
         tasks = {*self._tasks, *self._handling, *self._starting}
         for worker in self.workers:
             tasks |= worker.tasks
