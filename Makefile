@@ -18,7 +18,7 @@ PACKAGES := schemas agents streams experiments
 # Further words for a command: make demo ARGS="--questions 20"
 ARGS ?=
 
-.PHONY: help env demo test test-long lint bench-learner bench-stream clean
+.PHONY: help env demo test test-long lint test-page bench-learner bench-stream clean
 
 help: ## Show the targets
 	@grep -hE '^[a-z.-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -46,6 +46,10 @@ test: lint ## Environment, lint, and every test but the slow ones
 
 test-long: lint ## Every test, soaks and kills included
 	$(BIN)/python -m pytest $(ARGS)
+
+test-page: $(STAMP) ## Drive the page in Chromium; installs requirements/page.txt first
+	@$(BIN)/python -m pip install -qq --disable-pip-version-check --no-input --no-deps -r requirements/page.txt
+	$(BIN)/python -m pytest tests/integration/test_page.py $(ARGS)
 
 bench-learner: $(VENV)/.peers ## Measure the learner; writes out/bench/learner.json
 	@$(BIN)/python -m experiments.bench $(ARGS)

@@ -9,6 +9,7 @@ from streams.rooms.gateway.index import Listed
 
 _Z: Final = 1.96
 _BUCKETS: Final = 60
+_LEAST: Final = 10  # fewer queries say nothing about accuracy
 
 
 def now(listed: Sequence[Listed], now_ms: int) -> dict[str, Any]:
@@ -58,7 +59,7 @@ def choices(listed: Sequence[Listed]) -> list[dict[str, Any]]:
 def series(listed: Sequence[Listed]) -> list[dict[str, Any]]:
     """Return accuracy and mean cost over time: at most 60 groups of equally many consecutive queries, oldest first."""
     ordered = [each for each in reversed(listed) if each.status is not None]
-    size = max(1, math.ceil(len(ordered) / _BUCKETS))
+    size = max(_LEAST, math.ceil(len(ordered) / _BUCKETS))
     found = []
     for start in range(0, len(ordered), size):
         group = ordered[start : start + size]

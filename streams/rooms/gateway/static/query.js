@@ -39,8 +39,15 @@ export function why(decision) {
   const reasons = { policy: 'by the policy', 'warm-up': 'at random, because the policy is still warming up', floor: 'at random, by the exploration floor', pinned: 'because the request asked for it', control: 'because the query is in the control group' };
   seconds.push(reasons[decision.reason] ?? decision.reason);
   if (decision.mean !== null && decision.width !== null) seconds.push(`with an expected reward of ${decision.mean.toFixed(3)} ± ${decision.width.toFixed(3)}`);
-  const name = decision.objective.name ?? decision.objective.aim;
-  return `${seconds.join(' ')}, for the objective ${name}.`;
+  return `${seconds.join(' ')}, for ${purpose(decision.objective)}.`;
+}
+
+function purpose(objective) {
+  if (objective.name) return `the objective ${objective.name}`;
+  if (objective.aim === 'mean_cost') return `a mean cost of ${eflops(objective.mean_cost)} eFLOPs`;
+  if (objective.aim === 'accuracy') return `${(100 * objective.accuracy).toFixed(0)} % of the best accuracy`;
+  const { correct, score, cost } = objective.weights;
+  return `weights of ${correct.toFixed(2)} for correctness, ${score.toFixed(2)} for the score and ${cost.toFixed(2)} for cost`;
 }
 
 function runners(decision) {
@@ -61,6 +68,6 @@ export function feedback(id, again) {
       if (again) setTimeout(() => again().catch(() => {}), 1500);
     } catch (error) { said.textContent = error.message; }
   };
-  return el('div', { class: 'row' },
-    el('button', { type: 'button', onclick: give(true) }, '👍 Right'), el('button', { type: 'button', onclick: give(false) }, '👎 Wrong'), said);
+  return el('div', { class: 'row' }, 'Was it right?',
+    el('button', { type: 'button', onclick: give(true) }, 'Right'), el('button', { type: 'button', onclick: give(false) }, 'Wrong'), said);
 }

@@ -38,7 +38,10 @@ export function drawTree(drafts) {
     }
     drawing.append(group);
   }
-  return el('div', { class: 'tree', tabindex: '0', role: 'region', 'aria-label': 'The search as a tree' }, drawing);
+  const box = el('div', { class: 'tree', tabindex: '0', role: 'region', 'aria-label': 'The search as a tree' }, drawing);
+  // The root stands in the middle: begin there.
+  requestAnimationFrame(() => { box.scrollTop = 20 - least - box.clientHeight / 2; });
+  return box;
 }
 
 export function legend() {

@@ -1,0 +1,127 @@
+"""The page in a real browser: every view, a question asked and answered, feedback, login, no error in the console.
+
+Needs Chromium and `requirements/page.txt` (`make test-page` installs the latter); skips without them.
+"""
+
+import json
+import shutil
+import socket
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+
+from schemas.base import encode
+from schemas.control import KeyEntry
+from streams.commands.keys import make_key
+from streams.local.supervisor import python
+
+playwright = pytest.importorskip(
+    "playwright.sync_api", reason="playwright is not installed: run `make test-page`"
+)
+axe = pytest.importorskip(
+    "axe_playwright_python.sync_playwright", reason="axe is not installed: run `make test-page`"
+)
+CHROMIUM = shutil.which("chromium")
+pytestmark = [
+    pytest.mark.broker,
+    pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine"),
+]
+FLAGS = [
+    "--no-sandbox",
+    "--disable-gpu",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+]
+VIEWS = {"now": ".tile", "ask": "#question", "query": "#query-id", "letters": "h2:has-text('Dead letters')"}
+
+
+@pytest.fixture(scope="module")
+def site(deploy: Any) -> tuple[Any, str]:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        port = int(found.getsockname()[1])
+    deployment = deploy(commands={"gateway": [*python(), "worker", "gateway"]}, gateway_port=port)
+    return deployment, f"http://127.0.0.1:{port}"
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    with playwright.sync_playwright() as running:
+        opened = running.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
+        yield opened
+        opened.close()
+
+
+@pytest.fixture(params=[(1280, "light"), (360, "dark")], ids=["wide", "narrow"])
+def page(request: pytest.FixtureRequest, browser: Any) -> Iterator[Any]:
+    width, scheme = request.param
+    opened = browser.new_page(viewport={"width": width, "height": 800}, color_scheme=scheme)
+    errors: list[str] = []
+    opened.on("console", lambda said: errors.append(said.text) if said.type == "error" else None)
+    opened.on("pageerror", lambda error: errors.append(str(error)))
+    yield opened
+    opened.close()
+    assert errors == []
+
+
+def test_a_question_is_asked_answered_and_judged(site: tuple[Any, str], page: Any) -> None:
+    _, url = site
+    page.goto(f"{url}/#ask")
+    page.fill("#question", "What is 4 + 5, number 2?")
+    page.select_option("#model", "large")
+    page.click("button.main")
+    page.wait_for_selector("h2:has-text('Answer')", timeout=60_000)
+    assert "\\boxed{" in page.inner_text("pre")
+    assert page.locator(".tree circle").count() > 1
+    page.click("button:has-text('Wrong')")
+    page.wait_for_selector("[role=status]:has-text('Thank you.')")
+    page.goto(f"{url}/#query")
+    page.click("table a >> nth=0")
+    page.wait_for_selector("h2:has-text('Why this configuration')")
+    page.wait_for_selector("h2:has-text('Price')")
+
+
+def test_what_people_and_models_write_is_never_markup(site: tuple[Any, str], page: Any) -> None:
+    _, url = site
+    script = "<img src=x onerror=\"document.title='owned'\">"
+    body = {"model": "small/1/1/1", "messages": [{"role": "user", "content": script}]}
+    made = httpx.post(f"{url}/v1/chat/completions", json=body, timeout=60).json()
+    page.goto(f"{url}/#query/{made['id']}")
+    page.wait_for_selector("h2:has-text('Answer')")
+    page.goto(f"{url}/#now")
+    page.wait_for_selector(f"text={json.dumps(script)[1:20]}")
+    assert page.title() == "UniScale-Streams"
+    assert page.locator("main img").count() == 0
+
+
+def test_every_view_is_accessible(site: tuple[Any, str], page: Any) -> None:
+    _, url = site
+    for view, sign in VIEWS.items():
+        page.goto(f"{url}/#{view}")
+        page.wait_for_selector(sign)
+        found = axe.Axe().run(page)
+        assert found.response["violations"] == [], (view, found.generate_report())
+
+
+def test_a_key_logs_in_and_out(site: tuple[Any, str], page: Any) -> None:
+    """Last in this file: from here on the deployment has keys."""
+    deployment, url = site
+    key, digest = make_key()
+    entry = KeyEntry(
+        name="boss", op="add", sha256=digest, tenant="boss", scopes=("ask", "feedback", "read", "admin")
+    )
+    deployment.put(deployment.topics.control, entry.key.encode(), encode(entry))
+    deployment.until(lambda: httpx.get(f"{url}/v1/models").status_code == 401, what="the key is known")
+    page.goto(url)
+    page.fill("#key", key)
+    page.click("button.main")
+    page.wait_for_selector(".tile")
+    assert page.evaluate("document.cookie") == ""
+    page.click("#logout")
+    page.wait_for_selector("#key")
+    time.sleep(0.1)
