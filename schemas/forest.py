@@ -123,7 +123,7 @@ class Forest(Struct, frozen=True, kw_only=True, omit_defaults=True):
     stopped: Stop | None = None
 
     def __post_init__(self) -> None:
-        """Refuse a tree that is none: every walk to the root relies on it."""
+        """Refuse what is not a tree: every walk to the root relies on it."""
         for index, draft in enumerate(self.drafts):
             above = self.drafts[draft.parent].depth if -1 < draft.parent < index else 0
             if draft.parent >= index or draft.depth != above + 1:

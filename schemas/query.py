@@ -295,7 +295,7 @@ class Context(Record, frozen=True, kw_only=True, tag="context.v1"):
             )
         # A sum of float32 in double precision is finite exactly when every one is.
         if not math.isfinite(sum(self.vector())):
-            raise InvalidField("Context", "embedding", "holds NaN or infinity; mend the encoder")
+            raise InvalidField("Context", "embedding", "holds NaN or infinity; correct the encoder")
 
     @property
     def query_id(self) -> str:

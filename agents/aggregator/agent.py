@@ -67,10 +67,16 @@ class Pricing:
         return self.verifiers.get(named, in_use)
 
     def forest_eflops(self, forest: Forest, verifier: str | None = None) -> float:
-        """Return what a search has cost so far, in eFLOPs: 0 before its first step."""
+        """Return what a search has cost so far, in eFLOPs: 0 before its first step.
+
+        Raises:
+            UnpricedAnswer: its model is unknown.
+        """
         if not forest.drafts:
             return 0.0
-        generator = self.generators[forest.action.model]
+        generator = self.generators.get(forest.action.model)
+        if generator is None:
+            raise UnpricedAnswer("a search under way", "model", forest.action.model)
         scorer = self.verifiers[verifier or self.verifier]
         return eflops.price(forest.prompt_tokens, forest.drafts, generator, scorer, self.intensity).eflops
 

@@ -187,7 +187,7 @@ class HttpEncoder:
             return np.array(lists, dtype=np.float64)
         except (TypeError, ValueError) as error:
             raise BadEmbedding(
-                f"{self._path}: an embedding holds what is no number; check the server"
+                f"{self._path}: an embedding holds what is not a number; check the server"
             ) from error
 
 

@@ -1,7 +1,7 @@
 """The engine protocol: prefixes in, drafts of one step out.
 
 An engine serves one model. Behind it stands vLLM in this process, a server elsewhere, or a recording; the
-search cannot tell. Every draft has its own seed, so that a path's text hangs on its own identity and not on
+search cannot tell. Every draft has its own seed, so that a path's text depends on its own identity and not on
 what else was in the batch, as far as floating-point sums over another batch allow.
 """
 

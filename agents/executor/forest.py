@@ -1,6 +1,6 @@
 """Path-aware search forest (UniScale §3.3): `ask` says what to draft, two `tell`s take drafts and scores.
 
-Pure functions on `schemas.forest.Forest`; a forest can be written down after any call and taken up
+Pure functions on `schemas.forest.Forest`; a forest can be stored after any call and resumed
 elsewhere. A step is told once: telling it again, with whatever content, returns the forest as it is. What
 is kept and what is pruned is `early_exit.py`. Equal path scores: the draft that was made first wins, so all of
 it is deterministic.

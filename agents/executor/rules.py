@@ -16,7 +16,7 @@ class SearchRules:
     Attributes:
         timeout_s: For queries that bring none.
         search_share: Of the time until a query expires, how much its search may take: the rest is for the
-            last step in hand and the way back.
+            step in progress and the way back.
     """
 
     eta: float = 1.2

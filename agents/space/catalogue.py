@@ -163,7 +163,7 @@ def load_catalogue(path: Path, version: int = -1) -> Catalogue:
         version: The version the catalogue gets.
 
     Raises:
-        CatalogueError: naming the file, the model, the field and the mend.
+        CatalogueError: naming the file, the model, the field and the fix.
     """
     try:
         content = yaml.safe_load(path.read_text(encoding="utf-8"))
@@ -206,7 +206,7 @@ def decode_model(entry: Mapping[str, Any], where: str) -> Model:
         where: The file or record it came from, for the message.
 
     Raises:
-        CatalogueError: naming where, the model, the field and the mend.
+        CatalogueError: naming where, the model, the field and the fix.
     """
     return _convert(_served(entry), Model, f"{where}, model {entry.get('name')!r}")
 

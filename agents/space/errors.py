@@ -10,7 +10,7 @@ from schemas.errors import UniscaleError
 
 
 class CatalogueError(UniscaleError):
-    """A catalogue cannot be used as it stands. The message names file, model, field and mend."""
+    """A catalogue cannot be used as it stands. The message names file, model, field and fix."""
 
 
 class ObjectiveError(UniscaleError):

@@ -29,7 +29,7 @@ def read_family(path: Path, folder: str) -> tuple[list[dict[str, Any]], list[dic
             spells it.
 
     Raises:
-        CatalogueError: naming the file, the model, the field and the mend.
+        CatalogueError: naming the file, the model, the field and the fix.
     """
     family = _read_json(path)
     shared = {"context_tokens": _field(family, "context_tokens", int, path)}

@@ -3,7 +3,7 @@
 Every process folds the same topic, but compaction drops records that others have read: what is in force must
 follow from the last record of each key alone. So an entry for a model that is there replaces it *at the end*,
 where it would stand had the first never been seen; and to remove what is not there still counts as a change.
-One thing cannot be mended here: to remove the last model is refused, so whoever writes `control` must refuse
+One thing cannot be fixed here: to remove the last model is refused, so whoever writes `control` must refuse
 it first.
 """
 

@@ -43,7 +43,7 @@ class VerifierCounts:
 
 
 class Verifier(Protocol):
-    """Whoever scores steps.
+    """Scores steps.
 
     Attributes:
         served: What runs, for the Verification.
@@ -74,7 +74,7 @@ class Verifier(Protocol):
 
 
 class RowSource(Protocol):
-    """Whoever classifies the tokens of prompts: an engine host, or a server."""
+    """Classifies the tokens of prompts: an engine host, or a server."""
 
     async def rows(self, prompts: Sequence[Sequence[int]]) -> "list[NDArray[np.float32]]":
         """Return, for each prompt, class probabilities of shape (positions, labels)."""

@@ -38,7 +38,7 @@ def last_score(rows: "NDArray[np.float32]", rendered: "Rendered", good_label: in
 
     Raises:
         ScoreCountError: The rows fit neither the step tags nor the tokens, or have no such column.
-        ScoreRangeError: The probability is none.
+        ScoreRangeError: The number is not a probability.
     """
     if len(rows) == len(rendered.positions):
         row = rows[-1]

@@ -57,7 +57,7 @@ class Row:
 
 
 class TorchEngine:
-    """Drafted steps with one checkpoint. Of drafts that are the same, `counts` counts one a batch.
+    """Draft steps with one checkpoint. Of drafts that are the same, `counts` counts one a batch.
 
     Args:
         model: Its name in the catalogue.

@@ -25,7 +25,7 @@ Dialect = Literal["vllm", "plain"]
 
 
 class HttpEngine:
-    """Drafted steps with a model that a server serves. Closing the engine closes the server's connections.
+    """Draft steps with a model that a server serves. Closing the engine closes the server's connections.
 
     Args:
         server: Where it is.

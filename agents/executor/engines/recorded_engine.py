@@ -9,7 +9,7 @@ from schemas.search import Served
 
 
 class RecordedEngine:
-    """Drafted steps by looking them up.
+    """Draft steps by looking them up.
 
     Args:
         recording: What was recorded.

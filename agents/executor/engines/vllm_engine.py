@@ -13,7 +13,7 @@ from schemas.search import Served
 
 
 class VllmEngine:
-    """Drafted steps with one model of an engine host; whoever started the host closes it.
+    """Draft steps with one model of an engine host; whoever started the host closes it.
 
     Args:
         host: Started, with the model loaded.

@@ -66,6 +66,9 @@ def test_a_search_under_way_costs_what_its_drafts_cost() -> None:
     forest = Forest(action=ACTION, limits=limits, drafts=TRACE, step=2, scored=2, prompt_tokens=10, best=2)
     assert PRICING.forest_eflops(forest) == 8_238_400.0
     assert PRICING.forest_eflops(Forest(action=ACTION, limits=limits)) == 0.0
+    gone = Pricing(generators={}, verifiers={"prm": VERIFIER}, verifier="prm")
+    with pytest.raises(UnpricedAnswer, match="model 'm' is not in the catalogue"):
+        gone.forest_eflops(forest)
 
 
 def test_what_was_never_run_has_no_price() -> None:
