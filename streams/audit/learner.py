@@ -104,11 +104,14 @@ class Fold:
     def __init__(self, ledger: Ledger, actions: dict[str, str], setup: Setup) -> None:
         self.ledger, self.setup, self.found = ledger, setup, Learner()
         self.later, self.found.discrepancies = snapshots(ledger.of_kind(Chunk, "key"))
-        # Where rows have left the log, the oldest snapshot holds them.
-        base = self.later.pop(0) if self.later and ledger.one(_GAPS) else None
+        # Where rows have left the log, the oldest snapshot holds them; a prior is the snapshot before all rows.
+        begins = bool(self.later) and (self.later[0].version < 0 or ledger.one(_GAPS))
+        base = self.later.pop(0) if begins else None
         self.found.updates = ledger.one("SELECT SUM((learned >= 0) + (corrected >= 0)) FROM Row") or 0
         self.after = -1 if base is None else base.version
-        self.version: int | None = 0 if base is None else base.counted
+        # A policy that may have had a prior counts from where its first Decision says.
+        none = 0 if setup.linear else None
+        self.version: int | None = none if base is None else base.counted
         self.sums = _Sums.of(ledger, actions, setup, base) if setup.linear else None
         self.sample = self._sampled() if self.sums else frozenset()
 

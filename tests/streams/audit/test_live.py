@@ -1,5 +1,7 @@
 """On a running system what is under way is pending, and what comes between two questions raises no alarm."""
 
+import time
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -176,3 +178,21 @@ def test_hostile_bytes_on_every_topic_end_nothing(log: Any) -> None:
     report = log.audit()
     assert report.queries >= 200
     assert sum(report.unreadable.values()) > 20
+
+
+@pytest.mark.parametrize("policy", ["random", "knn"])
+def test_of_other_policies_versions_and_counts_are_compared(
+    lived: Any, log: Any, tmp_path: Path, policy: str
+) -> None:
+    settings = msgspec.structs.replace(lived[0], policy=policy, state_dir=str(tmp_path))
+    other = type(log)(settings, {})
+    for w in History(settings, int(time.time() * 1000) - 60_000).records(80):
+        other.append(w.topic, w.key, w.value)
+    report = other.audit()
+    assert report.wrong == 0, report.discrepancies[:3]
+    assert report.learner["max_difference"] is None
+    assert report.learner["compared"] == "versions and counts"
+    late = max(other.all(other.topics.decision, Decision), key=lambda d: d.seq)
+    policy_state = msgspec.structs.replace(late.policy, version=late.policy.version - 1)
+    other.change(other.topics.decision, Decision, late.query_id, policy=policy_state)
+    assert late.query_id in other.audit().ids
