@@ -22,6 +22,9 @@ from agents.decider.surface import COUNTS
 from schemas.action import Action
 from schemas.errors import InvalidField
 
+CORRECT, SCORE, LOG_COST, ONE, COST = range(5)
+"""Columns of B in the contextual policy."""
+
 FEW_MODELS: Final = 4
 """Models up to which each gets coordinates of its own in every direction of z: 4 × 21 columns."""
 

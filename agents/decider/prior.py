@@ -16,15 +16,20 @@ most: history is a start, and traffic may differ from it.
 from __future__ import annotations
 
 import hashlib
+import math
 from dataclasses import dataclass
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
+from agents.decider.design import CORRECT, COST, ONE
 from agents.decider.errors import CorruptState, InvalidObservation
 from agents.decider.policies.base import Matrix, Vector
-from agents.decider.policies.contextual import CORRECT, COST, ONE, Contextual
+from agents.decider.ridge import Ridge
 from agents.decider.surface import COUNTS
+
+if TYPE_CHECKING:
+    from agents.decider.policies.contextual import Contextual
 
 FOLDS: Final = 10
 """Parts of the questions, each transformed by what was fitted on the others."""
@@ -34,6 +39,9 @@ RIDGES: Final = tuple(10.0 ** (k / 2) for k in range(0, 11))
 
 MOST_WEIGHT: Final = 10.0
 """Bound of 1/propensity: a rare action's rows must not be all that is seen."""
+
+DOUBT: Final = 10.0
+"""Rows at which an action's own mean cost and its guess count alike."""
 
 CAP: Final = 2000.0
 """Questions that history counts as, at most."""
@@ -90,23 +98,39 @@ def teach(policy: Contextual, history: History, cap: float = CAP) -> bytes:
     """
     if policy.version or policy.totals.any():
         raise CorruptState("the policy", "rewards learned", "a fresh policy")
+    relearn(policy, history, cap)
+    # What history taught is not unlearned for the few outcomes that come first.
+    policy.lessons = ()
+    return policy.state()
+
+
+def relearn(policy: Contextual, history: History, cap: float = math.inf) -> None:
+    """Fit anchors and query transform to history, and learn it anew on them.
+
+    A policy without a prior does this to itself, with its own outcomes for history (`Contextual.take`).
+
+    Args:
+        policy: Its regression, its window and its transform are replaced.
+        history: What was seen.
+        cap: Questions that history counts as, at most.
+    """
     design = policy.design
     _set_anchors(policy, history)
-    targets = np.array(
-        [policy.targets(*row) for row in zip(
-            history.correct.tolist(), history.score.tolist(), history.log_cost.tolist(),
-            history.action.tolist(), strict=True,
-        )]
-    )  # fmt: skip
+    terms = zip(
+        history.correct.tolist(),
+        history.score.tolist(),
+        history.log_cost.tolist(),
+        history.action.tolist(),
+        strict=True,
+    )
+    targets = np.array([policy.targets(*row) for row in terms])
     out_of_fold = _fit_transform(policy, history, targets)
     weights = history.weights * min(1.0, cap / len(history.queries))
-    x = design.rows(out_of_fold[history.question], history.action)
-    policy.ridge.grow(design.dim)
-    policy.ridge.add_all(x, targets, weights)
+    policy.ridge = Ridge(design.dim, targets.shape[1], policy.settings.ridge)
+    policy.ridge.add_all(design.rows(out_of_fold[history.question], history.action), targets, weights)
     policy.totals = weights @ targets
-    for z in out_of_fold[-policy.window.maxlen :]:  # type: ignore[operator]
-        policy.window.append(z)
-    return policy.state()
+    policy.window.clear()
+    policy.window.extend(out_of_fold)
 
 
 def digest(prior: bytes) -> str:
@@ -115,17 +139,22 @@ def digest(prior: bytes) -> str:
 
 
 def _set_anchors(policy: Contextual, history: History) -> None:
-    """Take each action's mean cost for its anchor; actions without a row keep their guess, brought to that scale."""
+    """Take each action's mean cost for its anchor, drawn towards its guess where few rows say it.
+
+    The guess is what the anchor was, brought to the scale of what was seen; an action without a row keeps it.
+    """
     design = policy.design
     guess = design.anchors.copy()
-    seen = np.zeros(len(guess), dtype=bool)
-    for action in np.unique(history.action):
+    counts = np.bincount(history.action, minlength=len(guess))
+    seen = counts > 0
+    for action in np.flatnonzero(seen):
         rows = history.action == action
         inverse = 1.0 / history.propensity[rows]
         design.anchors[action] = float(np.average(np.exp(history.log_cost[rows]), weights=inverse))
-        seen[action] = True
-    ratio = np.exp(np.median(np.log(design.anchors[seen]) - np.log(guess[seen])))
-    design.anchors[~seen] = guess[~seen] * ratio
+    found = np.log(np.where(seen, design.anchors, guess))
+    scaled = np.log(guess) + np.average((found - np.log(guess))[seen], weights=counts[seen])
+    trust = counts / (counts + DOUBT)
+    design.anchors = np.exp(scaled + trust * (found - scaled))
 
 
 def _fit_transform(policy: Contextual, history: History, targets: Matrix) -> Matrix:

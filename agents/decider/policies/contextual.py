@@ -10,7 +10,8 @@ own. Not Algorithm 1; the faithful policy is `linucb`.
 - Exploration is priced. Optimism is α·√(xᵀA⁻¹x), divided for an action that costs more than the best predicted one
   by how many times more it costs, as far as the objective has a price: 500 times dearer is not explored like the
   others.
-- A prior from history (`agents.decider.prior`) is a complete state to begin from.
+- A prior from history (`agents.decider.prior`) is a complete state to begin from. Without one the policy fits its query
+  transform to its own history after 500, 1,000, 2,000 and 4,000 outcomes.
 - The pacer (`agents.decider.pacer`) fills in λ for objectives by mean cost and by accuracy.
 """
 
@@ -24,7 +25,7 @@ from typing import Any, Final
 import numpy as np
 
 from agents.decider import intake
-from agents.decider.design import Design
+from agents.decider.design import CORRECT, COST, LOG_COST, ONE, Design
 from agents.decider.errors import PriorRefused
 from agents.decider.features import FeatureSettings
 from agents.decider.pacer import Pacer, price_for_accuracy, price_for_cost, recent
@@ -44,13 +45,15 @@ from agents.decider.policies.choosing import pick
 from agents.decider.policies.envelope import header, plain, unpack
 from agents.decider.policies.learner import Learner
 from agents.decider.policies.registry import Inputs, Options, policy
+from agents.decider.prior import History, relearn
 from agents.decider.ridge import Ridge
 from agents.decider.surface import COUNTS
 
-CORRECT, SCORE, LOG_COST, ONE, COST = range(5)
-
 WINDOW: Final = 500
 """Contexts that λ is solved on."""
+
+LESSONS: Final = (500, 1000, 2000, 4000)
+"""Outcomes after which a policy without a prior fits its query transform to what it has seen: about a second each."""
 
 CHEAPEST: Final = 0.05
 """Least predicted cost as a share of the mean ratio of cost to anchor: a linear prediction may fall below zero."""
@@ -64,11 +67,13 @@ class ContextualSettings:
         alpha: Exploration factor.
         ridge: λ of A.
         encoder: Identity of the encoder of the queries; a state of another one is refused.
+        lessons: Outcomes after which it fits the query transform to its own history; none with a prior.
     """
 
     alpha: float = 0.05
     ridge: float = 3.0
     encoder: str = ""
+    lessons: tuple[int, ...] = LESSONS
 
 
 class Contextual(Learner):
@@ -87,6 +92,8 @@ class Contextual(Learner):
         self.totals: Vector = np.zeros(5)
         self.pacer = Pacer()
         self.window: deque[Vector] = deque(maxlen=WINDOW)
+        self.lessons = self.settings.lessons
+        self.memory: dict[str, tuple[Vector, int, float, float, float]] = {}
 
     def grown(self, kept: Sequence[int]) -> None:
         """Append the columns of new features."""
@@ -173,6 +180,8 @@ class Contextual(Learner):
             self.ridge.add(self.design.row(self.design.short(query), at), targets)
             self.totals += targets
             self.pacer.settled(o.observation_id, float(np.exp(o.log_cost)), o.entered)
+            if self.lessons:
+                self._remember(o, query, at)
 
     def amend(self, observations: Sequence[Observation]) -> None:
         """Add (correct - imputed)·x to the column of Correct; A is untouched."""
@@ -182,6 +191,8 @@ class Contextual(Learner):
             late = o.entered - o.imputed
             self.ridge.adjust(self.design.row(self.design.short(query), self._place(o)), CORRECT, late)
             self.totals[CORRECT] += late
+            if (kept := self.memory.get(o.observation_id)) is not None:
+                self.memory[o.observation_id] = (kept[0], kept[1], o.entered, *kept[3:])
 
     def targets(self, correct: float, score: float, log_cost: float, action: int) -> Vector:
         """Return what enters B for one outcome: costs in units of the action's anchor, shape (5,)."""
@@ -190,10 +201,21 @@ class Contextual(Learner):
 
     def saved(self) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
         """Return regression, means, window and accounts: all of it to the bit."""
-        meta = {"rows": self.ridge.rows, "pacer": self.pacer.snapshot()}
-        rank = self.design.rank
-        window = np.array(self.window).reshape(len(self.window), rank)
-        return meta, {**self.ridge.snapshot(), "totals": self.totals, "window": window}
+        meta = {
+            "rows": self.ridge.rows,
+            "pacer": self.pacer.snapshot(),
+            "lessons": list(self.lessons),
+            "memory": list(self.memory),
+        }
+        kept = list(self.memory.values())
+        arrays = {
+            "totals": self.totals,
+            "window": np.array(self.window).reshape(len(self.window), self.design.rank),
+            "memory.queries": np.array([row[0] for row in kept], dtype="<f4"),
+            "memory.actions": np.array([row[1] for row in kept], dtype="<i8"),
+            "memory.terms": np.array([row[2:] for row in kept], dtype=np.float64).reshape(len(kept), 3),
+        }
+        return meta, self.ridge.snapshot() | arrays
 
     def restored(self, meta: dict[str, Any], arrays: dict[str, np.ndarray]) -> None:
         """Take them back."""
@@ -201,6 +223,15 @@ class Contextual(Learner):
         self.totals = arrays["totals"]
         self.window = deque(arrays["window"], maxlen=WINDOW)
         self.pacer.restore(meta["pacer"])
+        self.lessons = tuple(meta["lessons"])
+        rows = zip(
+            meta["memory"],
+            arrays["memory.queries"].astype(np.float64),
+            arrays["memory.actions"].tolist(),
+            arrays["memory.terms"].tolist(),
+            strict=True,
+        )
+        self.memory = {name: (query, action, *terms) for name, query, action, terms in rows}
 
     def identity(self) -> dict[str, Any]:
         """Return the settings that must be equal where a state is loaded; α may change."""
@@ -231,6 +262,20 @@ class Contextual(Learner):
             probability,
             predicted=(correct, path_score, log_cost),
         )
+
+    def _remember(self, o: Observation, query: Vector, at: int) -> None:
+        """Keep an outcome for the next lesson, and take the lesson when it is due."""
+        self.memory[o.observation_id] = (query, at, o.entered, o.score, o.log_cost)
+        if len(self.memory) < self.lessons[0]:
+            return
+        queries, actions, correct, score, log_cost = (
+            np.array(column) for column in zip(*self.memory.values(), strict=True)
+        )
+        ones = np.ones(len(queries))
+        relearn(self, History(queries, np.arange(len(queries)), actions, correct, score, log_cost, ones))
+        self.lessons = self.lessons[1:]
+        if not self.lessons:
+            self.memory = {}
 
     def _means(self) -> Vector:
         count = self.totals[ONE]

@@ -157,7 +157,8 @@ def test_an_accuracy_is_kept_at_a_part_of_the_cost() -> None:
 
 def shard_of(make_shard: Callable[..., Any]) -> Any:
     def policy(_: Any) -> Explored:
-        inner = Contextual(Design(FeatureSettings(DIM, 10, query_rank=11)))
+        lessons = ContextualSettings(lessons=(8, 14))
+        inner = Contextual(Design(FeatureSettings(DIM, 10, query_rank=11)), lessons)
         return Explored(inner, warm_up=6)
 
     return make_shard(policy)
@@ -216,3 +217,29 @@ def test_the_log_keeps_what_a_row_needs(make_shard: Callable[..., Any]) -> None:
     assert len(row.vector()) == DIM
     assert (row.batch, row.paced) == (0, True)
     assert decode_row(*second.row).batch == 0  # type: ignore[union-attr]
+
+
+def test_without_a_prior_it_fits_its_transform_to_its_own_history() -> None:
+    """What decides here lies in the embedding, where no count sees it."""
+    found = {}
+    for lessons in ((300,), ()):
+        policy, rng = contextual(lessons=lessons), np.random.default_rng(3)
+        policy.add_actions(actions(MODELS[:1] + MODELS[2:]))
+        objective = Objective(1, 0, 0, 0, 30, 2e-12)
+        right = []
+        for at in range(900):
+            query = rng.normal(size=DIM) * 0.3
+            hard = bool(query[5] + query[7] > 0)
+            seen = Context(f"q{at}", query)
+            chosen = (
+                policy.features.ids[at % 6] if at < 60 else policy.select([seen], [objective], 1)[0].action_id
+            )
+            large = chosen.startswith("large")
+            correct = float(rng.random() < (0.9 if large or not hard else 0.1))
+            log_cost = float(np.log(1e11 if large else 1e9))
+            policy.update(
+                [Observation(seen.query_id, query, chosen, correct, 0.5, log_cost, correct, objective)]
+            )
+            right.append(large == hard)
+        found[lessons] = np.mean(right[400:])
+    assert found[300,] > found[()] + 0.1
