@@ -22,3 +22,10 @@ def test_examples_run(path: Path) -> None:
     result = doctest.testmod(module, optionflags=doctest.NORMALIZE_WHITESPACE | doctest.ELLIPSIS)
     assert result.attempted > 0
     assert result.failed == 0, "run python -m doctest -v on it"
+
+
+def test_the_readmes_example_says_what_it_prints() -> None:
+    readme = Path(__file__).parent.parent / "README.md"
+    result = doctest.testfile(str(readme), module_relative=False)
+    assert result.attempted > 3
+    assert result.failed == 0, "run python -m doctest -v README.md"
