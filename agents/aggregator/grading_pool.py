@@ -72,6 +72,7 @@ class GradingPool:
         self._workers = workers
         for _ in range(workers):
             self._idle.put(None)
+        self._mathematicians: set[int] = set()  # pids of those that have imported math-verify
         self.counts: Counter[str] = Counter()
 
     def judge(self, gold: str, answer: str) -> Verdict:
@@ -112,6 +113,8 @@ class GradingPool:
         try:
             if process is None or process.poll() is not None:
                 process = self._start()
+            if kind == "math-verify" and process.pid not in self._mathematicians:
+                self._teach(process)
             reply = self._exchange(process, json.dumps(request))
         except BaseException:
             _kill(process)
@@ -142,22 +145,30 @@ class GradingPool:
             text=True,
             encoding="utf-8",
         )
+        self._mathematicians.discard(process.pid)  # the system may give a number again
         if _read(process, _START_TIMEOUT_S) is None:
             _kill(process)
-            raise GradingPoolError(
-                f"the grading process ({_WORKER}) did not start: "
-                "install math-verify[antlr4_13_2], or free memory"
-            )
+            raise GradingPoolError(f"the grading process ({_WORKER}) did not start; free memory")
         return process
 
-    def _exchange(self, process: "subprocess.Popen[str]", line: str) -> dict[str, object] | None:
+    def _teach(self, process: "subprocess.Popen[str]") -> None:
+        if self._exchange(process, json.dumps({"math": True}), _START_TIMEOUT_S) is None:
+            raise GradingPoolError(
+                f"the grading process ({_WORKER}) cannot import math-verify: "
+                "install math-verify[antlr4_13_2], or free memory"
+            )
+        self._mathematicians.add(process.pid)
+
+    def _exchange(
+        self, process: "subprocess.Popen[str]", line: str, timeout_s: float | None = None
+    ) -> dict[str, object] | None:
         assert process.stdin is not None
         try:
             process.stdin.write(line + "\n")
             process.stdin.flush()
         except BrokenPipeError:
             return None
-        return _read(process, self._timeout_s)
+        return _read(process, self._timeout_s if timeout_s is None else timeout_s)
 
 
 def _read(process: "subprocess.Popen[str]", timeout_s: float) -> dict[str, object] | None:

@@ -10,19 +10,44 @@ import os
 import resource
 import signal
 import sys
+from collections.abc import Callable
 from typing import TextIO
 
 from agents.aggregator.program import passes
 
 
 def main(timeout_s: float, memory_mb: int) -> None:
-    """Answer {"gold", "answer"} and {"program", "tests"} with {"correct"} or {"error"} until input ends."""
+    """Answer {"gold", "answer"} and {"program", "tests"} with {"correct"} or {"error"} until input ends.
+
+    {"math"} comes once before the first of the former, and is answered with {"ready"}.
+    """
     # The protocol keeps a descriptor of its own: a parser that prints must not break it.
     out = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
     _limit(resource.RLIMIT_AS, memory_mb * 2**20)
     _limit(resource.RLIMIT_CORE, 0)
     _limit(resource.RLIMIT_FSIZE, 0)  # pipes are not files
+    equal: Callable[..., bool] | None = None
+    _say(out, {"ready": True})
+    for line in sys.stdin:
+        request = json.loads(line)
+        if "math" in request:
+            equal = _mathematics()  # takes seconds, which are not an answer's
+            _say(out, {"ready": True})
+            continue
+        signal.setitimer(signal.ITIMER_REAL, timeout_s + 1.0)
+        try:
+            grade = passes if "program" in request else equal
+            assert grade is not None
+            reply: dict[str, object] = {"correct": grade(**request)}
+        except (Exception, RecursionError, MemoryError) as error:  # the library promises no error type
+            reply = {"error": type(error).__name__}
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        _say(out, reply)
+
+
+def _mathematics() -> Callable[..., bool]:
+    """Return math-verify's comparison. Importing it takes seconds and a hundred megabytes."""
     import logging
 
     logging.disable(logging.CRITICAL)  # one warning a call that the time-outs are off
@@ -40,17 +65,7 @@ def main(timeout_s: float, memory_mb: int) -> None:
             )
         )
 
-    _say(out, {"ready": True})
-    for line in sys.stdin:
-        signal.setitimer(signal.ITIMER_REAL, timeout_s + 1.0)
-        try:
-            request = json.loads(line)
-            graded = passes(**request) if "program" in request else equal(**request)
-            reply: dict[str, object] = {"correct": graded}
-        except (Exception, RecursionError, MemoryError) as error:  # the library promises no error type
-            reply = {"error": type(error).__name__}
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        _say(out, reply)
+    return equal
 
 
 def _limit(what: int, most: int) -> None:
