@@ -37,7 +37,7 @@ def best_route(tables: Tables) -> str:
         joint = tables["main"]["uis"][mode]
         for who, name in (("oracle", "the Oracle"), ("uniscale", "UniScale")):
             theirs, ours = rows[who], joint[who]
-            printed, whole = paper.BEST_ROUTE[mode][who], paper.MAIN[mode][who]["uis"]
+            printed, whole = paper.BEST_ROUTE[mode][who], paper.BEST_ROUTE_UIS[mode][who]
             text.append(
                 f"{_mode(mode)}, {name}: from BEST-Route* to the joint space accuracy "
                 f"{_mean(ours, 'accuracy') - _mean(theirs, 'accuracy'):+.1f} points at "

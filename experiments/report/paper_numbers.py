@@ -140,6 +140,10 @@ BEST_ROUTE: Final = {
     "cost_sensitive": {"uniscale": (0.5500, 35.00, 1119.8), "oracle": (0.6279, 42.50, 103.6)},
     "quality_priority": {"uniscale": (0.5507, 50.63, 3537.7), "oracle": (0.6504, 59.38, 3163.9)},
 }
+BEST_ROUTE_UIS: Final = {  # the joint space's columns of the same table, of one seed
+    "cost_sensitive": {"uniscale": (0.6973, 46.25, 48.2), "oracle": (0.8335, 56.87, 10.4)},
+    "quality_priority": {"uniscale": (0.6326, 57.50, 1303.3), "oracle": (0.7899, 67.50, 113.9)},
+}
 SEMANTICS: Final = {  # regret at 130, at 210, accuracy, cost
     "quality_priority": {"uniscale": (20.38, 33.98, 57.50, 1303.3), "one_hot": (23.18, 38.24, 50.62, 906.4)},
     "cost_sensitive": {"uniscale": (23.43, 34.43, 46.25, 48.2), "one_hot": (26.74, 41.56, 46.88, 629.7)},
