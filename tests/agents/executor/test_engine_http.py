@@ -35,6 +35,12 @@ SAMPLING = Sampling(temperature=0.7, step_tokens=32, depth_limit=8, top_k=20)
 ROOT = Prefix(messages=(Message(role="user", content="How many is 12 + 7?"),))
 
 
+class Server(ThreadingHTTPServer):
+    """One thread a request. By default five connections may wait, and the kernel lets further ones try again."""
+
+    request_queue_size = 64
+
+
 class CompletionServer:
     """`/v1/completions` as vLLM answers it: the text is the seed's, and the next replies can be spoilt."""
 
@@ -90,7 +96,7 @@ class CompletionServer:
                 pass
 
         self.stalled = threading.Event()
-        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.server = Server(("127.0.0.1", 0), Handler)
         self.server.daemon_threads = True
         self.url = f"http://127.0.0.1:{self.server.server_port}"
         threading.Thread(target=self.server.serve_forever, daemon=True).start()
