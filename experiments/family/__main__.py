@@ -135,6 +135,63 @@ def evaluate(names: tuple[str, ...], each: int, samples: int, midway: bool, seal
 
 
 @cli.command()
+@click.argument("names", nargs=-1)
+@click.option(
+    "--solutions", default=2_400, show_default=True, help="Sampled of each generator a temperature."
+)
+@click.option("--seed", default=0, show_default=True)
+@click.option("--size", default=POOL, show_default=True)
+@click.option("--work", type=click.Path(path_type=Path), default=WORK, show_default=True)
+def verifiers(names: tuple[str, ...], solutions: int, seed: int, size: int, work: Path) -> None:
+    """Train verifiers by NAME, or all, on solutions that the finished generators sample."""
+    import torch
+
+    from experiments.family.corpus import make_pool
+    from experiments.family.judging import train_verifier
+    from experiments.family.ladder import GENERATORS
+    from experiments.family.publish import finished
+    from experiments.family.solutions import training_set
+    from experiments.family.verifier import VERIFIERS
+
+    torch.set_num_threads(1)
+    folders = {shape.name: finished(shape.name, work) for shape in GENERATORS}
+    checkpoints = [folder for folder in folders.values() if folder is not None]
+    if len(checkpoints) < len(folders):
+        waiting = ", ".join(name for name, folder in folders.items() if folder is None)
+        raise click.UsageError(f"verifiers learn from all generators; train first: {waiting}")
+    for shape in VERIFIERS:
+        if (names and shape.name not in names) or finished(shape.name, work) is not None:
+            continue
+        data = training_set(checkpoints, work, solutions, seed)
+        pool = make_pool(size, seed, work / "pool")
+        source = folders[shape.inherits] if shape.inherits else None
+        outcome = train_verifier(shape, data, pool, work / shape.name, source, seed)
+        click.echo(f"{shape.name}: loss {outcome.last_loss:.4f}, {outcome.minutes:.1f} minutes")
+
+
+@cli.command()
+@click.option("--each", default=25, show_default=True, help="Test questions a level.")
+@click.option("--work", type=click.Path(path_type=Path), default=WORK, show_default=True)
+def select(each: int, work: Path) -> None:
+    """Measure best of 16 under each verifier against one sample; kept in WORK/selection.json."""
+    import torch
+
+    from experiments.family.ladder import GENERATORS
+    from experiments.family.publish import finished
+    from experiments.family.selection import selection
+    from experiments.family.verifier import VERIFIERS
+
+    torch.set_num_threads(1)
+    found = {
+        s.name: folder for s in (*GENERATORS, *VERIFIERS) if (folder := finished(s.name, work)) is not None
+    }
+    judges = {s.name: found.pop(s.name) for s in VERIFIERS if s.name in found}
+    report = json.dumps(selection(found, judges, each, work), indent=1)
+    (work / "selection.json").write_text(report + "\n")
+    click.echo(report)
+
+
+@cli.command()
 @click.option("--work", type=click.Path(path_type=Path), default=WORK, show_default=True)
 def publish(work: Path) -> None:
     """Copy finished checkpoints into the repository, where `build` and `evaluate` find them."""
@@ -147,10 +204,12 @@ def publish(work: Path) -> None:
 @click.option("--processes", default=1, show_default=True, help="For the corpus.")
 @click.pass_context
 def build(context: click.Context, processes: int) -> None:
-    """Make everything from nothing, or go on where it was: corpus, generators, publication, evaluation."""
+    """Make everything from nothing, or go on where it was: corpus, generators, verifiers, publication, evaluation."""
     context.invoke(corpus, size=POOL, seed=0, processes=processes, work=WORK)
     context.invoke(train, names=(), seed=0, steps=None, size=POOL, work=WORK)
+    context.invoke(verifiers, names=(), solutions=2_400, seed=0, size=POOL, work=WORK)
     context.invoke(publish, work=WORK)
+    context.invoke(select, each=25, work=WORK)
     context.invoke(evaluate, names=(), each=100, samples=3, midway=False, sealed=False, work=WORK)
 
 

@@ -29,28 +29,28 @@ def hidden_states(weights: Weights, shape: Rung, tokens: Tensor) -> Tensor:
         def w(name: str, at: str = at) -> Tensor:
             return weights[at + name + ".weight"]
 
-        y = _norm(x, w("input_layernorm"))
+        y = norm(x, w("input_layernorm"))
         joint = torch.cat([w("self_attn.q_proj"), w("self_attn.k_proj"), w("self_attn.v_proj")])
-        q, k, v = torch.split(_product(y, joint), [shape.heads * HEAD_DIM, HEAD_DIM, HEAD_DIM], -1)
+        q, k, v = torch.split(product(y, joint), [shape.heads * HEAD_DIM, HEAD_DIM, HEAD_DIM], -1)
         # One cached head: the query heads of all positions are the rows of one product with it.
-        q = _rotated(_norm(q.view(b, t, shape.heads, HEAD_DIM).float(), w("self_attn.q_norm")), cos, sin)
-        k = _rotated(_norm(k.view(b, t, 1, HEAD_DIM).float(), w("self_attn.k_norm")), cos, sin)
+        q = rotated(norm(q.view(b, t, shape.heads, HEAD_DIM).float(), w("self_attn.q_norm")), cos, sin)
+        k = rotated(norm(k.view(b, t, 1, HEAD_DIM).float(), w("self_attn.k_norm")), cos, sin)
         rows = (q * HEAD_DIM**-0.5).bfloat16().view(b, t * shape.heads, HEAD_DIM)
         scores = torch.bmm(rows, k.bfloat16().view(b, t, HEAD_DIM).transpose(1, 2)).float()
         scores = scores.view(b, t, shape.heads, t).masked_fill(later, -torch.inf)
         shares = scores.softmax(-1).bfloat16().view(b, t * shape.heads, t)
         read = torch.bmm(shares, v).view(b, t, shape.heads * HEAD_DIM)
-        x = x + _product(read, w("self_attn.o_proj")).float()
-        y = _norm(x, w("post_attention_layernorm"))
-        gate, up = _product(y, torch.cat([w("mlp.gate_proj"), w("mlp.up_proj")])).chunk(2, -1)
-        x = x + _product(functional.silu(gate.float()) * up.float(), w("mlp.down_proj")).float()
-    return _norm(x, weights["model.norm.weight"])
+        x = x + product(read, w("self_attn.o_proj")).float()
+        y = norm(x, w("post_attention_layernorm"))
+        gate, up = product(y, torch.cat([w("mlp.gate_proj"), w("mlp.up_proj")])).chunk(2, -1)
+        x = x + product(functional.silu(gate.float()) * up.float(), w("mlp.down_proj")).float()
+    return norm(x, weights["model.norm.weight"])
 
 
 def summed_loss(weights: Weights, shape: Rung, tokens: Tensor, rows: Tensor, targets: Tensor) -> Tensor:
     """Return the summed cross-entropy of `targets` (n,) at the flat positions `rows` (n,) of tokens (b, t)."""
     hidden = hidden_states(weights, shape, tokens).flatten(0, 1).index_select(0, rows)
-    logits = _product(hidden, weights["model.embed_tokens.weight"]).float()
+    logits = product(hidden, weights["model.embed_tokens.weight"]).float()
     return functional.cross_entropy(logits, targets, reduction="sum")
 
 
@@ -75,14 +75,17 @@ def rotary(length: int) -> tuple[Tensor, Tensor]:
     return angles.cos()[:, None], angles.sin()[:, None]
 
 
-def _rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+def rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Return queries or keys (b, t, heads, head_dim) turned by their positions."""
     first, second = x.chunk(2, -1)
     return x * cos + torch.cat([-second, first], -1) * sin
 
 
-def _norm(x: Tensor, weight: Tensor) -> Tensor:
+def norm(x: Tensor, weight: Tensor) -> Tensor:
+    """Return x over its root mean square, times the weight."""
     return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + EPSILON) * weight
 
 
-def _product(x: Tensor, weight: Tensor) -> Tensor:
+def product(x: Tensor, weight: Tensor) -> Tensor:
+    """Return x times the transposed weight, multiplied as bf16."""
     return functional.linear(x.bfloat16(), weight.bfloat16())

@@ -1,11 +1,11 @@
 """Finished checkpoints: from the working folder into the repository, with a small record each."""
 
-import json
 import shutil
 from pathlib import Path
 
 from experiments.family.ladder import GENERATORS
 from experiments.family.train import RECORD
+from experiments.family.verifier import VERIFIERS
 
 CHECKPOINTS = Path(__file__).parent / "checkpoints"
 FILES = ("config.json", "generation_config.json", "model.safetensors", RECORD)
@@ -20,12 +20,12 @@ def finished(name: str, work: Path) -> Path | None:
 
 
 def publish(work: Path) -> list[str]:
-    """Copy every finished generator that is not published yet; return the names copied.
+    """Copy every finished model that is not published yet; return the names copied.
 
     The tokenizer is one for all and lies beside the package's code, so it is not copied with each.
     """
     copied = []
-    for shape in GENERATORS:
+    for shape in (*GENERATORS, *VERIFIERS):
         source, target = work / shape.name, CHECKPOINTS / shape.name
         if (target / RECORD).exists() or not (source / RECORD).exists():
             continue
@@ -35,8 +35,3 @@ def publish(work: Path) -> list[str]:
                 shutil.copyfile(source / file, target / file)
         copied.append(shape.name)
     return copied
-
-
-def record(folder: Path) -> dict[str, object]:
-    """Return the record of a finished checkpoint."""
-    return dict(json.loads((folder / RECORD).read_text()))

@@ -1,9 +1,10 @@
 """Who has how many of what: owners, kinds of things, and what happens to them."""
 # ruff: noqa: E501, SIM905 - tables of words
 
-from dataclasses import dataclass
 from random import Random
 
+from experiments.family.tasks.frames import ASK_END, ASK_GAINED, ASK_START, ENDS, MORE, STARTS, TOGETHER
+from experiments.family.tasks.places import Sizes, place
 from experiments.family.tasks.telling import Ask, Line, Story, say
 from experiments.family.tasks.words import (
     BOXES,
@@ -20,52 +21,6 @@ from experiments.family.tasks.words import (
 )  # fmt: skip
 from experiments.family.tasks.world import Impossible, World
 
-STARTS = """{A} ~have {n} {x}|{A} ~own {n} {x}|{A} ~start with {n} {x}|there are {n} {x} in {As} {box}|{A} ~keep {n} {x}
-in a {box}|{A} ~have a collection of {n} {x}|at first {A} ~have {n} {x}|{A} ~have a {box} with {n} {x}|{n} {x} belong to {A}
-|in {As} {box} there are {n} {x}|{A} already ~have {n} {x}|{A} ~hold {n} {x}|{A} ~begin with {n} {x}|{A} ~bring {n} {x}
-|{A} ~count {n} {x}|{A} ~have {n} {x} at home|the {box} of {A} holds {n} {x}""".replace("\n", " ").split("|")
-ENDS = """now {he} ~have {n} {x}|in the end {A} ~have {n} {x}|{he} ~have {n} {x} left|{A} now ~have {n} {x}|{n} {x} are left
-|that leaves {him} with {n} {x}|{he} ~end up with {n} {x}|at the end {he} ~count {n} {x}""".replace(
-    "\n", " "
-).split("|")
-ASK_END = (
-    """how many {x} ~do {A} have now|how many {x} are left|how many {x} ~do {he} have left|how many {x} ~do {A} have
-in the end|how many {x} does that leave|how many {x} ~do {A} end up with|what is the number of {x} {A} ~have now|how many {x}
-will {A} have|how many {x} are there now|how many {x} remain|how many {x} ~do {he} have|how many {x} does {A} still
-have""".replace("\n", " ")
-    .replace("does {A} still", "~do {A} still")
-    .split("|")
-)
-ASK_GAINED = """how many {x} ~do {A} have now|how many {x} ~do {he} have in all|how many {x} ~do {A} have altogether|how many
-{x} ~do {A} have in total|how many {x} is that in total|how many {x} ~do {he} have|how many {x} does that make|what is the
-total number of {x}|how many {x} are there altogether""".replace("\n", " ").split("|")
-ASK_START = """how many {x} ~do {A} have at first|how many {x} ~do {he} have to begin with|how many {x} ~do {A} have in the
-beginning|how many {x} ~do {he} start with|how many {x} were there at the start|how many {x} ~do {A} have before
-that""".replace("\n", " ").split("|")
-TOGETHER = """how many {x} do they have together|how many {x} do they have in all|how many {x} do {A} and {B} have
-altogether|what is the total number of {x}|how many {x} are there in total|how many {x} do the two of them have""".replace(
-    "\n", " "
-).split("|")
-MORE = """how many more {x} ~do {A} have than {B}|how many fewer {x} ^do {B} have than {A}|what is the difference between
-their numbers of {x}|by how many {x} ~be {A} ahead of {B}|how many {x} ^do {B} need to have as many as
-{A}""".replace("\n", " ").split("|")  # fmt: skip
-PLACES = """bus/on the bus/get on/get off;train/on the train/get on/get off;room/in the room/come in/leave;library/in the
-library/walk in/walk out;park/in the park/arrive/go home;pool/in the pool/jump in/get out;museum/in the museum/enter/leave;
-bank line/in the line/join/leave;pond/in the pond/swim over/leave;parking lot/in the parking lot/drive in/drive away;
-tree/in the tree/fly in/fly away;field/in the field/come/run away;boat/on the boat/come aboard/go ashore;
-shop/in the shop/come in/go out;stage/on the stage/join/step down""".replace("\n", "").split(";")
-CROWDS = {"pond": "animal", "tree": "animal", "field": "animal"}
-
-
-@dataclass(frozen=True)
-class Sizes:
-    """How large numbers are: of a start, of an event, and of a factor."""
-
-    start: tuple[int, int]
-    event: tuple[int, int]
-    factor: tuple[int, int]
-    limit: int
-
 
 def possession(rng: Random, sizes: Sizes, chains: int, events: int) -> Story:
     """Return a story of `chains` (owner, kind) pairs with about `events` events in all.
@@ -74,7 +29,7 @@ def possession(rng: Random, sizes: Sizes, chains: int, events: int) -> Story:
         Impossible: when the numbers do not work out; draw again.
     """
     if chains == 1 and rng.random() < 0.2:
-        return _place(rng, sizes, events)
+        return place(rng, sizes, events)
     taken: set[str] = set()
     people = {"A": person(rng, taken), "B": person(rng, taken, plain=True)}
     category = rng.choice(("food", "food", "toy", "toy", "tool", "tool", "plant", "animal"))
@@ -313,38 +268,3 @@ def _clear(frames: list[str], pairs: list[tuple[str, int]]) -> list[str]:
     if len({owner for owner, _ in pairs}) == 1:
         return frames
     return [each.replace("{he}", "{A}") for each in frames if "{A}" in each or "{he}" in each]
-
-
-def _place(rng: Random, sizes: Sizes, events: int) -> Story:
-    """Return a story of a place where people or animals come and go."""
-    name, at, come, leave = rng.choice(PLACES).split("/")
-    things = forms(rng.choice(THINGS[CROWDS.get(name, "people")]))[1]
-    if name == "parking lot":
-        things = rng.choice(("cars", "trucks", "vans"))
-    story = Story(World(sizes.limit))
-    world, key = story.world, "p0"
-    world.given(key, rng.randint(*sizes.start), things)
-    n = world.values[key]
-    frames = (f"there are {{}} {things} {at}", f"{{}} {things} are {at}", f"the {name} has {{}} {things}")
-    frame = rng.choice(frames)
-    story.lines.append(Line(frame.format(n), (key,), {key: Line(frames[0].format("some"))}))
-    for number in range(events):
-        gain, amount = rng.random() < 0.5, f"e{number}"
-        world.given(amount, rng.randint(*sizes.event), come if gain else leave)
-        following = f"p{number + 1}"
-        world.follows(f"{following}={key}{'+' if gain else '-'}{amount}", things)
-        key, n = following, world.values[amount]
-        when = rng.choice(WHEN) + " " if rng.random() < 0.25 else ""
-        many = rng.choice((f"{{}} more {things}", "{} more", f"another {{}} {things}", f"{{}} {things}") if gain
-                          else (f"{{}} {things}", "{} of them", f"{{}} of the {things}"))  # fmt: skip
-        frame = f"{when}{many} {come if gain else leave}"
-        some = frame.replace("another {}", "{}").format("some")
-        story.lines.append(Line(frame.format(n), (amount,), {amount: Line(some)}))
-        story.asks[amount] = [Ask(f"how many {things} {come if gain else leave}")]
-    story.asks[key] = [Ask(text) for text in (
-        f"how many {things} are {at} now", f"how many {things} are {at}", f"how many {things} are there now",
-        f"how many {things} are still {at}" if world.values[key] < world.values["p0"] else f"how many {things} is that",
-    )]  # fmt: skip
-    story.asks["p0"] = [Ask(f"how many {things} were {at} at {when}") for when in ("first", "the beginning")]
-    story.endings.append(Line(f"now there are {world.values[key]} {things} {at}", (key,)))
-    return story

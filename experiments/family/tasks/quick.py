@@ -5,7 +5,8 @@ from random import Random
 
 from experiments.family.tasks.problem import Problem
 from experiments.family.tasks.styles import Calc, written
-from experiments.family.tasks.words import NUMBER_WORDS
+from experiments.family.tasks.telling import spoken
+from experiments.family.tasks.words import in_words
 
 LEVELS = ("quick",)
 FORMS = {
@@ -57,7 +58,7 @@ TIMES = {
 def quick_problem(level: str, rng: Random) -> Problem:
     """Draw one quick question; `level` is always "quick"."""
     make = rng.choices(
-        (_plain, _order, _find, _unit, _part, _chain, _compare, _misc), (44, 10, 10, 9, 10, 9, 3, 5)
+        (_plain, _order, _find, _unit, _part, _chain, _compare, _misc), (42, 10, 10, 9, 10, 9, 3, 8)
     )[0]
     text, calcs, answer = make(rng)
     return written("quick", level, _typed(text, rng), calcs, (), answer, rng)
@@ -226,6 +227,7 @@ def _misc(rng: Random) -> tuple[str, list[Calc], int]:
     n, k = rng.randint(1, 200), rng.randint(2, 9)
     step = rng.randint(2, 10)
     return rng.choice((
+        *_counting(rng),
         (f"what number comes after {n}?", [Calc("", n, "+", 1, n + 1)], n + 1),
         (f"what number comes before {n}?", [Calc("", n, "-", 1, n - 1)], n - 1),
         (f"what is the next number: {n}, {n + step}, {n + 2 * step}, ?", [Calc("", n + step, "-", n, step), Calc("", n + 2 * step, "+", step, n + 3 * step)], n + 3 * step),
@@ -238,11 +240,65 @@ def _misc(rng: Random) -> tuple[str, list[Calc], int]:
     ))  # fmt: skip
 
 
+def _counting(rng: Random) -> list[tuple[str, list[Calc], int]]:
+    """Return questions about the row of numbers and their digits."""
+    n, step, times = rng.randint(1, 99) * 10, rng.choice((2, 3, 5, 10, 20, 50, 100)), rng.randint(2, 9)
+    near, a, b, c = rng.randint(11, 989), rng.randint(1, 9), rng.randint(0, 9), rng.randint(0, 9)
+    three = rng.sample(range(1, 100), 3)
+    tens = near // 10 * 10 + (10 if near % 10 >= 5 else 0)
+    rounds = [Calc("", near, "-" if tens <= near else "+", abs(tens - near), tens)]
+    value = a * 100 + b * 10 + c
+    digits = [Calc("", a * 100, "+", b * 10, a * 100 + b * 10), Calc("", a * 100 + b * 10, "+", c, value)]
+    whole = rng.randint(0, 500)
+    k, each, over = rng.randint(2, 9), rng.randint(1, 12), 0
+    over = rng.randint(0, k - 1)
+    left = [Calc("", each, "*", k, each * k), Calc("", each * k + over, "-", each * k, over)]
+    return [
+        (f"count by {step}s: what follows {n}?", [Calc("", n, "+", step, n + step)], n + step),
+        (f"what is {step} steps of one after {n}?", [Calc("", n, "+", step, n + step)], n + step),
+        (
+            f"going up in {step}s from {n}, which number is next?",
+            [Calc("", n, "+", step, n + step)],
+            n + step,
+        ),
+        (f"going down in {step}s from {n + step}, which is next?", [Calc("", n + step, "-", step, n)], n),
+        (
+            f"start at 0 and add {step} {times} times. where are you?",
+            [Calc("", times, "*", step, times * step)],
+            times * step,
+        ),
+        (f"{near} to the nearest 10", rounds, tens),
+        (f"round {near} to tens", rounds, tens),
+        (f"which number has {a} hundreds, {b} tens and {c} ones?", digits, value),
+        (f"{a} hundreds {b} tens {c} ones as a number", digits, value),
+        (f"which is the largest of {three[0]}, {three[1]} and {three[2]}?", [], max(three)),
+        (f"which is the smallest: {three[0]}, {three[1]}, {three[2]}?", [], min(three)),
+        (f"what is {whole} plus 0?", [Calc("", whole, "+", 0, whole)], whole),
+        (f"{whole} times 0", [Calc("", whole, "*", 0, 0)], 0),
+        (f"{whole} times 1", [Calc("", whole, "*", 1, whole)], whole),
+        (f"{whole} minus {whole}", [Calc("", whole, "-", whole, 0)], 0),
+        (f"{in_words(value)} in digits", [], value),
+        (f"how do i write {in_words(value)} with digits?", [], value),
+        (f"half of which number is {value}?", [Calc("", value, "*", 2, value * 2)], value * 2),
+        (f"{k} fits into {each * k + over} how often, and what remains?", left, over),
+        (f"what remains when {each * k + over} is divided by {k}?", left, over),
+        (
+            f"{near // 10} {rng.choice(('boxes', 'bags', 'lots', 'sets'))} of {k}, how many?",
+            [Calc("", near // 10, "*", k, near // 10 * k)],
+            near // 10 * k,
+        ),
+        (f"{in_words(each)} {in_words(k)}s are how much?", [Calc("", each, "*", k, each * k)], each * k),
+    ]
+
+
 def _typed(text: str, rng: Random) -> str:
     words = text.split(" ")
-    if rng.random() < 0.12:
-        words = [NUMBER_WORDS[int(w)] if w.isdigit() and int(w) <= 12 else w for w in words]
+    if rng.random() < 0.14:
+        large = rng.random() < 0.6
+        words = [in_words(int(w)) if w.isdigit() and int(w) <= (999 if large else 12) else w for w in words]
         text = " ".join(words)
+    if rng.random() < 0.06:
+        return spoken(text, rng)
     chance = rng.random()
     text = text.replace(" i ", " I ")
     if chance < 0.72:

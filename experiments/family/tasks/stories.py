@@ -3,18 +3,19 @@
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from random import Random
 
-from experiments.family.tasks.possessions import Sizes, possession
+from experiments.family.tasks.places import Sizes
+from experiments.family.tasks.possessions import possession
 from experiments.family.tasks.problem import Problem
-from experiments.family.tasks.telling import SLOT, Ask, Line, Story, choose, finished, say
+from experiments.family.tasks.telling import SLOT, Ask, Line, Story, choose, finished, say, spoken
 from experiments.family.tasks.words import BOXES, COLORS, THINGS, forms, person
 from experiments.family.tasks.world import Impossible, World
 
-LEVELS = ("level_1", "level_2", "level_3", "level_4", "level_5", "contest")
+LEVELS = ("level_1", "level_2", "level_3", "level_4", "level_5", "contest", "spoken")
 MONEY = ("$",) * 6 + ("dollars", "dollars", "€", "£", "euros", "coins")
 FOLK = "children friends kids people students cousins neighbors players classmates boys girls".split()
 VEHICLES = "a car;a train;a bus;a truck;a bike;a boat;a plane;the van;a ship;a scooter".split(";")
@@ -49,6 +50,7 @@ DIFFICULTY = {
     "level_3": Difficulty((2, 3), (2, 12), (5, 200), (1, 2, 2, 3), (2, 3), 2_000),
     "level_4": Difficulty((3, 4), (2, 12), (8, 200), (2, 2, 3), (3, 5), 4_000),
     "level_5": Difficulty((4, 6), (3, 20), (10, 400), (2, 3, 4), (4, 6), 9_999),
+    "spoken": Difficulty((1, 2), (2, 12), (3, 99), (1, 1, 2), (1, 2), 2_000),
     "contest": Difficulty((6, 9), (4, 40), (15, 999), (2, 3, 4), (6, 9), 99_999),
 }
 
@@ -64,9 +66,9 @@ class Scene:
 
 
 @cache
-def scenes() -> tuple[Scene, ...]:
-    """Return the scenes written in scenes.txt, beside this file."""
-    return tuple(_parsed((Path(__file__).parent / "scenes.txt").read_text()))
+def scenes(file: str = "scenes.txt") -> tuple[Scene, ...]:
+    """Return the scenes written in a file beside this one; `spoken` draws from more_scenes.txt too."""
+    return tuple(_parsed((Path(__file__).parent / file).read_text()))
 
 
 def _parsed(text: str) -> Iterator[Scene]:
@@ -109,11 +111,14 @@ def story_problem(level: str, rng: Random) -> Problem:
     idle, waited = rng.random() < IDLE_SHARE, 0
     while True:
         try:
-            if rng.random() < (0.5 if hi <= 3 else 0.7 if hi <= 4 else 0.85 if hi <= 6 else 1):
+            if rng.random() < (
+                0.25 if level == "spoken" else 0.5 if hi <= 3 else 0.7 if hi <= 4 else 0.85 if hi <= 6 else 1
+            ):
                 sizes = Sizes(difficulty.middle, difficulty.middle, difficulty.small, difficulty.limit)
                 story = possession(rng, sizes, rng.choice(difficulty.chains), rng.randint(*difficulty.events))
             else:
-                story = scene_story(rng, difficulty)
+                more = level == "spoken" and rng.random() < 0.7
+                story = scene_story(rng, difficulty, "more_scenes.txt" if more else "scenes.txt")
         except Impossible:
             continue
         if idle and rng.random() < 0.5:
@@ -124,16 +129,17 @@ def story_problem(level: str, rng: Random) -> Problem:
             continue
         waited += 1
         if told.idle == idle or waited > (WAITS if hi <= 3 else WAITS_LONG):
-            return finished("stories", level, story, told, rng)
+            problem = finished("stories", level, story, told, rng)
+            return problem if level != "spoken" else replace(problem, question=spoken(problem.question, rng))
 
 
-def scene_story(rng: Random, difficulty: Difficulty) -> Story:
+def scene_story(rng: Random, difficulty: Difficulty, file: str = "scenes.txt") -> Story:
     """Return a story of a drawn scene.
 
     Raises:
         Impossible: when the numbers do not work out; draw again.
     """
-    scene = rng.choice(scenes())
+    scene = rng.choice(scenes(file))
     taken: set[str] = set()
     people = {"A": person(rng, taken), "B": person(rng, taken, plain=True)}
     words = _scene_words(rng, taken)
@@ -148,12 +154,17 @@ def scene_story(rng: Random, difficulty: Difficulty) -> Story:
     waiting = list(scene.relations)
     while waiting:
         ready = [each for each in waiting if all(k in story.world.values for k in _needs(each))]
+        if not ready:
+            raise ValueError(f"{file}: nothing gives what {waiting} need")
         for each in ready:
             story.world.follows(each, words_of(each))
         waiting = [each for each in waiting if each not in ready]
     fill = {**words, **story.world.values}
 
     def line(text: str) -> Line:
+        # A pronoun stands for somebody who was named before.
+        if not any(people["A"].name in each.text or people["A"].his == "my" for each in story.lines):
+            text = text.replace("{he}", "{A}").replace("{his}", "{As}").replace("{him}", "{A}")
         keys = tuple(key for key in SLOT.findall(text) if key in story.world.values)
         return Line(say(text, people, fill, past), keys)
 
@@ -207,5 +218,8 @@ def _add_idle(story: Story, rng: Random) -> None:
     """Add a sentence whose number nothing depends on, anywhere after the first."""
     taken: set[str] = set()
     people = {"A": person(rng, taken, plain=True), "B": person(rng, taken, plain=True)}
-    text = say(rng.choice(IDLE), people, {"n": rng.randint(2, 60)}, rng.random() < 0.4)
-    story.lines.insert(rng.randint(1, max(1, len(story.lines))), Line(text))
+    frame = rng.choice(IDLE)
+    text = say(frame, people, {"n": rng.randint(2, 60)}, rng.random() < 0.4)
+    # Another person in between would take the next pronoun.
+    first = len(story.lines) if "{" in frame.replace("{n}", "") else min(1, len(story.lines))
+    story.lines.insert(rng.randint(first, len(story.lines)), Line(text))

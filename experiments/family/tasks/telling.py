@@ -7,11 +7,12 @@ from random import Random
 
 from experiments.family.tasks.problem import Problem
 from experiments.family.tasks.styles import Calc, written
-from experiments.family.tasks.words import NUMBER_WORDS, Person, verb
+from experiments.family.tasks.words import NUMBER_WORDS, Person, in_words, verb
 from experiments.family.tasks.world import World
 
 SLOT = re.compile(r"\{(\w+)\}")
 VERB = re.compile(r"([~^])([a-z]+(?:\+[a-z]+)*)")
+OBJECT = re.compile(r"\b(to|from|gave|gives?|among|between|for|of|by|with|leaves) (I|we)\b")
 QUESTION_WORDS = ("how", "what", "when", "which", "who")
 
 
@@ -109,7 +110,8 @@ def say(text: str, people: Mapping[str, Person], words: Mapping[str, object], pa
         **words,
     }  # fmt: skip
     text = VERB.sub(lambda m: verb(m[2], first if m[1] == "~" else second, past), text)
-    return SLOT.sub(lambda m: str(filled[m[1]]), text)
+    text = SLOT.sub(lambda m: str(filled[m[1]]), text)
+    return OBJECT.sub(lambda m: f"{m[1]} {'me' if m[2] == 'I' else 'us'}", text)
 
 
 def possessive(who: Person) -> str:
@@ -163,6 +165,55 @@ def polished(text: str, money: str, rng: Random) -> str:
     if text.endswith("?") and rng.random() < 0.03:
         text = text[:-1]
     return text
+
+
+GREETINGS = (
+    "hi, ",
+    "hello! ",
+    "hey, ",
+    "ok ",
+    "please help: ",
+    "next one: ",
+    "question: ",
+    "a riddle: ",
+    "so, ",
+    "quick, ",
+)
+THANKS = (
+    " thanks",
+    " please",
+    " thank you",
+    "?",
+    "??",
+    " quickly please",
+    " just the number",
+    " can you tell me?",
+)
+
+
+def spoken(text: str, rng: Random) -> str:
+    """Write a question as somebody talks: numbers in words more often, a greeting, thanks, or no capitals.
+
+    >>> spoken("Ann has 45 pens. How many?", Random(4))
+    'Ann has forty-five pens. How many?'
+    """
+    share = rng.choice((0.0, 0.0, 0.6, 1.0))
+    text = re.sub(
+        r"(?<![\d$€£.,])\b\d{1,3}\b(?![\d%]|[.,]\d)",
+        lambda m: _loose(in_words(int(m[0])), rng) if rng.random() < share else m[0],
+        text,
+    )
+    if rng.random() < 0.1:
+        text = rng.choice(GREETINGS) + text[:1].lower() + text[1:]
+    if rng.random() < 0.1:
+        text = text.rstrip("?") + rng.choice(THANKS)
+    return re.sub(r"(^|[.?!] )([a-z])", lambda m: m[1] + m[2].upper(), text) if rng.random() < 0.7 else text
+
+
+def _loose(words: str, rng: Random) -> str:
+    chance = rng.random()
+    words = words.replace("-", " ") if chance < 0.25 else words
+    return words.replace("hundred ", "hundred and ") if chance > 0.5 else words
 
 
 def finished(family: str, level: str, story: Story, told: Told, rng: Random) -> Problem:

@@ -1,6 +1,7 @@
 """The words of the stories: people, things by what can be done with them, verbs in three forms, times and places."""
 # ruff: noqa: E501, SIM905 - tables of words
 
+import re
 from dataclasses import dataclass
 from random import Random
 
@@ -18,12 +19,16 @@ Jonas Jose Josh Juan Karl Keith Ken Kevin Kofi Kurt Kyle Lars Leo Leon Liam Lou 
 Martin Matt Max Mike Milo Mo Nate Ned Neil Nick Nils Noah Oliver Omar Oscar Otto Owen Pablo Pat Paul Pedro Pete Peter
 Phil Raj Ralph Ravi Ray Rob Roger Ron Roy Ryan Sam Sami Scott Sean Simon Stan Steve Sven Ted Theo Tim Toby Tom Tony
 Umar Victor Viktor Walt Will Yusuf Zack""".split()
-SHE_ROLES = "my sister;my mother;Mrs. {};my aunt;Grandma;a nurse;the queen;my daughter;Ms. {};Mom".split(";")
+SHE_ROLES = "my sister;my mother;Mrs. {};my aunt;Grandma;the nurse;the queen;my daughter;Ms. {};Mom".split(
+    ";"
+)
 HE_ROLES = (
-    "my brother;my father;Mr. {};my uncle;Grandpa;a farmer;a baker;the coach;Dad;my son;a waiter".split(";")
+    "my brother;my father;Mr. {};my uncle;Grandpa;the farmer;the baker;the coach;Dad;my son;the waiter".split(
+        ";"
+    )
 )
 THEY_ROLES = (
-    "the twins;my parents;the neighbors;two friends;the children;the students;the team;a family".split(";")
+    "the twins;my parents;the neighbors;two friends;the children;the students;the team;the family".split(";")
 )
 SURNAMES = "Smith Jones Lee Brown Garcia Khan Kim Novak Rossi Weber Silva Park Hall Young King Wood Clark Diaz".split()
 _THINGS = {
@@ -74,6 +79,48 @@ WHEN = ["then", "later", "after that", "the next day", "in the afternoon", "yest
 WHERE = ["at the store", "at the market", "at school", "at home", "in the park", "from a friend", "at a yard sale",
          "online", "on the way home", "at the fair", "for a party"]  # fmt: skip
 NUMBER_WORDS = "zero one two three four five six seven eight nine ten eleven twelve".split()
+TENS = "twenty thirty forty fifty sixty seventy eighty ninety".split()
+TEENS = "thirteen fourteen fifteen sixteen seventeen eighteen nineteen".split()
+
+
+def in_words(n: int) -> str:
+    """Return a number below a thousand in words.
+
+    >>> in_words(7), in_words(45), in_words(260), in_words(301)
+    ('seven', 'forty-five', 'two hundred sixty', 'three hundred one')
+    """
+    if n <= 12:
+        return NUMBER_WORDS[n]
+    if n < 20:
+        return TEENS[n - 13]
+    if n < 100:
+        return TENS[n // 10 - 2] + (f"-{NUMBER_WORDS[n % 10]}" if n % 10 else "")
+    rest = f" {in_words(n % 100)}" if n % 100 else ""
+    return f"{NUMBER_WORDS[n // 100]} hundred{rest}"
+
+
+_SMALL = [in_words(n) for n in range(20)]
+_IN_WORDS = re.compile(
+    rf"\b(?:(?P<h>{'|'.join(_SMALL[1:10])}) hundred(?: and)?\s?)?(?:(?P<t>{'|'.join(TENS)})[- ]?)?(?P<u>{'|'.join(sorted(_SMALL, key=len, reverse=True))})?\b"
+)
+
+
+def digits(text: str) -> str:
+    """Return a text of small letters with its numbers in words as digits.
+
+    >>> digits("one hundred and six pens, forty five cups and three")
+    '106 pens, 45 cups and 3'
+    """
+
+    def number(found: re.Match[str]) -> str:
+        if not found[0].strip():
+            return found[0]
+        value = 100 * _SMALL.index(found["h"]) if found["h"] else 0
+        value += 10 * (TENS.index(found["t"]) + 2) if found["t"] else 0
+        value += _SMALL.index(found["u"]) if found["u"] else 0
+        return str(value) + (" " if found[0].endswith(" ") else "")
+
+    return _IN_WORDS.sub(number, text)
 
 
 @dataclass(frozen=True)
