@@ -144,7 +144,8 @@ class Routes:
         runtime = self.service.runtime
         listed = self.service.index.latest(_whole(request, "limit", 1000, 10_000), self._tenant(who))
         found = statistics.now(listed, runtime.now_ms())
-        return _json({**found, "models": health(runtime.control)})
+        known = self.service.index.latest(self.service.index.most, self._tenant(who))
+        return _json({**found, "uplift": statistics.uplift(known), "models": health(runtime.control)})
 
     async def letters(self, request: Request, who: Credential, request_id: str) -> Response:
         """GET /v1/dead-letters: for operators, because they hold what anybody sent."""

@@ -5,6 +5,7 @@ from collections import Counter, defaultdict
 from collections.abc import Sequence
 from typing import Any, Final
 
+from agents.decider.uplift import Cohort, Interval, Uplift
 from streams.rooms.gateway.index import Listed
 
 _Z: Final = 1.96
@@ -29,6 +30,30 @@ def now(listed: Sequence[Listed], now_ms: int) -> dict[str, Any]:
         "cohorts": {name: cohort(group) for name, group in cohorts.items()},
         "choices": choices(listed),
         "series": series(listed),
+    }
+
+
+def uplift(listed: Sequence[Listed]) -> dict[str, Any]:
+    """Return what the policy gains over the control group, with intervals that hold however often one looks.
+
+    Args:
+        listed: All queries that are known: a window that moves would void the intervals.
+    """
+    found = Uplift()
+    for each in reversed(listed):
+        if (
+            each.status is None
+            or each.status in ("rejected", "cancelled")
+            or each.cohort not in ("policy", "control")
+        ):
+            continue
+        name: Cohort = "control" if each.cohort == "control" else "policy"
+        found.add(name, correct=each.correct, cost=each.eflops, failed=each.status in ("failed", "expired"))
+    return {
+        "sentence": found.sentence(),
+        "accuracy_difference": _interval(found.accuracy_difference()),
+        "cost_ratio": _interval(found.cost_ratio()),
+        "feedback_rate": {name: group.feedback_rate for name, group in found.groups.items()},
     }
 
 
@@ -72,6 +97,14 @@ def series(listed: Sequence[Listed]) -> list[dict[str, Any]]:
             "eflops": sum(costs) / len(costs) if costs else None,
         })  # fmt: skip
     return found
+
+
+def _interval(found: Interval | None) -> dict[str, float | None] | None:
+    if found is None:
+        return None
+    # JSON has no infinity: an end that is not bounded yet is null.
+    ends = {"mean": found.mean, "low": found.low, "high": found.high}
+    return {name: value if math.isfinite(value) else None for name, value in ends.items()}
 
 
 def _wilson(right: float, n: int) -> dict[str, float] | None:

@@ -22,7 +22,7 @@ export async function now(view) {
 function header(found) {
   const { policy, control } = found.cohorts;
   return [
-    el('p', { class: 'sentence', 'aria-live': 'polite' }, sentence(policy, control)),
+    el('p', { class: 'sentence', 'aria-live': 'polite' }, sentence(policy, control, found.uplift)),
     el('div', { class: 'tiles' },
       tile(found.per_second.toFixed(2), 'queries per second, last minute'),
       tile(String(found.in_flight), 'in flight'),
@@ -33,12 +33,10 @@ function header(found) {
   ];
 }
 
-function sentence(policy, control) {
+function sentence(policy, control, uplift) {
   if (!policy.accuracy) return 'No graded answers yet: send a reference with a question, or give feedback.';
   if (!control.accuracy || !control.eflops) return `The policy answers ${percent(policy.accuracy.mean)} of ${policy.accuracy.n} graded questions correctly. There is no control group to compare with.`;
-  const gain = 100 * (policy.accuracy.mean - control.accuracy.mean);
-  const cost = policy.eflops.mean / control.eflops.mean;
-  return `Accuracy ${percent(policy.accuracy.mean)} against ${percent(control.accuracy.mean)} in the control group (${gain >= 0 ? '+' : '−'}${Math.abs(gain).toFixed(1)} points) at ${percent(cost)} of its cost.`;
+  return uplift.sentence;
 }
 
 const spread = (found, shown) => (found ? ` (${shown(found.low)} to ${shown(found.high)}, n = ${found.n})` : '');
