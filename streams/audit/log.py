@@ -64,7 +64,6 @@ class BrokerLog:
     def __init__(self, settings: Settings) -> None:
         self._reader: KafkaConsumer = connections.consumer(
             settings,
-            isolation_level="read_committed",
             check_crcs=False,
             fetch_max_bytes=settings.max_record_bytes + 65_536,
             max_poll_records=2_000,

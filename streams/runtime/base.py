@@ -162,7 +162,13 @@ class Runtime(Protocol):
         """Bind a handler to a topic of one partition: what waits, up to `most` records at a time."""
 
     def table(
-        self, name: str, partitions: int, *, source: str, recovered: Callable[[], Awaitable[None]]
+        self,
+        name: str,
+        partitions: int,
+        *,
+        source: str,
+        recovered: Callable[[], Awaitable[None]],
+        one_writer: bool = False,
     ) -> Table:
         """Declare a table.
 
@@ -171,6 +177,8 @@ class Runtime(Protocol):
             partitions: Of the changelog; equal to those of the topics whose handlers write it.
             source: One of these topics: who owns its partition owns the rows of that partition.
             recovered: Awaited after each recovery, before the first record is handled; its errors end the room.
+            one_writer: The broker refuses the writes of a worker that does not own the partition any more, even where
+                it does not know that yet. Each call of `put_all` and `drop_all` is then written whole or not at all.
         """
 
     async def follow(

@@ -29,7 +29,9 @@ class LearnerLog:
     def __init__(self, runtime: Runtime, recovered: Callable[[], Awaitable[None]]) -> None:
         self.runtime = runtime
         self.settings = runtime.settings
-        self.table = runtime.table("pending", 1, source=runtime.topics.context, recovered=recovered)
+        self.table = runtime.table(
+            "pending", 1, source=runtime.topics.context, recovered=recovered, one_writer=True
+        )
         self.snapshot_at = -1
 
     @property

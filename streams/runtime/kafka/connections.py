@@ -108,6 +108,7 @@ def consumer(settings: Settings, **kwargs: Any) -> KafkaConsumer:
         return KafkaConsumer(
             enable_auto_commit=False,
             auto_offset_reset="earliest",
+            isolation_level="read_committed",
             max_partition_fetch_bytes=settings.max_record_bytes + 65_536,
             bootstrap_timeout_ms=_BOOTSTRAP_MS,
             **{**_shared(settings), **kwargs},
@@ -124,6 +125,7 @@ def follower(settings: Settings) -> "AIOKafkaConsumer":
         group_id=None,
         enable_auto_commit=False,
         auto_offset_reset="earliest",
+        isolation_level="read_committed",
         max_partition_fetch_bytes=settings.max_record_bytes + 65_536,
         **_shared(settings),
     )

@@ -27,6 +27,7 @@ from faust.exceptions import ConsumerNotStarted
 from faust.transport.drivers import aiokafka
 
 from streams.runtime.base import Record
+from streams.runtime.kafka.fence import Fence
 from streams.runtime.kafka.in_loop import InLoop
 from streams.runtime.kafka.lanes import Lane, Lanes
 from streams.runtime.kafka.offsets import Course, Offsets
@@ -44,6 +45,8 @@ class Consumer(aiokafka.Consumer):
         self._offsets: defaultdict[Any, Offsets] = defaultdict(Offsets)
         self._courses: dict[Any, Course] = {}
         self._lanes: dict[str, Lanes] = {}
+        self.fences: dict[str, Fence] = {}
+        """By changelog: those that one process alone may write."""
         self._may_hand_over = asyncio.Event()
         self._may_hand_over.set()
         self._epoch = 0
@@ -147,6 +150,12 @@ class Consumer(aiokafka.Consumer):
         """End what is still at work for partitions that went elsewhere."""
         for lanes in self._lanes.values():
             lanes.keep(assigned)
+        topics = {tp.topic for tp in assigned}
+        try:
+            for fence in self.fences.values():
+                await (fence.take() if fence.topic in topics else fence.release())
+        except Exception as error:  # aiokafka would log it and go on
+            self.failed(error)
         await super().on_partitions_assigned(assigned, generation_id)
 
     @property
@@ -188,6 +197,8 @@ class Consumer(aiokafka.Consumer):
             while not (self.should_stop or fetcher.should_stop):
                 await asyncio.sleep(0)
                 records, active = await self._wait_next_records(1.0)
+                if not records and self.fences and self.app.in_recovery:
+                    self._look_past_markers()
                 for tp, batch in (records or {}).items():
                     if not await self._hand_over(tp, batch, active) and (course := self._courses.get(tp)):
                         with contextlib.suppress(IllegalStateError, AssertionError):  # it goes elsewhere
@@ -195,6 +206,30 @@ class Consumer(aiokafka.Consumer):
         except (ConsumerStoppedError, asyncio.CancelledError):
             if not self.app.should_stop:
                 raise
+
+    def _look_past_markers(self) -> None:
+        """End a recovery that waits for a record where the end of a transaction stands.
+
+        The offsets before the end of a changelog are such marks, which nobody is given; faust waits for a record.
+        """
+        tables: Any = self.app.tables
+        recovery = tables.recovery
+        for tp in recovery.active_tps:
+            last, seen = recovery.active_highwaters.get(tp), recovery.active_offsets.get(tp)
+            course = self._courses.get(tp)
+            if tp.topic not in self.fences or last is None or seen is None or course is None or seen >= last:
+                continue
+            position = (
+                self._thread._ensure_consumer()
+                ._subscription.subscription.assignment.state_value(tp)
+                ._position
+            )
+            if seen >= course.due - 1 and position is not None and position > last:
+                recovery.active_offsets[tp] = last
+        if recovery.in_recovery and not recovery.need_recovery():
+            recovery.flush_buffers()
+            recovery._set_recovery_ended()
+            recovery.signal_recovery_end.set()
 
     async def _hand_over(self, tp: Any, batch: Sequence[Any], active: set[Any] | None) -> bool:
         """Hand over a batch of one partition; False where the fetcher has to come again with part of it."""
@@ -316,7 +351,7 @@ def sender_of(app: Any) -> Sender:
     return app.sender
 
 
-def consumer_of(app: faust.App) -> Consumer:
+def consumer_of(app: Any) -> Consumer:
     """Return the consumer of an app of ours."""
     consumer = app.consumer
     assert isinstance(consumer, Consumer)

@@ -28,6 +28,7 @@ from streams.runtime.guard import Guard
 from streams.runtime.kafka import connections, handlers
 from streams.runtime.kafka.app import crash, create_app, durable_table
 from streams.runtime.kafka.consumer import consumer_of, wait_while
+from streams.runtime.kafka.fence import Fence
 from streams.runtime.kafka.outbox import Outbox
 from streams.runtime.kafka.table import DurableTable
 from streams.runtime.kafka.tail import Follower
@@ -95,7 +96,13 @@ class KafkaRuntime:
         self._progress(records[-1].topic, records[-1].partition).set(time.time())
 
     def table(
-        self, name: str, partitions: int, *, source: str, recovered: Callable[[], Awaitable[None]]
+        self,
+        name: str,
+        partitions: int,
+        *,
+        source: str,
+        recovered: Callable[[], Awaitable[None]],
+        one_writer: bool = False,
     ) -> "KafkaTable":
         """Declare a table; see the protocol."""
         began_s = self.monotonic()
@@ -115,6 +122,14 @@ class KafkaRuntime:
 
         table = durable_table(self.app, name, partitions)
         table.on_recover(on_recover)
+        if one_writer:
+            topic = table.changelog_topic.get_topic_name()
+            connect: Any = self.app.producer
+            # One record a batch is how the embedded broker is written to.
+            transactions = self.settings.max_batch_bytes > 1
+            consumer_of(self.app).fences[topic] = Fence(
+                topic, connect._new_producer, transactions=transactions
+            )
         self.app.on_partitions_assigned.connect(on_assigned, weak=False)
         return KafkaTable(table, lambda: self.assigned(source))
 

@@ -10,7 +10,7 @@ from typing import Any
 import faust
 
 from streams.runtime.base import RowTooLarge
-from streams.runtime.kafka.consumer import sender_of
+from streams.runtime.kafka.consumer import consumer_of, sender_of
 
 
 class DurableTable(faust.Table[bytes, bytes]):
@@ -63,4 +63,7 @@ class DurableTable(faust.Table[bytes, bytes]):
 
     async def _write(self, rows: Iterable[tuple[bytes, bytes | None, int]]) -> None:
         topic = self.changelog_topic.get_topic_name()
+        if fence := consumer_of(self.app).fences.get(topic):
+            await fence.write([(key, value) for key, value, _ in rows])
+            return
         await sender_of(self.app).send([(topic, partition, key, value) for key, value, partition in rows])

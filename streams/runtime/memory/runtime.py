@@ -135,7 +135,13 @@ class MemoryRuntime:
         self.subscriptions.append(Subscription(topic, handle, most, stage))
 
     def table(
-        self, name: str, partitions: int, *, source: str, recovered: Callable[[], Awaitable[None]]
+        self,
+        name: str,
+        partitions: int,
+        *,
+        source: str,
+        recovered: Callable[[], Awaitable[None]],
+        one_writer: bool = False,
     ) -> "MemoryTable":
         """Declare a table; see the protocol."""
         changelog = self.topics.changelog(self.room, name)

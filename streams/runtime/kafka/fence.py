@@ -1,0 +1,98 @@
+"""One writer of a changelog, and the broker sees to it: its rows are written in transactions of one producer id.
+
+Whoever is given the partition takes the id, and from that moment the broker refuses every write of whoever had it
+before: a process that stood still past its session and goes on, or a second one under the same name. What it had begun
+to write is aborted, and readers of committed records never see it. An epoch in the rows could not do this: in a
+compacted topic the late row of the old writer takes the place of the valid one.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from streams.runtime.base import Crash
+
+log = logging.getLogger("streams.fence")
+
+Row = tuple[bytes, bytes | None]
+
+
+class Fence:
+    """The right to write one changelog.
+
+    Args:
+        topic: The changelog; it has one partition.
+        connect: Returns a producer that is not started yet, with a transactional id or without one.
+        transactions: False for a broker that has none: a single writer is then assumed.
+    """
+
+    def __init__(
+        self, topic: str, connect: Callable[[str | None], Any], *, transactions: bool = True
+    ) -> None:
+        self.topic = topic
+        self._connect = connect
+        self._transactions = transactions
+        if not transactions:
+            log.warning(
+                "%s: the embedded broker has no transactions: nothing keeps a second process from writing this log; "
+                "run a single decider", topic,
+            )  # fmt: skip
+        self._producer: Any = None
+        self._one_at_a_time = asyncio.Lock()
+
+    async def take(self) -> None:
+        """Take the right, and shut out whoever had it.
+
+        Raises:
+            KafkaError: the broker does not let this process have it.
+        """
+        async with self._one_at_a_time:
+            await self._drop()
+            producer = self._connect(f"{self.topic}.writer" if self._transactions else None)
+            await producer.start()
+            self._producer = producer
+
+    async def release(self) -> None:
+        """Give the right up, if this process has it."""
+        async with self._one_at_a_time:
+            await self._drop()
+
+    async def write(self, rows: Sequence[Row]) -> None:
+        """Write rows, all or none of them, and wait until they are committed.
+
+        Raises:
+            Crash: another process has the right, or it is not known whether the rows are there.
+        """
+        async with self._one_at_a_time:
+            if self._producer is None:
+                raise Crash(f"{self.topic}: this process may not write it: another has the partition")
+            try:
+                if not self._transactions:
+                    await self._post(rows)
+                    return
+                await self._producer.begin_transaction()
+                await self._post(rows)
+                await self._producer.commit_transaction()
+            except Exception as error:
+                # KafkaError, or an AssertionError where aiokafka gave the transaction up before. Whether the commit
+                # arrived is known only from the log: read it again.
+                raise Crash(
+                    f"{self.topic}: another process writes it, or a commit is uncertain: {error!r}"
+                ) from error
+
+    async def _post(self, rows: Sequence[Row]) -> None:
+        rest = list(rows)
+        while rest:
+            batch, taken = self._producer.create_batch(), 0
+            for key, value in rest:
+                if batch.append(key=key, value=value, timestamp=None) is None:
+                    break
+                taken += 1
+            await (await self._producer.send_batch(batch, self.topic, partition=0))
+            del rest[:taken]
+
+    async def _drop(self) -> None:
+        producer, self._producer = self._producer, None
+        if producer is not None:
+            await producer.stop()
