@@ -238,7 +238,7 @@ NAN = b'{"data": [{"index": 0, "embedding": [1.0, NaN, 0.0, 0.0]}]}'
         (with_rows([1.0] * 4, [1.0] * 4), "2 embeddings for 1 texts"),
         (with_rows([0.0] * 4), "has no direction"),
         (with_rows("AAAAAA=="), "vectors of length"),
-        (with_rows([1.0, "x", 0.0, 0.0]), "holds what is no number"),
+        (with_rows([1.0, "x", 0.0, 0.0]), "holds what is not a number"),
         (with_rows([1.0, None, 0.0, 0.0]), "holds NaN or infinity"),
         (lambda _: (200, NAN), "holds NaN or infinity"),
         (lambda _: (200, b"<html>welcome</html>"), "which is not JSON; check the url"),
