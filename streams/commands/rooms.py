@@ -71,11 +71,11 @@ def worker(settings: Settings, room: str, group: str, instance: str, metrics_por
 def up(
     settings: Settings, kind: str, port: int, log_path: Path, metrics_port: int, gateway: bool, quiet: bool
 ) -> None:
-    r"""Run all rooms on this machine, supervised, with one log. Ctrl-C stops everything it started.
+    """Run all rooms on this machine, supervised, with one log. Ctrl-C stops everything it started.
 
-    \b
-    With your Kafka:   python -m streams --bootstrap kafka:9092 up
-    Trying it out:     python -m streams up --broker auto
+    With your Kafka: `python -m streams --bootstrap kafka:9092 up`.
+
+    To try it out: `python -m streams up --broker auto`.
     """
     with stopped_by_signals(), contextlib.ExitStack() as stack:
         if kind != "none":

@@ -1,1 +1,1 @@
-"""What a room stands on: records in, records out, tables, timers and the guard around each handler."""
+"""The runtime that rooms are built on: records in, records out, tables, timers and the guard around each handler."""

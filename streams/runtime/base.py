@@ -1,14 +1,15 @@
-"""The Runtime protocol: records in, records out, tables, time and control. A room knows nothing else of the outside.
+"""The Runtime protocol: records in, records out, tables, time and control. A room knows nothing else of the world.
 
 Two implementations exist: `runtime.kafka` for deployments and `runtime.memory` for tests, examples and proofs.
 `tests/streams/runtime` holds both to one contract:
 
-- Records of one partition are handled in order, one call at a time; partitions are handled side by side.
-- A record is done when its handler has returned. After a crash everything that was not done is redelivered.
-- `send` and the writes of a table return once the broker has taken the records; what it refuses raises
+- Records of one partition are handled in order, one call at a time; partitions are handled concurrently.
+- A record is done when its handler has returned. After a crash, every record that was not done is redelivered.
+- `send` and table writes return once the broker has stored the records; if it refuses one, they raise
   `SendFailed`.
 - A table has the rows that were written before the crash, whole, before the first record is handled.
-- A handler that fails three times at one record leaves a dead letter; the partition moves past the record.
+- When a handler has failed three times on one record, the record goes to the dead-letter topic and the partition
+  moves past it.
 """
 
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
@@ -75,14 +76,14 @@ Begin: TypeAlias = Literal["beginning", "end"] | int
 
 
 class Unavailable(Exception):
-    """Something a record needs is not there: the broker's consent, an encoder. It is no fault of the record.
+    """A dependency of a record is unavailable: the broker, an encoder. The record is not at fault.
 
-    The guard counts no failure. It waits with growing pauses and calls the handler again.
+    The guard counts no failure. It waits, longer each time, and calls the handler again.
     """
 
 
 class SendFailed(Unavailable):
-    """The broker did not take a record. The message has its reason."""
+    """The broker did not accept a record. The message gives its reason."""
 
 
 class RowTooLarge(UniscaleError, ValueError):
@@ -94,9 +95,9 @@ class UnknownTopic(UniscaleError, LookupError):
 
 
 class Crash(Exception):
-    """This room cannot go on. `streams.worker` ends the process; in memory the caller restarts the room.
+    """This room cannot continue. `streams.worker` ends the process; in memory the caller restarts the room.
 
-    Nothing between a handler and its runtime catches it, so that no offset moves past what failed.
+    Nothing between a handler and its runtime catches it, so no offset moves past the failure.
     """
 
 
@@ -104,7 +105,7 @@ class Table(Protocol):
     """Rows as bytes by key, in memory, rebuilt from a changelog at the start. A write is durable when it returns."""
 
     def get(self, key: bytes) -> bytes | None:
-        """Return a row, None when there is none."""
+        """Return a row, or None if the key has none."""
 
     def items(self) -> list[tuple[bytes, bytes]]:
         """Return key and value of every row in the partitions this worker owns."""
@@ -142,7 +143,8 @@ class Runtime(Protocol):
         group: The executor group, where the room has one.
         instance: Stable name of this worker among those of its room.
         limit: Most bytes of a record's value.
-        answers_for: Whether this room answers a query whose record it had to give up; a room may replace it.
+        answers_for: Whether this room answers a query whose record it sent to the dead-letter topic; a room may
+            replace it.
     """
 
     settings: "Settings"
@@ -211,12 +213,12 @@ class Runtime(Protocol):
         Args:
             record: What could not be handled.
             error: Why.
-            answer: False where the query goes on without this record, or has its Answer elsewhere.
-            query_origin: Of a query refused because its id is taken; see `DeadLetter`.
+            answer: False if the query continues without this record, or gets its Answer elsewhere.
+            query_origin: Origin of a query refused because its id is taken; see `DeadLetter`.
         """
 
     def is_ours(self, record: Record) -> bool:
-        """Return whether a record's partition has stayed with this worker since; if not, it is redelivered."""
+        """Return whether this worker has kept the record's partition since delivery; if not, it is redelivered."""
 
     def assigned(self, topic: str) -> frozenset[int]:
         """Return the partitions of a topic that this worker owns now."""
@@ -225,7 +227,7 @@ class Runtime(Protocol):
         """Return, by topic and partition, the oldest offset still on the broker."""
 
     async def hold_back(self, offsets: Mapping[str, int]) -> Mapping[str, int]:
-        """Take the committed offsets of topics with one partition back to these where they are further on.
+        """Move the committed offsets of topics with one partition back to these, where they are further ahead.
 
         Call it while recovering: reading continues from there. Returns the commits that were ahead.
         """
@@ -234,22 +236,22 @@ class Runtime(Protocol):
         """Return the time in ms since the epoch."""
 
     def monotonic(self) -> float:
-        """Return seconds on a clock that never goes back."""
+        """Return seconds on a clock that never goes backwards."""
 
     async def sleep(self, seconds: float) -> None:
         """Wait."""
 
     async def in_thread(self, work: Callable[[], T]) -> T:
-        """Run what takes long beside the event loop."""
+        """Run slow, blocking work in a thread, off the event loop."""
 
     def background(self, name: str, run: Callable[[], Awaitable[None]]) -> None:
-        """Run something beside the handlers from the moment records can be sent; its errors end the room."""
+        """Run a task alongside the handlers once records can be sent; its errors end the room."""
 
     def on_stop(self, close: Callable[[], Awaitable[None]]) -> None:
         """Close something when the room stops in order."""
 
     def crash(self, reason: str, error: BaseException | None = None) -> NoReturn:
-        """End this room at once, so that no offset moves past what failed."""
+        """End this room immediately, so that no offset moves past the failure."""
 
 
 def key_of(query_id: str) -> bytes:

@@ -1,6 +1,6 @@
-"""What a record leaves behind when it is given up: a dead letter, and an Answer where a query would end in silence.
+"""Build the dead letter of a record, and an Answer if its query would otherwise never get one.
 
-Pure, and total: the value may be anything at all. A burial that failed would stop its partition for ever.
+Pure and total: the value may be any bytes at all. A failure here would block the partition forever.
 """
 
 from typing import Literal
@@ -25,12 +25,12 @@ def letter_of(
     """Return the dead letter of a record.
 
     Args:
-        value: Its bytes, which may be anything.
-        error: Why it was given up.
-        room: Who gave it up.
-        origin: Where it lies.
+        value: The record's bytes; they may be anything.
+        error: Why it could not be handled.
+        room: The room that could not handle it.
+        origin: The record's topic, partition and offset.
         attempts: How often it was tried.
-        query_origin: Of a query refused because its id is taken.
+        query_origin: Origin of a query refused because its id is taken.
     """
     letter = DeadLetter.of(
         value, error, room=room, origin=origin, attempts=attempts, query_id=readable_id(value)
@@ -44,7 +44,7 @@ def letter_of(
 
 
 def answer_of(letter: DeadLetter, status: Literal["rejected", "failed"]) -> Answer | None:
-    """Return the Answer that tells a query of its record's dead letter, None when its id cannot be read."""
+    """Return the Answer for a query whose record became a dead letter, or None if its id cannot be read."""
     if not letter.query_id:
         return None
     return Answer(query_id=letter.query_id, status=status, by=letter.room, error=letter.reason)

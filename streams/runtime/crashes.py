@@ -1,9 +1,9 @@
-"""Count failures at one record across restarts, so that the third makes it a dead letter.
+"""Count failures per record across restarts, so that the third sends the record to the dead-letter topic.
 
-An unknown error ends the process before its offset moves, and the record is read again by the process that
-follows. Without a count, a record that always fails would stop its partition for ever. A process that dies
-without a word (a segmentation fault, no memory left, kill -9) cannot count: so every record in hand stands in a
-file while it is handled, and the process that follows counts for the one that died.
+An unknown error ends the process before the offset moves, and the next process reads the record again. Without a
+count, a record that always fails would block its partition forever. A process that dies abruptly (segmentation
+fault, out of memory, kill -9) cannot count. Records in flight are therefore noted in a file while they are handled,
+and the next process counts for the one that died.
 """
 
 import contextlib
@@ -25,11 +25,11 @@ _SLOTS = 1024
 
 
 class KilledProcess(UniscaleError):
-    """A process died again and again with this record in hand. Look into the log of the room before you retry it."""
+    """The process died repeatedly while handling this record. Check the room's log before you retry it."""
 
 
 class Crashes:
-    """The failures of one worker, kept in a small file; without a path, for as long as this object."""
+    """Failure counts of one worker, kept in a small file, or only in memory when there is no path."""
 
     def __init__(self, path: Path | None) -> None:
         self.path = path
@@ -46,7 +46,7 @@ class Crashes:
         return self._counts[coordinates]
 
     def forget(self, coordinates: str) -> None:
-        """Stop counting a record that was given up or got through."""
+        """Drop the count of a record that was handled or sent to the dead-letter topic."""
         if self._counts.pop(coordinates, None) is not None:
             self._write()
 
@@ -69,7 +69,7 @@ class Crashes:
 
 
 class InFlight(Protocol):
-    """What the guard needs of the records in flight."""
+    """The part of `InHand` that the guard uses."""
 
     left: list[str]
 
@@ -78,9 +78,9 @@ class InFlight(Protocol):
 
 
 class InHand:
-    """The records a process is handling, in a file that outlives it: mapped, one slot each, never synced.
+    """Records in flight, in a memory-mapped file that outlives the process: one slot each, never synced.
 
-    What the kernel has been given survives the process, not the machine: a count lost with the machine does no harm.
+    Pages handed to the kernel survive the process but not the machine. Losing a count with the machine does no harm.
     """
 
     def __init__(self, path: Path) -> None:
@@ -90,23 +90,23 @@ class InHand:
             self._slots = mmap.mmap(file.fileno(), _SLOT * _SLOTS)
         self._free = list(range(_SLOTS))
         self.left = self.coordinates
-        """Coordinates of what the process before died with; empty when it ended in order."""
+        """Coordinates of the records in flight when the previous process died; empty after an orderly exit."""
         self.clear()
 
     @property
     def held(self) -> int:
-        """How many records are in hand."""
+        """Number of records in flight."""
         return _SLOTS - len(self._free)
 
     @property
     def coordinates(self) -> list[str]:
-        """What is in hand."""
+        """Coordinates of the records in flight."""
         slots = (self._slots[at : at + _SLOT] for at in range(0, _SLOT * _SLOTS, _SLOT))
         return [slot.rstrip(b"\0").decode(errors="replace") for slot in slots if slot[0]]
 
     @contextlib.contextmanager
     def holding(self, coordinates: Iterable[str]) -> Iterator[None]:
-        """Keep records in the file while they are handled, however that ends short of the process's death."""
+        """Keep records in the file while they are handled; only the death of the process leaves them there."""
         slots = []
         for each in coordinates:
             if not self._free:
@@ -122,5 +122,5 @@ class InHand:
             self._free += slots
 
     def clear(self) -> None:
-        """Empty the file: the process ends of its own will, and what it had in hand is not to blame."""
+        """Empty the file: the process is exiting deliberately, so the records in flight are not to blame."""
         self._slots[:] = bytes(_SLOT * _SLOTS)

@@ -1,11 +1,11 @@
-"""The guard around each handler: counts failures at a record, sends the third to the dead-letter topic, waits, raises.
+"""The guard around each handler: counts failures, retries, and sends a record to the dead-letter topic.
 
-It ends no process: what must not go on is raised as `Crash`. What a handler raises falls into three kinds:
+The guard ends no process itself: it raises `Crash` where the room must not continue. Exceptions fall into three kinds:
 
     UniscaleError   the record is at fault: dead letter at once
-    Unavailable     the broker or an encoder is: nothing is counted; the guard waits and calls the handler again
-    anything else   nobody knows: the failure is counted and the room crashes, so that a fresh process tries again;
-                    the third failure at one record makes it a dead letter
+    Unavailable     the broker or an encoder is at fault: not counted; the guard waits and calls the handler again
+    anything else   the cause is unknown: the failure is counted and the room crashes, so that a fresh process tries
+                    again; after the third failure the record goes to the dead-letter topic
 """
 
 import asyncio
@@ -40,14 +40,14 @@ class Guard:
             log.warning("%s: in flight when the last process died, %d of %d", coordinates, count, LIMIT)
 
     def stop(self) -> None:
-        """Begin no further record; those in flight go on."""
+        """Start no more records; those in flight continue."""
         self._stopping = True
 
     async def call(self, records: Sequence[Record], handle: BatchHandler) -> None:
         """Handle records, and return when they are done: handled, or in the dead-letter topic.
 
         Raises:
-            Crash: the room must not go on.
+            Crash: the room must not continue.
         """
         await self._unless_stopping()
         failures = [self.crashes.of(record.coordinates) for record in records]

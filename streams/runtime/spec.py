@@ -1,4 +1,4 @@
-"""What the rest of the product needs to know of a room without importing what it runs."""
+"""What the rest of the product needs to know about a room, without importing the room's code."""
 
 from collections.abc import Awaitable, Callable
 
@@ -15,9 +15,9 @@ class RoomSpec(Struct, frozen=True, kw_only=True):
         name: Its name on the command line, in consumer groups and in metrics.
         inputs: The topics it handles, by their names without the prefix. `.<group>` stands for its own group.
         outputs: The topics it writes. `.<group>` stands for the group of a Decision.
-        build: Loads what the room needs and binds its handlers. Its imports are made when it is called.
+        build: Loads what the room needs and binds its handlers. It imports the room's code only when called.
         grouped: Whether there is one deployment of it for each executor group.
-        optional: Whether `up` starts it only when asked to.
+        optional: Whether `up` starts it only on request.
     """
 
     name: str

@@ -1,6 +1,6 @@
-"""Many handlers at once, or one alone: a record under suspicion is tried with nothing else in hand.
+"""Run many handlers at once, or one alone: a suspect record is handled with nothing else in flight.
 
-When the process dies again, the file of records in hand then names the culprit and nobody beside it.
+If the process dies again, the file of records in flight then names only the culprit.
 """
 
 import asyncio
@@ -9,7 +9,7 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 
 
 class Turns:
-    """Handlers together or alone. One that waits to be alone is not overtaken."""
+    """Lets handlers run together or alone. A handler waiting to run alone is not overtaken."""
 
     def __init__(self) -> None:
         self._running = 0
@@ -24,20 +24,20 @@ class Turns:
 
     @asynccontextmanager
     async def alone(self) -> AsyncIterator[None]:
-        """Wait until nobody runs, and keep others out."""
+        """Wait until no other handler runs, and keep others out."""
         async with self._alone:
             await self._idle.wait()
             yield
 
 
 class _Together:
-    """The way in and out beside others: taken for every record, so it is written out."""
+    """Shared entry and exit, written as a class because it runs for every record."""
 
     def __init__(self, turns: Turns) -> None:
         self._turns = turns
 
     async def __aenter__(self) -> None:
-        if self._turns._alone.locked():  # somebody is, or waits to be, alone
+        if self._turns._alone.locked():  # a handler runs alone, or waits to
             async with self._turns._alone:
                 self._enter()
         else:

@@ -1,1 +1,1 @@
-"""The Kafka runtime: all that knows faust, aiokafka and kafka-python, and all that corrects them."""
+"""The Kafka runtime: the only code that knows faust, aiokafka and kafka-python, and works around their defects."""

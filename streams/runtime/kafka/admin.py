@@ -15,7 +15,7 @@ from streams.topics import Topic
 
 
 class TopicsWrong(UniscaleError):
-    """The broker's topics are not as declared; each line names a topic, a setting and its mend."""
+    """The broker's topics are not as declared; each line names a topic, a setting and the fix."""
 
     def __init__(self, findings: Iterable[str]) -> None:
         self.findings = list(findings)
@@ -23,7 +23,7 @@ class TopicsWrong(UniscaleError):
 
 
 class Check(msgspec.Struct, frozen=True):
-    """The result of a check: what is wrong, and what could not be looked at."""
+    """The result of a check: what is wrong, and what could not be checked."""
 
     findings: list[str]
     notes: list[str]
@@ -44,7 +44,7 @@ def create(settings: Settings, topics: Iterable[Topic]) -> list[str]:
             try:
                 client.create_topics({topic.name: spec}, timeout_ms=90_000)
             except TopicAlreadyExistsError:
-                continue  # another process was faster; the check tells whether it did right
+                continue  # another process was faster; the check verifies what it created
         if missing:
             client.wait_for_topics([t.name for t in missing], timeout_ms=120_000)
         return [t.name for t in missing]
@@ -87,7 +87,7 @@ def check(settings: Settings, topics: Iterable[Topic]) -> Check:
 
 
 def require(settings: Settings, topics: Iterable[Topic]) -> list[str]:
-    """Raise TopicsWrong unless all is as declared; return what could not be looked at."""
+    """Raise TopicsWrong unless every topic is as declared; return what could not be checked."""
     result = check(settings, topics)
     if result.findings:
         raise TopicsWrong(result.findings)
@@ -136,8 +136,8 @@ def _partitions_wrong(topic: Topic, found: list[Mapping[str, Any]]) -> list[str]
     wrong = []
     if len(found) != topic.partitions:
         wrong.append(
-            f"{topic.name}: partitions is {len(found)}, must be {topic.partitions}; records are placed by it, so "
-            "set the partition setting to what is there, or drain, delete and create the topic again"
+            f"{topic.name}: partitions is {len(found)}, must be {topic.partitions}; it decides where records go, "
+            "so set the partition setting to the broker's count, or drain, delete and create the topic again"
         )
     least = min(
         (len(nodes) for nodes in (each.get("replica_nodes") for each in found) if nodes), default=None

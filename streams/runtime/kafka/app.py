@@ -1,8 +1,8 @@
-"""One faust app per room, with the one settings profile that holds what this system promises.
+"""One faust app per room, with the one settings profile that this system's guarantees depend on.
 
-Delivery is at least once. A record counts as done only when everything it caused has been delivered, an
-unknown error ends the process before the offset moves, and records reach the rooms as raw bytes, so that a
-bad payload never meets faust's own decoder (which would acknowledge and skip it).
+Delivery is at least once. A record counts as done only when everything it caused has been delivered. An unknown
+error ends the process before the offset moves. Records reach the rooms as raw bytes, so a bad payload never reaches
+faust's own decoder, which would acknowledge and skip it.
 """
 
 import logging
@@ -22,13 +22,13 @@ from streams.topics import Topics
 log = logging.getLogger("streams")
 
 on_crash: list[Callable[[str, BaseException | None], NoReturn]] = []
-"""What ends this process: `streams.worker` puts itself here. Without it a crash is raised and goes no further."""
+"""Functions that end this process; `streams.worker` adds its own. Without one, `crash` only raises."""
 
 
 def crash(reason: str, error: BaseException | None = None) -> NoReturn:
-    """End this room at once, so that no offset moves past what failed.
+    """End this room immediately, so that no offset moves past the failure.
 
-    It is called where raising is not enough: faust drops what its callbacks, agents and tasks raise, and goes on.
+    Call it where raising is not enough: faust swallows exceptions of its callbacks, agents and tasks.
     """
     for end in on_crash:
         end(reason, error)
@@ -36,9 +36,9 @@ def crash(reason: str, error: BaseException | None = None) -> NoReturn:
 
 
 class Quiet(Monitor):
-    """End the process when a record could not be delivered, where faust would only warn; count nothing.
+    """faust monitor that ends the process when a record could not be delivered, and collects no statistics.
 
-    `metrics.py` counts. What faust keeps of every record and event costs time and is shown nowhere.
+    faust itself would only warn. `metrics.py` does the counting; faust's own statistics cost time and are not shown.
     """
 
     def on_send_error(self, producer: Any, exc: BaseException, state: Any) -> None:
@@ -52,7 +52,7 @@ class Quiet(Monitor):
         """Keep nothing."""
 
     def on_stream_event_in(self, tp: Any, offset: int, stream: Any, event: Any) -> None:
-        """Keep when: faust warns of a stream that stands still."""
+        """Record the time: faust warns about a stalled stream."""
         self.stream_inbound_time[tp] = self.time()
 
     def on_stream_event_out(self, tp: Any, offset: int, stream: Any, event: Any, state: Any = None) -> None:
@@ -69,7 +69,7 @@ class Quiet(Monitor):
 
 
 class RateLimit(logging.Filter):
-    """Let one line a period through per logger: a broker that is away makes aiokafka log ten a second."""
+    """Log filter that passes one line per period and logger: without a broker, aiokafka logs ten lines a second."""
 
     def __init__(self, period_s: float = 10.0) -> None:
         super().__init__()
@@ -95,7 +95,7 @@ def create_app(settings: Settings, room: str, group: str = "", instance: str = "
         settings: The settings of the process.
         room: embedder, decider, executor, verifier or aggregator.
         group: The executor group, where the room has one.
-        instance: Stable name of this worker: a static member comes back without waiting for its ghost.
+        instance: Stable name of this worker: a static member rejoins without waiting for its old session to expire.
     """
     app_id = Topics(settings).app_id(room, group)
     app = consumer.App(

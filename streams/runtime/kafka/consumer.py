@@ -1,18 +1,18 @@
-"""faust's Kafka consumer, with a way of its own from the fetcher to the streams that can lose no record.
+"""Kafka consumer that never commits past an unhandled record. faust's own consumer can.
 
-faust passes on what the fetcher brings, and seeks and empties its queues beside that. What was fetched before a seek
-may arrive after it; what is fetched while the flow is stopped or a generation ends is dropped, and the fetcher goes
-on behind it; a topic of which nothing is committed is not sought at all. Each of these ends in a commit past a
-record that nobody handled. So here:
+faust seeks and clears its queues while the fetcher keeps running. Records fetched before a seek can therefore be
+delivered after it, records fetched during a pause or at the end of a generation are dropped while the position
+advances, and a topic without a committed offset is never seeked at all. Each case ends in a commit past an unhandled
+record. So here:
 
-- For each partition it is written down which offset is *due*. Only that one is handed over. Where the fetcher has
-  gone past it, it is sent back; where that brings the same later record again, there is nothing in between.
-- Nothing is handed over between a seek to the committed offsets and the emptying of the queues that follows it.
-- Only an offset is committed below which every record that was handed over has been handled. A handler that skips
-  one ends the process.
+- The consumer records which offset is *due* in each partition and hands over only that one. If the fetcher is past
+  it, the consumer seeks back; if the same later record arrives again, there is nothing in between.
+- Nothing is handed over between a seek to the committed offsets and the clearing of the queues that follows it.
+- An offset is committed only if every record handed over below it has been handled. A handler that skips one ends
+  the process.
 
-The records of topics that have lanes (`lanes.py`) go straight to their handlers: no event, no stream, no queue and no
-count of references on the way. The changelogs of tables go faust's way, whose recovery reads them.
+Records of topics that have lanes (`lanes.py`) go straight to their handlers, without faust's events, streams, queues
+and reference counts. Table changelogs take faust's own path, because its recovery reads them.
 """
 
 import asyncio
@@ -33,12 +33,12 @@ from streams.runtime.kafka.lanes import Lane, Lanes
 from streams.runtime.kafka.offsets import Course, Offsets
 from streams.runtime.kafka.sender import Sender
 
-# How long what is in hand may go on where a room is told to stop or gives partitions back; a long step is done again.
+# How long records in flight may continue when a room stops or loses partitions; a longer step is redone elsewhere.
 SETTLE_S = 3.0
 
 
 class Consumer(aiokafka.Consumer):
-    """faust's consumer."""
+    """faust's consumer with its own hand-over and offset bookkeeping; see the module."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -51,9 +51,9 @@ class Consumer(aiokafka.Consumer):
         self._may_hand_over.set()
         self._epoch = 0
         self.busy = 0
-        """How much is being worked at: records in hand, a table being read."""
+        """Number of tasks in progress: records in flight, tables being read."""
         self.moved = 0
-        """Counts records handed over and work that ended: while it stands still, nothing happens here."""
+        """Counts records handed over and tasks finished: while it does not change, nothing is happening here."""
 
     def _new_consumer_thread(self) -> InLoop:
         return InLoop(self, loop=self.loop, beacon=self.beacon)
@@ -64,7 +64,7 @@ class Consumer(aiokafka.Consumer):
 
     @contextlib.contextmanager
     def at_work(self) -> Iterator[None]:
-        """Be known to work at something: partitions wait for its end, for a moment, before they go elsewhere."""
+        """Count as busy: a rebalance waits briefly for this work to finish before partitions move."""
         self.busy += 1
         try:
             yield
@@ -73,11 +73,11 @@ class Consumer(aiokafka.Consumer):
             self.moved += 1
 
     def is_ours(self, epoch: int) -> bool:
-        """Say whether a record handed over in this epoch is still this worker's; otherwise it comes again somewhere."""
+        """Return whether a record handed over in this epoch is still this worker's; otherwise it is redelivered."""
         return epoch == self._epoch
 
     def handled(self, partition: Any, records: Sequence[Any]) -> None:
-        """Take note that records are handled to their end; what is no longer ours comes again all the same.
+        """Mark records as handled. This has no effect on records whose partition has moved: they are redelivered.
 
         Raises:
             SkippedRecord: one before them was handed over and not handled.
@@ -108,7 +108,7 @@ class Consumer(aiokafka.Consumer):
             del self._courses[tp]
         found = await self.seek_to_committed()
         ends = await self.highwaters(*found)
-        # A log that has become shorter than what was committed begins anew.
+        # If the log has become shorter than the committed offset, reading restarts at its beginning.
         committed = {tp: offset for tp, offset in found.items() if offset and offset <= (ends.get(tp) or 0)}
         new = [tp for tp in found if tp not in committed and not self._is_changelog_tp(tp)]
         if new:
@@ -131,7 +131,7 @@ class Consumer(aiokafka.Consumer):
         self._may_hand_over.set()
 
     async def on_partitions_revoked(self, revoked: set[Any]) -> None:
-        """Let what is in hand come to its end, for a moment; then forget partitions that may go elsewhere."""
+        """Give records in flight a moment to finish, then forget partitions that may move to another worker."""
         if revoked:
             self.stop_flow()
             self.app.flow_control.suspend()
@@ -147,7 +147,7 @@ class Consumer(aiokafka.Consumer):
             self._courses.pop(tp, None)
 
     async def on_partitions_assigned(self, assigned: set[Any], generation_id: int = 0) -> None:
-        """End what is still at work for partitions that went elsewhere."""
+        """Stop work on partitions that moved to another worker."""
         for lanes in self._lanes.values():
             lanes.keep(assigned)
         topics = {tp.topic for tp in assigned}
@@ -160,7 +160,7 @@ class Consumer(aiokafka.Consumer):
 
     @property
     def waited_for(self) -> bool:
-        """Whether there are records that are not handled, or partitions are being given out."""
+        """Whether unhandled records are waiting, or the group is rebalancing."""
         if self.app.rebalancing or any(each.open for each in self._offsets.values()):
             return True
         try:
@@ -179,7 +179,7 @@ class Consumer(aiokafka.Consumer):
 
     @property
     def broken(self) -> str:
-        """What ended in the consumer's thread without faust's knowledge; empty while all is well."""
+        """What ended inside aiokafka's consumer without faust noticing; empty while all is well."""
         consumer = getattr(self._thread, "_consumer", None)
         if consumer is None or consumer._fetcher is None or consumer._closed:
             return ""
@@ -232,7 +232,7 @@ class Consumer(aiokafka.Consumer):
             recovery.signal_recovery_end.set()
 
     async def _hand_over(self, tp: Any, batch: Sequence[Any], active: set[Any] | None) -> bool:
-        """Hand over a batch of one partition; False where the fetcher has to come again with part of it."""
+        """Hand over a batch of one partition; return False if part of it must be fetched again."""
         generation = self.app.consumer_generation_id
         if not self._may_hand_over.is_set():
             await self._may_hand_over.wait()
@@ -329,7 +329,7 @@ class App(faust.App):
 
     Attributes:
         sender: The one way out of the process.
-        fail: Told what a handler raised; to be replaced by whoever ends the process.
+        fail: Called with what a handler raised; whoever ends the process replaces it.
     """
 
     def __init__(self, *args: Any, send_interval_s: float = 0.0, **kwargs: Any) -> None:
@@ -359,7 +359,7 @@ def consumer_of(app: Any) -> Consumer:
 
 
 async def wait_while(busy: Callable[[], int], most_s: float) -> None:
-    """Wait until nothing is in hand, or for so long."""
+    """Wait until nothing is in flight, at most `most_s` seconds."""
     time = asyncio.get_running_loop().time
     until = time() + most_s
     while busy() and time() < until:  # noqa: ASYNC110 - many handlers, one wait

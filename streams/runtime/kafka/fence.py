@@ -1,9 +1,9 @@
-"""One writer of a changelog, and the broker sees to it: its rows are written in transactions of one producer id.
+"""One writer per changelog, enforced by the broker: rows are written in transactions under one producer id.
 
-Whoever is given the partition takes the id, and from that moment the broker refuses every write of whoever had it
-before: a process that stood still past its session and goes on, or a second one under the same name. What it had begun
-to write is aborted, and readers of committed records never see it. An epoch in the rows could not do this: in a
-compacted topic the late row of the old writer takes the place of the valid one.
+The worker that is assigned the partition takes over the id, and from then on the broker refuses every write of the
+previous holder: a process that was suspended past its session and resumes, or a second one with the same name. The
+rows it had started to write are aborted, and readers of committed records never see them. An epoch in the rows could
+not do this: in a compacted topic, the old writer's late row would replace the valid one.
 """
 
 import asyncio

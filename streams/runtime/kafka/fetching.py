@@ -1,8 +1,8 @@
-"""Fewer and smaller fetches: incremental sessions (KIP-227), which aiokafka lacks, and a least time between two.
+"""Fewer and smaller fetches: incremental sessions (KIP-227), which aiokafka lacks, and a minimum interval.
 
-A fetch of aiokafka names all partitions, and the answer describes all of them: with the 64 of an executor about 0.6 ms
-of Python, most often for one record, and as much work for the broker. In a session a fetch names what has changed
-since the last, and the answer what has something new.
+An aiokafka fetch lists all partitions, and the response describes all of them. With an executor's 64 partitions that
+is about 0.6 ms of Python, usually for a single record, and as much work for the broker. In a session, a fetch lists
+only what has changed since the last one, and the response only partitions with something new.
 """
 
 import asyncio
@@ -43,7 +43,7 @@ class _InSession(FetchRequest):  # type: ignore[misc]
 
 
 class _Session:
-    """What one broker remembers of our fetches."""
+    """What one broker remembers about our fetches."""
 
     def __init__(self) -> None:
         self.id = 0
@@ -70,7 +70,7 @@ class _Session:
         return list(changed.items()), list(forgotten.items())
 
     def go_on(self, session_id: int) -> None:
-        """Take note of an answer; a broker that keeps no session says 0."""
+        """Record a response; a broker that keeps no session returns 0."""
         self.id = session_id
         self.epoch = (1 if self.epoch == _LAST_EPOCH else self.epoch + 1) if session_id else 0
 
@@ -112,10 +112,10 @@ class FetchSessions:
 
 
 def improve(fetcher: Any, *, sessions: bool = True) -> None:
-    """Give a fetcher of aiokafka sessions, and let what comes between two fetches from one node come with the second.
+    """Add sessions to an aiokafka fetcher, and space out fetches from one node so that each returns more records.
 
-    A fetch that waits has its positions already. Where one is moved meanwhile, what is fetched for it is dropped by
-    aiokafka, as it is where that happens while the request is under way.
+    A delayed fetch already has its positions. If one moves in the meantime, aiokafka drops what was fetched for it,
+    as it does when that happens while a request is in flight.
 
     Args:
         fetcher: Of a consumer that has started.

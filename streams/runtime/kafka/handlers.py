@@ -1,7 +1,7 @@
 """Bind handlers to topics: a record counts as done when its handler has returned, and not before.
 
-An agent of faust stands for each: it starts with the worker, has the topic subscribed to and ends with the app. It
-gets no record: those go by the lanes (`lanes.py`).
+Each handler has a faust agent, which starts with the worker, subscribes to the topic and ends with the app. The agent
+gets no records: those go through the lanes (`lanes.py`).
 """
 
 import asyncio
@@ -15,9 +15,9 @@ from streams.runtime.kafka.lanes import Lanes
 
 
 def bind(app: faust.App, topic: str, handle: BatchHandler, *, name: str, most: int = 1) -> None:
-    """Bind a handler to a topic: of each partition what waits, in order, up to `most` records in one call.
+    """Bind a handler to a topic. One call gets a partition's waiting records, in order, at most `most` of them.
 
-    What is given in one call has come while the call before it ran: nothing waits for others to come.
+    The records of one call arrived while the previous call ran: no record waits for others to arrive.
     """
     lanes = Lanes(handle, most=most)
 

@@ -1,10 +1,10 @@
-"""From the fetcher to the handlers: for each partition a lane, in which records wait and are handled in their order.
+"""Lanes from the fetcher to the handlers: one per partition, in which records wait and are handled in order.
 
-faust makes an event of each record, puts it into the queue of a stream, and counts references until all who have seen
-it acknowledge. Here a record is put into its lane, a task drains the lane for as long as there is something in it,
-and what a handler has returned from is handled. A lane has no task while it is empty.
+faust wraps each record in an event, puts it into a stream's queue, and counts references until every reader has
+acknowledged it. Here a record goes into its lane, and a task drains the lane until it is empty. A record is handled
+once its handler has returned. An empty lane has no task.
 
-Knows no Kafka: `consumer.py` feeds the lanes and asks them to hold on, to forget and to end.
+This module knows no Kafka: `consumer.py` feeds the lanes, and tells them when to forget records and when to end.
 """
 
 import asyncio
@@ -16,23 +16,23 @@ Handle = Callable[[Sequence[Any]], Awaitable[None]]
 
 
 class Watch(Protocol):
-    """Who is told what happens in the lanes."""
+    """Receives what happens in the lanes."""
 
     busy: int
     moved: int
 
     def handled(self, partition: Any, records: Sequence[Any]) -> None:
-        """Take note that these were handled to their end. Raises what ends the lane."""
+        """Mark records as handled. An exception ends the lane."""
 
     def failed(self, error: Exception) -> None:
-        """Take note that a handler raised: its record is not handled, and its lane goes no further."""
+        """Record that a handler raised: its record is not handled, and its lane stops there."""
 
     def has_room(self, partition: Any) -> None:
-        """Take note that a lane that was full has room again."""
+        """Record that a full lane has room again."""
 
 
 class Lane:
-    """One partition: what waits, and the task that handles it, at most `most` records in one call."""
+    """One partition's waiting records and the task that handles them, at most `most` records per call."""
 
     __slots__ = ("_handle", "_most", "_watch", "full", "limit", "partition", "task", "waiting")
 
@@ -55,12 +55,12 @@ class Lane:
             self.full = True
 
     def forget(self) -> None:
-        """Let go of what waits: it will come again. What is in hand goes on to its end."""
+        """Drop the waiting records, which will be redelivered. Records in flight finish."""
         self.waiting.clear()
         self.full = False
 
     def end(self) -> None:
-        """Let go of everything: the partition is another's now."""
+        """Drop everything: another worker owns the partition now."""
         self.forget()
         if self.task is not None:
             self.task.cancel()
@@ -110,7 +110,7 @@ class Lanes:
         return lane
 
     def forget(self) -> None:
-        """Let go of what waits in all lanes."""
+        """Drop the waiting records of all lanes."""
         for lane in self._lanes.values():
             lane.forget()
 

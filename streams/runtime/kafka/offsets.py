@@ -1,26 +1,26 @@
-"""What is known of one partition: which record is due, which are in hand, and up to where all are handled.
+"""Bookkeeping for one partition: which record is due, which are in flight, and up to where all are handled.
 
-`transport.py` asks these two; they know no Kafka.
+`consumer.py` uses both classes; neither knows Kafka.
 """
 
 from collections import deque
 
 
 class SkippedRecord(RuntimeError):
-    """A record was handed over and not handled, but a later one of its partition was. Read again after a restart."""
+    """A record was handed over and not handled, but a later one in its partition was. A restart reads it again."""
 
 
 class Offsets:
-    """Which records of a partition were handed over, and up to where they are handled. Handling keeps their order."""
+    """Tracks which records of a partition were handed over, and up to where all are handled, in order."""
 
     def __init__(self) -> None:
         self._open: deque[int] = deque()
         self._newest = -1
         self.next: int | None = None
-        """The offset to commit; None where nothing was handled since the last commit."""
+        """The offset to commit; None if nothing was handled since the last commit."""
 
     def handed_over(self, offset: int) -> None:
-        """Await a record; one that is handed over again is awaited already, or was handled."""
+        """Mark a record as open. A record handed over again is already open, or was handled."""
         if offset > self._newest:
             self._newest = offset
             self._open.append(offset)
@@ -39,14 +39,14 @@ class Offsets:
         self.next = offset + 1
 
     def start(self, committed: int) -> None:
-        """Begin where the group has come to: what lies before is handled, here or elsewhere."""
+        """Start at the group's committed offset: everything before it is handled, here or elsewhere."""
         while self._open and self._open[0] < committed:
             self._open.popleft()
         self._newest = max(self._newest, committed - 1)
 
     @property
     def open(self) -> int:
-        """How many records were handed over and are not handled."""
+        """Number of records handed over but not yet handled."""
         return len(self._open)
 
     def take(self) -> int | None:
@@ -56,22 +56,22 @@ class Offsets:
 
 
 class Course:
-    """The way through one partition: which offset is due, and whether what lies before a later one is known."""
+    """Position in one partition: which offset is due, and whether a gap before a later one is genuine."""
 
     def __init__(self, due: int) -> None:
         self.due = due
         self._asked_again: tuple[int, int] | None = None
 
     def follows(self, offset: int, after: int | None) -> bool:
-        """Say whether a record that was not handed over is the next; False where others may be missing before it.
+        """Return whether a record is the next to hand over; False if records before it may be missing.
 
-        Compacted records and the markers of transactions leave gaps. One inside a batch is such a gap: a batch is
-        fetched whole. One in front of a batch is, when the fetcher was sent back to what is due and came with the
-        same again.
+        Compacted records and transaction markers leave genuine gaps. A gap inside a batch is genuine, because a
+        batch is fetched whole. A gap before a batch is genuine if the fetcher was sent back to the due offset and
+        returned the same record again.
 
         Args:
-            offset: Of the record; not below what is due.
-            after: What was due after the record before it in the same batch; None for the first.
+            offset: The record's offset; not below the due offset.
+            after: The offset due after the previous record of the same batch; None for the first.
         """
         if offset > self.due and after != self.due and self._asked_again != (self.due, offset):
             self._asked_again = self.due, offset

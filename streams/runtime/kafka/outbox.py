@@ -1,4 +1,4 @@
-"""Send and wait: a record exists before the offset of its cause may move."""
+"""Send and wait: a record is on the broker before the offset of its cause may move."""
 
 from collections.abc import Sequence
 
@@ -12,7 +12,7 @@ from streams.settings import Settings
 
 
 class Outbox:
-    """The way out of a room."""
+    """Sends a room's records, within the size limit, and waits for delivery."""
 
     def __init__(self, app: faust.App, settings: Settings) -> None:
         self._sender = sender_of(app)

@@ -1,4 +1,4 @@
-"""faust's worker for one room: ready line, orderly stop, and a watch over a consumer that stands still."""
+"""faust's worker for one room: ready line, orderly stop, and stall detection for the consumer."""
 
 import asyncio
 import logging
@@ -76,10 +76,10 @@ async def run_without_handlers(
 
 
 async def notice_standstill(runtime: KafkaRuntime) -> None:
-    """End the process where records wait, none is in flight and nothing moves: its successor continues from there.
+    """End the process if records wait, none is in flight and nothing moves; its successor continues from there.
 
-    A rebalance that overtakes another can leave the consumer library waiting for ever. Records in flight for long are
-    logged: a step of an engine may take minutes, one that never ends is a fault to be found.
+    A rebalance that overtakes another can leave the consumer library waiting forever. Records that stay in flight for
+    long are only logged: an engine step may take minutes, and one that never ends is a fault for an operator to find.
     """
     most_s = 2 * runtime.settings.rebalance_timeout_s + SETTLE_S
     moved, since = -1, time.monotonic()
@@ -98,7 +98,7 @@ async def notice_standstill(runtime: KafkaRuntime) -> None:
             if not told and names:
                 some = ", ".join(names[:8])
                 log.warning(
-                    "nothing has moved for %.0f s; in hand: %d records (%s)", most_s, len(names), some
+                    "nothing has moved for %.0f s; in flight: %d records (%s)", most_s, len(names), some
                 )
             told = True
         else:

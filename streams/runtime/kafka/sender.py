@@ -1,9 +1,9 @@
-"""What leaves a process: one request for what many handlers send, and one acknowledgement for each batch in it.
+"""Sends what many handlers produce in one request, with one acknowledgement for each batch in it.
 
-aiokafka's `send` takes about 30 µs a record: it makes sets of all partitions, hashes the key in Python, and gives each
-record a future. Here records wait for the next moment of sending, are put into one batch for each partition, and a
-call returns when the batches with its records are acknowledged. A partition has one batch on its way at a time, so
-its records keep their order, through repeated attempts too.
+aiokafka's `send` takes about 30 µs per record: it builds sets of all partitions, hashes the key in Python, and gives
+each record a future. Here records wait for the next send, go into one batch per partition, and a call returns when
+the batches with its records are acknowledged. A partition has only one batch in flight at a time, so its records keep
+their order, even through retries.
 """
 
 import asyncio
@@ -40,11 +40,11 @@ _Entry = tuple[bytes | None, bytes | None, _Call]
 
 
 class Sender:
-    """The way to the broker.
+    """Batches records to the broker across handlers.
 
     Args:
         producer: Returns the connected AIOKafkaProducer; raises while there is none.
-        pause_s: Least time between two moments of sending. Where nothing was sent lately, nothing waits.
+        pause_s: Shortest time between two sends. After an idle period, records are sent at once.
     """
 
     def __init__(self, producer: Callable[[], Any], pause_s: float) -> None:

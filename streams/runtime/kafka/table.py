@@ -1,7 +1,7 @@
 """A changelog-backed table whose writes can be awaited.
 
-`table[key] = value` throws the delivery's future away, so a row the broker refused would be lost and the
-offset committed all the same. `put` waits for the delivery and only then shows the row.
+faust's `table[key] = value` discards the delivery future, so a row that the broker refused would be lost and the
+offset committed anyway. `put_all` waits for the delivery and only then makes the rows visible.
 """
 
 from collections.abc import Iterable

@@ -1,4 +1,4 @@
-"""Follow topics beside faust, in assign mode: every process sees every record, and commits nothing.
+"""Follow topics outside faust, in assign mode: every process sees every record, and commits nothing.
 
 Neither an agent (one member gets each record) nor a GlobalTable (endless recovery) does this.
 """
@@ -16,7 +16,7 @@ from streams.settings import Settings
 
 
 class Follower:
-    """Read topics from their beginning, their end, or so many records before it, and go on for ever.
+    """Reads topics from their beginning, their end, or a number of records before the end, and keeps following.
 
     `start` returns when everything that was there at the start has been handed to `on_record`.
     """
