@@ -1,6 +1,6 @@
 """What a process answers over HTTP: `/metrics`, `/health/live` and `/health/ready`.
 
-Live: the process answers and its event loop has turned lately; restart it if not. Ready: it has recovered its tables,
+Live: the process answers and its event loop has run recently; restart it if not. Ready: it has recovered its tables,
 holds its partitions, and is not stopping. Neither calls a model or the broker, so a probe costs nothing and an outage
 elsewhere restarts nothing here.
 """

@@ -55,7 +55,7 @@ class Metrics:
         self.rewards_applied = counter("rewards_applied", "Rewards that reached the policy", "kind")
         self.rewards_ignored = counter("rewards_ignored", "Rewards that changed nothing", "why")
         self.policy_version = gauge("policy_version", "Rewards and corrections applied to the policy")
-        self.snapshot_place = gauge("snapshot_place", "Place in the order that the newest snapshot holds")
+        self.snapshot_place = gauge("snapshot_place", "Sequence number that the newest snapshot reaches")
         self.snapshot_time = gauge("snapshot_timestamp_seconds", "When this process last wrote a snapshot")
         self.oldest_pending = gauge(
             "oldest_pending_timestamp_seconds",

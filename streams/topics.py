@@ -80,7 +80,7 @@ class Topics:
         return f"{self.prefix}verification.{group}"
 
     def cancel_for(self, group: str) -> str:
-        """Return the topic on which the executors of `group` are told to drop a search."""
+        """Return the topic on which the executors of `group` learn which searches to drop."""
         return f"{self.prefix}cancel.{group}"
 
     def app_id(self, room: str, group: str = "") -> str:

@@ -34,7 +34,7 @@ CRASH_EXIT = 70
 def run_room(
     settings: Settings, room: str, *, group: str = "", instance: str = "0", metrics_port: int = 0
 ) -> NoReturn:
-    """Run one room until it is told to stop.
+    """Run one room until it is asked to stop.
 
     Args:
         settings: The settings of the process.

@@ -111,7 +111,7 @@ class BrokerLog:
 
 
 class Plain:
-    """Values as plain JSON objects; None for whatever is none."""
+    """Values as plain JSON objects; None for a value that is not an object."""
 
     def __init__(self) -> None:
         self._zstd = zstandard.ZstdDecompressor(max_window_size=MAX_PLAIN)

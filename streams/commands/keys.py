@@ -94,7 +94,9 @@ def list_keys(settings: Settings) -> None:
     """List the API keys: name, tenant, scopes and limits."""
     known = _known(settings)
     if not known:
-        click.echo("no API keys; the gateway listens on this machine only and accepts anybody", err=True)
+        click.echo(
+            "no API keys; the gateway listens only on this machine and accepts every request", err=True
+        )
     for entry in known.values():
         limits = {
             "a minute": entry.per_minute, "in flight": entry.in_flight, "eFLOPs a day": entry.eflops_per_day

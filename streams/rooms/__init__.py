@@ -1,6 +1,6 @@
 """The rooms: each binds the pure code of one package of `agents` to its topics.
 
-Everything that must know which rooms there are asks ROOMS. A room is a folder (or a file) with a `SPEC`, and one line
+ROOMS is the one list of rooms. A room is a folder (or a file) with a `SPEC`, and one line
 here. Importing this package loads no engine, encoder or policy: a room's `build` does.
 """
 

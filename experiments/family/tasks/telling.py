@@ -194,7 +194,7 @@ THANKS = (
 def spoken(text: str, rng: Random) -> str:
     """Write a question as somebody talks: numbers in words more often, a greeting, thanks, or no capitals.
 
-    >>> spoken("Ann has 45 pens. How many?", Random(4))
+    >>> spoken("Ann has 45 pens. How many?", Random(0))
     'Ann has forty-five pens. How many?'
     """
     share = rng.choice((0.0, 0.0, 0.6, 1.0))

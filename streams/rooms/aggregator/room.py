@@ -1,4 +1,4 @@
-"""The aggregator's room: Decision, Answer, Feedback and Due meet in one table; Rewards and expiry come out.
+"""The aggregator's room: joins Decision, Answer, Feedback and Due in one table; writes Rewards and expired Answers.
 
 The rewards are sent before the row is stored: after a crash in between the same record makes the same rewards,
 under the same identity. The timer writes no row; what it finds overdue takes the ordered way as a Due record.
@@ -77,7 +77,7 @@ class AggregatorRoom:
         await self._turn(answer.query_id, record, answer)
 
     async def on_feedback(self, record: Record) -> None:
-        """Take what a client knows."""
+        """Apply a client's feedback."""
         feedback = decode(record.value, Feedback)
         await self._turn(feedback.query_id, record, feedback)
 

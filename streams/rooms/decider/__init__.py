@@ -1,4 +1,4 @@
-"""The decider: the learner of one shard, its log and its policy."""
+"""The decider: the learner of the deployment, its log and its policy."""
 
 from streams.runtime.base import Runtime
 from streams.runtime.spec import RoomSpec

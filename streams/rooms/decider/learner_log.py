@@ -1,8 +1,8 @@
-"""The learner's log on the broker: what is read from it at the start, and the snapshots that keep it short.
+"""The learner's log on the broker: reading it at startup, and the snapshots that keep it short.
 
-The log is the changelog of the decider's table: rows, and now and then a snapshot among them. It decides what is
-learned, never the consumer group: a commit that is behind it brings records again, which are recognised; one that
-ran ahead of it is taken back, so that what was skipped is read.
+The log is the changelog of the decider's table: rows, with a snapshot among them from time to time. The log, not the
+consumer group, is authoritative. If the commit is behind the log, redelivered records are recognised; if it is ahead,
+it is moved back, so that the skipped records are read.
 """
 
 import logging
@@ -23,7 +23,7 @@ class LearnerLog:
 
     Attributes:
         table: Rows and snapshots by key, in memory.
-        snapshot_at: Place in the order of the newest snapshot; -1 for none.
+        snapshot_at: Sequence number of the newest snapshot; -1 for none.
     """
 
     def __init__(self, runtime: Runtime, recovered: Callable[[], Awaitable[None]]) -> None:
@@ -36,7 +36,7 @@ class LearnerLog:
 
     @property
     def assigned(self) -> bool:
-        """Say whether this worker is the shard's learner: another may hold the partition."""
+        """Return whether this worker is the learner: another one may hold the partition."""
         return bool(self.runtime.assigned(self.runtime.topics.context))
 
     @property
@@ -45,7 +45,7 @@ class LearnerLog:
         return min(snapshot.CHUNK_BYTES, self.settings.max_record_bytes // 2)
 
     async def recover(self, decider: Decider) -> Recovered:
-        """Rebuild a learner from the table, and take back what the group committed ahead of it.
+        """Rebuild a learner from the table, and move the group's commit back if it is ahead.
 
         Raises:
             CorruptState: The log is not whole.
@@ -82,7 +82,7 @@ class LearnerLog:
             dropped = await self._obsolete()
             await self.table.drop_all((key, 0) for key in dropped)
         except SendFailed as error:
-            # The rows hold everything: the next attempt makes a whole snapshot.
+            # The rows hold everything, so the next attempt writes a complete snapshot.
             log.warning("no snapshot: %s", error)
             return
         self.runtime.metrics.snapshot_place.set(self.snapshot_at)
@@ -90,18 +90,18 @@ class LearnerLog:
         log.info("snapshot %d written, %d older records dropped", self.snapshot_at, len(dropped))
 
     async def _hold_back(self, found: Recovered) -> None:
-        """Read again from where the log ends, where the group has committed further."""
+        """Read again from the end of the log, if the group has committed further."""
         topics = self.runtime.topics
         ends = {topics.context: found.next_context, topics.reward: found.next_reward}
         for topic, committed in (await self.runtime.hold_back(ends)).items():
-            # Most often these are records that left no row, and will leave none again.
+            # Usually these are records that left no row, and will again leave none.
             log.info(
                 "%s: the group has committed %d, the log ends before %d: reading again from there",
                 topic, committed, ends[topic],
             )  # fmt: skip
 
     async def _report_expired(self, found: Recovered) -> None:
-        """Say which records retention took before the learner had read them: nobody will decide or learn them."""
+        """Log which records retention removed before the learner read them: they are never decided or learned."""
         topics = self.runtime.topics
         first = await self.runtime.first_offsets((topics.context, topics.reward))
         for topic, read in ((topics.context, found.next_context), (topics.reward, found.next_reward)):
@@ -110,7 +110,7 @@ class LearnerLog:
                 self.runtime.metrics.expired.labels(topic).inc(lost)
                 log.error(
                     "%s: up to %d records expired unread (offsets %d to %d): the room was down for longer than the "
-                    "topic's retention; their queries were answered by nobody, send them again",
+                    "topic's retention; their queries were never answered; send them again",
                     topic, lost, read, read + lost - 1,
                 )  # fmt: skip
 

@@ -1,4 +1,4 @@
-"""The policy that the settings ask for, and the actions of a catalogue as it sees them."""
+"""The policy that the settings name, and the actions of a catalogue as the policy sees them."""
 
 from collections.abc import Sequence
 from pathlib import Path

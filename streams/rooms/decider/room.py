@@ -1,8 +1,8 @@
 """The decider's room: Context in, Decision out; Reward in, learning.
 
-One partition and one lock give decisions and updates one order. What a later decision rests on is on the broker
-before that decision is made: rows are delivered first, then Decisions are sent. A Context that comes again gets
-the stored bytes; a Reward that comes again changes nothing. What is decided and learned is `agents.decider`.
+One partition and one lock give decisions and updates one order. The state behind a decision is on the broker before
+the decision is made: rows are delivered first, then Decisions are sent. A redelivered Context gets the stored bytes; a
+redelivered Reward changes nothing. `agents.decider` does the deciding and learning.
 """
 
 import asyncio

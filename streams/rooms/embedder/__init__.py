@@ -1,4 +1,4 @@
-"""The embedder: admission, the encoder, and the way from Query to Context."""
+"""The embedder: admits queries, and encodes each Query into a Context."""
 
 from streams.runtime.base import Runtime
 from streams.runtime.spec import RoomSpec

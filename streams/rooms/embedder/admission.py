@@ -1,8 +1,8 @@
-"""Admission: how many queries may be on their way at once (DESIGN: the only place that waits).
+"""Admission: limits how many queries are in flight. No other part of the pipeline holds queries back.
 
-Without it thousands of decisions would be made before the first reward. A query counts from the moment its
-Context is sent until its Answer is seen on the `answer` topic, by a reader of its own: a handler that waited
-for a record of its own app would stop every topic of the worker.
+Without it, thousands of decisions would be made before the first reward. A query counts from when its Context is sent
+until its Answer appears on the `answer` topic. A separate reader watches that topic: a handler that waited for a
+record of its own app would block every topic of the worker.
 """
 
 import asyncio
@@ -24,7 +24,7 @@ class Admission:
         self.most = most
         self._clock = clock
         self._open: OrderedDict[str, tuple[float, Origin | None]] = OrderedDict()
-        # A query read again after a restart may have its Answer already: it must not hold a place for ever.
+        # A query redelivered after a restart may already have its Answer: it must not hold a slot forever.
         self._ended: OrderedDict[str, None] = OrderedDict()
         self._changed = asyncio.Event()
 
@@ -33,11 +33,11 @@ class Admission:
         return len(self._open)
 
     def __contains__(self, query_id: object) -> bool:
-        """Say whether a query is in flight."""
+        """Return whether a query is in flight."""
         return query_id in self._open
 
     async def enter(self, query_id: str, timeout_s: float, origin: Origin | None = None) -> None:
-        """Wait for a place and take it; a query that is in flight already takes no second one.
+        """Wait for a slot and take it; a query that is already in flight takes no second one.
 
         Args:
             query_id: The query.
@@ -59,17 +59,17 @@ class Admission:
             self._open[query_id] = (self._clock() + timeout_s, origin)
 
     def leave(self, query_id: str) -> None:
-        """Free the place of a query; unknown ones are no error: other processes have theirs."""
+        """Release the slot of a query. An unknown query is not an error: it belongs to another process."""
         if self._open.pop(query_id, None) is not None:
             self._changed.set()
 
     def refused(self, query_id: str, origin: Origin) -> None:
-        """Free the place that the record at `origin` took; an earlier query of the same id keeps its own."""
+        """Release the slot taken by the record at `origin`; an earlier query with the same id keeps its own."""
         if query_id in self._open and self._open[query_id][1] == origin:
             self.leave(query_id)
 
     def ended(self, query_id: str) -> None:
-        """Note that a query has its Answer: its place is free, and it takes none when it is read again."""
+        """Record that a query has its Answer: its slot is free, and it takes none when it is redelivered."""
         self._ended[query_id] = None
         while len(self._ended) > 16 * self.most:
             self._ended.popitem(last=False)

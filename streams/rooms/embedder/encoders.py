@@ -1,4 +1,4 @@
-"""Which encoder the settings ask for."""
+"""The encoder that the settings name."""
 
 import hashlib
 from collections.abc import Sequence

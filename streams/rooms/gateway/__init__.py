@@ -1,4 +1,4 @@
-"""The gateway: OpenAI's HTTP API in front of the topics. It sends queries and follows what comes of them."""
+"""The gateway: an OpenAI-compatible HTTP API in front of the topics. It sends queries and follows their progress."""
 
 from streams.runtime.base import Runtime
 from streams.runtime.spec import RoomSpec

@@ -22,7 +22,7 @@ from streams.rooms.gateway.settled import settled
 from streams.rooms.gateway.waiting import Seen
 
 _BEAT_LOOKS: Final = 10
-"""Looks without news between two heartbeats of a stream: five seconds."""
+"""Polls without news between two heartbeats of a stream: five seconds."""
 
 
 async def chat(request: Request, body: bytes, who: Credential, service: Service, request_id: str) -> Response:
@@ -46,7 +46,7 @@ async def chat(request: Request, body: bytes, who: Credential, service: Service,
 
 
 class _Turn:
-    """One request that has its query."""
+    """One request whose query has been sent."""
 
     def __init__(
         self,
@@ -164,7 +164,7 @@ class _Turn:
             return [responses.event({"error": error.fields()})]
         text = answer.text or ""
         if not text.startswith(shown):
-            # Nothing shown can be taken back: better an error than a text that nobody wrote.
+            # Streamed text cannot be retracted: better an error than a text that no path produced.
             error = ApiError(502, "the answer does not begin with what was streamed; ask again without stream",
                              type="api_error", code="stream_diverged")  # fmt: skip
             return [responses.event({"error": error.fields()})]

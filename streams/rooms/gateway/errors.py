@@ -79,14 +79,14 @@ def of_json(error: msgspec.DecodeError) -> ApiError:
 
 
 def not_found(what: str, value: str, code: str = "not_found") -> ApiError:
-    """Return a 404. An id of another tenant and an unknown id get the same."""
+    """Return a 404. Another tenant's id and an unknown id get the same response."""
     return ApiError(
         404, f"{what} {value!r} does not exist, or you have no access to it", param=what, code=code
     )
 
 
 def of_answer(answer: Answer) -> ApiError | None:
-    """Return the error an Answer stands for; None where there is something to return.
+    """Return the error for an Answer, or None if it has text to return.
 
     `unfinished` and `budget` are completions that stopped early, with `finish_reason: "length"`; a budget may have left
     no text at all.

@@ -139,7 +139,7 @@ class Routes:
         )
 
     async def now(self, request: Request, who: Credential, request_id: str) -> Response:
-        """GET /v1/now: what goes on, as the page shows it."""
+        """GET /v1/now: current activity, as the page shows it."""
         who.require("read")
         runtime = self.service.runtime
         listed = self.service.index.latest(_whole(request, "limit", 1000, 10_000), self._tenant(who))
@@ -148,7 +148,7 @@ class Routes:
         return _json({**found, "uplift": statistics.uplift(known), "models": health(runtime.control)})
 
     async def letters(self, request: Request, who: Credential, request_id: str) -> Response:
-        """GET /v1/dead-letters: for operators, because they hold what anybody sent."""
+        """GET /v1/dead-letters: for operators only, because dead letters hold every client's data."""
         who.require("admin")
         data = [
             {
@@ -243,7 +243,7 @@ class Routes:
         return _json({"object": "objective", "name": record.name, "accepted": True}, status=202)
 
     async def nothing(self, request: Request, who: Credential, request_id: str) -> Response:
-        """Whatever else: 404 in OpenAI's format."""
+        """Any other path: 404 in OpenAI's format."""
         raise ApiError(
             404, f"{request.method} {request.url.path[:200]} does not exist here", code="unknown_url"
         )

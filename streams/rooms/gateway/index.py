@@ -1,4 +1,4 @@
-"""Recent queries by id. Kafka has no look-up by key, so the gateway keeps what it has seen go by, in SQLite.
+"""Recent queries by id. Kafka has no lookup by key, so the gateway keeps what it reads from the topics in SQLite.
 
 The index holds nothing that is not on the topics: it is rebuilt from them at the start, and two gateways build the
 same one.
@@ -111,7 +111,7 @@ class Index:
         return int(self._db.execute("select count(*) from queries").fetchone()[0])
 
     def query(self, query: Query, created_ms: int) -> None:
-        """Take a Query. The first under an id counts; its Decision or Answer may have come by before it."""
+        """Add a Query. The first with an id counts; its Decision or Answer may have arrived earlier."""
         kept = query.metadata.get(OWN)
         kept = kept if isinstance(kept, dict) else {}
         self._db.execute(
@@ -125,7 +125,7 @@ class Index:
             self._trim()
 
     def decision(self, decision: Decision, at_ms: int) -> None:
-        """Take a Decision, with the Query it carries."""
+        """Add a Decision, with the Query it carries."""
         self.query(decision.query, decision.appended_ms or at_ms)
         if self._first("decision", decision.query_id, encode(decision), at_ms):
             name = decision.objective.name or decision.objective.aim
@@ -135,7 +135,7 @@ class Index:
             )
 
     def answer(self, answer: Answer, at_ms: int) -> None:
-        """Take an Answer. The first one counts."""
+        """Add an Answer. The first one counts."""
         if self._first("answer", answer.query_id, encode(answer), at_ms):
             self._db.execute(
                 "update queries set status = ?, answered_ms = ? where query_id = ?",
@@ -143,14 +143,14 @@ class Index:
             )
 
     def reward(self, reward: Reward) -> None:
-        """Take a Reward; a later stage takes the place of an earlier one, but never unlearns correctness."""
+        """Add a Reward. A later stage replaces an earlier one, but never clears a known correctness."""
         self._db.execute(
             "update queries set reward = ?, correct = coalesce(?, correct) where query_id = ?",
             (encode(reward), reward.correct, reward.query_id),
         )
 
     def priced(self, query_id: str, price: Mapping[str, float] | None) -> None:
-        """Take what a query cost."""
+        """Add the cost of a query."""
         if price is not None:
             self._db.execute("update queries set eflops = ? where query_id = ?", (price["total"], query_id))
 
@@ -162,7 +162,7 @@ class Index:
         return float(found.fetchone()[0])
 
     def told(self, query_id: str, source: str, value: float) -> bool:
-        """Take feedback and return whether its source had given some before."""
+        """Add feedback and return whether its source had already given some."""
         done = self._db.execute(
             "insert or ignore into feedback (query_id, source, value) values (?, ?, ?)",
             (query_id, source, value),
@@ -170,7 +170,7 @@ class Index:
         return done.rowcount == 0
 
     def letter(self, letter: DeadLetter, at_ms: int) -> None:
-        """Take a dead letter. The newest under an origin stands; the thousand newest are kept."""
+        """Add a dead letter. The newest of each origin counts; the thousand newest are kept."""
         self._db.execute("replace into letters values (?, ?, ?)", (letter.key, at_ms, encode(letter)))
         self._db.execute(
             "delete from letters where origin in"
@@ -185,7 +185,7 @@ class Index:
         return [(at_ms, decode(value, DeadLetter)) for at_ms, value in rows]
 
     def find(self, query_id: str) -> Seen | None:
-        """Return a query; None for one that is not known, or not any more."""
+        """Return a query, or None if it is unknown or no longer kept."""
         row = self._db.execute(
             "select query_id, tenant, digest, created_ms from queries where query_id = ? and asked = 1",
             (query_id,),

@@ -65,11 +65,11 @@ class Gate:
 
     @property
     def has_keys(self) -> bool:
-        """Return whether there is, or ever was, any key: to revoke the last one opens nothing."""
+        """Return whether any key exists or ever existed: revoking the last one does not open the gateway."""
         return self._had_keys
 
     def change(self, entry: KeyEntry) -> None:
-        """Take a key entry of `control`: the last one under a name stands."""
+        """Add a key entry from `control`: the last one with a name counts."""
         self._had_keys = True
         if (old := self._digest_of.pop(entry.name, None)) is not None:
             self._by_digest.pop(old, None)
@@ -78,10 +78,10 @@ class Gate:
             self._by_digest[entry.sha256] = entry
 
     def credential(self, bearer: str | None) -> Credential:
-        """Return who a bearer token stands for. Without keys, anybody is let in.
+        """Return the credential of a bearer token. While no key exists, every request is let in.
 
         Raises:
-            ApiError: 401, when there are keys and this is none of them.
+            ApiError: 401, when keys exist and this is not one of them.
         """
         if not self.has_keys:
             return Credential()
@@ -94,7 +94,7 @@ class Gate:
         return Credential(digest, entry)
 
     def admit(self, who: Credential, model: str, objective: str | None, spent_eflops: float) -> None:
-        """Let a request in, or say which limit it meets. `leave` ends it.
+        """Admit a request, or raise an error that names the limit it exceeds. `leave` ends it.
 
         Args:
             who: Who asks.
@@ -133,7 +133,7 @@ class Gate:
         self._open[who.key] += 1
 
     def leave(self, who: Credential) -> None:
-        """End a request that was let in."""
+        """End an admitted request."""
         if who.entry is not None and self._open[who.key] > 0:
             self._open[who.key] -= 1
 
@@ -171,7 +171,7 @@ def check_host(host: str | None, origin: str | None, allowed: frozenset[str]) ->
 
 
 def is_local(address: str) -> bool:
-    """Return whether an address to listen on can be reached from this machine alone."""
+    """Return whether an address to listen on can be reached only from this machine."""
     if address == "localhost":
         return True
     try:

@@ -53,7 +53,7 @@ class Page:
         ]
 
     def key_of(self, request: Request) -> str | None:
-        """Return the API key that a request's session stands for."""
+        """Return the API key behind a request's session."""
         return self._sessions.get(request.cookies.get(COOKIE, ""))
 
     async def index(self, request: Request) -> Response:
@@ -61,7 +61,7 @@ class Page:
         return FileResponse(FOLDER / "index.html", headers=SECURE)
 
     async def session(self, request: Request) -> Response:
-        """Whether one is needed (GET), a new one for a key (POST), the end of one (DELETE)."""
+        """Say whether a session is needed (GET), open one with a key (POST), or end it (DELETE)."""
         try:
             check_host(request.headers.get("host"), request.headers.get("origin"), self.hosts)
             if request.method == "POST":

@@ -104,7 +104,7 @@ class ChatRequest(Struct, frozen=True):
 
     @property
     def extension(self) -> Extension:
-        """Return the object `uniscale`, empty where there is none."""
+        """Return the object `uniscale`, or an empty one if the request has none."""
         return Extension() if self.uniscale is UNSET else self.uniscale
 
 
@@ -187,7 +187,7 @@ def to_query(
 
 
 def digest(body: bytes) -> str:
-    """Return what tells one body from another: the SHA-256 of its bytes, in hex."""
+    """Return a digest that identifies a body: the SHA-256 of its bytes, in hex."""
     return hashlib.sha256(body).hexdigest()
 
 

@@ -146,7 +146,7 @@ def fingerprint(decision: Decision | None) -> str | None:
 
 
 def model_of(answer: Answer) -> str:
-    """Return the model that ran: never the virtual name that was asked for."""
+    """Return the model that ran, never the virtual name in the request."""
     return answer.action.model if answer.action else ""
 
 

@@ -30,7 +30,7 @@ _HEAD_BYTES: Final = 64 * 1024
 
 
 class OpenGateway(UniscaleError):
-    """The gateway would listen beyond this machine, and anybody could ask. Add a key first."""
+    """The gateway would listen beyond this machine without any API key. Add a key first."""
 
 
 class GatewayRoom:
@@ -49,7 +49,7 @@ class GatewayRoom:
         self.service = Service(runtime, self.index, self.gate)
 
     async def follow(self) -> None:
-        """Read the topics to their present ends, and go on reading."""
+        """Read the topics to their current ends, and keep reading."""
         topics = self.runtime.topics
         await self.runtime.follow([topics.control], self._on_control, begin="beginning")
         for topic, take in (

@@ -30,14 +30,14 @@ RETRY_MS: Final = 10 * 60 * 1000
 """A client's retry within this time joins the query it repeats."""
 
 LOOK_S: Final = 0.5
-"""Seconds between two looks at whether the client is still there."""
+"""Seconds between two checks that the client is still connected."""
 
 _MARGIN_S: Final = 30.0  # the Answer of an expired query takes this long at most, while an aggregator lives
 _DAY_MS: Final = 24 * 3600 * 1000
 
 
 class Admitted(Struct, frozen=True):
-    """A request that has its query.
+    """A request whose query has been sent.
 
     Attributes:
         query_id: Its id.
@@ -139,7 +139,7 @@ class Service:
     def open(self, admitted: Admitted, who: Credential) -> Iterator["asyncio.Queue[Seen]"]:
         """Wait for a query while the block runs; a block that ends before the Answer cancels the search.
 
-        Only the last one that waits cancels, and only where somebody waited at all.
+        Only the last waiting request cancels the search.
         """
         with self.waiting.on(admitted.query_id) as queue:
             try:
@@ -189,14 +189,14 @@ class Service:
         await self.runtime.send(Outgoing(topic, key_of(query_id), encode(record)))
 
     def on_decision(self, decision: Decision, at_ms: int) -> None:
-        """Take a Decision that came by."""
+        """Process a Decision read from the topic."""
         self.index.decision(decision, at_ms)
         self.waiting.seen(decision.query_id, decision)
         if (reason := self._cancelled.pop(decision.query_id, None)) is not None:
             self._later(self.cancel(decision.query_id, reason))
 
     def on_answer(self, answer: Answer, at_ms: int) -> None:
-        """Take an Answer that came by; the first one counts."""
+        """Process an Answer read from the topic; the first one counts."""
         first = self.index.answer_of(answer.query_id) is None
         self.index.answer(answer, at_ms)
         self.index.priced(answer.query_id, responses.price(answer, self.runtime.control.pricing))
@@ -205,7 +205,7 @@ class Service:
             self.waiting.seen(answer.query_id, answer)
 
     async def feedback(self, query_id: str, value: bool | float, comment: str, who: Credential) -> bool:
-        """Send feedback and return whether this source has told so before.
+        """Send feedback and return whether this source has already given it.
 
         Raises:
             ApiError: 404 for an id that is unknown, or another tenant's; 400.

@@ -1,4 +1,4 @@
-"""What of a running search may already be shown: the steps that every path it can still end in has in common."""
+"""The part of a running search that may already be shown: the steps shared by every path that can still win."""
 
 from schemas.forest import Forest
 

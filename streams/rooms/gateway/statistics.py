@@ -1,4 +1,4 @@
-"""What goes on, from the latest queries: rates, choices, and the policy beside the control group."""
+"""Statistics of the latest queries: rates, choices, and the policy compared with the control group."""
 
 import math
 from collections import Counter, defaultdict
@@ -34,7 +34,7 @@ def now(listed: Sequence[Listed], now_ms: int) -> dict[str, Any]:
 
 
 def uplift(listed: Sequence[Listed]) -> dict[str, Any]:
-    """Return what the policy gains over the control group, with intervals that hold however often one looks.
+    """Return the policy's gain over the control group, with intervals that stay valid however often one looks.
 
     Args:
         listed: All queries that are known: a window that moves would void the intervals.

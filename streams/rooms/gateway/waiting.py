@@ -1,4 +1,4 @@
-"""Requests that wait for a query: each sees its Decision, the steps of its search, and its Answer as they come by."""
+"""Requests waiting for a query: each sees its Decision, the steps of its search and its Answer as they arrive."""
 
 import asyncio
 from collections import defaultdict
@@ -15,7 +15,7 @@ Seen: TypeAlias = Decision | SearchStep | Answer | DeadLetter
 
 
 class Waiting:
-    """What open requests wait for.
+    """Delivers records to the open requests that wait for them.
 
     A request may attach to a query that another one sent, so several can wait for one id. What comes by before a
     request waits is in the index.
@@ -25,15 +25,15 @@ class Waiting:
         self._queues: defaultdict[str, list[asyncio.Queue[Seen]]] = defaultdict(list)
 
     def __len__(self) -> int:
-        """Return how many queries are waited for."""
+        """Return how many queries have a waiting request."""
         return len(self._queues)
 
     def __contains__(self, query_id: object) -> bool:
-        """Return whether anybody waits for a query."""
+        """Return whether any request waits for a query."""
         return query_id in self._queues
 
     def seen(self, query_id: str, what: Seen) -> None:
-        """Show something to whoever waits for its query."""
+        """Deliver a record to the requests that wait for its query."""
         for queue in self._queues.get(query_id, ()):
             queue.put_nowait(what)
 
@@ -51,7 +51,7 @@ class Waiting:
 
 
 async def each(queue: asyncio.Queue[Seen], every_s: float) -> AsyncIterator[Seen | None]:
-    """Yield what comes by, up to the Answer; None whenever nothing has come for `every_s` seconds."""
+    """Yield records as they arrive, up to the Answer; None whenever nothing has arrived for `every_s` seconds."""
     while True:
         try:
             what = await asyncio.wait_for(queue.get(), every_s)

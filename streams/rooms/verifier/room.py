@@ -13,7 +13,7 @@ from streams.runtime.base import Crash, Outgoing, Record, Runtime, key_of
 
 
 class VerifierRoom:
-    """Scores steps; a step that comes again is scored again, and its first Verification counts."""
+    """Scores steps. A redelivered step is scored again; its first Verification counts."""
 
     def __init__(self, runtime: Runtime, verifier: Verifier) -> None:
         self.runtime = runtime
