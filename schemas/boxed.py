@@ -1,4 +1,4 @@
-r"""Where the answer stands in a text: in its last complete `\boxed{…}`."""
+r"""Finds the answer in a text: its last complete `\boxed{…}`."""
 
 import re
 

@@ -1,4 +1,4 @@
-"""What steers every process: catalogue, objectives, cost bounds, API keys. Compacted by name: the last one stands."""
+"""Records that configure every process: catalogue, objectives, cost bounds, API keys. The last one per name counts."""
 
 import re
 from typing import Any, Literal, TypeAlias

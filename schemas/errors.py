@@ -21,7 +21,7 @@ record is at fault, and makes a dead letter. What is the fault of the process or
 
 
 class UniscaleError(Exception):
-    """Whatever this product refuses. Catch this, never Exception, where a dead letter or a message is made."""
+    """Base class of everything this product refuses. Catch this, never Exception, to make a dead letter or message."""
 
 
 class RecordError(UniscaleError, ValueError):

@@ -27,7 +27,7 @@ class CostRange(Struct, frozen=True, kw_only=True):
     high_eflops: float
 
     def __post_init__(self) -> None:
-        """Refuse bounds between which nothing lies."""
+        """Refuse bounds that enclose no interval."""
         if not 0 < self.low_eflops < self.high_eflops < math.inf:
             why = f"is {self.low_eflops}, high_eflops {self.high_eflops}; want 0 < low < high, finite"
             raise InvalidField("CostRange", "low_eflops", why)
@@ -79,7 +79,7 @@ class ObjectiveInForce(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     @property
     def aim(self) -> Aim:
-        """Return what is asked for: `weights`, `mean_cost` or `accuracy`."""
+        """Return the kind of objective: `weights`, `mean_cost` or `accuracy`."""
         if self.mean_cost is not None:
             return "mean_cost"
         return "weights" if self.accuracy is None else "accuracy"

@@ -1,4 +1,4 @@
-"""A question on its way in: Query as clients send it, Context with its embedding."""
+"""An incoming question: Query as clients send it, Context with its embedding."""
 
 import math
 import sys
@@ -65,7 +65,7 @@ class Weights(Struct, frozen=True, kw_only=True):
     cost: float = 0.0
 
     def __post_init__(self) -> None:
-        """Refuse what is no convex combination, and normalise: else α would change its meaning."""
+        """Refuse weights that are not a convex combination, and normalise them to keep the meaning of α."""
         terms = {"correct": float(self.correct), "score": float(self.score), "cost": float(self.cost)}
         for name, weight in terms.items():
             if not (math.isfinite(weight) and weight >= 0):
@@ -91,7 +91,7 @@ def check_aims(kind: str, *, mean_cost: float | None, accuracy: float | None) ->
         InvalidField: naming the field.
     """
     if mean_cost is not None and accuracy is not None:
-        raise InvalidField(kind, "accuracy", "comes beside mean_cost; give one of the two")
+        raise InvalidField(kind, "accuracy", "cannot be combined with mean_cost; give one of the two")
     if mean_cost is not None and not 0.0 < mean_cost < math.inf:
         raise InvalidField(kind, "mean_cost", f"is {mean_cost}; give eFLOPs per query, finite and above 0")
     if accuracy is not None and not 0.0 < accuracy <= 1.0:
@@ -120,7 +120,7 @@ class Budget(Struct, frozen=True, kw_only=True):
 
 
 class Origin(Struct, frozen=True, kw_only=True):
-    """Where a record lies: topic, partition and offset."""
+    """Position of a record: topic, partition and offset."""
 
     topic: str
     partition: int
@@ -248,7 +248,7 @@ class Query(Record, frozen=True, kw_only=True, tag="query.v1"):
         names = ("objective", "weights", "mean_cost", "accuracy")
         given = [name for name in names if getattr(self, name) is not None]
         if len(given) > 1:
-            why = f"comes beside {given[0]}; give one of {', '.join(names)}"
+            why = f"cannot be combined with {given[0]}; give one of {', '.join(names)}"
             raise InvalidField("Query", given[1], why)
         check_aims("Query", mean_cost=self.mean_cost, accuracy=self.accuracy)
 

@@ -13,7 +13,7 @@ _SHOWN = 20
 @click.command()
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of tables.")
 @click.option(
-    "--settled", is_flag=True, help="Nothing may be in flight: what is pending is a discrepancy, too."
+    "--settled", is_flag=True, help="Nothing may be in flight: a pending query is a discrepancy, too."
 )
 @click.pass_obj
 def audit(settings: Settings, as_json: bool, settled: bool) -> None:

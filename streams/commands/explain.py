@@ -69,7 +69,7 @@ def explain(settings: Settings, query_id: str, groups: tuple[str, ...], drafts: 
     if story.answer is not None:
         _search(console, story.answer, drafts)
     else:
-        console.print("\nno Answer on record: it is under way, or the rooms are not running")
+        console.print("\nno Answer on record: the search is still running, or the rooms are not")
     for reward in story.rewards:
         _reward(console, reward)
     for letter in letters:

@@ -219,7 +219,7 @@ def _part(param: str, part: Any) -> str:
 def _budget(request: ChatRequest) -> Budget | None:
     """Join `max_completion_tokens`, which counts every token generated, with the budget of the extension."""
     if request.max_tokens is not None and request.max_completion_tokens is not None:
-        raise invalid("max_tokens", "comes beside max_completion_tokens; give one of the two")
+        raise invalid("max_tokens", "cannot be combined with max_completion_tokens; give one of the two")
     param = "max_tokens" if request.max_tokens is not None else "max_completion_tokens"
     most = request.max_tokens if request.max_tokens is not None else request.max_completion_tokens
     budget = request.extension.budget
@@ -228,7 +228,7 @@ def _budget(request: ChatRequest) -> Budget | None:
     if most < 1:
         raise invalid(param, f"is {most}; give a whole number above 0")
     if budget is not None and budget.tokens is not None:
-        raise invalid(param, "comes beside uniscale.budget.tokens; give one of the two")
+        raise invalid(param, "cannot be combined with uniscale.budget.tokens; give one of the two")
     return Budget(tokens=most, eflops=budget.eflops if budget else None)
 
 

@@ -75,5 +75,5 @@ def test_a_price_takes_reward_away_for_each_eflop() -> None:
     assert priced.reward(1.0, 0.5, math.log(1e12)) == pytest.approx(0.8)
     with pytest.raises(InvalidField, match="price: is -1"):
         ObjectiveInForce(weights=Weights(correct=1), cost_range=RANGE, price=-1.0)
-    with pytest.raises(InvalidField, match="accuracy: comes beside mean_cost"):
+    with pytest.raises(InvalidField, match="accuracy: cannot be combined with mean_cost"):
         ObjectiveInForce(weights=Weights(correct=1), cost_range=RANGE, mean_cost=1.0, accuracy=0.5)
