@@ -23,7 +23,7 @@ pytestmark = [pytest.mark.broker, pytest.mark.timeout(900)]
 
 ROOT = Path(__file__).parents[2]
 # The README's line; the test adds where.
-UP = ["up", "--broker", "auto"]
+UP = ["up", "--broker", "auto", "--gateway"]
 
 MODEL = """
 name: mini-1
@@ -52,7 +52,9 @@ def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     port = free_port()
     # The embedded broker miscounts batches, so operating.md asks its clients for one record each.
     alone = {"max_batch_bytes": 1} if Broker.choose("auto", os.environ).kind == "embedded" else {}
-    settings = kit.recorded_in(folder, bootstrap=f"127.0.0.1:{port}", feedback_wait_s=60.0, **alone)
+    settings = kit.recorded_in(
+        folder, bootstrap=f"127.0.0.1:{port}", feedback_wait_s=60.0, gateway_port=free_port(), **alone
+    )
     operator = kit.Operator(folder, settings)
     # The model that joins while everything runs has its recording from the start.
     recording = folder / "recording.jsonl"
@@ -239,7 +241,8 @@ def test_topics_are_made_checked_and_named_when_wrong(live: Any) -> None:
 def readme_commands() -> list[str]:
     """Return every line of the README's bash blocks, comments off."""
     blocks = re.findall(r"```bash\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
-    lines = [line.partition(" #")[0].strip() for block in blocks for line in block.splitlines()]
+    whole = [block.replace("\\\n", " ") for block in blocks]
+    lines = [line.partition(" #")[0].strip() for block in whole for line in block.splitlines()]
     return [line for line in lines if line]
 
 
@@ -248,7 +251,14 @@ def test_every_command_of_the_readme_runs(live: Any) -> None:
     asked = json.loads(live.run("ask", "What is 4 + 5, number 2?", "--json").stdout)["query_id"]
     elsewhere = [line for line in readme_commands() if not line.startswith("python -m streams")]
     # The demo has a test of its own; the suite cannot run itself.
-    assert elsewhere == ["make demo", "make test"]
+    curl = [line for line in elsewhere if line.startswith("curl ")]
+    assert elsewhere == ["make demo", "make test", *curl]
+    assert curl
+    for line in curl:
+        asks = line.replace("127.0.0.1:8080", f"127.0.0.1:{live.settings.gateway_port}")
+        done = subprocess.run(shlex.split(asks), capture_output=True, timeout=60, check=True)
+        # The recording does not know the question; that it was searched for is what counts here.
+        assert json.loads(done.stdout)["object"] == "chat.completion", done.stdout
     for line in readme_commands():
         if line in elsewhere:
             continue
