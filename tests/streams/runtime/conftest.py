@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 import pytest
 
+from streams.local.broker import kafka_home
 from streams.runtime.base import Record
 from streams.settings import Settings
 
@@ -155,10 +156,15 @@ class OnKafka:
         return {key: value for key, value in latest.items() if value}
 
 
+# One broker is enough for the contract in everyday runs: Apache Kafka where there is one. The embedded broker's first
+# join of a group takes seconds, for each of these tests; `make test-long` runs both.
+_EMBEDDED = [pytest.mark.broker, pytest.mark.slow] if kafka_home(os.environ) else [pytest.mark.broker]
+
+
 @pytest.fixture(
     params=[
         "memory",
-        pytest.param("embedded", marks=pytest.mark.broker),
+        pytest.param("embedded", marks=_EMBEDDED),
         pytest.param("kafka", marks=pytest.mark.broker),
     ]
 )
@@ -191,7 +197,7 @@ def embedded_broker() -> Iterator[Any]:
 
 @pytest.fixture(scope="session")
 def kafka_broker() -> Iterator[Any]:
-    from streams.local.broker import Broker, kafka_home
+    from streams.local.broker import Broker
 
     if not kafka_home(os.environ):
         pytest.skip("no Apache Kafka: KAFKA_HOME is not set and ../shared/kafka is not there")
