@@ -1,5 +1,6 @@
 """TLS and SASL settings reach every client: kafka-python, aiokafka and faust, on a broker that insists on both."""
 
+import re
 import shutil
 import subprocess
 import sys
@@ -83,7 +84,7 @@ def test_commands_and_rooms_connect_by_tls_and_password(
     environ = settings.environ()
     done = streams(environ, "topics", "create")
     assert done.returncode == 0, done.stderr
-    assert "created 15 of 15 topics" in done.stdout
+    assert re.search(r"created (\d+) of \1 topics", done.stdout)
     # faust's consumer and producer, and the aiokafka reader of `control`, in one process.
     room = {"aggregator": [sys.executable, "-m", "streams", "worker", "aggregator"]}
     with Supervisor(room, environ={"PATH": "/usr/bin:/bin", **environ}, log_path=tmp_path / "log") as rooms:
