@@ -7,7 +7,7 @@ from typing import Literal, NamedTuple
 from streams.runtime.base import Record, UnknownTopic
 
 BEGAN_MS = 1_700_000_000_000
-"""Milliseconds since the epoch at which every broker's clock begins."""
+"""Milliseconds since the epoch at which a broker's clock begins by default."""
 
 
 class Effect(NamedTuple):
@@ -42,7 +42,8 @@ class Broker:
 
     Args:
         topics: How many partitions each topic has.
-        monotonic: Seconds; the broker's clock is this, since `BEGAN_MS`.
+        monotonic: Seconds; the broker's clock is this, since `began_ms`.
+        began_ms: Milliseconds since the epoch at which the clock begins.
 
     Attributes:
         committed: Committed offsets by consumer group, topic and partition.
@@ -50,9 +51,12 @@ class Broker:
         refuses: Asked before each send and row; a reason makes it fail.
     """
 
-    def __init__(self, topics: Mapping[str, int], monotonic: Callable[[], float]) -> None:
+    def __init__(
+        self, topics: Mapping[str, int], monotonic: Callable[[], float], began_ms: int = BEGAN_MS
+    ) -> None:
         self._topics = {name: [_Partition() for _ in range(n)] for name, n in topics.items()}
         self._monotonic = monotonic
+        self._began_ms = began_ms
         self._order = 0
         self._watchers: list[tuple[object, Callable[[Record], None]]] = []
         self.committed: dict[tuple[str, str, int], int] = {}
@@ -61,7 +65,7 @@ class Broker:
 
     def now_ms(self) -> int:
         """Return the broker's time."""
-        return BEGAN_MS + int(self._monotonic() * 1000)
+        return self._began_ms + int(self._monotonic() * 1000)
 
     def create(self, name: str, partitions: int) -> None:
         """Create a topic that is not there."""
@@ -76,12 +80,21 @@ class Broker:
         return len(self._of(topic))
 
     def append(
-        self, topic: str, key: bytes | None, value: bytes | None, partition: int | None = None
+        self,
+        topic: str,
+        key: bytes | None,
+        value: bytes | None,
+        partition: int | None = None,
+        timestamp_ms: int | None = None,
     ) -> Record:
-        """Append a record, to the partition of its key where none is given, and show it to the watchers."""
+        """Append a record, to the partition of its key where none is given, and show it to the watchers.
+
+        Its append time is now, unless it was appended to another broker before.
+        """
         parts = self._of(topic)
         at = zlib.crc32(key or b"") % len(parts) if partition is None else partition
-        record = Record(topic, at, parts[at].end, self.now_ms(), key, value)
+        now_ms = self.now_ms() if timestamp_ms is None else timestamp_ms
+        record = Record(topic, at, parts[at].end, now_ms, key, value)
         parts[at].records.append(record)
         parts[at].orders.append(self._order)
         self._order += 1
@@ -125,6 +138,13 @@ class Broker:
         gone = max(0, min(offset, part.end) - part.first)
         del part.records[:gone], part.orders[:gone]
         part.first += gone
+
+    def begin_at(self, topic: str, partition: int, offset: int) -> None:
+        """Let an empty partition begin at an offset, as where retention has removed what was before it."""
+        part = self._of(topic)[partition]
+        if part.records:
+            raise ValueError(f"{topic}/{partition}: it has records already")
+        part.first = offset
 
     def watch(self, owner: object, topics: Iterable[str], show: Callable[[Record], None]) -> None:
         """Show every record appended to these topics from now on, until `unwatch`."""

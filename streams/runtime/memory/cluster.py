@@ -10,7 +10,7 @@ from typing import Any
 from agents.space.catalogue import load_catalogue
 from streams.runtime.base import Crash, Record
 from streams.runtime.crashes import Crashes
-from streams.runtime.memory.broker import Broker, Effect
+from streams.runtime.memory.broker import BEGAN_MS, Broker, Effect
 from streams.runtime.memory.runtime import Died, MemoryRuntime, Subscription
 from streams.runtime.spec import RoomSpec
 from streams.settings import Settings
@@ -31,6 +31,7 @@ class Cluster:
         seed: Draws the latency of every effect and which commits are late. None: no latency, each record is
             committed, and one record is handled at a time, the oldest first.
         dies_after: Asked after each effect whether its worker dies now.
+        began_ms: When the broker's clock begins, milliseconds since the epoch.
 
     Attributes:
         deaths: What ended workers, in order; each was restarted.
@@ -43,13 +44,14 @@ class Cluster:
         *,
         seed: int | None = None,
         dies_after: Callable[[Effect], bool] = lambda effect: False,
+        began_ms: int = BEGAN_MS,
     ) -> None:
         self.settings = settings
         self.rooms = dict(rooms)
         self.groups = tuple(load_catalogue(Path(settings.catalogue)).groups)
         self.topics = Topics(settings)
         declared = {topic.name: topic.partitions for topic in self.topics.declared(self.groups)}
-        self.broker = Broker(declared, asyncio.get_running_loop().time)
+        self.broker = Broker(declared, asyncio.get_running_loop().time, began_ms)
         self.workers: list[MemoryRuntime] = []
         self.deaths: list[BaseException] = []
         self._rng = None if seed is None else random.Random(seed)
