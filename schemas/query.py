@@ -152,6 +152,8 @@ class Query(Record, frozen=True, kw_only=True, tag="query.v1"):
             means the default.
         feedback_wait_s: Seconds after the Answer in which feedback is awaited; None means the default.
         n: How many completed paths are wanted as answers; configurations with QP·CP below it are not chosen.
+        learn: Whether the learner may learn from it: False for a measurement beside the traffic, say a twin that is
+            pinned to one action. Its cost is not paced either.
         tenant: Who asks, for accounting.
         metadata: Anything the client wants back; at most 16 KiB of JSON.
     """
@@ -170,6 +172,7 @@ class Query(Record, frozen=True, kw_only=True, tag="query.v1"):
     timeout_s: float | None = None
     feedback_wait_s: float | None = None
     n: int = 1
+    learn: bool = True
     tenant: str | None = None
     metadata: dict[str, Any] = field(default_factory=dict)
 

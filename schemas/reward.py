@@ -113,6 +113,7 @@ class Reward(Record, frozen=True, kw_only=True, tag="reward.v1"):
         grader: Name and version of what compared with the reference: the grader alone shifts accuracy.
         latency_s: From the Query's append to the Answer's, on the broker's clock.
         fault: As the Answer said: after an `infrastructure` fault there is no score, and nothing is learned.
+        learn: As the Query said; False: nothing is learned.
         missing: Why the price or the grade could not be worked out; empty when nothing went wrong.
     """
 
@@ -132,6 +133,7 @@ class Reward(Record, frozen=True, kw_only=True, tag="reward.v1"):
     grader: str = ""
     latency_s: float | None = None
     fault: Fault = ""
+    learn: bool = True
     missing: str = ""
 
     def __post_init__(self) -> None:

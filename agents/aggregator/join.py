@@ -175,6 +175,7 @@ def _on_decision(
         timeout_ms=timeout_ms,
         feedback_ms=feedback_ms,
         reference=query.reference,
+        learn=query.learn,
         generator=generator,
     )
     if row.answered_ms is None:

@@ -40,6 +40,7 @@ def reward_of(
         grader=valued.grader if graded_by == "reference" else "",
         latency_s=(answered_ms - opened.appended_ms) / 1000 if answered_ms is not None else None,
         fault=valued.fault,
+        learn=opened.learn,
         missing=valued.missing,
     )
 

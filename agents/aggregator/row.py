@@ -39,6 +39,7 @@ class Opened(Struct, frozen=True, kw_only=True, omit_defaults=True):
     feedback_ms: int  # from the Answer to the default
     reference: Reference | None = None
     generator: Architecture | None = None
+    learn: bool = True
 
 
 class Valued(Struct, frozen=True, kw_only=True, omit_defaults=True):

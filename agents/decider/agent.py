@@ -323,7 +323,7 @@ class Decider:
             context_origin=origin,
             decision=msgspec.Raw(value),
             batch=self.seq,
-            paced=choice.cohort == "policy",
+            paced=choice.cohort == "policy" and record.query.learn,
         )
         stored = (record.query_id.encode(), encode_row(row, self.limit - GROWTH))
         return Decided(record.query_id, value, decision.group, stored), row

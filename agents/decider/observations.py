@@ -8,7 +8,7 @@ commits.
 
     pending ──provisional──▶ learned ──correction, default──▶ closed
        ├──final, correction, default──────────────────────────▶ closed
-       └──a reward without score or cost──▶ abandoned          (nothing enters A)
+       └──a reward without score or cost, or of a query with learn: false──▶ abandoned   (nothing enters A)
 
 x enters A once, at the first reward that can be learned. What arrives twice, late, or for no row changes
 nothing.
@@ -240,7 +240,7 @@ def applied(
     if row.stage == "learned":
         return _resolved(row, reward, seq, rules, change)
     score, log_cost = reward.score, reward.log_cost
-    if score is None or log_cost is None:
+    if not reward.learn or score is None or log_cost is None:
         if not reward.closes:
             return "unlearnable", None
         return "abandoned", _move("abandon", row, {**change, "stage": "abandoned", "ended_seq": seq})

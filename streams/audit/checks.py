@@ -110,7 +110,11 @@ def _terms(s: Story, r: Reward, w: World) -> Iterator[str]:
         if w.keeps(Decision, s.since_ms):
             yield f"{what} without a Decision"
     else:
-        for name, found, wanted in (("seq", r.seq, d.seq), ("action", r.action, d.action)):
+        for name, found, wanted in (
+            ("seq", r.seq, d.seq),
+            ("action", r.action, d.action),
+            ("learn", bool(r.learn), bool(d.learn)),
+        ):
             if found != wanted:
                 yield f"{what}: {name} is {found}, decided was {wanted}"
         if r.objective != d.objective:

@@ -112,7 +112,8 @@ class Facts:
                 _objective(r), r["objective"].get("price", 0.0), r["policy"]["version"],
                 r.get("reason", "policy"), r.get("mean"), r.get("width"), r["origin"]["partition"],
                 r["origin"]["offset"], _asked(query),
-                orjson.dumps(query.get("reference")), r.get("appended_ms", 0), *_waits(query),
+                orjson.dumps(query.get("reference")), r.get("appended_ms", 0), query.get("learn", True),
+                *_waits(query),
             )
         )  # fmt: skip
 
@@ -134,7 +135,7 @@ class Facts:
             Reward(
                 r["query_id"], *where, _same(r), r["kind"], r["seq"], _action(r["action"]), r["status"], r["correct"],
                 r["score"], r["log_cost"], orjson.dumps(r["price"]), _objective(r), r.get("reward"), _scalar(r),
-                r.get("graded_by", ""),
+                r.get("graded_by", ""), r.get("learn", True),
             )
         )  # fmt: skip
 
@@ -149,6 +150,8 @@ class Facts:
 
     def _learner(self, r: dict[str, Any], where: tuple[int, int, bool, int]) -> None:
         vector, c_off = b64decode(r["embedding"]), r["context_origin"]["offset"]
+        if r["decision"]["policy"]["name"].endswith(_COUNTING):
+            vector = vector[:-_COUNTS_BYTES]
         row = Row(
             r["query_id"], *where, r["seq"], r["clock"], r["action"], _objective(r),
             r["query_origin"]["partition"], r["query_origin"]["offset"], c_off, r["decision"].get("appended_ms", 0),
@@ -169,6 +172,11 @@ class Facts:
 
 
 _SORTED: Final = orjson.OPT_SORT_KEYS
+
+
+# The contextual policy's rows hold nine counts of the question behind the embedding, float32 each.
+_COUNTING: Final = "contextual"
+_COUNTS_BYTES: Final = 9 * 4
 
 
 def _digest(data: bytes) -> bytes:

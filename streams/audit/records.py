@@ -55,6 +55,7 @@ class Decision(NamedTuple):
     asked: bytes
     reference: bytes
     appended_ms: int
+    learn: bool
     timeout_ms: int | None
     wait_ms: int | None
 
@@ -103,6 +104,7 @@ class Reward(NamedTuple):
     reward: float | None
     scalar: float | None
     graded_by: str
+    learn: bool
 
 
 class Feedback(NamedTuple):

@@ -78,6 +78,6 @@ def moved(stage: str, kinds: list[str], r: Reward) -> str | None:
         or (stage == "learned" and r.kind == "provisional")
     ):
         return None
-    if stage == "pending" and (r.score is None or r.log_cost is None):
+    if stage == "pending" and (not r.learn or r.score is None or r.log_cost is None):
         return "abandoned" if r.kind in CLOSING else None
     return "closed" if r.kind in CLOSING else "learned"

@@ -1,7 +1,7 @@
 """One query's facts together, and the one state it is in.
 
 answered and learned               an Answer, and a row that entered the policy and is closed
-answered, not learnable (why)      an Answer, but no score or no price, so nothing may enter the policy
+answered, not learnable (why)      an Answer, but no score, no price, or learn: false, so nothing may enter the policy
 expired                            the deadline passed first
 rejected (why)                     it could not be read, or nothing could be chosen for it
 pending                            anything else, with what it waits for, its age and its deadline
@@ -193,7 +193,14 @@ def _ended(story: Story, status: str) -> State:
     if row is not None:
         learned = row.learned >= 0
     else:
-        learned = closing is not None and closing.score is not None and closing.log_cost is not None
+        learned = (
+            closing is not None
+            and closing.score is not None
+            and closing.log_cost is not None
+            and closing.learn
+        )
+    if not learned and closing is not None and not closing.learn:
+        status = "learn: false"
     return State("answered and learned") if learned else State("answered, not learnable", status)
 
 

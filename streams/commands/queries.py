@@ -41,6 +41,7 @@ def _weights(text: str | None) -> Weights | None:
 @click.option("--reference", help="The right answer, if known; the Answer is graded against it.")
 @click.option("--pin", "pin_action", metavar="MODEL/QP/CP/BS", help="Use this configuration.")
 @click.option("--model", "models", multiple=True, help="Allow only this model; may be repeated.")
+@click.option("--learn/--no-learn", default=True, help="Whether the learner may learn from it.")
 @click.option(
     "--timeout", "timeout_s", default=120.0, show_default=True, help="Seconds until the query expires."
 )
@@ -48,11 +49,12 @@ def _weights(text: str | None) -> Weights | None:
 @click.pass_obj
 def ask(settings: Settings, text: str, objective: str | None, weights: str | None,
         mean_cost: float | None, accuracy: float | None, n: int, reference: str | None,
-        pin_action: str | None, models: tuple[str, ...], timeout_s: float, as_json: bool) -> None:  # fmt: skip
+        pin_action: str | None, models: tuple[str, ...], learn: bool, timeout_s: float,
+        as_json: bool) -> None:  # fmt: skip
     """Send one question and wait for its Answer. Exits with 0 if the Answer is `ok`, with 1 otherwise."""
     query = query_from(
         text, objective=objective, weights=_weights(weights), mean_cost=mean_cost, accuracy=accuracy, n=n,
-        reference=reference, pin_action=pin_action,
+        reference=reference, pin_action=pin_action, learn=learn,
         allowed_models=models or None, timeout_s=timeout_s,
     )  # fmt: skip
     patience_s = _PATIENCE_S

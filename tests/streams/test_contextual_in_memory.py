@@ -9,6 +9,7 @@ import pytest
 
 from agents.decider.agent import Decider
 from agents.decider.errors import PriorRefused
+from agents.decider.observations import Row
 from agents.decider.policies.build import build_policy
 from agents.decider.policies.contextual import Contextual
 from agents.decider.prior import History, digest, teach
@@ -21,6 +22,7 @@ from schemas.base import decode, encode
 from schemas.decision import Decision
 from schemas.query import Query
 from schemas.reward import Reward
+from streams.audit import Report
 from streams.rooms import ROOMS
 from streams.rooms.decider.policies import action_vectors, policy_of
 from streams.rooms.embedder.encoders import encoder_of
@@ -151,3 +153,36 @@ def test_a_prior_that_does_not_fit_stops_the_room_before_it_decides(
 
     with pytest.raises(PriorRefused, match=r"ridge is 3\.0, this deployment has 1\.0"):
         run(life())
+
+
+def test_a_query_that_must_not_be_learned_from_is_priced_and_leaves_no_trace_in_the_policy(
+    in_memory: InMemory, ask: Ask, audited: Callable[[Cluster], Report]
+) -> None:
+    settings = in_memory(policy="contextual")
+    plain = [ask(n, mean_cost=3e9) for n in range(12)]
+    twins = [ask(n, query_id=f"twin-{n}", pin_action="large/2/1/1", learn=False) for n in range(12)]
+
+    async def life() -> Cluster:
+        cluster = Cluster(settings, ROOMS)
+        await cluster.up()
+        for at in range(0, 12, 4):
+            await served(cluster, plain[at : at + 4] + twins[at : at + 4])
+        await cluster.close()
+        return cluster
+
+    cluster = run(life())
+    rewards = {
+        r.query_id: r
+        for each in cluster.broker.records(cluster.topics.reward)
+        if (r := decode(each.value, Reward))
+    }
+    assert all(not rewards[q.query_id].learn and rewards[q.query_id].price is not None for q in twins)
+    policy = policy_of(settings, encoder_of(settings))
+    rows, after = opened(policy, log_of(cluster))
+    decided = [row for row in rows if isinstance(row, Row)]
+    assert {row.query_id for row in decided if row.stage == "abandoned"} == {q.query_id for q in twins}
+    assert {row.query_id for row in decided if row.paced} == {q.query_id for q in plain}
+    assert list(mismatches(policy, rows, settings.seed, after)) == []
+    report = audited(cluster)
+    assert report.discrepancies == []
+    assert report.learner["updates"] == len(plain)

@@ -77,6 +77,7 @@ class Extension(Struct, frozen=True, forbid_unknown_fields=True):
     timeout_s: float | None = None
     feedback_wait_s: float | None = None
     allowed_models: tuple[str, ...] | None = None
+    learn: bool = True
     metadata: dict[str, Any] = {}
     progress: bool = False
 
@@ -179,6 +180,7 @@ def to_query(
             timeout_s=extension.timeout_s,
             feedback_wait_s=extension.feedback_wait_s,
             n=1 if request.n is None else request.n,
+            learn=extension.learn,
             tenant=tenant,
             metadata={**(request.metadata or {}), **extension.metadata, **user, OWN: kept},
         )
