@@ -4,14 +4,18 @@ import hashlib
 import ipaddress
 from collections import defaultdict, deque
 from collections.abc import Callable
-from typing import Final
+from typing import Final, TypeAlias
 
 from msgspec import Struct
 
 from schemas.control import KeyEntry, Scope
-from streams.rooms.gateway.errors import NO_RETRY, ApiError, not_found
+from streams.rooms.gateway.openai.errors import NO_RETRY, ApiError, not_found
 
 _MINUTE_S: Final = 60.0
+
+
+Tenants: TypeAlias = tuple[str | None, ...] | None
+"""Tenants whose queries may be seen; None for all. A key without a tenant sees those of keys without one."""
 
 
 class Credential(Struct, frozen=True):
@@ -34,6 +38,11 @@ class Credential(Struct, frozen=True):
     def name(self) -> str:
         """Return the key's name, for feedback and logs."""
         return self.entry.name if self.entry else "local"
+
+    @property
+    def sees(self) -> Tenants:
+        """Return the tenants whose queries this caller may list."""
+        return None if self.entry is None or "admin" in self.entry.scopes else (self.entry.tenant,)
 
     def require(self, scope: Scope) -> None:
         """Refuse what the key was not made for. Raises ApiError 403."""

@@ -15,9 +15,9 @@ from schemas.errors import UniscaleError
 from schemas.query import Query
 from schemas.reward import Feedback, Reward
 from schemas.search import SearchStep
-from streams.rooms.gateway.http import Routes
-from streams.rooms.gateway.index import Index
+from streams.rooms.gateway.index.recent import Index
 from streams.rooms.gateway.limits import Gate, is_local
+from streams.rooms.gateway.routes.app import Routes
 from streams.rooms.gateway.service import Service
 from streams.runtime.base import Record, Runtime
 

@@ -17,12 +17,12 @@ from schemas.decision import Decision
 from schemas.errors import RecordError
 from schemas.query import Query
 from schemas.reward import Feedback
-from streams.rooms.gateway import responses
-from streams.rooms.gateway.errors import NO_RETRY, ApiError, not_found, of_record
-from streams.rooms.gateway.index import Index
+from streams.rooms.gateway.index.recent import Index
 from streams.rooms.gateway.limits import Credential, Gate
-from streams.rooms.gateway.names import Asked, asked
-from streams.rooms.gateway.request import ChatRequest, to_query
+from streams.rooms.gateway.openai import responses
+from streams.rooms.gateway.openai.errors import NO_RETRY, ApiError, not_found, of_record
+from streams.rooms.gateway.openai.names import Asked, asked
+from streams.rooms.gateway.openai.request import ChatRequest, to_query
 from streams.rooms.gateway.waiting import Seen, Waiting, each
 from streams.runtime.base import Outgoing, Runtime, key_of
 

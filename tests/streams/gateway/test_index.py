@@ -6,8 +6,10 @@ import msgspec
 import pytest
 
 from schemas.answer import Answer
+from schemas.control import KeyEntry
 from schemas.query import Query
-from streams.rooms.gateway.index import Index
+from streams.rooms.gateway.index.recent import Index
+from streams.rooms.gateway.limits import Credential
 
 
 def query(query_id: str, **kept: str) -> Query:
@@ -65,6 +67,20 @@ def test_the_oldest_are_forgotten() -> None:
     assert index.find("q-0") is None
     assert index.find("q-499") is not None
     assert [seen.query_id for seen in index.latest(2)] == ["q-499", "q-498"]
+
+
+def test_a_key_sees_the_queries_of_its_tenant_alone() -> None:
+    index = Index(100)
+    index.query(query("theirs"), 1)
+    index.query(msgspec.structs.replace(query("nobody's"), tenant=None), 2)
+    entry = KeyEntry(name="k", op="add", sha256="0" * 64, tenant="shop")
+    for who, seen in (
+        (Credential("d", entry), ["theirs"]),
+        (Credential("d", msgspec.structs.replace(entry, tenant=None)), ["nobody's"]),
+        (Credential("d", msgspec.structs.replace(entry, scopes=("admin",))), ["nobody's", "theirs"]),
+        (Credential(), ["nobody's", "theirs"]),
+    ):
+        assert [each.query_id for each in index.latest(10, who.sees)] == seen
 
 
 def test_a_retry_finds_the_newest_query_with_its_body() -> None:

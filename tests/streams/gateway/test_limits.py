@@ -5,8 +5,8 @@ import hashlib
 import pytest
 
 from schemas.control import KeyEntry
-from streams.rooms.gateway.errors import ApiError
 from streams.rooms.gateway.limits import Credential, Gate, check_host, is_local
+from streams.rooms.gateway.openai.errors import ApiError
 
 
 class Clock:

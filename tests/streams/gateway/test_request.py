@@ -2,14 +2,14 @@
 
 import orjson
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from schemas.errors import RecordError
 from schemas.query import Query
-from streams.rooms.gateway.errors import ApiError
-from streams.rooms.gateway.names import Asked, asked
-from streams.rooms.gateway.request import MAX_BODY, ChatRequest, parse, to_query
+from streams.rooms.gateway.openai.errors import ApiError
+from streams.rooms.gateway.openai.names import Asked, asked
+from streams.rooms.gateway.openai.request import MAX_BODY, ChatRequest, parse, to_query
 
 HELLO = {"model": "auto", "messages": [{"role": "user", "content": "What is 2 + 3?"}]}
 
@@ -157,6 +157,7 @@ JSON = st.recursive(
 )
 
 
+@settings(deadline=None)
 @given(
     st.dictionaries(
         st.sampled_from(

@@ -8,7 +8,7 @@ from agents.executor.forest import ask, outcome, plant, tell_drafts, tell_scores
 from schemas.action import Action
 from schemas.forest import Finish, Limits
 from schemas.search import Scored
-from streams.rooms.gateway.settled import settled
+from streams.rooms.gateway.openai.settled import settled
 
 
 @st.composite

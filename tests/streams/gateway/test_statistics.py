@@ -4,8 +4,8 @@ import orjson
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streams.rooms.gateway.index import Listed
-from streams.rooms.gateway.statistics import now, uplift
+from streams.rooms.gateway.index.recent import Listed
+from streams.rooms.gateway.index.statistics import now, uplift
 
 Row = tuple[str | None, str | None, float | None, float | None]
 

@@ -13,7 +13,7 @@ from msgspec import Struct
 
 from schemas.action import Action
 from schemas.errors import InvalidField
-from streams.rooms.gateway.errors import not_found
+from streams.rooms.gateway.openai.errors import not_found
 
 AUTO = "auto"
 

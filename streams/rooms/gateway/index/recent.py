@@ -16,7 +16,8 @@ from schemas.dead_letter import DeadLetter
 from schemas.decision import Decision
 from schemas.query import Query
 from schemas.reward import Reward
-from streams.rooms.gateway.request import OWN
+from streams.rooms.gateway.limits import Tenants
+from streams.rooms.gateway.openai.request import OWN
 
 Part = Literal["decision", "answer", "reward"]
 
@@ -213,12 +214,12 @@ class Index:
         """Return its latest reward."""
         return decode(value, Reward) if (value := self._part("reward", query_id)) else None
 
-    def latest(self, most: int, tenant: str | None = None) -> list[Listed]:
-        """Return the newest queries, newest first; of one tenant where it is given."""
-        where, args = ("and tenant = ?", [tenant]) if tenant is not None else ("", [])
+    def latest(self, most: int, tenants: Tenants = None) -> list[Listed]:
+        """Return the newest queries, newest first; of these tenants where they are given."""
+        where = "" if tenants is None else f"and ({' or '.join(['tenant is ?'] * len(tenants)) or 'false'})"
         rows = self._db.execute(
             f"select {_LISTED} from queries where asked = 1 {where} order by created_ms desc limit ?",
-            [*args, most],
+            [*(tenants or ()), most],
         )
         return [Listed(*row) for row in rows]
 

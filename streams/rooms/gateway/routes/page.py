@@ -12,10 +12,10 @@ from starlette.routing import BaseRoute, Mount, Route
 from starlette.staticfiles import StaticFiles
 from starlette.types import Message, Receive, Scope, Send
 
-from streams.rooms.gateway.errors import ApiError
 from streams.rooms.gateway.limits import Gate, check_host
+from streams.rooms.gateway.openai.errors import ApiError
 
-FOLDER: Final = Path(__file__).parent / "static"
+FOLDER: Final = Path(__file__).parent.parent / "static"
 COOKIE: Final = "uniscale_session"
 SECURE: Final = {
     "content-security-policy": "default-src 'self'; frame-ancestors 'none'; "

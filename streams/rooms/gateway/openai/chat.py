@@ -13,12 +13,12 @@ from agents.aggregator.agent import Pricing
 from schemas.answer import Answer
 from schemas.decision import Decision
 from schemas.search import SearchStep
-from streams.rooms.gateway import responses
-from streams.rooms.gateway.errors import ApiError, of_answer
 from streams.rooms.gateway.limits import Credential
-from streams.rooms.gateway.request import ChatRequest, digest, parse
+from streams.rooms.gateway.openai import responses
+from streams.rooms.gateway.openai.errors import ApiError, of_answer
+from streams.rooms.gateway.openai.request import ChatRequest, digest, parse
+from streams.rooms.gateway.openai.settled import settled
 from streams.rooms.gateway.service import Admitted, ClientGone, Service
-from streams.rooms.gateway.settled import settled
 from streams.rooms.gateway.waiting import Seen
 
 _BEAT_LOOKS: Final = 10

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from agents.decider.uplift import Cohort, Interval, Uplift
-from streams.rooms.gateway.index import Listed
+from streams.rooms.gateway.index.recent import Listed
 
 _Z: Final = 1.96
 _BUCKETS: Final = 60

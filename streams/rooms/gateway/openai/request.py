@@ -13,8 +13,8 @@ from msgspec import UNSET, Struct, UnsetType
 
 from schemas.errors import RecordError
 from schemas.query import Budget, Message, Query, Reference, Weights
-from streams.rooms.gateway.errors import ApiError, invalid, of_json, of_record, unsupported
-from streams.rooms.gateway.names import Asked
+from streams.rooms.gateway.openai.errors import ApiError, invalid, of_json, of_record, unsupported
+from streams.rooms.gateway.openai.names import Asked
 
 MAX_BODY: Final = 2 * 1024 * 1024
 """Bytes of a request's body."""
