@@ -17,6 +17,8 @@ def settings_for(settings: Settings, broker: Broker) -> Settings:
         # It reports a wrong end offset when a batch holds several records, which breaks table recovery, and the
         # first join of a group takes half the rebalance timeout.
         fields |= {"max_batch_bytes": 1, "session_timeout_s": 6.0, "rebalance_timeout_s": 6.0}
+        # Nor does a pause between two sends group anything where each record has a batch of its own.
+        fields |= {"send_interval_ms": 0.0}
     return msgspec.structs.replace(settings, **fields)
 
 

@@ -86,6 +86,39 @@ def test_after_one_moment_of_sending_the_next_comes_after_the_pause() -> None:
     asyncio.run(main())
 
 
+def test_what_a_full_batch_leaves_over_does_not_wait_for_the_pause() -> None:
+    async def main() -> None:
+        broker = Broker(batch_bytes=1)
+        sender = Sender(lambda: broker, 3600.0)
+        calls = [asyncio.ensure_future(sender.send([("t", 0, None, b"%d" % n)])) for n in range(5)]
+        for _ in calls:
+            await settle()
+            broker.acknowledge(0)
+        await asyncio.wait_for(asyncio.gather(*calls), 5.0)
+        assert broker.log["t", 0] == [b"0", b"1", b"2", b"3", b"4"]
+
+    asyncio.run(main())
+
+
+def test_what_comes_while_a_batch_that_is_not_full_is_under_way_waits_for_the_pause() -> None:
+    async def main() -> None:
+        broker = Broker()
+        sender = Sender(lambda: broker, 0.05)
+        calls = [asyncio.ensure_future(sender.send([("t", 0, None, b"a")]))]
+        await settle()
+        calls += [asyncio.ensure_future(sender.send([("t", 0, None, b"%d" % n)])) for n in range(2)]
+        await settle()
+        broker.acknowledge(0)
+        await settle()
+        assert not broker.under_way, "what may still be grouped is not sent alone"
+        await asyncio.sleep(0.08)
+        assert [records for _, records, _ in broker.under_way] == [[b"0", b"1"]]
+        broker.acknowledge(0)
+        await asyncio.gather(*calls)
+
+    asyncio.run(main())
+
+
 @given(st.binary(min_size=1, max_size=40))
 def test_a_key_lies_where_every_kafka_client_puts_it(key: bytes) -> None:
     async def main() -> None:

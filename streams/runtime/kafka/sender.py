@@ -44,7 +44,8 @@ class Sender:
 
     Args:
         producer: Returns the connected AIOKafkaProducer; raises while there is none.
-        pause_s: Shortest time between two sends. After an idle period, records are sent at once.
+        pause_s: Shortest time between two sends. After an idle period, records are sent at once, and what did not fit
+            into a full batch goes as soon as that batch is acknowledged.
     """
 
     def __init__(self, producer: Callable[[], Any], pause_s: float) -> None:
@@ -53,6 +54,8 @@ class Sender:
         self._open_at = 0.0
         self._waiting: dict[tuple[str, int], list[_Entry]] = {}
         self._under_way: set[tuple[str, int]] = set()
+        # Places whose last batch could not take all that waited: what is left over does not wait for more.
+        self._overfull: set[tuple[str, int]] = set()
         self._moment: asyncio.Handle | None = None
         self._posting: set[asyncio.Task[None]] = set()
         self._partitions: dict[str, int] = {}
@@ -96,15 +99,18 @@ class Sender:
     def _flush(self, loop: asyncio.AbstractEventLoop) -> None:
         self._moment = None
         self._open_at = loop.time() + self._pause_s
-        ready = [place for place in self._waiting if place not in self._under_way]
-        if ready:
-            self._under_way.update(ready)
-            task = loop.create_task(self._post(ready))
-            self._posting.add(task)
-            task.add_done_callback(self._posting.discard)
+        if ready := [place for place in self._waiting if place not in self._under_way]:
+            self._start(ready, loop)
+
+    def _start(self, places: list[tuple[str, int]], loop: asyncio.AbstractEventLoop) -> None:
+        self._under_way.update(places)
+        task = loop.create_task(self._post(places))
+        self._posting.add(task)
+        task.add_done_callback(self._posting.discard)
 
     async def _post(self, places: list[tuple[str, int]]) -> None:
         for place in places:
+            self._overfull.discard(place)
             entries = self._waiting.pop(place)
             taken = 0
             try:
@@ -114,10 +120,9 @@ class Sender:
                     if batch.append(key=key, value=value, timestamp=None) is None:
                         break
                     taken += 1
-                if taken < len(
-                    entries
-                ):  # the batch is full; the rest goes with the next, before what comes later
+                if taken < len(entries):  # the rest goes with the next batch, before what comes later
                     self._waiting[place] = entries[taken:]
+                    self._overfull.add(place)
                 topic, partition = place
                 acknowledged = await producer.send_batch(batch, topic, partition=partition)
             except Exception as error:
@@ -134,4 +139,8 @@ class Sender:
         for _, _, call in entries:
             call.settle(error)
         if place in self._waiting:
-            self._soon(asyncio.get_running_loop())
+            loop = asyncio.get_running_loop()
+            if place in self._overfull:
+                self._start([place], loop)
+            else:
+                self._soon(loop)
