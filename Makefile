@@ -18,7 +18,7 @@ PACKAGES := schemas agents streams experiments
 # Further words for a command: make demo ARGS="--questions 20"
 ARGS ?=
 
-.PHONY: help env demo test test-long lint test-page bench-learner bench-stream clean
+.PHONY: help env demo test test-long lint test-page bench-learner bench-stream bench-gateway clean
 
 help: ## Show the targets
 	@grep -hE '^[a-z.-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -55,12 +55,15 @@ bench-learner: $(VENV)/.peers ## Measure the learner; writes out/bench/learner.j
 	@$(BIN)/python -m experiments.bench $(ARGS)
 
 # Without them the learner is measured all the same; the row of a peer then says what is missing.
-$(VENV)/.peers: $(STAMP) requirements/peers.txt
+$(VENV)/.peers: $(STAMP) requirements/learner-peers.txt
 	@$(BIN)/python -m pip install -qq --disable-pip-version-check --no-input --no-deps --only-binary=:all: \
-		-r requirements/peers.txt && touch $@ || echo "error: requirements/peers.txt could not be installed; going on"
+		-r requirements/learner-peers.txt && touch $@ || echo "error: requirements/learner-peers.txt could not be installed; going on"
 
 bench-stream: $(STAMP) ## Measure the streams on every broker; writes out/bench/stream.json
 	@$(BIN)/python -m streams bench $(ARGS)
+
+bench-gateway: $(STAMP) ## Measure the gateway beside LiteLLM; writes out/bench/gateway.json
+	@$(BIN)/python -m streams bench-gateway $(ARGS)
 
 clean: ## Remove the environment, caches and out/
 	rm -rf $(VENV) out .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

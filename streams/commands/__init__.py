@@ -34,6 +34,7 @@ _MODULES: Final = {
     "audit": "audit",
     "bench": "bench",
     "bench-audit": "audit",
+    "bench-gateway": "bench_gateway",
     "bench-recovery": "recovery",
 }
 

@@ -1,0 +1,256 @@
+"""The gateway beside LiteLLM's proxy: requests a second and latency by connections, the same client, in alternation.
+
+The gateway's side is the whole product: every request becomes a Query, a Decision, a step and an Answer on the broker
+before it is answered. Its engine is a recording and each search has one step, so that no model is measured. LiteLLM
+answers from its own mock. Each turn starts its server anew; sides take turns, and the order is reversed from round to
+round.
+"""
+
+import contextlib
+import os
+import subprocess
+import sys
+import tempfile
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any, Final, Literal
+
+import msgspec
+
+from agents.serving.recording import write_paths
+from agents.space.catalogue import load_catalogue
+from streams.bench import litellm
+from streams.bench.load import Load, Measured
+from streams.bench.run import BenchFailed, recording
+from streams.local.broker import Broker, free_port
+from streams.local.launch import room_commands, settings_for
+from streams.local.supervisor import Supervisor
+from streams.runtime.kafka import admin, connections
+from streams.settings import Settings
+from streams.topics import Topics
+
+Side = Literal["ours", "ours_minilm", "litellm"]
+SIDES: Final[tuple[Side, ...]] = ("ours", "ours_minilm", "litellm")
+CONNECTIONS: Final = (1, 4, 32, 256)
+
+# The aims: this part of LiteLLM's throughput, and this median at four connections.
+SHARE: Final = 0.5
+P50_MS: Final = 100.0
+
+
+class Plan(msgspec.Struct, frozen=True, kw_only=True):
+    """How much is measured.
+
+    Attributes:
+        seconds: Of each measurement.
+        rounds: How often each side takes its turn.
+        connections: The loads of a turn, one after another.
+        sides: Who is measured.
+        workers: Processes of LiteLLM's proxy.
+    """
+
+    seconds: float = 6.0
+    rounds: int = 2
+    connections: tuple[int, ...] = CONNECTIONS
+    sides: tuple[Side, ...] = SIDES
+    workers: int = 1
+
+
+class Served(msgspec.Struct, frozen=True):
+    """A server under measurement.
+
+    Attributes:
+        url: Base of its endpoint.
+        model: What requests name.
+        groups: Process groups by name; their processor time is measured.
+        stored: Returns how many records of each kind the broker holds; empty for a server without one.
+    """
+
+    url: str
+    model: str
+    groups: dict[str, int]
+    stored: Callable[[], dict[str, int]] = dict
+
+
+def measure(
+    settings: Settings, broker: Broker, plan: Plan, python: Path | None, say: Callable[[str], None]
+) -> dict[str, Any]:
+    """Return the figures of each side by connections.
+
+    Args:
+        settings: What all turns share.
+        broker: A broker that runs.
+        plan: How much to measure.
+        python: Of LiteLLM's environment; None leaves that side out.
+        say: Called with a line for each measurement.
+
+    Raises:
+        RoomFailed: a room did not become ready.
+        BenchFailed: a request failed, or its Answer is not on the broker.
+    """
+    sides = [side for side in plan.sides if side != "litellm" or python is not None]
+    taken: dict[Side, dict[int, list[Measured]]] = {s: {c: [] for c in plan.connections} for s in sides}
+    spent: dict[Side, list[dict[str, float]]] = {side: [] for side in sides}
+    for at in range(plan.rounds):
+        for side in sides if at % 2 == 0 else sides[::-1]:
+            with (
+                tempfile.TemporaryDirectory(prefix="uniscale-bench-") as folder,
+                contextlib.ExitStack() as stack,
+            ):
+                if side == "litellm":
+                    assert python is not None
+                    url, group = stack.enter_context(litellm.running(python, Path(folder), plan.workers))
+                    served = Served(url, litellm.MODEL, {"litellm": group})
+                else:
+                    encoder: Literal["hashed", "minilm"] = "minilm" if side == "ours_minilm" else "hashed"
+                    served = stack.enter_context(_ours(settings, broker, Path(folder), encoder))
+                figures, cpu = _turn(served, plan)
+            for connections_, one in figures.items():
+                taken[side][connections_].append(one)
+                say(f"round {at + 1}, {side}, {connections_} connections: {one.requests_per_s:.1f} requests/s, "
+                    f"p50 {one.p50_ms} ms, p99 {one.p99_ms} ms")  # fmt: skip
+            spent[side].append(cpu)
+    found: dict[str, Any] = {
+        side: {str(c): summary(runs) for c, runs in taken[side].items()} for side in sides
+    }
+    found["cpu_ms_per_request"] = {side: _means(each) for side, each in spent.items()}
+    return {**found, "compared": compared(found)}
+
+
+def summary(runs: Sequence[Measured]) -> dict[str, Any]:
+    """Return the medians over the rounds, and each round's throughput."""
+    return {
+        "requests_per_s": float(median(run.requests_per_s for run in runs)),
+        "p50_ms": _median(run.p50_ms for run in runs),
+        "p99_ms": _median(run.p99_ms for run in runs),
+        "runs": [run.requests_per_s for run in runs],
+    }
+
+
+def _median(values: Iterable[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return float(median(known)) if known else None
+
+
+def compared(found: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what share of LiteLLM's throughput each of our sides has, by connections, and whether the aims are met."""
+    ours = [side for side in ("ours", "ours_minilm") if side in found]
+    told: dict[str, Any] = {}
+    for side in ours:
+        if "litellm" in found:
+            told[f"{side}_share"] = {
+                c: round(row["requests_per_s"] / found["litellm"][c]["requests_per_s"], 3)
+                for c, row in found[side].items()
+                if found["litellm"][c]["requests_per_s"]
+            }
+            told[f"{side}_share_reached"] = all(share >= SHARE for share in told[f"{side}_share"].values())
+        if "4" in found[side]:
+            p50_ms = found[side]["4"]["p50_ms"]
+            told[f"{side}_p50_reached"] = p50_ms is not None and p50_ms <= P50_MS
+    return told
+
+
+def _turn(served: Served, plan: Plan) -> tuple[dict[int, Measured], dict[str, float]]:
+    """Measure one server under every load; return the figures, and processor milliseconds a request by process."""
+    _load(Load(url=served.url, model=served.model, connections=4, seconds=1.0, warm_s=0.5))
+    before = {name: group_cpu_s(group) for name, group in served.groups.items()}
+    already = served.stored()
+    figures = {
+        count: _load(Load(url=served.url, model=served.model, connections=count, seconds=plan.seconds))
+        for count in plan.connections
+    }
+    sent = sum(one.sent for one in figures.values())
+    cpu = {name: 1000 * (group_cpu_s(group) - before[name]) / sent for name, group in served.groups.items()}
+    for kind, records in served.stored().items():
+        if records - already[kind] < sent:
+            raise BenchFailed(
+                f"{sent} requests were answered, but the broker has {records - already[kind]} of {kind}"
+            )
+    return figures, cpu
+
+
+def _load(load: Load) -> Measured:
+    argv = [sys.executable, "-m", "streams.bench.load", load.url, "--model", load.model]
+    argv += [
+        "--connections",
+        str(load.connections),
+        "--seconds",
+        str(load.seconds),
+        "--warm-s",
+        str(load.warm_s),
+    ]
+    done = subprocess.run(argv, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise BenchFailed(f"the client failed: {done.stderr[-2000:]}")
+    found = msgspec.json.decode(done.stdout, type=Measured)
+    if found.errors:
+        raise BenchFailed(
+            f"{load.url}, {load.connections} connections: {found.errors} of {found.sent} requests"
+        )
+    return found
+
+
+@contextlib.contextmanager
+def _ours(
+    settings: Settings, broker: Broker, folder: Path, encoder: Literal["hashed", "minilm"]
+) -> Iterator[Served]:
+    catalogue = load_catalogue(Path(settings.catalogue))
+    questions = [f"Question {n}: how many are {n % 97} and {n % 89} together?" for n in range(50)]
+    write_paths(folder / "recording.jsonl", recording(catalogue, questions, 1))
+    settings = msgspec.structs.replace(
+        settings_for(settings, broker), prefix=f"bench-{uuid.uuid4().hex[:6]}.", encoder=encoder,
+        recorded=str(folder / "recording.jsonl"), state_dir=str(folder / "state"), gateway_port=free_port(),
+        max_in_flight=max(CONNECTIONS),
+    )  # fmt: skip
+    groups, topics = list(catalogue.groups), Topics(settings)
+    admin.create(settings, topics.declared(groups))
+    environ = {**os.environ, **settings.environ(), "OMP_NUM_THREADS": "1"}
+    rooms = Supervisor(
+        room_commands(groups, optional=("gateway",)), environ=environ, log_path=folder / "rooms.log"
+    )
+    with rooms as supervisor:
+        supervisor.wait_ready(300)
+        groups_of = {name: room.pid for name, room in supervisor.rooms.items()}
+        if broker.process is not None:
+            groups_of["broker"] = broker.process.pid
+        # One path a search: the figure is of the plumbing, not of wide forests.
+        yield Served(
+            f"http://127.0.0.1:{settings.gateway_port}/v1", f"{catalogue.smallest.name}/1/1/1", groups_of,
+            lambda: _stored(settings, topics),
+        )  # fmt: skip
+
+
+def _stored(settings: Settings, topics: Topics) -> dict[str, int]:
+    """Return how many queries, decisions and answers the broker has."""
+    reader = connections.consumer(settings)
+    try:
+        found = {}
+        for kind, topic in (
+            ("query", topics.query),
+            ("decision", topics.decision),
+            ("answer", topics.answer),
+        ):
+            parts = connections.partitions(reader, [topic])
+            found[kind] = sum(reader.end_offsets(parts).values())
+        return found
+    finally:
+        reader.close()
+
+
+def group_cpu_s(group: int) -> float:
+    """Return the processor seconds that the living processes of a group have used (Linux)."""
+    ticks = 0
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = stat.read_text().rpartition(")")[2].split()
+        except OSError:
+            continue  # it has ended
+        if int(fields[2]) == group:
+            ticks += int(fields[11]) + int(fields[12])
+    return ticks / os.sysconf("SC_CLK_TCK")
+
+
+def _means(runs: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    return {name: round(sum(run[name] for run in runs) / len(runs), 3) for name in runs[0]}

@@ -1,0 +1,130 @@
+"""Closed-loop load on a chat completions endpoint, in a process of its own.
+
+Each of N connections sends the next request when the answer to the last one has come. The same client measures the
+gateway and its peers, and prints one line of JSON:
+
+    python -m streams.bench.load URL --model NAME --connections 4 --seconds 6
+"""
+
+import argparse
+import asyncio
+import itertools
+import json
+import sys
+import time
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+import aiohttp
+import msgspec
+import numpy as np
+import uvloop
+
+_TIMEOUT_S = 60.0
+
+
+class Load(msgspec.Struct, frozen=True, kw_only=True):
+    """One measurement.
+
+    Attributes:
+        url: The endpoint's base, for instance `http://127.0.0.1:8080/v1`.
+        model: The model that requests name.
+        connections: How many requests are in flight at any time.
+        seconds: How long is measured.
+        warm_s: How long the same load runs before that, unmeasured.
+    """
+
+    url: str
+    model: str
+    connections: int
+    seconds: float
+    warm_s: float = 1.0
+
+
+class Measured(msgspec.Struct, frozen=True):
+    """What one measurement found.
+
+    Attributes:
+        requests: Answers that came within the measured time.
+        requests_per_s: The same per second.
+        p50_ms: Median latency, from the request's first byte to the answer's last; None without any answer.
+        p99_ms: 99th percentile.
+        sent: Requests answered in all, the unmeasured ones included.
+        errors: How often each thing other than a completion came back.
+    """
+
+    requests: int
+    requests_per_s: float
+    p50_ms: float | None
+    p99_ms: float | None
+    sent: int
+    errors: dict[str, int]
+
+
+async def measure(load: Load) -> Measured:
+    """Run one measurement."""
+    numbers, errors = itertools.count(), Counter[str]()
+    ended: list[tuple[float, float]] = []  # when an answer came, and its latency
+    begin = time.perf_counter() + load.warm_s
+    end = begin + load.seconds
+    connector = aiohttp.TCPConnector(limit=load.connections)
+    timeout = aiohttp.ClientTimeout(total=_TIMEOUT_S)
+
+    async def connection(session: aiohttp.ClientSession) -> None:
+        while (started := time.perf_counter()) < end:
+            number = next(numbers)
+            question = f"Question {number}: how many are {number % 97} and {number % 89} together?"
+            body = {"model": load.model, "messages": [{"role": "user", "content": question}]}
+            fault = await _ask(session, f"{load.url}/chat/completions", body)
+            if fault:
+                errors[fault] += 1
+            now = time.perf_counter()
+            ended.append((now, now - started))
+
+    async with aiohttp.ClientSession(
+        connector=connector, timeout=timeout, headers={"authorization": "Bearer none"}
+    ) as session:
+        await asyncio.gather(*(connection(session) for _ in range(load.connections)))
+    # Requests in flight at the end are finished, not measured: dropping them would cancel searches.
+    latencies = [latency for at, latency in ended if begin <= at < end]
+    return Measured(
+        requests=len(latencies), requests_per_s=round(len(latencies) / load.seconds, 2),
+        p50_ms=_percentile(latencies, 50), p99_ms=_percentile(latencies, 99), sent=len(ended), errors=dict(errors),
+    )  # fmt: skip
+
+
+def _percentile(latencies_s: Sequence[float], percent: float) -> float | None:
+    return round(1000 * float(np.percentile(latencies_s, percent)), 2) if latencies_s else None
+
+
+async def _ask(session: aiohttp.ClientSession, url: str, body: dict[str, Any]) -> str:
+    """Return what is wrong with the answer to one request, or an empty text."""
+    try:
+        async with session.post(
+            url, data=json.dumps(body), headers={"content-type": "application/json"}
+        ) as got:
+            said = await got.read()
+    except (aiohttp.ClientError, TimeoutError) as error:
+        return type(error).__name__
+    if got.status != 200:
+        return f"status {got.status}"
+    return "" if b'"choices"' in said and b'"assistant"' in said else "no completion"
+
+
+def main(argv: Sequence[str]) -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(prog="python -m streams.bench.load", description=__doc__)
+    parser.add_argument("url")
+    parser.add_argument("--model", required=True)
+    parser.add_argument("--connections", type=int, default=4)
+    parser.add_argument("--seconds", type=float, default=6.0)
+    parser.add_argument("--warm-s", type=float, default=1.0)
+    load = msgspec.convert(vars(parser.parse_args(argv)), Load)
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        found = runner.run(measure(load))
+    print(msgspec.json.encode(found).decode())  # noqa: T201
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
