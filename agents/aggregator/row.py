@@ -14,6 +14,9 @@ from schemas.objective import ObjectiveInForce
 from schemas.query import Origin, Reference
 from schemas.reward import Feedback, Kind, Price
 
+# msgspec's own error covers neither bytes that are not UTF-8 nor a value nested too deeply.
+_UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+
 DueKind = Literal["timeout", "feedback", "parked", "forget"]
 
 
@@ -129,7 +132,7 @@ def decode_row(value: bytes) -> Row:
     """
     try:
         return msgspec.json.decode(value, type=Row)
-    except msgspec.DecodeError as error:
+    except _UNREADABLE as error:
         if (row := _without_notes(value)) is not None:
             return row
         raise UnreadableRecord("join row", "", f"cannot be read ({error}); rebuild the table") from None
@@ -141,5 +144,5 @@ def _without_notes(value: bytes) -> Row | None:
         feedback = plain["parked"]["feedback"]
         plain["parked"]["feedback"] = {"query_id": feedback["query_id"], "correct": feedback["correct"]}
         return msgspec.convert(plain, Row)
-    except (msgspec.DecodeError, RecursionError, KeyError, TypeError):
+    except (*_UNREADABLE, KeyError, TypeError):
         return None

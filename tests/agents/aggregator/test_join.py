@@ -290,7 +290,11 @@ def test_an_answer_that_was_not_valued_is_a_mistake() -> None:
 
 
 def test_an_unreadable_row_is_refused() -> None:
-    for bad in (b"", b"{}", b'{"schema":"join-row.v2","query_id":"q"}', b'{"schema":"join-row.v1"}'):
+    whole = encode_row(Row(query_id="q"))
+    for bad in (
+        b"", b"{}", b'{"schema":"join-row.v2","query_id":"q"}', b'{"schema":"join-row.v1"}', b"\xff" * 64,
+        whole.replace(b'"q"', b'"\xc0\x80"'), b"[" * 50_000, whole[:-1] + b',"a":' + b"[" * 50_000,
+    ):  # fmt: skip
         with pytest.raises(UnreadableRecord, match="rebuild the table"):
             decode_row(bad)
 
