@@ -135,7 +135,7 @@ class Fold:
 
     def _tell(self, event: _Event) -> None:
         if event.tell == "decide":
-            stated = self.ledger.one("SELECT version FROM Decision WHERE query_id = ?", event.query_id)
+            stated = self.ledger.one(f"SELECT version {_OWN} AND query_id = ?", event.query_id)
             if stated is not None and stated != self.version:
                 if self.version is not None:
                     what = f"its policy version is {stated}, {self.version} rewards came before it"
@@ -165,10 +165,10 @@ class Fold:
 
     def _sampled(self) -> frozenset[str]:
         """Return Decisions of the policy, evenly over the log, the newest among them."""
-        where = "FROM Decision WHERE mean IS NOT NULL AND reason = 'policy' AND price = 0 AND seq > ?"
+        where = f"{_OWN} AND mean IS NOT NULL AND reason = 'policy' AND price = 0 AND Decision.seq > ?"
         count = self.ledger.one(f"SELECT COUNT(*) {where}", self.after)
         wanted = sorted({count - 1 - at * count // SAMPLE for at in range(min(SAMPLE, count))})
-        pick = f"SELECT query_id {where} ORDER BY seq LIMIT 1 OFFSET ?"
+        pick = f"SELECT query_id {where} ORDER BY Decision.seq LIMIT 1 OFFSET ?"
         return frozenset(self.ledger.one(pick, self.after, at) for at in wanted)
 
 
@@ -253,8 +253,9 @@ _GAPS: Final = """SELECT MAX(MAX(seq), MAX(learned), MAX(corrected), MAX(ended))
  <> SUM((seq >= 0) + (learned >= 0) + (corrected >= 0) + (ended >= 0)) FROM Row"""
 _TERMS: Final = """SELECT entered, correct, score, log_cost, imputed, w_correct, w_score, w_log_cost, w_one
 FROM Row WHERE query_id = ?"""
-_STATED: Final = """SELECT mean, width, w_correct, w_score, w_log_cost, w_one
-FROM Decision JOIN Row USING (query_id) WHERE query_id = ?"""
+# A Decision beside the one in the learner's row was forged: it is named by the checks, and nothing is learned from it.
+_OWN: Final = "FROM Decision JOIN Row USING (query_id) WHERE whole = decision"
+_STATED: Final = f"SELECT mean, width, w_correct, w_score, w_log_cost, w_one {_OWN} AND query_id = ?"
 _VECTOR: Final = "SELECT Vector.vector, action FROM Row JOIN Vector USING (query_id) WHERE query_id = ?"
 
 

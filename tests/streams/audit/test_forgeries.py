@@ -13,6 +13,7 @@ from agents.decider.observations import Row, decode_row, encode_row
 from agents.decider.snapshot import SNAPSHOT_KEY
 from schemas.action import Action
 from schemas.answer import Answer
+from schemas.base import encode
 from schemas.decision import Decision
 from schemas.query import Context, Query
 from schemas.reward import Reward, reward_id
@@ -224,6 +225,20 @@ def test_a_mean_that_the_log_does_not_call_for_is_named(log: Any) -> None:
     assert victim[0] in report.discrepancies[0]["what"]
     assert "is not the fold of the log" in report.discrepancies[0]["what"]
     assert report.learner["max_difference"] > 1e-4
+
+
+def test_decisions_forged_ahead_of_the_real_ones_are_named_and_not_compared_with_the_sums(log: Any) -> None:
+    topic = log.topics.decision
+    real = log.records[topic, 0]
+    forged = [msgspec.structs.replace(d, mean=None, width=None) for d in log.all(topic, Decision)]
+    first = [raw._replace(value=encode(d)) for raw, d in zip(real, forged, strict=True)]
+    log.records[topic, 0] = [raw._replace(offset=at) for at, raw in enumerate([*first, *real])]
+    report = log.audit()
+    assert {each["query_id"] for each in report.discrepancies if "two Decisions" in each["what"]} == {
+        d.query_id for d in log.all(topic, Decision) if d.mean is not None
+    }
+    assert report.learner["max_difference"] < 1e-9
+    assert "learner" not in report.ids
 
 
 def test_a_damaged_snapshot_is_named(log: Any) -> None:
