@@ -13,7 +13,7 @@ sys.path.insert(0, "")  # the packages lie in the repository root, where this is
 
 from agents.serving.recording import RecordedPath, RecordedStep, write_paths
 from agents.space import load_catalogue
-from streams.client import Client, Settings
+from streams.client import Client, Kafka, Settings
 from streams.local.deployment import Deployment
 
 QUESTION = "Ann has 3 apples and buys 4. How many has she?"
@@ -33,10 +33,10 @@ def recording(folder: Path) -> Path:
 
 with ExitStack() as stack:
     if sys.argv[1:]:
-        settings = Settings(bootstrap=sys.argv[1])
+        settings = Settings(kafka=Kafka(bootstrap=sys.argv[1]))
     else:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        settings = Settings(
+        settings = Settings().replace(
             recorded=str(recording(folder)), encoder="hashed", state_dir=str(folder / "state")
         )
         run = Deployment(settings, broker="embedded", log_path=folder / "rooms.log")

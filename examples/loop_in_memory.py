@@ -61,7 +61,7 @@ async def loop(settings: Settings) -> tuple[Cluster, float]:
 
 
 with tempfile.TemporaryDirectory() as name:
-    settings = Settings(
+    settings = Settings().replace(
         recorded=recording(Path(name)), encoder="hashed", warm_up=5, state_dir=f"{name}/state", query_partitions=2,
         join_partitions=2, group_partitions=4,
     )  # fmt: skip

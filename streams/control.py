@@ -51,7 +51,9 @@ class Control:
     def __init__(self, settings: Settings, monotonic: Callable[[], float] = time.monotonic) -> None:
         self.base = load_catalogue(Path(settings.catalogue))
         steering = Steering.of(self.base)
-        self.steering = replace(steering, objectives=replace(steering.objectives, default=settings.objective))
+        self.steering = replace(
+            steering, objectives=replace(steering.objectives, default=settings.queries.objective)
+        )
         # Offset of the last record that changed the catalogue: what a Decision says it chose from.
         self.catalogue_version = -1
         # Every model ever seen: searches of a removed one end, and their prices are still needed.

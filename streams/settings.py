@@ -1,46 +1,67 @@
-"""Every setting of the streaming processes: one frozen struct, parsed once.
+"""Every setting of the streaming processes, in one frozen struct of sections, parsed once.
 
-A field is set by the environment variable `UNISCALE_<FIELD>` or by the flag of the same name; the
-supervisor hands its own settings to the processes it starts through the environment.
+Each setting has one name: its environment variable is `UNISCALE_<NAME>`, and flags of the command line and
+`Settings.replace` use the same name. The supervisor passes its settings to its processes through the environment.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Final, Literal, TypeVar, get_args, get_origin
 
 import msgspec
 
 from schemas.base import MAX_RECORD
 from schemas.errors import UniscaleError
 
-ENV_PREFIX = "UNISCALE_"
+ENV_PREFIX: Final = "UNISCALE_"
 
-Security = Literal["PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"]
+SECRETS: Final = ("sasl_password", "engine_key", "engine_keys", "encoder_key")
+"""Names of the settings that are never shown."""
+
+
+def variable(name: str) -> str:
+    """Return the environment variable of a setting."""
+    return ENV_PREFIX + name.upper()
 
 
 class SettingsError(UniscaleError, ValueError):
-    """A setting cannot be used; the message names it and says what to write instead."""
+    """A setting cannot be used. The message names its variable and says what to write instead."""
 
 
-SECRETS = ("sasl_password", "engine_key", "engine_keys", "encoder_key")
-"""Settings that are never shown."""
+class _Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Settings of one subject. A field's encoded name is the name of its setting."""
+
+    def __repr__(self) -> str:
+        """Return what differs from the defaults, secrets hidden."""
+        plain = type(self)()
+        shown = [
+            f"{field.name}={'***' if field.encode_name in SECRETS else repr(getattr(self, field.name))}"
+            for field in msgspec.structs.fields(self)
+            if getattr(self, field.name) != getattr(plain, field.name)
+        ]
+        return f"{type(self).__name__}({', '.join(shown)})"
+
+    def _require(self, holds: bool, field: str, why: str) -> None:
+        """Refuse the value of a field.
+
+        Raises:
+            SettingsError: it does not hold.
+        """
+        if not holds:
+            name = next(f.encode_name for f in msgspec.structs.fields(self) if f.name == field)
+            raise SettingsError(f"{variable(name)}: {why}, is {getattr(self, field)!r}")
 
 
-class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a process needs to know before it starts. Times in seconds, sizes in bytes."""
+S = TypeVar("S", bound=_Section)
+
+
+class Kafka(_Section, frozen=True):
+    """The broker, its topics and the clients' limits. Sizes in bytes."""
 
     bootstrap: str = "127.0.0.1:9092"
+    # Of every topic and consumer group.
     prefix: str = "uniscale."
     guarantee: str = "at_least_once"
-
-    security_protocol: Security = "PLAINTEXT"
-    sasl_mechanism: Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"] = "PLAIN"
-    sasl_username: str = ""
-    sasl_password: str = ""
-    ssl_cafile: str = ""
-    ssl_certfile: str = ""
-    ssl_keyfile: str = ""
-
     replication: int = 1
     query_partitions: int = 8
     join_partitions: int = 8
@@ -49,116 +70,188 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     # One limit for producers, consumers, topics and the preflight.
     max_record_bytes: int = MAX_RECORD
     max_batch_bytes: int = 65_536
-
     session_timeout_s: float = 30.0
     rebalance_timeout_s: float = 60.0
     commit_interval_s: float = 1.0
-    # Least time between two sends of a process, milliseconds: what comes meanwhile goes in one request.
+    # Minimum time between two produce requests of a process; records sent in between share the next one.
     send_interval_ms: float = 10.0
 
+    def __post_init__(self) -> None:
+        """Refuse what cannot work."""
+        self._require(
+            self.guarantee == "at_least_once", "guarantee",
+            "must be 'at_least_once' (faust's exactly-once mode loses and repeats records, and every handler here "
+            "is idempotent)",
+        )  # fmt: skip
+        listed = all(part.strip() for part in self.bootstrap.split(","))
+        self._require(listed, "bootstrap", "must be HOST:PORT[,HOST:PORT…]")
+        for field in (
+            "replication", "query_partitions", "join_partitions", "group_partitions", "max_batch_bytes",
+        ):  # fmt: skip
+            self._require(getattr(self, field) >= 1, field, "must be at least 1")
+        for field in ("session_timeout_s", "rebalance_timeout_s", "commit_interval_s"):
+            self._require(getattr(self, field) > 0, field, "must be above 0 seconds")
+        self._require(self.send_interval_ms >= 0, "send_interval_ms", "must be 0 (send at once) or more")
+        self._require(self.max_record_bytes >= 65_536, "max_record_bytes", "must be at least 65536")
+
+
+class Security(_Section, frozen=True, rename={"protocol": "security_protocol"}):
+    """TLS and SASL of every connection to the broker."""
+
+    protocol: Literal["PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"] = "PLAINTEXT"
+    sasl_mechanism: Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"] = "PLAIN"
+    sasl_username: str = ""
+    sasl_password: str = ""
+    ssl_cafile: str = ""
+    ssl_certfile: str = ""
+    ssl_keyfile: str = ""
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot work."""
+        named = bool(self.sasl_username) or not self.protocol.startswith("SASL")
+        self._require(named, "sasl_username", f"is needed by {variable('security_protocol')}={self.protocol}")
+
+
+class Queries(_Section, frozen=True):
+    """What holds for every query that does not set it itself, and how many are in flight."""
+
     max_in_flight: int = 256
+    timeout_s: float = 600.0
+    feedback_wait_s: float = 0.0
+    objective: str = "cost-sensitive"
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot work."""
+        self._require(self.max_in_flight >= 1, "max_in_flight", "must be at least 1")
+        self._require(self.timeout_s > 0, "timeout_s", "must be above 0 seconds")
+
+
+class Executor(_Section, frozen=True):
+    """The search (Section 3.3 of the paper) and the executor's heartbeat."""
+
+    eta: float = 1.2
+    early_exit: bool = True
     heartbeat_s: float = 2.0
     heartbeat_grace_s: float = 15.0
 
-    catalogue: str = "infra/catalogue/mini.yaml"
-    eta: float = 1.2
-    early_exit: bool = True
-    # A step is given up, and its query answered `failed`, after so many attempts of one request to a model.
-    engine_attempts: int = 3
-    engine_threads: int = 0
+    def __post_init__(self) -> None:
+        """Refuse what cannot work."""
+        self._require(self.heartbeat_s > 0, "heartbeat_s", "must be above 0 seconds")
+
+
+class Engine(
+    _Section,
+    frozen=True,
+    rename={
+        "attempts": "engine_attempts",
+        "threads": "engine_threads",
+        "key": "engine_key",
+        "keys": "engine_keys",
+    },
+):
+    """How the models of the catalogue, generators and verifiers, are loaded or called."""
+
+    # After so many attempts of one request to a model, the step fails and its query is answered `failed`.
+    attempts: int = 3
+    # 0: one for each core.
+    threads: int = 0
     # API keys: one for the endpoints of the catalogue file, and host=key,host:port=key for others.
-    engine_key: str = ""
-    engine_keys: str = ""
+    key: str = ""
+    keys: str = ""
     device: Literal["cpu", "gpu"] = "cpu"
-    # Whether checkpoints must be folders; False asks the Hugging Face hub.
+    # Whether checkpoints must be folders; false asks the Hugging Face hub.
     offline: bool = True
     instruction: str = ""
     verifier_system: str = ""
-    # A recording to answer from instead of engines: replays, and measuring the control plane.
+    # A recording to answer from instead of engines: for replays, and to measure the control plane.
     recorded: str = ""
-    encoder: Literal["minilm", "http", "hashed"] = "minilm"
-    encoder_url: str = ""
-    encoder_model: str = ""
-    encoder_dimension: int = 0
-    encoder_key: str = ""
 
-    policy: str = "linucb"
-    policy_options: str = "{}"
-    # A file made by `python -m experiments prior`: what the learner knows before its first decision. Read where its
-    # log is empty; afterwards the log says what it began from.
+    def __post_init__(self) -> None:
+        """Refuse what cannot work."""
+        self._require(self.attempts >= 1, "attempts", "must be at least 1")
+
+
+class Encoder(
+    _Section,
+    frozen=True,
+    rename={
+        "kind": "encoder",
+        "url": "encoder_url",
+        "model": "encoder_model",
+        "dimension": "encoder_dimension",
+        "key": "encoder_key",
+    },
+):
+    """What turns a query and an action into an embedding."""
+
+    kind: Literal["minilm", "http", "hashed"] = "minilm"
+    url: str = ""
+    model: str = ""
+    dimension: int = 0
+    key: str = ""
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot work."""
+        if self.kind == "http":
+            needed = f"is needed by {variable('encoder')}=http"
+            self._require(bool(self.url), "url", f"{needed}, e.g. http://host:8000/v1")
+            self._require(bool(self.model), "model", needed)
+            self._require(self.dimension >= 1, "dimension", f"{needed}, at least 1")
+
+
+class Policy(_Section, frozen=True, rename={"name": "policy", "options": "policy_options"}):
+    """The decider's policy and its log."""
+
+    name: str = "linucb"
+    # docs/policies.md lists them.
+    options: dict[str, Any] = {}
+    # A file made by `python -m experiments prior`: what the learner knows before its first decision. It is read only
+    # while the learner's log is empty; afterwards the log holds it.
     prior: str = ""
     # Rounds of uniform choice before the policy decides.
     warm_up: int = 50
     seed: int = 3
-    # Decisions and updates between two snapshots of the learner, which lie among its rows in its changelog: it
-    # alone is replicated, ordered with the rows and free of a disk of ours. 0 writes none, and keeps every row.
+    # Decisions and updates between two snapshots of the learner. Snapshots lie in its changelog, among the rows: there
+    # they are replicated, ordered with the rows and need no local disk. 0 writes none and keeps every row.
     snapshot_every: int = 10_000
-    objective: str = "cost-sensitive"
 
-    timeout_s: float = 600.0
-    feedback_wait_s: float = 0.0
+    def __post_init__(self) -> None:
+        """Refuse what cannot work."""
+        self._require(self.snapshot_every >= 0, "snapshot_every", "must be 0 (never) or more")
 
-    # Where the gateway listens. Beyond this machine it needs an API key (`keys add`).
-    gateway_host: str = "127.0.0.1"
-    gateway_port: int = 8080
-    # Host names, separated by commas, that requests may be addressed to beside 127.0.0.1, localhost and [::1].
-    gateway_hosts: str = ""
-    # How many queries the gateway can look up by id.
-    gateway_recent: int = 20_000
 
+class Gateway(_Section, frozen=True, rename=lambda field: f"gateway_{field}"):
+    """Where the gateway listens, and what it remembers."""
+
+    # Beyond this machine it needs an API key (`keys add`).
+    host: str = "127.0.0.1"
+    port: int = 8080
+    # Host names that requests may be addressed to beside 127.0.0.1, localhost and [::1].
+    hosts: tuple[str, ...] = ()
+    # How many queries can be looked up by id.
+    recent: int = 20_000
+
+
+class Settings(_Section, frozen=True):
+    """What a process needs to know before it starts. Times in seconds, sizes in bytes.
+
+    >>> settings = Settings(kafka=Kafka(prefix="trial."))
+    >>> settings.replace(policy_options='{"alpha": 0.5}')
+    Settings(kafka=Kafka(prefix='trial.'), policy=Policy(options={'alpha': 0.5}))
+    """
+
+    catalogue: str = "infra/catalogue/mini.yaml"
     state_dir: str = "out/state"
     metrics_port: int = 0
     log_level: str = "INFO"
-
-    def __repr__(self) -> str:
-        """Return what differs from the defaults, secrets hidden."""
-        plain = type(self)()
-        differs = {
-            name: "***" if name in SECRETS else getattr(self, name)
-            for name in self.__struct_fields__
-            if getattr(self, name) != getattr(plain, name)
-        }
-        return f"Settings({', '.join(f'{name}={value!r}' for name, value in differs.items())})"
-
-    def __post_init__(self) -> None:
-        """Refuse what cannot work, naming the field."""
-        if self.guarantee != "at_least_once":
-            raise SettingsError(
-                f"guarantee: {self.guarantee!r} is refused. faust's exactly-once mode loses and repeats "
-                "records; use 'at_least_once': every handler here is idempotent by identity"
-            )
-        for name in (
-            "replication", "query_partitions", "join_partitions", "group_partitions",
-            "max_in_flight", "engine_attempts", "max_batch_bytes",
-        ):  # fmt: skip
-            if getattr(self, name) < 1:
-                raise SettingsError(f"{name}: must be at least 1, is {getattr(self, name)}")
-        for name in (
-            "session_timeout_s",
-            "rebalance_timeout_s",
-            "commit_interval_s",
-            "heartbeat_s",
-            "timeout_s",
-        ):
-            if not getattr(self, name) > 0:
-                raise SettingsError(f"{name}: must be above 0 seconds, is {getattr(self, name)}")
-        if not self.send_interval_ms >= 0:
-            raise SettingsError(
-                f"send_interval_ms: must be 0 (send at once) or more, is {self.send_interval_ms}"
-            )
-        if self.snapshot_every < 0:
-            raise SettingsError(f"snapshot_every: must be 0 (never) or more, is {self.snapshot_every}")
-        if self.max_record_bytes < 65_536:
-            raise SettingsError(f"max_record_bytes: must be at least 65536, is {self.max_record_bytes}")
-        if self.security_protocol.startswith("SASL") and not self.sasl_username:
-            raise SettingsError(f"sasl_username: needed by security_protocol {self.security_protocol}")
-        if self.encoder == "http":
-            if not self.encoder_url:
-                raise SettingsError("encoder_url: needed by encoder 'http', e.g. http://host:8000/v1")
-            if not self.encoder_model or self.encoder_dimension < 1:
-                raise SettingsError("encoder_model and encoder_dimension: needed by encoder 'http'")
-        if not all(part.strip() for part in self.bootstrap.split(",")):
-            raise SettingsError(f"bootstrap: expected HOST:PORT[,HOST:PORT…], is {self.bootstrap!r}")
+    kafka: Kafka = Kafka()
+    security: Security = Security()
+    queries: Queries = Queries()
+    executor: Executor = Executor()
+    engine: Engine = Engine()
+    encoder: Encoder = Encoder()
+    policy: Policy = Policy()
+    gateway: Gateway = Gateway()
 
     @classmethod
     def from_env(cls, environ: Mapping[str, str], **flags: Any) -> "Settings":
@@ -167,40 +260,99 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         Raises:
             SettingsError: a variable names no setting, or its value does not fit.
         """
-        values: dict[str, Any] = {}
-        fields = {f.name: f for f in msgspec.structs.fields(cls)}
-        for variable, text in environ.items():
-            if not variable.startswith(ENV_PREFIX):
-                continue
-            name = variable.removeprefix(ENV_PREFIX).lower()
+        given = {
+            name.removeprefix(ENV_PREFIX).lower(): text
+            for name, text in environ.items()
+            if name.startswith(ENV_PREFIX)
+        }
+        return cls().replace(**given | {name: value for name, value in flags.items() if value is not None})
+
+    def replace(self, **values: Any) -> "Settings":
+        """Return these settings with others in place of the named ones.
+
+        Args:
+            **values: Values, or their text in the environment, by the names of the settings.
+
+        Raises:
+            SettingsError: there is no such setting, or a value does not fit.
+        """
+        fields = {field.encode_name: field for _, field in _fields()}
+        for name in values:
             if name not in fields:
                 raise SettingsError(
-                    f"{variable}: there is no such setting; known: {', '.join(sorted(fields))}"
+                    f"{variable(name)}: there is no such setting; known: {', '.join(sorted(fields))}"
                 )
-            values[name] = text
-        values |= {name: value for name, value in flags.items() if value is not None}
-        try:
-            return msgspec.convert(values, cls, strict=False)
-        except msgspec.ValidationError as error:
-            if isinstance(error.__cause__, SettingsError):
-                raise error.__cause__ from None
-            raise SettingsError(_named(str(error), fields)) from None
+        now: dict[str, dict[str, Any]] = {}
+        for section, field in _fields():
+            name = field.encode_name
+            held = getattr(self, section) if section else self
+            given = _parsed(field, values[name]) if name in values else getattr(held, field.name)
+            now.setdefault(section, {})[name] = given
+        plain = now.pop("")
+        sections = {
+            section: _converted(given, type(getattr(self, section))) for section, given in now.items()
+        }
+        return _converted({**plain, **sections}, Settings)
+
+    def variables(self, *, secrets: bool = False) -> dict[str, str]:
+        """Return every setting as its environment variable and its text, without the secrets unless asked."""
+        found = {}
+        for section, field in _fields():
+            value = getattr(getattr(self, section) if section else self, field.name)
+            hidden = field.encode_name in SECRETS and value and not secrets
+            found[variable(field.encode_name)] = "***" if hidden else _text(value)
+        return found
 
     def environ(self) -> dict[str, str]:
         """Return the variables that make `from_env` give these settings again."""
-        plain = type(self)()
-        return {
-            ENV_PREFIX + name.upper(): str(getattr(self, name))
-            for name in self.__struct_fields__
-            if getattr(self, name) != getattr(plain, name)
-        }
+        plain = Settings().variables(secrets=True)
+        return {name: text for name, text in self.variables(secrets=True).items() if text != plain[name]}
 
     def state_path(self, *parts: str) -> Path:
         """Return a path below the directory that holds logs and crash counts."""
         return Path(self.state_dir).joinpath(*parts)
 
 
-def _named(text: str, fields: Mapping[str, msgspec.structs.FieldInfo]) -> str:
-    name = text.rpartition("`$.")[2].rstrip("`")
-    choices = get_args(fields[name].type) if name in fields else ()
-    return f"{name}: {text}" + (f"; one of {', '.join(map(str, choices))}" if choices else "")
+def _fields() -> Iterator[tuple[str, msgspec.structs.FieldInfo]]:
+    """Yield every setting with the section that holds it, "" for those of `Settings` itself."""
+    for field in msgspec.structs.fields(Settings):
+        if isinstance(field.type, type) and issubclass(field.type, _Section):
+            for inner in msgspec.structs.fields(field.type):
+                yield field.name, inner
+        else:
+            yield "", field
+
+
+def _parsed(field: msgspec.structs.FieldInfo, value: Any) -> Any:
+    """Return a value whose text is JSON or a list separated by commas; any other value as it is."""
+    if not isinstance(value, str):
+        return value
+    if get_origin(field.type) is tuple:
+        return tuple(part.strip() for part in value.split(",") if part.strip())
+    if get_origin(field.type) is not dict:
+        return value
+    try:
+        return msgspec.json.decode(value, type=field.type)
+    except msgspec.DecodeError:
+        raise SettingsError(
+            f"""{variable(field.encode_name)}: must be a JSON object, e.g. {{"name": 1}}, is {value!r}"""
+        ) from None
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, dict):
+        return msgspec.json.encode(value).decode()
+    return ",".join(value) if isinstance(value, tuple) else str(value)
+
+
+def _converted(values: Mapping[str, Any], kind: type[S]) -> S:
+    try:
+        return msgspec.convert(values, kind, strict=False)
+    except msgspec.ValidationError as error:
+        if isinstance(error.__cause__, SettingsError):
+            raise error.__cause__ from None
+        name = str(error).rpartition("`$.")[2].rstrip("`")
+        expected = next(field.type for _, field in _fields() if field.encode_name == name)
+        choices = ", ".join(map(str, get_args(expected)))
+        wanted = f"one of {choices}" if choices else f"a value of type {expected.__name__}"
+        raise SettingsError(f"{variable(name)}: must be {wanted}, is {values[name]!r}") from None

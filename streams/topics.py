@@ -58,7 +58,7 @@ class Topics:
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
-        prefix = self.prefix = settings.prefix
+        prefix = self.prefix = settings.kafka.prefix
         self.query = prefix + "query"
         self.context = prefix + "context"
         self.decision = prefix + "action-decision"
@@ -93,8 +93,8 @@ class Topics:
 
     def declared(self, groups: Iterable[str]) -> list[Topic]:
         """Return every topic of a deployment with these executor groups."""
-        s = self.settings
-        join, group_n = s.join_partitions, s.group_partitions
+        kafka = self.settings.kafka
+        join, group_n = kafka.join_partitions, kafka.group_partitions
 
         def topic(
             name: str,
@@ -107,11 +107,11 @@ class Topics:
             return Topic(
                 name=name, record=record, key=key, partitions=partitions, compacted=compacted,
                 retention_ms=-1 if compacted else retention_ms,
-                max_bytes=s.max_record_bytes, replication=s.replication,
+                max_bytes=kafka.max_record_bytes, replication=kafka.replication,
             )  # fmt: skip
 
         page = [
-            topic(self.query, "Query", "query_id", s.query_partitions),
+            topic(self.query, "Query", "query_id", kafka.query_partitions),
             topic(self.context, "Context", "policy shard", 1),
             topic(self.decision, "Decision", "query_id", join, 30 * DAY_MS),
             topic(self.search_step, "SearchStep", "query_id", group_n, DAY_MS),

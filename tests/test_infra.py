@@ -114,12 +114,12 @@ def test_the_gpu_profile_can_fetch_tokenizers_keep_them_and_ask_for_a_box(
     for name, service in of_image(services, "uniscale-streams").items():
         given = {key: with_env(str(value), gpu_env()) for key, value in service["environment"].items()}
         settings = Settings.from_env({k: v for k, v in given.items() if k.startswith("UNISCALE_")})
-        assert settings.offline is False, name
-        assert "\\boxed{}" in settings.instruction, name
+        assert settings.engine.offline is False, name
+        assert "\\boxed{}" in settings.engine.instruction, name
         assert any(mount.endswith(f":{cache}") for mount in service["volumes"]), name
         plain = {key: with_env(str(value), {}) for key, value in service["environment"].items()}
-        assert Settings.from_env(plain).offline is True, "the mini family is in the image"
-        assert Settings.from_env(plain).instruction == "", "the mini family is trained without one"
+        assert Settings.from_env(plain).engine.offline is True, "the mini family is in the image"
+        assert Settings.from_env(plain).engine.instruction == "", "the mini family is trained without one"
 
 
 def test_settings_given_to_rooms_exist(services: dict[str, dict[str, Any]]) -> None:
@@ -127,7 +127,7 @@ def test_settings_given_to_rooms_exist(services: dict[str, dict[str, Any]]) -> N
 
     for name, service in of_image(services, "uniscale-streams").items():
         env = {key: with_env(str(value), {}) for key, value in service["environment"].items()}
-        assert Settings.from_env(env).bootstrap == "kafka:9092", name
+        assert Settings.from_env(env).kafka.bootstrap == "kafka:9092", name
 
 
 def test_the_broker_takes_records_of_the_declared_size_and_makes_no_topics(

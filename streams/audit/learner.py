@@ -7,10 +7,10 @@ the newest snapshot and with the mean and width that a sample of Decisions state
 """
 
 from base64 import b64decode
+from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 
 import numpy as np
-import orjson
 from msgspec import Struct
 
 from streams.audit.ledger import Ledger
@@ -48,16 +48,15 @@ class Setup(Struct, frozen=True):
     ridge: float = 1.0
 
     @classmethod
-    def of(cls, policy: str, options: str) -> "Setup":
-        """Return the setup of the settings `policy` and `policy_options`."""
-        given = orjson.loads(options)
-        raw = given.get("action_features", "raw") == "raw" and given.get("interactions", "none") == "none"
+    def of(cls, policy: str, options: Mapping[str, Any]) -> "Setup":
+        """Return the setup of a policy with these options."""
+        raw = options.get("action_features", "raw") == "raw" and options.get("interactions", "none") == "none"
         return cls(
             linear=policy in ("linucb", "greedy", "thompson") and raw,
-            widths=policy != "thompson" and given.get("widths", "rewarded") == "rewarded",
-            scalar=given.get("reward", "terms") == "scalar",
-            alpha=0.0 if policy == "greedy" else float(given.get("alpha", 1.0)),
-            ridge=float(given.get("ridge", 1.0)),
+            widths=policy != "thompson" and options.get("widths", "rewarded") == "rewarded",
+            scalar=options.get("reward", "terms") == "scalar",
+            alpha=0.0 if policy == "greedy" else float(options.get("alpha", 1.0)),
+            ridge=float(options.get("ridge", 1.0)),
         )
 
 

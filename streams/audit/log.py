@@ -65,7 +65,7 @@ class BrokerLog:
         self._reader: KafkaConsumer = connections.consumer(
             settings,
             check_crcs=False,
-            fetch_max_bytes=settings.max_record_bytes + 65_536,
+            fetch_max_bytes=settings.kafka.max_record_bytes + 65_536,
             max_poll_records=2_000,
         )
 

@@ -119,7 +119,7 @@ def audit(log: Log, settings: Settings, now_ms: int | None = None) -> Report:
     first, second = log.spans(names.values()), log.spans(names.values())
     if not second:
         raise LookupError(
-            f"{names['query']}: the topic does not exist; is the prefix {settings.prefix!r} right?"
+            f"{names['query']}: the topic does not exist; is the prefix {settings.kafka.prefix!r} right?"
         )
     report = Report()
     with tempfile.TemporaryDirectory(prefix="uniscale-audit-") as folder:
@@ -131,7 +131,7 @@ def audit(log: Log, settings: Settings, now_ms: int | None = None) -> Report:
             kinds = {kind: names[name] for name, kind in _KINDS.items()}
             world = World(facts, kinds, second, oldest_ms, now_ms)
             _account(ledger, world, settings, report)
-            setup = Setup.of(settings.policy, settings.policy_options)
+            setup = Setup.of(settings.policy.name, settings.policy.options)
             _learner(Fold(ledger, facts.actions, setup).run(), report)
             report.unreadable = facts.unreadable
         finally:
@@ -178,7 +178,7 @@ def _read(
 
 
 def _account(ledger: Ledger, world: World, settings: Settings, report: Report) -> None:
-    timeout_ms, wait_ms = int(settings.timeout_s * 1000), int(settings.feedback_wait_s * 1000)
+    timeout_ms, wait_ms = int(settings.queries.timeout_s * 1000), int(settings.queries.feedback_wait_s * 1000)
     states: Counter[str] = Counter()
     pending: list[Pending] = []
     applied = 0

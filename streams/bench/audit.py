@@ -63,9 +63,9 @@ def measure(
         BrokerUnreachable: no broker answers.
     """
     with tempfile.TemporaryDirectory(prefix="uniscale-bench-") as folder:
-        settings = msgspec.structs.replace(
-            settings, prefix=f"audit-{uuid.uuid4().hex[:6]}.", encoder="hashed", encoder_dimension=half, warm_up=0,
-            state_dir=folder, policy="linucb", policy_options="{}", feedback_wait_s=1.0,
+        settings = settings.replace(
+            prefix=f"audit-{uuid.uuid4().hex[:6]}.", encoder="hashed", encoder_dimension=half,
+            warm_up=0, state_dir=folder, policy="linucb", policy_options="{}", feedback_wait_s=1.0,
         )  # fmt: skip
         began_s = time.monotonic()
         history = History(settings, int(time.time() * 1000))
@@ -108,7 +108,7 @@ def _to_files(settings: Settings, folder: Path, history: History, queries: int) 
 
 def _to_broker(settings: Settings, folder: Path, history: History, queries: int) -> tuple[int, int]:
     admin.create(settings, Topics(settings).declared(load_catalogue(Path(settings.catalogue)).groups))
-    alone = settings.max_batch_bytes <= 1  # the embedded broker miscounts batches of several records
+    alone = settings.kafka.max_batch_bytes <= 1  # the embedded broker miscounts batches of several records
     producer = connections.producer(settings, **({"batch_size": 0} if alone else {"linger_ms": 5}))
     records = size = 0
     try:

@@ -42,7 +42,7 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def _topics(settings: Settings) -> tuple[str, str]:
-    return settings.prefix + "echo-in", settings.prefix + "echo-out"
+    return settings.kafka.prefix + "echo-in", settings.kafka.prefix + "echo-out"
 
 
 def measure(broker: Broker, load: Load, *, profile: str = "") -> dict[str, Any]:
@@ -54,8 +54,8 @@ def measure(broker: Broker, load: Load, *, profile: str = "") -> dict[str, Any]:
         profile: Where to write a sampling profile; needs `py-spy` on the path (or PYSPY naming it).
     """
     with tempfile.TemporaryDirectory() as folder:
-        settings = msgspec.structs.replace(
-            settings_for(Settings(), broker), prefix=f"echo-{uuid.uuid4().hex[:6]}.", state_dir=folder
+        settings = settings_for(Settings(), broker).replace(
+            prefix=f"echo-{uuid.uuid4().hex[:6]}.", state_dir=folder
         )
         there, back = _topics(settings)
         page = [
@@ -64,7 +64,7 @@ def measure(broker: Broker, load: Load, *, profile: str = "") -> dict[str, Any]:
                 record="bytes",
                 key="n",
                 partitions=_PARTITIONS,
-                max_bytes=settings.max_record_bytes,
+                max_bytes=settings.kafka.max_record_bytes,
             )
             for name in (there, back)
         ]
@@ -94,7 +94,7 @@ async def _drive(settings: Settings, load: Load, pid: int, profile: str) -> floa
     there, back = _topics(settings)
     reader, producer = (
         connections.follower(settings),
-        AIOKafkaProducer(bootstrap_servers=settings.bootstrap, acks=1),
+        AIOKafkaProducer(bootstrap_servers=settings.kafka.bootstrap, acks=1),
     )
     await reader.start()
     await producer.start()

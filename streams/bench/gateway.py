@@ -199,8 +199,8 @@ def _ours(
     catalogue = load_catalogue(Path(settings.catalogue))
     questions = [f"Question {n}: how many are {n % 97} and {n % 89} together?" for n in range(50)]
     write_paths(folder / "recording.jsonl", recording(catalogue, questions, 1))
-    settings = msgspec.structs.replace(
-        settings_for(settings, broker), prefix=f"bench-{uuid.uuid4().hex[:6]}.", encoder=encoder,
+    settings = settings_for(settings, broker).replace(
+        prefix=f"bench-{uuid.uuid4().hex[:6]}.", encoder=encoder,
         recorded=str(folder / "recording.jsonl"), state_dir=str(folder / "state"), gateway_port=free_port(),
         max_in_flight=max(CONNECTIONS),
     )  # fmt: skip
@@ -217,7 +217,7 @@ def _ours(
             groups_of["broker"] = broker.process.pid
         # One path a search: the figure is of the plumbing, not of wide forests.
         yield Served(
-            f"http://127.0.0.1:{settings.gateway_port}/v1", f"{catalogue.smallest.name}/1/1/1", groups_of,
+            f"http://127.0.0.1:{settings.gateway.port}/v1", f"{catalogue.smallest.name}/1/1/1", groups_of,
             lambda: _stored(settings, topics),
         )  # fmt: skip
 

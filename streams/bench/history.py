@@ -61,11 +61,11 @@ class History:
         self.pricing = Pricing.of(self.catalogue)
         self.encoder = encoder_of(settings)
         self.decider = Decider(
-            policy_of(settings, self.encoder), seed=settings.seed, encoder=encoder_id(self.encoder)
+            policy_of(settings, self.encoder), seed=settings.policy.seed, encoder=encoder_id(self.encoder)
         )
         self.around = Surroundings(Steering.of(self.catalogue), uis_space(self.catalogue))
-        self.waits = Waits(timeout_ms=int(settings.timeout_s * 1000), feedback_ms=_WAIT_MS)
-        self.rng = np.random.default_rng(settings.seed)
+        self.waits = Waits(timeout_ms=int(settings.queries.timeout_s * 1000), feedback_ms=_WAIT_MS)
+        self.rng = np.random.default_rng(settings.policy.seed)
         self._ends: dict[str, int] = {}
         self._rows: dict[str, bytes] = {}
         self._snapshot_at = 0
@@ -95,7 +95,7 @@ class History:
                     yield self._put(learner, *learned.row)
                     self._rows[learned.query_id] = learned.row[1]
             self._rows.clear()
-            every = self.settings.snapshot_every
+            every = self.settings.policy.snapshot_every
             if every and self.decider.seq - self._snapshot_at >= every:
                 self._snapshot_at = self.decider.seq
                 for key, value in self.decider.snapshot():

@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import numpy as np
 
 from agents.decider.agent import Decider
@@ -57,8 +56,8 @@ def measure(settings: Settings, rows: int, half: int, say: Callable[[str], None]
         RoomFailed: the decider does not start.
     """
     with tempfile.TemporaryDirectory() as folder:
-        settings = msgspec.structs.replace(
-            settings, prefix=f"recovery-{uuid.uuid4().hex[:6]}.", encoder="hashed", encoder_dimension=half,
+        settings = settings.replace(
+            prefix=f"recovery-{uuid.uuid4().hex[:6]}.", encoder="hashed", encoder_dimension=half,
             state_dir=folder, warm_up=0, snapshot_every=0,
         )  # fmt: skip
         topics = Topics(settings)
@@ -87,7 +86,7 @@ def measure(settings: Settings, rows: int, half: int, say: Callable[[str], None]
 
 
 def _decider(settings: Settings, encoder: Encoder) -> Decider:
-    return Decider(policy_of(settings, encoder), seed=settings.seed, encoder=encoder_id(encoder))
+    return Decider(policy_of(settings, encoder), seed=settings.policy.seed, encoder=encoder_id(encoder))
 
 
 def _lived(
@@ -97,7 +96,7 @@ def _lived(
     catalogue = load_catalogue(Path(settings.catalogue))
     around = Surroundings(Steering.of(catalogue), uis_space(catalogue))
     yield from decider.offer(action_vectors(catalogue, encoder))
-    rng = np.random.default_rng(settings.seed)
+    rng = np.random.default_rng(settings.policy.seed)
     for start in range(0, rows, _BATCH):
         asked = []
         for at in range(start, min(start + _BATCH, rows)):
@@ -129,7 +128,7 @@ def _reward(decided: Decided, rng: np.random.Generator) -> Reward:
 
 
 def _write(settings: Settings, topic: str, log: dict[bytes, bytes]) -> None:
-    alone = settings.max_batch_bytes <= 1  # the embedded broker miscounts batches of several records
+    alone = settings.kafka.max_batch_bytes <= 1  # the embedded broker miscounts batches of several records
     producer = connections.producer(settings, **({"batch_size": 0} if alone else {"linger_ms": 5}))
     try:
         pending = []

@@ -83,8 +83,8 @@ def run_once(
         f"Question {n}: how many are {n % 97} and {n % 89} together?" for n in range(plan.queries + plan.warm)
     ]
     write_paths(folder / "recording.jsonl", recording(catalogue, questions[:50], plan.steps))
-    settings = msgspec.structs.replace(
-        settings_for(settings, broker), prefix=f"bench-{uuid.uuid4().hex[:6]}.", encoder=encoder,
+    settings = settings_for(settings, broker).replace(
+        prefix=f"bench-{uuid.uuid4().hex[:6]}.", encoder=encoder,
         recorded=str(folder / "recording.jsonl"), state_dir=str(folder / "state"), max_in_flight=plan.in_flight,
     )  # fmt: skip
     groups = list(catalogue.groups)

@@ -1,8 +1,8 @@
 """For programs that ask questions: send queries, wait for Answers, give feedback, follow and explain.
 
-    from streams.client import Client, Settings
+    from streams.client import Client, Kafka, Settings
 
-    with Client(Settings(bootstrap="127.0.0.1:9092")) as client:
+    with Client(Settings(kafka=Kafka(bootstrap="127.0.0.1:9092"))) as client:
         answer = client.ask("Ann has 3 apples and buys 4. How many has she?", reference="7")
         client.feedback(answer.query_id, correct=True)
         print(client.explain(answer.query_id).decision)
@@ -18,10 +18,11 @@ from streams.client.follow import Follower
 from streams.client.ledger import Ledger, Story, read_ledger
 from streams.client.pace import Pace
 from streams.client.questions import QuestionError, query_of, read_questions, renamed
-from streams.settings import Settings
+from streams.settings import Kafka, Settings
 
 __all__ = [
     "Client",
+    "Kafka",
     "Settings",
     "Pace",
     "Asked",

@@ -55,7 +55,7 @@ class Client:
         UnknownTopic: on first use, when the deployment's topics do not exist.
 
     Example:
-        with Client(Settings(bootstrap="127.0.0.1:9092")) as client:
+        with Client(Settings(kafka=Kafka(bootstrap="127.0.0.1:9092"))) as client:
             answer = client.ask("Ann has 3 apples and buys 4. How many has she?")
             print(answer.text, answer.action)
             client.feedback(answer.query_id, correct=True)
@@ -65,7 +65,7 @@ class Client:
         self.settings = settings or Settings()
         self.topics = Topics(self.settings)
         # Brokers that miscount batches of several records get one record at a time.
-        self._alone = self.settings.max_batch_bytes <= 1
+        self._alone = self.settings.kafka.max_batch_bytes <= 1
         self._producer: Any = None
         self._readers: dict[bool, Any] = {}
         self._opening = threading.Lock()
@@ -164,7 +164,9 @@ class Client:
 
             asked.start()
             self._send(sending, pace or Pace(), sent, read)
-            longest = max((query.timeout_s or self.settings.timeout_s for query in sending), default=0.0)
+            longest = max(
+                (query.timeout_s or self.settings.queries.timeout_s for query in sending), default=0.0
+            )
             deadline = time.monotonic() + (timeout_s if timeout_s is not None else longest + _MARGIN_S)
             while not asked.done and time.monotonic() < deadline:
                 read(_POLL_S)

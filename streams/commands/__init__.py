@@ -11,7 +11,7 @@ from typing import Any, Final
 import click
 
 from schemas.errors import UniscaleError
-from streams.settings import SECRETS, Settings
+from streams.settings import Settings
 
 _MODULES: Final = {
     "up": "rooms",
@@ -112,7 +112,5 @@ def main(ctx: click.Context, /, **flags: Any) -> None:
 @click.pass_obj
 def settings_command(settings: Settings) -> None:
     """Print every setting with its current value, as environment variables."""
-    for name in settings.__struct_fields__:
-        value = getattr(settings, name)
-        hidden = name in SECRETS and value
-        click.echo(f"UNISCALE_{name.upper()}={'***' if hidden else value}")
+    for name, text in settings.variables().items():
+        click.echo(f"{name}={text}")

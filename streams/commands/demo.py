@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Literal
 
 import click
-import msgspec
 from rich.console import Console
 from rich.table import Table
 
@@ -80,7 +79,7 @@ def demo(settings: Settings, count: int, questions_file: Path, seed: int, in_fli
     """
     console = Console()
     if objective is not None:
-        settings = msgspec.structs.replace(settings, objective=objective)
+        settings = settings.replace(objective=objective)
     what = Demo(
         out=out, questions=questions_file, count=count, seed=seed, in_flight=in_flight, warm_up=warm_up, broker=broker,
         recording=recording,

@@ -43,7 +43,7 @@ def bench_recovery(ctx: click.Context, rows: int, half: int, kind: str | None) -
         click.echo(text, err=True)
 
     if (kind or ("none" if given else "auto")) == "none":
-        found = {**measure(settings, rows, half, say), "broker": f"at {settings.bootstrap}"}
+        found = {**measure(settings, rows, half, say), "broker": f"at {settings.kafka.bootstrap}"}
     else:
         with Broker.choose(kind or "auto", os.environ) as broker:  # type: ignore[arg-type]
             say(broker.version)

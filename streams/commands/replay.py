@@ -41,7 +41,7 @@ def replay(settings: Settings, rate: float, speed: float | None, limit: int | No
     Queries that are replays themselves are skipped. References and pins are kept; deadlines restart.
     """
     name = run or f"replay-{uuid.uuid4().hex[:6]}"
-    source = msgspec.structs.replace(settings, prefix=from_prefix) if from_prefix else settings
+    source = settings.replace(prefix=from_prefix) if from_prefix else settings
     recorded = sorted(_recorded(source), key=lambda pair: pair[0])[: limit or None]
     if not recorded:
         click.echo(f"error: {Topics(source).query} holds no queries to replay", err=True)

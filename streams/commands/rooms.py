@@ -44,7 +44,9 @@ def worker(settings: Settings, room: str, group: str, instance: str, metrics_por
         groups = load_catalogue(Path(settings.catalogue)).groups
         if not group:
             raise click.UsageError(f"`{room}` needs --group: one of {', '.join(groups)}")
-    run_room(settings, room, group=group, instance=instance, metrics_port=metrics_port)
+    run_room(
+        settings, room, group=group, instance=instance, metrics_port=metrics_port or settings.metrics_port
+    )
 
 
 @click.command()
@@ -88,14 +90,14 @@ def up(
         for note in admin.require(settings, page):
             click.echo(f"note: {note}")
         optional = ("gateway",) if gateway else ()
-        rooms = room_commands(groups, metrics_port=metrics_port, optional=optional)
+        rooms = room_commands(groups, metrics_port=metrics_port or settings.metrics_port, optional=optional)
         environ = {**os.environ, **settings.environ()}
         echo = None if quiet else click.echo
         supervisor = stack.enter_context(Supervisor(rooms, environ=environ, log_path=log_path, echo=echo))
         supervisor.wait_ready(600)
         click.echo(f"all {len(rooms)} rooms are ready; log in {log_path}")
         if gateway:
-            click.echo(f"gateway: http://{settings.gateway_host}:{settings.gateway_port}/")
+            click.echo(f"gateway: http://{settings.gateway.host}:{settings.gateway.port}/")
         while True:
             signal.pause()
 

@@ -29,7 +29,7 @@ def verify_decisions(settings: Settings, show: int) -> None:
     policy = policy_of(settings, encoder_of(settings))
     rows, after = opened(policy, {key: value for key, value in latest.items() if value})
     decisions = sum(isinstance(row, Row) and row.seq > after for row in rows)
-    found = mismatches(policy, rows, settings.seed, after)
+    found = mismatches(policy, rows, settings.policy.seed, after)
     shown = list(islice(found, show))
     rest = sum(1 for _ in found)
     for m in shown:

@@ -140,8 +140,8 @@ def run(
     Control(settings)  # refuses a catalogue or an objective that every room would refuse
     queries = thirds(list(read_questions(demo.questions)), demo.count, demo.seed)
     demo.out.mkdir(parents=True, exist_ok=True)
-    settings = msgspec.structs.replace(
-        settings, prefix=f"demo-{uuid.uuid4().hex[:6]}.", seed=demo.seed, warm_up=demo.warm_up,
+    settings = settings.replace(
+        prefix=f"demo-{uuid.uuid4().hex[:6]}.", seed=demo.seed, warm_up=demo.warm_up,
         max_in_flight=demo.in_flight, group_partitions=max(demo.in_flight, 4), query_partitions=1,
         state_dir=str(demo.out / "state"), recorded=demo.recording, engine_threads=1, timeout_s=demo.timeout_s,
     )  # fmt: skip
@@ -165,8 +165,8 @@ def run(
             say(f"audit: wrong: {each['query_id']}: {each['what']}")
     say("rooms stopped")
     summary = summarise(
-        ledger, [q.query_id for q in queries], broker=broker.version, mode=settings.objective, wall_s=asked.wall_s,
-        warm_up=demo.warm_up,
+        ledger, [q.query_id for q in queries], broker=broker.version, mode=settings.queries.objective,
+        wall_s=asked.wall_s, warm_up=demo.warm_up,
     )  # fmt: skip
     summary["seed"] = demo.seed
     summary["audit"] = msgspec.to_builtins(audited)

@@ -2,8 +2,6 @@
 
 from collections.abc import Iterable, Sequence
 
-import msgspec
-
 from streams.local.broker import Broker
 from streams.local.supervisor import python
 from streams.rooms import ROOMS
@@ -19,7 +17,7 @@ def settings_for(settings: Settings, broker: Broker) -> Settings:
         fields |= {"max_batch_bytes": 1, "session_timeout_s": 6.0, "rebalance_timeout_s": 6.0}
         # Nor does a pause between two sends group anything where each record has a batch of its own.
         fields |= {"send_interval_ms": 0.0}
-    return msgspec.structs.replace(settings, **fields)
+    return settings.replace(**fields)
 
 
 def room_commands(

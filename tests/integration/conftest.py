@@ -221,7 +221,7 @@ def recorded_in(folder: Path, **fields: Any) -> Settings:
         "heartbeat_s": 0.5,
         "warm_up": 10,
     }
-    return Settings(**{**defaults, **fields})
+    return Settings().replace(**{**defaults, **fields})
 
 
 def _hear_ctrl_c() -> None:

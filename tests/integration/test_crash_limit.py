@@ -68,7 +68,7 @@ asyncio.run(main())
 def test_the_third_failure_at_one_record_is_a_dead_letter(
     broker: Broker, tmp_path: Path, how: str, ends: list[int], error: str
 ) -> None:
-    settings = Settings(
+    settings = Settings().replace(
         bootstrap=broker.bootstrap, prefix=f"k{uuid.uuid4().hex[:8]}.", state_dir=str(tmp_path),
         catalogue="infra/catalogue/qwen3.yaml",
     )  # fmt: skip

@@ -23,7 +23,7 @@ def test_make_demo_streams_its_questions_and_leaves_a_summary_and_a_report(
         pytest.skip("needs make")
     if subprocess.run(["make", "-q", "env"], cwd=root, capture_output=True, check=False).returncode:
         pytest.skip("the environment of `make env` is not up to date: the demo would install it first")
-    recording = Path(recorded(tmp_path).recorded)
+    recording = Path(recorded(tmp_path).engine.recorded)
     lines = [json.loads(line) for line in recording.read_text().splitlines()]
     models = load_catalogue(root / "infra" / "catalogue" / "mini.yaml").model_names
     paths = [line | {"model": model} for line in lines if line["model"] == "large" for model in models]

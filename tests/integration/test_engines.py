@@ -112,7 +112,7 @@ def test_killing_each_room_with_real_engines_loses_and_repeats_nothing(loop: Any
     rows = loop.learner_rows()
     assert Counter(r.stage for r in rows if isinstance(r, Row)) == {"closed": len(queries)}
     policy = policy_of(loop.settings, encoder_of(loop.settings))
-    assert list(mismatches(policy, rows, loop.settings.seed)) == []
+    assert list(mismatches(policy, rows, loop.settings.policy.seed)) == []
     right = sum(reward.correct or 0.0 for _, _, reward in found)
     print(f"\n{len(found)} queries over {len(loop.supervisor.rooms)} kills, {right:.0f} right")
 

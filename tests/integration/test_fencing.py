@@ -22,7 +22,7 @@ from streams.local.supervisor import python
 from streams.runtime.base import Crash
 from streams.runtime.kafka import admin, connections
 from streams.runtime.kafka.fence import Fence
-from streams.settings import Settings
+from streams.settings import Kafka, Settings
 from streams.topics import Topic
 
 pytestmark = pytest.mark.broker
@@ -35,7 +35,7 @@ def transactions(broker: Broker) -> None:
 
 
 def test_who_takes_the_right_shuts_out_who_had_it(broker: Broker) -> None:
-    settings = Settings(bootstrap=broker.bootstrap)
+    settings = Settings(kafka=Kafka(bootstrap=broker.bootstrap))
     name = f"fenced-{uuid.uuid4().hex[:6]}"
     admin.create(
         settings,

@@ -171,7 +171,7 @@ def test_the_instruction_reaches_the_model(servers: dict[str, str], micro: Any) 
     greedy = msgspec.structs.replace(model.sampling, temperature=0.0, step_tokens=24)
 
     async def prompt_tokens(instruction: str) -> int:
-        engines = engines_of(msgspec.structs.replace(settings, instruction=instruction), catalogue)
+        engines = engines_of(settings.replace(instruction=instruction), catalogue)
         engines.want([model])
         try:
             await engines.settled()
@@ -180,6 +180,6 @@ def test_the_instruction_reaches_the_model(servers: dict[str, str], micro: Any) 
         finally:
             await engines.close()
 
-    longer, plain = asyncio.run(prompt_tokens(settings.instruction)), asyncio.run(prompt_tokens(""))
+    longer, plain = asyncio.run(prompt_tokens(settings.engine.instruction)), asyncio.run(prompt_tokens(""))
     # The micro tokenizer has a token for each character.
-    assert longer - plain >= len(settings.instruction)
+    assert longer - plain >= len(settings.engine.instruction)

@@ -86,7 +86,7 @@ def test_killing_each_room_in_turn_loses_and_repeats_nothing(
     assert loop.raw(t.dead_letter) == []
     rows = learned(loop, len(ids))
     policy = policy_of(loop.settings, encoder_of(loop.settings))
-    assert list(mismatches(policy, rows, loop.settings.seed)) == []
+    assert list(mismatches(policy, rows, loop.settings.policy.seed)) == []
 
 
 def test_the_decider_killed_in_flight_goes_on_where_it_was(
@@ -107,7 +107,7 @@ def test_the_decider_killed_in_flight_goes_on_where_it_was(
     loop.settled()
     rows = learned(loop, len(ids))
     policy = policy_of(loop.settings, encoder_of(loop.settings))
-    assert list(mismatches(policy, rows, loop.settings.seed)) == []
+    assert list(mismatches(policy, rows, loop.settings.policy.seed)) == []
 
 
 def test_an_old_verification_in_the_middle_of_a_search_draws_no_second_step(

@@ -335,4 +335,4 @@ def test_rows_leave_with_their_queries_and_the_snapshot_stands_for_them(around: 
     policy = policy_of(loop.settings, around.encoder)
     rows, after = opened(policy, around.log)
     assert after == min(versions(around.log))
-    assert list(mismatches(policy, rows, loop.settings.seed, after)) == []
+    assert list(mismatches(policy, rows, loop.settings.policy.seed, after)) == []

@@ -95,7 +95,7 @@ def test_the_learners_log_calls_for_every_decision_and_a_forged_one_is_found(loo
     assert done.returncode == 0, done.stderr
     assert done.stdout.endswith(f"{QUERIES} decisions replayed, 0 mismatches\n")
     # The same log beside it, with one Decision altered as little as can be: it claims a runner-up was chosen.
-    forged = msgspec.structs.replace(loop.settings, prefix=loop.settings.prefix + "forged.")
+    forged = loop.settings.replace(prefix=loop.settings.kafka.prefix + "forged.")
     admin.create(forged, Topics(forged).declared(["mini"]))
     latest = {record.key: record.value for record in loop.raw(changelog)}
     victim, row, decision, claimed = next(runners_up(latest))

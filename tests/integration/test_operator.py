@@ -134,7 +134,7 @@ def test_monitor_shows_what_the_log_says(live: Any) -> None:
     assert now["statuses"] == dict(Counter(s.answer.status for s in stories if s.answer))
     right = [s.closing.correct for s in stories if s.closing and s.closing.correct is not None]
     assert now["accuracy"] == pytest.approx(sum(right) / len(right))
-    assert set(now["lag"]) == {f"{live.settings.prefix}{r}" for r in
+    assert set(now["lag"]) == {f"{live.settings.kafka.prefix}{r}" for r in
                                ("embedder", "decider", "verifier", "aggregator", "executor.mini")}  # fmt: skip
     picture = live.run("monitor", "--for", "2").stdout
     assert "recently chosen" in picture
@@ -220,7 +220,7 @@ def test_dead_letters_are_listed_and_sent_again(live: Any) -> None:
 def test_topics_are_made_checked_and_named_when_wrong(live: Any) -> None:
     assert "topics are as declared" in live.run("topics", "check").stdout
     wrong = live.run("topics", "check", code=1, UNISCALE_GROUP_PARTITIONS="5").stderr
-    assert f"{live.settings.prefix}search-step: partitions is 4, must be 5" in wrong
+    assert f"{live.settings.kafka.prefix}search-step: partitions is 4, must be 5" in wrong
     assert "missing; run" in live.run("topics", "check", code=1, UNISCALE_PREFIX="new.").stderr
     assert re.search(
         r"created (\d+) of \1 topics", live.run("topics", "create", UNISCALE_PREFIX="new.").stdout
@@ -255,16 +255,16 @@ def test_every_command_of_the_readme_runs(live: Any) -> None:
     assert elsewhere == ["make demo", "make test", *curl]
     assert curl
     for line in curl:
-        asks = line.replace("127.0.0.1:8080", f"127.0.0.1:{live.settings.gateway_port}")
+        asks = line.replace("127.0.0.1:8080", f"127.0.0.1:{live.settings.gateway.port}")
         done = subprocess.run(shlex.split(asks), capture_output=True, timeout=60, check=True)
         # The recording does not know the question; that it was searched for is what counts here.
         assert json.loads(done.stdout)["object"] == "chat.completion", done.stdout
     for line in readme_commands():
         if line in elsewhere:
             continue
-        words = shlex.split(line.replace("QUERY_ID", asked).replace("broker:9092", live.settings.bootstrap))[
-            3:
-        ]
+        words = shlex.split(
+            line.replace("QUERY_ID", asked).replace("broker:9092", live.settings.kafka.bootstrap)
+        )[3:]
         other = {"UNISCALE_PREFIX": "readme."} if "--bootstrap" in words else {}
         if words == UP:
             continue  # runs already: the fixture started it
@@ -310,7 +310,7 @@ def _until_one_line(live: Any, process: "subprocess.Popen[str]") -> None:
 
 
 def test_a_taken_port_and_a_missing_broker_are_said_in_one_line(live: Any) -> None:
-    port = live.settings.bootstrap.rpartition(":")[2]
+    port = live.settings.kafka.bootstrap.rpartition(":")[2]
     assert f"port {port} is taken" in live.run(*UP, "--port", port, "--log", "second.log", code=1).stderr
     said = live.run("up", "--log", "third.log", code=1, UNISCALE_BOOTSTRAP="127.0.0.1:1").stderr
     assert "no broker answers at bootstrap=127.0.0.1:1" in said

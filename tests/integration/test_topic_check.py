@@ -10,14 +10,14 @@ from kafka.admin import ConfigResource, ConfigResourceType
 
 from streams.local.broker import Broker
 from streams.runtime.kafka import admin, connections
-from streams.settings import Settings
+from streams.settings import Kafka, Settings
 from streams.topics import Topics
 
 pytestmark = pytest.mark.broker
 
 
 def fresh(broker: Broker) -> Settings:
-    return Settings(
+    return Settings().replace(
         bootstrap=broker.bootstrap, prefix=f"c{uuid.uuid4().hex[:8]}.", join_partitions=2, group_partitions=2
     )
 
@@ -68,8 +68,8 @@ def test_a_worker_refuses_topics_that_are_wrong(
     topics = Topics(settings)
     declared = topics.declared(["qwen3-0.6b"])
     admin.create(settings, [t for t in declared if t.name != topics.answer])
-    environ = msgspec.structs.replace(
-        settings, catalogue="infra/catalogue/qwen3.yaml", state_dir=str(tmp_path_factory.mktemp("state"))
+    environ = settings.replace(
+        catalogue="infra/catalogue/qwen3.yaml", state_dir=str(tmp_path_factory.mktemp("state"))
     ).environ()
     done = subprocess.run(
         [sys.executable, "-m", "streams", "worker", "aggregator"], env={"PATH": "/usr/bin:/bin", **environ},
@@ -83,14 +83,14 @@ def test_lag_is_what_the_groups_have_not_committed(broker: Broker) -> None:
     settings = fresh(broker)
     assert admin.lag(settings, ["nobody"]) == {}
     with pytest.raises(connections.BrokerUnreachable):
-        admin.check(Settings(bootstrap="127.0.0.1:1"), [])
+        admin.check(Settings(kafka=Kafka(bootstrap="127.0.0.1:1")), [])
 
 
 def test_what_lets_acknowledged_records_be_lost_is_named(broker: Broker) -> None:
     settings = fresh(broker)
     declared = Topics(settings).declared(["g"])
     admin.create(settings, declared)
-    thrice = msgspec.structs.replace(settings, replication=3)
+    thrice = settings.replace(replication=3)
     found = admin.check(thrice, Topics(thrice).declared(["g"])).findings
     name = Topics(settings).answer
     assert any(f.startswith(f"{name}: replication is 1, must be 3") for f in found), found

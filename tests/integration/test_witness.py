@@ -39,7 +39,7 @@ def test_kafkas_own_tools_see_decisions_rewards_no_lag_and_the_declared_settings
         total = 0
         for line in tool(broker, "kafka-consumer-groups.sh", "--describe", "--all-groups").splitlines():
             words = line.split()
-            if len(words) > 5 and words[0].startswith(loop.settings.prefix) and words[5].isdigit():
+            if len(words) > 5 and words[0].startswith(loop.settings.kafka.prefix) and words[5].isdigit():
                 total += int(words[5])
         return total
 
@@ -55,4 +55,4 @@ def test_kafkas_own_tools_see_decisions_rewards_no_lag_and_the_declared_settings
     described = tool(broker, "kafka-topics.sh", "--describe", "--topic", t.control)
     assert "PartitionCount: 1" in described
     assert "cleanup.policy=compact" in described
-    assert f"max.message.bytes={loop.settings.max_record_bytes}" in described
+    assert f"max.message.bytes={loop.settings.kafka.max_record_bytes}" in described

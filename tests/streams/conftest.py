@@ -88,7 +88,7 @@ def in_memory(recorded_files: Path) -> Callable[..., Settings]:
             "encoder": "hashed", "encoder_dimension": 8, "query_partitions": 2, "join_partitions": 2,
             "group_partitions": 4, "warm_up": 2, "snapshot_every": 0,
         }  # fmt: skip
-        return Settings(**{**defaults, **fields})
+        return Settings().replace(**{**defaults, **fields})
 
     return settings
 

@@ -8,7 +8,7 @@ import pytest
 
 from streams.local.broker import Broker, BrokerError, kafka_home, listening
 from streams.runtime.kafka import admin
-from streams.settings import Settings
+from streams.settings import Kafka, Settings
 from streams.topics import Topics
 
 
@@ -41,12 +41,12 @@ def test_a_taken_port_is_said() -> None:
 
 def test_the_embedded_broker_serves_checks_partitions_and_stops() -> None:
     with Broker.choose("embedded", os.environ) as broker:
-        settings = Settings(bootstrap=broker.bootstrap)
+        settings = Settings(kafka=Kafka(bootstrap=broker.bootstrap))
         declared = Topics(settings).declared(["a"])
         assert len(admin.create(settings, declared)) == len(declared)
         assert admin.create(settings, declared) == []
         assert admin.check(settings, declared).findings == []
-        other = Settings(bootstrap=broker.bootstrap, join_partitions=3)
+        other = Settings().replace(bootstrap=broker.bootstrap, join_partitions=3)
         findings = admin.check(other, Topics(other).declared(["a", "b"])).findings
         assert any("uniscale.answer: partitions is 8, must be 3" in f for f in findings)
         assert any("uniscale.verification.b: missing" in f for f in findings)

@@ -38,8 +38,8 @@ def broker() -> Iterator[Broker]:
 
 @pytest.fixture
 def settings(broker: Broker) -> Settings:
-    found = msgspec.structs.replace(
-        settings_for(Settings(timeout_s=20.0), broker), prefix=f"c{uuid.uuid4().hex[:6]}."
+    found = settings_for(Settings().replace(timeout_s=20.0), broker).replace(
+        prefix=f"c{uuid.uuid4().hex[:6]}."
     )
     admin.create(found, Topics(found).declared(["mini"]))
     return found
@@ -217,7 +217,7 @@ def test_answers_are_the_first_of_each_query(client: Client) -> None:
 
 
 def test_missing_topics_are_named_at_once(broker: Broker) -> None:
-    settings = msgspec.structs.replace(settings_for(Settings(), broker), prefix="none.")
+    settings = settings_for(Settings(), broker).replace(prefix="none.")
     with Client(settings) as client, pytest.raises(LookupError, match="topics create"):
         client.send([Query(query_id="q", text="a")])
 

@@ -33,7 +33,7 @@ def test_each_command_explains_itself(name: str) -> None:
 @pytest.mark.parametrize(
     ("arguments", "environ", "words"),
     [
-        (["topics", "check"], {"UNISCALE_GUARANTEE": "exactly_once"}, "guarantee"),
+        (["topics", "check"], {"UNISCALE_GUARANTEE": "exactly_once"}, "UNISCALE_GUARANTEE"),
         (["--catalogue", "none.yaml", "topics", "list"], {}, "none.yaml"),
         (
             ["--bootstrap", "127.0.0.1:1", "--catalogue", "infra/catalogue/qwen3.yaml", "topics", "check"],

@@ -85,7 +85,7 @@ def test_targets_a_control_group_and_n_answers_through_the_loop(in_memory: InMem
     assert any(len(answers[query_id].answers) == 2 for query_id in wide)
     policy = policy_of(settings, encoder_of(settings))
     rows, after = opened(policy, log_of(cluster))
-    assert list(mismatches(policy, rows, settings.seed, after)) == []
+    assert list(mismatches(policy, rows, settings.policy.seed, after)) == []
 
 
 @pytest.fixture
@@ -131,14 +131,14 @@ def test_a_learner_begins_from_a_prior_and_its_log_gives_it_back(
     cluster = run(life())
     assert decisions(cluster)[0].objective.price > 0  # history prices the first decision already
     log = log_of(cluster)
-    decider = Decider(policy_of(settings, encoder_of(settings)), seed=settings.seed)
+    decider = Decider(policy_of(settings, encoder_of(settings)), seed=settings.policy.seed)
     found = decider.recover(log.items())
     assert decider.prior == digest(prior.read_bytes())
     assert found.snapshot_version >= -1
     assert decider.policy.state() == states[0]
     policy = policy_of(settings, encoder_of(settings))
     rows, after = opened(policy, log)
-    assert list(mismatches(policy, rows, settings.seed, after)) == []
+    assert list(mismatches(policy, rows, settings.policy.seed, after)) == []
 
 
 def test_a_prior_that_does_not_fit_stops_the_room_before_it_decides(
@@ -182,7 +182,7 @@ def test_a_query_that_must_not_be_learned_from_is_priced_and_leaves_no_trace_in_
     decided = [row for row in rows if isinstance(row, Row)]
     assert {row.query_id for row in decided if row.stage == "abandoned"} == {q.query_id for q in twins}
     assert {row.query_id for row in decided if row.paced} == {q.query_id for q in plain}
-    assert list(mismatches(policy, rows, settings.seed, after)) == []
+    assert list(mismatches(policy, rows, settings.policy.seed, after)) == []
     report = audited(cluster)
     assert report.discrepancies == []
     assert report.learner["updates"] == len(plain)

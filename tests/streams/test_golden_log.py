@@ -49,7 +49,7 @@ def read_log(name: str) -> Log:
 @pytest.fixture
 def settings(tmp_path: Path) -> Settings:
     """Return the settings the log was made with, but for fewer snapshots: those of then are to be there still."""
-    return Settings(
+    return Settings().replace(
         prefix="uniscale.", catalogue=str(GOLDEN / "catalogue.yaml"), recorded=str(GOLDEN / "recording.jsonl"),
         state_dir=str(tmp_path), encoder="hashed", encoder_dimension=8, query_partitions=2, join_partitions=2,
         group_partitions=4, warm_up=6, snapshot_every=60, timeout_s=3600.0,
@@ -140,7 +140,7 @@ def test_the_rooms_of_today_go_on_from_the_log(
     policy = policy_of(settings, encoder_of(settings))
     rows, after = opened(policy, learner_log(cluster))
     assert sum(isinstance(row, Row) and row.seq > after for row in rows) >= len(new)
-    assert list(mismatches(policy, rows, settings.seed, after)) == []
+    assert list(mismatches(policy, rows, settings.policy.seed, after)) == []
 
 
 def test_the_audit_accounts_for_the_log_as_it_was_left(settings: Settings, audited: Audited) -> None:

@@ -33,7 +33,7 @@ class Worker:
     """A consumer that never connects, with a handler that returns when it is told to. To be made within a loop."""
 
     def __init__(self, most: int = 1, limit: int = 512) -> None:
-        self.consumer: Consumer = consumer_of(create_app(Settings(prefix="lanes."), "verifier"))
+        self.consumer: Consumer = consumer_of(create_app(Settings().replace(prefix="lanes."), "verifier"))
         self.lanes = Lanes(self._handle, most=most, limit=limit)
         self.consumer.bind(TOPIC, self.lanes)
         self.calls: defaultdict[int, list[list[int]]] = defaultdict(list)

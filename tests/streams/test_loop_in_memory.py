@@ -136,7 +136,7 @@ def outcome(cluster: Cluster) -> dict[str, Any]:
     ]
     joined = {
         key: value
-        for partition in range(cluster.settings.join_partitions)
+        for partition in range(cluster.settings.kafka.join_partitions)
         for key, value in broker.changelog(t.changelog("aggregator", "join"), partition).items()
     }
     return {

@@ -5,7 +5,7 @@ from streams.topics import Topics
 
 
 def test_the_topics_that_are_joined_have_equal_partition_counts() -> None:
-    topics = Topics(Settings(join_partitions=3, group_partitions=5))
+    topics = Topics(Settings().replace(join_partitions=3, group_partitions=5))
     counts = {t.name: t.partitions for t in topics.declared(["a", "b"])}
     joined = [
         topics.decision,
@@ -31,7 +31,7 @@ def test_learning_has_one_order() -> None:
 
 
 def test_every_topic_carries_the_prefix_the_one_record_limit_and_the_brokers_clock() -> None:
-    settings = Settings(prefix="trial.", max_record_bytes=1_000_000, replication=3)
+    settings = Settings().replace(prefix="trial.", max_record_bytes=1_000_000, replication=3)
     for topic in Topics(settings).declared(["a"]):
         assert topic.name.startswith("trial.")
         assert topic.replication == 3

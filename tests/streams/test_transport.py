@@ -185,7 +185,7 @@ class Receiver:
     """A consumer that never connects, and what it hands over. To be made within a loop."""
 
     def __init__(self) -> None:
-        made = create_app(Settings(prefix="offsets."), "verifier").consumer
+        made = create_app(Settings().replace(prefix="offsets."), "verifier").consumer
         assert isinstance(made, Consumer)
         self.consumer = made
         self.given: list[int] = []

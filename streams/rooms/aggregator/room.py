@@ -47,16 +47,16 @@ class AggregatorRoom:
         self.runtime = runtime
         settings = runtime.settings
         self.table = runtime.table(
-            "join", settings.join_partitions, source=runtime.topics.answer, recovered=self._recovered
+            "join", settings.kafka.join_partitions, source=runtime.topics.answer, recovered=self._recovered
         )
         self.waits = Waits(
-            timeout_ms=int(settings.timeout_s * 1000),
-            feedback_ms=int(settings.feedback_wait_s * 1000),
-            row_bytes=settings.max_record_bytes - (MAX_RECORD - MAX_VALUE),
+            timeout_ms=int(settings.queries.timeout_s * 1000),
+            feedback_ms=int(settings.queries.feedback_wait_s * 1000),
+            row_bytes=settings.kafka.max_record_bytes - (MAX_RECORD - MAX_VALUE),
         )
         self.pool = GradingPool()
         # One record of a partition at a time, whichever of the four topics it comes from.
-        self._locks = [asyncio.Lock() for _ in range(settings.join_partitions)]
+        self._locks = [asyncio.Lock() for _ in range(settings.kafka.join_partitions)]
         self._due: list[tuple[int, str, str, int]] = []
 
     @classmethod

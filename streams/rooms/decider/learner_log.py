@@ -42,7 +42,7 @@ class LearnerLog:
     @property
     def chunk_bytes(self) -> int:
         """Return the size of a snapshot's chunk."""
-        return min(snapshot.CHUNK_BYTES, self.settings.max_record_bytes // 2)
+        return min(snapshot.CHUNK_BYTES, self.settings.kafka.max_record_bytes // 2)
 
     async def recover(self, decider: Decider) -> Recovered:
         """Rebuild a learner from the table, and move the group's commit back if it is ahead.
@@ -71,7 +71,7 @@ class LearnerLog:
 
     async def snapshot_when_due(self, decider: Decider) -> None:
         """Write a snapshot once enough has been learned since the last, then drop rows that two of them hold."""
-        every = self.settings.snapshot_every
+        every = self.settings.policy.snapshot_every
         if not every or decider.seq - 1 - self.snapshot_at < every:
             return
         chunks = await self.runtime.in_thread(lambda: decider.snapshot(self.chunk_bytes))

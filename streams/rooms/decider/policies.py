@@ -2,9 +2,6 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
-
-import orjson
 
 from agents.decider.errors import PolicyRefused
 from agents.decider.policies.base import ActionVector, Policy
@@ -17,27 +14,19 @@ from agents.space.catalogue import Catalogue
 from agents.space.describe import describe_actions
 from agents.space.errors import ActionError
 from schemas.action import Action
-from streams.settings import Settings, SettingsError
+from streams.settings import Settings, SettingsError, variable
 
 
 def policy_of(settings: Settings, encoder: Encoder) -> Policy:
     """Return the policy of the settings, without actions yet.
 
-    `policy_options` is a JSON object of the policy's options; docs/policies.md lists them.
-
     Raises:
         SettingsError: an unknown policy or option, or a value out of range.
     """
     try:
-        options: Any = orjson.loads(settings.policy_options)
-    except orjson.JSONDecodeError as error:
-        raise SettingsError(f"policy_options: not a JSON object ({error})") from None
-    if not isinstance(options, dict):
-        raise SettingsError(f"policy_options: is a JSON {type(options).__name__}; write an object of options")
-    try:
         return build_policy(
-            settings.policy,
-            {"warm_up": settings.warm_up, **options},
+            settings.policy.name,
+            {"warm_up": settings.policy.warm_up, **settings.policy.options},
             query_dim=encoder.dimension,
             action_dim=encoder.dimension,
             encoder=encoder_id(encoder),
@@ -66,10 +55,11 @@ def prior_of(settings: Settings) -> bytes:
         SettingsError: the file cannot be read.
     """
     try:
-        return Path(settings.prior).read_bytes()
+        return Path(settings.policy.prior).read_bytes()
     except OSError as error:
         raise SettingsError(
-            f"prior: {settings.prior} cannot be read ({error.strerror}); make it with `python -m experiments prior`"
+            f"{variable('prior')}: {settings.policy.prior} cannot be read ({error.strerror}); make it with "
+            "`python -m experiments prior`"
         ) from None
 
 
@@ -86,4 +76,4 @@ def check_control_group(policy: Policy, catalogue: Catalogue) -> None:
     try:
         space.index(Action.parse(control.action_id))
     except ActionError as error:
-        raise SettingsError(f"policy_options: control_action: {error}") from None
+        raise SettingsError(f"{variable('policy_options')}: control_action: {error}") from None

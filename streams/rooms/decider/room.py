@@ -184,12 +184,12 @@ class DeciderRoom:
         policy = policy_of(self.settings, self.encoder)
         decider = Decider(
             policy,
-            seed=self.settings.seed,
+            seed=self.settings.policy.seed,
             encoder=encoder_id(self.encoder),
             limit=self.runtime.limit,
         )
         found = await self.log.recover(decider)
-        if self.settings.prior:
+        if self.settings.policy.prior:
             await self._begin(decider)
         self.outstanding = found.folded.outstanding
         self.runtime.metrics.pending.set(self.outstanding)
@@ -204,7 +204,7 @@ class DeciderRoom:
             if decider.prior != digest(prior):
                 log.warning(
                     "the log began from %s; the prior %s counts for an empty log only",
-                    f"prior {decider.prior}" if decider.prior else "nothing", self.settings.prior,
+                    f"prior {decider.prior}" if decider.prior else "nothing", self.settings.policy.prior,
                 )  # fmt: skip
             return
         catalogue = self.runtime.control.catalogue
@@ -224,7 +224,7 @@ class DeciderRoom:
         """Wait once, for a moment, for the first signs of life: without one all models would look dead."""
         if self._beats_awaited:
             return
-        deadline = self.runtime.monotonic() + self.settings.heartbeat_grace_s
+        deadline = self.runtime.monotonic() + self.settings.executor.heartbeat_grace_s
         while self.runtime.monotonic() < deadline:
             if set(self.runtime.control.catalogue.model_names) <= self.runtime.control.serving():
                 break

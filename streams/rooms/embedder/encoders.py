@@ -40,16 +40,16 @@ def encoder_of(settings: Settings) -> Encoder:
     Raises:
         EncoderError: its files are missing.
     """
-    if settings.encoder == "hashed":
-        return HashedEncoder(settings.encoder_dimension or 64)
-    if settings.encoder == "http":
+    if settings.encoder.kind == "hashed":
+        return HashedEncoder(settings.encoder.dimension or 64)
+    if settings.encoder.kind == "http":
         from agents.embedder.openai_http import HttpEncoder
 
         return HttpEncoder(
-            url=settings.encoder_url,
-            model=settings.encoder_model,
-            dimension=settings.encoder_dimension,
-            api_key=settings.encoder_key or None,
+            url=settings.encoder.url,
+            model=settings.encoder.model,
+            dimension=settings.encoder.dimension,
+            api_key=settings.encoder.key or None,
         )
     from agents.embedder.minilm import MiniLM
 

@@ -25,7 +25,7 @@ class EmbedderRoom:
     def __init__(self, runtime: Runtime, encoder: Encoder) -> None:
         self.runtime = runtime
         self.encoder = encoder
-        self.admission = Admission(runtime.settings.max_in_flight, runtime.monotonic)
+        self.admission = Admission(runtime.settings.queries.max_in_flight, runtime.monotonic)
         # One text at a time: the encoder is the busiest code of this process and must not starve the heartbeats.
         self._encoding = asyncio.Lock()
         # A query in flight has an Answer coming: a broken second one under its id must not answer it.
@@ -36,7 +36,7 @@ class EmbedderRoom:
         """Load the encoder and begin to watch how queries end."""
         room = cls(runtime, await runtime.in_thread(lambda: encoder_of(runtime.settings)))
         # Far enough back to know the Answers of all that may be read again after a restart.
-        tail = 4 * runtime.settings.max_in_flight
+        tail = 4 * runtime.settings.queries.max_in_flight
         await runtime.follow([runtime.topics.answer], room._on_answer, begin=tail)
         await runtime.follow([runtime.topics.dead_letter], room._on_dead_letter, begin=tail)
         return room
@@ -49,7 +49,7 @@ class EmbedderRoom:
         """
         query = decode(record.value, Query)
         runtime = self.runtime
-        timeout_s = query.timeout_s or runtime.settings.timeout_s
+        timeout_s = query.timeout_s or runtime.settings.queries.timeout_s
         began_s = runtime.monotonic()
         await self.admission.enter(query.query_id, timeout_s + _MARGIN_S, record.origin)
         runtime.metrics.admission_wait.observe(runtime.monotonic() - began_s)

@@ -22,28 +22,30 @@ def engines_of(settings: Settings, base: Catalogue) -> GroupEngines:
         base: The catalogue file, whose endpoints the shared key is for.
     """
     options = EngineOptions(
-        device=settings.device,
-        threads=settings.engine_threads or None,
-        offline=settings.offline,
+        device=settings.engine.device,
+        threads=settings.engine.threads or None,
+        offline=settings.engine.offline,
         keys=keys_of(settings, base),
-        retries=Retries(attempts=settings.engine_attempts),
-        instruction=settings.instruction,
+        retries=Retries(attempts=settings.engine.attempts),
+        instruction=settings.engine.instruction,
     )
-    recording = Recording.load(Path(settings.recorded), unknown="any") if settings.recorded else None
+    recording = (
+        Recording.load(Path(settings.engine.recorded), unknown="any") if settings.engine.recorded else None
+    )
     return GroupEngines(options, recording)
 
 
 async def verifier_of(settings: Settings, entry: VerifierEntry, base: Catalogue) -> Verifier:
     """Return the verifier in use, loaded."""
-    if settings.recorded:
-        return RecordedVerifier(Recording.load(Path(settings.recorded), unknown="any"))
+    if settings.engine.recorded:
+        return RecordedVerifier(Recording.load(Path(settings.engine.recorded), unknown="any"))
     options = VerifierOptions(
-        device=settings.device,
-        threads=settings.engine_threads or None,
-        offline=settings.offline,
+        device=settings.engine.device,
+        threads=settings.engine.threads or None,
+        offline=settings.engine.offline,
         keys=keys_of(settings, base),
-        retries=Retries(attempts=settings.engine_attempts),
-        system=settings.verifier_system,
+        retries=Retries(attempts=settings.engine.attempts),
+        system=settings.engine.verifier_system,
     )
     return await start_verifier(entry, options)
 
@@ -52,4 +54,4 @@ def keys_of(settings: Settings, base: Catalogue) -> Keys:
     """Return the API keys of the endpoints; the shared one goes to those of the catalogue file alone."""
     endpoints = [each.endpoint for each in base.models] + [each.endpoint for each in base.verifiers]
     urls = [endpoint.url for endpoint in endpoints if endpoint.url]
-    return Keys.read(settings.engine_keys, settings.engine_key, urls)
+    return Keys.read(settings.engine.keys, settings.engine.key, urls)

@@ -44,9 +44,11 @@ class ExecutorRoom:
         self.engines = engines
         settings = runtime.settings
         self.rules = SearchRules(
-            eta=settings.eta, early_exit=settings.early_exit, timeout_s=settings.timeout_s
+            eta=settings.executor.eta,
+            early_exit=settings.executor.early_exit,
+            timeout_s=settings.queries.timeout_s,
         )
-        self.progress = Progress(most=max(10_000, 16 * settings.max_in_flight))
+        self.progress = Progress(most=max(10_000, 16 * settings.queries.max_in_flight))
         self.busy: set[str] = set()
         self._cancelled: OrderedDict[str, str] = OrderedDict()
 
@@ -110,7 +112,7 @@ class ExecutorRoom:
             log.warning("%s: %s", record.coordinates, error)
             return
         self._cancelled[cancel.query_id] = f"cancelled by {cancel.by}: {cancel.reason or 'no reason given'}"
-        while len(self._cancelled) > CANCELS * self.runtime.settings.group_partitions:
+        while len(self._cancelled) > CANCELS * self.runtime.settings.kafka.group_partitions:
             self._cancelled.popitem(last=False)
 
     async def _go(self, next_: Job | Answer) -> None:
@@ -163,7 +165,7 @@ class ExecutorRoom:
 
     async def _beat(self) -> None:
         runtime = self.runtime
-        every_s = runtime.settings.heartbeat_s
+        every_s = runtime.settings.executor.heartbeat_s
         while True:
             here = self._models()
             self.engines.want(here)
@@ -190,7 +192,7 @@ class ExecutorRoom:
         """Say that no more comes, so that the decider masks this group's models at once."""
         runtime = self.runtime
         beat = Heartbeat(
-            group=runtime.group, instance=runtime.instance, models=(), every_s=runtime.settings.heartbeat_s,
+            group=runtime.group, instance=runtime.instance, models=(), every_s=runtime.settings.executor.heartbeat_s,
             in_flight=len(self.busy), stopping=True,
         )  # fmt: skip
         # A broker that is away holds up no stop: without this beat the models are masked three beats later.

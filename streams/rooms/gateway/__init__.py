@@ -8,11 +8,10 @@ async def build(runtime: Runtime) -> None:
     """Read the topics into the index, then serve HTTP."""
     from streams.rooms.gateway.room import GatewayRoom, serve
 
-    settings = runtime.settings
-    room = GatewayRoom(runtime, settings.gateway_recent)
+    settings = runtime.settings.gateway
+    room = GatewayRoom(runtime, settings.recent)
     await room.follow()
-    hosts = frozenset(name for name in settings.gateway_hosts.split(",") if name)
-    await serve(room, settings.gateway_host, settings.gateway_port, hosts)
+    await serve(room, settings.host, settings.port, frozenset(settings.hosts))
 
 
 SPEC = RoomSpec(

@@ -99,7 +99,7 @@ class Service:
         wanted = self.asked(request.model)
         query_id = f"chatcmpl-{uuid.uuid4().hex}"
         now_ms = self.runtime.now_ms()
-        timeout_s = request.extension.timeout_s or self.runtime.settings.timeout_s
+        timeout_s = request.extension.timeout_s or self.runtime.settings.queries.timeout_s
         if idempotency_key is not None:
             if not 1 <= len(idempotency_key) <= 255:
                 raise ApiError(400, "Idempotency-Key must have 1 to 255 characters", param="Idempotency-Key")

@@ -31,12 +31,12 @@ class BrokerUnreachable(UniscaleError):
 
 def ssl_context(settings: Settings) -> ssl.SSLContext | None:
     """Return the TLS context of the settings, None for plain text."""
-    if not settings.security_protocol.endswith("SSL"):
+    if not settings.security.protocol.endswith("SSL"):
         return None
     try:
-        context = ssl.create_default_context(cafile=settings.ssl_cafile or None)
-        if settings.ssl_certfile:
-            context.load_cert_chain(settings.ssl_certfile, settings.ssl_keyfile or None)
+        context = ssl.create_default_context(cafile=settings.security.ssl_cafile or None)
+        if settings.security.ssl_certfile:
+            context.load_cert_chain(settings.security.ssl_certfile, settings.security.ssl_keyfile or None)
     except OSError as error:
         raise SettingsError(f"ssl_cafile, ssl_certfile or ssl_keyfile: cannot be read: {error}") from None
     return context
@@ -44,16 +44,16 @@ def ssl_context(settings: Settings) -> ssl.SSLContext | None:
 
 def _shared(settings: Settings) -> dict[str, Any]:
     kwargs: dict[str, Any] = {
-        "bootstrap_servers": [part.strip() for part in settings.bootstrap.split(",")],
-        "security_protocol": settings.security_protocol,
+        "bootstrap_servers": [part.strip() for part in settings.kafka.bootstrap.split(",")],
+        "security_protocol": settings.security.protocol,
     }
     if context := ssl_context(settings):
         kwargs["ssl_context"] = context
-    if settings.security_protocol.startswith("SASL"):
+    if settings.security.protocol.startswith("SASL"):
         kwargs |= {
-            "sasl_mechanism": settings.sasl_mechanism,
-            "sasl_plain_username": settings.sasl_username,
-            "sasl_plain_password": settings.sasl_password,
+            "sasl_mechanism": settings.security.sasl_mechanism,
+            "sasl_plain_username": settings.security.sasl_username,
+            "sasl_plain_password": settings.security.sasl_password,
         }
     return kwargs
 
@@ -63,11 +63,11 @@ def faust_credentials(settings: Settings) -> Any:
     import faust
 
     context = ssl_context(settings)
-    if settings.security_protocol.startswith("SASL"):
+    if settings.security.protocol.startswith("SASL"):
         return faust.SASLCredentials(
-            mechanism=settings.sasl_mechanism,
-            username=settings.sasl_username,
-            password=settings.sasl_password,
+            mechanism=settings.security.sasl_mechanism,
+            username=settings.security.sasl_username,
+            password=settings.security.sasl_password,
             ssl_context=context,
         )
     return faust.SSLCredentials(context) if context else None
@@ -75,7 +75,7 @@ def faust_credentials(settings: Settings) -> Any:
 
 def faust_brokers(settings: Settings) -> list[str]:
     """Return the bootstrap addresses as faust takes them."""
-    return [f"kafka://{part.strip()}" for part in settings.bootstrap.split(",")]
+    return [f"kafka://{part.strip()}" for part in settings.kafka.bootstrap.split(",")]
 
 
 def admin(settings: Settings) -> KafkaAdminClient:
@@ -94,7 +94,7 @@ def producer(settings: Settings, **kwargs: Any) -> KafkaProducer:
     try:
         return KafkaProducer(
             acks="all",
-            max_request_size=settings.max_record_bytes,
+            max_request_size=settings.kafka.max_record_bytes,
             bootstrap_timeout_ms=_BOOTSTRAP_MS,
             **{**_shared(settings), **kwargs},
         )
@@ -109,7 +109,7 @@ def consumer(settings: Settings, **kwargs: Any) -> KafkaConsumer:
             enable_auto_commit=False,
             auto_offset_reset="earliest",
             isolation_level="read_committed",
-            max_partition_fetch_bytes=settings.max_record_bytes + 65_536,
+            max_partition_fetch_bytes=settings.kafka.max_record_bytes + 65_536,
             bootstrap_timeout_ms=_BOOTSTRAP_MS,
             **{**_shared(settings), **kwargs},
         )
@@ -126,7 +126,7 @@ def follower(settings: Settings) -> "AIOKafkaConsumer":
         enable_auto_commit=False,
         auto_offset_reset="earliest",
         isolation_level="read_committed",
-        max_partition_fetch_bytes=settings.max_record_bytes + 65_536,
+        max_partition_fetch_bytes=settings.kafka.max_record_bytes + 65_536,
         **_shared(settings),
     )
 
@@ -200,21 +200,21 @@ def read_all(settings: Settings, topics: Iterable[str], *, timeout_ms: int = 100
 
 def unreachable(settings: Settings, error: object) -> BrokerUnreachable:
     """Return the error that says which address does not answer, or does not let us in, and what to do."""
-    host, _, port = settings.bootstrap.split(",")[0].strip().rpartition(":")
+    host, _, port = settings.kafka.bootstrap.split(",")[0].strip().rpartition(":")
     try:
         socket.create_connection((host, int(port)), 2.0).close()
     except (OSError, ValueError):
         return BrokerUnreachable(
-            f"no broker answers at bootstrap={settings.bootstrap} ({error or 'no connection'}). "
+            f"no broker answers at bootstrap={settings.kafka.bootstrap} ({error or 'no connection'}). "
             "Start one (`python -m streams broker`), or name yours by --bootstrap HOST:PORT"
         )
     names = ["security_protocol"]
-    if settings.security_protocol.endswith("SSL"):
+    if settings.security.protocol.endswith("SSL"):
         names += ["ssl_cafile", "ssl_certfile", "ssl_keyfile"]
-    if settings.security_protocol.startswith("SASL"):
+    if settings.security.protocol.startswith("SASL"):
         names += ["sasl_mechanism", "sasl_username", "sasl_password"]
     return BrokerUnreachable(
-        f"bootstrap={settings.bootstrap} accepts connections, but not ours as {settings.security_protocol} "
+        f"bootstrap={settings.kafka.bootstrap} accepts connections, but not ours as {settings.security.protocol} "
         f"({error or 'closed'}). Check {', '.join(names)} (`python -m streams settings` shows them), or whether it is "
         "busy"
     )

@@ -17,7 +17,7 @@ class Outbox:
     def __init__(self, app: faust.App, settings: Settings) -> None:
         self._sender = sender_of(app)
         # Room for key, headers and the batch's own frame, as in `schemas.base`.
-        self.limit = settings.max_record_bytes - (MAX_RECORD - MAX_VALUE)
+        self.limit = settings.kafka.max_record_bytes - (MAX_RECORD - MAX_VALUE)
 
     async def send_all(self, records: Sequence[Outgoing]) -> None:
         """Send records and wait for all deliveries; those of one partition keep their order.

@@ -81,7 +81,7 @@ async def notice_standstill(runtime: KafkaRuntime) -> None:
     A rebalance that overtakes another can leave the consumer library waiting forever. Records that stay in flight for
     long are only logged: an engine step may take minutes, and one that never ends is a fault for an operator to find.
     """
-    most_s = 2 * runtime.settings.rebalance_timeout_s + SETTLE_S
+    most_s = 2 * runtime.settings.kafka.rebalance_timeout_s + SETTLE_S
     moved, since = -1, time.monotonic()
     told = False
     while True:

@@ -52,7 +52,7 @@ class KafkaRuntime:
         self.topics = Topics(settings)
         self.app = create_app(settings, room, group, instance)
         self.control = Control(settings, self.monotonic)
-        self.limit = settings.max_record_bytes - (MAX_RECORD - MAX_VALUE)
+        self.limit = settings.kafka.max_record_bytes - (MAX_RECORD - MAX_VALUE)
         self.answers_for: Callable[[str], bool] = lambda query_id: True
         name = self.topics.app_id(room, group)
         self.in_hand = InHand(settings.state_path("crashes", f"{name}.{instance}.in-hand"))
@@ -126,7 +126,7 @@ class KafkaRuntime:
             topic = table.changelog_topic.get_topic_name()
             connect: Any = self.app.producer
             # One record a batch is how the embedded broker is written to.
-            transactions = self.settings.max_batch_bytes > 1
+            transactions = self.settings.kafka.max_batch_bytes > 1
             consumer_of(self.app).fences[topic] = Fence(
                 topic, connect._new_producer, transactions=transactions
             )

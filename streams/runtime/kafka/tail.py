@@ -48,7 +48,7 @@ class Follower:
             await reader.start()
         except (KafkaError, OSError) as error:
             raise connections.unreachable(self.settings, error) from None
-        fetching.improve(reader._fetcher, sessions=self.settings.max_batch_bytes > 1)
+        fetching.improve(reader._fetcher, sessions=self.settings.kafka.max_batch_bytes > 1)
         parts = []
         for topic in self.topics:
             found = await self._partitions(reader, topic)

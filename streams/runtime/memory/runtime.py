@@ -100,7 +100,7 @@ class MemoryRuntime:
         self.topics = Topics(settings)
         self.app = self.topics.app_id(spec.name, group)
         self.control = Control(settings, self.monotonic)
-        self.limit = settings.max_record_bytes - (MAX_RECORD - MAX_VALUE)
+        self.limit = settings.kafka.max_record_bytes - (MAX_RECORD - MAX_VALUE)
         self.answers_for: Callable[[str], bool] = lambda query_id: True
         self.in_hand = InHand(left)
         self.guard = Guard(self, crashes, self.in_hand)
@@ -344,7 +344,7 @@ class MemoryTable:
     async def put_all(self, rows: Iterable[tuple[bytes, bytes, int]]) -> None:
         """Write rows, each an effect of its own."""
         rows = list(rows)
-        limit = self.runtime.settings.max_record_bytes
+        limit = self.runtime.settings.kafka.max_record_bytes
         for key, value, _ in rows:
             if not value:
                 raise ValueError(f"{self.changelog}: row {key!r} is empty")

@@ -94,14 +94,14 @@ class Lists:
         self.begins[topic, 0] = offset
 
     def audit(self, **fields: Any) -> Report:
-        return audit(self, msgspec.structs.replace(self.settings, **fields))
+        return audit(self, self.settings.replace(**fields))
 
 
 @pytest.fixture(scope="session")
 def lived(tmp_path_factory: pytest.TempPathFactory) -> tuple[Settings, dict[tuple[str, int], list[Raw]]]:
     folder: Path = tmp_path_factory.mktemp("history")
     (folder / "catalogue.yaml").write_text(CATALOGUE)
-    settings = Settings(
+    settings = Settings().replace(
         catalogue=str(folder / "catalogue.yaml"), encoder="hashed", encoder_dimension=24, warm_up=10,
         state_dir=str(folder), snapshot_every=200, feedback_wait_s=1.0,
     )  # fmt: skip

@@ -184,7 +184,7 @@ def test_hostile_bytes_on_every_topic_end_nothing(log: Any) -> None:
 def test_of_other_policies_versions_and_counts_are_compared(
     lived: Any, log: Any, tmp_path: Path, policy: str
 ) -> None:
-    settings = msgspec.structs.replace(lived[0], policy=policy, state_dir=str(tmp_path))
+    settings = lived[0].replace(policy=policy, state_dir=str(tmp_path))
     other = type(log)(settings, {})
     for w in History(settings, int(time.time() * 1000) - 60_000).records(80):
         other.append(w.topic, w.key, w.value)

@@ -81,7 +81,7 @@ class InMemory:
             )
             await cluster.up()
             for key, value in sent:
-                cluster.produce(self.settings.prefix + INPUTS[room], key, value)
+                cluster.produce(self.settings.kafka.prefix + INPUTS[room], key, value)
 
             def look() -> bool:
                 topics = [t.name for t in cluster.topics.declared(cluster.groups)]
@@ -90,7 +90,7 @@ class InMemory:
                     name = cluster.topics.changelog("aggregator", "join")
                     self.table = {
                         key: value
-                        for partition in range(self.settings.join_partitions)
+                        for partition in range(self.settings.kafka.join_partitions)
                         for key, value in cluster.broker.changelog(name, partition).items()
                     }
                 self.deaths = len(cluster.deaths)
@@ -102,7 +102,7 @@ class InMemory:
         run(main())
 
     def read(self, topic: str) -> list[Record]:
-        return self.log[self.settings.prefix + topic]
+        return self.log[self.settings.kafka.prefix + topic]
 
     def rows(self) -> dict[bytes, bytes]:
         return self.table
@@ -132,7 +132,7 @@ class OnKafka:
         admin.create(self.settings, Topics(self.settings).declared(["mini"]))
         producer = connections.producer(self.settings)
         for key, value in sent:
-            producer.send(self.settings.prefix + INPUTS[room], key=key, value=value)
+            producer.send(self.settings.kafka.prefix + INPUTS[room], key=key, value=value)
         producer.flush()
         producer.close()
         root = Path(__file__).parents[3]
@@ -148,7 +148,7 @@ class OnKafka:
     def read(self, topic: str) -> list[Record]:
         from streams.runtime.kafka import connections
 
-        found = connections.read_all(self.settings, [self.settings.prefix + topic])
+        found = connections.read_all(self.settings, [self.settings.kafka.prefix + topic])
         return [Record(r.topic, r.partition, r.offset, r.timestamp, r.key, r.value) for r in found]
 
     def rows(self) -> dict[bytes, bytes]:

@@ -36,7 +36,7 @@ async def build_counter(runtime: Runtime) -> None:
             assert table.partition_of(key) in runtime.assigned(runtime.topics.answer)
 
     table = runtime.table(
-        "join", runtime.settings.join_partitions, source=runtime.topics.answer, recovered=recovered
+        "join", runtime.settings.kafka.join_partitions, source=runtime.topics.answer, recovered=recovered
     )
 
     async def on_answer(record: Record) -> None:

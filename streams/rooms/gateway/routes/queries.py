@@ -69,7 +69,7 @@ class Queries:
         query_id = self._visible(request, who)
         known = self.service.index.find(query_id)
         created = known.created_ms // 1000 if known else 0
-        admitted = Admitted(query_id, created, True, self.service.runtime.settings.timeout_s)
+        admitted = Admitted(query_id, created, True, self.service.runtime.settings.queries.timeout_s)
         return StreamingResponse(
             self._events(request, admitted),
             media_type="text/event-stream",
