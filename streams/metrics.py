@@ -35,6 +35,9 @@ class Metrics:
         self.expired = counter(
             "expired_unread", "Records that retention took before the learner read them", "topic"
         )
+        self.misplaced = counter(
+            "misplaced", "Records found in another partition than their query's, and sent there", "topic"
+        )
         self.dead_letters = counter("dead_letters", "Records given up", "topic", "error")
         self.crashes = counter("crashes_at_record", "Failures at one record that was tried again", "topic")
         self.lag = gauge("consumer_lag", "Records not yet committed by this process", "topic", "partition")

@@ -62,11 +62,12 @@ class Record(msgspec.Struct, frozen=True):
 
 
 class Outgoing(msgspec.Struct, frozen=True):
-    """One record to send."""
+    """One record to send. Without a partition, its key decides; see `Runtime.partition_for`."""
 
     topic: str
     key: bytes | None
     value: bytes
+    partition: int | None = None
 
 
 Handler: TypeAlias = Callable[[Record], Awaitable[None]]
@@ -102,7 +103,10 @@ class Crash(Exception):
 
 
 class Table(Protocol):
-    """Rows as bytes by key, in memory, rebuilt from a changelog at the start. A write is durable when it returns."""
+    """Rows as bytes by key, in memory, rebuilt from a changelog at the start. A write is durable when it returns.
+
+    A row is written to its key's partition (`Runtime.partition_for`); one that lies elsewhere is not recovered.
+    """
 
     def get(self, key: bytes) -> bytes | None:
         """Return a row, or None if the key has none."""
@@ -199,6 +203,9 @@ class Runtime(Protocol):
             RecordTooLarge: a value exceeds the limit; nothing was sent.
             SendFailed: the broker did not take a record; others of the call may have been delivered.
         """
+
+    def partition_for(self, key: bytes, partitions: int) -> int:
+        """Return in which of so many partitions the producers of this deployment put a key."""
 
     async def bury(
         self,

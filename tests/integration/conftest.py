@@ -135,10 +135,10 @@ class Deployment:
         with Client(self.settings) as client:
             client.send(queries)
 
-    def put(self, topic: str, key: bytes, value: bytes) -> None:
-        """Produce one raw record."""
+    def put(self, topic: str, key: bytes | None, value: bytes, partition: int | None = None) -> None:
+        """Produce one raw record, as a client with another partitioner does where a partition is named."""
         producer = connections.producer(self.settings)
-        producer.send(topic, key=key, value=value).get(timeout=30)
+        producer.send(topic, key=key, value=value, partition=partition).get(timeout=30)
         producer.close()
 
     def raw(self, topic: str) -> list[Any]:

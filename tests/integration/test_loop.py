@@ -266,6 +266,33 @@ def test_feedback_corrects_a_provisional_reward_and_late_feedback_changes_nothin
     assert [r.correct for r in told] == [None, 1.0]
 
 
+def test_feedback_in_every_partition_but_its_querys_counts_once(loop: Any) -> None:
+    t = loop.topics
+    asked = ["astray0", "astray1", "astray2"]
+    loop.send(*(Query(query_id=i, text="What is 2 + 3, number 0?", feedback_wait_s=60) for i in asked))
+    loop.until(
+        lambda: {r.query_id for r in loop.read(t.reward, Reward)} >= {*asked}, what="provisional rewards"
+    )
+    home = {r.key.decode(): r.partition for r in loop.raw(t.decision)}
+    assert {home[i] for i in asked} == {0, 1}, "both ways are taken"
+    for query_id in asked:
+        sent = encode(Feedback(query_id=query_id, correct=True))
+        loop.put(t.feedback, None, sent, partition=1 - home[query_id])
+    loop.until(
+        lambda: {r.query_id for r in loop.read(t.reward, Reward) if r.closes} >= {*asked}, what="corrections"
+    )
+    assert {r.graded_by for r in loop.read(t.reward, Reward) if r.query_id in asked and r.closes} == {
+        "feedback"
+    }
+    told = [r for r in loop.raw(t.feedback) if decode(r.value, Feedback).query_id in asked]
+    assert (
+        sorted(r.partition == home[decode(r.value, Feedback).query_id] for r in told)
+        == [False] * 3 + [True] * 3
+    )
+    rows = {(r.partition, r.key.decode()) for r in loop.raw(t.changelog("aggregator", "join"))}
+    assert {at for at in rows if at[1] in asked} == {(home[i], i) for i in asked}
+
+
 def test_an_objective_set_at_run_time_is_used_at_once(loop: Any) -> None:
     t = loop.topics
     entry = ObjectiveEntry(name="mine", op="set", weights=Weights(correct=1.0))

@@ -20,6 +20,6 @@ async def build(runtime: Runtime) -> None:
 SPEC = RoomSpec(
     name="aggregator",
     inputs=("action-decision", "answer", "feedback", "due"),
-    outputs=("reward", "answer", "due", "dead-letter"),
+    outputs=("reward", "answer", "due", "feedback", "dead-letter"),
     build=build,
 )

@@ -1,5 +1,9 @@
 """The aggregator's room: joins Decision, Answer, Feedback and Due in one table; writes Rewards and expired Answers.
 
+The four topics have equal partition counts, so that the records of a query meet in one partition. A client with
+another partitioner (librdkafka's default, or no key) breaks that for its Feedback: it is sent on to the partition of
+its query, and handled there.
+
 The rewards are sent before the row is stored: after a crash in between the same record makes the same rewards,
 under the same identity. The timer writes no row; what it finds overdue takes the ordered way as a Due record.
 """
@@ -40,6 +44,10 @@ class OversizedFeedback(UniscaleError):
     """Feedback that does not fit its query's row. Shorten its metadata and send it again."""
 
 
+class MisplacedRecord(UniscaleError):
+    """A record of the rooms lies in another partition than its query. Only a foreign producer can have sent it."""
+
+
 class AggregatorRoom:
     """The join of one deployment."""
 
@@ -77,8 +85,19 @@ class AggregatorRoom:
         await self._turn(answer.query_id, record, answer)
 
     async def on_feedback(self, record: Record) -> None:
-        """Apply a client's feedback."""
+        """Apply a client's feedback, in the partition of its query.
+
+        Sent on a second time after a crash, it is a duplicate there. Its append time is then that of the second
+        record, so its way here counts against its deadline.
+        """
         feedback = decode(record.value, Feedback)
+        key = key_of(feedback.query_id)
+        partition = self._partition_of(key)
+        if partition != record.partition:
+            value = record.value or b""
+            await self.runtime.send(Outgoing(record.topic, key, value, partition))
+            self.runtime.metrics.misplaced.labels(record.topic).inc()
+            return
         await self._turn(feedback.query_id, record, feedback)
 
     async def on_due(self, record: Record) -> None:
@@ -86,8 +105,19 @@ class AggregatorRoom:
         due = decode(record.value, Due)
         await self._turn(due.query_id, record, due)
 
+    def _partition_of(self, key: bytes) -> int:
+        return self.runtime.partition_for(key, self.runtime.settings.kafka.join_partitions)
+
     async def _turn(self, query_id: str, record: Record, message: Decision | Answer | Feedback | Due) -> None:
         key = key_of(query_id)
+        if record.partition != (partition := self._partition_of(key)):
+            error = MisplacedRecord(
+                f"{query_id}: lies in partition {record.partition} of {record.topic}, its query's is {partition}; "
+                "only the rooms may write this topic, see SECURITY.md"
+            )
+            # The query goes on without it: what the rooms themselves wrote lies in its partition.
+            await self.runtime.bury(record, error, answer=False)
+            return
         async with self._locks[record.partition]:
             data = self.table.get(key)
             row = decode_row(data) if data else None

@@ -31,4 +31,6 @@ class Outbox:
                     f"takes {len(record.value)} bytes of {self.limit}; shorten the text or narrow the search"
                 )
                 raise RecordTooLarge(record.topic, "", why)
-        await self._sender.send([(record.topic, None, record.key, record.value) for record in records])
+        await self._sender.send(
+            [(record.topic, record.partition, record.key, record.value) for record in records]
+        )

@@ -32,6 +32,7 @@ from streams.runtime.kafka.fence import Fence
 from streams.runtime.kafka.outbox import Outbox
 from streams.runtime.kafka.table import DurableTable
 from streams.runtime.kafka.tail import Follower
+from streams.runtime.partitions import partition_for
 from streams.settings import Settings
 from streams.topics import Topics
 
@@ -147,6 +148,10 @@ class KafkaRuntime:
             await self._outbox.send_all(records)
         except KafkaError as error:
             raise SendFailed(f"{records[0].topic}: the broker did not take a record: {error!r}") from error
+
+    def partition_for(self, key: bytes, partitions: int) -> int:
+        """Hash the key; see the protocol."""
+        return partition_for(key, partitions)
 
     async def bury(
         self,

@@ -11,10 +11,7 @@ import functools
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from aiokafka.partitioner import murmur2
-
-# A query's records have one key: the hash of the first serves all.
-_hash = functools.lru_cache(maxsize=16_384)(murmur2)
+from streams.runtime.partitions import partition_for
 
 
 class _Call:
@@ -71,7 +68,7 @@ class Sender:
         for topic, partition, key, value in records:
             if partition is None:
                 count = self._partitions.get(topic) or await self._count(producer, topic)
-                partition = (_hash(key or b"") & 0x7FFFFFFF) % count
+                partition = partition_for(key, count)
             placed.append(((topic, partition), key, value))
         if not placed:
             return

@@ -11,6 +11,7 @@ import faust
 
 from streams.runtime.base import RowTooLarge
 from streams.runtime.kafka.consumer import consumer_of, sender_of
+from streams.runtime.partitions import partition_for
 
 
 class DurableTable(faust.Table[bytes, bytes]):
@@ -22,8 +23,16 @@ class DurableTable(faust.Table[bytes, bytes]):
         """The partition of each row."""
 
     def apply_changelog_batch(self, batch: Iterable[Any]) -> None:
-        """Apply recovered rows, and note where each lies."""
-        batch = list(batch)
+        """Apply recovered rows, and note where each lies.
+
+        A row outside its key's partition is left out: an earlier release wrote such rows for misplaced feedback, and
+        one of them would replace the row that counts.
+        """
+        batch = [
+            event
+            for event in batch
+            if event.message.partition == partition_for(event.message.key, self.partitions or 1)
+        ]
         super().apply_changelog_batch(batch)
         self.places.update((event.message.key, event.message.partition) for event in batch)
 

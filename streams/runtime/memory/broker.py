@@ -1,10 +1,10 @@
 """Topics as lists of records: partitions, offsets, committed offsets, and what the broker refuses."""
 
-import zlib
 from collections.abc import Callable, Iterable, Mapping
 from typing import Literal, NamedTuple
 
 from streams.runtime.base import Record, UnknownTopic
+from streams.runtime.partitions import partition_for
 
 BEGAN_MS = 1_700_000_000_000
 """Milliseconds since the epoch at which a broker's clock begins by default."""
@@ -92,7 +92,7 @@ class Broker:
         Its append time is now, unless it was appended to another broker before.
         """
         parts = self._of(topic)
-        at = zlib.crc32(key or b"") % len(parts) if partition is None else partition
+        at = partition_for(key, len(parts)) if partition is None else partition
         now_ms = self.now_ms() if timestamp_ms is None else timestamp_ms
         record = Record(topic, at, parts[at].end, now_ms, key, value)
         parts[at].records.append(record)

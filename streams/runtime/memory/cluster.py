@@ -112,9 +112,11 @@ class Cluster:
         worker.die()
         self._down(worker, Died(f"{worker.app} was killed"))
 
-    def produce(self, topic: str, key: bytes | None, value: bytes | None) -> Record:
-        """Append a record as a client does."""
-        return self.broker.append(topic, key, value)
+    def produce(
+        self, topic: str, key: bytes | None, value: bytes | None, partition: int | None = None
+    ) -> Record:
+        """Append a record as a client does; one with another partitioner names the partition."""
+        return self.broker.append(topic, key, value, partition)
 
     async def until(self, condition: Callable[[], bool], timeout_s: float = 600.0) -> None:
         """Let the deployment run until a condition holds.

@@ -24,6 +24,7 @@ from streams.runtime.base import (
 from streams.runtime.crashes import Crashes
 from streams.runtime.guard import Guard
 from streams.runtime.memory.broker import Broker, Effect
+from streams.runtime.partitions import partition_for
 from streams.runtime.spec import RoomSpec
 from streams.settings import Settings
 from streams.topics import Topics
@@ -188,7 +189,11 @@ class MemoryRuntime:
                     f"{self.room}: writes {record.topic}, which is not among the outputs of its RoomSpec"
                 )
         for record in records:
-            await self.effect("send", record.topic, record.key, record.value)
+            await self.effect("send", record.topic, record.key, record.value, record.partition)
+
+    def partition_for(self, key: bytes, partitions: int) -> int:
+        """Hash the key; see the protocol."""
+        return partition_for(key, partitions)
 
     async def bury(
         self,
@@ -310,11 +315,13 @@ class MemoryTable:
         self._rows: dict[bytes, tuple[int, bytes]] = {}
 
     async def recover(self) -> None:
-        """Read the changelog of the partitions that are owned now."""
+        """Read the changelog of the partitions that are owned now; a row outside its key's partition is left out."""
+        partitions = self.runtime.broker.partitions(self.changelog)
         self._rows = {
             key: (partition, value)
             for partition in sorted(self.runtime.assigned(self.source))
             for key, value in self.runtime.broker.changelog(self.changelog, partition).items()
+            if partition_for(key, partitions) == partition
         }
         await self.recovered()
 
