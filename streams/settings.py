@@ -232,6 +232,21 @@ class Gateway(_Section, frozen=True, rename=lambda field: f"gateway_{field}"):
     recent: int = 20_000
 
 
+class Previews(
+    _Section,
+    frozen=True,
+    rename={"host": "decider_host", "port": "decider_port", "urls": "decider_url"},
+):
+    """Where a decider says what it would choose, and where a gateway asks for that."""
+
+    # Keep it inside your network: the decider asks for no key.
+    host: str = "127.0.0.1"
+    # 0 serves nothing.
+    port: int = 0
+    # Asked in order; without any, the decider's port of this machine.
+    urls: tuple[str, ...] = ()
+
+
 class Settings(_Section, frozen=True):
     """What a process needs to know before it starts. Times in seconds, sizes in bytes.
 
@@ -252,6 +267,7 @@ class Settings(_Section, frozen=True):
     encoder: Encoder = Encoder()
     policy: Policy = Policy()
     gateway: Gateway = Gateway()
+    previews: Previews = Previews()
 
     @classmethod
     def from_env(cls, environ: Mapping[str, str], **flags: Any) -> "Settings":

@@ -271,7 +271,7 @@ class Decider:
 
     def _choose(self, asked: Sequence[tuple[ContextRecord, Origin]], around: Surroundings) -> list[Decided]:
         """Choose for all or raise for all; nothing is changed before every row is known to fit."""
-        in_force = [self._in_force(record, around) for record, _ in asked]
+        in_force = [self.in_force(record, around) for record, _ in asked]
         contexts = [context_of(record, around, self.encoder, self.policy.surface) for record, _ in asked]
         choices = self.policy.select(contexts, [policy_objective(o) for o in in_force], self.seed)
         made = []
@@ -293,7 +293,13 @@ class Decider:
         self.context_offset = max([self.context_offset, *(origin.offset for _, origin in asked)])
         return [decided for decided, _ in made]
 
-    def _in_force(self, record: ContextRecord, around: Surroundings) -> ObjectiveInForce:
+    def in_force(self, record: ContextRecord, around: Surroundings) -> ObjectiveInForce:
+        """Return what a Context is served for, with the price of its aim. Changes nothing.
+
+        Raises:
+            ObjectiveError: It names an objective that is not there.
+            UnservedObjective: The policy cannot aim at it.
+        """
         objective = around.steering.objectives.of(record.query)
         aim = aim_of(objective)
         if aim is None:

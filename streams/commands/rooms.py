@@ -10,7 +10,7 @@ import click
 from agents.space.catalogue import load_catalogue
 from streams.control import Control
 from streams.local.broker import Broker
-from streams.local.launch import room_commands, settings_for
+from streams.local.launch import room_commands, settings_for, with_previews
 from streams.local.signals import stopped_by_signals
 from streams.local.supervisor import Supervisor
 from streams.rooms import ROOMS
@@ -91,6 +91,8 @@ def up(
             click.echo(f"note: {note}")
         optional = ("gateway",) if gateway else ()
         rooms = room_commands(groups, metrics_port=metrics_port or settings.metrics_port, optional=optional)
+        if gateway:
+            settings = with_previews(settings)
         environ = {**os.environ, **settings.environ()}
         echo = None if quiet else click.echo
         supervisor = stack.enter_context(Supervisor(rooms, environ=environ, log_path=log_path, echo=echo))

@@ -1,5 +1,6 @@
 """The commands of the rooms, and the settings that a local broker needs."""
 
+import socket
 from collections.abc import Iterable, Sequence
 
 from streams.local.broker import Broker
@@ -18,6 +19,15 @@ def settings_for(settings: Settings, broker: Broker) -> Settings:
         # Nor does a pause between two sends group anything where each record has a batch of its own.
         fields |= {"send_interval_ms": 0.0}
     return settings.replace(**fields)
+
+
+def with_previews(settings: Settings) -> Settings:
+    """Return the settings with a port at which the decider tells a gateway on this machine what it would choose."""
+    if settings.previews.port or settings.previews.urls:
+        return settings
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return settings.replace(decider_port=free.getsockname()[1])
 
 
 def room_commands(

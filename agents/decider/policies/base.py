@@ -273,6 +273,13 @@ class Policy(Protocol):
         """Choose one action per context. Changes no state."""
         ...
 
+    def terms(self, context: Context) -> Matrix | None:
+        """Return the predicted (Correct, Score, log C) of every allowed action, shape (n, 3), in the order of `scores`.
+
+        None where the policy models the reward alone. Changes no state.
+        """
+        ...
+
     def price(self, aim: Aim) -> float:
         """Return λ, the price of one eFLOP at which the aim is met by now. Changes no state."""
         ...

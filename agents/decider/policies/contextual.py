@@ -147,6 +147,12 @@ class Contextual(Learner):
         terms[:, ONE] = 1.0
         return np.asarray(terms)
 
+    def terms(self, context: Context) -> Matrix | None:
+        """Return the predicted Correct, Score and log C of every allowed action."""
+        (query,) = self.features.queries([(context.query_id, context.embedding)])
+        keep = self.design.choosable(context.query_id, context.allowed)
+        return np.asarray(self.predicted(self.design.short(query))[keep][:, :ONE])
+
     def price(self, aim: Aim) -> float:
         """Return λ of an aim: the one in force, or the solution on the window for one that is new."""
         found = self.pacer.price(aim)

@@ -20,6 +20,7 @@ from agents.decider.policies.base import (
     Aim,
     Choice,
     Context,
+    Matrix,
     Objective,
     Observation,
     Pending,
@@ -119,6 +120,10 @@ class Explored:
     def select(self, contexts: Sequence[Context], objectives: Sequence[Objective], seed: int) -> list[Choice]:
         """Choose one action per context."""
         return choices(contexts, self.scores(contexts, objectives, seed), self.version)
+
+    def terms(self, context: Context) -> Matrix | None:
+        """Return the inner policy's predictions."""
+        return self.inner.terms(context)
 
     def price(self, aim: Aim) -> float:
         """Return the inner policy's price."""

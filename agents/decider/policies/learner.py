@@ -19,6 +19,7 @@ from agents.decider.policies.base import (
     Aim,
     Choice,
     Context,
+    Matrix,
     Objective,
     Observation,
     Pending,
@@ -69,6 +70,10 @@ class Learner:
     def select(self, contexts: Sequence[Context], objectives: Sequence[Objective], seed: int) -> list[Choice]:
         """Choose one action per context. Changes no state."""
         return choices(contexts, self.scores(contexts, objectives, seed), self.version)
+
+    def terms(self, context: Context) -> Matrix | None:
+        """Return None: only a policy with one regression per term predicts them."""
+        return None
 
     def expect(self, decisions: Sequence[Pending]) -> None:
         """Do nothing: no decision changes the next one before its reward."""

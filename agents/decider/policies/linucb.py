@@ -102,6 +102,17 @@ class LinUCB(Learner):
             out.append(Scores(ids, mean, width, score, chosen, probability, predicted=predicted))
         return out
 
+    def terms(self, context: Context) -> Matrix | None:
+        """Return the predicted terms of every allowed action; None for the scalar form, which has one column."""
+        if self.settings.reward == "scalar":
+            return None
+        f, q = self.features, self.features.settings.query_dim
+        rows = f.choosable(context.query_id, context.allowed)
+        queries = f.queries([(context.query_id, context.embedding)])
+        blocks = f.blocks(queries)
+        block = (f.coordinates if blocks is None else blocks[0])[rows]
+        return np.asarray((queries[0] @ self.gram.theta[:q] + block @ self.gram.theta[q:])[:, :3])
+
     def expect(self, decisions: Sequence[Pending]) -> None:
         """Count outstanding decisions in the width, where the settings say so."""
         if self.decided is None:

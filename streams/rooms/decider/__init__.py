@@ -6,6 +6,7 @@ from streams.runtime.spec import RoomSpec
 
 async def build(runtime: Runtime) -> None:
     """Load what the room needs and bind its handlers."""
+    from streams.rooms.decider.previews import Previews
     from streams.rooms.decider.room import DeciderRoom
 
     room = await DeciderRoom.build(runtime)
@@ -13,6 +14,8 @@ async def build(runtime: Runtime) -> None:
     # One partition each: learning has one order. Batches share one delivery and one pass of BLAS.
     runtime.batches(topics.context, room.on_contexts, stage="decide", most=32)
     runtime.batches(topics.reward, room.on_rewards, stage="learn", most=32)
+    if runtime.settings.previews.port:
+        runtime.background("previews", Previews(room).serve)
 
 
 SPEC = RoomSpec(

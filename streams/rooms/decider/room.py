@@ -14,10 +14,12 @@ from typing import Self
 from agents.decider.agent import Decider
 from agents.decider.decisions import Surroundings
 from agents.decider.errors import DuplicateQuery
+from agents.decider.policies.base import ActionVector
 from agents.decider.prior import digest
 from agents.decider.results import Decided
 from agents.embedder.encoder import Encoder, encoder_id
 from agents.space.action_space import ActionSpace, uis_space
+from agents.space.catalogue import Catalogue
 from agents.space.errors import ActionError
 from schemas.base import decode
 from schemas.decision import Decision
@@ -56,7 +58,7 @@ class DeciderRoom:
         room = cls(runtime, await runtime.in_thread(lambda: encoder_of(runtime.settings)))
         catalogue = runtime.control.catalogue
         check_control_group(policy_of(runtime.settings, room.encoder), catalogue)
-        await runtime.in_thread(lambda: action_vectors(catalogue, room.encoder, room._cache))
+        await runtime.in_thread(lambda: room.vectors(catalogue))
         return room
 
     async def on_contexts(self, records: Sequence[Record]) -> None:
@@ -73,7 +75,7 @@ class DeciderRoom:
                 except UniscaleError as error:
                     await self.runtime.bury(record, error)
             living = self.runtime.control.serving()
-            served = [self._served(context, living) for _, context, _ in asked]
+            served = [_served(context, self.space, living) for _, context, _ in asked]
             for trust, around_living in ((False, living), (True, None)):
                 part = [each for each, known in zip(asked, served, strict=True) if known is not trust]
                 if part:
@@ -111,6 +113,25 @@ class DeciderRoom:
             self.runtime.metrics.policy_version.set(decider.policy.version)
             await self.log.snapshot_when_due(decider)
 
+    @property
+    def encoder_id(self) -> str:
+        """Return the id of the encoder of queries and actions."""
+        return encoder_id(self.encoder)
+
+    def offers(self, catalogue_version: int) -> bool:
+        """Return whether the learner has taken over this catalogue."""
+        return self._catalogue_version == catalogue_version
+
+    def vectors(self, catalogue: Catalogue) -> Sequence[ActionVector]:
+        """Return the actions of a catalogue as the policy sees them. Slow for actions that were never embedded."""
+        return action_vectors(catalogue, self.encoder, self._cache)
+
+    def surroundings(self, context: Context, catalogue: Catalogue) -> Surroundings:
+        """Return what a decision for this context would depend on now."""
+        space, living = uis_space(catalogue), self.runtime.control.serving()
+        served = _served(context, space, living)
+        return Surroundings(self.runtime.control.steering, space, living if served else None)
+
     async def _decide(
         self, decider: Decider, asked: Sequence[tuple[Record, Context, Origin]], living: frozenset[str] | None
     ) -> None:
@@ -131,24 +152,6 @@ class DeciderRoom:
                 self.outstanding += 1
                 self._since_ms[each.query_id] = record.timestamp_ms
                 self._count(decode(each.value, Decision))
-
-    def _served(self, context: Context, living: frozenset[str]) -> bool:
-        """Say whether a living executor can take what is asked for.
-
-        Where none can, the query is decided all the same: its deadline then starts, and it ends in an
-        `expired` Answer, never in silence.
-        """
-        query = context.query
-        try:
-            self.space.choices(
-                pinned=query.pinned,
-                allowed_models=query.allowed_models,
-                available_models=living,
-                answers=query.n,
-            )
-        except ActionError:
-            return False
-        return True
 
     def _outgoing(self, decided: Decided) -> list[Outgoing]:
         if decided.value is None:
@@ -185,7 +188,7 @@ class DeciderRoom:
         decider = Decider(
             policy,
             seed=self.settings.policy.seed,
-            encoder=encoder_id(self.encoder),
+            encoder=self.encoder_id,
             limit=self.runtime.limit,
         )
         found = await self.log.recover(decider)
@@ -208,14 +211,14 @@ class DeciderRoom:
                 )  # fmt: skip
             return
         catalogue = self.runtime.control.catalogue
-        vectors = await self.runtime.in_thread(lambda: action_vectors(catalogue, self.encoder, self._cache))
+        vectors = await self.runtime.in_thread(lambda: self.vectors(catalogue))
         await self._write(decider.begin(prior, vectors, self.log.chunk_bytes))
         log.info("the learner begins from prior %s", decider.prior)
 
     async def _offer(self, decider: Decider) -> None:
         control = self.runtime.control
         catalogue, version = control.catalogue, control.catalogue_version
-        vectors = await self.runtime.in_thread(lambda: action_vectors(catalogue, self.encoder, self._cache))
+        vectors = await self.runtime.in_thread(lambda: self.vectors(catalogue))
         await self._write(decider.offer(vectors))
         self.space, self._catalogue_version = uis_space(catalogue), version
         log.info("on offer: %s", ", ".join(catalogue.model_names))
@@ -251,3 +254,22 @@ class DeciderRoom:
             self.decider = None
             if self.log.assigned:
                 await self._rebuild()
+
+
+def _served(context: Context, space: ActionSpace, living: frozenset[str]) -> bool:
+    """Say whether a living executor can take what is asked for.
+
+    Where none can, the query is decided all the same: its deadline then starts, and it ends in an `expired` Answer,
+    never in silence.
+    """
+    query = context.query
+    try:
+        space.choices(
+            pinned=query.pinned,
+            allowed_models=query.allowed_models,
+            available_models=living,
+            answers=query.n,
+        )
+    except ActionError:
+        return False
+    return True

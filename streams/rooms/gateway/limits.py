@@ -102,6 +102,20 @@ class Gate:
             raise ApiError(401, f"the API key {what}", type="authentication_error", code="invalid_api_key")
         return Credential(digest, entry)
 
+    def check(self, who: Credential, model: str, objective: str | None) -> None:
+        """Refuse a model or an objective that the key may not use. Raises ApiError 404."""
+        entry = who.entry
+        if entry is None:
+            return
+        if entry.allowed_models is not None and model not in entry.allowed_models:
+            raise not_found("model", model, "model_not_found")
+        if (
+            entry.allowed_objectives is not None
+            and objective is not None
+            and objective not in entry.allowed_objectives
+        ):
+            raise not_found("objective", objective)
+
     def admit(self, who: Credential, model: str, objective: str | None, spent_eflops: float) -> None:
         """Admit a request, or raise an error that names the limit it exceeds. `leave` ends it.
 
@@ -114,17 +128,10 @@ class Gate:
         Raises:
             ApiError: 404 for a model or objective the key may not use; 429 for a limit.
         """
+        self.check(who, model, objective)
         entry = who.entry
         if entry is None:
             return
-        if entry.allowed_models is not None and model not in entry.allowed_models:
-            raise not_found("model", model, "model_not_found")
-        if (
-            entry.allowed_objectives is not None
-            and objective is not None
-            and objective not in entry.allowed_objectives
-        ):
-            raise not_found("objective", objective)
         if entry.eflops_per_day is not None and spent_eflops >= entry.eflops_per_day:
             raise ApiError(
                 429, f"this key has spent {spent_eflops:.3g} of {entry.eflops_per_day:.3g} eFLOPs in 24 hours",

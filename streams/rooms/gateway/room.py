@@ -4,8 +4,6 @@ import contextlib
 import logging
 from typing import Final
 
-import uvicorn
-
 from schemas.answer import Answer
 from schemas.base import decode
 from schemas.control import KeyEntry, decode_control
@@ -15,18 +13,17 @@ from schemas.errors import UniscaleError
 from schemas.query import Query
 from schemas.reward import Feedback, Reward
 from schemas.search import SearchStep
+from streams.rooms.gateway.deciders import Deciders
 from streams.rooms.gateway.index.recent import Index
 from streams.rooms.gateway.limits import Gate, is_local
 from streams.rooms.gateway.routes.app import Routes
 from streams.rooms.gateway.service import Service
 from streams.runtime.base import Record, Runtime
+from streams.runtime.web import Server, server_of
 
 log = logging.getLogger("streams.gateway")
 
 LOCAL_HOSTS: Final = frozenset({"127.0.0.1", "localhost", "[::1]"})
-
-# Most bytes of a request's head: whoever sends more is cut off.
-_HEAD_BYTES: Final = 64 * 1024
 
 
 class OpenGateway(UniscaleError):
@@ -47,6 +44,8 @@ class GatewayRoom:
         self.gate = Gate(runtime.monotonic)
         self.index = Index(recent)
         self.service = Service(runtime, self.index, self.gate)
+        self.deciders = Deciders.of(runtime.settings)
+        runtime.on_stop(self.deciders.close)
 
     async def follow(self) -> None:
         """Read the topics to their current ends, and keep reading."""
@@ -66,7 +65,7 @@ class GatewayRoom:
 
     def routes(self, hosts: frozenset[str] = frozenset()) -> Routes:
         """Return the HTTP side."""
-        return Routes(self.service, LOCAL_HOSTS | hosts, self.runtime.now_ms() // 1000)
+        return Routes(self.service, self.deciders, LOCAL_HOSTS | hosts, self.runtime.now_ms() // 1000)
 
     def check_address(self, host: str) -> None:
         """Refuse to listen beyond this machine without keys.
@@ -117,15 +116,6 @@ class GatewayRoom:
                 self.service.waiting.seen(key, decode(record.value, SearchStep))
 
 
-class Server(uvicorn.Server):
-    """uvicorn in the event loop of a room, which has its own way to stop."""
-
-    @contextlib.contextmanager
-    def capture_signals(self):  # type: ignore[no-untyped-def]
-        """Leave signals to the worker."""
-        yield
-
-
 async def serve(room: GatewayRoom, host: str, port: int, hosts: frozenset[str] = frozenset()) -> Server:
     """Serve HTTP beside the room until it stops, and return the server.
 
@@ -133,15 +123,6 @@ async def serve(room: GatewayRoom, host: str, port: int, hosts: frozenset[str] =
         OpenGateway: see `check_address`.
     """
     room.check_address(host)
-    config = uvicorn.Config(
-        room.routes(hosts).app(), host=host, port=port, log_level="warning", access_log=False, http="h11",
-        lifespan="off", h11_max_incomplete_event_size=_HEAD_BYTES, timeout_keep_alive=30, server_header=False,
-    )  # fmt: skip
-    server = Server(config)
-
-    async def stop() -> None:
-        server.should_exit = True
-
+    server = server_of(room.runtime, room.routes(hosts).app(), host=host, port=port)
     room.runtime.background("http", server.serve)
-    room.runtime.on_stop(stop)
     return server

@@ -5,9 +5,11 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
+from streams.rooms.gateway.deciders import Deciders
 from streams.rooms.gateway.limits import Credential
 from streams.rooms.gateway.openai.chat import chat
 from streams.rooms.gateway.openai.errors import ApiError
+from streams.rooms.gateway.routes.decide import Decide
 from streams.rooms.gateway.routes.guard import Guard, body_of
 from streams.rooms.gateway.routes.letters import Letters
 from streams.rooms.gateway.routes.models import Models
@@ -26,12 +28,14 @@ class Routes:
 
     Args:
         service: What the routes call.
+        deciders: Who says what would be chosen.
         hosts: Host names that requests may be addressed to.
         started: When the gateway started, in seconds since the epoch; models are listed as created then.
     """
 
-    def __init__(self, service: Service, hosts: frozenset[str], started: int) -> None:
+    def __init__(self, service: Service, deciders: Deciders, hosts: frozenset[str], started: int) -> None:
         self.service = service
+        self.deciders = deciders
         self.page = Page(service.gate, hosts)
         self.guard = Guard(service.gate, hosts, self.page.key_of)
         self.started = started
@@ -41,6 +45,7 @@ class Routes:
         service = self.service
         listed = [
             ("POST", "/v1/chat/completions", self.chat),
+            *Decide(service, self.deciders).routes(),
             *Models(service, self.started).routes(),
             *Queries(service).routes(),
             *Now(service).routes(),

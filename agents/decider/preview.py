@@ -1,0 +1,140 @@
+"""What the policy would choose for a query now, with every configuration's predicted terms. Changes nothing.
+
+A preview draws from the streams of one fixed id, `PREVIEW`: it consumes no randomness of any query, and tells nobody
+which ids belong to the control group. What the deployment draws beside the policy (warm-up, exploration floor,
+control group) shows in the propensities instead.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from typing import Final, Literal
+
+import msgspec
+import numpy as np
+from msgspec import Struct
+
+from agents.decider.agent import Decider
+from agents.decider.decisions import Surroundings, context_of
+from agents.decider.observations import policy_objective
+from agents.decider.policies.base import ActionVector
+from schemas.decision import PolicyState, Predicted
+from schemas.objective import ObjectiveInForce
+from schemas.query import Context as ContextRecord
+from schemas.query import Query
+
+PREVIEW: Final = "preview"
+"""The id under which previews are scored."""
+
+
+class Configuration(Struct, frozen=True, kw_only=True):
+    """One configuration as the policy sees it for a query.
+
+    Attributes:
+        action: Its id, `model/qp/cp/bs`.
+        mean: Predicted reward.
+        width: Its uncertainty: α·√(xᵀA⁻¹x), or what the policy has in its place.
+        score: What is ranked.
+        propensity: Probability that a query like this runs it; None when it is not known.
+        predicted: The predicted terms, where the policy models them.
+    """
+
+    action: str
+    mean: float
+    width: float
+    score: float
+    propensity: float | None = None
+    predicted: Predicted | None = None
+
+
+class Preview(Struct, frozen=True, kw_only=True):
+    """What would be chosen.
+
+    Attributes:
+        action: What the policy prefers.
+        group: The executor group that would run it.
+        reason: `pinned` where the query leaves no choice; `warm-up` while queries are still drawn at random, whatever
+            the policy prefers; else `policy`.
+        seq: Position the next decision will have.
+        objective: What the query is served for, its price filled in.
+        policy: Name and version of the policy.
+        catalogue_version: Offset in `control` of the last change of the catalogue.
+        masked_models: Models left out for want of a living executor.
+        served: Whether a living executor serves a model that the query allows; otherwise it waits for one.
+        configurations: All that could be chosen, the highest score first.
+    """
+
+    action: str
+    group: str
+    reason: Literal["policy", "warm-up", "pinned"]
+    seq: int
+    objective: ObjectiveInForce
+    policy: PolicyState
+    catalogue_version: int
+    masked_models: tuple[str, ...]
+    served: bool
+    configurations: tuple[Configuration, ...]
+
+
+def anonymous(query: Query) -> Query:
+    """Return a query under the id of previews."""
+    return msgspec.structs.replace(query, query_id=PREVIEW)
+
+
+def preview(decider: Decider, record: ContextRecord, around: Surroundings) -> Preview:
+    """Return what would be chosen for a context.
+
+    Args:
+        decider: The learner. Nothing of it changes.
+        record: The context; its query comes from `anonymous`.
+        around: Catalogue, objectives and living executors.
+
+    Raises:
+        UniscaleError: what would also refuse the query itself.
+    """
+    policy = decider.policy
+    objective = decider.in_force(record, around)
+    context = context_of(record, around, decider.encoder, policy.surface)
+    (scores,) = policy.scores([context], [policy_objective(objective)], decider.seed)
+    terms = policy.terms(context)
+    # A draw by the floor or the control group is not the policy's preference.
+    chosen = scores.chosen if scores.reason == "policy" else int(np.argmax(scores.score))
+    found = [
+        Configuration(
+            action=action,
+            mean=float(scores.mean[at]),
+            width=float(scores.width[at]),
+            score=float(scores.score[at]),
+            propensity=None if scores.probability is None else float(scores.probability[at]),
+            predicted=None if terms is None else _predicted(terms[at].tolist()),
+        )
+        for at, action in enumerate(scores.action_ids)
+    ]
+    action = found[chosen].action
+    living, catalogue = around.living, around.steering.catalogue
+    warming = scores.reason == "warm-up"
+    return Preview(
+        action=action,
+        group=catalogue.model(action.partition("/")[0]).group,
+        reason="pinned" if record.query.pinned is not None else "warm-up" if warming else "policy",
+        seq=decider.seq,
+        objective=objective,
+        policy=PolicyState(name=policy.name, version=policy.version),
+        catalogue_version=catalogue.version,
+        masked_models=() if living is None else tuple(m for m in around.space.models if m not in living),
+        served=living is not None,
+        configurations=tuple(sorted(found, key=lambda each: (-each.score, each.action != action))),
+    )
+
+
+def offering(decider: Decider, actions: Sequence[ActionVector]) -> Decider:
+    """Return a copy of a learner that has these actions on offer, for previews before the learner itself has."""
+    other = copy.deepcopy(decider)
+    other.offer(actions)
+    return other
+
+
+def _predicted(terms: list[float]) -> Predicted:
+    correct, score, log_cost = terms
+    return Predicted(correct=correct, score=score, log_cost=log_cost)

@@ -1,0 +1,147 @@
+"""A preview says what the decision would be, and leaves the learner as it was, to the bit."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from agents.decider.design import Design
+from agents.decider.errors import UnservedObjective
+from agents.decider.features import FeatureSettings
+from agents.decider.policies.contextual import Contextual
+from agents.decider.policies.exploration import ControlGroup, Explored
+from agents.decider.policies.forgetting import Discounted
+from agents.decider.policies.knn import KNN
+from agents.decider.policies.linucb import LinUCB, LinUCBSettings
+from agents.decider.policies.thompson import Thompson
+from agents.decider.policies.uniform import Uniform
+from agents.decider.preview import PREVIEW, offering, preview
+from agents.space.action_space import routing_space, union
+from agents.space.errors import ActionError
+from schemas.base import decode
+from schemas.decision import Decision
+
+MAKERS: dict[str, Callable[[Any], Any]] = {
+    "linucb": LinUCB,
+    "linucb-decided": lambda f: LinUCB(f, LinUCBSettings(widths="decided")),
+    "linucb-scalar": lambda f: LinUCB(f, LinUCBSettings(reward="scalar")),
+    "thompson": lambda f: Thompson(f, propensity_draws=16),
+    "random": Uniform,
+    "knn": KNN,
+    "discounted": lambda f: Discounted(f, gamma=0.98),
+    "explored": lambda f: Explored(LinUCB(f), floor=0.2, warm_up=5),
+    "contextual": lambda _: Contextual(Design(FeatureSettings(21, 10, query_rank=11))),
+}
+MODELLED = {"linucb", "linucb-decided", "thompson", "discounted", "explored", "contextual"}
+
+
+def life(shard: Any, rounds: int = 6) -> None:
+    for _ in range(rounds):
+        made = shard.ask(*(shard.context() for _ in range(3)))
+        shard.tell(*(shard.reward(each) for each in made))
+
+
+@pytest.mark.parametrize("name", MAKERS)
+def test_a_preview_changes_nothing_to_the_bit(make_shard: Any, name: str) -> None:
+    shard = make_shard(MAKERS[name])
+    life(shard)
+    aims = [{}, {"weights": None}, {"n": 4}] + ([{"accuracy": 0.9}] if name == "contextual" else [])
+    for fields in aims:
+        shard.decider.policy.scores([], [], 0)
+        context, _ = shard.context(PREVIEW, **{k: v for k, v in fields.items() if v is not None})
+        preview(shard.decider, context, shard.around)  # which actions may be chosen is memorised once
+        before = pickle.dumps(shard.decider)
+        first = preview(shard.decider, context, shard.around)
+        assert preview(shard.decider, context, shard.around) == first
+        assert pickle.dumps(shard.decider) == before
+
+
+@pytest.mark.parametrize("name", sorted(MODELLED - {"explored", "thompson"}))
+def test_a_preview_is_what_the_next_decision_says(make_shard: Any, name: str) -> None:
+    shard = make_shard(MAKERS[name])
+    life(shard)
+    context = shard.context(PREVIEW)
+    found = preview(shard.decider, context[0], shard.around)
+    (decided,) = shard.ask(context)
+    decision = decode(decided.value, Decision)
+    assert found.action == decision.action.id
+    assert (found.seq, found.policy, found.objective) == (decision.seq, decision.policy, decision.objective)
+    best, *others = found.configurations
+    assert (best.action, best.mean, best.width, best.propensity) == (
+        decision.action.id, decision.mean, decision.width, decision.propensity
+    )  # fmt: skip
+    assert best.predicted is not None
+    assert decision.predicted is not None
+    for term in ("correct", "score", "log_cost"):
+        assert getattr(best.predicted, term) == pytest.approx(getattr(decision.predicted, term), rel=1e-9)
+    assert [each.action for each in others[:3]] == [each.action for each in decision.runners_up]
+    assert len(found.configurations) == decision.candidates == len(shard.space)
+
+
+@pytest.mark.parametrize("name", MAKERS)
+def test_terms_are_predicted_where_the_policy_models_them(make_shard: Any, name: str) -> None:
+    shard = make_shard(MAKERS[name])
+    life(shard)
+    found = preview(shard.decider, shard.context(PREVIEW)[0], shard.around)
+    assert {each.predicted is not None for each in found.configurations} == {name in MODELLED}
+    if name == "contextual":  # the mean is the predicted reward: the terms, weighed
+        for each in found.configurations:
+            terms = each.predicted
+            weighed = found.objective.reward(terms.correct, terms.score, terms.log_cost)
+            assert each.mean == pytest.approx(weighed, abs=1e-9)
+
+
+def test_what_is_drawn_beside_the_policy_shows_in_the_propensities(make_shard: Any) -> None:
+    action = make_shard(LinUCB).space[0].id
+    shard = make_shard(
+        lambda f: Explored(LinUCB(f), floor=0.2, warm_up=5, control=ControlGroup(0.3, action, "salt"))
+    )
+    context = shard.context(PREVIEW)[0]
+    warming = preview(shard.decider, context, shard.around)
+    n = len(shard.space)
+    assert warming.reason == "warm-up"
+    assert {each.propensity for each in warming.configurations} == {1 / n}
+    life(shard)
+    found = preview(shard.decider, context, shard.around)
+    assert found.reason == "policy"
+    by_action = {each.action: each.propensity for each in found.configurations}
+    assert found.action == found.configurations[0].action
+    assert sum(by_action.values()) == pytest.approx(1.0)
+    assert by_action[action] == pytest.approx(0.3 + 0.7 * 0.2 / n + 0.7 * 0.8 * (found.action == action))
+
+
+def test_what_would_refuse_the_query_refuses_its_preview(make_shard: Any) -> None:
+    shard = make_shard(LinUCB)
+    for fields, error in (
+        ({"allowed_models": ("none such",)}, ActionError),
+        ({"accuracy": 0.9}, UnservedObjective),
+        ({"n": 64, "pin_action": shard.space[0].id}, ActionError),
+    ):
+        with pytest.raises(error):
+            preview(shard.decider, shard.context(PREVIEW, **fields)[0], shard.around)
+
+
+def test_a_pin_is_said_to_be_one(make_shard: Any) -> None:
+    shard = make_shard(LinUCB)
+    pinned = shard.space[5].id
+    found = preview(shard.decider, shard.context(PREVIEW, pin_action=pinned)[0], shard.around)
+    assert (found.action, found.reason, len(found.configurations)) == (pinned, "pinned", 1)
+
+
+def test_a_copy_offers_what_the_learner_does_not_yet(make_shard: Any) -> None:
+    shard = make_shard(LinUCB)
+    life(shard)
+    before = pickle.dumps(shard.decider)
+    more = union([shard.space, routing_space(shard.catalogue)])
+    other = make_shard(LinUCB)
+    other.use(more)
+    copied = offering(shard.decider, [other.vectors[action.id] for action in more])
+    assert pickle.dumps(shard.decider) == before
+    assert copied.policy.version == shard.decider.policy.version
+    found = preview(copied, shard.context(PREVIEW)[0], other.around)
+    assert {each.action for each in found.configurations} == {action.id for action in more}
+    assert np.isfinite([each.score for each in found.configurations]).all()
