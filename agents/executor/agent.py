@@ -39,7 +39,11 @@ Price = Callable[[Forest], float]
 
 @dataclass(frozen=True)
 class Job:
-    """One step to be drafted: the search so far, and what to ask the engine for."""
+    """One step to be drafted: the search so far, and what to ask the engine for.
+
+    Not a SearchStep: that one is the record of a step that has been drafted, and refuses a forest without drafts to
+    score. A Job comes before it, never travels, and holds the request to the engine in place of its drafts.
+    """
 
     query_id: str
     group: str

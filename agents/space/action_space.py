@@ -5,7 +5,7 @@ six models that is 168. The order is stable: model by model as the catalogue lis
 a model added at the end changes no index.
 """
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 
 from agents.space.catalogue import Catalogue
@@ -14,7 +14,6 @@ from schemas.action import Action
 
 MAX_DRAFTS = 64  # QP·CP ≤ 2⁶
 WIDTHS = tuple(2**n for n in range(7))
-BEST_ROUTE_SAMPLES = 20  # BEST-Route*: QP in 1…20
 
 
 def beam_size(cp: int) -> int:
@@ -151,26 +150,3 @@ def uis_space(catalogue: Catalogue) -> ActionSpace:
             Action(model=m, qp=qp, cp=cp, bs=beam_size(cp)) for m in catalogue.model_names for qp, cp in PAIRS
         )
     )
-
-
-def tts_space(catalogue: Catalogue) -> ActionSpace:
-    """Return the TTS scenario: every search of the smallest model, 28 actions."""
-    return uis_space(catalogue).restrict({catalogue.smallest.name})
-
-
-def routing_space(catalogue: Catalogue) -> ActionSpace:
-    """Return the Routing scenario: every model, one plain chain of thought each."""
-    return ActionSpace(tuple(Action(model=m, qp=1, cp=1, bs=1) for m in catalogue.model_names))
-
-
-def best_route_space(catalogue: Catalogue, samples: int = BEST_ROUTE_SAMPLES) -> ActionSpace:
-    """Return the space of BEST-Route*: every model with best of 1…20, 120 actions for six."""
-    counts = range(1, samples + 1)
-    return ActionSpace(
-        tuple(Action(model=m, qp=n, cp=1, bs=1) for m in catalogue.model_names for n in counts)
-    )
-
-
-def union(spaces: Iterable[ActionSpace]) -> ActionSpace:
-    """Return the actions of several spaces, each once, in order of first appearance."""
-    return ActionSpace(tuple(dict.fromkeys(action for space in spaces for action in space)))

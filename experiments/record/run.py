@@ -12,7 +12,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from agents.space.action_space import MAX_DRAFTS, best_route_space, uis_space
+from agents.space.action_space import MAX_DRAFTS, uis_space
+from experiments.outcomes.best_route import best_route_space
 from experiments.record.journal import Journal
 from experiments.record.questions import Question
 from experiments.record.searches import Bench, Known, Memory, Variant, search

@@ -3,7 +3,8 @@
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
-from agents.space.action_space import BEST_ROUTE_SAMPLES, PAIRS
+from agents.space.action_space import PAIRS
+from experiments.outcomes import best_route
 from experiments.outcomes.table import Arm
 from experiments.outcomes.world import World
 from experiments.trials.loop import WARM_UP, Stage
@@ -48,9 +49,9 @@ def steady(world: World, mode: str, *, dense: bool = True) -> dict[int, Stage]:
 
 
 def _best_route(arms: tuple[Arm, ...]) -> list[int]:
-    found = [i for i, arm in enumerate(arms) if arm.cp == 1 and arm.qp <= BEST_ROUTE_SAMPLES]
+    found = [i for i, arm in enumerate(arms) if arm.cp == 1 and arm.qp <= best_route.SAMPLES]
     models = {arm.model for arm in arms}
-    return found if len(found) == BEST_ROUTE_SAMPLES * len(models) else []
+    return found if len(found) == best_route.SAMPLES * len(models) else []
 
 
 def drift_add(world: World) -> dict[int, Stage]:

@@ -14,7 +14,7 @@ from agents.decider.agent import Decider
 from agents.decider.decisions import Surroundings
 from agents.decider.features import FeatureMap, FeatureSettings
 from agents.decider.policies.base import ActionVector, Context, Objective, Observation, Pending, Policy
-from agents.space.action_space import ActionSpace, tts_space
+from agents.space.action_space import ActionSpace, uis_space
 from agents.space.catalogue import load_catalogue
 from agents.space.steering import Steering
 from schemas.base import decode
@@ -140,7 +140,7 @@ class Shard:
         self.make_policy, self.options = make_policy, options
         self.rng = np.random.default_rng(seed)
         self.catalogue = load_catalogue(CATALOGUES / "qwen3.yaml")
-        self.space = tts_space(self.catalogue)
+        self.space = uis_space(self.catalogue).restrict({self.catalogue.smallest.name})
         self.table: dict[bytes, bytes] = {}
         self.around = Surroundings(Steering.of(self.catalogue), self.space)
         self.vectors: dict[str, ActionVector] = {}

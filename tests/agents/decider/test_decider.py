@@ -22,8 +22,10 @@ from agents.decider.policies.linucb import LinUCB, LinUCBSettings
 from agents.decider.policies.mlp import MLP, NetworkSettings
 from agents.decider.policies.thompson import Thompson
 from agents.decider.reproduce import mismatches
-from agents.space.action_space import routing_space, tts_space, union
+from agents.space.action_space import ActionSpace
+from agents.space.catalogue import Catalogue
 from agents.space.errors import ActionError
+from schemas.action import Action
 from schemas.base import decode
 from schemas.decision import Decision
 from schemas.query import Origin, Weights
@@ -50,6 +52,11 @@ def shard(request: pytest.FixtureRequest, make_shard: Any) -> Any:
 @pytest.fixture
 def plain_shard(make_shard: Any) -> Any:
     return make_shard(LinUCB)
+
+
+def single_paths(catalogue: Catalogue) -> ActionSpace:
+    """One plain chain of thought with each model."""
+    return ActionSpace(tuple(Action(model=m, qp=1, cp=1, bs=1) for m in catalogue.model_names))
 
 
 def live(shard: Any, rounds: int = 8) -> list[Any]:
@@ -136,9 +143,9 @@ def test_recovery_equals_the_live_learner(shard: Any) -> None:
 
 def test_every_decision_is_reproduced_from_the_log(shard: Any) -> None:
     live(shard, 4)
-    shard.use(union([tts_space(shard.catalogue), routing_space(shard.catalogue)]))
+    shard.use(ActionSpace((*shard.space, *list(single_paths(shard.catalogue))[1:])))
     live(shard, 3)
-    shard.use(routing_space(shard.catalogue))
+    shard.use(single_paths(shard.catalogue))
     shard.around = replace(shard.around, living=frozenset(shard.space.models[1:4]))
     live(shard, 3)
     shard.ask(
@@ -297,7 +304,7 @@ def test_an_implausible_price_is_refused_before_anything_changes(shard: Any) -> 
 
 def test_removed_models_learn_and_are_not_chosen_after_recovery(shard: Any) -> None:
     made = live(shard, 3)
-    shard.use(routing_space(shard.catalogue))
+    shard.use(single_paths(shard.catalogue))
     shard.crash()
     chosen = shard.ask(*(shard.context() for _ in range(12)))
     space = {action.id for action in shard.space}

@@ -8,11 +8,7 @@ from agents.space.action_space import (
     PAIRS,
     ActionSpace,
     beam_size,
-    best_route_space,
-    routing_space,
-    tts_space,
     uis_space,
-    union,
 )
 from agents.space.catalogue import Catalogue
 from agents.space.errors import ActionError
@@ -45,17 +41,6 @@ def test_beam_size_follows_from_cp(cp: int, bs: int) -> None:
 def test_a_cp_out_of_range_has_no_beam_size(cp: int) -> None:
     with pytest.raises(ActionError, match=f"cp is {cp}: choose 1 to 64"):
         beam_size(cp)
-
-
-def test_the_scenarios_have_the_papers_sizes(qwen3: Catalogue) -> None:
-    uis, best_route = uis_space(qwen3), best_route_space(qwen3)
-    assert {a.model for a in tts_space(qwen3)} == {"qwen3-0.6b"}
-    assert len(tts_space(qwen3)) == 28
-    assert [(a.qp, a.cp, a.bs) for a in routing_space(qwen3)] == [(1, 1, 1)] * 6
-    assert len(best_route) == 120
-    assert {a.qp for a in best_route} == set(range(1, 21))
-    assert len([a for a in best_route if a not in uis]) == 90
-    assert len(union([uis, best_route])) == 258
 
 
 def test_order_is_by_model_then_qp_then_cp(qwen3: Catalogue) -> None:

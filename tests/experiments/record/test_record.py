@@ -9,8 +9,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from agents.aggregator.grading_pool import Verdict
-from agents.space.action_space import best_route_space, uis_space
+from agents.space.action_space import uis_space
 from agents.space.catalogue import load_catalogue
+from experiments.outcomes.best_route import best_route_space
 from experiments.record import table
 from experiments.record.bench import open_bench
 from experiments.record.journal import Journal, JournalError, journals
@@ -27,6 +28,13 @@ def bench_of(tiny: Path) -> Bench:
     return asyncio.run(
         open_bench(catalogue, "torch", lambda gold, answer: Verdict(False, "error"), folder=tiny)
     )
+
+
+def test_best_route_is_120_configurations_30_of_them_in_the_joint_space() -> None:
+    catalogue = load_catalogue(Path("infra/catalogue/qwen3.yaml"))
+    uis, best_route = set(uis_space(catalogue)), set(best_route_space(catalogue))
+    assert (len(best_route), len(best_route - uis)) == (120, 90)
+    assert {(a.qp, a.cp, a.bs) for a in best_route} == {(n, 1, 1) for n in range(1, 21)}
 
 
 WIDE = ((1, 1), (2, 4), (4, 16), (64, 1))

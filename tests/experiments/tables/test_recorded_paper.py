@@ -12,9 +12,10 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from agents.space.action_space import best_route_space, uis_space
+from agents.space.action_space import uis_space
 from agents.space.catalogue import load_catalogue
 from experiments.__main__ import cli
+from experiments.outcomes.best_route import best_route_space
 from experiments.record import table
 from experiments.record.questions import questions_of
 from schemas.action import Action
