@@ -16,7 +16,6 @@ import time
 from collections.abc import Mapping
 from importlib import metadata
 from pathlib import Path
-from types import TracebackType
 from typing import Literal, Self
 
 from schemas.errors import UniscaleError
@@ -147,9 +146,7 @@ class Broker:
     def __enter__(self) -> Self:
         return self.start()
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
-    ) -> None:
+    def __exit__(self, *raised: object) -> None:
         self.stop()
         if self._own_directory:
             shutil.rmtree(self.directory, ignore_errors=True)

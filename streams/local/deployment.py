@@ -4,7 +4,6 @@ import contextlib
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from types import TracebackType
 from typing import Literal, Self
 
 from agents.space.catalogue import load_catalogue
@@ -71,7 +70,5 @@ class Deployment:
             self._stack = stack.pop_all()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
-    ) -> None:
+    def __exit__(self, *raised: object) -> None:
         self._stack.close()

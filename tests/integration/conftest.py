@@ -5,7 +5,6 @@ recordings made here, so that a search is deterministic and takes no time; every
 """
 
 import os
-import random
 import signal
 import subprocess
 import sys
@@ -20,7 +19,7 @@ from kafka import TopicPartition
 
 from agents.decider.observations import decode_row
 from agents.decider.snapshot import SNAPSHOT_KEY
-from agents.serving.recording import RecordedPath, RecordedStep, write_paths
+from agents.serving.recording import write_paths
 from agents.space.catalogue import load_catalogue
 from schemas.base import Record, decode
 from schemas.query import Query
@@ -32,68 +31,9 @@ from streams.local.supervisor import Supervisor
 from streams.runtime.kafka import admin, connections
 from streams.settings import Settings
 from streams.topics import Topics
+from tests.recorded import CATALOGUE, question, recorded_paths
 
 R = TypeVar("R", bound=Record)
-
-CATALOGUE = """
-name: recorded
-hardware: {name: as an A800, intensity: 156}
-verifier: judge
-cost_range: {low_eflops: 1.0e+9, high_eflops: 1.0e+12}
-defaults:
-  models:
-    group: mini
-    checkpoint: none
-    sampling: {temperature: 1.0, step_tokens: 64, depth_limit: 8}
-models:
-  - {name: small, architecture: {parameters: 100000, layers: 2, query_heads: 4, kv_heads: 2, head_dim: 16}}
-  - {name: large, architecture: {parameters: 900000, layers: 4, query_heads: 8, kv_heads: 4, head_dim: 16}}
-verifiers:
-  - name: judge
-    checkpoint: none
-    family: skywork
-    architecture: {parameters: 200000, layers: 2, query_heads: 4, kv_heads: 2, head_dim: 16}
-"""
-
-
-def question(number: int) -> tuple[str, str]:
-    """Return a question and its answer."""
-    a, b = number % 17 + 2, number % 11 + 3
-    return f"What is {a} + {b}, number {number}?", str(a + b)
-
-
-def recorded_paths(questions: int, seed: int = 7) -> list[RecordedPath]:
-    """Return sampled paths: the large model is right more often, and right paths score higher."""
-    rng = random.Random(seed)
-    paths = []
-    for number in range(questions):
-        text, answer = question(number)
-        for model, skill in (("small", 0.5), ("large", 0.8)):
-            for sample in range(4):
-                right = rng.random() < skill
-                depth = rng.randint(1, 4)
-                steps = [
-                    RecordedStep(
-                        text=f"{model} {sample}.{at} thinks.\n\n", tokens=rng.randint(4, 20),
-                        score=rng.uniform(0.5, 0.9) if right else rng.uniform(0.1, 0.6),
-                    )
-                    for at in range(depth)
-                ]  # fmt: skip
-                said = answer if right else str(int(answer) + 1)
-                steps.append(
-                    RecordedStep(
-                        text=f"So {sample}: \\boxed{{{said}}}",
-                        tokens=6,
-                        score=0.95 if right else 0.3,
-                        finish="eos",
-                    )
-                )
-                paths.append(
-                    RecordedPath(
-                        question=text, model=model, path=sample, steps=tuple(steps), prompt_tokens=12
-                    )
-                )
-    return paths
 
 
 @pytest.fixture(scope="session")

@@ -8,16 +8,12 @@ are those of docker-compose.yml, infra/qwen3.env and infra/catalogue/qwen3.yaml.
 import asyncio
 import os
 import re
-import subprocess
-import sys
-import time
 import tomllib
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-import httpx
 import msgspec
 import pytest
 import yaml
@@ -25,9 +21,9 @@ import yaml
 from agents.executor.engine import Prefix
 from agents.space.catalogue import Catalogue, load_catalogue
 from schemas.query import Message
-from streams.local.broker import free_port
 from streams.rooms.executor.hosting import engines_of, verifier_of
 from streams.settings import Settings
+from tests.vllm_serve import vllm_servers
 
 pytestmark = [
     pytest.mark.vllm,
@@ -38,7 +34,6 @@ pytestmark = [
 
 ROOT = Path(__file__).parents[2]
 CONTEXT_TOKENS = 256
-START_S = 600.0
 GENERATOR, VERIFIER = "vllm-qwen3-0-6b", "vllm-skywork-1-5b"
 MICRO = {GENERATOR: "micro-a", VERIFIER: "micro-skywork"}
 
@@ -78,47 +73,14 @@ def servers(micro: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[di
     paths = os.pathsep.join([str(installed(folder / "site")), str(ROOT)])
     environ = {**os.environ, "PYTHONPATH": paths, "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"}
     environ |= {"VLLM_CPU_KVCACHE_SPACE": "1", "OMP_NUM_THREADS": "1"}
-    running: dict[str, tuple[subprocess.Popen[bytes], str, Path]] = {}
-    try:
-        for service, name in MICRO.items():
-            checkpoint, *flags = compose()[service]["command"]
-            flags[flags.index("--max-model-len") + 1] = str(CONTEXT_TOKENS)
-            port, log = free_port(), folder / f"{service}.log"
-            # What `vllm serve` runs; that command itself asks for a distribution named vllm, and here it is vllm-cpu.
-            command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server"]
-            command += ["--model", micro.path(name), *flags]
-            command += ["--served-model-name", checkpoint, "--host", "127.0.0.1", "--port", str(port)]
-            command += ["--dtype", "float32", "--enforce-eager", "--max-num-seqs", "8"]
-            with log.open("wb") as out:
-                process = subprocess.Popen(
-                    command, stdout=out, stderr=out, env=environ, start_new_session=True
-                )
-            running[service] = (process, f"http://127.0.0.1:{port}", log)
-            until_healthy(process, f"http://127.0.0.1:{port}", log)
-        yield {service: url for service, (_, url, _) in running.items()}
-    finally:
-        for process, _, _ in running.values():
-            process.terminate()
-        for process, _, _ in running.values():
-            try:
-                process.wait(30)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
-
-
-def until_healthy(process: "subprocess.Popen[bytes]", url: str, log: Path) -> None:
-    deadline = time.monotonic() + START_S
-    while time.monotonic() < deadline:
-        if process.poll() is not None:
-            pytest.fail(f"vllm serve exited with {process.returncode}: {log.read_text()[-3000:]}")
-        try:
-            if httpx.get(f"{url}/health", timeout=2, trust_env=False).status_code == httpx.codes.OK:
-                return
-        except httpx.TransportError:
-            pass
-        time.sleep(0.5)
-    pytest.fail(f"vllm serve was not healthy after {START_S:.0f} s: {log.read_text()[-3000:]}")
+    arguments = {}
+    for service, name in MICRO.items():
+        checkpoint, *flags = compose()[service]["command"]
+        flags[flags.index("--max-model-len") + 1] = str(CONTEXT_TOKENS)
+        model = ["--model", micro.path(name), "--served-model-name", checkpoint]
+        arguments[service] = [*model, *flags, "--max-num-seqs", "8"]
+    with vllm_servers(arguments, environ, folder) as found:
+        yield found
 
 
 def here(entry: Any, url: str, checkpoint: str) -> Any:

@@ -4,37 +4,11 @@ from msgspec.structs import replace
 
 from agents.aggregator.agent import Pricing, value
 from agents.aggregator.join import Arrival, Waits, on
-from schemas.action import Action
 from schemas.answer import Answer
-from schemas.decision import Decision, PolicyState
-from schemas.objective import CostRange, ObjectiveInForce
-from schemas.query import Origin, Query, Weights
-from schemas.reward import Feedback, Price, Reward
+from schemas.reward import Feedback, Reward
+from tests.agents.aggregator.records import ORIGIN, PRICE, decision
 
 WAITS = Waits(timeout_ms=60_000, feedback_ms=30_000, keep_ms=1_000_000)
-ORIGIN = Origin(topic="query", partition=0, offset=1)
-PRICE = Price(
-    eflops=10.0,
-    prefill_eflops=1.0,
-    decoding_eflops=6.0,
-    verifier_eflops=3.0,
-    compute_flops=4.0,
-    memory_bytes=2.0,
-    intensity=3.0,
-)
-DECISION = Decision(
-    query=Query(query_id="q", text="?", reference="4"),
-    origin=ORIGIN,
-    action=Action(model="m", qp=1, cp=1, bs=1),
-    group="g",
-    seq=5,
-    seed=1,
-    objective=ObjectiveInForce(
-        weights=Weights(correct=1.0), cost_range=CostRange(low_eflops=1.0, high_eflops=100.0)
-    ),
-    policy=PolicyState(name="linucb", version=0),
-    appended_ms=1_000,
-)
 CANCELLED = Answer(query_id="q", status="cancelled", by="executor", text="so 4", score=0.5)
 
 
@@ -46,7 +20,7 @@ def test_a_cancelled_search_is_priced_and_never_learned_from() -> None:
     pricing = Pricing(generators={}, verifiers={}, verifier="")
     valued = value("4", CANCELLED, pricing=pricing, judge=no_judge)
     assert (valued.status, valued.score, valued.correct) == ("cancelled", None, None)
-    opened = on(None, Arrival(DECISION, 1_100, ORIGIN), WAITS).row
+    opened = on(None, Arrival(decision(reference="4"), 1_100, ORIGIN), WAITS).row
     turn = on(opened, Arrival(CANCELLED, 3_000, ORIGIN), WAITS, replace(valued, price=PRICE))
     (reward,) = [out for out in turn.out if isinstance(out, Reward)]
     assert (reward.kind, reward.status, reward.correct, reward.score) == ("default", "cancelled", None, None)

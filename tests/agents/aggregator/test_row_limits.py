@@ -8,36 +8,13 @@ from msgspec.structs import replace
 from agents.aggregator.join import Arrival, Orphan, Turn, Waits, on, to_value
 from agents.aggregator.row import Row, Valued, decode_row, dues, encode_row
 from agents.space.models import Architecture
-from schemas.action import Action
 from schemas.answer import Answer
-from schemas.decision import Decision, PolicyState
+from schemas.decision import Decision
 from schemas.errors import UnreadableRecord
-from schemas.objective import CostRange, ObjectiveInForce
-from schemas.query import Origin, Query, Weights
 from schemas.reward import CLOSING, Due, Feedback, Reward
+from tests.agents.aggregator.records import ORIGIN, answer, decision
 
 WAITS = Waits(timeout_ms=60_000, feedback_ms=30_000, keep_ms=1_000_000)
-ORIGIN = Origin(topic="feedback", partition=0, offset=9)
-
-
-def decision(**query: object) -> Decision:
-    return Decision(
-        query=Query(query_id="q", text="?", **query),  # type: ignore[arg-type]
-        origin=Origin(topic="query", partition=0, offset=1),
-        action=Action(model="m", qp=1, cp=1, bs=1),
-        group="g",
-        seq=5,
-        seed=1,
-        objective=ObjectiveInForce(
-            weights=Weights(correct=1.0), cost_range=CostRange(low_eflops=1.0, high_eflops=100.0)
-        ),
-        policy=PolicyState(name="linucb", version=0),
-        appended_ms=1_000,
-    )
-
-
-def answer() -> Answer:
-    return Answer(query_id="q", status="ok", by="executor", text="so 4", score=0.5)
 
 
 def valued(record: Answer) -> Valued:

