@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 
 from streams.runtime.base import Record
 from streams.runtime.kafka.app import create_app
-from streams.runtime.kafka.consumer import Consumer, consumer_of
+from streams.runtime.kafka.consumer import Consumer
 from streams.runtime.kafka.lanes import Lanes
 from streams.runtime.kafka.offsets import Course, SkippedRecord
+from streams.runtime.kafka.transport import consumer_of
 from streams.settings import Settings
 
 TOPIC = "lanes.search-step"

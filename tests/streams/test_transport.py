@@ -1,7 +1,7 @@
 """What may be committed, and how a record gets from the fetcher to its stream."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, NamedTuple
 
 import pytest
@@ -10,9 +10,12 @@ from faust.types import TP
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streams.runtime.kafka.app import create_app
+from streams.runtime.base import Record
+from streams.runtime.kafka.app import create_app, durable_table
 from streams.runtime.kafka.consumer import Consumer
+from streams.runtime.kafka.lanes import Lanes
 from streams.runtime.kafka.offsets import Course, Offsets, SkippedRecord
+from streams.runtime.kafka.transport import consumer_of
 from streams.settings import Settings
 
 
@@ -184,21 +187,42 @@ def batch(*offsets: int) -> list[Fetched]:
 class Receiver:
     """A consumer that never connects, and what it hands over. To be made within a loop."""
 
+    def __init__(self, *, bound: bool = True) -> None:
+        self.consumer = consumer_of(create_app(Settings().replace(prefix="offsets."), "verifier"))
+        self.given: list[int] = []
+        if bound:
+            self.consumer.bind(TP_.topic, Lanes(self._take))
+
+    async def _take(self, records: Sequence[Record]) -> None:
+        self.given += [record.offset for record in records]
+
+    async def hand_over(self, *offsets: int, active: frozenset[TP] = frozenset({TP_})) -> bool:
+        came = await self.consumer._hand_over(TP_, batch(*offsets), set(active))
+        for _ in range(4 * len(offsets)):
+            await asyncio.sleep(0)
+        return came
+
+
+class Reader:
+    """A consumer that never connects, and what faust's recovery gets from it. To be made within a loop."""
+
     def __init__(self) -> None:
-        made = create_app(Settings().replace(prefix="offsets."), "verifier").consumer
-        assert isinstance(made, Consumer)
-        self.consumer = made
+        app = create_app(Settings().replace(prefix="offsets."), "verifier")
+        table = durable_table(app, "rows", 4)
+        self.partition = TP(table.changelog_topic.get_topic_name(), 3)
+        self.consumer = consumer_of(app)
         self.given: list[int] = []
         self.room = asyncio.Event()
-        self.room.set()
-        made.callback = self._take
+        self.consumer.callback = self._take
 
     async def _take(self, message: Any) -> None:
         await self.room.wait()
         self.given.append(message.offset)
 
-    async def hand_over(self, *offsets: int, active: frozenset[TP] = frozenset({TP_})) -> bool:
-        return await self.consumer._hand_over(TP_, batch(*offsets), set(active))
+    async def hand_over(self, *offsets: int, active: bool = True) -> bool:
+        return await self.consumer._hand_over(
+            self.partition, batch(*offsets), {self.partition} if active else set()
+        )
 
 
 def ends_at(offset: int) -> Callable[..., Awaitable[dict[TP, int]]]:
@@ -222,27 +246,36 @@ def test_nothing_is_handed_over_before_the_first_seek() -> None:
 @pytest.mark.parametrize("end", ["flow", "generation", "paused"])
 def test_what_comes_when_an_assignment_ends_has_to_come_again(end: str) -> None:
     async def main() -> None:
-        receiver = Receiver()
-        consumer = receiver.consumer
-        course = consumer._courses[TP_] = Course(3)
-        receiver.room.clear()
-        coming = asyncio.ensure_future(receiver.hand_over(3, 4))
+        reader = Reader()
+        consumer = reader.consumer
+        course = consumer._courses[reader.partition] = Course(3)
+        coming = asyncio.ensure_future(reader.hand_over(3, 4))
         await asyncio.sleep(0.01)
-        active = frozenset({TP_})
         if end == "flow":
             consumer.stop_flow()
         elif end == "generation":
             consumer.app.consumer_generation_id += 1
-        else:
-            active = frozenset()
-        receiver.room.set()
+        reader.room.set()
         assert await coming is (end == "paused")
-        came = receiver.given[-1] + 1
+        came = reader.given[-1] + 1
         assert course.due == came
         if end == "generation":
             return
-        assert not await receiver.hand_over(came, came + 1, active=active)
+        assert not await reader.hand_over(came, came + 1, active=end != "paused")
         assert course.due == came
+
+    asyncio.run(main())
+
+
+def test_a_topic_whose_handler_is_not_bound_yet_is_handed_over_later() -> None:
+    async def main() -> None:
+        receiver = Receiver(bound=False)
+        receiver.consumer._courses[TP_] = Course(0)
+        assert not await receiver.hand_over(0, 1)
+        receiver.consumer.bind(TP_.topic, Lanes(receiver._take))
+        assert await receiver.hand_over(0, 1)
+        assert receiver.given == [0, 1]
+        assert receiver.consumer._new_offset(TP_) == 2
 
     asyncio.run(main())
 
@@ -295,42 +328,5 @@ def test_a_partition_of_which_nothing_is_committed_or_more_than_there_is_is_read
         assert await receiver.hand_over(7) is False, "2 to 6 were dropped before the seek"
         assert await receiver.hand_over(2, 3, 4, 5, 6, 7)
         assert receiver.given == [2, 3, 4, 5, 6, 7]
-
-    asyncio.run(main())
-
-
-def test_what_was_in_hand_when_partitions_were_given_out_does_not_count(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    async def main() -> None:
-        receiver = Receiver()
-        consumer, messages = receiver.consumer, []
-
-        async def take(message: Any) -> None:
-            messages.append(message)
-
-        async def revoked(self: Any, partitions: set[TP]) -> None:
-            for tp in partitions:
-                self._committed_offset.pop(tp, None)
-
-        monkeypatch.setattr(ThreadDelegateConsumer, "on_partitions_revoked", revoked)
-        monkeypatch.setattr(type(consumer.app.topics), "acks_enabled_for", lambda self, topic: True)
-        consumer.callback = take
-        consumer._courses[TP_] = Course(30)
-        assert await receiver.hand_over(30, 31)
-        consumer.handled(TP_, [messages[0]])
-        with consumer.at_work():  # 31, for longer than is waited
-            monkeypatch.setattr("streams.runtime.kafka.consumer.SETTLE_S", 0.05)
-            await consumer.on_partitions_revoked({TP_})
-            assert not consumer.is_ours(messages[1].epoch)
-            assert not await receiver.hand_over(32), "until it is known where to go on"
-            consumer.resume_flow()
-            consumer._courses[TP_] = Course(30)
-            assert await receiver.hand_over(30, 31)
-        consumer.handled(TP_, [messages[1]])
-        assert consumer._new_offset(TP_) is None
-        consumer.handled(TP_, [messages[2]])
-        consumer.handled(TP_, [messages[3]])
-        assert consumer._new_offset(TP_) == 32
 
     asyncio.run(main())

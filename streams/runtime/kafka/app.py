@@ -14,8 +14,9 @@ import faust
 from faust.sensors import Monitor
 
 from streams.runtime.base import Crash
-from streams.runtime.kafka import connections, consumer
+from streams.runtime.kafka import connections
 from streams.runtime.kafka.table import DurableTable
+from streams.runtime.kafka.transport import App
 from streams.settings import Settings
 from streams.topics import Topics
 
@@ -98,7 +99,7 @@ def create_app(settings: Settings, room: str, group: str = "", instance: str = "
         instance: Stable name of this worker: a static member rejoins without waiting for its old session to expire.
     """
     app_id = Topics(settings).app_id(room, group)
-    app = consumer.App(
+    app = App(
         app_id,
         broker=connections.faust_brokers(settings),
         broker_credentials=connections.faust_credentials(settings),

@@ -11,8 +11,8 @@ record. So here:
 - An offset is committed only if every record handed over below it has been handled. A handler that skips one ends
   the process.
 
-Records of topics that have lanes (`lanes.py`) go straight to their handlers, without faust's events, streams, queues
-and reference counts. Table changelogs take faust's own path, because its recovery reads them.
+Records go straight to the lanes of their topic (`lanes.py`) and so to their handlers, without faust's events, streams,
+queues and reference counts. Table changelogs take faust's own path, because its recovery reads them.
 """
 
 import asyncio
@@ -21,7 +21,6 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-import faust
 from aiokafka.errors import ConsumerStoppedError, IllegalStateError
 from faust.exceptions import ConsumerNotStarted
 from faust.transport.drivers import aiokafka
@@ -31,7 +30,7 @@ from streams.runtime.kafka.fence import Fence
 from streams.runtime.kafka.in_loop import InLoop
 from streams.runtime.kafka.lanes import Lane, Lanes
 from streams.runtime.kafka.offsets import Course, Offsets
-from streams.runtime.kafka.sender import Sender
+from streams.runtime.kafka.recovery import look_past_markers
 
 # How long records in flight may continue when a room stops or loses partitions; a longer step is redone elsewhere.
 SETTLE_S = 3.0
@@ -158,39 +157,6 @@ class Consumer(aiokafka.Consumer):
             self.failed(error)
         await super().on_partitions_assigned(assigned, generation_id)
 
-    @property
-    def waited_for(self) -> bool:
-        """Whether unhandled records are waiting, or the group is rebalancing."""
-        if self.app.rebalancing or any(each.open for each in self._offsets.values()):
-            return True
-        try:
-            return any(self._has_more(tp) for tp in self.assignment() if not self._is_changelog_tp(tp))
-        except (ConsumerNotStarted, AttributeError, KeyError):
-            return False  # not connected yet, or the other thread is just given its partitions
-
-    def _has_more(self, tp: Any) -> bool:
-        subscription = self._thread._ensure_consumer()._subscription.subscription
-        fetched = subscription.assignment.state_value(tp)
-        if (course := self._courses.get(tp)) is None:
-            return True
-        if fetched.highwater is None:
-            return False
-        return bool(fetched.highwater > (fetched._position or 0) or fetched.highwater < course.due)
-
-    @property
-    def broken(self) -> str:
-        """What ended inside aiokafka's consumer without faust noticing; empty while all is well."""
-        consumer = getattr(self._thread, "_consumer", None)
-        if consumer is None or consumer._fetcher is None or consumer._closed:
-            return ""
-        if consumer._fetcher._fetch_task.done():
-            return "the fetcher ended"
-        task = getattr(consumer._coordinator, "_coordination_task", None)
-        if task is not None and task.done():
-            return "the membership of the group ended"
-        pending = getattr(consumer._coordinator, "_pending_exception", None)
-        return repr(pending) if pending else ""
-
     async def _drain_messages(self, fetcher: Any) -> None:
         """Hand over what the fetcher brings, until it is stopped."""
         try:
@@ -198,7 +164,8 @@ class Consumer(aiokafka.Consumer):
                 await asyncio.sleep(0)
                 records, active = await self._wait_next_records(1.0)
                 if not records and self.fences and self.app.in_recovery:
-                    self._look_past_markers()
+                    subscription = self._thread._ensure_consumer()._subscription.subscription
+                    look_past_markers(self.app.tables, self.fences, self._courses, subscription)
                 for tp, batch in (records or {}).items():
                     if not await self._hand_over(tp, batch, active) and (course := self._courses.get(tp)):
                         with contextlib.suppress(IllegalStateError, AssertionError):  # it goes elsewhere
@@ -206,30 +173,6 @@ class Consumer(aiokafka.Consumer):
         except (ConsumerStoppedError, asyncio.CancelledError):
             if not self.app.should_stop:
                 raise
-
-    def _look_past_markers(self) -> None:
-        """End a recovery that waits for a record where the end of a transaction stands.
-
-        The offsets before the end of a changelog are such marks, which nobody is given; faust waits for a record.
-        """
-        tables: Any = self.app.tables
-        recovery = tables.recovery
-        for tp in recovery.active_tps:
-            last, seen = recovery.active_highwaters.get(tp), recovery.active_offsets.get(tp)
-            course = self._courses.get(tp)
-            if tp.topic not in self.fences or last is None or seen is None or course is None or seen >= last:
-                continue
-            position = (
-                self._thread._ensure_consumer()
-                ._subscription.subscription.assignment.state_value(tp)
-                ._position
-            )
-            if seen >= course.due - 1 and position is not None and position > last:
-                recovery.active_offsets[tp] = last
-        if recovery.in_recovery and not recovery.need_recovery():
-            recovery.flush_buffers()
-            recovery._set_recovery_ended()
-            recovery.signal_recovery_end.set()
 
     async def _hand_over(self, tp: Any, batch: Sequence[Any], active: set[Any] | None) -> bool:
         """Hand over a batch of one partition; return False if part of it must be fetched again."""
@@ -240,7 +183,8 @@ class Consumer(aiokafka.Consumer):
             if self.app.consumer_generation_id != generation:
                 return False
             return self._into_lane(lanes.of(tp, self), batch, active)
-        counted = self.app.topics.acks_enabled_for(tp.topic)
+        if not self._is_changelog_tp(tp):
+            return False  # its agent has not bound its lanes yet
         after: int | None = None
         for record in batch:
             if not self._may_hand_over.is_set():
@@ -259,11 +203,7 @@ class Consumer(aiokafka.Consumer):
                 return False
             after = course.due
             self.moved += 1
-            if counted:
-                self._offsets[tp].handed_over(record.offset)
-            message: Any = self._to_message(tp, record)
-            message.epoch = self._epoch
-            await self.callback(message)
+            await self.callback(self._to_message(tp, record))
         return True
 
     def _into_lane(self, lane: Lane, batch: Sequence[Any], active: set[Any] | None) -> bool:
@@ -312,50 +252,6 @@ class Consumer(aiokafka.Consumer):
 
     async def verify_all_partitions_active(self) -> None:
         """Do nothing: faust asks streams that get no records now. The worker watches for a standstill."""
-
-
-def _unheard(error: BaseException) -> None:
-    raise error
-
-
-class Transport(aiokafka.Transport):
-    """faust's transport, with that consumer."""
-
-    Consumer = Consumer
-
-
-class App(faust.App):
-    """faust's app, with that transport.
-
-    Attributes:
-        sender: The one way out of the process.
-        fail: Called with what a handler raised; whoever ends the process replaces it.
-    """
-
-    def __init__(self, *args: Any, send_interval_s: float = 0.0, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self.sender = Sender(self._connected_producer, send_interval_s)
-        self.fail: Callable[[BaseException], None] = _unheard
-
-    def _connected_producer(self) -> Any:
-        producer: Any = self.producer
-        return producer._ensure_producer()
-
-    def _new_transport(self) -> Transport:
-        return Transport(self.conf.broker_consumer, self)
-
-
-def sender_of(app: Any) -> Sender:
-    """Return the sender of an app of ours."""
-    assert isinstance(app, App)
-    return app.sender
-
-
-def consumer_of(app: Any) -> Consumer:
-    """Return the consumer of an app of ours."""
-    consumer = app.consumer
-    assert isinstance(consumer, Consumer)
-    return consumer
 
 
 async def wait_while(busy: Callable[[], int], most_s: float) -> None:

@@ -10,8 +10,8 @@ from typing import Any
 import faust
 
 from streams.runtime.base import BatchHandler
-from streams.runtime.kafka.consumer import consumer_of
 from streams.runtime.kafka.lanes import Lanes
+from streams.runtime.kafka.transport import consumer_of
 
 
 def bind(app: faust.App, topic: str, handle: BatchHandler, *, name: str, most: int = 1) -> None:

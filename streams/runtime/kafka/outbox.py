@@ -7,7 +7,7 @@ import faust
 from schemas.base import MAX_RECORD, MAX_VALUE
 from schemas.errors import RecordTooLarge
 from streams.runtime.base import Outgoing
-from streams.runtime.kafka.consumer import sender_of
+from streams.runtime.kafka.transport import sender_of
 from streams.settings import Settings
 
 

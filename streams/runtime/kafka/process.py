@@ -12,8 +12,10 @@ from faust.exceptions import ConsumerNotStarted
 
 from streams.metrics import Metrics
 from streams.runtime.kafka.app import crash
-from streams.runtime.kafka.consumer import SETTLE_S, consumer_of
+from streams.runtime.kafka.consumer import SETTLE_S
 from streams.runtime.kafka.runtime import KafkaRuntime
+from streams.runtime.kafka.standstill import broken, waited_for
+from streams.runtime.kafka.transport import consumer_of
 
 log = logging.getLogger("streams.worker")
 
@@ -87,9 +89,9 @@ async def notice_standstill(runtime: KafkaRuntime) -> None:
     while True:
         await asyncio.sleep(1.0)
         consumer = consumer_of(runtime.app)
-        if consumer.broken:
-            crash(f"the Kafka consumer: {consumer.broken}")
-        if consumer.moved != moved or not (consumer.busy or consumer.waited_for):
+        if ended := broken(consumer):
+            crash(f"the Kafka consumer: {ended}")
+        if consumer.moved != moved or not (consumer.busy or waited_for(consumer)):
             moved, since, told = consumer.moved, time.monotonic(), False
         if time.monotonic() - since <= most_s:
             continue

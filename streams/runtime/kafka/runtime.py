@@ -27,11 +27,12 @@ from streams.runtime.crashes import Crashes, InHand
 from streams.runtime.guard import Guard
 from streams.runtime.kafka import connections, handlers
 from streams.runtime.kafka.app import crash, create_app, durable_table
-from streams.runtime.kafka.consumer import consumer_of, wait_while
+from streams.runtime.kafka.consumer import wait_while
 from streams.runtime.kafka.fence import Fence
 from streams.runtime.kafka.outbox import Outbox
 from streams.runtime.kafka.table import DurableTable
 from streams.runtime.kafka.tail import Follower
+from streams.runtime.kafka.transport import consumer_of
 from streams.runtime.partitions import partition_for
 from streams.settings import Settings
 from streams.topics import Topics

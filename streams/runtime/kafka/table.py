@@ -10,7 +10,7 @@ from typing import Any
 import faust
 
 from streams.runtime.base import RowTooLarge
-from streams.runtime.kafka.consumer import consumer_of, sender_of
+from streams.runtime.kafka.transport import consumer_of, sender_of
 from streams.runtime.partitions import partition_for
 
 

@@ -1,0 +1,54 @@
+"""faust's app and transport, with our consumer and one sender."""
+
+from collections.abc import Callable
+from typing import Any
+
+import faust
+from faust.transport.drivers import aiokafka
+
+from streams.runtime.kafka.consumer import Consumer
+from streams.runtime.kafka.sender import Sender
+
+
+def _unheard(error: BaseException) -> None:
+    raise error
+
+
+class Transport(aiokafka.Transport):
+    """faust's transport, with that consumer."""
+
+    Consumer = Consumer
+
+
+class App(faust.App):
+    """faust's app, with that transport.
+
+    Attributes:
+        sender: The one way out of the process.
+        fail: Called with what a handler raised; whoever ends the process replaces it.
+    """
+
+    def __init__(self, *args: Any, send_interval_s: float = 0.0, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.sender = Sender(self._connected_producer, send_interval_s)
+        self.fail: Callable[[BaseException], None] = _unheard
+
+    def _connected_producer(self) -> Any:
+        producer: Any = self.producer
+        return producer._ensure_producer()
+
+    def _new_transport(self) -> Transport:
+        return Transport(self.conf.broker_consumer, self)
+
+
+def sender_of(app: Any) -> Sender:
+    """Return the sender of an app of ours."""
+    assert isinstance(app, App)
+    return app.sender
+
+
+def consumer_of(app: Any) -> Consumer:
+    """Return the consumer of an app of ours."""
+    consumer = app.consumer
+    assert isinstance(consumer, Consumer)
+    return consumer
