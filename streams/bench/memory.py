@@ -1,0 +1,128 @@
+"""The memory of a whole deployment: broker, rooms and engines on this machine, while questions are answered.
+
+Counted is the proportional set size (Linux): a page that several processes share counts once in all. It is read twice
+a second from before the rooms start until the last Answer; the figure of a process is its highest, that of the whole
+the highest sum at one moment.
+
+    python -m streams.bench.memory --queries 60
+"""
+
+import argparse
+import json
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from streams.client import Client, read_questions
+from streams.demo.run import QUESTIONS, THREADS
+from streams.local.deployment import Deployment
+from streams.local.signals import stopped_by_signals
+from streams.settings import Settings
+
+_EVERY_S = 0.5
+
+
+class Heights:
+    """The highest memory of named processes, with their children, and of all at one moment."""
+
+    def __init__(self, pids: Callable[[], dict[str, int]]) -> None:
+        self._pids = pids
+        self.each: dict[str, float] = {}
+        self.together = 0.0
+
+    def look(self) -> None:
+        """Read once."""
+        now = {name: pss_mb(_family(pid)) for name, pid in self._pids().items()}
+        for name, mb in now.items():
+            self.each[name] = max(self.each.get(name, 0.0), mb)
+        self.together = max(self.together, sum(now.values()))
+
+    def watch(self, ended: threading.Event) -> None:
+        """Read until told to end."""
+        while not ended.wait(_EVERY_S):
+            self.look()
+
+
+def pss_mb(pids: Iterable[int]) -> float:
+    """Return the proportional set size of processes in MB; one that has ended counts nothing."""
+    kib = 0
+    for pid in pids:
+        try:
+            lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+        except OSError:
+            continue
+        kib += sum(int(line.split()[1]) for line in lines if line.startswith("Pss:"))
+    return kib * 1024 / 1e6
+
+
+def _family(pid: int) -> list[int]:
+    try:
+        return [pid, *(child.pid for child in psutil.Process(pid).children(recursive=True))]
+    except psutil.NoSuchProcess:
+        return []
+
+
+def measure(settings: Settings, queries: int, in_flight: int, broker: Any = "embedded") -> dict[str, Any]:
+    """Return the megabytes of each process and of all together, while a deployment like the demo's answers.
+
+    Args:
+        settings: The deployment.
+        queries: How many questions of the demo to ask.
+        in_flight: How many at once.
+        broker: `embedded`, `kafka` or `auto`.
+
+    Raises:
+        BrokerError, RoomFailed: the deployment does not start.
+    """
+    with tempfile.TemporaryDirectory(prefix="uniscale-bench-") as folder:
+        settings = settings.replace(
+            max_in_flight=in_flight, group_partitions=max(in_flight, 4), query_partitions=1, state_dir=folder,
+            engine_threads=1,
+        )  # fmt: skip
+        with Deployment(settings, broker=broker, log_path=Path(folder) / "log", environ=THREADS) as rooms:
+
+            def pids() -> dict[str, int]:
+                running = {room.name: room.process for room in rooms.supervisor.rooms.values()}
+                found = {name: process.pid for name, process in running.items() if process is not None}
+                return {**found, **({"broker": rooms.broker.process.pid} if rooms.broker.process else {})}
+
+            heights, ended = Heights(pids), threading.Event()
+            watcher = threading.Thread(target=heights.watch, args=(ended,), daemon=True)
+            watcher.start()
+            try:
+                rooms.supervisor.wait_ready(600)
+                heights.look()
+                idle = heights.together
+                with Client(rooms.settings) as client:
+                    asked = client.ask_all(list(read_questions(QUESTIONS))[:queries], timeout_s=900.0)
+            finally:
+                ended.set()
+                watcher.join()
+    return {
+        "mb": {name: round(mb) for name, mb in sorted(heights.each.items())},
+        "mb_together": round(heights.together),
+        "mb_together_when_ready": round(idle),
+        "queries": queries,
+        "without_answer": len(asked.missing),
+    }
+
+
+def main(argv: Sequence[str]) -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(prog="python -m streams.bench.memory", description=__doc__)
+    parser.add_argument("--queries", type=int, default=60)
+    parser.add_argument("--in-flight", type=int, default=16)
+    parser.add_argument("--broker", choices=("embedded", "kafka", "auto"), default="embedded")
+    args = parser.parse_args(argv)
+    with stopped_by_signals():
+        found = measure(Settings(), args.queries, args.in_flight, args.broker)
+    print(json.dumps(found, indent=2))  # noqa: T201
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
