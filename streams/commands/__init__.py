@@ -73,7 +73,7 @@ class _Commands(click.Group):
 
 
 def _refusals() -> tuple[type[Exception], ...]:
-    from kafka.errors import KafkaError
+    from streams.runtime.kafka.connections import KafkaError
 
     # LookupError: the audit's, which shares no code with what it checks.
     return (UniscaleError, KafkaError, LookupError, OSError)

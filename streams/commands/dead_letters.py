@@ -1,16 +1,15 @@
 """`dead-letters list|retry`: records that could not be handled, and another try for them."""
 
 import sys
-from typing import Any
 
 import click
 import orjson
-from kafka import TopicPartition
 
 from schemas.base import decode
 from schemas.dead_letter import DeadLetter
 from schemas.errors import UniscaleError
 from streams.runtime.kafka import connections
+from streams.runtime.kafka.again import Again
 from streams.settings import Settings
 from streams.topics import Topics
 
@@ -65,42 +64,24 @@ def retry(settings: Settings, origins: tuple[str, ...], everything: bool) -> Non
         raise click.UsageError("give ORIGINS, or --all")
     known = {x.key: x for x in letters(settings)}
     wanted = list(known) if everything else list(origins)
-    reader, producer = connections.consumer(settings), connections.producer(settings)
     lost = 0
-    try:
+    with Again(settings) as again:
         for origin in wanted:
             if origin not in known:
                 click.echo(f"error: {origin}: no such dead letter", err=True)
                 lost += 1
                 continue
             letter = known[origin]
-            record = _at(reader, letter)
-            if record is None:
-                click.echo(
-                    f"error: {origin}: the topic no longer holds it; the letter has the first 4096 of "
-                    f"{letter.size} bytes",
-                    err=True,
-                )
-                lost += 1
+            if again.send(letter.origin.topic, letter.origin.partition, letter.origin.offset):
+                click.echo(f"sent again: {origin}")
                 continue
-            producer.send(record.topic, key=record.key, value=record.value).get(timeout=30)
-            click.echo(f"sent again: {origin}")
-    finally:
-        producer.close()
-        reader.close()
+            click.echo(
+                f"error: {origin}: the topic no longer holds it; the letter has the first 4096 of "
+                f"{letter.size} bytes",
+                err=True,
+            )
+            lost += 1
     sys.exit(1 if lost else 0)
-
-
-def _at(reader: Any, letter: DeadLetter) -> Any:
-    tp = TopicPartition(letter.origin.topic, letter.origin.partition)
-    reader.assign([tp])
-    if not reader.beginning_offsets([tp])[tp] <= letter.origin.offset < reader.end_offsets([tp])[tp]:
-        return None
-    reader.seek(tp, letter.origin.offset)
-    for _ in range(20):
-        for record in reader.poll(timeout_ms=500, max_records=1).get(tp, []):
-            return record if record.offset == letter.origin.offset else None
-    return None
 
 
 COMMANDS = [dead_letters]

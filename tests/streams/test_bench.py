@@ -3,10 +3,13 @@
 from pathlib import Path
 from typing import Any
 
+import orjson
 import pytest
+from click.testing import CliRunner
 
 from streams.bench import turns
 from streams.bench.run import BenchFailed, Plan
+from streams.commands.bench import bench
 from streams.settings import Settings
 
 STUB = '''
@@ -73,6 +76,21 @@ def test_sides_take_turns_and_figures_are_medians(
         }
         assert kafka["open_loop_per_s"] == kafka["query_to_answer_ms"]["p50"] == 25.0
         assert kafka["version"] == "a broker"
+
+
+def test_what_was_measured_is_kept_when_a_later_part_fails(
+    old_checkout: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(old_checkout)  # where the engine's processes find nothing to run
+    questions = old_checkout / "questions.jsonl"
+    questions.write_text("")
+    out = old_checkout / "stream.json"
+    asked = ["--broker", "embedded", "--questions", str(questions), "--out", str(out)]
+    ended = CliRunner().invoke(bench, asked, obj=Settings())
+    assert isinstance(ended.exception, LookupError)
+    found = orjson.loads(out.read_bytes())
+    assert found["brokers"]["embedded"]["queries_per_s_one_step"] == 10.0
+    assert "engine" not in found
 
 
 def test_the_median_is_of_all_runs() -> None:

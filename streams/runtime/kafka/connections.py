@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from kafka import KafkaConsumer, KafkaProducer, TopicPartition
 from kafka.admin import KafkaAdminClient
-from kafka.errors import KafkaError
+from kafka.errors import KafkaError as KafkaError  # for those who may not import kafka
 
 from schemas.errors import UniscaleError
 from streams.runtime.base import UnknownTopic
