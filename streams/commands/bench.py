@@ -105,7 +105,7 @@ def bench(
     for kind in kinds:
         # One run of the embedded broker is enough to see what it is good for.
         times = runs if kind == "kafka" else 1
-        measured = measure({kind: plans[kind]}, settings, times, click.echo, against)  # type: ignore[misc,dict-item]
+        measured = measure({kind: plans[kind]}, settings, times, click.echo, against)  # type: ignore[dict-item]
         found["brokers"] |= measured["here"]
         if against is not None:
             found["against"]["brokers"] |= measured["against"]
