@@ -6,7 +6,7 @@ vLLM takes about 10 s of CPU and loading the four models 3 s, once, and only whe
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from importlib.util import find_spec
+from importlib.util import find_spec, module_from_spec, spec_from_file_location
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -234,3 +234,14 @@ def rng() -> np.random.Generator:
 def root() -> Path:
     """The checkout: where `python -m …` starts."""
     return ROOT
+
+
+@pytest.fixture(scope="session")
+def poison() -> Any:
+    """The module `poison.py`: records that nobody should have written."""
+    spec = spec_from_file_location("poison", Path(__file__).with_name("poison.py"))
+    assert spec is not None
+    assert spec.loader is not None
+    module = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module

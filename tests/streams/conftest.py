@@ -74,11 +74,21 @@ class InMemoryLog:
 
 
 @pytest.fixture(scope="session")
-def audited() -> Callable[[Cluster], Report]:
+def audit_of() -> Callable[[Cluster], Report]:
+    """Return the audit of a cluster, whatever it names."""
+
+    def run(cluster: Cluster) -> Report:
+        return audit(InMemoryLog(cluster), cluster.settings, cluster.broker.now_ms())
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def audited(audit_of: Callable[[Cluster], Report]) -> Callable[[Cluster], Report]:
     """Return the audit of a cluster, and refuse a discrepancy."""
 
     def run(cluster: Cluster) -> Report:
-        report = audit(InMemoryLog(cluster), cluster.settings, cluster.broker.now_ms())
+        report = audit_of(cluster)
         assert report.wrong == 0, report.discrepancies
         assert report.queries == sum(report.states.values())
         return report

@@ -1,0 +1,94 @@
+"""10,000 poison records on all topics of a real broker: no room ends, and every good query between them is learned."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from schemas.base import decode, encode
+from schemas.cancel import Cancel
+from schemas.control import KeyEntry, ObjectiveEntry
+from schemas.dead_letter import DeadLetter
+from schemas.errors import UniscaleError
+from schemas.query import Query, Weights
+from schemas.reward import Due, Feedback, Reward
+from streams.runtime.kafka import connections
+
+pytestmark = pytest.mark.broker
+
+GOOD = 60
+
+
+def readable(loop: Any, topic: str, kind: Any) -> list[Any]:
+    found = []
+    for record in loop.raw(topic):
+        try:
+            found.append(decode(record.value, kind))
+        except UniscaleError:
+            continue
+    return found
+
+
+def samples_of(loop: Any) -> dict[str, list[tuple[bytes | None, bytes | None]]]:
+    """Return real records of every topic but the learner's log, of queries that are not asked again."""
+    t = loop.topics
+    asked = [
+        Query(query_id=f"p{n}", text=f"What is {n + 2} + {n + 3}, number {n}?", reference="5")
+        for n in range(4)
+    ]
+    loop.send(*asked)
+    loop.until(lambda: len({r.query_id for r in loop.read(t.reward, Reward)}) == 4, 90, "the samples")
+    records = [
+        (t.feedback, Feedback(query_id="pnone", correct=True, metadata={"a": 1})),
+        (t.due, Due(query_id="pnone", kind="timeout", deadline_ms=0)),
+        (t.cancel_for("mini"), Cancel(query_id="pnone", by="gateway", reason="hung up")),
+        (t.control, ObjectiveEntry(name="pnone", op="set", weights=Weights(correct=1.0))),
+        (t.control, KeyEntry(name="pnone", op="add", sha256="0" * 64, tenant="acme")),
+    ]
+    for topic, record in records:
+        loop.put(topic, b"pnone", encode(record))
+    left_out = t.changelog("decider", "pending")
+    names = {topic.name for topic in loop.page} - {left_out}
+    return {name: [(r.key, r.value) for r in loop.raw(name)][:12] for name in names}
+
+
+@pytest.mark.parametrize("count", [pytest.param(10_000, marks=[pytest.mark.slow, pytest.mark.timeout(1800)])])
+def test_poison_ends_no_room_and_touches_no_good_query(
+    deploy: Callable[..., Any], ask: Callable[[int], Query], poison: Any, count: int
+) -> None:
+    loop = deploy(timeout_s=60.0)
+    t = loop.topics
+    samples = samples_of(loop)
+    pids = {name: room.pid for name, room in loop.supervisor.rooms.items()}
+    good = [ask(n) for n in range(GOOD)]
+    producer = connections.producer(loop.settings)
+    for at, dose in enumerate(poison.doses(count, seed=13)):
+        topic, (key, value) = poison.poison(dose, samples)
+        producer.send(topic, key=key, value=value)
+        if at % (count // GOOD) == 0 and at // (count // GOOD) < GOOD:
+            query = good[at // (count // GOOD)]
+            producer.send(t.query, key=query.query_id.encode(), value=encode(query))
+    producer.flush(timeout=300)
+    producer.close()
+    wanted = {query.query_id for query in good}
+    loop.until(
+        lambda: {r.query_id for r in readable(loop, t.reward, Reward) if r.closes} >= wanted,
+        600,
+        "the good queries",
+    )
+    # What was sent last has gone through every room when a query sent after it has.
+    loop.send(ask(GOOD))
+    wanted.add(f"q{GOOD}")
+    loop.until(
+        lambda: {r.query_id for r in readable(loop, t.reward, Reward) if r.closes} >= wanted,
+        300,
+        "one more query",
+    )
+    assert {name: room.pid for name, room in loop.supervisor.rooms.items()} == pids, "no room has ended"
+    letters = readable(loop, t.dead_letter, DeadLetter)
+    assert len(letters) > count // 4
+    assert not {letter.query_id for letter in letters} & wanted
+    loop.until(lambda: not {p.query_id for p in loop.audited().pending} & wanted, 60, "the learner")
+    report = loop.audited()
+    assert not wanted & set(report.ids), report.discrepancies
+    print(f"{count} poison records, {len(letters)} dead letters: {report.line}")

@@ -1,0 +1,217 @@
+"""Poison on all topics: no process ends, no row stays open, good records between are handled, and the audit is clean.
+
+Hypothesis draws 400 records in everyday runs, and 10,000 in the long ones.
+"""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, Phase, given
+from hypothesis import settings as examples
+from hypothesis import strategies as st
+from msgspec import structs
+
+from agents.aggregator.row import Row, decode_row, dues
+from agents.decider.observations import Row as LearnerRow
+from agents.decider.observations import decode_row as decode_learner_row
+from schemas.answer import Answer
+from schemas.base import Record as Wire
+from schemas.base import decode, encode
+from schemas.cancel import Cancel
+from schemas.control import CatalogueEntry, CostBoundsEntry, KeyEntry, ObjectiveEntry
+from schemas.dead_letter import DeadLetter
+from schemas.errors import UniscaleError
+from schemas.objective import CostRange
+from schemas.query import Query, Weights
+from schemas.reward import Due, Feedback
+from streams.audit import Report
+from streams.rooms import ROOMS
+from streams.rooms.gateway.room import GatewayRoom
+from streams.runtime.base import Runtime
+from streams.runtime.memory import Cluster, run
+from streams.runtime.memory.broker import partition_for
+from streams.settings import Settings
+
+InMemory = Callable[..., Settings]
+Ask = Callable[..., Query]
+
+AT_ONCE = 100
+GOOD = 6
+FOREIGN = "p"
+BROKEN = b"{"
+
+
+async def _index(runtime: Runtime) -> None:
+    """Build a gateway without its HTTP server: it reads every topic into its index."""
+    await GatewayRoom(runtime, 1000).follow()
+
+
+WITH_GATEWAY = {**ROOMS, "gateway": structs.replace(ROOMS["gateway"], build=_index, optional=False)}
+
+
+@pytest.fixture(scope="session")
+def samples(in_memory: InMemory, ask: Ask) -> dict[str, list[tuple[bytes | None, bytes | None]]]:
+    """Return real records of every topic but the learner's log, of queries that are not asked again."""
+
+    async def main() -> Cluster:
+        cluster = Cluster(in_memory(), WITH_GATEWAY, seed=1)
+        t = cluster.topics
+        await cluster.up()
+        for n in range(4):
+            query = ask(
+                n,
+                query_id=f"{FOREIGN}{n}",
+                feedback_wait_s=float(5 * (n == 3)),
+                timeout_s=30.0,
+                metadata={"a": [1]},
+            )
+            cluster.produce(t.query, query.query_id.encode(), encode(query))
+        await cluster.until(lambda: len(cluster.broker.records(t.reward)) >= 4)
+        await cluster.until(lambda: not cluster.busy)
+        name = FOREIGN + "none"
+        others: list[tuple[str, str, Wire]] = [
+            (t.feedback, name, Feedback(query_id=name, correct=True, metadata={"a": 1})),
+            (t.due, name, Due(query_id=name, kind="timeout", deadline_ms=cluster.broker.now_ms())),
+            (t.cancel_for("mini"), name, Cancel(query_id=name, by="gateway", reason="hung up")),
+            (t.control, "o", ObjectiveEntry(name=name, op="set", weights=Weights(correct=1.0))),
+            (t.control, "m", CatalogueEntry(name=name, op="remove")),
+            (t.control, "c", CostBoundsEntry(cost_range=CostRange(low_eflops=1e9, high_eflops=1e12))),
+            (t.control, "k", KeyEntry(name=name, op="add", sha256="0" * 64, tenant="acme")),
+        ]  # fmt: skip
+        for topic, key, record in others:
+            cluster.produce(topic, key.encode(), encode(record))
+        cluster.produce(t.context, b"0", BROKEN)
+        await cluster.until(lambda: bool(cluster.broker.records(t.dead_letter)))
+        await cluster.close()
+        return cluster
+
+    cluster = run(main())
+    left_out = cluster.topics.changelog("decider", "pending")
+    names = {topic.name for topic in cluster.topics.declared(["mini"])} - {left_out}
+    found = {
+        name: [(r.key, r.value) for r in cluster.broker.records(name) if r.value != BROKEN][:12]
+        for name in names
+    }
+    assert all(found.values()), {name: len(records) for name, records in found.items()}
+    return found
+
+
+def learned(cluster: Cluster) -> set[str]:
+    """Return the queries whose row in the learner's log is closed."""
+    log = cluster.broker.changelog(cluster.topics.changelog("decider", "pending"), 0)
+    rows = (decode_learner_row(k, v) for k, v in log.items())
+    return {
+        row.query_id for row in rows if isinstance(row, LearnerRow) and row.stage in ("closed", "abandoned")
+    }
+
+
+def joined(cluster: Cluster) -> list[Row]:
+    """Return the rows of the join. What else lies in its changelog, or in a foreign partition, is nobody's row."""
+    found = []
+    partitions = cluster.settings.kafka.join_partitions
+    for partition in range(partitions):
+        log = cluster.broker.changelog(cluster.topics.changelog("aggregator", "join"), partition)
+        for key, value in log.items():
+            try:
+                row = decode_row(value)
+            except UniscaleError:
+                continue
+            if row.query_id.encode() == key and partition_for(key, partitions) == partition:
+                found.append(row)
+    return found
+
+
+def readable(cluster: Cluster, topic: str, kind: type[Wire]) -> list[Any]:
+    found = []
+    for record in cluster.broker.records(topic):
+        try:
+            found.append(decode(record.value, kind))
+        except UniscaleError:
+            continue
+    return found
+
+
+async def poisoned(
+    settings: Settings, queries: Sequence[Query], bad: Sequence[tuple[str, Any]], seed: int
+) -> Cluster:
+    """Run good queries with poison between them, restart every room, and ask once more."""
+    loop = asyncio.get_running_loop()
+    unseen: list[dict[str, Any]] = []
+    loop.set_exception_handler(lambda _, context: unseen.append(context))
+    cluster = Cluster(settings, WITH_GATEWAY, seed=seed)
+    t = cluster.topics
+    await cluster.up()
+    *first, last = queries
+    every = max(1, len(bad) // len(first))
+    for at, (topic, (key, value)) in enumerate(bad):
+        cluster.produce(topic, key, value)
+        if at % every == 0 and at // every < len(first):
+            query = first[at // every]
+            cluster.produce(t.query, query.query_id.encode(), encode(query))
+        if at % 10 == 0:
+            await asyncio.sleep(0.05)
+    ids = {query.query_id for query in first}
+    await cluster.until(lambda: learned(cluster) >= ids, 300)
+    await cluster.until(lambda: not cluster.busy, 300)
+    assert cluster.deaths == []
+    # Rows with poison among them are read, too.
+    for worker in list(cluster.workers):
+        cluster.kill(worker)
+    cluster.deaths.clear()
+    cluster.produce(t.query, last.query_id.encode(), encode(last))
+    await cluster.until(lambda: last.query_id in learned(cluster), 300)
+    await asyncio.sleep(120)  # past every deadline
+    await cluster.until(lambda: not cluster.busy, 300)
+    assert cluster.deaths == []
+    assert unseen == []
+    await cluster.close()
+    return cluster
+
+
+def check(cluster: Cluster, queries: Sequence[Query], audit_of: Callable[[Cluster], Report]) -> set[str]:
+    """Hold what is promised of a cluster that was poisoned, and return the errors of its dead letters."""
+    good = {query.query_id for query in queries}
+    answers = [a for a in readable(cluster, cluster.topics.answer, Answer) if a.query_id in good]
+    assert {a.query_id for a in answers} == good
+    assert {a.status for a in answers} == {"ok"}
+    now_ms = cluster.broker.now_ms()
+    overdue = [row for row in joined(cluster) if any(each.deadline_ms < now_ms - 1000 for each in dues(row))]
+    assert overdue == [], (now_ms, overdue)
+    assert [row for row in joined(cluster) if row.closed is None and not dues(row)] == []
+    report = audit_of(cluster)
+    # It names the forged records of strangers and what they do to the counts, but nobody who asked.
+    assert not good & set(report.ids), report.discrepancies
+    assert not [each for each in report.ids if each.startswith(("place ", "snapshot "))], report.discrepancies
+    assert not [each for each in report.discrepancies if "fold of the log" in each["what"]]
+    assert not [each for each in report.pending if each.query_id in good]
+    return {x.error for x in readable(cluster, cluster.topics.dead_letter, DeadLetter)}
+
+
+@pytest.mark.parametrize(
+    "rounds", [4, pytest.param(100, marks=[pytest.mark.slow, pytest.mark.timeout(1800)])]
+)
+def test_poison_ends_no_process_and_touches_no_good_query(
+    in_memory: InMemory,
+    ask: Ask,
+    audit_of: Callable[[Cluster], Report],
+    samples: Any,
+    poison: Any,
+    rounds: int,
+) -> None:
+    buried: set[str] = set()
+
+    @examples(
+        max_examples=rounds, deadline=None, database=None, suppress_health_check=list(HealthCheck),
+        phases=[Phase.generate], derandomize=True,
+    )  # fmt: skip
+    @given(seed=st.integers(0, 2**32), doses=st.lists(poison.DOSES, min_size=AT_ONCE, max_size=AT_ONCE))
+    def holds(seed: int, doses: list[Any]) -> None:
+        bad = [poison.poison(dose, samples) for dose in doses]
+        queries = [ask(n, query_id=f"good{n}") for n in range(GOOD)]
+        cluster = run(poisoned(in_memory(timeout_s=60.0), queries, bad, seed))
+        buried.update(check(cluster, queries, audit_of))
+
+    holds()
+    assert {"UnreadableRecord", "UnknownSchema", "InvalidField"} <= buried
