@@ -43,7 +43,7 @@ class Answer(Record, frozen=True, kw_only=True, tag="answer.v1"):
         by: The room that wrote it.
         action: What was run; None when nothing was chosen.
         group: The executor group that ran it; empty when none did.
-        seq: The Decision's place in the order; None without one.
+        seq: The Decision's sequence number; None without one.
         text: The chosen path's text; None when there is none.
         complete: Whether the chosen path is a completed one: an unfinished one never passes for an answer.
         extracted: The answer in it, for instance the content of its last box.

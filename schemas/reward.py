@@ -100,7 +100,7 @@ class Reward(Record, frozen=True, kw_only=True, tag="reward.v1"):
         reward_id: query_id/kind.
         query_id: The query's id.
         kind: Its stage.
-        seq: The Decision's place in the order.
+        seq: The Decision's sequence number.
         action: What was run.
         status: How the query ended.
         correct: 1, 0 or a grade between; None while it is not known, or never.

@@ -56,7 +56,7 @@ class SearchStep(Record, frozen=True, kw_only=True, tag="search-step.v1"):
     Attributes:
         query_id: The query's id.
         group: The executor group its Verification returns to.
-        seq: The Decision's place in the order of decisions.
+        seq: The Decision's sequence number.
         seed: Seed of the query; those of its drafts derive from it, the step and the path.
         messages: The conversation to render by the model's chat template.
         forest: The search so far; its `pending` drafts are to be scored.

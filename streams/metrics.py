@@ -45,9 +45,7 @@ class Metrics:
         self.in_flight = gauge("in_flight", "Queries forwarded and not yet answered")
         self.admitted = counter("admitted", "Queries forwarded to the decider")
 
-        self.admission_wait = histogram(
-            "admission_wait_seconds", "Wait of a query for a free place in flight"
-        )
+        self.admission_wait = histogram("admission_wait_seconds", "Time a query waits for a free slot")
         self.progress = gauge(
             "progress_timestamp_seconds", "When a record was last handled to the end", "topic", "partition"
         )

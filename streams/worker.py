@@ -58,7 +58,7 @@ def run_room(
     def end(reason: str, error: BaseException | None) -> NoReturn:
         log.critical("crash: %s", reason, exc_info=error)
         # The failure is counted already, or no record's fault: what is in flight is not to blame for this death.
-        runtime.in_hand.clear()
+        runtime.in_flight.clear()
         _exit(CRASH_EXIT)
 
     on_crash[:] = [end]

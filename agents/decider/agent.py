@@ -3,7 +3,7 @@
 Pure over lists. Every call returns the rows that must be durable before anything is sent or acknowledged; the
 wiring writes them, waits, then sends. Should a write fail the process must end: its memory is ahead of its
 log, and `recover` rebuilds it from the rows. Each record has its own result, so that one bad record of a
-batch is buried alone.
+batch becomes a dead letter alone.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class Decider:
             Decision, which the row holds, fits then too.
 
     Attributes:
-        seq: Next place in the order of decisions and updates.
+        seq: Next sequence number of decisions and updates.
         clock: Decisions made.
         offered: Ids of the actions that can be chosen.
         prior: SHA-256 of the prior that the log began from; empty for none.
@@ -181,7 +181,7 @@ class Decider:
             records: Every key and value of the table, in any order.
 
         Raises:
-            CorruptState: A row that cannot be read; a place in the order that no row tells of; or no snapshot
+            CorruptState: A row that cannot be read; a sequence number of which no row tells; or no snapshot
                 that is whole where the rows before it are gone.
         """
         snapshots: dict[bytes, bytes] = {}
@@ -234,7 +234,7 @@ class Decider:
             CorruptState: The bytes are not whole, or this log has begun already.
         """
         if self.seq or self.actions:
-            raise CorruptState("the log", f"place {self.seq}", "an empty log to begin from a prior")
+            raise CorruptState("the log", f"sequence number {self.seq}", "an empty log to start from a prior")
         self.policy.begin(prior, actions)
         self.prior = hashlib.sha256(prior).hexdigest()
         return self.snapshot(chunk_bytes, prior=self.prior)

@@ -49,8 +49,8 @@ def context_of(
         ActionError: Pin, allowed models and living executors leave nothing to choose.
     """
     if encoder and record.encoder != encoder:
-        mend = f"embed the query with {encoder!r}"
-        raise InvalidObservation(record.query_id, "encoder", record.encoder, mend)
+        fix = f"embed the query with {encoder!r}"
+        raise InvalidObservation(record.query_id, "encoder", record.encoder, fix)
     query = record.query
     indices = around.space.choices(
         pinned=query.pinned,
@@ -85,7 +85,7 @@ def decision_of(
         objective: The objective in force.
         around: What could be chosen.
         policy: The policy's name.
-        seq: Place in the order of decisions and updates.
+        seq: Sequence number among decisions and updates.
         seed: The decider's; the query's derives from it.
     """
     action = Action.parse(choice.action_id)

@@ -25,10 +25,10 @@ class DeciderError(UniscaleError):
 
 
 class InvalidObjective(DeciderError):
-    """An objective is no convex combination with ordered cost bounds. Mend the field that is named."""
+    """An objective is no convex combination with ordered cost bounds. Correct the field it names."""
 
-    def __init__(self, name: str, value: object, mend: str) -> None:
-        super().__init__(f"objective: {name} is {value!r}; {mend}")
+    def __init__(self, name: str, value: object, fix: str) -> None:
+        super().__init__(f"objective: {name} is {value!r}; {fix}")
         self.field = name
 
 
@@ -61,8 +61,8 @@ class UnservedObjective(DeciderError):
 class InvalidObservation(DeciderError):
     """A value would poison A or B: not finite, out of range, or of the wrong dimension."""
 
-    def __init__(self, observation_id: str, name: str, value: object, mend: str) -> None:
-        super().__init__(f"{observation_id}: {name} is {value!r}; {mend}")
+    def __init__(self, observation_id: str, name: str, value: object, fix: str) -> None:
+        super().__init__(f"{observation_id}: {name} is {value!r}; {fix}")
         self.field = name
 
 

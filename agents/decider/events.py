@@ -19,7 +19,7 @@ class Event(NamedTuple):
     """One event of a log.
 
     Attributes:
-        seq: Its place in the order; an offer stands before the decision of its own place.
+        seq: Its sequence number; an offer precedes the decision with the same number.
         told: How the policy is told it.
         row: The row as it stands now.
     """
@@ -30,11 +30,11 @@ class Event(NamedTuple):
 
 
 def events(rows: Iterable[AnyRow], after: int = -1) -> list[Event]:
-    """Return everything the log tells beyond a place, in order.
+    """Return every event of the log after a sequence number, in order.
 
     Args:
         rows: Rows in any order; those of actions tell nothing themselves.
-        after: Last place that the policy's state holds already; -1 for none.
+        after: Last sequence number that the policy's state holds already; -1 for none.
     """
     found: list[Event] = []
     for row in rows:
@@ -67,7 +67,7 @@ def offer(policy: Policy, offered: Sequence[str], actions: Mapping[str, ActionRo
 def resume_offer(
     policy: Policy, rows: Iterable[AnyRow], after: int, actions: Mapping[str, ActionRow]
 ) -> tuple[str, ...]:
-    """Make choosable what was on offer at a place in the order, and return it; nothing where no offer is known."""
+    """Make choosable what was on offer at a sequence number, and return it; nothing where no offer is known."""
     before = [row for row in rows if isinstance(row, OfferRow) and row.seq <= after]
     if not before:
         return ()

@@ -38,12 +38,12 @@ class Folded:
 def fold(
     policy: Policy, rows: Iterable[AnyRow], after: int = -1, actions: Mapping[str, ActionRow] | None = None
 ) -> Folded:
-    """Tell a policy everything in the log that comes after a place in the order.
+    """Tell a policy everything in the log after a sequence number.
 
     Args:
         policy: With the actions of the log added, in its initial state or in that of a snapshot.
         rows: Rows in any order.
-        after: Last place that the policy's state holds already; -1 for none.
+        after: Last sequence number that the policy's state holds already; -1 for none.
         actions: Every action of the log by id, for policies whose state depends on what was on offer; None tells no
             offers.
     """
@@ -78,17 +78,17 @@ def fold(
 def untold(rows: Sequence[Row], after: int = -1) -> CorruptState | None:
     """Return what is missing from the log, None when it is whole.
 
-    Decisions and updates share one order without gaps, so a row that was lost, or not yet read, leaves a place
-    of which nothing tells.
+    Decisions and updates share one order without gaps, so a row that was lost, or not yet read, leaves a
+    sequence number without a row.
 
     Args:
         rows: Rows in any order.
-        after: Last place that a snapshot holds already; -1 for none.
+        after: Last sequence number that a snapshot holds already; -1 for none.
     """
-    places = sorted(place for row in rows for place in row.places if place > after)
-    for wanted, place in enumerate(places, after + 1):
-        if place != wanted:
-            return CorruptState("the log at its next place", place, wanted)
+    found = sorted(seq for row in rows for seq in row.seqs if seq > after)
+    for wanted, seq in enumerate(found, after + 1):
+        if seq != wanted:
+            return CorruptState("the log's next sequence number", seq, wanted)
     return None
 
 

@@ -2,7 +2,7 @@
 
 State is a fold over rows, never a matrix on the wire. A row is written when its decision is made (`pending`,
 with the whole Decision, so that a redelivered Context sends the same bytes again) and rewritten when a reward
-changes it. Each change carries its place in one order of decisions and updates, so the fold repeats the live
+changes it. Each change carries its sequence number in one order of decisions and updates, so the fold repeats the live
 run, and the offsets it came from, so that after a crash the learner trusts its rows over the consumer group's
 commits.
 
@@ -44,7 +44,7 @@ OFFER_KEY: Final = b"\x00offer/"
 
 
 GROWTH: Final = 1024
-"""Bytes that rewards may add to a row, generously: three places, four kinds, an offset and five numbers."""
+"""Bytes that rewards may add to a row, generously: three sequence numbers, four kinds, an offset and five numbers."""
 
 
 class RewardRules(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -69,7 +69,7 @@ class Row(Struct, frozen=True, kw_only=True, omit_defaults=True, tag="decider-ro
     """One decision and what became of it. Key: query_id.
 
     Attributes:
-        seq: Place of the decision in the order of decisions and updates.
+        seq: Sequence number of the decision, in one order with the updates.
         clock: Decisions made before it.
         action: Id of the chosen action.
         embedding: s_q as little-endian float32.
@@ -77,12 +77,12 @@ class Row(Struct, frozen=True, kw_only=True, omit_defaults=True, tag="decider-ro
         query_origin: Where the Query lies; the same id from elsewhere is a duplicate.
         context_origin: Where the Context lies.
         decision: The Decision's value, byte for byte as it was sent.
-        learned_seq, corrected_seq, ended_seq: Places of the updates; -1 where there was none.
+        learned_seq, corrected_seq, ended_seq: Sequence numbers of the updates; -1 where there was none.
         kinds: Rewards applied, in order.
         paced: Whether its cost counts against the objective's aim; the control group's does not.
         reward_offset: Offset of the last reward applied.
-        batch: Place of the first decision that was made together with this one: prices are those of its state;
-            -1 where it was made alone.
+        batch: Sequence number of the first decision made together with this one: prices are those of its state; -1
+            where it was made alone.
         entered: Correct as it entered A; None when the imputed value did.
         correct, score, log_cost, imputed: The raw terms as they stand.
     """
@@ -111,14 +111,14 @@ class Row(Struct, frozen=True, kw_only=True, omit_defaults=True, tag="decider-ro
     imputed: float = 0.0
 
     @property
-    def places(self) -> tuple[int, ...]:
-        """Return the places of the decision and of each change; -1 stands for one that has not come."""
+    def seqs(self) -> tuple[int, ...]:
+        """Return the sequence numbers of the decision and of each change; -1 stands for one that has not come."""
         return self.seq, self.learned_seq, self.corrected_seq, self.ended_seq
 
     @property
     def last_seq(self) -> int:
-        """Return the place of the newest change."""
-        return max(self.places)
+        """Return the sequence number of the newest change."""
+        return max(self.seqs)
 
     def vector(self) -> Vector:
         """Return s_q as float64, shape (d_q,)."""
@@ -173,7 +173,7 @@ class ActionRow(Struct, frozen=True, kw_only=True, tag="decider-action.v1", tag_
 
 
 class OfferRow(Struct, frozen=True, kw_only=True, tag="decider-offer.v1", tag_field="schema"):
-    """Which actions could be chosen from a place in the order on: replays need it. Key: OFFER_KEY + seq."""
+    """Which actions could be chosen from a sequence number on; replays need it. Key: OFFER_KEY + seq."""
 
     seq: int
     actions: tuple[str, ...]
@@ -205,7 +205,7 @@ def policy_objective(objective: ObjectiveInForce) -> Objective:
 def aim_of(objective: ObjectiveInForce) -> Aim | None:
     """Return what an objective is after, None where it states weights.
 
-    The key holds the target: a target that is set anew is paced anew, one that is merely repeated is not.
+    The key holds the target: a new target is paced from the start, a repeated one is not.
     """
     if objective.mean_cost is not None:
         key = f"{objective.name or ''}/mean_cost={objective.mean_cost!r}"
@@ -224,7 +224,7 @@ def applied(
         row: The decision's row; None when there is none.
         reward: The reward.
         offset: The reward's offset in its topic.
-        seq: The next place in the order, used up when a move is returned.
+        seq: The next sequence number, used up when a move is returned.
         rules: How missing correctness is learned.
 
     Raises:

@@ -105,7 +105,7 @@ def teach(policy: Contextual, history: History, cap: float = CAP) -> bytes:
 
 
 def relearn(policy: Contextual, history: History, cap: float = math.inf) -> None:
-    """Fit anchors and query transform to history, and learn it anew on them.
+    """Fit anchors and query transform to history, and relearn it on them.
 
     A policy without a prior does this to itself, with its own outcomes for history (`Contextual.take`).
 

@@ -47,9 +47,9 @@ class Mismatch:
 
 
 def opened(policy: Policy, records: Mapping[bytes, bytes]) -> tuple[list[AnyRow], int]:
-    """Return the rows of a log and the place after which they can be replayed.
+    """Return the rows of a log and the sequence number after which they can be replayed.
 
-    That place is -1, before everything, unless rows have left the log: then a snapshot holds them, and the
+    That number is -1, before everything, unless rows have left the log: then a snapshot holds them, and the
     policy becomes the oldest whole one.
 
     Args:
@@ -86,7 +86,7 @@ def mismatches(policy: Policy, rows: Iterable[AnyRow], seed: int, after: int = -
         policy: Of the settings of the live run; fresh, or loaded from a snapshot.
         rows: Every row of the log.
         seed: The live run's seed.
-        after: Place in the order of that snapshot; -1 for none.
+        after: Sequence number of that snapshot; -1 for none.
     """
     log = list(rows)
     actions = {row.action: row for row in log if isinstance(row, ActionRow)}

@@ -12,7 +12,7 @@ from schemas.errors import UniscaleError
 
 @dataclass(frozen=True, slots=True)
 class Decided:
-    """What one Context led to: a Decision to send, or an error to bury the record with.
+    """What one Context led to: a Decision to send, or the error for its dead letter.
 
     Attributes:
         value: The Decision's bytes; None with an error.
@@ -34,7 +34,7 @@ class Decided:
 
 @dataclass(frozen=True, slots=True)
 class Learned:
-    """What one Reward led to: a changed row to write, or nothing; or an error to bury the record with."""
+    """What one Reward led to: a changed row to write, or nothing; or the error for its dead letter."""
 
     query_id: str
     verdict: Verdict | None = None
@@ -48,7 +48,7 @@ class Recovered:
 
     Attributes:
         folded: What was told to the policy beyond the snapshot.
-        snapshot_version: Place in the order of the snapshot used; -1 for none.
+        snapshot_version: Sequence number of the snapshot used; -1 for none.
         refused: Newer snapshots that were damaged, each with its reason.
         next_context, next_reward: First offsets the log does not hold. Read from here when the group's commit
             is further on: it ran ahead of the changelog.

@@ -37,7 +37,7 @@ class Manifest(Struct, frozen=True, kw_only=True, tag="decider-snapshot.v1", tag
     """What makes a version complete. Key: SNAPSHOT_KEY + version + "/manifest".
 
     Attributes:
-        version: The place in the order of decisions and updates up to which the state holds everything.
+        version: The sequence number up to which the state holds everything.
         clock: Decisions made by then.
         context_offset, reward_offset: Newest offsets in it; -1 for none.
         chunks: SHA-256 of each chunk, in order.
@@ -70,7 +70,7 @@ def write(
 
     Args:
         state: `Policy.state()`.
-        version: Last place in the order that the state holds.
+        version: Last sequence number that the state holds.
         clock: Decisions made.
         context_offset: Newest Context offset in the state.
         reward_offset: Newest Reward offset in the state.

@@ -225,9 +225,9 @@ class EngineHost:
             why = f"{type(failure).__name__}: {failure}"
             ended = EngineDiedError(f"the engine thread died ({why}); restart the process")
             ended.__cause__ = failure
-        self._bury(loop, ended)
+        self._end(loop, ended)
 
-    def _bury(self, loop: "EngineLoop", error: ServingError | None) -> None:
+    def _end(self, loop: "EngineLoop", error: ServingError | None) -> None:
         with self._lock:
             self._over = error or self._over or HostClosedError("the engine host is closed; start a new one")
         loop.close(error)

@@ -139,7 +139,7 @@ class EngineLoop:
         return owned.context_tokens
 
     def unload(self, name: str) -> None:
-        """Drop one model; whoever still waits for it is told."""
+        """Drop one model; requests still waiting for it fail."""
         if name not in self.engines:
             raise UnknownEngineError(f"{name}: not hosted here; hosted are {_listed(self.engines)}")
         owned = self.engines.pop(name)
@@ -159,7 +159,7 @@ class EngineLoop:
         try:
             owned.add(group)
         except Exception as error:
-            self._bury(owned, error)
+            self._mark_dead(owned, error)
             group.fail(owned.died or EngineDiedError(f"{name}: died"))
 
     def abort(self, name: str, group: Group) -> None:
@@ -210,7 +210,7 @@ class EngineLoop:
         try:
             owned.step(self._clock)
         except Exception as error:
-            self._bury(owned, error)
+            self._mark_dead(owned, error)
 
     def _free(self, owned: OwnedEngine) -> None:
         try:
@@ -218,7 +218,7 @@ class EngineLoop:
         except Exception:  # a dead engine may not even be able to leave
             log.exception("%s: vllm did not free everything", owned.name)
 
-    def _bury(self, owned: OwnedEngine, error: Exception) -> None:
+    def _mark_dead(self, owned: OwnedEngine, error: Exception) -> None:
         """Mark an engine dead: after a failed step its batch and cache cannot be trusted."""
         log.exception("%s: vllm engine died", owned.name)
         owned.died = EngineDiedError(

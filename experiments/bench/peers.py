@@ -48,7 +48,7 @@ def mabwiser(stream: Stream, rounds: int) -> dict[str, Any]:
         update.append(time.perf_counter() - begun)
         first = False
     return _peer("mabwiser", decide[1:], update[1:]) | {
-        "could_not_express": "a shared θ but by the trick of one arm; incremental updates (it inverts A anew); "
+        "could_not_express": "a shared θ but by the trick of one arm; incremental updates (it inverts A again); "
         "objectives per request; delayed or corrected rewards; propensities; a state that recovers"
     }
 

@@ -190,7 +190,7 @@ def _rebuild(record: object, world: "World", jobs: int | None, say: Callable[[st
     between = [mode for mode in PARETO_MODES if mode not in MODES]
     names = list(wanted(list(worlds), MODES, SEEDS, between))
     if record.refused:
-        again = "one run of each network first" if record.former else "all is trained anew"
+        again = "one run of each network first" if record.former else "everything is retrained"
         say(f"{record.refused}: {again}")
     record.refused = ""
     say(f"{len(set(names) - set(record.chosen))} trainings")

@@ -18,7 +18,7 @@ Array = npt.NDArray[np.float64]
 
 
 class OutcomeError(UniscaleError):
-    """An outcome table cannot be used. The message names file, row, column and the mend."""
+    """An outcome table cannot be used. The message names file, row, column and the fix."""
 
 
 @dataclass(frozen=True)

@@ -85,7 +85,7 @@ async def reopen(recording: Path, catalogue: Catalogue, judge: Judge, folder: Pa
     for name, digest in settings["weights"].items():
         if now.get(name) != digest:
             raise OutcomeError(
-                f"{recording}: made with weights {digest} of {name}, here are {now.get(name, 'none')}; record anew"
+                f"{recording}: made with weights {digest} of {name}, here are {now.get(name, 'none')}; record it again"
             )
     entries = orjson.loads(pq.read_schema(recording).metadata[b"uniscale.questions"])
     questions = {entry["question_id"]: Question(**entry) for entry in entries}

@@ -85,7 +85,7 @@ def _answered(s: Story, w: World) -> Iterator[str]:
     elif a.action not in (None, d.action):
         yield f"the Answer ran {a.action}, decided was {d.action}"
     elif a.seq not in (None, d.seq):
-        yield f"the Answer is of place {a.seq}, decided at {d.seq}"
+        yield f"the Answer has sequence number {a.seq}, its Decision {d.seq}"
 
 
 def _rewarded(s: Story, w: World) -> Iterator[str]:

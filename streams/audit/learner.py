@@ -77,7 +77,7 @@ class Learner(Struct):
     discrepancies: list[tuple[str, str]] = []
 
     def differs(self, who: str, what: str, stated: Any, worked: Any) -> None:
-        """Take note of two numbers or matrices that should be equal."""
+        """Record two numbers or matrices that should be equal."""
         stated, worked = np.asarray(stated), np.asarray(worked)
         most = float(np.abs(stated - worked).max() / max(1.0, np.abs(worked).max()))
         self.max_difference = max(most, self.max_difference or 0.0)
@@ -86,7 +86,7 @@ class Learner(Struct):
 
 
 class _Event(NamedTuple):
-    place: int
+    seq: int
     tell: str
     query_id: str
 
@@ -116,18 +116,18 @@ class Fold:
 
     def run(self) -> Learner:
         """Return what was found."""
-        place, last = self.after, ""
+        seq, last = self.after, ""
         for event in map(_Event._make, self.ledger.db.execute(_EVENTS, {"after": self.after})):
-            self._pass(event.place)
-            if event.place == place:
-                what = f"place {place} in the learner's order is taken by {last} and by {event.query_id}"
+            self._pass(event.seq)
+            if event.seq == seq:
+                what = f"sequence number {seq} of the learner's log belongs to {last} and to {event.query_id}"
                 self.found.discrepancies += [(last, what), (event.query_id, what)]
-            elif event.place > place + 1:
-                what = f"no row tells of places {place + 1} to {event.place - 1} in the learner's order"
-                self.found.discrepancies.append((f"place {place + 1}", what))
-            place, last = event.place, event.query_id
+            elif event.seq > seq + 1:
+                what = f"the learner's log has no row for sequence numbers {seq + 1} to {event.seq - 1}"
+                self.found.discrepancies.append((f"seq {seq + 1}", what))
+            seq, last = event.seq, event.query_id
             self._tell(event)
-        self._pass(place + 1)
+        self._pass(seq + 1)
         if self.sums is not None and self.found.max_difference is not None:
             self.found.compared = "versions, counts, the sums A and B, means and widths"
         return self.found
@@ -147,9 +147,9 @@ class Fold:
             if self.sums is not None:
                 self.sums.tell(event)
 
-    def _pass(self, place: int) -> None:
-        """Compare every snapshot of before a place."""
-        while self.later and self.later[0].version < place:
+    def _pass(self, seq: int) -> None:
+        """Compare every snapshot before a sequence number."""
+        while self.later and self.later[0].version < seq:
             self._compare(self.later.pop(0))
 
     def _compare(self, snapshot: Snapshot) -> None:

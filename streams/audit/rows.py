@@ -43,7 +43,7 @@ def _applied(s: Story, row: Row, w: World) -> Iterator[str]:
     ):
         yield f"the learner's row is {made}; by its Rewards, {stage} by {','.join(kinds) or 'nothing'}"
     elif (row.learned >= 0) + (row.corrected >= 0) != len(entered):
-        yield f"the learner's row tells of {row.learned} and {row.corrected} as places, its Rewards of {len(entered)}"
+        yield f"the learner's row has updates at {row.learned} and {row.corrected}, its Rewards make {len(entered)}"
     elif row.learned >= 0 and entered:
         said = next((r.correct for r in entered if r.correct is not None), None)
         # A deployment may count an answer that nobody graded as wrong.

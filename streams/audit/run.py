@@ -54,7 +54,7 @@ class Report(Struct, kw_only=True):
     Attributes:
         queries: How many ids were accounted for.
         states: How many are in each state.
-        discrepancies: Each with the query_id, or the place it concerns, and what is wrong; MOST_NAMED at most.
+        discrepancies: Each with the query_id or sequence number it concerns, and what is wrong; MOST_NAMED at most.
         wrong: How many discrepancies there are.
         pending: The oldest hundred.
         overdue: How many are pending past their deadline.

@@ -27,7 +27,7 @@ class Snapshot:
     """One version of the policy.
 
     Attributes:
-        version: The place in the order up to which it holds everything.
+        version: The sequence number up to which it holds everything.
         kind: Name of the policy inside.
         settings: Of that policy.
         meta: Plain values of its state.

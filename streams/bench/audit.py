@@ -23,7 +23,7 @@ from streams.settings import Settings
 from streams.topics import Topics
 
 _HEAD: Final = struct.Struct("<qii")
-_IN_HAND: Final = 2_000
+_IN_FLIGHT: Final = 2_000
 
 
 class FileLog:
@@ -115,7 +115,7 @@ def _to_broker(settings: Settings, folder: Path, history: History, queries: int)
         for w in history.records(queries):
             sent = producer.send(w.topic, key=w.key, value=w.value, partition=w.partition)
             records, size = records + 1, size + len(w.key) + len(w.value)
-            if alone or records % _IN_HAND == 0:
+            if alone or records % _IN_FLIGHT == 0:
                 sent.get(timeout=120)
         producer.flush(timeout=120)
     finally:

@@ -207,7 +207,7 @@ class Runtime(Protocol):
     def partition_for(self, key: bytes, partitions: int) -> int:
         """Return in which of so many partitions the producers of this deployment put a key."""
 
-    async def bury(
+    async def dead_letter(
         self,
         record: Record,
         error: Exception,

@@ -69,7 +69,7 @@ class Crashes:
 
 
 class InFlight(Protocol):
-    """The part of `InHand` that the guard uses."""
+    """The records being handled, as the guard notes them."""
 
     left: list[str]
 
@@ -77,7 +77,7 @@ class InFlight(Protocol):
         """Keep records noted while they are handled."""
 
 
-class InHand:
+class InFlightFile:
     """Records in flight, in a memory-mapped file that outlives the process: one slot each, never synced.
 
     Pages handed to the kernel survive the process but not the machine. Losing a count with the machine does no harm.

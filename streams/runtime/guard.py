@@ -16,8 +16,8 @@ from schemas.base import encode
 from schemas.errors import UniscaleError
 from schemas.query import Origin
 from streams.runtime.base import BatchHandler, Crash, Outgoing, Record, Runtime, Unavailable, key_of
-from streams.runtime.burial import answer_of, letter_of
 from streams.runtime.crashes import LIMIT, Crashes, InFlight, KilledProcess
+from streams.runtime.letters import answer_of, letter_of
 from streams.runtime.turns import Turns
 
 log = logging.getLogger("streams.runtime.guard")
@@ -29,13 +29,13 @@ _LONGEST_PAUSE_S = 30.0
 class Guard:
     """Failure counting and dead letters of one worker; both runtimes call their handlers through it."""
 
-    def __init__(self, runtime: Runtime, crashes: Crashes, in_hand: InFlight) -> None:
+    def __init__(self, runtime: Runtime, crashes: Crashes, in_flight: InFlight) -> None:
         self.runtime = runtime
         self.crashes = crashes
-        self.in_hand = in_hand
+        self.in_flight = in_flight
         self._turns = Turns()
         self._stopping = False
-        for coordinates in in_hand.left:
+        for coordinates in in_flight.left:
             count = crashes.add(coordinates)
             log.warning("%s: in flight when the last process died, %d of %d", coordinates, count, LIMIT)
 
@@ -71,7 +71,7 @@ class Guard:
             if not all(map(self.runtime.is_ours, records)):
                 return  # redelivered to whoever owns the partition now
 
-    async def bury(
+    async def dead_letter(
         self,
         record: Record,
         error: Exception,
@@ -80,7 +80,7 @@ class Guard:
         answer: bool = True,
         query_origin: Origin | None = None,
     ) -> None:
-        """Give a record up; see `Runtime.bury`."""
+        """Send a record to the dead-letter topic; see `Runtime.dead_letter`."""
         runtime, topics = self.runtime, self.runtime.topics
         letter = letter_of(
             record.value, error, room=runtime.room, origin=record.origin, attempts=attempts,
@@ -109,12 +109,12 @@ class Guard:
                 f"{first.coordinates}: the process of the {self.runtime.room} died {failures} times with this "
                 "record in flight (a segmentation fault, no memory left, or a kill); fix the cause, then retry it"
             )
-            await self.bury(first, why, attempts=failures)
+            await self.dead_letter(first, why, attempts=failures)
             self.crashes.forget(first.coordinates)
             return
         turn = self._turns.alone() if failures == LIMIT - 1 else self._turns.together()
         async with turn:
-            with self.in_hand.holding([record.coordinates for record in records]):
+            with self.in_flight.holding([record.coordinates for record in records]):
                 await self._try(records, handle)
 
     async def _try(self, records: Sequence[Record], handle: BatchHandler) -> None:
@@ -132,7 +132,7 @@ class Guard:
             raise
         except Exception as error:
             if isinstance(error, UniscaleError) and len(records) == 1:
-                await self.bury(first, error)
+                await self.dead_letter(first, error)
                 self.crashes.forget(first.coordinates)
                 return
             counts = [self.crashes.add(record.coordinates) for record in records]
@@ -141,7 +141,7 @@ class Guard:
                 raise Crash(
                     f"{first.coordinates}: failure {counts[0]} of {LIMIT} in the {self.runtime.room}"
                 ) from error
-            await self.bury(first, error, attempts=counts[0])
+            await self.dead_letter(first, error, attempts=counts[0])
             self.crashes.forget(first.coordinates)
         else:
             for record in records:

@@ -76,8 +76,8 @@ def test_each_forgery_is_named_and_the_command_exits_1(loop: Any) -> None:
         loop.put(topic, key, value)
         named.add(query_id)
         found = audit(loop, code=1)["discrepancies"]
-        # A row that is gone also leaves places and sums that nobody tells of.
-        beside = ("place", "learner", "snapshot")
+        # A row that is gone also leaves sequence numbers and sums without a row.
+        beside = ("seq", "learner", "snapshot")
         assert {d["query_id"] for d in found if not d["query_id"].startswith(beside)} == named
         return [d["what"] for d in found if d["query_id"] == query_id]
 

@@ -47,7 +47,7 @@ async def main():
     try:
         await asyncio.gather(guard([record(41, b"always")], poison), guard([record(42, b"never")], innocent))
     except Crash:
-        runtime.in_hand.clear()
+        runtime.in_flight.clear()
         os._exit(70)
     await runtime.app.producer.stop()
 

@@ -122,7 +122,7 @@ def test_a_decider_that_stood_still_past_its_session_writes_no_row(
         "all rows closed",
     )
     places = [r.seq for r in loop.learner_rows() if isinstance(r, Row)]
-    assert len(places) == len(set(places)), "two rows have one place in the order"
+    assert len(places) == len(set(places)), "two rows have one sequence number"
     assert "ProducerFenced" in loop.log.read_text()
     os.kill(
         rooms[other].pid, signal.SIGKILL
@@ -154,7 +154,7 @@ def test_two_deciders_of_one_name_leave_a_valid_log(
     wanted = {q.query_id for q in [*first, *more]}
     loop.until(lambda: closed(loop) >= wanted, 120, "the rewards")
     places = [r.seq for r in loop.learner_rows() if isinstance(r, Row)]
-    assert len(places) == len(set(places)), "two rows have one place in the order"
+    assert len(places) == len(set(places)), "two rows have one sequence number"
     goes_on(loop, wanted, [ask(n) for n in range(120, 130)])
 
 

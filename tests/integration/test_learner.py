@@ -214,7 +214,7 @@ def check(around: Around) -> None:
     for name, folded in (("a", whole), ("b", gram.b), ("theta", gram.theta)):
         assert np.abs(live[name] - folded).max() <= 1e-9 * max(1.0, np.abs(folded).max()), name
     assert policy.version == live["version"]
-    assert sorted(p for row in told for p in row.places if p >= 0) == list(range(until))
+    assert sorted(p for row in told for p in row.seqs if p >= 0) == list(range(until))
 
     counted = 0
     a, b = np.eye(len(whole)), np.zeros_like(gram.b)

@@ -7,7 +7,7 @@ with P for *all* actions.
 Sherman-Morrison is exact but bound by memory when written row by row, so the last few rank-one terms wait:
 A⁻¹ = base - Σ σ g gᵀ with g = A⁻¹x / √(1 + σ xᵀA⁻¹x), and `flush` folds them into the base in one rank-k
 product. Symmetric blocks live on one triangle (`dsymv`, `dsyrk`). A itself is kept too: it gives the residual
-that watches the inverse, the refactorisation that mends it, and the state that is saved.
+that watches the inverse, the refactorisation that corrects it, and the state that is saved.
 """
 
 from __future__ import annotations

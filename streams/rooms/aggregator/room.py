@@ -116,7 +116,7 @@ class AggregatorRoom:
                 "only the rooms may write this topic, see SECURITY.md"
             )
             # The query goes on without it: what the rooms themselves wrote lies in its partition.
-            await self.runtime.bury(record, error, answer=False)
+            await self.runtime.dead_letter(record, error, answer=False)
             return
         async with self._locks[record.partition]:
             data = self.table.get(key)

@@ -59,7 +59,7 @@ class LearnerLog:
             log.error("a snapshot was refused: %s", refused)
         log.info(
             "%d records; snapshot %d and %d decisions, %d updates after it folded in %.2f s: "
-            "policy version %d, next place %d",
+            "policy version %d, next sequence number %d",
             len(records), found.snapshot_version, found.folded.decisions, found.folded.updates, fold_s,
             decider.policy.version, decider.seq,
         )  # fmt: skip

@@ -73,7 +73,7 @@ class DeciderRoom:
                 try:
                     asked.append((record, decode(record.value, Context), record.origin))
                 except UniscaleError as error:
-                    await self.runtime.bury(record, error)
+                    await self.runtime.dead_letter(record, error)
             living = self.runtime.control.serving()
             served = [_served(context, self.space, living) for _, context, _ in asked]
             for trust, around_living in ((False, living), (True, None)):
@@ -94,12 +94,12 @@ class DeciderRoom:
                 try:
                     read.append((record, decode(record.value, Reward)))
                 except UniscaleError as error:
-                    await self.runtime.bury(record, error)
+                    await self.runtime.dead_letter(record, error)
             results = decider.learn([(reward, record.offset) for record, reward in read], self._row)
             await self._write([each.row for each in results if each.row])
             for (record, reward), each in zip(read, results, strict=True):
                 if each.error is not None:
-                    await self.runtime.bury(record, each.error)
+                    await self.runtime.dead_letter(record, each.error)
                 elif each.row is not None:
                     self.runtime.metrics.rewards_applied.labels(reward.kind).inc()
                     self.outstanding -= each.verdict in ("learned", "abandoned")
@@ -143,7 +143,7 @@ class DeciderRoom:
             if each.error is not None:
                 # A duplicate's first query has, or will have, the Answer that counts.
                 taken = isinstance(each.error, DuplicateQuery)
-                await self.runtime.bury(
+                await self.runtime.dead_letter(
                     record, each.error, answer=not taken, query_origin=context.origin if taken else None
                 )
             elif each.resent:

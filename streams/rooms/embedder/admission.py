@@ -41,7 +41,7 @@ class Admission:
 
         Args:
             query_id: The query.
-            timeout_s: After this time its place is free again, should its Answer never be seen.
+            timeout_s: Its slot is freed after this time, should its Answer never be seen.
             origin: Where its record lies, which tells it from a later one of the same id.
         """
         if query_id in self._ended:

@@ -1,4 +1,4 @@
-"""The embedder's room: Query in, Context out, and the only place that waits (admission)."""
+"""The embedder's room: Query in, Context out, and the only room that makes queries wait (admission)."""
 
 import asyncio
 from typing import Self
@@ -15,7 +15,7 @@ from streams.rooms.embedder.encoders import encoder_of
 from streams.runtime.base import Outgoing, Record, Runtime, Unavailable
 from streams.topics import SHARD
 
-# An Answer that is never seen frees its place this long after the query's deadline.
+# A query whose Answer is never seen frees its slot this long after the query's deadline.
 _MARGIN_S = 60.0
 
 
@@ -78,7 +78,7 @@ class EmbedderRoom:
             self.runtime.metrics.in_flight.set(len(self.admission))
 
     def _on_dead_letter(self, record: Record) -> None:
-        """Free the place of a query that was given up as a duplicate: it gets no Answer of its own."""
+        """Free the slot of a query refused as a duplicate: it gets no Answer of its own."""
         try:
             letter = decode(record.value, DeadLetter)
         except UniscaleError:

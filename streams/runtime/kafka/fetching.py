@@ -74,7 +74,7 @@ class _Session:
         self.id = session_id
         self.epoch = (1 if self.epoch == _LAST_EPOCH else self.epoch + 1) if session_id else 0
 
-    def begin_anew(self) -> None:
+    def restart(self) -> None:
         """Ask for a new session next: what the broker knows is not certain."""
         self.epoch = 0
 
@@ -98,7 +98,7 @@ class FetchSessions:
             try:
                 response = await self._client.send(node_id, _InSession(request, session), **kwargs)
             except BaseException:  # a cancelled one may have arrived
-                session.begin_anew()
+                session.restart()
                 raise
             if response.API_VERSION < _SESSIONS_SINCE:
                 break
@@ -107,7 +107,7 @@ class FetchSessions:
                 break
             # The broker has forgotten the session, or lost count: once more, with everything.
             session.id = 0
-            session.begin_anew()
+            session.restart()
         return response
 
 

@@ -96,7 +96,7 @@ async def notice_standstill(runtime: KafkaRuntime) -> None:
         if time.monotonic() - since <= most_s:
             continue
         if consumer.busy:
-            names = runtime.in_hand.coordinates
+            names = runtime.in_flight.coordinates
             if not told and names:
                 some = ", ".join(names[:8])
                 log.warning(

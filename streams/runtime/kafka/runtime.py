@@ -23,7 +23,7 @@ from streams.runtime.base import (
     Record,
     SendFailed,
 )
-from streams.runtime.crashes import Crashes, InHand
+from streams.runtime.crashes import Crashes, InFlightFile
 from streams.runtime.guard import Guard
 from streams.runtime.kafka import connections, handlers
 from streams.runtime.kafka.app import crash, create_app, durable_table
@@ -57,9 +57,9 @@ class KafkaRuntime:
         self.limit = settings.kafka.max_record_bytes - (MAX_RECORD - MAX_VALUE)
         self.answers_for: Callable[[str], bool] = lambda query_id: True
         name = self.topics.app_id(room, group)
-        self.in_hand = InHand(settings.state_path("crashes", f"{name}.{instance}.in-hand"))
+        self.in_flight = InFlightFile(settings.state_path("crashes", f"{name}.{instance}.in-hand"))
         self.guard = Guard(
-            self, Crashes(settings.state_path("crashes", f"{name}.{instance}.json")), self.in_hand
+            self, Crashes(settings.state_path("crashes", f"{name}.{instance}.json")), self.in_flight
         )
         self._outbox = Outbox(self.app, settings)
         self._tasks: set[asyncio.Task[None]] = set()
@@ -154,7 +154,7 @@ class KafkaRuntime:
         """Hash the key; see the protocol."""
         return partition_for(key, partitions)
 
-    async def bury(
+    async def dead_letter(
         self,
         record: Record,
         error: Exception,
@@ -162,8 +162,8 @@ class KafkaRuntime:
         answer: bool = True,
         query_origin: Origin | None = None,
     ) -> None:
-        """Give a record up; see the protocol."""
-        await self.guard.bury(record, error, answer=answer, query_origin=query_origin)
+        """Send a record to the dead-letter topic; see the protocol."""
+        await self.guard.dead_letter(record, error, answer=answer, query_origin=query_origin)
 
     def is_ours(self, record: Record) -> bool:
         """Compare the record's assignment with the present one; see the protocol."""
@@ -246,14 +246,14 @@ class KafkaRuntime:
     async def stop(self, settle_s: float) -> None:
         """Let records in flight finish for so long, commit what is handled, close what was opened."""
         self.guard.stop()
-        await wait_while(lambda: self.in_hand.held, settle_s)
+        await wait_while(lambda: self.in_flight.held, settle_s)
         with contextlib.suppress(ConsumerNotStarted):
             await self.app.consumer.commit()
         for task in self._tasks:
             task.cancel()
         for close in self._closers:
             await close()
-        self.in_hand.clear()
+        self.in_flight.clear()
 
 
 class KafkaTable:

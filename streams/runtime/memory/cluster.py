@@ -97,7 +97,7 @@ class Cluster:
     async def stop(self, worker: MemoryRuntime) -> None:
         """Stop a worker in order: no record is begun, what is handled is committed, its partitions move on."""
         worker.guard.stop()
-        while worker.in_hand.coordinates:  # noqa: ASYNC110 - many handlers, one wait
+        while worker.in_flight.coordinates:  # noqa: ASYNC110 - many handlers, one wait
             await asyncio.sleep(0.01)
         for subscription in worker.subscriptions:
             for partition, position in subscription.handled.items():
@@ -226,7 +226,7 @@ class Cluster:
             raise RuntimeError(f"workers died {_MOST_DEATHS} times; last: {error!r}") from error
         worker.die()
         # A crash has counted its failure; after a kill the successor counts what it finds in flight.
-        self._left[worker.app, worker.instance] = worker.left_in_hand if isinstance(error, Died) else []
+        self._left[worker.app, worker.instance] = worker.left_in_flight if isinstance(error, Died) else []
         self._leave(worker)
         # As under the supervisor: one that ended by itself is started again after a pause, one that was killed at once.
         pause_s = _PAUSE_S if isinstance(error, Crash) else 0.0
@@ -251,7 +251,7 @@ class Cluster:
                 task.cancel()
 
     async def _rebalance(self, app: str) -> None:
-        """Assign the partitions of a consumer group anew, and let its workers recover."""
+        """Reassign the partitions of a consumer group, and let its workers recover."""
         members = [worker for worker in self.workers if worker.app == app]
         for at, worker in enumerate(members):
             worker.epoch += 1

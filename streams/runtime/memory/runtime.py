@@ -38,8 +38,8 @@ class Died(BaseException):
     """This worker was killed: whatever it has not done yet never happens."""
 
 
-class InHand:
-    """The records a worker is handling, as its successor finds them; see `streams.runtime.crashes.InHand`."""
+class InFlightList:
+    """The records a worker is handling, as its successor finds them; see `streams.runtime.crashes.InFlight`."""
 
     def __init__(self, left: Sequence[str] = ()) -> None:
         self.left = list(left)
@@ -103,15 +103,15 @@ class MemoryRuntime:
         self.control = Control(settings, self.monotonic)
         self.limit = settings.kafka.max_record_bytes - (MAX_RECORD - MAX_VALUE)
         self.answers_for: Callable[[str], bool] = lambda query_id: True
-        self.in_hand = InHand(left)
-        self.guard = Guard(self, crashes, self.in_hand)
+        self.in_flight = InFlightList(left)
+        self.guard = Guard(self, crashes, self.in_flight)
         self.subscriptions: list[Subscription] = []
         self.tables: list[MemoryTable] = []
         self.tasks: set[asyncio.Task[None]] = set()
         self.epoch = 0
         self.partitions: dict[str, frozenset[int]] = {}
         self.dead = False
-        self.left_in_hand: list[str] = []
+        self.left_in_flight: list[str] = []
         self.later: list[tuple[str, Callable[[], Awaitable[None]]]] = []
         self.closers: list[Callable[[], Awaitable[None]]] = []
         self._rng = rng
@@ -195,7 +195,7 @@ class MemoryRuntime:
         """Hash the key; see the protocol."""
         return partition_for(key, partitions)
 
-    async def bury(
+    async def dead_letter(
         self,
         record: Record,
         error: Exception,
@@ -203,8 +203,8 @@ class MemoryRuntime:
         answer: bool = True,
         query_origin: Origin | None = None,
     ) -> None:
-        """Give a record up; see the protocol."""
-        await self.guard.bury(record, error, answer=answer, query_origin=query_origin)
+        """Send a record to the dead-letter topic; see the protocol."""
+        await self.guard.dead_letter(record, error, answer=answer, query_origin=query_origin)
 
     def is_ours(self, record: Record) -> bool:
         """Compare the record's assignment with the present one; see the protocol."""
@@ -289,7 +289,7 @@ class MemoryRuntime:
         """Do nothing more; what is in flight stays noted for the successor."""
         if not self.dead:
             self.dead = True
-            self.left_in_hand = self.in_hand.coordinates
+            self.left_in_flight = self.in_flight.coordinates
 
     async def _latency(self) -> None:
         if self._rng is not None:

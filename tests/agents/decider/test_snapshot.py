@@ -132,8 +132,8 @@ def test_a_log_with_a_hole_stops_recovery(shard: Any, lost: str) -> None:
     else:
         earlier = msgspec.structs.replace(victim, stage="pending", learned_seq=-1, kinds=())
         shard.table[victim.query_id.encode()] = encode_row(earlier)
-    place = victim.seq if lost == "a decision" else victim.learned_seq
-    with pytest.raises(CorruptState, match=f"the log at its next place: found {place + 1}, wanted {place}"):
+    seq = victim.seq if lost == "a decision" else victim.learned_seq
+    with pytest.raises(CorruptState, match=f"the log's next sequence number: found {seq + 1}, wanted {seq}"):
         shard.crash()
 
 

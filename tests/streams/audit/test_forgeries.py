@@ -179,7 +179,7 @@ def rewritten(log: Any, query_id: str, **changes: Callable[[Row], Any]) -> None:
     log.append(log.learner, last.key, encode_row(changed))
 
 
-# What is done, to whom, and words of what is said. A removed row also leaves a place that nobody tells of.
+# What is done, to whom, and words of what is said. A removed row also leaves a sequence number without a row.
 FORGERIES: list[tuple[Callable[[Any], None], set[str], str]] = [
     (forged_reward, {"h20"}, "two Rewards h20/final that differ"),
     (changed_correctness, {"h21"}, "against its reference"),
@@ -212,7 +212,7 @@ FORGERIES: list[tuple[Callable[[Any], None], set[str], str]] = [
 def test_a_forgery_is_named(log: Any, forge: Callable[[Any], None], victims: set[str], words: str) -> None:
     forge(log)
     report = log.audit()
-    named = {each for each in report.ids if not each.startswith(("place", "learner", "snapshot"))}
+    named = {each for each in report.ids if not each.startswith(("seq ", "learner", "snapshot"))}
     assert named == victims, report.discrepancies
     assert any(words in each["what"] for each in report.discrepancies), report.discrepancies
 

@@ -244,7 +244,7 @@ def test_a_former_owner_sends_no_deadlines_of_rows_that_have_left(in_memory: InM
         b"",
     ],
 )
-def test_poison_with_any_nested_id_is_buried_once_and_its_topic_goes_on(
+def test_poison_with_any_nested_id_is_a_dead_letter_once_and_its_topic_goes_on(
     in_memory: InMemory, ask: Ask, value: bytes
 ) -> None:
     async def main() -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from streams.runtime.crashes import Crashes, InHand
+from streams.runtime.crashes import Crashes, InFlightFile
 from streams.runtime.turns import Turns
 
 
@@ -25,38 +25,38 @@ def test_a_torn_file_starts_the_count_again(tmp_path: Path) -> None:
     assert Crashes(path).add("t/0/1") == 1
 
 
-def test_what_a_dead_process_had_in_hand_is_what_it_had_not_let_go(tmp_path: Path) -> None:
+def test_what_a_dead_process_had_in_flight_is_what_it_had_not_finished(tmp_path: Path) -> None:
     path = tmp_path / "deep" / "in-hand"
     child = os.fork()
     if child == 0:
-        mine = InHand(path)
+        mine = InFlightFile(path)
         with mine.holding(["t/0/1"]):
             pass
         with mine.holding(["t/0/2", "t/1/7"]):
             os._exit(9)
     os.waitpid(child, 0)
-    after = InHand(path)
+    after = InFlightFile(path)
     assert sorted(after.left) == ["t/0/2", "t/1/7"]
-    assert InHand(path).left == []
+    assert InFlightFile(path).left == []
 
 
-def test_an_error_or_an_ordered_end_leaves_nothing_in_hand(tmp_path: Path) -> None:
-    mine = InHand(tmp_path / "f")
+def test_an_error_or_an_ordered_end_leaves_nothing_in_flight(tmp_path: Path) -> None:
+    mine = InFlightFile(tmp_path / "f")
     with pytest.raises(ZeroDivisionError), mine.holding(["t/0/1"]):
         raise ZeroDivisionError
-    assert InHand(tmp_path / "f").left == []
+    assert InFlightFile(tmp_path / "f").left == []
     with mine.holding(["t/0/1"]):
         mine.clear()
-        assert InHand(tmp_path / "f").left == []
+        assert InFlightFile(tmp_path / "f").left == []
 
 
-def test_more_in_hand_than_the_file_has_room_for_is_no_error(tmp_path: Path) -> None:
+def test_more_in_flight_than_the_file_has_room_for_is_no_error(tmp_path: Path) -> None:
     many = [f"t/0/{n}" for n in range(2000)]
-    mine = InHand(tmp_path / "f")
+    mine = InFlightFile(tmp_path / "f")
     with mine.holding(many):
-        assert set(InHand(tmp_path / "f").left) < set(many)
+        assert set(InFlightFile(tmp_path / "f").left) < set(many)
     with mine.holding(["t/1/1"]):
-        assert InHand(tmp_path / "f").left == ["t/1/1"]
+        assert InFlightFile(tmp_path / "f").left == ["t/1/1"]
 
 
 def test_one_alone_runs_beside_nobody_and_is_not_overtaken() -> None:
