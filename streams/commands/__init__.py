@@ -98,7 +98,7 @@ def _refusals() -> tuple[type[Exception], ...]:
 )
 @click.pass_context
 def main(ctx: click.Context, /, **flags: Any) -> None:
-    """UniScale-Streams: choose a model and its test-time search for each query, learnt online, on Kafka.
+    """UniScale-Streams: choose a model and its test-time search for each query, learned online, on Kafka.
 
     Every setting is also an environment variable UNISCALE_<NAME> (`settings` lists them). TLS and SASL:
     UNISCALE_SECURITY_PROTOCOL, UNISCALE_SSL_CAFILE, UNISCALE_SASL_USERNAME, …

@@ -21,7 +21,7 @@ def audit(settings: Settings, as_json: bool, settled: bool) -> None:
 
     Reads the raw topics up to their present ends, on a running system or on a stopped one, and checks that Decision,
     Answer, Reward and the learner's row agree, that each price follows from its trace, and that the policy is the
-    fold of its log. Run with the settings of the deployment. Exit 1 with the ids when anything disagrees.
+    fold of its log. Run with the settings of the deployment. Exits with 1 and the ids if anything disagrees.
     """
     from streams import audit as package  # with numpy, which `--help` need not wait for
 
@@ -52,7 +52,7 @@ def bench_audit(settings: Settings, queries: int, half: int, on_broker: bool) ->
     """Measure the audit of a log: its seconds and its peak memory, in a process of its own.
 
     The log is made by the rooms' own code without engines, and written to temporary files (about 13 KB a query) or to
-    topics of their own on a broker. Prints one JSON object; exit 1 when the audit finds a discrepancy.
+    topics of their own on a broker. Prints one JSON object; exits with 1 if the audit finds a discrepancy.
     """
     from streams.bench.audit import measure  # with numpy and more, which `--help` need not wait for
 

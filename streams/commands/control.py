@@ -104,7 +104,7 @@ def add(settings: Settings, file: Path) -> None:
 @click.argument("name")
 @click.pass_obj
 def remove(settings: Settings, name: str) -> None:
-    """Remove a model: it is not chosen again. Running searches finish, and their rewards are learnt."""
+    """Remove a model: it is not chosen again. Running searches finish, and their rewards are learned."""
     before = steering(settings)
     before.catalogue.model(name)
     record = CatalogueEntry(name=name, op="remove")
@@ -134,7 +134,7 @@ def set_objective(
 ) -> None:
     """Set objective NAME to the weights CORRECT SCORE COST (normalised to sum 1), a mean cost or an accuracy.
 
-    It takes effect with the next decision; nothing is relearnt.
+    It takes effect with the next decision; nothing is relearned.
     """
     if weights and len(weights) != 3:
         raise click.UsageError("give three weights, CORRECT SCORE COST, or --mean-cost, or --accuracy")

@@ -45,9 +45,9 @@ def keys() -> None:
     multiple=True,
     help="An objective it may name. Default: all.",
 )
-@click.option("--per-minute", type=int, help="Most requests per minute.")
-@click.option("--in-flight", type=int, help="Most requests at the same time.")
-@click.option("--eflops-per-day", type=float, help="Most eFLOPs its answers may cost in 24 hours.")
+@click.option("--per-minute", type=int, help="Maximum requests per minute.")
+@click.option("--in-flight", type=int, help="Maximum requests in flight.")
+@click.option("--eflops-per-day", type=float, help="Maximum eFLOPs of its answers in 24 hours.")
 @click.option("--if-none", is_flag=True, help="Do nothing where there is a key already.")
 @click.pass_obj
 def add(

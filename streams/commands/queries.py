@@ -34,7 +34,7 @@ def _weights(text: str | None) -> Weights | None:
 @click.command()
 @click.argument("text")
 @click.option("--objective", help="Name of an objective, e.g. quality-priority.")
-@click.option("--weights", help="Free weights CORRECT,SCORE,COST instead of an objective.")
+@click.option("--weights", help="Custom weights CORRECT,SCORE,COST instead of an objective.")
 @click.option("--mean-cost", type=float, help="As accurate as possible at this mean of eFLOPs per query.")
 @click.option("--accuracy", type=float, help="As cheap as possible at this share of the best accuracy.")
 @click.option("-n", "n", default=1, show_default=True, help="How many completed paths to return.")

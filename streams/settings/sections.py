@@ -1,12 +1,6 @@
-"""Every setting of the streaming processes, in one frozen struct of sections, parsed once.
+"""The settings by subject: one frozen struct each, with its defaults, and what cannot work refused."""
 
-Each setting has one name: its environment variable is `UNISCALE_<NAME>`, and flags of the command line and
-`Settings.replace` use the same name. The supervisor passes its settings to its processes through the environment.
-"""
-
-from collections.abc import Iterator, Mapping
-from pathlib import Path
-from typing import Any, Final, Literal, TypeVar, get_args, get_origin
+from typing import Any, Final, Literal
 
 import msgspec
 
@@ -28,7 +22,7 @@ class SettingsError(UniscaleError, ValueError):
     """A setting cannot be used. The message names its variable and says what to write instead."""
 
 
-class _Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Settings of one subject. A field's encoded name is the name of its setting."""
 
     def __repr__(self) -> str:
@@ -52,10 +46,7 @@ class _Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             raise SettingsError(f"{variable(name)}: {why}, is {getattr(self, field)!r}")
 
 
-S = TypeVar("S", bound=_Section)
-
-
-class Kafka(_Section, frozen=True):
+class Kafka(Section, frozen=True):
     """The broker, its topics and the clients' limits. Sizes in bytes."""
 
     bootstrap: str = "127.0.0.1:9092"
@@ -95,7 +86,7 @@ class Kafka(_Section, frozen=True):
         self._require(self.max_record_bytes >= 65_536, "max_record_bytes", "must be at least 65536")
 
 
-class Security(_Section, frozen=True, rename={"protocol": "security_protocol"}):
+class Security(Section, frozen=True, rename={"protocol": "security_protocol"}):
     """TLS and SASL of every connection to the broker."""
 
     protocol: Literal["PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"] = "PLAINTEXT"
@@ -112,7 +103,7 @@ class Security(_Section, frozen=True, rename={"protocol": "security_protocol"}):
         self._require(named, "sasl_username", f"is needed by {variable('security_protocol')}={self.protocol}")
 
 
-class Queries(_Section, frozen=True):
+class Queries(Section, frozen=True):
     """What holds for every query that does not set it itself, and how many are in flight."""
 
     max_in_flight: int = 256
@@ -126,7 +117,7 @@ class Queries(_Section, frozen=True):
         self._require(self.timeout_s > 0, "timeout_s", "must be above 0 seconds")
 
 
-class Executor(_Section, frozen=True):
+class Executor(Section, frozen=True):
     """The search (Section 3.3 of the paper) and the executor's heartbeat."""
 
     eta: float = 1.2
@@ -140,7 +131,7 @@ class Executor(_Section, frozen=True):
 
 
 class Engine(
-    _Section,
+    Section,
     frozen=True,
     rename={
         "attempts": "engine_attempts",
@@ -172,7 +163,7 @@ class Engine(
 
 
 class Encoder(
-    _Section,
+    Section,
     frozen=True,
     rename={
         "kind": "encoder",
@@ -199,7 +190,7 @@ class Encoder(
             self._require(self.dimension >= 1, "dimension", f"{needed}, at least 1")
 
 
-class Policy(_Section, frozen=True, rename={"name": "policy", "options": "policy_options"}):
+class Policy(Section, frozen=True, rename={"name": "policy", "options": "policy_options"}):
     """The decider's policy and its log."""
 
     name: str = "linucb"
@@ -220,7 +211,7 @@ class Policy(_Section, frozen=True, rename={"name": "policy", "options": "policy
         self._require(self.snapshot_every >= 0, "snapshot_every", "must be 0 (never) or more")
 
 
-class Gateway(_Section, frozen=True, rename=lambda field: f"gateway_{field}"):
+class Gateway(Section, frozen=True, rename=lambda field: f"gateway_{field}"):
     """Where the gateway listens, and what it remembers."""
 
     # Beyond this machine it needs an API key (`keys add`).
@@ -233,7 +224,7 @@ class Gateway(_Section, frozen=True, rename=lambda field: f"gateway_{field}"):
 
 
 class Previews(
-    _Section,
+    Section,
     frozen=True,
     rename={"host": "decider_host", "port": "decider_port", "urls": "decider_url"},
 ):
@@ -245,130 +236,3 @@ class Previews(
     port: int = 0
     # Asked in order; without any, the decider's port of this machine.
     urls: tuple[str, ...] = ()
-
-
-class Settings(_Section, frozen=True):
-    """What a process needs to know before it starts. Times in seconds, sizes in bytes.
-
-    >>> settings = Settings(kafka=Kafka(prefix="trial."))
-    >>> settings.replace(policy_options='{"alpha": 0.5}')
-    Settings(kafka=Kafka(prefix='trial.'), policy=Policy(options={'alpha': 0.5}))
-    """
-
-    catalogue: str = "infra/catalogue/mini.yaml"
-    state_dir: str = "out/state"
-    metrics_port: int = 0
-    log_level: str = "INFO"
-    kafka: Kafka = Kafka()
-    security: Security = Security()
-    queries: Queries = Queries()
-    executor: Executor = Executor()
-    engine: Engine = Engine()
-    encoder: Encoder = Encoder()
-    policy: Policy = Policy()
-    gateway: Gateway = Gateway()
-    previews: Previews = Previews()
-
-    @classmethod
-    def from_env(cls, environ: Mapping[str, str], **flags: Any) -> "Settings":
-        """Return the settings of `environ`, overridden by the flags that are not None.
-
-        Raises:
-            SettingsError: a variable names no setting, or its value does not fit.
-        """
-        given = {
-            name.removeprefix(ENV_PREFIX).lower(): text
-            for name, text in environ.items()
-            if name.startswith(ENV_PREFIX)
-        }
-        return cls().replace(**given | {name: value for name, value in flags.items() if value is not None})
-
-    def replace(self, **values: Any) -> "Settings":
-        """Return these settings with others in place of the named ones.
-
-        Args:
-            **values: Values, or their text in the environment, by the names of the settings.
-
-        Raises:
-            SettingsError: there is no such setting, or a value does not fit.
-        """
-        fields = {field.encode_name: field for _, field in _fields()}
-        for name in values:
-            if name not in fields:
-                raise SettingsError(
-                    f"{variable(name)}: there is no such setting; known: {', '.join(sorted(fields))}"
-                )
-        now: dict[str, dict[str, Any]] = {}
-        for section, field in _fields():
-            name = field.encode_name
-            held = getattr(self, section) if section else self
-            given = _parsed(field, values[name]) if name in values else getattr(held, field.name)
-            now.setdefault(section, {})[name] = given
-        plain = now.pop("")
-        sections = {
-            section: _converted(given, type(getattr(self, section))) for section, given in now.items()
-        }
-        return _converted({**plain, **sections}, Settings)
-
-    def variables(self, *, secrets: bool = False) -> dict[str, str]:
-        """Return every setting as its environment variable and its text, without the secrets unless asked."""
-        found = {}
-        for section, field in _fields():
-            value = getattr(getattr(self, section) if section else self, field.name)
-            hidden = field.encode_name in SECRETS and value and not secrets
-            found[variable(field.encode_name)] = "***" if hidden else _text(value)
-        return found
-
-    def environ(self) -> dict[str, str]:
-        """Return the variables that make `from_env` give these settings again."""
-        plain = Settings().variables(secrets=True)
-        return {name: text for name, text in self.variables(secrets=True).items() if text != plain[name]}
-
-    def state_path(self, *parts: str) -> Path:
-        """Return a path below the directory that holds logs and crash counts."""
-        return Path(self.state_dir).joinpath(*parts)
-
-
-def _fields() -> Iterator[tuple[str, msgspec.structs.FieldInfo]]:
-    """Yield every setting with the section that holds it, "" for those of `Settings` itself."""
-    for field in msgspec.structs.fields(Settings):
-        if isinstance(field.type, type) and issubclass(field.type, _Section):
-            for inner in msgspec.structs.fields(field.type):
-                yield field.name, inner
-        else:
-            yield "", field
-
-
-def _parsed(field: msgspec.structs.FieldInfo, value: Any) -> Any:
-    """Return a value whose text is JSON or a list separated by commas; any other value as it is."""
-    if not isinstance(value, str):
-        return value
-    if get_origin(field.type) is tuple:
-        return tuple(part.strip() for part in value.split(",") if part.strip())
-    if get_origin(field.type) is not dict:
-        return value
-    try:
-        return msgspec.json.decode(value, type=field.type)
-    except msgspec.DecodeError:
-        raise SettingsError(
-            f"""{variable(field.encode_name)}: must be a JSON object, e.g. {{"name": 1}}, is {value!r}"""
-        ) from None
-
-
-def _text(value: Any) -> str:
-    if isinstance(value, dict):
-        return msgspec.json.encode(value).decode()
-    return ",".join(value) if isinstance(value, tuple) else str(value)
-
-
-def _converted(values: Mapping[str, Any], kind: type[S]) -> S:
-    try:
-        return msgspec.convert(values, kind, strict=False)
-    except msgspec.ValidationError as error:
-        if isinstance(error.__cause__, SettingsError):
-            raise error.__cause__ from None
-        name = str(error).rpartition("`$.")[2].rstrip("`")
-        expected = next(field.type for _, field in _fields() if field.encode_name == name)
-        choices = ", ".join(map(str, get_args(expected)))
-        wanted = f"one of {choices}" if choices else f"a value of type {expected.__name__}"
-        raise SettingsError(f"{variable(name)}: must be {wanted}, is {values[name]!r}") from None
