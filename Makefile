@@ -18,7 +18,7 @@ PACKAGES := schemas agents streams experiments
 # Further words for a command: make demo ARGS="--questions 20"
 ARGS ?=
 
-.PHONY: help env demo test test-long lint test-page bench-learner bench-stream bench-gateway clean
+.PHONY: help env demo test test-long lint test-page test-node bench-learner bench-stream bench-gateway clean
 
 help: ## Show the targets
 	@grep -hE '^[a-z.-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -50,6 +50,10 @@ test-long: lint ## Every test, soaks and kills included
 test-page: $(STAMP) ## Drive the page in Chromium; installs requirements/page.txt first
 	@$(BIN)/python -m pip install -qq --disable-pip-version-check --no-input --no-deps -r requirements/page.txt
 	$(BIN)/python -m pytest tests/integration/test_page.py $(ARGS)
+
+test-node: $(STAMP) ## Ask the gateway with OpenAI's client for Node; installs it first
+	@cd tests/streams/gateway/node && npm ci --no-audit --no-fund --loglevel=error
+	$(BIN)/python -m pytest tests/streams/gateway/test_node.py $(ARGS)
 
 bench-learner: $(VENV)/.peers ## Measure the learner; writes out/bench/learner.json
 	@$(BIN)/python -m experiments.bench $(ARGS)

@@ -32,6 +32,10 @@ RETRY_MS: Final = 10 * 60 * 1000
 LOOK_S: Final = 0.5
 """Seconds between two checks that the client is still connected."""
 
+REJOIN_S: Final = 10.0
+"""Seconds that a search goes on after its client timed out: the official clients repeat a request within eight."""
+
+_BEHIND_S: Final = 5.0  # a follower that is behind another by more than this is broken
 _MARGIN_S: Final = 30.0  # the Answer of an expired query takes this long at most, while an aggregator lives
 _DAY_MS: Final = 24 * 3600 * 1000
 
@@ -67,6 +71,7 @@ class Service:
         self.gate = gate
         self.waiting = Waiting()
         self._cancelled: dict[str, str] = {}  # ids to cancel as soon as their group is known, with the reason
+        self._left: set[str] = set()  # cancelled, not ended yet: no request joins these
         self._tasks: set[asyncio.Task[None]] = set()
 
     def asked(self, name: str) -> Asked:
@@ -112,7 +117,11 @@ class Service:
                         param="Idempotency-Key", code="idempotency_mismatch", headers=dict(NO_RETRY),
                     )  # fmt: skip
                 return Admitted(query_id, known.created_ms // 1000, True, timeout_s)
-        elif is_retry and (again := self.index.same_body(who.key, digest, now_ms - RETRY_MS)) is not None:
+        elif (
+            is_retry
+            and (again := self.index.same_body(who.key, digest, now_ms - RETRY_MS)) is not None
+            and not self._is_cancelled(again.query_id)
+        ):
             return Admitted(again.query_id, again.created_ms // 1000, True, timeout_s)
         query = to_query(
             request, wanted, query_id=query_id, tenant=who.tenant, kept={"key": who.key, "digest": digest}
@@ -126,6 +135,12 @@ class Service:
             raise
         return Admitted(query_id, now_ms // 1000, False, timeout_s)
 
+    def _is_cancelled(self, query_id: str) -> bool:
+        if query_id in self._left:
+            return True
+        answer = self.index.answer_of(query_id)
+        return answer is not None and answer.status == "cancelled"
+
     async def _send_query(self, query: Query, now_ms: int) -> None:
         try:
             value = encode(query)
@@ -136,19 +151,37 @@ class Service:
         await self.runtime.send(Outgoing(self.runtime.topics.query, key_of(query.query_id), value))
 
     @contextmanager
-    def open(self, admitted: Admitted, who: Credential) -> Iterator["asyncio.Queue[Seen]"]:
+    def open(
+        self, admitted: Admitted, who: Credential, may_return: Callable[[], bool] = lambda: False
+    ) -> Iterator["asyncio.Queue[Seen]"]:
         """Wait for a query while the block runs; a block that ends before the Answer cancels the search.
 
         Only the last waiting request cancels the search.
+
+        Args:
+            admitted: The request.
+            who: Who asks.
+            may_return: Whether a client that is gone has timed out and may repeat its request. The search then goes
+                on for REJOIN_S, so that the retry finds it.
         """
-        with self.waiting.on(admitted.query_id) as queue:
-            try:
+        try:
+            with self.waiting.on(admitted.query_id) as queue:
                 yield queue
-            finally:
-                if not admitted.attached:
-                    self.gate.leave(who)
-        if admitted.query_id not in self.waiting and self.index.answer_of(admitted.query_id) is None:
-            self._later(self.cancel(admitted.query_id, "client disconnected"))
+        finally:
+            if not admitted.attached:
+                self.gate.leave(who)
+            if self._is_abandoned(admitted.query_id):
+                self._later(self._give_up(admitted.query_id, REJOIN_S if may_return() else 0.0))
+
+    def _is_abandoned(self, query_id: str) -> bool:
+        return query_id not in self.waiting and self.index.answer_of(query_id) is None
+
+    async def _give_up(self, query_id: str, after_s: float) -> None:
+        if after_s:
+            await asyncio.sleep(after_s)
+        if self._is_abandoned(query_id) and query_id not in self._left:
+            self._left.add(query_id)
+            await self.cancel(query_id, "client disconnected")
 
     async def events(
         self,
@@ -165,18 +198,45 @@ class Service:
         if (decision := self.index.decision_of(admitted.query_id)) is not None:
             yield decision
         if (answer := self.index.answer_of(admitted.query_id)) is not None:
+            if decision is None and (decision := await self._decision_behind(answer)) is not None:
+                yield decision
             yield answer
             return
-        until = self.runtime.monotonic() + admitted.timeout_s + _MARGIN_S
+        looked_s = self.runtime.monotonic()
+        until = looked_s + admitted.timeout_s + _MARGIN_S
         async for what in each(queue, LOOK_S):
+            if isinstance(what, Decision):
+                decision = what
+            elif (
+                isinstance(what, Answer)
+                and decision is None
+                and (decision := await self._decision_behind(what)) is not None
+            ):
+                yield decision
             yield what
-            if what is None and await gone():
-                raise ClientGone
-            if self.runtime.monotonic() > until:
+            now_s = self.runtime.monotonic()
+            # News that keep coming must not hide that nobody listens any more.
+            if what is None or now_s - looked_s >= LOOK_S:
+                looked_s = now_s
+                if await gone():
+                    raise ClientGone
+            if now_s > until:
                 raise ApiError(
                     504, f"no answer came within {admitted.timeout_s:.0f} s", type="timeout_error", code="expired",
                     headers=dict(NO_RETRY),
                 )  # fmt: skip
+
+    async def _decision_behind(self, answer: Answer) -> Decision | None:
+        """Return the Decision of an Answer that was read before it: each topic is followed on its own.
+
+        None where nothing was chosen, or where the Decision is not read within _BEHIND_S.
+        """
+        until_s = self.runtime.monotonic() + _BEHIND_S
+        while (decision := self.index.decision_of(answer.query_id)) is None and answer.action is not None:
+            if self.runtime.monotonic() > until_s:
+                break
+            await asyncio.sleep(0.01)
+        return decision
 
     async def cancel(self, query_id: str, reason: str) -> None:
         """End a search: its executors drop it at the next step. Before its Decision, this waits for that."""
@@ -201,6 +261,7 @@ class Service:
         self.index.answer(answer, at_ms)
         self.index.priced(answer.query_id, responses.price(answer, self.runtime.control.pricing))
         self._cancelled.pop(answer.query_id, None)
+        self._left.discard(answer.query_id)
         if first:
             self.waiting.seen(answer.query_id, answer)
 

@@ -5,17 +5,19 @@ import contextlib
 import socket
 import threading
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, TypeVar
 
 import httpx
 import pytest
 
-from schemas.base import encode
+from schemas.base import Record, decode, encode
 from schemas.control import KeyEntry
 from streams.commands.keys import make_key
 from streams.rooms import ROOMS
 from streams.runtime.memory import Cluster
 from streams.settings import Settings
+
+R = TypeVar("R", bound=Record)
 
 
 def free_port() -> int:
@@ -69,6 +71,14 @@ class House:
             return work(self.cluster)
 
         return asyncio.run_coroutine_threadsafe(run(), self._loop).result(30)
+
+    def start(self, room: str, group: str = "") -> None:
+        """Start one more room."""
+        asyncio.run_coroutine_threadsafe(self.cluster.start(room, group), self._loop).result(30)
+
+    def read(self, topic: str, kind: type[R]) -> list[R]:
+        """Return every record of a topic, decoded."""
+        return [decode(record.value, kind) for record in self.records(topic)]
 
     def records(self, topic: str) -> list[Any]:
         """Return every record of a topic."""

@@ -66,6 +66,17 @@ class _Turn:
         self.request_id = request_id
         self.debug = debug
         self.decision: Decision | None = None
+        self._began_s = service.runtime.monotonic()
+        self._streaming = False
+
+    def _may_return(self) -> bool:
+        """Return whether a client that is gone ran into its own time-out: the official ones then ask again.
+
+        They say how long they wait. Once a stream has begun they do not repeat the request.
+        """
+        waits_s = _client_timeout_s(self.request)
+        waited_s = self.service.runtime.monotonic() - self._began_s
+        return not self._streaming and waits_s is not None and waited_s >= waits_s
 
     @property
     def _pricing(self) -> Pricing:
@@ -73,7 +84,7 @@ class _Turn:
 
     async def whole(self) -> Response:
         """Return the completion once the search has ended."""
-        with self.service.open(self.admitted, self.who) as queue:
+        with self.service.open(self.admitted, self.who, self._may_return) as queue:
             async for what in self.service.events(self.admitted, queue, self.request.is_disconnected):
                 if isinstance(what, Decision):
                     self.decision = what
@@ -93,7 +104,7 @@ class _Turn:
 
         What ends before the Decision has a status of its own; later errors are events of the stream.
         """
-        opened = self.service.open(self.admitted, self.who)
+        opened = self.service.open(self.admitted, self.who, self._may_return)
         queue = opened.__enter__()
         events = self.service.events(self.admitted, queue, self.request.is_disconnected)
         try:
@@ -101,6 +112,7 @@ class _Turn:
         except BaseException:
             opened.__exit__(None, None, None)
             raise
+        self._streaming = True
         return StreamingResponse(
             self._chunks(first, events, opened),
             media_type="text/event-stream",
@@ -223,3 +235,12 @@ class _Turn:
 def _retries(request: Request) -> int:
     count = request.headers.get("x-stainless-retry-count", "0")
     return int(count) if count.isdigit() and len(count) < 4 else 0
+
+
+def _client_timeout_s(request: Request) -> float | None:
+    """Return for how long OpenAI's client waits; Node's gives whole seconds, rounded down."""
+    for name in ("x-stainless-timeout", "x-stainless-read-timeout"):
+        text = request.headers.get(name, "")
+        if text.replace(".", "", 1).isdigit() and text.isascii() and len(text) < 12:
+            return float(text)
+    return None
