@@ -10,11 +10,12 @@ from rich.table import Table
 
 from streams.client import Asked
 from streams.commands.sending import bars
-from streams.demo.run import QUESTIONS, Demo, run
+from streams.demo.run import CONTROL, QUESTIONS, Demo, run
 from streams.settings import Settings
 
 _SHOWN = (
-    "broker", "engine", "queries", "answers", "unanswered", "rewards", "dead_letters", "duplicates", "accuracy", "mode",
+    "broker", "engine", "queries", "answers", "unanswered", "rewards", "dead_letters", "duplicates", "mode", "accuracy",
+    "accuracy_last_third",
     "mean_reward_warmup", "mean_reward_policy", "mean_reward_first_third", "mean_reward_last_third",
     "mean_cost_eflops_first_third", "mean_cost_eflops_last_third", "distinct_actions", "wall_s",
 )  # fmt: skip
@@ -47,13 +48,26 @@ _SHOWN = (
 @click.option(
     "--warm-up",
     type=click.IntRange(min=0),
-    default=50,
-    show_default=True,
-    help="Queries decided uniformly at random before the policy decides.",
+    help="Queries decided uniformly at random first. [0 with a prior, else 50]",
 )
 @click.option(
-    "--objective",
-    help="Objective: cost-sensitive, quality-priority or any other. [the setting]",
+    "--policy", default="contextual", show_default=True, help="What chooses; docs/policies.md lists them."
+)
+@click.option(
+    "--accuracy",
+    type=click.FloatRange(0.0, 1.0, min_open=True),
+    default=0.98,
+    show_default=True,
+    help="Share of the best configuration's accuracy to keep, as cheaply as possible.",
+)
+@click.option(
+    "--objective", help="An objective by weights instead: cost-sensitive, quality-priority or any other."
+)
+@click.option(
+    "--control",
+    default=CONTROL,
+    show_default=True,
+    help="Configuration that a twin of every question takes, for comparison; `none` asks each question once.",
 )
 @click.option("--broker", type=click.Choice(["embedded", "kafka", "auto"]), default="embedded", show_default=True,
               help="`kafka` needs KAFKA_HOME and Java.")  # fmt: skip
@@ -68,24 +82,27 @@ _SHOWN = (
     help="Folder for the summary and the report.",
 )
 @click.pass_obj
-def demo(settings: Settings, count: int, questions_file: Path, seed: int, in_flight: int, warm_up: int,
-         objective: str | None, broker: Literal["auto", "kafka", "embedded"], recording: str,
-         out: Path) -> None:  # fmt: skip
+def demo(settings: Settings, count: int, questions_file: Path, seed: int, in_flight: int, warm_up: int | None,
+         policy: str, accuracy: float, objective: str | None, control: str,
+         broker: Literal["auto", "kafka", "embedded"], recording: str, out: Path) -> None:  # fmt: skip
     """Stream questions through the whole loop on this machine and see the choices improve.
 
-    Starts a broker and all rooms with the six mini models, sends the questions with several in flight, prints a
-    summary, writes summary.json and report.html, and stops everything it started. At the end it audits the log.
-    Exits with 1 if a query has no Answer or the audit finds a discrepancy.
+    Starts a broker and all rooms with the six mini models and sends the questions with several in flight. The policy
+    chooses for each question; its twin takes the control's configuration and is not learned from. Prints what the
+    policy is worth against the control, and a summary; writes summary.json and report.html; audits the log; stops
+    everything it started. Exits with 1 if a query has no Answer or the audit finds a discrepancy.
     """
     console = Console()
     if objective is not None:
         settings = settings.replace(objective=objective)
+    weighted = objective is not None or policy != "contextual"
     what = Demo(
         out=out, questions=questions_file, count=count, seed=seed, in_flight=in_flight, warm_up=warm_up, broker=broker,
-        recording=recording,
+        recording=recording, policy=policy, accuracy=None if weighted else accuracy,
+        control="" if control == "none" else control,
     )  # fmt: skip
     with bars(console) as bar:
-        answered, rewarded = bar.add_task("answered", total=count), bar.add_task("rewarded", total=count)
+        answered, rewarded = bar.add_task("answered", total=None), bar.add_task("rewarded", total=None)
 
         def progress(asked: Asked) -> None:
             bar.update(answered, completed=asked.answered, total=asked.total)
@@ -104,6 +121,8 @@ def demo(settings: Settings, count: int, questions_file: Path, seed: int, in_fli
         )
         table.add_row(name, shown)
     console.print(table)
+    if "sentence" in summary:
+        console.print(summary["sentence"], style="bold")
     console.print(f"{out / 'summary.json'}, {out / 'report.html'}")
     sys.exit(1 if summary["unanswered"] or summary["audit"]["wrong"] else 0)
 

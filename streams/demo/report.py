@@ -16,13 +16,13 @@ _WINDOW = 20
 
 def render(ledger: Ledger, summary: Mapping[str, Any]) -> str:
     """Return the page of a run as HTML."""
-    stories = sorted(
+    closed = sorted(
         (s for s in ledger.stories.values() if s.decision and s.closing),
         key=lambda s: s.decision.seq if s.decision else 0,
     )
+    stories = [s for s in closed if s.decision and s.decision.query.learn]
+    twins = [s for s in closed if s.decision and not s.decision.query.learn]
     rewards = [s.closing.reward for s in stories if s.closing and s.closing.reward is not None]
-    costs = [s.closing.price.eflops for s in stories if s.closing and s.closing.price]
-    correct = [s.closing.correct for s in stories if s.closing and s.closing.correct is not None]
     warm = sum(1 for s in stories if s.decision and s.decision.reason == "warm-up")
     return "\n".join(
         [
@@ -31,10 +31,12 @@ def render(ledger: Ledger, summary: Mapping[str, Any]) -> str:
             f"<p>{summary['queries']} queries through {html.escape(str(summary['broker']))}, engines "
             f"{html.escape(', '.join(summary['engine']) or 'none')}, mode {html.escape(str(summary['mode']))}. "
             f"Means over the last {_WINDOW} queries, in the order of decisions; "
-            f"the dashed line ends the uniform warm-up.</p><p>{html.escape(gained(summary))}</p>",
+            f"the dashed line ends the uniform warm-up, and grey is the control.</p>",
+            f"<p><strong>{html.escape(str(summary.get('sentence', '')))}</strong></p>",
+            f"<p>{html.escape(gained(summary))}</p>",
             "<h2>Reward</h2>", curve(rewards, warm),
-            "<h2>Cost, eFLOPs a query</h2>", curve(costs, warm),
-            "<h2>Accuracy</h2>", curve(correct, warm),
+            "<h2>Cost, eFLOPs a query</h2>", curve(_costs(stories), warm, _costs(twins)),
+            "<h2>Accuracy</h2>", curve(_correct(stories), warm, _correct(twins)),
             "<h2>Choices by level</h2>", choices(stories),
             "<h2>Where the time goes</h2>", latencies(summary["latency_ms"]),
             "<h2>Numbers</h2>", numbers({k: v for k, v in summary.items() if k != "latency_ms"}),
@@ -69,28 +71,43 @@ def latencies(stages: Mapping[str, Mapping[str, float]]) -> str:
     return "<table><tr><th>stage, ms</th><th>p50</th><th>p95</th></tr>" + "".join(rows) + "</table>"
 
 
-def curve(values: Sequence[float], warm_up: int, width: int = 860, height: int = 220) -> str:
-    """Return a running mean as inline SVG."""
+def curve(
+    values: Sequence[float], warm_up: int, control: Sequence[float] = (), width: int = 860, height: int = 220
+) -> str:
+    """Return running means as inline SVG: the policy's, and in grey the control's."""
     if len(values) < 2:
         return "<p>too few values</p>"
-    means = [sum(values[max(0, i - _WINDOW + 1) : i + 1]) / min(i + 1, _WINDOW) for i in range(len(values))]
-    low, high = min(means), max(means)
+    means, others = _running(values), _running(control)
+    low, high = min(means + others), max(means + others)
     span = (high - low) or 1.0
 
-    def place(i: int, v: float) -> str:
-        x = 70 + i * (width - 90) / (len(means) - 1)
-        y = height - 25 - (v - low) * (height - 45) / span
-        return f"{x:.1f},{y:.1f}"
+    def line(ys: Sequence[float], colour: str) -> str:
+        places = (
+            f"{70 + i * (width - 90) / max(1, len(ys) - 1):.1f},{height - 25 - (y - low) * (height - 45) / span:.1f}"
+            for i, y in enumerate(ys)
+        )
+        return f'<polyline points="{" ".join(places)}" fill="none" stroke="{colour}" stroke-width="2"/>'
 
-    points = " ".join(place(i, v) for i, v in enumerate(means))
     at = 70 + min(warm_up, len(means) - 1) * (width - 90) / (len(means) - 1)
     return (
-        f'<svg viewBox="0 0 {width} {height}" width="100%"><polyline points="{points}" fill="none" stroke="#1660a8" '
-        f'stroke-width="2"/><line x1="{at:.1f}" x2="{at:.1f}" y1="10" y2="{height - 25}" stroke="#999" '
+        f'<svg viewBox="0 0 {width} {height}" width="100%">{line(others, "#aaa")}'
+        f'{line(means, "#1660a8")}<line x1="{at:.1f}" x2="{at:.1f}" y1="10" y2="{height - 25}" stroke="#999" '
         f'stroke-dasharray="4"/><text x="5" y="{height - 25}" font-size="12">{low:.4g}</text>'
         f'<text x="5" y="22" font-size="12">{high:.4g}</text>'
         f'<text x="{width - 90}" y="{height - 6}" font-size="12">{len(means)} queries</text></svg>'
     )
+
+
+def _running(values: Sequence[float]) -> list[float]:
+    return [sum(values[max(0, i - _WINDOW + 1) : i + 1]) / min(i + 1, _WINDOW) for i in range(len(values))]
+
+
+def _costs(stories: Sequence[Story]) -> list[float]:
+    return [s.closing.price.eflops for s in stories if s.closing and s.closing.price]
+
+
+def _correct(stories: Sequence[Story]) -> list[float]:
+    return [s.closing.correct for s in stories if s.closing and s.closing.correct is not None]
 
 
 def choices(stories: Sequence[Story]) -> str:

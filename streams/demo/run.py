@@ -1,7 +1,8 @@
 """The demo: a broker, all rooms, questions with several in flight, and a summary of the outcome.
 
 It stops everything it starts. Questions are shuffled with the levels equal in each third, so that their order
-cannot look like learning.
+cannot look like learning. Every question is asked twice: the policy chooses for the one, its twin takes the control's
+configuration and is not learned from.
 """
 
 import importlib.util
@@ -24,11 +25,19 @@ from streams.client import Asked, Client, read_ledger, read_questions
 from streams.control import Control
 from streams.demo.report import render
 from streams.demo.summary import summarise
+from streams.demo.twins import compared, sentence, twin_of
 from streams.local.deployment import Deployment
 from streams.local.signals import stopped_by_signals
 from streams.settings import Settings
 
 QUESTIONS = Path("models/mini-math-test.jsonl")
+
+PRIOR = Path("infra/prior/mini.bin")
+"""What the contextual policy knows beforehand: the recording `math`, whose questions the demo does not ask."""
+
+CONTROL = "mini-2m/2/1/1"
+"""What every twin takes: of the largest model's configurations on offer the most accurate one on the history of the
+recording `math`, the cheaper of two that are equal; fixed before the demo was run."""
 
 # The rooms share the cores: one thread each, so that no room's BLAS takes them all.
 THREADS = {
@@ -55,14 +64,32 @@ class DemoCannotRun(UniscaleError):
 
 
 class Demo(msgspec.Struct, frozen=True, kw_only=True):
-    """What to run. `recording` answers from a file instead of engines."""
+    """What to run.
+
+    Attributes:
+        out: Folder of the summary and the report.
+        questions: Question file.
+        count: How many of its questions are asked.
+        seed: Of their order and of every choice.
+        in_flight: How many queries, twins included, are in flight.
+        policy: The policy that chooses; `contextual` begins from the prior that ships, if it fits.
+        accuracy: The objective of every query, as `Query.accuracy`; None: the deployment's own.
+        control: The action that the twins take; empty: no twins.
+        warm_up: Queries decided uniformly at random first; None: 50 for a policy without a prior, else none.
+        broker: `embedded`, `kafka` or `auto`.
+        recording: Answers come from this file instead of engines.
+        timeout_s: Seconds a query may take.
+    """
 
     out: Path
     questions: Path = QUESTIONS
     count: int = 210
     seed: int = 3
     in_flight: int = 16
-    warm_up: int = 50
+    policy: str = "contextual"
+    accuracy: float | None = 0.98
+    control: str = CONTROL
+    warm_up: int | None = None
     broker: Literal["auto", "kafka", "embedded"] = "embedded"
     recording: str = ""
     timeout_s: float = 900.0
@@ -142,9 +169,16 @@ def run(
     check_machine(demo, settings)
     Control(settings)  # refuses a catalogue or an objective that every room would refuse
     queries = thirds(list(read_questions(demo.questions)), demo.count, demo.seed)
+    if demo.accuracy is not None:
+        queries = [msgspec.structs.replace(query, accuracy=demo.accuracy) for query in queries]
+    twins = [twin_of(query, demo.control) for query in queries] if demo.control else []
+    both = [each for pair in zip(queries, twins, strict=True) for each in pair] if twins else queries
+    prior = _prior(demo, settings)
+    warm_up = (0 if prior else 50) if demo.warm_up is None else demo.warm_up
     demo.out.mkdir(parents=True, exist_ok=True)
     settings = settings.replace(
-        prefix=f"demo-{uuid.uuid4().hex[:6]}.", seed=demo.seed, warm_up=demo.warm_up,
+        prefix=f"demo-{uuid.uuid4().hex[:6]}.", seed=demo.seed, warm_up=warm_up,
+        policy=demo.policy, prior=prior,
         max_in_flight=demo.in_flight, group_partitions=max(demo.in_flight, 4), query_partitions=1,
         state_dir=str(demo.out / "state"), recorded=demo.recording, engine_threads=1, timeout_s=demo.timeout_s,
     )  # fmt: skip
@@ -160,7 +194,7 @@ def run(
         supervisor.wait_ready(600)
         say("all rooms are ready")
         with Client(deployment.settings) as client:
-            asked = client.ask_all(queries, rewards=True, timeout_s=demo.timeout_s + 60, progress=progress)
+            asked = client.ask_all(both, rewards=True, timeout_s=demo.timeout_s + 60, progress=progress)
         ledger = read_ledger(deployment.settings, deployment.groups)
         audited = _audited(deployment.settings)
         say(f"audit: {audited.line}")
@@ -168,14 +202,34 @@ def run(
             say(f"audit: wrong: {each['query_id']}: {each['what']}")
     say("rooms stopped")
     summary = summarise(
-        ledger, [q.query_id for q in queries], broker=broker.version, mode=settings.queries.objective,
-        wall_s=asked.wall_s, warm_up=demo.warm_up,
+        ledger, [q.query_id for q in queries], broker=broker.version, mode=_mode(demo, settings),
+        wall_s=asked.wall_s, warm_up=warm_up,
     )  # fmt: skip
     summary["seed"] = demo.seed
+    if twins:
+        pairs = [(query.query_id, twin.query_id) for query, twin in zip(queries, twins, strict=True)]
+        summary |= compared(ledger, pairs, action=demo.control, seed=demo.seed)
+        summary["sentence"] = sentence(summary)
+        summary["unanswered"] += len(set(asked.missing) & {twin.query_id for twin in twins})
     summary["audit"] = msgspec.to_builtins(audited)
     (demo.out / "summary.json").write_bytes(orjson.dumps(summary, option=orjson.OPT_INDENT_2))
     (demo.out / "report.html").write_text(render(ledger, summary), encoding="utf-8")
     return summary
+
+
+def _prior(demo: Demo, settings: Settings) -> str:
+    """Return the prior to begin from: the one that ships fits the family that ships, seen through MiniLM."""
+    fits = (
+        demo.policy == "contextual"
+        and settings.encoder.kind == "minilm"
+        and settings.catalogue.endswith("mini.yaml")
+    )
+    return settings.policy.prior or (str(PRIOR) if fits else "")
+
+
+def _mode(demo: Demo, settings: Settings) -> str:
+    """Return the objective in words."""
+    return settings.queries.objective if demo.accuracy is None else f"accuracy {demo.accuracy:g}"
 
 
 def _audited(settings: Settings) -> Report:

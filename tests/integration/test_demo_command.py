@@ -47,8 +47,12 @@ def test_make_demo_streams_its_questions_and_leaves_a_summary_and_a_report(
     assert counted == {"queries": QUESTIONS, "answers": QUESTIONS, "rewards": QUESTIONS, "unanswered": 0}
     audit = summary["audit"]
     assert audit["discrepancies"] == audit["pending"] == []
-    assert audit["queries"] == sum(audit["states"].values()) == QUESTIONS
+    # Every question has a twin, which is answered and not learned from.
+    assert audit["queries"] == sum(audit["states"].values()) == 2 * QUESTIONS
+    assert audit["states"]["answered, not learnable (learn: false)"] == QUESTIONS
     assert audit["learner"]["updates"] == audit["learner"]["applied"] == QUESTIONS
-    assert f"audit: {QUESTIONS} queries, 0 discrepancies" in done.stdout
+    assert f"audit: {2 * QUESTIONS} queries, 0 discrepancies" in done.stdout
+    assert summary["control"]["queries"] == summary["policy"]["queries"] == QUESTIONS
+    assert "of always asking mini-2m/2/1/1" in " ".join(done.stdout.split())
     assert {"broker", "engine", "mean_reward_warmup", "mean_reward_last_third", "latency_ms"} <= set(summary)
     assert "Choices by level" in (out / "report.html").read_text()

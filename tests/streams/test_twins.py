@@ -1,0 +1,116 @@
+"""Policy against control, question by question, from ledgers made by hand."""
+
+import msgspec
+import pytest
+
+from schemas.action import Action
+from schemas.base import encode
+from schemas.decision import Decision, PolicyState
+from schemas.objective import CostRange, ObjectiveInForce
+from schemas.query import Origin, Query, Weights
+from schemas.reward import Kind, Price, Reward
+from streams.client.ledger import Ledger
+from streams.demo.report import render
+from streams.demo.summary import summarise
+from streams.demo.twins import compared, sentence, twin_of
+from streams.settings import Settings
+from streams.topics import Topics
+
+CONTROL = "large/2/1/1"
+OBJECTIVE = ObjectiveInForce(
+    weights=Weights(correct=1, score=1, cost=2), cost_range=CostRange(low_eflops=1e9, high_eflops=1e12)
+)
+
+
+class Raw(msgspec.Struct):
+    """What the ledger needs of a consumer's record."""
+
+    topic: str
+    value: bytes
+    timestamp: int
+
+
+def ledger_of(outcomes: dict[str, tuple[Query, float | None, float | None]]) -> Ledger:
+    """Return the ledger of queries by id, each with whether it was right and what it cost."""
+    topics, ledger = Topics(Settings()), Ledger()
+    for n, (query_id, (query, right, cost)) in enumerate(outcomes.items()):
+        action = Action.parse(query.pin_action or "small/1/1/1")
+        origin = Origin(topic=topics.query, partition=0, offset=n)
+        decision = Decision(
+            query=query, origin=origin, action=action, group="g", seq=n, seed=1, objective=OBJECTIVE,
+            policy=PolicyState(name="p", version=n),
+        )  # fmt: skip
+        price = cost and Price(
+            eflops=cost, prefill_eflops=1, decoding_eflops=1, verifier_eflops=1, compute_flops=1, memory_bytes=1,
+            intensity=156,
+        )  # fmt: skip
+        kind: Kind = "final" if right is not None else "default"
+        reward = Reward(
+            reward_id=f"{query_id}/{kind}", query_id=query_id, kind=kind, seq=n, action=action, status="ok",
+            correct=right, score=0.5, log_cost=1.0, price=price or None, objective=OBJECTIVE, reward=0.1,
+            learn=query.learn,
+        )  # fmt: skip
+        for topic, value in ((topics.query, query), (topics.decision, decision), (topics.reward, reward)):
+            ledger.add(topics, Raw(topic, encode(value), n))
+    return ledger
+
+
+def asked(count: int) -> tuple[list[Query], list[Query], list[tuple[str, str]]]:
+    queries = [
+        Query(query_id=f"q{n}", text="x", accuracy=0.98, metadata={"level": "l1"}) for n in range(count)
+    ]
+    twins = [twin_of(query, CONTROL) for query in queries]
+    return queries, twins, [(a.query_id, b.query_id) for a, b in zip(queries, twins, strict=True)]
+
+
+def test_a_twin_asks_the_same_and_is_pinned_and_not_learned_from() -> None:
+    (query,), (twin,), _ = asked(1)
+    assert (twin.text, twin.reference, twin.metadata["level"]) == (query.text, query.reference, "l1")
+    assert (twin.pin_action, twin.learn, twin.accuracy) == (CONTROL, False, None)
+    assert twin.query_id != query.query_id
+
+
+def test_differences_are_paired_and_failures_count_as_wrong() -> None:
+    queries, twins, pairs = asked(40)
+    outcomes: dict[str, tuple[Query, float | None, float | None]] = {}
+    for n, (query, twin) in enumerate(zip(queries, twins, strict=True)):
+        # Right on the same questions but for one in ten, where the policy's search failed.
+        right = float(n % 2)
+        outcomes[query.query_id] = (query, None if n % 10 == 1 else right, None if n % 10 == 1 else 10.0)
+        outcomes[twin.query_id] = (twin, right, 40.0)
+    report = compared(ledger_of(outcomes), pairs, action=CONTROL, seed=1)
+    assert report["policy"] == {"queries": 40, "accuracy": 0.4, "mean_cost": 9.0}
+    assert report["control"] == {"action": CONTROL, "queries": 40, "accuracy": 0.5, "mean_cost": 40.0}
+    difference, ratio = report["accuracy_difference"], report["cost_ratio"]
+    assert difference["mean"] == pytest.approx(-0.1)
+    # Unpaired, 40 answers each would be uncertain by more than 20 points.
+    assert -0.23 < difference["low"] < -0.1 < difference["high"] <= 0.0
+    assert ratio["mean"] == pytest.approx(0.225)
+    assert ratio["low"] < 0.225 < ratio["high"] <= 0.25
+    assert report == compared(ledger_of(outcomes), pairs, action=CONTROL, seed=1)
+    said = sentence(report)
+    assert "Accuracy 40% against 50% (difference -10.0 points" in said
+    assert said.endswith(f"of always asking {CONTROL}.")
+
+
+def test_nothing_to_compare_is_said() -> None:
+    queries, _, pairs = asked(2)
+    report = compared(ledger_of({q.query_id: (q, 1.0, 1.0) for q in queries}), pairs, action=CONTROL, seed=1)
+    assert report["accuracy_difference"] is None
+    assert "nothing to compare" in sentence(report)
+
+
+def test_the_report_shows_the_policy_and_leaves_the_twins_out_of_its_choices() -> None:
+    queries, twins, pairs = asked(30)
+    outcomes: dict[str, tuple[Query, float | None, float | None]] = {
+        each.query_id: (each, 1.0, 7.0) for pair in zip(queries, twins, strict=True) for each in pair
+    }
+    ledger = ledger_of(outcomes)
+    summary = summarise(ledger, [q.query_id for q in queries], broker="b", mode="m", wall_s=1.0, warm_up=0)
+    summary |= compared(ledger, pairs, action=CONTROL, seed=1)
+    summary["sentence"] = sentence(summary)
+    page = render(ledger, summary)
+    assert summary["sentence"] in page
+    assert "30 queries" in page
+    assert "<th>small</th>" in page
+    assert "<th>large</th>" not in page
