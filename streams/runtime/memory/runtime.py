@@ -1,9 +1,8 @@
 """The Runtime protocol over lists: one worker of one room, which can die after any single effect."""
 
 import asyncio
-import contextlib
 import random
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Literal, NoReturn, TypeVar
 
 from schemas.base import MAX_RECORD, MAX_VALUE
@@ -18,12 +17,13 @@ from streams.runtime.base import (
     Handler,
     Outgoing,
     Record,
-    RowTooLarge,
     SendFailed,
 )
 from streams.runtime.crashes import Crashes
 from streams.runtime.guard import Guard
 from streams.runtime.memory.broker import Broker, Effect
+from streams.runtime.memory.in_flight import InFlightList
+from streams.runtime.memory.table import MemoryTable
 from streams.runtime.partitions import partition_for
 from streams.runtime.spec import RoomSpec
 from streams.settings import Settings
@@ -36,30 +36,6 @@ _LATENCY_S = 0.02
 
 class Died(BaseException):
     """This worker was killed: whatever it has not done yet never happens."""
-
-
-class InFlightList:
-    """The records a worker is handling, as its successor finds them; see `streams.runtime.crashes.InFlight`."""
-
-    def __init__(self, left: Sequence[str] = ()) -> None:
-        self.left = list(left)
-        self._held: list[str] = []
-
-    @property
-    def coordinates(self) -> list[str]:
-        """What is in flight."""
-        return list(self._held)
-
-    @contextlib.contextmanager
-    def holding(self, coordinates: Iterable[str]) -> Iterator[None]:
-        """Keep records noted while they are handled."""
-        names = list(coordinates)
-        self._held += names
-        try:
-            yield
-        finally:
-            for name in names:
-                self._held.remove(name)
 
 
 class Subscription:
@@ -296,78 +272,3 @@ class MemoryRuntime:
             await asyncio.sleep(self._rng.random() * _LATENCY_S)
         if self.dead:
             raise Died(f"{self.app} is dead")
-
-
-class MemoryTable:
-    """Rows by key and partition, rebuilt from their changelog; see the protocol `Table`."""
-
-    def __init__(
-        self,
-        runtime: MemoryRuntime,
-        changelog: str,
-        source: str,
-        recovered: Callable[[], Awaitable[None]],
-    ) -> None:
-        self.runtime = runtime
-        self.changelog = changelog
-        self.source = source
-        self.recovered = recovered
-        self._rows: dict[bytes, tuple[int, bytes]] = {}
-
-    async def recover(self) -> None:
-        """Read the changelog of the partitions that are owned now; a row outside its key's partition is left out."""
-        partitions = self.runtime.broker.partitions(self.changelog)
-        self._rows = {
-            key: (partition, value)
-            for partition in sorted(self.runtime.assigned(self.source))
-            for key, value in self.runtime.broker.changelog(self.changelog, partition).items()
-            if partition_for(key, partitions) == partition
-        }
-        await self.recovered()
-
-    def get(self, key: bytes) -> bytes | None:
-        """Return a row."""
-        found = self._rows.get(key)
-        return found[1] if found else None
-
-    def items(self) -> list[tuple[bytes, bytes]]:
-        """Return all rows of owned partitions."""
-        owned = self.runtime.assigned(self.source)
-        return [(key, value) for key, (partition, value) in self._rows.items() if partition in owned]
-
-    def partition_of(self, key: bytes) -> int | None:
-        """Return where a row lies."""
-        found = self._rows.get(key)
-        return found[0] if found and found[0] in self.runtime.assigned(self.source) else None
-
-    def __len__(self) -> int:
-        """Return how many rows there are."""
-        return len(self.items())
-
-    async def put(self, key: bytes, value: bytes, partition: int) -> None:
-        """Write one row."""
-        await self.put_all([(key, value, partition)])
-
-    async def put_all(self, rows: Iterable[tuple[bytes, bytes, int]]) -> None:
-        """Write rows, each an effect of its own."""
-        rows = list(rows)
-        limit = self.runtime.settings.kafka.max_record_bytes
-        for key, value, _ in rows:
-            if not value:
-                raise ValueError(f"{self.changelog}: row {key!r} is empty")
-            if len(value) + len(key) + 512 > limit:
-                raise RowTooLarge(
-                    f"{self.changelog}: row {key!r} has {len(value)} bytes, the record limit is {limit}"
-                )
-        for key, value, partition in rows:
-            await self.runtime.effect("row", self.changelog, key, value, partition)
-        for key, value, partition in rows:
-            self._rows[key] = (partition, value)
-
-    async def drop_all(self, keys: Iterable[tuple[bytes, int]]) -> None:
-        """Delete rows, each an effect of its own."""
-        keys = list(keys)
-        for key, partition in keys:
-            await self.runtime.effect("row", self.changelog, key, None, partition)
-        for key, _ in keys:
-            self._rows.pop(key, None)
