@@ -18,7 +18,7 @@ from schemas.query import Query
 
 _TEXT = ("text", "question", "problem", "prompt")
 _REFERENCE = ("reference", "answer", "solution")
-_KEPT = ("level", "domain", "subject", "source", "id", "split")
+_KEPT = ("family", "level", "domain", "subject", "source", "id", "split")
 
 
 class QuestionError(UniscaleError):

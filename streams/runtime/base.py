@@ -207,6 +207,13 @@ class Runtime(Protocol):
     def partition_for(self, key: bytes, partitions: int) -> int:
         """Return in which of so many partitions the producers of this deployment put a key."""
 
+    async def send_again(self, origin: Origin) -> bool:
+        """Append the record that lies at an origin to its topic again, as it is; return whether the topic holds it.
+
+        Raises:
+            SendFailed: the broker did not take it.
+        """
+
     async def dead_letter(
         self,
         record: Record,

@@ -81,8 +81,12 @@ class GatewayRoom:
 
     def _on_control(self, record: Record) -> None:
         with contextlib.suppress(UniscaleError):  # `control` itself reports what cannot be read
-            if record.value and isinstance(entry := decode_control(record.value), KeyEntry):
+            if not record.value:
+                return
+            entry = decode_control(record.value)
+            if isinstance(entry, KeyEntry):
                 self.gate.change(entry)
+            self.service.marks.note(entry, record.timestamp_ms)
 
     def _on_query(self, record: Record) -> None:
         with contextlib.suppress(UniscaleError):  # the embedder makes a dead letter of it
@@ -90,15 +94,16 @@ class GatewayRoom:
 
     def _on_decision(self, record: Record) -> None:
         with contextlib.suppress(UniscaleError):
-            self.service.on_decision(decode(record.value, Decision), record.timestamp_ms)
+            decision = decode(record.value, Decision)
+            self.service.on_decision(decision, record.value or b"", record.timestamp_ms)
 
     def _on_answer(self, record: Record) -> None:
         with contextlib.suppress(UniscaleError):
-            self.service.on_answer(decode(record.value, Answer), record.timestamp_ms)
+            self.service.on_answer(decode(record.value, Answer), record.value or b"", record.timestamp_ms)
 
     def _on_reward(self, record: Record) -> None:
         with contextlib.suppress(UniscaleError):
-            self.index.reward(decode(record.value, Reward))
+            self.index.reward(decode(record.value, Reward), record.value or b"")
 
     def _on_feedback(self, record: Record) -> None:
         with contextlib.suppress(UniscaleError):
@@ -107,7 +112,8 @@ class GatewayRoom:
 
     def _on_letter(self, record: Record) -> None:
         with contextlib.suppress(UniscaleError):
-            self.index.letter(decode(record.value, DeadLetter), record.timestamp_ms)
+            letter = decode(record.value, DeadLetter)
+            self.index.letter(letter, record.value or b"", record.timestamp_ms)
 
     def _on_step(self, record: Record) -> None:
         key = record.key.decode(errors="replace") if record.key else ""

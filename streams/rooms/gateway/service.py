@@ -17,6 +17,7 @@ from schemas.decision import Decision
 from schemas.errors import RecordError
 from schemas.query import Query
 from schemas.reward import Feedback
+from streams.rooms.gateway.index.marks import Marks
 from streams.rooms.gateway.index.recent import Index
 from streams.rooms.gateway.limits import Credential, Gate
 from streams.rooms.gateway.openai import responses
@@ -70,6 +71,7 @@ class Service:
         self.index = index
         self.gate = gate
         self.waiting = Waiting()
+        self.marks = Marks(runtime.control.base.model_names)
         self._cancelled: dict[str, str] = {}  # ids to cancel as soon as their group is known, with the reason
         self._left: set[str] = set()  # cancelled, not ended yet: no request joins these
         self._tasks: set[asyncio.Task[None]] = set()
@@ -174,7 +176,7 @@ class Service:
                 self._later(self._give_up(admitted.query_id, REJOIN_S if may_return() else 0.0))
 
     def _is_abandoned(self, query_id: str) -> bool:
-        return query_id not in self.waiting and self.index.answer_of(query_id) is None
+        return query_id not in self.waiting and not self.index.has_answer(query_id)
 
     async def _give_up(self, query_id: str, after_s: float) -> None:
         if after_s:
@@ -248,21 +250,19 @@ class Service:
         topic = self.runtime.topics.cancel_for(decision.group)
         await self.runtime.send(Outgoing(topic, key_of(query_id), encode(record)))
 
-    def on_decision(self, decision: Decision, at_ms: int) -> None:
-        """Process a Decision read from the topic."""
-        self.index.decision(decision, at_ms)
+    def on_decision(self, decision: Decision, value: bytes, at_ms: int) -> None:
+        """Process a Decision read from the topic, with its bytes there."""
+        self.index.decision(decision, value, at_ms)
         self.waiting.seen(decision.query_id, decision)
         if (reason := self._cancelled.pop(decision.query_id, None)) is not None:
             self._later(self.cancel(decision.query_id, reason))
 
-    def on_answer(self, answer: Answer, at_ms: int) -> None:
-        """Process an Answer read from the topic; the first one counts."""
-        first = self.index.answer_of(answer.query_id) is None
-        self.index.answer(answer, at_ms)
-        self.index.priced(answer.query_id, responses.price(answer, self.runtime.control.pricing))
+    def on_answer(self, answer: Answer, value: bytes, at_ms: int) -> None:
+        """Process an Answer read from the topic, with its bytes there; the first one counts."""
         self._cancelled.pop(answer.query_id, None)
         self._left.discard(answer.query_id)
-        if first:
+        if self.index.answer(answer, value, at_ms):
+            self.index.priced(answer.query_id, responses.price(answer, self.runtime.control.pricing))
             self.waiting.seen(answer.query_id, answer)
 
     async def feedback(self, query_id: str, value: bool | float, comment: str, who: Credential) -> bool:
@@ -281,10 +281,14 @@ class Service:
             sent = encode(record)
         except RecordError as error:
             raise of_record(error) from None
-        duplicate = self.index.told(query_id, who.name, float(value))
-        if not duplicate:
+        if self.index.told(query_id, who.name, float(value)):
+            return True
+        try:
             await self.runtime.send(Outgoing(self.runtime.topics.feedback, key_of(query_id), sent))
-        return duplicate
+        except BaseException:
+            self.index.untold(query_id, who.name)
+            raise
+        return False
 
     def _later(self, work: "Awaitable[None]") -> None:
         async def run() -> None:

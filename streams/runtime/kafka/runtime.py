@@ -9,6 +9,7 @@ from typing import Any, NoReturn, TypeVar
 
 from aiokafka.errors import KafkaError
 from faust.exceptions import ConsumerNotStarted
+from kafka.errors import KafkaError as ClientError
 
 from schemas.base import MAX_RECORD, MAX_VALUE
 from schemas.query import Origin
@@ -26,6 +27,7 @@ from streams.runtime.base import (
 from streams.runtime.crashes import Crashes, InFlightFile
 from streams.runtime.guard import Guard
 from streams.runtime.kafka import connections, handlers
+from streams.runtime.kafka.again import Again
 from streams.runtime.kafka.app import crash, create_app, durable_table
 from streams.runtime.kafka.consumer import wait_while
 from streams.runtime.kafka.fence import Fence
@@ -153,6 +155,18 @@ class KafkaRuntime:
     def partition_for(self, key: bytes, partitions: int) -> int:
         """Hash the key; see the protocol."""
         return partition_for(key, partitions)
+
+    async def send_again(self, origin: Origin) -> bool:
+        """Read and append with clients of its own: this is rare, and a room's consumer reads what is assigned."""
+
+        def again() -> bool:
+            with Again(self.settings) as found:
+                return found.send(origin.topic, origin.partition, origin.offset)
+
+        try:
+            return await self.in_thread(again)
+        except (ClientError, connections.BrokerUnreachable) as error:
+            raise SendFailed(f"{origin}: {error}") from error
 
     async def dead_letter(
         self,

@@ -171,6 +171,14 @@ class MemoryRuntime:
         """Hash the key; see the protocol."""
         return partition_for(key, partitions)
 
+    async def send_again(self, origin: Origin) -> bool:
+        """Append what lies at an origin; see the protocol."""
+        found = self.broker.at(origin.topic, origin.partition, origin.offset)
+        if found is None or found[1].offset != origin.offset:
+            return False
+        await self.effect("send", origin.topic, found[1].key, found[1].value)
+        return True
+
     async def dead_letter(
         self,
         record: Record,

@@ -1,13 +1,16 @@
 """The index gives the same whatever the order in which topics are read."""
 
 from itertools import permutations
+from typing import Any
 
 import msgspec
 import pytest
 
 from schemas.answer import Answer
+from schemas.base import encode
 from schemas.control import KeyEntry
-from schemas.query import Query
+from schemas.dead_letter import DeadLetter
+from schemas.query import Origin, Query
 from streams.rooms.gateway.index.recent import Index
 from streams.rooms.gateway.limits import Credential
 
@@ -25,7 +28,7 @@ def test_records_may_come_in_any_order_and_twice(order: tuple[int, ...]) -> None
     index = Index(100)
     steps = [
         lambda: index.query(query("q", key="k", digest="d"), 5),
-        lambda: index.answer(told("q"), 9),
+        lambda: index.answer(told("q"), encode(told("q")), 9),
         lambda: index.priced("q", {"total": 7.0}),
     ]
     for at in (*order, *order):
@@ -40,7 +43,7 @@ def test_records_may_come_in_any_order_and_twice(order: tuple[int, ...]) -> None
 
 def test_an_answer_whose_query_was_not_seen_belongs_to_nobody_yet() -> None:
     index = Index(100)
-    index.answer(told("q"), 9)
+    index.answer(told("q"), encode(told("q")), 9)
     assert index.find("q") is None
     assert index.latest(10) == []
 
@@ -49,8 +52,8 @@ def test_the_first_answer_and_the_first_query_count() -> None:
     index = Index(100)
     index.query(query("q", digest="first"), 5)
     index.query(msgspec.structs.replace(query("q", digest="second"), tenant="thief"), 6)
-    index.answer(told("q", "first"), 7)
-    index.answer(told("q", "second"), 8)
+    assert index.answer(told("q", "first"), encode(told("q", "first")), 7)
+    assert not index.answer(told("q", "second"), encode(told("q", "second")), 8)
     found = index.find("q")
     assert found is not None
     assert (found.tenant, found.digest) == ("shop", "first")
@@ -99,3 +102,61 @@ def test_feedback_of_one_source_counts_once() -> None:
     assert not index.told("q", "shop", 1.0)
     assert index.told("q", "shop", 0.0)
     assert not index.told("q", "other", 0.0)
+
+
+def test_feedback_that_could_not_be_sent_may_be_given_again() -> None:
+    index = Index(100)
+    assert not index.told("q", "shop", 1.0)
+    index.untold("q", "shop")
+    assert not index.told("q", "shop", 0.0)
+
+
+def test_every_change_counts_and_a_redelivery_is_none() -> None:
+    index = Index(100)
+    value = encode(told("q"))
+    assert not index.has_answer("q")
+    index.query(query("q"), 5)
+    index.answer(told("q"), value, 9)
+    assert index.has_answer("q")
+    changes = index.changes
+    index.query(query("q"), 5)
+    assert not index.answer(told("q"), value, 9)
+    assert index.changes == changes
+    index.priced("q", {"total": 1.0})
+    assert index.changes > changes
+
+
+@pytest.mark.parametrize(
+    ("metadata", "family", "level"),
+    [
+        ({}, None, None),
+        ({"family": "algebra", "subject": "maths", "level": 3}, "algebra", "3"),
+        ({"subject": "maths", "level": ""}, "maths", None),
+        ({"family": ["a"], "level": {"b": 1}}, None, None),
+        ({"family": "x" * 500}, "x" * 80, None),
+    ],
+)
+def test_family_and_level_come_from_the_metadata(
+    metadata: dict[str, Any], family: str | None, level: str | None
+) -> None:
+    index = Index(100)
+    index.query(Query(query_id="q", text="?", metadata=metadata), 1)
+    (found,) = index.latest(1)
+    assert (found.family, found.level) == (family, level)
+
+
+def test_a_dead_letter_is_sent_again_once() -> None:
+    index = Index(100)
+    origin = Origin(topic="t", partition=0, offset=7)
+    letter = DeadLetter.of(b"x", ValueError("no"), room="embedder", origin=origin)
+    index.letter(letter, encode(letter), 5)
+    assert index.letters(10) == [(5, letter, False)]
+    assert index.letter_of("t/0/7") == letter
+    assert index.letter_of("t/0/8") is None
+    assert index.retried("t/0/7")
+    assert not index.retried("t/0/7")
+    index.letter(letter, encode(letter), 6)  # redelivered: it was sent again all the same
+    assert index.letters(10) == [(6, letter, True)]
+    assert index.retried("t/0/7", False)
+    assert index.retried("t/0/7")
+    assert not index.retried("t/0/8")

@@ -4,15 +4,26 @@ import orjson
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streams.rooms.gateway.index.recent import Listed
 from streams.rooms.gateway.index.statistics import now, uplift
+from streams.rooms.gateway.index.tables import Listed
 
 Row = tuple[str | None, str | None, float | None, float | None]
 
 
 def listed(at: int, **known: object) -> Listed:
     plain = dict.fromkeys(
-        ("question", "action", "objective", "cohort", "status", "answered_ms", "eflops", "correct")
+        (
+            "family",
+            "level",
+            "question",
+            "action",
+            "objective",
+            "cohort",
+            "status",
+            "answered_ms",
+            "eflops",
+            "correct",
+        )
     )
     return Listed(query_id=f"q-{at}", tenant=None, created_ms=at, **{**plain, **known})  # type: ignore[arg-type]
 
@@ -59,3 +70,21 @@ def test_whatever_is_known_the_numbers_can_be_sent(
     body = orjson.dumps({**now(queries, len(rows)), "uplift": uplift(queries)})
     assert now(queries, len(rows))["queries"] == len(rows)
     assert b"NaN" not in body
+
+
+def test_what_is_chosen_for_whom() -> None:
+    queries = [
+        listed(at, action="big/1/1/1" if at % 3 else "small/1/1/1", family="algebra" if at < 9 else None,
+               level="5", objective="thrift", status="ok", correct=1.0, eflops=2e9)
+        for at in range(12)
+    ]  # fmt: skip
+    queries.append(listed(12, family="algebra"))  # not decided yet
+    by = now(queries, 0)["by"]
+    assert [(each["of"], each["queries"]) for each in by["family"]] == [("algebra", 9), (None, 3)]
+    assert by["family"][0]["choices"] == [
+        {"action": "big/1/1/1", "queries": 6},
+        {"action": "small/1/1/1", "queries": 3},
+    ]
+    assert by["family"][0]["accuracy"]["mean"] == 1.0
+    assert [each["of"] for each in by["level"]] == ["5"]
+    assert [each["of"] for each in by["objective"]] == ["thrift"]

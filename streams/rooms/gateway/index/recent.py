@@ -6,91 +6,19 @@ same one.
 
 import sqlite3
 from collections.abc import Mapping
-from typing import Final, Literal
-
-from msgspec import Struct, structs
+from typing import Literal
 
 from schemas.answer import Answer
-from schemas.base import decode, encode
+from schemas.base import decode
 from schemas.dead_letter import DeadLetter
 from schemas.decision import Decision
 from schemas.query import Query
 from schemas.reward import Reward
+from streams.rooms.gateway.index.tables import LISTED, SCHEMA, Listed, Seen, family_of, level_of
 from streams.rooms.gateway.limits import Tenants
 from streams.rooms.gateway.openai.request import OWN
 
 Part = Literal["decision", "answer", "reward"]
-
-_SCHEMA: Final = """
-create table if not exists queries (
-    query_id text primary key,
-    tenant text,
-    key text not null default '',
-    digest text not null default '',
-    created_ms integer not null,
-    asked integer not null default 0,
-    question text, action text, objective text, cohort text,
-    status text, answered_ms integer, eflops real, correct real,
-    decision blob, answer blob, reward blob
-) without rowid;
-create table if not exists feedback (
-    query_id text, source text, value real not null, primary key (query_id, source)
-) without rowid;
-create table if not exists letters (
-    origin text primary key, created_ms integer not null, letter blob not null
-) without rowid;
-create index if not exists by_body on queries (key, digest, created_ms);
-create index if not exists by_age on queries (created_ms);
-"""
-
-
-class Seen(Struct, frozen=True):
-    """One query of the index.
-
-    Attributes:
-        query_id: Its id.
-        tenant: Who asked.
-        digest: Of the request's body; empty where the query did not come through a gateway.
-        created_ms: When it was asked, ms since the epoch.
-    """
-
-    query_id: str
-    tenant: str | None
-    digest: str
-    created_ms: int
-
-
-class Listed(Struct, frozen=True):
-    """One query as lists and statistics show it; None for what is not known yet.
-
-    Attributes:
-        query_id: Its id.
-        tenant: Who asked.
-        created_ms: When it was asked, ms since the epoch.
-        question: The first 200 characters.
-        action: The configuration chosen.
-        objective: Name of its objective, or what kind it is.
-        cohort: `policy` or `control`.
-        status: How it ended.
-        answered_ms: When.
-        eflops: What it cost.
-        correct: Whether it was right, 0 to 1.
-    """
-
-    query_id: str
-    tenant: str | None
-    created_ms: int
-    question: str | None
-    action: str | None
-    objective: str | None
-    cohort: str | None
-    status: str | None
-    answered_ms: int | None
-    eflops: float | None
-    correct: float | None
-
-
-_LISTED: Final = ", ".join(field.name for field in structs.fields(Listed))
 
 
 class Index:
@@ -99,12 +27,16 @@ class Index:
     Args:
         most: How many are kept. Older ones are forgotten, oldest first.
         path: A file, or memory.
+
+    Attributes:
+        changes: How often anything changed that lists or statistics show.
     """
 
     def __init__(self, most: int, path: str = ":memory:") -> None:
         self.most = most
+        self.changes = 0
         self._db = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
-        self._db.executescript(_SCHEMA)
+        self._db.executescript(SCHEMA)
         self._since_trim = 0
 
     def __len__(self) -> int:
@@ -115,44 +47,68 @@ class Index:
         """Add a Query. The first with an id counts; its Decision or Answer may have arrived earlier."""
         kept = query.metadata.get(OWN)
         kept = kept if isinstance(kept, dict) else {}
-        self._db.execute(
-            "insert into queries (query_id, tenant, key, digest, created_ms, asked) values (?, ?, ?, ?, ?, 1)"
+        done = self._db.execute(
+            "insert into queries (query_id, tenant, key, digest, created_ms, family, level, asked)"
+            " values (?, ?, ?, ?, ?, ?, ?, 1)"
             " on conflict (query_id) do update set tenant = excluded.tenant, key = excluded.key,"
-            " digest = excluded.digest, created_ms = excluded.created_ms, asked = 1 where asked = 0",
-            (query.query_id, query.tenant, str(kept.get("key", "")), str(kept.get("digest", "")), created_ms),
-        )
+            " digest = excluded.digest, created_ms = excluded.created_ms, family = excluded.family,"
+            " level = excluded.level, asked = 1 where asked = 0",
+            (
+                query.query_id, query.tenant, str(kept.get("key", "")), str(kept.get("digest", "")), created_ms,
+                family_of(query), level_of(query),
+            ),
+        )  # fmt: skip
+        if not done.rowcount:
+            return
+        self.changes += 1
         self._since_trim += 1
         if self._since_trim > max(1, self.most // 100):
             self._trim()
 
-    def decision(self, decision: Decision, at_ms: int) -> None:
-        """Add a Decision, with the Query it carries."""
+    def decision(self, decision: Decision, value: bytes, at_ms: int) -> None:
+        """Add a Decision, with the Query it carries. The first one counts.
+
+        Args:
+            decision: The Decision.
+            value: The same as its topic has it.
+            at_ms: When it was appended.
+        """
         self.query(decision.query, decision.appended_ms or at_ms)
-        if self._first("decision", decision.query_id, encode(decision), at_ms):
+        if self._first("decision", decision.query_id, value, at_ms):
             name = decision.objective.name or decision.objective.aim
             self._db.execute(
                 "update queries set question = ?, action = ?, objective = ?, cohort = ? where query_id = ?",
                 (decision.query.question[:200], decision.action.id, name, decision.cohort, decision.query_id),
             )
 
-    def answer(self, answer: Answer, at_ms: int) -> None:
-        """Add an Answer. The first one counts."""
-        if self._first("answer", answer.query_id, encode(answer), at_ms):
-            self._db.execute(
-                "update queries set status = ?, answered_ms = ? where query_id = ?",
-                (answer.status, at_ms, answer.query_id),
-            )
+    def answer(self, answer: Answer, value: bytes, at_ms: int) -> bool:
+        """Add an Answer and return whether it is the first, which counts.
 
-    def reward(self, reward: Reward) -> None:
+        Args:
+            answer: The Answer.
+            value: The same as its topic has it.
+            at_ms: When it was appended.
+        """
+        if not self._first("answer", answer.query_id, value, at_ms):
+            return False
+        self._db.execute(
+            "update queries set status = ?, answered_ms = ? where query_id = ?",
+            (answer.status, at_ms, answer.query_id),
+        )
+        return True
+
+    def reward(self, reward: Reward, value: bytes) -> None:
         """Add a Reward. A later stage replaces an earlier one, but never clears a known correctness."""
+        self.changes += 1
         self._db.execute(
             "update queries set reward = ?, correct = coalesce(?, correct) where query_id = ?",
-            (encode(reward), reward.correct, reward.query_id),
+            (value, reward.correct, reward.query_id),
         )
 
     def priced(self, query_id: str, price: Mapping[str, float] | None) -> None:
         """Add the cost of a query."""
         if price is not None:
+            self.changes += 1
             self._db.execute("update queries set eflops = ? where query_id = ?", (price["total"], query_id))
 
     def spent_eflops(self, key: str, since_ms: int) -> float:
@@ -170,20 +126,40 @@ class Index:
         )
         return done.rowcount == 0
 
-    def letter(self, letter: DeadLetter, at_ms: int) -> None:
+    def untold(self, query_id: str, source: str) -> None:
+        """Take back feedback that could not be sent, so that its source may give it again."""
+        self._db.execute("delete from feedback where query_id = ? and source = ?", (query_id, source))
+
+    def letter(self, letter: DeadLetter, value: bytes, at_ms: int) -> None:
         """Add a dead letter. The newest of each origin counts; the thousand newest are kept."""
-        self._db.execute("replace into letters values (?, ?, ?)", (letter.key, at_ms, encode(letter)))
+        self._db.execute(
+            "insert into letters (origin, created_ms, letter) values (?, ?, ?) on conflict (origin) do update"
+            " set created_ms = excluded.created_ms, letter = excluded.letter",
+            (letter.key, at_ms, value),
+        )
         self._db.execute(
             "delete from letters where origin in"
             " (select origin from letters order by created_ms desc limit -1 offset 1000)"
         )
 
-    def letters(self, most: int) -> list[tuple[int, DeadLetter]]:
-        """Return the newest dead letters with their times in ms, newest first."""
+    def letters(self, most: int) -> list[tuple[int, DeadLetter, bool]]:
+        """Return the newest dead letters with their times in ms and whether they were sent again, newest first."""
         rows = self._db.execute(
-            "select created_ms, letter from letters order by created_ms desc limit ?", (most,)
+            "select created_ms, letter, retried from letters order by created_ms desc limit ?", (most,)
         )
-        return [(at_ms, decode(value, DeadLetter)) for at_ms, value in rows]
+        return [(at_ms, decode(value, DeadLetter), bool(retried)) for at_ms, value, retried in rows]
+
+    def letter_of(self, origin: str) -> DeadLetter | None:
+        """Return the dead letter of an origin."""
+        row = self._db.execute("select letter from letters where origin = ?", (origin,)).fetchone()
+        return decode(row[0], DeadLetter) if row else None
+
+    def retried(self, origin: str, retried: bool = True) -> bool:
+        """Note that a dead letter is sent again, or that this failed; return whether that is new."""
+        done = self._db.execute(
+            "update letters set retried = ? where origin = ? and retried = ?", (retried, origin, not retried)
+        )
+        return done.rowcount == 1
 
     def find(self, query_id: str) -> Seen | None:
         """Return a query, or None if it is unknown or no longer kept."""
@@ -210,6 +186,13 @@ class Index:
         """Return how it ended."""
         return decode(value, Answer) if (value := self._part("answer", query_id)) else None
 
+    def has_answer(self, query_id: str) -> bool:
+        """Return whether a query has ended."""
+        found = self._db.execute(
+            "select 1 from queries where query_id = ? and answer is not null", (query_id,)
+        ).fetchone()
+        return found is not None
+
     def reward_of(self, query_id: str) -> Reward | None:
         """Return its latest reward."""
         return decode(value, Reward) if (value := self._part("reward", query_id)) else None
@@ -218,7 +201,7 @@ class Index:
         """Return the newest queries, newest first; of these tenants where they are given."""
         where = "" if tenants is None else f"and ({' or '.join(['tenant is ?'] * len(tenants)) or 'false'})"
         rows = self._db.execute(
-            f"select {_LISTED} from queries where asked = 1 {where} order by created_ms desc limit ?",
+            f"select {LISTED} from queries where asked = 1 {where} order by created_ms desc limit ?",
             [*(tenants or ()), most],
         )
         return [Listed(*row) for row in rows]
@@ -234,6 +217,7 @@ class Index:
             f" on conflict (query_id) do update set {part} = excluded.{part} where {part} is null",
             (query_id, at_ms, value),
         )
+        self.changes += done.rowcount
         return done.rowcount == 1
 
     def _part(self, part: Part, query_id: str) -> bytes | None:

@@ -2,11 +2,11 @@
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from agents.decider.uplift import Cohort, Interval, Uplift
-from streams.rooms.gateway.index.recent import Listed
+from streams.rooms.gateway.index.tables import Listed
 
 _Z: Final = 1.96
 _BUCKETS: Final = 60
@@ -29,6 +29,11 @@ def now(listed: Sequence[Listed], now_ms: int) -> dict[str, Any]:
         "statuses": dict(Counter(each.status for each in listed if each.status)),
         "cohorts": {name: cohort(group) for name, group in cohorts.items()},
         "choices": choices(listed),
+        "by": {
+            "family": groups(listed, lambda each: each.family),
+            "level": groups(listed, lambda each: each.level),
+            "objective": groups(listed, lambda each: each.objective),
+        },
         "series": series(listed),
     }
 
@@ -79,6 +84,31 @@ def choices(listed: Sequence[Listed]) -> list[dict[str, Any]]:
             by_action[each.action].append(each)
     ranked = sorted(by_action.items(), key=lambda item: (-len(item[1]), item[0]))
     return [{"action": action, **cohort(group)} for action, group in ranked[:20]]
+
+
+def groups(listed: Sequence[Listed], of: Callable[[Listed], str | None]) -> list[dict[str, Any]]:
+    """Return what is chosen for each kind of query, with its accuracy and mean cost; the most frequent kind first.
+
+    Args:
+        listed: The queries.
+        of: The kind of a query; None where it has none.
+    """
+    kinds: defaultdict[str | None, list[Listed]] = defaultdict(list)
+    for each in listed:
+        if each.action is not None:
+            kinds[of(each)].append(each)
+    ranked = sorted(kinds.items(), key=lambda item: (-len(item[1]), item[0] or ""))
+    return [
+        {
+            "of": kind,
+            **cohort(group),
+            "choices": [
+                {"action": action, "queries": count}
+                for action, count in Counter(each.action for each in group).most_common(3)
+            ],
+        }
+        for kind, group in ranked[:20]
+    ]
 
 
 def series(listed: Sequence[Listed]) -> list[dict[str, Any]]:

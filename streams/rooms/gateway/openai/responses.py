@@ -82,6 +82,8 @@ def usage(answer: Answer) -> dict[str, Any]:
         "prompt_tokens": answer.prompt_tokens,
         "completion_tokens": generated,
         "total_tokens": answer.prompt_tokens + generated,
+        # An Answer counts its prompts once; which of their tokens an engine found in its prefix cache it does not say.
+        "prompt_tokens_details": {"cached_tokens": 0},
         "completion_tokens_details": {"reasoning_tokens": generated - returned},
     }
 

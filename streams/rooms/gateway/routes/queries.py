@@ -11,7 +11,7 @@ from starlette.responses import Response, StreamingResponse
 from schemas.answer import Answer
 from schemas.decision import Decision
 from schemas.search import SearchStep
-from streams.rooms.gateway.index.recent import Listed
+from streams.rooms.gateway.index.tables import Listed
 from streams.rooms.gateway.limits import Credential
 from streams.rooms.gateway.openai import responses
 from streams.rooms.gateway.openai.errors import ApiError, invalid
