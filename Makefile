@@ -49,7 +49,7 @@ test-long: lint ## Every test, soaks and kills included
 
 test-page: $(STAMP) ## Drive the page in Chromium; installs requirements/page.txt first
 	@$(BIN)/python -m pip install -qq --disable-pip-version-check --no-input --no-deps -r requirements/page.txt
-	$(BIN)/python -m pytest tests/integration/test_page.py $(ARGS)
+	$(BIN)/python -m pytest tests/integration/test_page.py tests/streams/gateway/test_page_load.py $(ARGS)
 
 test-node: $(STAMP) ## Ask the gateway with OpenAI's client for Node; installs it first
 	@cd tests/streams/gateway/node && npm ci --no-audit --no-fund --loglevel=error

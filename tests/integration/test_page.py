@@ -16,7 +16,9 @@ import pytest
 from schemas.base import encode
 from schemas.control import KeyEntry
 from streams.commands.keys import make_key
+from streams.local.launch import with_previews
 from streams.local.supervisor import python
+from streams.settings import Settings
 
 playwright = pytest.importorskip(
     "playwright.sync_api", reason="playwright is not installed: run `make test-page`"
@@ -45,7 +47,11 @@ def site(deploy: Any) -> tuple[Any, str]:
     with socket.socket() as found:
         found.bind(("127.0.0.1", 0))
         port = int(found.getsockname()[1])
-    deployment = deploy(commands={"gateway": [*python(), "worker", "gateway"]}, gateway_port=port)
+    settings = with_previews(Settings().replace(gateway_port=port))
+    deployment = deploy(
+        commands={"gateway": [*python(), "worker", "gateway"]},
+        gateway_port=port, decider_port=settings.previews.port,
+    )  # fmt: skip
     return deployment, f"http://127.0.0.1:{port}"
 
 
@@ -84,6 +90,60 @@ def test_a_question_is_asked_answered_and_judged(site: tuple[Any, str], page: An
     page.click("table a >> nth=0")
     page.wait_for_selector("h2:has-text('Why this configuration')")
     page.wait_for_selector("h2:has-text('Price')")
+
+
+def test_the_slider_shows_what_would_run_and_why(site: tuple[Any, str], page: Any) -> None:
+    deployment, url = site
+    before = len(deployment.raw(deployment.topics.query))
+    page.goto(f"{url}/#ask")
+    page.wait_for_selector("#preview:has-text('Type a question')")
+    page.fill("#question", "What is 4 + 5, number 2?")
+    page.wait_for_selector("#preview b")
+    page.fill("#spend", "100")
+    page.select_option(
+        "#model", "small/1/1/1" if page.locator("option[value='small/1/1/1']").count() else "small"
+    )
+    page.wait_for_selector("#preview b:has-text('small/')")
+    page.click("summary")
+    assert page.locator(".preview tbody tr").count() >= 1
+    found = axe.Axe().run(page)
+    assert found.response["violations"] == [], found.generate_report()
+    assert len(deployment.raw(deployment.topics.query)) == before
+
+
+def test_a_dead_letter_is_sent_again_after_a_question(site: tuple[Any, str], page: Any) -> None:
+    deployment, url = site
+    topic = deployment.topics.query
+    known = {each["origin"] for each in httpx.get(f"{url}/v1/dead-letters").json()["data"]}
+    deployment.put(topic, b"bad", b"no query at all")
+
+    def fresh() -> list[dict[str, Any]]:
+        found = httpx.get(f"{url}/v1/dead-letters").json()["data"]
+        return [each for each in found if each["origin"] not in known]
+
+    deployment.until(lambda: bool(fresh()), what="the dead letter")
+    (letter,) = fresh()
+    assert letter["retried"] is False
+    sent = len(deployment.raw(topic))
+    page.goto(f"{url}/#letters")
+    button = page.locator(f"button[aria-label='Retry {letter['origin']}']")
+    button.click()
+    page.wait_for_selector("dialog[open]")
+    found = axe.Axe().run(page)
+    assert found.response["violations"] == [], found.generate_report()
+    page.click("dialog button:has-text('Cancel')")
+    page.wait_for_selector("dialog", state="detached")
+    assert len(deployment.raw(topic)) == sent
+    button.click()
+    page.click("dialog button:has-text('Send again')")
+    page.wait_for_selector("[role=status]:has-text('is sent again')", timeout=30_000)
+    deployment.until(lambda: len(deployment.raw(topic)) == sent + 1, what="the record is sent again")
+    told = {"origin": letter["origin"]}
+    assert httpx.post(f"{url}/v1/dead-letters/retry", json=told).json()["duplicate"] is True
+    assert httpx.post(f"{url}/v1/dead-letters/retry", json={"origin": "none/0/1"}).status_code == 404
+    assert httpx.post(f"{url}/v1/dead-letters/retry", json={}).status_code == 400
+    assert len(deployment.raw(topic)) == sent + 1
+    deployment.until(lambda: len(fresh()) == 2, what="its cause stands, so it comes back")
 
 
 def test_what_people_and_models_write_is_never_markup(site: tuple[Any, str], page: Any) -> None:

@@ -64,13 +64,13 @@ class House:
         self._loop.call_soon(self._ready.set)
         self._loop.run_forever()
 
-    def call(self, work: Callable[[Cluster], Any]) -> Any:
+    def call(self, work: Callable[[Cluster], Any], timeout_s: float = 60.0) -> Any:
         """Run something on the deployment, in its thread."""
 
         async def run() -> Any:
             return work(self.cluster)
 
-        return asyncio.run_coroutine_threadsafe(run(), self._loop).result(30)
+        return asyncio.run_coroutine_threadsafe(run(), self._loop).result(timeout_s)
 
     def start(self, room: str, group: str = "") -> None:
         """Start one more room."""

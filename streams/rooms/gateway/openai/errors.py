@@ -72,7 +72,8 @@ def of_record(error: RecordError) -> ApiError:
 def of_json(error: msgspec.DecodeError) -> ApiError:
     """Return the 400 for a body that is not JSON, or whose types do not fit."""
     what, _, place = str(error).partition(" - at `$")
-    param = place.rstrip("`").lstrip(".") or None
+    missing = what.partition("missing required field `")[2].partition("`")[0]
+    param = ".".join(part for part in (place.rstrip("`").lstrip("."), missing) if part) or None
     if isinstance(cause := error.__cause__, RecordError):
         what, param = cause.why, ".".join(part for part in (param, cause.field) if part) or None
     return ApiError(400, f"{param}: {what}" if param else what, param=param, code="invalid_type")

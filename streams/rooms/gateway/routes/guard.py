@@ -20,6 +20,9 @@ log = logging.getLogger("streams.gateway")
 BODY_S: Final = 30.0
 """Seconds a client may take to send its body."""
 
+# The rest of the body is not worth reading.
+_HANG_UP: Final = {"connection": "close"}
+
 Handle: TypeAlias = Callable[[Request, Credential, str], Awaitable[Response]]
 """A route's work: request, who asks, id of the request."""
 
@@ -81,10 +84,14 @@ async def body_of(request: Request) -> bytes:
                 found += part
                 if len(found) > MAX_BODY:
                     raise ApiError(
-                        413, f"the body has more than {MAX_BODY} bytes; send less", code="too_large"
+                        413,
+                        f"the body has more than {MAX_BODY} bytes; send less",
+                        code="too_large",
+                        headers=_HANG_UP,
                     )
     except TimeoutError:
-        raise ApiError(408, f"the body did not come within {BODY_S:.0f} s", code="body_timeout") from None
+        why = f"the body did not come within {BODY_S:.0f} s"
+        raise ApiError(408, why, code="body_timeout", headers=_HANG_UP) from None
     return bytes(found)
 
 

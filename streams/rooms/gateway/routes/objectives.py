@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -9,10 +10,9 @@ from agents.space.objectives import Objectives
 from schemas.base import encode
 from schemas.control import ObjectiveEntry
 from schemas.errors import RecordError
-from schemas.query import Weights
 from streams.rooms.gateway.limits import Credential
 from streams.rooms.gateway.openai import responses
-from streams.rooms.gateway.openai.errors import invalid, of_record
+from streams.rooms.gateway.openai.errors import of_json, of_record
 from streams.rooms.gateway.routes.guard import Listing, object_of, reply
 from streams.rooms.gateway.service import Service
 from streams.runtime.base import Outgoing
@@ -46,16 +46,14 @@ class ObjectiveRoutes:
         who.require("admin")
         given = await object_of(request, "weights", "mean_cost", "accuracy")
         try:
-            weights = Weights(**given["weights"]) if isinstance(given.get("weights"), dict) else None
-            record = ObjectiveEntry(
-                name=request.path_params["name"], op="set", weights=weights, mean_cost=given.get("mean_cost"),
-                accuracy=given.get("accuracy"),
-            )  # fmt: skip
+            record = msgspec.convert(
+                {"name": request.path_params["name"], "op": "set", **given}, ObjectiveEntry
+            )
             value = encode(record)
         except RecordError as error:
             raise of_record(error) from None
-        except TypeError as error:
-            raise invalid("weights", f"{error}; give correct, score and cost as numbers") from None
+        except msgspec.ValidationError as error:
+            raise of_json(error) from None
         runtime = self.service.runtime
         await runtime.send(Outgoing(runtime.topics.control, record.key.encode(), value))
         return reply({"object": "objective", "name": record.name, "accepted": True}, status=202)

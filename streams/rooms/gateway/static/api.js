@@ -22,7 +22,7 @@ async function refusal(response) {
 }
 
 export const get = async (path) => (await call(path)).json();
-export const post = async (path, body) => (await call(path, { method: 'POST', body: JSON.stringify(body) })).json();
+export const post = async (path, body, options = {}) => (await call(path, { ...options, method: 'POST', body: JSON.stringify(body) })).json();
 
 // Ask, and hand each piece of text to `onText`. Returns the last `uniscale` object; `onId` gets the query's id at once.
 export async function ask(body, { onId, onText, signal }) {

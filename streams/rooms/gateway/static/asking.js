@@ -3,6 +3,7 @@
 import { ask as send, get } from '/static/api.js';
 import { el } from '/static/dom.js';
 import { drawTree, legend } from '/static/tree.js';
+import { preview } from '/static/preview.js';
 import { story } from '/static/query.js';
 
 export async function ask(view) {
@@ -17,6 +18,8 @@ export async function ask(view) {
   const answer = el('pre', { hidden: true, tabindex: '0' });
   const search = el('div'), result = el('div');
   let running = null, events = null;
+  const ahead = preview(() => (text.value.trim() ? body(text.value, slider, model.value, reference.value) : null));
+  for (const input of [text, slider, model]) input.addEventListener('input', ahead.soon);
   stop.addEventListener('click', () => running?.abort());
   const run = async (event) => {
     event.preventDefault();
@@ -32,6 +35,7 @@ export async function ask(view) {
       });
       status.textContent = '';
       answer.hidden = true;
+      ahead.soon();
       result.replaceChildren(...story(await get(`/v1/queries/${encodeURIComponent(id)}`)));
       search.replaceChildren();
     } catch (error) {
@@ -44,11 +48,11 @@ export async function ask(view) {
     el('form', { onsubmit: run },
       el('label', { for: 'question' }, 'Question'), text,
       el('label', { for: 'spend' }, 'From cheap to right'), slider, el('div', { class: 'ends', 'aria-hidden': 'true' }, el('span', {}, 'cheap'), el('span', {}, 'right')),
-      el('label', { for: 'model' }, 'Model'), model,
+      el('label', { for: 'model' }, 'Model'), model, ahead.place,
       el('label', { for: 'reference' }, 'Right answer, if you know it (never shown to a model)'), reference,
       el('div', { class: 'row' }, button, stop)),
     status, answer, search, result);
-  return () => { running?.abort(); events?.close(); };
+  return () => { running?.abort(); events?.close(); ahead.end(); };
 }
 
 // The slider goes through the paper's four modes: the cost weighs 0.8 at its left end and 0 at its right.

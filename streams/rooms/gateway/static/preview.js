@@ -1,0 +1,68 @@
+// What would run: asked again at every change of the question, the slider or the model. Nothing runs for it.
+
+import { Refused, post } from '/static/api.js';
+import { eflops, el, percent, table } from '/static/dom.js';
+
+const PAUSE_MS = 150;
+
+// `body` returns the request as it stands, or null while there is no question.
+export function preview(body) {
+  const words = el('p', { id: 'preview', 'aria-live': 'polite' });
+  const compared = el('details', { hidden: true }, el('summary', {}, 'Compare configurations'));
+  const place = el('div', { class: 'preview' }, words, compared);
+  let timer = null, running = null;
+  const show = async () => {
+    running?.abort();
+    const request = body();
+    if (!request) {
+      words.replaceChildren(el('span', { class: 'quiet' }, 'Type a question to see which configuration would run.'));
+      compared.hidden = true;
+      return;
+    }
+    const mine = running = new AbortController();
+    try {
+      const found = await post('/v1/decide', request, { signal: mine.signal });
+      if (mine !== running) return;
+      words.replaceChildren(...explain(found));
+      compared.replaceChildren(compared.firstChild, configurations(found));
+      compared.hidden = false;
+    } catch (error) {
+      if (mine !== running || error.name === 'AbortError') return;
+      const why = error instanceof Refused ? error.message : 'The gateway does not answer.';
+      words.replaceChildren(el('span', { class: 'quiet' }, `No preview: ${why}`));
+      compared.hidden = true;
+    }
+  };
+  const soon = () => { clearTimeout(timer); timer = setTimeout(show, PAUSE_MS); };
+  show();
+  return { place, soon, end: () => { clearTimeout(timer); running?.abort(); } };
+}
+
+// The choice in words: what, why, and what came second.
+export function explain(found) {
+  const { choice, runner_up: second } = found;
+  const learned = found.policy.version > 0;
+  const said = [el('b', {}, found.action)];
+  if (found.reason === 'pinned') said.push(' runs, because you chose it');
+  else if (found.reason === 'warm-up') said.push(` is what the policy would prefer, but it is warming up: any of ${found.candidates} configurations runs, each with the same chance`);
+  else said.push(` would run, out of ${found.candidates} configurations`);
+  said.push(learned && choice.predicted ? `: ${terms(choice)}.` : '.');
+  if (!learned) said.push(' Nothing is learned yet.');
+  else if (found.reason !== 'pinned') said.push(` ${reward(choice)}.`);
+  if (learned && second) said.push(` The runner-up is ${second.action}${second.predicted ? `: ${terms(second)}` : ''}; it ranks ${(choice.score - second.score).toPrecision(2)} lower.`);
+  if (found.reason === 'policy' && choice.propensity !== null && choice.propensity < 0.995) said.push(` With a chance of ${percent(1 - choice.propensity)} another one runs, to explore or as the control group.`);
+  if (!found.served) said.push(' No executor serves it now, so the question would wait.');
+  return said;
+}
+
+// A regression may predict more than everything, or less than nothing.
+const share = (value) => percent(Math.min(1, Math.max(0, value)));
+const terms = ({ predicted }) => `predicted accuracy ${share(predicted.correct)} at about ${eflops(predicted.eflops)} eFLOPs`;
+const reward = ({ mean, width }) => `Its expected reward is ${mean.toFixed(3)} ± ${Math.abs(width).toFixed(3)}`;
+
+function configurations(found) {
+  const rows = found.configurations.slice(0, 8).map((c) => [
+    c.action, c.predicted ? share(c.predicted.correct) : null, c.predicted ? eflops(c.predicted.eflops) : null,
+    c.mean.toFixed(3), Math.abs(c.width).toFixed(3), c.propensity === null ? null : percent(c.propensity)]);
+  return table('The best configurations', ['Configuration', 'Predicted accuracy', 'Predicted eFLOPs', 'Expected reward', 'Width', 'Chance'], rows);
+}
