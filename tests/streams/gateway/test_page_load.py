@@ -62,7 +62,7 @@ def model(house: Callable[..., Any]) -> Any:
 
 @pytest.fixture(scope="module")
 def full(house: Callable[..., Any], model: Any) -> Any:
-    """A gateway with 10,000 queries of the last day in its index, control group, changes and dead letters included."""
+    """A gateway with 10,000 queries of ten minutes in its index, control group, changes and dead letters included."""
     topics = model.cluster.topics
     decisions = [decode(r.value, Decision) for r in model.records(topics.decision)]
     answers = {r.key: decode(r.value, Answer) for r in model.records(topics.answer)}
@@ -72,7 +72,8 @@ def full(house: Callable[..., Any], model: Any) -> Any:
         if (x := decode(r.value, Reward)).correct is not None
     }
     urls = f"http://127.0.0.1:{model.settings.previews.port}"
-    found = house(("gateway",), gateway_recent=12_000, decider_url=urls)
+    # An executor without work: its heartbeats say that the models are served.
+    found = house(("executor", "gateway"), gateway_recent=12_000, decider_url=urls)
 
     def fill(cluster: Any) -> None:
         now_ms = cluster.broker.now_ms()
@@ -83,7 +84,7 @@ def full(house: Callable[..., Any], model: Any) -> Any:
             query = structs.replace(pattern.query, query_id=query_id, metadata=metadata)
             decision = structs.replace(
                 pattern, query=query, seq=2 * at, cohort="control" if at % 10 == 0 else "policy",
-                appended_ms=now_ms - 86_400_000 + at * 8_600,
+                appended_ms=now_ms + 30_000 - 60 * (QUERIES - at),
             )  # fmt: skip
             answer = structs.replace(answers[pattern.query_id.encode()], query_id=query_id)
             reward = structs.replace(
@@ -100,9 +101,9 @@ def full(house: Callable[..., Any], model: Any) -> Any:
             )  # fmt: skip
             cluster.produce(topics.dead_letter, letter.key.encode(), encode(letter))
 
-    found.call(fill, 300.0)
     entry = ObjectiveEntry(name="thrift", op="set", weights=Weights(correct=0.3, score=0.2, cost=0.5))
     found.produce(topics.control, entry.key.encode(), encode(entry))
+    found.call(fill, 300.0)
     with found.http() as client:
         while client.get("/health/ready").json()["queries"] < QUERIES:
             pass

@@ -63,6 +63,6 @@ const reward = ({ mean, width }) => `Its expected reward is ${mean.toFixed(3)} Â
 function configurations(found) {
   const rows = found.configurations.slice(0, 8).map((c) => [
     c.action, c.predicted ? share(c.predicted.correct) : null, c.predicted ? eflops(c.predicted.eflops) : null,
-    c.mean.toFixed(3), Math.abs(c.width).toFixed(3), c.propensity === null ? null : percent(c.propensity)]);
-  return table('The best configurations', ['Configuration', 'Predicted accuracy', 'Predicted eFLOPs', 'Expected reward', 'Width', 'Chance'], rows);
+    c.mean.toFixed(3), Math.abs(c.width).toFixed(3), c.score.toFixed(3), c.propensity === null ? null : percent(c.propensity)]);
+  return table('The best configurations', ['Configuration', 'Predicted accuracy', 'Predicted eFLOPs', 'Expected reward', 'Width', 'Score', 'Chance'], rows);
 }
