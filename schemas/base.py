@@ -97,8 +97,10 @@ def encode(record: Record) -> bytes:
 def decode(value: bytes | None, kind: type[R]) -> R:
     """Return the record in a value: JSON, or a zstd frame where the kind is written as one.
 
-    Memory is bounded whatever the value holds: about 50 MB for the most hostile frame, see `MAX_UNFOLDED`
-    and `MAX_VALUES`.
+    Memory is bounded whatever the value holds: 46 MiB for the most hostile frame, see `MAX_UNFOLDED` and `MAX_VALUES`.
+    That is 8 MiB of text with a single emoji: the text, orjson's copy of it, and the string, in which Python keeps
+    every character in four bytes. No other frame takes more than 20 MiB. A limit on such strings would refuse large
+    searches whose drafts hold one each, and still leave 33 MiB: with an `≤` in every draft it is two bytes each.
 
     Raises:
         UnreadableRecord: the bytes are not a JSON object, or exceed a limit.

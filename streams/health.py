@@ -1,14 +1,14 @@
 """What a process answers over HTTP: `/metrics`, `/health/live` and `/health/ready`.
 
 Live: the process answers and its event loop has run recently; restart it if not. Ready: it has recovered its tables,
-holds its partitions, and is not stopping. Neither calls a model or the broker, so a probe costs nothing and an outage
-elsewhere restarts nothing here.
+holds its partitions, none of them has stood still for five minutes, and it is not stopping. Neither calls a model or
+the broker, so a probe costs nothing and an outage elsewhere restarts nothing here.
 """
 
 import asyncio
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from socketserver import ThreadingMixIn
 from typing import Any
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
@@ -17,6 +17,9 @@ from prometheus_client import CollectorRegistry, make_wsgi_app
 
 # Loading a model or folding a long log holds the loop for a while; an engine step never does.
 STUCK_S = 120.0
+
+STALLED_S = 300.0
+"""Time without progress in one partition after which a process is not ready, as in the alert PartitionStandsStill."""
 
 Reply = tuple[str, str]
 
@@ -32,6 +35,11 @@ class Health:
         self._clock = clock
         self._turned = clock()
         self._state = "starting"
+        self._stalled: dict[str, float] = {}
+
+    def stalled(self, seconds: Mapping[str, float]) -> None:
+        """Say how long each partition, as topic/partition, has stood still with records waiting."""
+        self._stalled = dict(seconds)
 
     def ready(self) -> None:
         """Say that records are being handled."""
@@ -59,7 +67,12 @@ class Health:
         status, text = self.live()
         if status != "200 OK":
             return status, text
-        return ("200 OK" if self._state == "ready" else "503 Service Unavailable"), self._state
+        if self._state != "ready":
+            return "503 Service Unavailable", self._state
+        still = [f"{name} ({s:.0f} s)" for name, s in sorted(self._stalled.items()) if s > STALLED_S]
+        if still:
+            return "503 Service Unavailable", f"records wait and none is handled: {', '.join(still)}"
+        return "200 OK", "ready"
 
 
 def serve(port: int, registry: CollectorRegistry, health: Health) -> WSGIServer:

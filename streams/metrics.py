@@ -50,6 +50,13 @@ class Metrics:
             "progress_timestamp_seconds", "When a record was last handled to the end", "topic", "partition"
         )
 
+        self.stalled = gauge(
+            "partition_stalled_seconds",
+            "How long records have waited or been in flight without one being handled; 0 while none waits",
+            "topic",
+            "partition",
+        )
+
         self.decisions = counter("decisions", "Decisions made", "reason")
         self.choices = counter("choices", "Chosen configurations", "model", "qp", "cp", "bs")
         self.pending = gauge("pending", "Decisions without a reward yet")

@@ -19,7 +19,10 @@ SHARD = b"0"
 
 
 class Topic(msgspec.Struct, frozen=True, kw_only=True):
-    """One topic as it must be on the broker. `retention_ms` is -1 for compacted topics."""
+    """One topic as it must be on the broker. `retention_ms` is -1 for compacted topics.
+
+    `setting` names the one that gives its partition count; empty where the count is fixed.
+    """
 
     name: str
     record: str
@@ -29,6 +32,7 @@ class Topic(msgspec.Struct, frozen=True, kw_only=True):
     compacted: bool = False
     max_bytes: int
     replication: int = 1
+    setting: str = ""
 
     def config(self) -> dict[str, str]:
         """Return the broker's settings of this topic."""
@@ -94,35 +98,35 @@ class Topics:
     def declared(self, groups: Iterable[str]) -> list[Topic]:
         """Return every topic of a deployment with these executor groups."""
         kafka = self.settings.kafka
-        join, group_n = kafka.join_partitions, kafka.group_partitions
+        queries, join, group_n = "query_partitions", "join_partitions", "group_partitions"
 
         def topic(
             name: str,
             record: str,
             key: str,
-            partitions: int,
+            setting: str,
             retention_ms: int = 7 * DAY_MS,
             compacted: bool = False,
         ) -> Topic:
             return Topic(
-                name=name, record=record, key=key, partitions=partitions, compacted=compacted,
-                retention_ms=-1 if compacted else retention_ms,
+                name=name, record=record, key=key, partitions=getattr(kafka, setting) if setting else 1,
+                setting=setting, compacted=compacted, retention_ms=-1 if compacted else retention_ms,
                 max_bytes=kafka.max_record_bytes, replication=kafka.replication,
             )  # fmt: skip
 
         page = [
-            topic(self.query, "Query", "query_id", kafka.query_partitions),
-            topic(self.context, "Context", "policy shard", 1),
+            topic(self.query, "Query", "query_id", queries),
+            topic(self.context, "Context", "policy shard", ""),
             topic(self.decision, "Decision", "query_id", join, 30 * DAY_MS),
             topic(self.search_step, "SearchStep", "query_id", group_n, DAY_MS),
             topic(self.answer, "Answer", "query_id", join, 30 * DAY_MS),
             topic(self.feedback, "Feedback", "query_id", join, 30 * DAY_MS),
             topic(self.due, "Due", "query_id", join, DAY_MS),
-            topic(self.reward, "Reward", "policy shard", 1, 30 * DAY_MS),
-            topic(self.control, "control records", "name", 1, compacted=True),
-            topic(self.heartbeat, "Heartbeat", "group/instance", 1, HOUR_MS),
-            topic(self.dead_letter, "DeadLetter", "origin", 1, 30 * DAY_MS),
-            topic(self.changelog("decider", "pending"), "decider row", "query_id", 1, compacted=True),
+            topic(self.reward, "Reward", "policy shard", "", 30 * DAY_MS),
+            topic(self.control, "control records", "name", "", compacted=True),
+            topic(self.heartbeat, "Heartbeat", "group/instance", "", HOUR_MS),
+            topic(self.dead_letter, "DeadLetter", "origin", "", 30 * DAY_MS),
+            topic(self.changelog("decider", "pending"), "decider row", "query_id", "", compacted=True),
             topic(self.changelog("aggregator", "join"), "join row", "query_id", join, compacted=True),
         ]
         for group in sorted(set(groups)):

@@ -22,8 +22,9 @@ from streams.rooms import ROOMS
 from streams.runtime.base import Crash
 from streams.runtime.kafka import admin
 from streams.runtime.kafka.app import on_crash
-from streams.runtime.kafka.process import Worker, notice_standstill, run_without_handlers, watch_lag
+from streams.runtime.kafka.process import Worker, run_without_handlers
 from streams.runtime.kafka.runtime import KafkaRuntime
+from streams.runtime.kafka.watch import notice_growth, notice_standstill, watch_partitions
 from streams.settings import Settings
 
 log = logging.getLogger("streams.worker")
@@ -67,9 +68,9 @@ def run_room(
     except Crash as error:
         end(str(error), error.__cause__)
     handles = bool(ROOMS[room].inputs)
-    tasks: set[Coroutine[Any, Any, None]] = {health.beat()}
+    tasks: set[Coroutine[Any, Any, None]] = {health.beat(), notice_growth(runtime)}
     if handles:
-        tasks |= {watch_lag(runtime.app, metrics), notice_standstill(runtime)}
+        tasks |= {watch_partitions(runtime.app, metrics, health.stalled), notice_standstill(runtime)}
     if parent := os.environ.get("STREAMS_PARENT_PID"):
         tasks.add(_end_with(int(parent), end))
     kept = {_forever(loop, task, end) for task in tasks}

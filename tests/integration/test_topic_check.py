@@ -1,15 +1,20 @@
 """The check names what is wrong with a topic, and workers refuse to start on it."""
 
+import asyncio
 import subprocess
 import sys
 import uuid
+from collections.abc import Callable
+from typing import Any
 
 import msgspec
 import pytest
+from aiokafka import AIOKafkaProducer
 from kafka.admin import ConfigResource, ConfigResourceType
 
 from streams.local.broker import Broker
 from streams.runtime.kafka import admin, connections
+from streams.runtime.kafka.watch import changed_counts
 from streams.settings import Kafka, Settings
 from streams.topics import Topics
 
@@ -109,3 +114,51 @@ def test_what_lets_acknowledged_records_be_lost_is_named(broker: Broker) -> None
     assert [f.partition(";")[0] for f in found if "unclean" in f] == [
         f"{name}: unclean.leader.election.enable is true, must be false"
     ]
+
+
+def test_a_topic_that_grows_while_it_is_in_use_is_named_with_its_setting(broker: Broker) -> None:
+    settings = fresh(broker)
+    topics = Topics(settings)
+    declared = topics.declared(["g"])
+    admin.create(settings, declared)
+
+    async def changed() -> list[str]:
+        producer = AIOKafkaProducer(bootstrap_servers=broker.bootstrap)
+        await producer.start()
+        try:
+            return await changed_counts(producer.client, declared)
+        finally:
+            await producer.stop()
+
+    assert asyncio.run(changed()) == []
+    client = connections.admin(settings)
+    try:
+        client.create_partitions({topics.answer: 5, topics.reward: 2})
+    finally:
+        client.close()
+    (answer, reward) = sorted(asyncio.run(changed()))
+    assert answer.startswith(f"{topics.answer}: partitions is 5, must be 2;")
+    assert "set UNISCALE_JOIN_PARTITIONS to one count for all topics that share it" in answer
+    assert "'Change a partition count'" in answer
+    assert reward.startswith(f"{topics.reward}: partitions is 2, must be 1;")
+    assert sorted(admin.check(settings, declared).findings) == [answer, reward]
+
+
+@pytest.mark.slow
+def test_a_running_room_stops_when_a_topic_grows_and_does_not_start_again(
+    broker: Broker, deploy: Callable[..., Any]
+) -> None:
+    loop = deploy(only=("aggregator",))
+    client = connections.admin(loop.settings)
+    try:
+        client.create_partitions({loop.topics.feedback: 3})
+    finally:
+        client.close()
+    loop.until(
+        lambda: (
+            f"partition counts have changed: {loop.topics.feedback}: partitions is 3" in loop.log.read_text()
+        ),
+        100,
+        "the room to notice",
+    )
+    loop.until(lambda: "topics are not as declared" in loop.log.read_text(), 60, "its successor to refuse")

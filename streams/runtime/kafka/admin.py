@@ -1,6 +1,6 @@
 """Create the topics of `topics.py`, check them, and read the lag, by kafka-python's admin client."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import msgspec
@@ -10,7 +10,7 @@ from kafka.errors import KafkaError, TopicAlreadyExistsError
 
 from schemas.errors import UniscaleError
 from streams.runtime.kafka import connections
-from streams.settings import Settings
+from streams.settings import Settings, variable
 from streams.topics import Topic
 
 
@@ -94,6 +94,30 @@ def require(settings: Settings, topics: Iterable[Topic]) -> list[str]:
     return result.notes
 
 
+def miscounted(topics: Iterable[Topic], found: Callable[[str], int]) -> list[str]:
+    """Return what is wrong with the partition counts of topics. A topic without any partition is another finding.
+
+    Args:
+        topics: As declared.
+        found: Returns how many partitions the broker has of a topic.
+    """
+    wrong = []
+    for topic in topics:
+        count = found(topic.name)
+        if count in (0, topic.partitions):
+            continue
+        fix = (
+            f"set {variable(topic.setting)} to one count for all topics that share it"
+            if topic.setting
+            else "it must have one partition: create it again"
+        )
+        wrong.append(
+            f"{topic.name}: partitions is {count}, must be {topic.partitions}; it decides where a query's records "
+            f"meet: {fix}, see docs/operating.md, 'Change a partition count'"
+        )
+    return wrong
+
+
 def lag(settings: Settings, app_ids: Iterable[str]) -> dict[str, dict[str, int]]:
     """Return, by consumer group and topic, how many records wait. Groups that never committed are left out."""
     client = connections.admin(settings)
@@ -133,12 +157,7 @@ def _configs(client: KafkaAdminClient, topics: list[Topic]) -> dict[str, dict[st
 
 
 def _partitions_wrong(topic: Topic, found: list[Mapping[str, Any]]) -> list[str]:
-    wrong = []
-    if len(found) != topic.partitions:
-        wrong.append(
-            f"{topic.name}: partitions is {len(found)}, must be {topic.partitions}; it decides where records go, "
-            "so set the partition setting to the broker's count, or drain, delete and create the topic again"
-        )
+    wrong = miscounted([topic], lambda name: len(found))
     least = min(
         (len(nodes) for nodes in (each.get("replica_nodes") for each in found) if nodes), default=None
     )

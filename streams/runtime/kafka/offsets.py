@@ -49,6 +49,11 @@ class Offsets:
         """Number of records handed over but not yet handled."""
         return len(self._open)
 
+    @property
+    def done(self) -> int:
+        """Offset below which everything handed over is handled."""
+        return self._open[0] if self._open else self._newest + 1
+
     def take(self) -> int | None:
         """Return the offset to commit, once."""
         offset, self.next = self.next, None

@@ -1,10 +1,11 @@
-"""What the watch over a standstill asks of a consumer (`process.py`): do records wait, and did something end."""
+"""What the watch over a standstill asks of a consumer (`watch.py`): do records wait, and did something end."""
 
 from typing import Any
 
 from faust.exceptions import ConsumerNotStarted
 
 from streams.runtime.kafka.consumer import Consumer
+from streams.runtime.kafka.offsets import Offsets
 
 
 def waited_for(consumer: Consumer) -> bool:
@@ -17,6 +18,24 @@ def waited_for(consumer: Consumer) -> bool:
         )
     except (ConsumerNotStarted, AttributeError, KeyError):
         return False  # not connected yet, or it is just given its partitions
+
+
+def standing(consumer: Consumer) -> dict[Any, tuple[int, bool]]:
+    """Return, for each partition of this worker, up to where it is handled and whether records wait there.
+
+    Raises:
+        ConsumerNotStarted: it is not connected yet.
+    """
+    found = {}
+    for tp in consumer.assignment():
+        if consumer._is_changelog_tp(tp):
+            continue
+        offsets = consumer._offsets.get(tp) or Offsets()
+        try:
+            found[tp] = offsets.done, bool(offsets.open) or _has_more(consumer, tp)
+        except (AttributeError, KeyError):
+            continue  # it is just being assigned
+    return found
 
 
 def _has_more(consumer: Consumer, tp: Any) -> bool:

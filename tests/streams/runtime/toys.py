@@ -3,10 +3,11 @@
     copier    query -> context, one send a record; what it handles is known by the order on `context`
     counter   answer -> due, with a row a key: the count of records seen, idempotent by offset
 
-A value tells a handler what to do: `fail` raises an unknown error, `refuse` an error of the record.
-As a script: `toys.py ROOM DIES_AFTER`, where after so many effects the process kills itself (0: never).
+A value tells a handler what to do: `fail` raises an unknown error, `refuse` an error of the record, `hang` never ends.
+As a script: `toys.py ROOM DIES_AFTER [METRICS_PORT]`, where after so many effects the process kills itself (0: never).
 """
 
+import asyncio
 import os
 import signal
 import sys
@@ -25,6 +26,8 @@ class Refused(UniscaleError):
 async def build_copier(runtime: Runtime) -> None:
     async def on_query(record: Record) -> None:
         _obey(record)
+        if record.value == b"hang":
+            await asyncio.Future()
         await runtime.send(Outgoing(runtime.topics.context, record.key, record.value or b""))
 
     runtime.each(runtime.topics.query, on_query, stage="copy")
@@ -69,7 +72,7 @@ TOYS = {
 }
 
 
-def main(room: str, dies_after: int) -> None:
+def main(room: str, dies_after: int, metrics_port: int = 0) -> None:
     """Run a toy on Kafka by the product's own worker; die after so many effects, once."""
     from streams import flow
     from streams.runtime.kafka.runtime import KafkaRuntime, KafkaTable
@@ -91,7 +94,7 @@ def main(room: str, dies_after: int) -> None:
     _after(KafkaRuntime, "send", done)
     _after(KafkaTable, "put", done)
     sys.argv[1:] = []
-    run_room(settings, room)
+    run_room(settings, room, metrics_port=metrics_port)
 
 
 def _after(kind: type, name: str, done: Callable[[], None]) -> None:
@@ -105,4 +108,4 @@ def _after(kind: type, name: str, done: Callable[[], None]) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]))
+    main(sys.argv[1], *map(int, sys.argv[2:]))

@@ -1,0 +1,128 @@
+"""What looks after a running process: partitions that stand still, a consumer that is stuck, topics that have grown."""
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import faust
+from aiokafka.errors import KafkaError
+from faust.exceptions import ConsumerNotStarted
+
+from streams.metrics import Metrics
+from streams.runtime.kafka import admin
+from streams.runtime.kafka.app import crash
+from streams.runtime.kafka.consumer import SETTLE_S
+from streams.runtime.kafka.runtime import KafkaRuntime
+from streams.runtime.kafka.stalls import Stalls
+from streams.runtime.kafka.standstill import broken, standing, waited_for
+from streams.runtime.kafka.transport import consumer_of
+from streams.topics import Topic
+
+log = logging.getLogger("streams.worker")
+
+
+async def notice_standstill(runtime: KafkaRuntime) -> None:
+    """End the process if records wait, none is in flight and nothing moves; its successor continues from there.
+
+    A rebalance that overtakes another can leave the consumer library waiting forever. Records that stay in flight for
+    long are only logged: an engine step may take minutes, and one that never ends is a fault for an operator to find.
+    """
+    most_s = 2 * runtime.settings.kafka.rebalance_timeout_s + SETTLE_S
+    moved, since = -1, time.monotonic()
+    told = False
+    while True:
+        await asyncio.sleep(1.0)
+        consumer = consumer_of(runtime.app)
+        if ended := broken(consumer):
+            crash(f"the Kafka consumer: {ended}")
+        if consumer.moved != moved or not (consumer.busy or waited_for(consumer)):
+            moved, since, told = consumer.moved, time.monotonic(), False
+        if time.monotonic() - since <= most_s:
+            continue
+        if consumer.busy:
+            names = runtime.in_flight.coordinates
+            if not told and names:
+                some = ", ".join(names[:8])
+                log.warning(
+                    "nothing has moved for %.0f s; in flight: %d records (%s)", most_s, len(names), some
+                )
+            told = True
+        else:
+            for task in asyncio.all_tasks():
+                task.print_stack(limit=6)
+            crash(f"records wait and nothing has moved for {most_s:.0f} s")
+
+
+async def watch_partitions(
+    app: faust.App,
+    metrics: Metrics,
+    stalled: Callable[[Mapping[str, float]], None],
+    period_s: float = 5.0,
+) -> None:
+    """Set the gauges of lag and of time without progress for each partition this process owns, for ever.
+
+    Args:
+        app: Of the room.
+        metrics: Of the process.
+        stalled: Given the seconds without progress by topic/partition, for those where records wait.
+        period_s: Seconds between two looks.
+    """
+    stalls = Stalls()
+    shown: set[tuple[str, str]] = set()
+    while True:
+        await asyncio.sleep(period_s)
+        consumer = consumer_of(app)
+        try:
+            found = standing(consumer)
+        except ConsumerNotStarted:
+            continue  # faust calls itself started before it has connected
+        ages = stalls.look(found, time.monotonic())
+        labels = {(tp.topic, str(tp.partition)) for tp in ages}
+        for gone in shown - labels:  # another worker's now: what was seen here says nothing any more
+            for gauge in (metrics.lag, metrics.stalled, metrics.progress):
+                _remove(gauge, gone)
+        shown = labels
+        for tp, age_s in ages.items():
+            metrics.stalled.labels(tp.topic, str(tp.partition)).set(age_s)
+            high, done = consumer.highwater(tp), consumer._committed_offset.get(tp)
+            if high is not None and done is not None:
+                metrics.lag.labels(tp.topic, str(tp.partition)).set(max(0, high - done))
+        stalled({f"{tp.topic}/{tp.partition}": age_s for tp, age_s in ages.items() if age_s})
+
+
+def _remove(gauge: Any, labels: tuple[str, str]) -> None:
+    with contextlib.suppress(KeyError):  # it was never set
+        gauge.remove(*labels)
+
+
+async def notice_growth(runtime: KafkaRuntime, period_s: float = 60.0) -> None:
+    """End the process if a topic has another partition count than when it started; its successor refuses to start.
+
+    Producers that look the count up would part the records of one query from then on, without any error.
+    """
+    while True:
+        await asyncio.sleep(period_s)
+        producer = getattr(runtime.app.producer, "_producer", None)
+        if producer is None:
+            continue
+        declared = runtime.topics.declared(runtime.control.catalogue.groups)
+        if wrong := await changed_counts(producer.client, declared):
+            crash("partition counts have changed: " + "; ".join(wrong))
+
+
+async def changed_counts(client: Any, declared: Iterable[Topic]) -> list[str]:
+    """Return what is wrong with the partition counts on the broker; nothing where it does not answer.
+
+    Args:
+        client: An AIOKafkaClient that is connected.
+        declared: The topics as this process knows them.
+    """
+    try:
+        cluster = await client.fetch_all_metadata()
+    except (KafkaError, OSError) as error:
+        log.debug("partition counts are unknown: %r", error)
+        return []
+    return admin.miscounted(declared, lambda name: len(cluster.partitions_for_topic(name) or ()))

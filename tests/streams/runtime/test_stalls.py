@@ -1,0 +1,119 @@
+"""A partition that stands still shows beside others that move: in the gauge, and in whether the process is ready."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+import urllib.request
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from streams.health import STALLED_S, Health
+from streams.local.broker import free_port
+from streams.runtime.kafka.offsets import Offsets
+from streams.runtime.kafka.stalls import Stalls
+from streams.settings import Settings
+
+TOYS_FILE = Path(__file__).with_name("toys.py")
+
+
+def test_time_without_progress_is_each_partitions_own() -> None:
+    stalls = Stalls()
+    assert stalls.look({"still": (7, True), "moves": (1, True), "idle": (4, False)}, 100.0) == {
+        "still": 0.0, "moves": 0.0, "idle": 0.0,
+    }  # fmt: skip
+    assert stalls.look({"still": (7, True), "moves": (9, True), "idle": (4, False)}, 400.0) == {
+        "still": 300.0, "moves": 0.0, "idle": 0.0,
+    }  # fmt: skip
+    # What has been idle for long begins to stand still when a record comes.
+    assert stalls.look({"still": (8, True), "moves": (9, True), "idle": (4, True)}, 410.0) == {
+        "still": 0.0, "moves": 10.0, "idle": 0.0,
+    }  # fmt: skip
+
+
+def test_a_partition_that_was_away_begins_anew() -> None:
+    stalls = Stalls()
+    stalls.look({"p": (7, True)}, 0.0)
+    assert stalls.look({}, 100.0) == {}
+    assert stalls.look({"p": (7, True)}, 200.0) == {"p": 0.0}
+
+
+def test_an_offset_is_done_when_all_before_it_are_handled() -> None:
+    offsets = Offsets()
+    assert offsets.done == 0
+    offsets.start(50)
+    assert offsets.done == 50
+    offsets.handed_over(50)
+    offsets.handed_over(51)
+    assert offsets.done == 50
+    offsets.handled(50)
+    assert offsets.done == 51
+
+
+def test_a_process_whose_partition_stands_still_is_alive_and_not_ready() -> None:
+    health = Health()
+    health.ready()
+    health.stalled({"answer/3": STALLED_S - 1})
+    assert health.readiness() == ("200 OK", "ready")
+    health.stalled({"answer/3": STALLED_S + 12, "answer/4": 5.0})
+    status, text = health.readiness()
+    assert status.startswith("503")
+    assert text == "records wait and none is handled: answer/3 (312 s)"
+    assert health.live()[0] == "200 OK"
+    health.stalled({})
+    assert health.readiness()[0] == "200 OK"
+
+
+@pytest.mark.broker
+@pytest.mark.slow
+def test_a_running_worker_shows_which_partition_hangs(
+    kafka_broker: Any, in_memory: Callable[..., Settings], tmp_path: Path
+) -> None:
+    from streams.local.launch import settings_for
+    from streams.runtime.kafka import admin, connections
+    from streams.topics import Topics
+
+    settings = settings_for(
+        in_memory(prefix=f"s{uuid.uuid4().hex[:8]}.", state_dir=str(tmp_path)), kafka_broker
+    )
+    topics, port = Topics(settings), free_port()
+    admin.create(settings, topics.declared(["mini"]))
+    environ = {"PYTHONPATH": str(TOYS_FILE.parents[3]), **os.environ, **settings.environ()}
+    producer = connections.producer(settings)
+    with (tmp_path / "log").open("wb") as log:
+        worker = subprocess.Popen(
+            [sys.executable, str(TOYS_FILE), "embedder", "0", str(port)], env=environ, stdout=log, stderr=log
+        )
+    try:
+        producer.send(topics.query, value=b"hang", partition=0).get(timeout=30)
+        deadline = time.monotonic() + 120
+        while (shown := stalled(port)).get("0", 0.0) < 8.0:
+            assert time.monotonic() < deadline, (shown, (tmp_path / "log").read_text()[-2000:])
+            producer.send(topics.query, value=b"on", partition=1).get(timeout=30)
+            time.sleep(0.5)
+        assert shown["1"] < 8.0, "the other partition moves"
+    finally:
+        producer.close()
+        worker.kill()
+        worker.wait()
+
+
+def stalled(port: int) -> dict[str, float]:
+    """Return the gauge of each partition of the queries; none while the process starts."""
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5) as reply:
+            lines = reply.read().decode().splitlines()
+    except OSError:
+        return {}
+    found = {}
+    for line in lines:
+        if line.startswith("uniscale_partition_stalled_seconds{"):
+            labels, _, value = line.removeprefix("uniscale_partition_stalled_seconds").rpartition(" ")
+            partition = json.loads("{" + labels[1:-1].split(",")[0].replace("partition=", '"p":') + "}")["p"]
+            found[partition] = float(value)
+    return found
