@@ -22,7 +22,7 @@ def main(tables: Tables) -> str:
 def _paired(policies: Mapping[str, Any], seeds: int) -> str:
     first = max((p for p in policies if p != "uniscale"), key=lambda p: float(policies[p]["reward"]["mean"]))
     lead = policies[first]["uniscale_leads_by"]
-    return f" Paired on {seeds} further seeds it leads {_plain(first)} by {_of(lead, 4)}."
+    return f" Paired over {seeds} further seeds, it leads {_plain(first)} by {_of(lead, 4)}."
 
 
 def _standing(mode: str, policies: Mapping[str, Any]) -> str:
@@ -30,9 +30,9 @@ def _standing(mode: str, policies: Mapping[str, Any]) -> str:
     ranked = sorted(earned, key=lambda name: -earned[name])
     first = next(name for name in ranked if name != "uniscale")
     return (
-        f"Joint space, {_mode(mode)}: UniScale's mean reward {earned['uniscale']:.4f} is number "
-        f"{ranked.index('uniscale') + 1} of {len(ranked)}; the best other is {_plain(first)} with "
-        f"{earned[first]:.4f}, hindsight {policies['oracle']['reward']['mean']:.4f}."
+        f"Joint space, {_mode(mode)}: UniScale's mean reward {earned['uniscale']:.4f} ranks "
+        f"{ranked.index('uniscale') + 1} of {len(ranked)}; the best other policy is {_plain(first)} with "
+        f"{earned[first]:.4f}, and hindsight earns {policies['oracle']['reward']['mean']:.4f}."
     )
 
 
@@ -43,7 +43,7 @@ def frontier(tables: Tables) -> str:
     """Say what choosing per query is worth here at most, and what of it a policy takes."""
     rows, about = tables["frontier"], tables["frontier_of"]
     text = (
-        f"{about['live']} live questions; best on history: {about['best_on_history']}, right on "
+        f"{about['live']} live questions; best on history: {about['best_on_history']}, correct on "
         f"{100 * about['its_accuracy']:.1f} % of them. "
     )
     ceilings = [name for name in rows if name.startswith("ceiling")]
@@ -59,9 +59,7 @@ def frontier(tables: Tables) -> str:
         text += "."
     most = rows["ceiling"]["mean_cost_ratio"]
     if most is not None and (most["high"] is None or most["high"] >= 1):
-        text += (
-            " The ceiling's interval holds 1: nothing shows that context saves anything on these questions."
-        )
+        text += " The ceiling's interval includes 1: nothing shows that context saves anything on these questions."
     return text
 
 
@@ -76,11 +74,11 @@ def pacer(tables: Tables) -> str:
         for name, row in phases.items()
         if row["accuracy_gain_points"]["mean"] < -2 * row["standard_error_points"]["mean"]
     ]
-    alike = "as" if about["recovered_alike"] else "not as"
+    alike = "made the same choices as" if about["recovered_alike"] else "did not choose as"
     return (
-        f"Spend over target at the end of each phase: {spend}; furthest off from round 1,000 on "
+        f"Spend over target at the end of each phase: {spend}; largest deviation from round 1,000 on: "
         f"{100 * off:.1f} %, mean of {about['runs']} runs. Accuracy is below the fixed mix of the same cost by more "
-        f"than two standard errors in: {', '.join(short) or 'no phase'}. Restored learners chose {alike} those that "
+        f"than two standard errors in: {', '.join(short) or 'no phase'}. Restored learners {alike} those that "
         "never stopped."
     )
 
@@ -99,18 +97,18 @@ def early_exit(tables: Tables) -> str:
     if "all models" in found.get("stragglers", {}):
         wide, change = found["stragglers"]["all models"], found["change"]["all searches"]
         text = (
-            f"Once an answer is finished, early exit stops what cannot win any more; so it saves where paths of a "
-            f"question differ in length. Here {100 - wide['went_on_percent']['mean']:.1f} % of the "
-            f"{wide['searches']:,} searches of two and more paths, run without it, ended in the very step in which "
-            f"their answer was finished, and a search went on for {wide['steps_beyond']['mean']:.2f} steps on "
+            f"Once an answer is complete, early exit stops every path that can no longer win, so it saves where the "
+            f"paths of a question differ in length. Here {100 - wide['went_on_percent']['mean']:.1f} % of the "
+            f"{wide['searches']:,} searches with two or more paths, run without it, ended in the step that completed "
+            f"their answer, and a search continued for {wide['steps_beyond']['mean']:.2f} steps on "
             f"average: cost changes by {_of(change['eflops_percent'], 2)} %, accuracy by "
             f"{_of(change['accuracy_points'], 2)} points."
         )
     if replayed := tables.get("early_exit_replayed"):
         saved, on = _range(replayed, "steps_saved_percent"), _range(replayed, "went_on_percent")
         text += (
-            f" On recorded step scores of {len(replayed)} configurations of larger public models, where in {on} % of "
-            f"the problems some path goes on after the best one, the same rule takes {saved} % fewer steps."
+            f" On recorded step scores of {len(replayed)} configurations of larger public models, where some path "
+            f"continues after the best one in {on} % of the problems, the same rule takes {saved} % fewer steps."
         )
     if wide := tables.get("early_exit_by_width"):
         shorter = ", ".join(
@@ -120,8 +118,8 @@ def early_exit(tables: Tables) -> str:
         )
         lost = max(-row["accuracy_points"]["mean"] for row in wide.values())
         text += (
-            f" Decoding pays for steps one after another: searches of W such paths are shorter by {shorter}, and lose "
-            f"{lost:.1f} points of accuracy at most. The paper: cost −79.3 %, accuracy −0.9 points."
+            f" Decoding is charged for sequential steps: searches of W such paths are shorter by {shorter}, and lose "
+            f"at most {lost:.1f} points of accuracy. The paper: cost −79.3 %, accuracy −0.9 points."
         )
     return text.strip()
 
@@ -135,7 +133,7 @@ def _knowing(mode: str, best: Mapping[str, Any]) -> str:
     values = ", ".join(f"{kind} {value:.4f}" for kind, value in best["values"].items())
     text = f"{_mode(mode)}, mean reward of each kind: {values}; "
     if best["kind"] == "fixed":
-        return text + "none that looks at the question does better than the best fixed arm."
+        return text + "no policy that looks at the question beats the best fixed arm."
     text += f"{best['kind']} leads the best fixed arm by {_of(best['lead_over_fixed'], 4)}"
     return text + (", which may be chance." if best["lead_over_fixed"]["low"] <= 0 else ".")
 
@@ -152,12 +150,12 @@ def _closed(mode: str, each: Mapping[str, Any]) -> str:
     if share is None:
         return (
             text
-            + "UniScale's gap to the best contextual policy is not surely above zero, so no share is given."
+            + "UniScale's gap to the best contextual policy is not significantly above zero, so no share is given."
         )
     return (
         f"{text}{100 * share['mean']:.0f} % [{100 * share['low']:.0f}, {100 * share['high']:.0f}] of the gap of "
-        f"{each['gap_of_uniscale']['mean']:.4f} is closed, so at least half "
-        + ("is." if each["half_of_gap_closed"] else "is not shown.")
+        f"{each['gap_of_uniscale']['mean']:.4f} is closed: at least half "
+        + ("is shown." if each["half_of_gap_closed"] else "is not shown.")
     )
 
 
@@ -169,8 +167,8 @@ def shared_objective(tables: Tables) -> str:
 def _added(change: str, rows: Mapping[str, Any]) -> str:
     told = ", ".join(f"{_plain(policy)} {_of(row['regret_added'], 2)}" for policy, row in rows.items())
     level = [_plain(name) for name, row in rows.items() if row["regret_added"]["low"] <= 0]
-    noise = f" (within noise of none: {', '.join(level)})" if level else ""
-    return f"{change.replace('_to_', ' to ').upper().replace(' TO ', ' to ')}: regret added {told}{noise}."
+    noise = f" (not distinguishable from zero: {', '.join(level)})" if level else ""
+    return f"{change.replace('_to_', ' to ').upper().replace(' TO ', ' to ')}: added regret {told}{noise}."
 
 
 def verifier_scores(tables: Tables) -> str:
@@ -200,8 +198,8 @@ def _limit(name: str, each: Mapping[str, Any]) -> str:
     both, again = each["over_all_searches"], each["run_again"]
     kept, completed = both["kept_out"], both["completed"]
     return (
-        f"{text}; run again, {again['as_recorded']} of them went as recorded, and {again['other_answer']} end in "
-        f"another answer or score where paths cut off there count as completed: accuracy {kept['accuracy']['mean']:.3f}"
+        f"{text}; rerun, {again['as_recorded']} of them matched the recording, and {again['other_answer']} end with "
+        f"another answer or score if paths cut off there count as completed: accuracy {kept['accuracy']['mean']:.3f}"
         f" % and {completed['accuracy']['mean']:.3f} %, cost {kept['eflops']['mean']:.5g} and "
         f"{completed['eflops']['mean']:.5g} tera-eFLOPs."
     )
@@ -213,9 +211,9 @@ def latency(tables: Tables) -> str:
     ours = rows["query_embedding"]["percent"] + rows["bandit"]["percent"]
     load = " and ".join(f"{each:g}" for each in run["load_before_and_after"])
     return (
-        f"Embedding the query and the bandit take {ours:.2f} % of the time together (the paper: 0.91 %), "
-        f"{1000 * (rows['query_embedding']['seconds'] + rows['bandit']['seconds']) / run['rounds']:.1f} ms a query. "
-        f"{run['rounds_as_recorded']} of {run['warm_up_and_rounds']} rounds ended as in "
+        f"Together, embedding the query and the bandit take {ours:.2f} % of the time (the paper: 0.91 %), "
+        f"{1000 * (rows['query_embedding']['seconds'] + rows['bandit']['seconds']) / run['rounds']:.1f} ms per query. "
+        f"{run['rounds_as_recorded']} of {run['warm_up_and_rounds']} rounds matched "
         f"the recording. Load of the machine before and after: {load}."
     )
 

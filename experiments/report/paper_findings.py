@@ -20,12 +20,12 @@ def joint_frontier(tables: Tables) -> str:
         if cost is not None:
             ends = ["∞" if cost[end] is None else f"{cost[end]:.2f}" for end in ("low", "high")]
             text += f", at equal accuracy {cost['mean']:.2f} [{', '.join(ends)}] of its cost"
-        parts.append(text + ("" if _clear(gain) else " (the interval holds zero: no gain is shown)"))
+        parts.append(text + ("" if _clear(gain) else " (the interval includes zero: no gain is shown)"))
     return (
         f"At the same cost, averaged over its logarithm, the joint space gains {' and '.join(parts)}. Its most "
-        f"accurate configuration is right on {uis['accuracy']['mean']:.1f} %, routing's on "
+        f"accurate configuration is correct on {uis['accuracy']['mean']:.1f} %, routing's on "
         f"{rows['routing']['accuracy']['mean']:.1f} %, TTS's on {rows['tts']['accuracy']['mean']:.1f} %. The paper "
-        f"draws this frontier without figures; its Oracle earns 0.7924 in the joint space, 0.6121 in routing, 0.7426 "
+        f"plots this frontier without numbers; its Oracle earns 0.7924 in the joint space, 0.6121 in routing, 0.7426 "
         f"in TTS (Quality-Priority)."
     )
 
@@ -39,8 +39,8 @@ def best_route(tables: Tables) -> str:
             theirs, ours = rows[who], joint[who]
             printed, whole = paper.BEST_ROUTE[mode][who], paper.BEST_ROUTE_UIS[mode][who]
             text.append(
-                f"{_mode(mode)}, {name}: from BEST-Route* to the joint space accuracy "
-                f"{_mean(ours, 'accuracy') - _mean(theirs, 'accuracy'):+.1f} points at "
+                f"{_mode(mode)}, {name}: from BEST-Route* to the joint space, "
+                f"{_mean(ours, 'accuracy') - _mean(theirs, 'accuracy'):+.1f} points of accuracy at "
                 f"{100 * _mean(ours, 'eflops') / _mean(theirs, 'eflops'):.0f} % of the cost (the paper: "
                 f"{whole[1] - printed[1]:+.1f} points at {100 * whole[2] / printed[2]:.0f} %)."
             )
@@ -72,7 +72,7 @@ def dense(tables: Tables) -> str:
         printed = paper.DENSE[mode]
         gain = _mean(rows["dense"], "accuracy") - _mean(rows["binary"], "accuracy")
         text.append(
-            f"{_mode(mode)}: with the score accuracy is {gain:+.1f} "
+            f"{_mode(mode)}: with the score, accuracy is {gain:+.1f} "
             f"points and cost {_percent(_mean(rows['dense'], 'eflops'), _mean(rows['binary'], 'eflops'))} against "
             f"binary correctness (the paper: {printed['dense'][0] - printed['binary'][0]:+.1f} points, "
             f"{_percent(printed['dense'][1], printed['binary'][1])})."
@@ -108,13 +108,13 @@ def pareto(tables: Tables) -> str:
             and _mean(row, "eflops") <= _mean(own, "eflops")
         ]
         better = (
-            f"{' and '.join(above)} no less accurate and no dearer"
+            f"{' and '.join(above)} at least as accurate and no more expensive"
             if above
-            else "none as accurate and as cheap"
+            else "no other policy is as accurate and as cheap"
         )
         text.append(
-            f"{_mode(mode)}: {better}; reward {_mean(own, 'reward'):.3f}, of the best fixed arm in hindsight "
-            f"{_mean(rows['best_fixed_arm'], 'reward'):.3f}, of the Oracle {_mean(rows['oracle'], 'reward'):.3f}."
+            f"{_mode(mode)}: {better}; reward {_mean(own, 'reward'):.3f}, the best fixed arm's in hindsight "
+            f"{_mean(rows['best_fixed_arm'], 'reward'):.3f}, the Oracle's {_mean(rows['oracle'], 'reward'):.3f}."
         )
     return " ".join(text) + " In the paper all four of UniScale's points are on the Pareto frontier."
 

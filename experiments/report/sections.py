@@ -65,13 +65,13 @@ SECTIONS: Final = (
         "every order, all rounds counted; its points may be mixed. –: a target is out of its reach. Intervals: "
         "bootstrap over the live questions; ∞: in some draws out of reach. fixed mix from history: arms chosen on "
         "history. ceiling: fitted on every outcome of other questions. aiq: mean accuracy over the logarithm of the "
-        "cost, from the cheapest arm's to that of the best on history. Written beforehand: experiments/CRITERIA.md.",
+        "cost, from the cheapest arm's to that of the best on history. Criteria: experiments/CRITERIA.md.",
         ("frontier", "frontier_of"),
         ("frontier",),
         findings.frontier,
     ),
     Section(
-        "The pacer: a mean cost that is kept",
+        "The pacer: keeping to a mean cost",
         "The default policy with a prior from history under an objective by mean cost: 1,000 rounds, then 500 each "
         "after a model is added, the favourite model is removed, the next favourite's price is tripled, and traffic "
         "turns to harder questions. cumulative spend: since the target was set, over the target, at the end of each "
@@ -91,7 +91,7 @@ SECTIONS: Final = (
     ),
     Section(
         "BEST-Route*",
-        "120 actions: best of N, N from 1 to 20, on each model. Its UIS counterpart stands in the main table.",
+        "120 actions: best of N, N from 1 to 20, on each model. Its UIS counterpart is in the main table.",
         ("best_route",),
         finding=paper_findings.best_route,
     ),
@@ -118,7 +118,7 @@ SECTIONS: Final = (
     ),
     Section(
         "Drift at round 51",
-        "Add: the two smallest models come; Remove: they go (both Cost-Sensitive). Changes of objective: the "
+        "Add: the two smallest models join; Remove: they leave (both Cost-Sensitive). Changes of objective: the "
         "paper's learner keeps old rewards under the old weights; `terms` is ours, with one θ a reward term. "
         "In Remove, regret against all arms counts the removed ones too.",
         ("drifts",),
@@ -152,7 +152,7 @@ SECTIONS: Final = (
     ),
     Section(
         "The verifier",
-        "k-NN and UniScale under either verifier. Our recordings hold the other verifier in their first sample alone.",
+        "k-NN and UniScale under either verifier. Our recordings have the other verifier in their first sample only.",
         ("verifiers",),
         finding=paper_findings.verifiers,
     ),
@@ -160,7 +160,7 @@ SECTIONS: Final = (
         "Verifier scores of right and wrong answers",
         "Pooled over all searches, and within questions that were answered both ways. A wide search returns the "
         "path its verifier likes best, right or wrong, so over all searches a high score is a sign of width too; "
-        "over single paths that falls away.",
+        "over single paths this effect disappears.",
         ("verifier_scores",),
         ("verifier_scores",),
         findings.verifier_scores,
@@ -176,8 +176,8 @@ SECTIONS: Final = (
         "which oracle: mean regret a round against the best realised outcome (the paper's), the best mean "
         "over samples, the best cross-fitted contextual policy, the best fixed arm. cost bounds: of C̃. "
         "samples: one realised sample a pull, or the mean of all. depth limit: a path cut off at it is kept out of "
-        "the answers, or counts as completed. All that lives stops there in one step, so only searches that met it "
-        "can end otherwise, at the same cost; they were run again.",
+        "the answers, or counts as completed. All surviving paths stop there in the same step: only searches that "
+        "reached it can end differently, at the same cost; they were rerun.",
         ("readings",),
         (),
         findings.readings,
@@ -202,7 +202,7 @@ SECTIONS: Final = (
         findings.own_policies,
     ),
     Section(
-        "A change of objective: what is learnt anew",
+        "A change of objective: what has to be relearned",
         "Regret over the 160 rounds after the change, of a learner that changed and of one that had the "
         "objective all along, paired by seed. terms: one θ for each term of the reward; uniscale: the paper's"
         " scalar reward.",
@@ -220,7 +220,7 @@ SECTIONS: Final = (
     Section("Cold start", "Fewer rounds of uniform choice before the policy.", ("cold_start",)),
     Section(
         "Long streams with drift in traffic",
-        "Questions drawn with replacement, outcomes anew each time; easy ones more often at first, hard ones at last.",
+        "Questions and outcomes drawn with replacement; easy ones are more frequent at first, hard ones at the end.",
         ("streams",),
     ),
     Section(
