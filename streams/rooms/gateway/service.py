@@ -10,6 +10,7 @@ from typing import Final
 from msgspec import Struct
 
 from agents.space.action_space import uis_space
+from agents.space.catalogue import Catalogue
 from schemas.answer import Answer
 from schemas.base import encode
 from schemas.cancel import Cancel
@@ -75,12 +76,14 @@ class Service:
         self._cancelled: dict[str, str] = {}  # ids to cancel as soon as their group is known, with the reason
         self._left: set[str] = set()  # cancelled, not ended yet: no request joins these
         self._tasks: set[asyncio.Task[None]] = set()
+        self._space: tuple[Catalogue, frozenset[str]] | None = None  # the configurations of a catalogue
 
     def asked(self, name: str) -> Asked:
         """Return what a model name asks for. Raises ApiError 404."""
         control = self.runtime.control
-        actions = (action.id for action in uis_space(control.catalogue))
-        return asked(name, control.catalogue.model_names, control.objectives.named, actions)
+        if self._space is None or self._space[0] is not control.catalogue:
+            self._space = (control.catalogue, frozenset(action.id for action in uis_space(control.catalogue)))
+        return asked(name, control.catalogue.model_names, control.objectives.named, self._space[1])
 
     async def admit(
         self,
