@@ -137,11 +137,12 @@ DEVIATIONS: tuple[Deviation, ...] = (
         Deviation("*", field, OPTIONAL)
         for field in (
             "choices[].message.annotations", "choices[].message.audio", "choices[].message.function_call",
-            "service_tier", "usage.prompt_tokens_details",
+            "service_tier",
         )
     ),
     Deviation("*", "uniscale*", OURS),
     Deviation("models", "data[].routing", OURS),
+    Deviation("*", "usage.prompt_tokens_details*", "vLLM fills it in with --enable-prompt-tokens-details only"),
     Deviation("*", "usage.completion_tokens_details*", "reasoning_tokens: what was generated but is not in the text"),
     Deviation("stream*", "choices[].delta.refusal", "OpenAI's first chunk has it, with null; vLLM leaves it out"),
     Deviation("bad*", "error.code", A_WORD),
