@@ -7,6 +7,10 @@ files are held to the sha256 written here.
 Texts are run one at a time. The weights are int8 but the arithmetic is float32, so a batch would give the
 same vectors; padding made batches slower, not faster (40 texts of 1 to 120 words on one thread: 0.71 s one by
 one, 0.96 s in sorted batches of 8, 1.51 s in one).
+
+Two thirds of the time are float32 matrix products, at 0.23 ms a token on one busy core; the tokenizer takes 0.1 ms
+a text. Without onnxruntime's SkipLayerNormFusion a question of GSM8K takes 7 % less, but values differ by up to
+1.3e-7: the fusion stays, so that what is computed again comes out to the byte.
 """
 
 import hashlib

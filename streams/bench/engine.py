@@ -49,10 +49,11 @@ class EnginePlan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Timed(msgspec.Struct, frozen=True, kw_only=True):
-    """Tokens that an engine made and the seconds it took."""
+    """Tokens that an engine made, the seconds it took, and the processor seconds of the process meanwhile."""
 
     tokens: int
     seconds: float
+    cpu_s: float
 
 
 def measure_engine(plan: EnginePlan, folder: Path, say: Callable[[str], None]) -> dict[str, Any]:
@@ -77,11 +78,15 @@ def measure_engine(plan: EnginePlan, folder: Path, say: Callable[[str], None]) -
             runs.append(msgspec.json.decode((folder / f"{part}.json").read_bytes(), type=Timed))
             say(f"  {part}: {runs[-1].tokens / runs[-1].seconds:,.0f} tokens/s")
     rates = {part: sum(t.tokens for t in runs) / sum(t.seconds for t in runs) for part, runs in found.items()}
+    cpu = {
+        part: 1e6 * sum(t.cpu_s for t in runs) / sum(t.tokens for t in runs) for part, runs in found.items()
+    }
     catalogue = load_catalogue(Path(plan.catalogue))
     return {
         "search_tokens_per_s": round(rates["search"], 1),
         "raw_vllm_tokens_per_s": round(rates["raw"], 1),
         "ratio": round(rates["search"] / rates["raw"], 4),
+        "cpu_us_a_token": {part: round(us, 1) for part, us in cpu.items()},
         "runs": {part: [msgspec.to_builtins(t) for t in runs] for part, runs in found.items()},
         "action": _action(catalogue, plan).id,
         "queries": plan.queries,
@@ -161,9 +166,9 @@ async def _all(decisions: Sequence[Decision], plan: EnginePlan, one: Callable[[D
         async with gate:
             return int(await one(decision))
 
-    began = time.perf_counter()
+    began, before_s = time.perf_counter(), time.process_time()
     tokens = sum(await asyncio.gather(*(admitted(d) for d in decisions)))
-    return Timed(tokens=tokens, seconds=time.perf_counter() - began)
+    return Timed(tokens=tokens, seconds=time.perf_counter() - began, cpu_s=time.process_time() - before_s)
 
 
 class _Tap:
@@ -238,9 +243,9 @@ def time_raw(plan: EnginePlan, folder: Path) -> None:
     engine = vllm_adapter.build_engine(hosted)
     _drive(engine, calls[:8], plan.in_flight)
     engine.reset_prefix_cache()
-    began = time.perf_counter()
+    began, before_s = time.perf_counter(), time.process_time()
     tokens = _drive(engine, calls, plan.in_flight)
-    timed = Timed(tokens=tokens, seconds=time.perf_counter() - began)
+    timed = Timed(tokens=tokens, seconds=time.perf_counter() - began, cpu_s=time.process_time() - before_s)
     (folder / "raw.json").write_bytes(msgspec.json.encode(timed))
 
 
