@@ -73,6 +73,7 @@ class Topics:
         self.reward = prefix + "reward"
         self.control = prefix + "control"
         self.heartbeat = prefix + "heartbeat"
+        self.snapshot = prefix + "learner-snapshot"
         self.dead_letter = prefix + "dead-letter"
 
     def decision_for(self, group: str) -> str:
@@ -127,6 +128,7 @@ class Topics:
             topic(self.heartbeat, "Heartbeat", "group/instance", "", HOUR_MS),
             topic(self.dead_letter, "DeadLetter", "origin", "", 30 * DAY_MS),
             topic(self.changelog("decider", "pending"), "decider row", "query_id", "", compacted=True),
+            topic(self.snapshot, "learner snapshot", "version/part", "", compacted=True),
             topic(self.changelog("aggregator", "join"), "join row", "query_id", join, compacted=True),
         ]
         for group in sorted(set(groups)):

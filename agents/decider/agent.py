@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 from operator import attrgetter
@@ -21,6 +21,7 @@ from msgspec import Struct
 
 from agents.decider import snapshot
 from agents.decider.decisions import Surroundings, context_of, decision_of
+from agents.decider.ended import EndedIds
 from agents.decider.errors import CorruptState, DeciderError, DuplicateQuery, UnservedObjective
 from agents.decider.events import offer, tell
 from agents.decider.fold import fold, introduce, untold
@@ -69,6 +70,7 @@ class Decider:
         clock: Decisions made.
         offered: Ids of the actions that can be chosen.
         prior: SHA-256 of the prior that the log began from; empty for none.
+        ended: Ids of queries that have ended, by which a duplicate is recognised once the row has left the log.
         verdicts: How many rewards met which fate; for metrics.
     """
 
@@ -85,6 +87,7 @@ class Decider:
     actions: dict[str, ActionRow] = field(default_factory=dict)
     offered: tuple[str, ...] = ()
     prior: str = ""
+    ended: EndedIds = field(default_factory=EndedIds)
 
     def offer(self, actions: Sequence[ActionVector]) -> list[tuple[bytes, bytes]]:
         """Make exactly these actions choosable; return the rows of new ones, to be written before deciding.
@@ -130,6 +133,8 @@ class Decider:
         for at, (context, origin) in enumerate(asked):
             if (value := rows(context.query_id)) is not None:
                 results[at] = self._again(context, value)
+            elif (place := self.ended.find(context.query_id)) is not None:
+                results[at] = self._over(context, place)
             elif context.query_id in fresh:
                 twins.append((at, context))
             else:
@@ -154,6 +159,10 @@ class Decider:
         for reward, offset in rewards:
             try:
                 row = newer.get(reward.query_id) or self._row(reward.query_id, rows)
+                if row is None and self.ended.find(reward.query_id) is not None:
+                    self.verdicts["late"] += 1
+                    results.append(Learned(reward.query_id, "late"))
+                    continue
                 verdict, move = applied(row, reward, offset, self.seq, self.rules)
                 if move is not None:
                     self._checked(move)
@@ -174,23 +183,27 @@ class Decider:
         self._tell(moves)
         return results
 
-    def recover(self, records: Iterable[tuple[bytes, bytes]]) -> Recovered:
+    def recover(self, records: Iterable[tuple[bytes, bytes]], *, whole: bool = True) -> Recovered:
         """Rebuild the learner from its log; call once, before anything else.
 
         Args:
-            records: Every key and value of the table, in any order.
+            records: Every key and value of the snapshots, and of the log from where they say reading may begin,
+                in any order.
+            whole: Whether to refuse a log in which a place is missing.
 
         Raises:
             CorruptState: A row that cannot be read; a sequence number of which no row tells; or no snapshot
                 that is whole where the rows before it are gone.
         """
         snapshots: dict[bytes, bytes] = {}
+        log: dict[bytes, bytes] = {}
+        for key, value in records:
+            (snapshots if snapshot.is_record(key) else log)[key] = value
+        found, refused = snapshot.read(snapshots, self.policy.load, most_ids=self.ended.most)
+        carried = {} if found is None else {k: v for k, v in found.rows.items() if k not in log}
         rows: list[Row] = []
         offers: list[OfferRow] = []
-        for key, value in records:
-            if key.startswith(snapshot.SNAPSHOT_KEY):
-                snapshots[key] = value
-                continue
+        for key, value in [*log.items(), *carried.items()]:
             row = decode_row(key, value)
             match row:
                 case ActionRow():
@@ -199,14 +212,14 @@ class Decider:
                     offers.append(row)
                 case Row():
                     rows.append(row)
-        found, refused = snapshot.read(snapshots, self.policy.load)
         after = -1 if found is None else found.version
         self.prior = snapshot.prior_of(snapshots)
-        if (absent := untold(rows, after)) is not None:
+        if whole and (absent := untold(rows, after)) is not None:
             raise refused[0] if refused and found is None else absent
         if found is not None:
-            self.clock = found.clock
-            self.context_offset, self.reward_offset = found.context_offset, found.reward_offset
+            self.ended, manifest = found.ended, found.manifest
+            self.clock = manifest.clock
+            self.context_offset, self.reward_offset = manifest.context_offset, manifest.reward_offset
         if not offers and not rows and found is None:
             # The first offer was cut short by a crash. A part of it would fix the centre that the whole is to fix.
             self.actions.clear()
@@ -217,7 +230,9 @@ class Decider:
         self.clock = max(self.clock, folded.clock)
         self.context_offset = max([self.context_offset, *(r.context_origin.offset for r in rows)])
         self.reward_offset = max([self.reward_offset, *(r.reward_offset for r in rows)])
-        return Recovered(folded, after, tuple(refused), self.context_offset + 1, self.reward_offset + 1)
+        return Recovered(
+            folded, after, tuple(refused), self.context_offset + 1, self.reward_offset + 1, carried
+        )
 
     def begin(
         self, prior: bytes, actions: Sequence[ActionVector], chunk_bytes: int = snapshot.CHUNK_BYTES
@@ -239,17 +254,26 @@ class Decider:
         self.prior = hashlib.sha256(prior).hexdigest()
         return self.snapshot(chunk_bytes, prior=self.prior)
 
-    def snapshot(self, chunk_bytes: int = snapshot.CHUNK_BYTES, prior: str = "") -> list[tuple[bytes, bytes]]:
-        """Return the records of a snapshot of this moment, in the order they must be written."""
+    def snapshot(
+        self,
+        chunk_bytes: int = snapshot.CHUNK_BYTES,
+        prior: str = "",
+        carried: snapshot.Carried | None = None,
+        present: Collection[bytes] = (),
+    ) -> list[tuple[bytes, bytes]]:
+        """Return the records of a snapshot of this moment, in the order they must be written.
+
+        Args:
+            chunk_bytes: Size of a chunk.
+            prior: SHA-256 of the prior that this is, where it is one.
+            carried: What it holds beside the policy; None for a snapshot that needs the whole log.
+            present: Keys of the snapshot records there are.
+        """
+        offsets = {"context_offset": self.context_offset, "reward_offset": self.reward_offset}
         written = snapshot.write(
-            self.policy.state(),
-            version=self.seq - 1,
-            clock=self.clock,
-            context_offset=self.context_offset,
-            reward_offset=self.reward_offset,
-            chunk_bytes=chunk_bytes,
-            prior=prior,
-        )
+            self.policy.state(), version=self.seq - 1, clock=self.clock, **offsets, chunk_bytes=chunk_bytes,
+            prior=prior, carried=carried, present=present,
+        )  # fmt: skip
         return list(written)
 
     def _decide_fresh(
@@ -343,6 +367,14 @@ class Decider:
             )
         sent = bytes(row.decision)
         return Decided(context.query_id, sent, msgspec.json.decode(sent, type=_Sent).group)
+
+    def _over(self, context: ContextRecord, place: tuple[int, int]) -> Decided:
+        """Return what a Context leads to whose query has ended and whose row is gone: nothing, or a duplicate."""
+        partition, offset = place
+        if (context.origin.partition, context.origin.offset) == place:
+            return Decided(context.query_id)
+        first = Origin(topic=context.origin.topic, partition=partition, offset=offset)
+        return Decided(context.query_id, error=DuplicateQuery(context.query_id, first, context.origin))
 
     def _row(self, query_id: str, rows: Rows) -> Row | None:
         value = rows(query_id)

@@ -16,6 +16,7 @@ UniscaleError
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Final
 
 from schemas.errors import UniscaleError
 
@@ -96,10 +97,18 @@ class DuplicateQuery(DeciderError):
 class CorruptState(DeciderError):
     """Bytes that are not a whole, unaltered state. Use the snapshot before it, or fold the log again."""
 
-    def __init__(self, what: str, found: object, wanted: object) -> None:
-        super().__init__(f"{what}: found {found!r}, wanted {wanted!r}; use an earlier state or fold the log")
-        self.what, self.found, self.wanted = what, found, wanted
+    def __init__(
+        self, what: str, found: object, wanted: object, fix: str = "use an earlier state or fold the log"
+    ) -> None:
+        super().__init__(f"{what}: found {found!r}, wanted {wanted!r}; {fix}")
+        self.what, self.found, self.wanted, self.fix = what, found, wanted, fix
 
     def within(self, whole: str) -> CorruptState:
         """Return the same error, said of a part of something."""
-        return CorruptState(f"{whole} {self.what}", self.found, self.wanted)
+        return CorruptState(f"{whole} {self.what}", self.found, self.wanted, self.fix)
+
+
+FIX_LOG: Final = (
+    "`python -m streams learner check` names every row that is refused, `learner repair` goes on without them"
+)
+"""What to do about a log that is not whole."""

@@ -14,7 +14,7 @@ from itertools import groupby
 from operator import attrgetter
 from typing import Final
 
-from agents.decider.errors import CorruptState
+from agents.decider.errors import FIX_LOG, CorruptState
 from agents.decider.events import events, offer, resume_offer, tell
 from agents.decider.observations import ActionRow, AnyRow, OfferRow, Row
 from agents.decider.policies.base import Policy
@@ -85,10 +85,11 @@ def untold(rows: Sequence[Row], after: int = -1) -> CorruptState | None:
         rows: Rows in any order.
         after: Last sequence number that a snapshot holds already; -1 for none.
     """
-    found = sorted(seq for row in rows for seq in row.seqs if seq > after)
-    for wanted, seq in enumerate(found, after + 1):
+    found = sorted((seq, row.query_id) for row in rows for seq in row.seqs if seq > after)
+    for wanted, (seq, query_id) in enumerate(found, after + 1):
         if seq != wanted:
-            return CorruptState("the log's next sequence number", seq, wanted)
+            why = f"row {query_id!r} has {seq}; {FIX_LOG}"
+            return CorruptState("the log's next sequence number", seq, wanted, why)
     return None
 
 

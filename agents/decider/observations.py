@@ -24,7 +24,7 @@ import numpy as np
 from msgspec import Struct
 
 from agents.decider import intake
-from agents.decider.errors import CorruptState
+from agents.decider.errors import FIX_LOG, CorruptState
 from agents.decider.policies.base import ActionVector, Aim, Objective, Observation, Pending, Vector
 from schemas.base import MAX_VALUE
 from schemas.errors import RecordTooLarge
@@ -287,7 +287,7 @@ def decode_row(key: bytes, value: bytes) -> AnyRow:
     try:
         row: AnyRow = _DECODER.decode(value)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise CorruptState(f"row {key!r}", str(error), "a row of this release") from None
+        raise CorruptState(f"row {key!r}", str(error), "a row of this release", FIX_LOG) from None
     return row
 
 

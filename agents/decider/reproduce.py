@@ -54,12 +54,12 @@ def opened(policy: Policy, records: Mapping[bytes, bytes]) -> tuple[list[AnyRow]
 
     Args:
         policy: Of the settings of the live run; fresh.
-        records: Every key and value of the log.
+        records: Every key and value of the whole log, and of the snapshots.
 
     Raises:
         CorruptState: There is no row, a row cannot be read, or rows are missing that no snapshot holds.
     """
-    snapshots = {k: v for k, v in records.items() if k.startswith(snapshot.SNAPSHOT_KEY)}
+    snapshots = {k: v for k, v in records.items() if snapshot.is_record(k)}
     log = [decode_row(k, v) for k, v in records.items() if k not in snapshots]
     decided = [row for row in log if isinstance(row, Row)]
     if not decided:

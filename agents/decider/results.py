@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from agents.decider.errors import CorruptState
@@ -15,7 +16,7 @@ class Decided:
     """What one Context led to: a Decision to send, or the error for its dead letter.
 
     Attributes:
-        value: The Decision's bytes; None with an error.
+        value: The Decision's bytes; None with an error, and where the query has ended and its row has left the log.
         group: The executor group it goes to, beside `action-decision`.
         row: Key and value to write before sending; None when the row is there already (a redelivery).
     """
@@ -28,8 +29,8 @@ class Decided:
 
     @property
     def resent(self) -> bool:
-        """Return whether this is a redelivery, answered with the bytes of the first time."""
-        return self.value is not None and self.row is None
+        """Return whether this is a redelivery: answered with the bytes of the first time, or not at all once ended."""
+        return self.error is None and self.row is None
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +53,7 @@ class Recovered:
         refused: Newer snapshots that were damaged, each with its reason.
         next_context, next_reward: First offsets the log does not hold. Read from here when the group's commit
             is further on: it ran ahead of the changelog.
+        carried: Rows that the snapshot held and the log that was read does not, by key.
     """
 
     folded: Folded
@@ -59,3 +61,4 @@ class Recovered:
     refused: tuple[CorruptState, ...]
     next_context: int
     next_reward: int
+    carried: Mapping[bytes, bytes]

@@ -1,27 +1,40 @@
-"""A policy's state in chunks, so that the log need not grow without bound.
+"""A policy's state and the rows still open in chunks, so that memory, startup and the log need not grow without bound.
 
-Written in this order, and a crash between any two writes recovers the same state: the chunks of a new
-version, its manifest (which makes it complete), tombstones of rows that the version *before* holds,
-tombstones of versions older than that. Two versions stay, and every row newer than the older one: should the
-newest be damaged, the one before it and the log give the same state. Nothing here does I/O: keys and values
-in, keys and values out.
+A snapshot stands for the learner's log up to an offset: the state of the policy, the rows from before that offset that
+are still needed (open ones, the actions, what is on offer), and the ids of the queries that have ended. Snapshots lie
+in a topic of their own, and are written in this order; a crash between any two writes recovers the same state:
+
+1. arrays of ids that no earlier snapshot has, the chunks of the new version, and its manifest, which makes it complete;
+2. tombstones of the ended rows that the version *before* holds, in the log;
+3. the offset at which startup begins to read the log: that version's;
+4. tombstones of older versions.
+
+Two versions stay, and every row newer than the older one: should the newest be damaged, the one before it and the log
+give the same state. Nothing here does I/O: keys and values in, keys and values out.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Final
 
 import msgspec
 from msgspec import Struct
 
+from agents.decider.ended import EndedIds, Part
 from agents.decider.errors import CorruptState
-from agents.decider.observations import Row
-from schemas.query import Origin
+from agents.decider.observations import ActionRow, AnyRow, OfferRow, Row, decode_row
 
 SNAPSHOT_KEY: Final = b"\x00snapshot/"
 """Prefix of snapshot records. A query_id is printable ASCII, so no query's row can begin like this."""
+
+IDS_KEY: Final = b"\x00ended/"
+"""Prefix of the arrays of ids, each under the SHA-256 of its bytes."""
+
+START_KEY: Final = b"\x00start"
+"""Key of the offset at which startup begins to read the log."""
 
 CHUNK_BYTES: Final = 1 << 20
 """Bytes of a chunk: a quarter of the record limit. Larger gains nothing and stalls the producer's batch."""
@@ -31,6 +44,9 @@ BEGINNING: Final = -1
 
 KEPT: Final = 2
 """Versions that stay: the newest, and the one before it in case the newest is damaged."""
+
+ENDED: Final = ("closed", "abandoned")
+"""Stages of a row that nothing changes any more."""
 
 
 class Manifest(Struct, frozen=True, kw_only=True, tag="decider-snapshot.v1", tag_field="schema"):
@@ -44,6 +60,10 @@ class Manifest(Struct, frozen=True, kw_only=True, tag="decider-snapshot.v1", tag
         sha256: Of all chunks together.
         size: Bytes of all chunks together.
         prior: SHA-256 of the prior that version -1 is made of; empty in all others.
+        log_offset: First offset of the log that is not in it; -1 for a snapshot that lies in the log itself, as those
+            of 0.1.0 do, and needs the whole log beside it.
+        rows: SHA-256 of each chunk of the rows from before that offset, one JSON row a line.
+        ended: The arrays of ids, oldest first.
     """
 
     version: int
@@ -54,6 +74,44 @@ class Manifest(Struct, frozen=True, kw_only=True, tag="decider-snapshot.v1", tag
     sha256: str
     size: int
     prior: str = ""
+    log_offset: int = -1
+    rows: tuple[str, ...] = ()
+    ended: tuple[Part, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Carried:
+    """What a snapshot holds beside the policy, so that the log before an offset is not needed.
+
+    Attributes:
+        log_offset: First offset of the log that is not in it.
+        rows: Values of the rows still needed.
+        ended: Ids of the queries whose rows have ended.
+    """
+
+    log_offset: int = -1
+    rows: tuple[bytes, ...] = ()
+    ended: EndedIds = field(default_factory=EndedIds)
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """A version as it was read back.
+
+    Attributes:
+        manifest: What it says of itself.
+        rows: The rows it holds, by key.
+        ended: Ids of the queries whose rows had ended.
+    """
+
+    manifest: Manifest
+    rows: Mapping[bytes, bytes]
+    ended: EndedIds
+
+    @property
+    def version(self) -> int:
+        """Return the place in the order up to which it holds everything."""
+        return self.manifest.version
 
 
 def write(
@@ -65,6 +123,8 @@ def write(
     reward_offset: int,
     chunk_bytes: int = CHUNK_BYTES,
     prior: str = "",
+    carried: Carried | None = None,
+    present: Collection[bytes] = (),
 ) -> Iterator[tuple[bytes, bytes]]:
     """Yield the records of a version in the order they must be written, the manifest last.
 
@@ -76,45 +136,65 @@ def write(
         reward_offset: Newest Reward offset in the state.
         chunk_bytes: Size of a chunk.
         prior: SHA-256 of the prior that this is, for version -1.
+        carried: What it holds beside the state; None for a snapshot that needs the whole log.
+        present: Keys that are there already: an array of ids is written once.
     """
-    parts = [state[at : at + chunk_bytes] for at in range(0, len(state), chunk_bytes)]
-    for index, part in enumerate(parts):
-        yield _chunk_key(version, index), part
+    carried = carried or Carried()
+    arrays = carried.ended.parts()
+    for part, data in arrays:
+        if (key := IDS_KEY + part.sha256.encode()) not in present:
+            yield key, data
+    chunks = _pieces(state, chunk_bytes)
+    for index, chunk in enumerate(chunks):
+        yield _chunk_key(version, index), chunk
+    rows = _pieces(b"\n".join(carried.rows), chunk_bytes)
+    for index, chunk in enumerate(rows):
+        yield _rows_key(version, index), chunk
     manifest = Manifest(
         version=version,
         clock=clock,
         context_offset=context_offset,
         reward_offset=reward_offset,
-        chunks=tuple(_digest(part) for part in parts),
+        chunks=tuple(map(_digest, chunks)),
         sha256=_digest(state),
         size=len(state),
         prior=prior,
+        log_offset=carried.log_offset,
+        rows=tuple(map(_digest, rows)),
+        ended=tuple(part for part, _ in arrays),
     )
     body = msgspec.json.encode(manifest)
     yield _manifest_key(version), _digest(body).encode() + b"\n" + body
 
 
 def read(
-    records: Mapping[bytes, bytes], accept: Callable[[bytes], None], *, oldest: bool = False
-) -> tuple[Manifest | None, list[CorruptState]]:
+    records: Mapping[bytes, bytes],
+    accept: Callable[[bytes], None],
+    *,
+    oldest: bool = False,
+    most_ids: int | None = None,
+) -> tuple[Snapshot | None, list[CorruptState]]:
     """Return the newest complete, verified and accepted version, and why each newer one was refused.
 
     Chunks without a manifest are a version whose writing was cut short; they are no error.
 
     Args:
-        records: Every record of the log whose key begins with SNAPSHOT_KEY.
+        records: Every snapshot record there is.
         accept: Takes the state, or raises CorruptState: `Policy.load`.
         oldest: Begin with the oldest version instead: a replay wants the most rows after it.
+        most_ids: Ids remembered at most; None for the default.
     """
     refused: list[CorruptState] = []
     for version in sorted(versions(records), reverse=not oldest):
         try:
             manifest, state = _verified(records, version)
+            rows = _rows(records, manifest)
+            ended = _ids(records, manifest, most_ids)
             accept(state)
         except CorruptState as error:
             refused.append(error.within(f"snapshot {version}"))
         else:
-            return manifest, refused
+            return Snapshot(manifest, rows, ended), refused
     return None, refused
 
 
@@ -126,37 +206,93 @@ def prior_of(records: Mapping[bytes, bytes]) -> str:
     return msgspec.json.decode(value.partition(b"\n")[2], type=Manifest).prior
 
 
+def is_record(key: bytes) -> bool:
+    """Return whether a record belongs to a snapshot; else it is a row of the log."""
+    return key.startswith((SNAPSHOT_KEY, IDS_KEY, START_KEY))
+
+
 def versions(records: Iterable[bytes]) -> set[int]:
     """Return the versions that have a manifest, whole or not."""
     return {_version(key) for key in records if key.startswith(SNAPSHOT_KEY) and key.endswith(b"/manifest")}
 
 
-def obsolete(
-    records: Iterable[bytes], rows: Iterable[Row], replayable: Callable[[Origin], bool]
-) -> Iterator[bytes]:
-    """Yield the keys that may get a tombstone once a new manifest is written.
+def manifests(records: Mapping[bytes, bytes]) -> dict[int, Manifest]:
+    """Return the manifests that can be read, by version; `read` verifies what they say."""
+    found = {}
+    for version in versions(records):
+        try:
+            body = records[_manifest_key(version)].partition(b"\n")[2]
+            found[version] = msgspec.json.decode(body, type=Manifest)
+        except msgspec.DecodeError:
+            continue
+    return found
+
+
+def start_of(records: Mapping[bytes, bytes]) -> int:
+    """Return the offset at which startup begins to read the log; 0 where the whole log is needed.
+
+    Raises:
+        CorruptState: The record is no offset.
+    """
+    value = records.get(START_KEY, b"0")
+    if not value.isdigit():
+        raise CorruptState("the start of the learner's log", value[:20], "an offset")
+    return int(value)
+
+
+def carry(
+    rows: Iterable[tuple[bytes, bytes, AnyRow]], log_offset: int, ended: EndedIds
+) -> tuple[Carried, dict[bytes, int]]:
+    """Return what a snapshot of this moment holds beside the policy, and the place of the last change of ended rows.
 
     Args:
-        records: Keys of the snapshot records there are.
-        rows: The rows of the log.
-        replayable: Whether the broker still holds the record of an origin. A row stays as long as its Query or
-            its Context could come again and would have to be recognised.
+        rows: Key, value and content of every row in memory.
+        log_offset: The end of the log.
+        ended: Ids of the queries that have ended; those of these rows are added.
     """
-    keys = list(records)
+    needed, done, offers = list[bytes](), dict[bytes, int](), list[tuple[int, bytes]]()
+    for key, value, row in rows:
+        match row:
+            case Row() if row.stage in ENDED:
+                done[key] = row.last_seq
+                ended.add(row.query_id, row.query_origin, row.context_origin.offset)
+            case OfferRow():
+                offers.append((row.seq, value))
+            case Row() | ActionRow():
+                needed.append(value)
+    needed += [value for _, value in sorted(offers)[-1:]]
+    return Carried(log_offset, tuple(needed), ended), done
+
+
+def floor_of(known: Mapping[int, Manifest]) -> Manifest | None:
+    """Return the oldest version that stays: what it holds may leave the log. None while there are too few.
+
+    Args:
+        known: Manifests of the complete versions by version. Those that need the whole log do not count.
+    """
+    own = sorted(version for version, manifest in known.items() if manifest.log_offset >= 0)
+    return known[own[-KEPT]] if len(own) >= KEPT else None
+
+
+def obsolete(keys: Iterable[bytes], known: Mapping[int, Manifest]) -> list[bytes]:
+    """Return the keys of the snapshot records that no kept version needs.
+
+    Args:
+        keys: Keys of the snapshot records there are.
+        known: Manifests of the complete versions, by version.
+    """
+    floor = floor_of(known)
+    if floor is None:
+        return []
+    kept = {v: m for v, m in known.items() if v >= floor.version}
+    arrays = {IDS_KEY + part.sha256.encode() for manifest in kept.values() for part in manifest.ended}
     # The beginning stays: a replay of the whole log starts from it.
-    known = sorted(versions(keys) - {BEGINNING}, reverse=True)
-    if len(known) < KEPT:
-        return
-    floor = known[KEPT - 1]
-    for row in rows:
-        ended = row.stage in ("closed", "abandoned")
-        if not ended or row.last_seq > floor:
-            continue
-        if not (replayable(row.query_origin) or replayable(row.context_origin)):
-            yield row.query_id.encode()
-    for key in keys:
-        if key.startswith(SNAPSHOT_KEY) and BEGINNING < _version(key) < floor:
-            yield key
+    return [
+        key
+        for key in keys
+        if (key.startswith(IDS_KEY) and key not in arrays)
+        or (key.startswith(SNAPSHOT_KEY) and BEGINNING < _version(key) < floor.version)
+    ]
 
 
 def is_prior(key: bytes) -> bool:
@@ -174,18 +310,45 @@ def _verified(records: Mapping[bytes, bytes], version: int) -> tuple[Manifest, b
         raise CorruptState("manifest", str(error), "decider-snapshot.v1") from None
     if manifest.version != version:
         raise CorruptState("manifest version", manifest.version, version)
-    parts = []
-    for index, digest in enumerate(manifest.chunks):
-        part = records.get(_chunk_key(version, index))
-        if part is None:
-            raise CorruptState(f"chunk {index}", "nothing", f"{len(manifest.chunks)} chunks")
-        if _digest(part) != digest:
-            raise CorruptState(f"chunk {index} sha256", _digest(part), digest)
-        parts.append(part)
-    state = b"".join(parts)
+    state = _joined(records, manifest.chunks, lambda index: _chunk_key(version, index), "chunk")
     if (len(state), _digest(state)) != (manifest.size, manifest.sha256):
         raise CorruptState("size", len(state), manifest.size)
     return manifest, state
+
+
+def _rows(records: Mapping[bytes, bytes], manifest: Manifest) -> dict[bytes, bytes]:
+    lines = _joined(records, manifest.rows, lambda index: _rows_key(manifest.version, index), "chunk of rows")
+    return {row_key(decode_row(b"", value)): value for value in lines.split(b"\n") if value}
+
+
+def row_key(row: AnyRow) -> bytes:
+    """Return the key of a row in the log."""
+    return row.query_id.encode() if isinstance(row, Row) else row.key
+
+
+def _ids(records: Mapping[bytes, bytes], manifest: Manifest, most: int | None) -> EndedIds:
+    def load(sha256: str) -> bytes | None:
+        return records.get(IDS_KEY + sha256.encode())
+
+    return EndedIds.read(manifest.ended, load) if most is None else EndedIds.read(manifest.ended, load, most)
+
+
+def _joined(
+    records: Mapping[bytes, bytes], digests: tuple[str, ...], key: Callable[[int], bytes], what: str
+) -> bytes:
+    parts = []
+    for index, digest in enumerate(digests):
+        part = records.get(key(index))
+        if part is None:
+            raise CorruptState(f"{what} {index}", "nothing", f"{len(digests)} chunks")
+        if _digest(part) != digest:
+            raise CorruptState(f"{what} {index} sha256", _digest(part), digest)
+        parts.append(part)
+    return b"".join(parts)
+
+
+def _pieces(data: bytes, size: int) -> list[bytes]:
+    return [data[at : at + size] for at in range(0, len(data), size)]
 
 
 def _digest(data: bytes) -> str:
@@ -194,6 +357,10 @@ def _digest(data: bytes) -> str:
 
 def _chunk_key(version: int, index: int) -> bytes:
     return SNAPSHOT_KEY + f"{version}/{index}".encode()
+
+
+def _rows_key(version: int, index: int) -> bytes:
+    return SNAPSHOT_KEY + f"{version}/rows/{index}".encode()
 
 
 def _manifest_key(version: int) -> bytes:

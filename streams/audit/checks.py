@@ -56,7 +56,8 @@ def _decided(s: Story, w: World) -> Iterator[str]:
                 yield f"its Decision names a Query at {d.q_part}/{d.q_off}, where another lies"
         elif s.query.asked is not None and s.query.asked != d.asked:
             yield "the question in its Decision is not that of its Query"
-        if row is None and (w.holds(Query, d.q_part, d.q_off) or s.contexts):
+        kept = w.holds(Query, d.q_part, d.q_off) or s.contexts
+        if row is None and kept and s.query_id not in w.ended:
             yield "the learner's row is missing"
     if row is not None and d is None and row.early and not s.refused(Decision):
         past = row.clock + BATCH <= w.facts.decisions_done or any(r.early for r in s.rewards)

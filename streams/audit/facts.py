@@ -29,7 +29,7 @@ from streams.audit.records import (
     Vector,
 )
 
-SNAPSHOT: Final = b"\x00snapshot/"
+SNAPSHOT: Final = (b"\x00snapshot/", b"\x00ended/", b"\x00start")
 ACTION: Final = b"\x00action/"
 _ID: Final = re.compile(r"[\x21-\x7e]{1,200}")
 _WRONG: Final = (KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError)
@@ -56,9 +56,8 @@ class Facts:
 
     def take(self, kind: str, part: int, raw: Raw, early: bool) -> None:
         """Take one record of a kind of topic: query, context, decision, answer, reward, feedback or another."""
-        if kind in ("learner", "join") and (
-            raw.value is None or raw.key is None or raw.key.startswith(b"\x00")
-        ):
+        keyed = raw.value is None or raw.key is None or raw.key.startswith(b"\x00")
+        if kind == "snapshot" or (kind in ("learner", "join") and keyed):
             self._keyed(kind, raw)
             return
         plain = self._plain(raw.value)
@@ -75,14 +74,14 @@ class Facts:
 
     def _keyed(self, kind: str, raw: Raw) -> None:
         key = raw.key or b""
-        if kind == "learner" and key.startswith(SNAPSHOT):
+        if kind in ("learner", "snapshot") and key.startswith(SNAPSHOT):
             if raw.value:
                 self._ledger.add(Chunk(key, raw.value))
             else:
                 self._ledger.drop(Chunk, key)
         elif kind == "learner" and key.startswith(ACTION) and (plain := self._plain(raw.value)):
             self.actions[str(plain.get("action"))] = str(plain.get("embedding"))
-        elif raw.value is None:
+        elif kind in ("learner", "join") and raw.value is None:
             self._ledger.drop(Row if kind == "learner" else JoinRow, key.decode(errors="replace"))
 
     def _control(self, r: dict[str, Any], where: tuple[int, int, bool, int]) -> None:

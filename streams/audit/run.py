@@ -3,8 +3,8 @@
 **Why twice.** Records go on arriving while the ends are asked for. What lies before the first capture is what has to
 be accounted for; what lies before the second may explain it. Every record before the first capture was written before
 the second began, and so was all that had to be there before it: its cause, and whatever its room had finished first.
-Within a capture, effects come before causes: the learner's log, then rewards, answers, decisions, contexts, queries,
-dead letters. So a Reward, for instance, never lacks a Decision that came between the two questions.
+Within a capture, effects come before causes: the learner's log, its snapshots, then rewards, answers, decisions,
+contexts, queries, dead letters. So a Reward, for instance, never lacks a Decision that came between the two questions.
 """
 
 import resource
@@ -23,8 +23,9 @@ from streams.audit.learner import Fold, Learner, Setup
 from streams.audit.ledger import Ledger
 from streams.audit.log import Log, Part, Span
 from streams.audit.price import Catalogue
-from streams.audit.records import Answer, Context, Decision, Feedback, JoinRow, Query, Reward, Row
+from streams.audit.records import Answer, Chunk, Context, Decision, Feedback, JoinRow, Query, Reward, Row
 from streams.audit.rows import told
+from streams.audit.snapshots import Ended
 from streams.audit.stories import State, Story, state_of, stories
 from streams.audit.world import World
 from streams.settings import Settings
@@ -129,7 +130,8 @@ def audit(log: Log, settings: Settings, now_ms: int | None = None) -> Report:
             oldest_ms = _read(log, names, first, second, facts, report)
             ledger.flush()
             kinds = {kind: names[name] for name, kind in _KINDS.items()}
-            world = World(facts, kinds, second, oldest_ms, now_ms)
+            ended = Ended(ledger.of_kind(Chunk, "key"))
+            world = World(facts, kinds, second, oldest_ms, now_ms, ended)
             _account(ledger, world, settings, report)
             setup = Setup.of(settings.policy.name, settings.policy.options)
             _learner(Fold(ledger, facts.actions, setup).run(), report)
@@ -145,7 +147,8 @@ def audit(log: Log, settings: Settings, now_ms: int | None = None) -> Report:
 def _names(topics: Topics) -> dict[str, str]:
     """Return the topic of each kind, effects before causes."""
     return {
-        "learner": topics.changelog("decider", "pending"), "join": topics.changelog("aggregator", "join"),
+        "learner": topics.changelog("decider", "pending"), "snapshot": topics.snapshot,
+        "join": topics.changelog("aggregator", "join"),
         "reward": topics.reward, "feedback": topics.feedback, "answer": topics.answer, "decision": topics.decision,
         "context": topics.context, "query": topics.query, "control": topics.control, "dead_letter": topics.dead_letter,
     }  # fmt: skip

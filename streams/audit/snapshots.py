@@ -1,7 +1,8 @@
-"""The snapshots in the learner's log, read a second time: chunks, manifest, and the sums of a linear policy in them.
+"""The learner's snapshots, read a second time: chunks, manifest, ids, and the sums of a linear policy in them.
 
 A state is `USPOLICY`, a SHA-256 of what follows, the length of a header, the header as JSON, and arrays one after the
-other. A policy that explores wraps the state of the one inside.
+other. A policy that explores wraps the state of the one inside. Ids of queries that have ended lie in arrays: n digests
+of 8 bytes, sorted, then n places of 8 bytes.
 """
 
 import hashlib
@@ -18,6 +19,8 @@ from streams.audit.records import Chunk
 Matrix = npt.NDArray[np.float64]
 
 _PREFIX: Final = b"\x00snapshot/"
+_IDS: Final = b"\x00ended/"
+_START: Final = b"\x00start"
 _MAGIC: Final = b"USPOLICY"
 _KEPT: Final = 2  # older versions are being removed, perhaps at this moment
 
@@ -84,6 +87,57 @@ def snapshots(chunks: Iterable[Chunk]) -> tuple[list[Snapshot], list[tuple[str, 
     return taken, wrong
 
 
+class Ended:
+    """The queries that both newest snapshots call ended: their rows may have left the log.
+
+    There may be one alone where the start of reading has moved: a repaired log begins with it.
+
+    Args:
+        chunks: Every record of the snapshots.
+    """
+
+    def __init__(self, chunks: Iterable[Chunk]) -> None:
+        manifests: dict[int, dict[str, Any]] = {}
+        arrays: dict[str, bytes] = {}
+        moved = False
+        for key, value in chunks:
+            moved = moved or key == _START
+            if key.startswith(_IDS):
+                arrays[key[len(_IDS) :].decode(errors="replace")] = value
+            elif key.startswith(_PREFIX) and key.endswith(b"/manifest"):
+                manifests[_version(key)] = _body(value)
+        self.digests = np.empty(0, "<u8")
+        whole = sorted(version for version in manifests if version >= 0)[-_KEPT:]
+        if len(whole) < _KEPT and not (whole and moved):
+            return
+        try:
+            held = [arrays[part["sha256"]] for part in manifests[whole[0]].get("ended", ())]
+        except (KeyError, TypeError):
+            return  # it is damaged, and named as such where the policy is folded
+        found = [np.frombuffer(data[: len(data) // 16 * 8], "<u8") for data in held]
+        self.digests = np.sort(np.concatenate([self.digests, *found]))
+
+    def __contains__(self, query_id: object) -> bool:
+        """Return whether a query's id is among them."""
+        digest = hashlib.blake2b(str(query_id).encode(), digest_size=8).digest()
+        wanted = np.uint64(int.from_bytes(digest, "little"))
+        at = int(self.digests.searchsorted(wanted))
+        return at < len(self.digests) and bool(self.digests[at] == wanted)
+
+
+def _version(key: bytes) -> int:
+    number = key[len(_PREFIX) :].partition(b"/")[0]
+    return int(number) if number.removeprefix(b"-").isdigit() else -2
+
+
+def _body(value: bytes) -> dict[str, Any]:
+    try:
+        found = orjson.loads(value.partition(b"\n")[2])
+    except orjson.JSONDecodeError:
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
 def _snapshot(records: dict[bytes, bytes], version: int) -> Snapshot:
     prefix = _PREFIX + f"{version}/".encode()
     stated, _, body = records[prefix + b"manifest"].partition(b"\n")
@@ -96,6 +150,10 @@ def _snapshot(records: dict[bytes, bytes], version: int) -> Snapshot:
             raise ValueError(f"chunk {at} of {len(manifest['chunks'])} is missing")
         _same(part, digest, f"chunk {at}")
         parts.append(part)
+    for at, digest in enumerate(manifest.get("rows", ())):
+        _same(records.get(prefix + f"rows/{at}".encode(), b""), digest, f"chunk {at} of rows")
+    for part in manifest.get("ended", ()):
+        _same(records.get(_IDS + part["sha256"].encode(), b""), part["sha256"], "ids of ended queries")
     state = b"".join(parts)
     _same(state, manifest["sha256"], "state")
     header, arrays = _state(state)

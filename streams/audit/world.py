@@ -1,5 +1,6 @@
 """What the checks know beside the query: how far each room had come, and what retention has removed."""
 
+from collections.abc import Container
 from dataclasses import dataclass
 
 from streams.audit.facts import Facts
@@ -19,6 +20,7 @@ class World:
         spans: What each partition holds.
         oldest_ms: Append time of the first record of each partition that has lost some to retention.
         now_ms: The time.
+        ended: Queries whose rows may have left the learner's log, as its snapshots hold them.
     """
 
     facts: Facts
@@ -26,6 +28,7 @@ class World:
     spans: dict[Part, Span]
     oldest_ms: dict[Part, int]
     now_ms: int
+    ended: Container[str]
 
     def keeps(self, kind: type, ts: int) -> bool:
         """Say whether a record of a kind, appended after `ts`, must still be there."""

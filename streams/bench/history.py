@@ -99,7 +99,7 @@ class History:
             if every and self.decider.seq - self._snapshot_at >= every:
                 self._snapshot_at = self.decider.seq
                 for key, value in self.decider.snapshot():
-                    yield self._put(learner, key, value)
+                    yield self._put(self.topics.snapshot, key, value)
 
     def _asked(self, number: int, asked: list[tuple[Context, Origin]]) -> Iterator[Written]:
         self.now_ms += 10

@@ -112,11 +112,12 @@ def _lived(
             asked.append((record, Origin(topic="context", partition=0, offset=at)))
         made = decider.decide(asked, lambda _: None, around)
         table = {d.query_id: d.row[1] for d in made if d.row}
-        rewards = [(_reward(d, rng), start + at) for at, d in enumerate(made)]
+        rewards = [(drawn_reward(d, rng), start + at) for at, d in enumerate(made)]
         yield from (each.row for each in decider.learn(rewards, table.get) if each.row)
 
 
-def _reward(decided: Decided, rng: np.random.Generator) -> Reward:
+def drawn_reward(decided: Decided, rng: np.random.Generator) -> Reward:
+    """Return a final reward with drawn terms."""
     assert decided.value is not None, decided.error
     decision = decode(decided.value, Decision)
     return Reward(
@@ -150,14 +151,15 @@ def _recovered(settings: Settings, log: Path) -> dict[str, float]:
     began = time.monotonic()
     with Supervisor({"decider": command}, environ=environ, log_path=log) as supervisor:
         supervisor.wait_ready(300)
-        while not (took := _seconds(port)):
+        while not (took := recovery_seconds(port)):
             if time.monotonic() - began > 600:
                 raise LookupError(f"the decider did not recover in 600 s:\n{log.read_text()[-2000:]}")
             time.sleep(0.05)
         return {**took, "ready": time.monotonic() - began}
 
 
-def _seconds(port: int) -> dict[str, float]:
+def recovery_seconds(port: int) -> dict[str, float]:
+    """Return how long the decider's recovery took, by part, from its metrics; empty before it is done."""
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as page:
         text = page.read().decode()
     found = re.findall(r'^uniscale_recovery_seconds{part="(\w+)"} (\S+)$', text, re.MULTILINE)

@@ -29,12 +29,14 @@ _MODULES: Final = {
     "objective": "control",
     "keys": "keys",
     "dead-letters": "dead_letters",
+    "learner": "learner",
     "verify-decisions": "verify",
     "demo": "demo",
     "audit": "audit",
     "bench": "bench",
     "bench-audit": "audit",
     "bench-gateway": "bench_gateway",
+    "bench-closed": "recovery",
     "bench-recovery": "recovery",
 }
 

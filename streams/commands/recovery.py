@@ -1,6 +1,8 @@
-"""`bench-recovery`: measure how long the learner takes to recover from its log."""
+"""`bench-recovery`, `bench-closed`: measure the recovery of the learner, and what a long life leaves of it."""
 
 import os
+from collections.abc import Callable
+from typing import Any, Final
 
 import click
 import orjson
@@ -8,6 +10,13 @@ import orjson
 from streams.local.broker import Broker
 from streams.local.launch import settings_for
 from streams.settings import Settings
+
+_BROKER: Final = click.option(
+    "--broker",
+    "kind",
+    type=click.Choice(["none", "auto", "kafka", "embedded"]),
+    help="Which broker to start; none: use the one at --bootstrap. [none where --bootstrap is given, else auto]",
+)
 
 
 @click.command("bench-recovery")
@@ -21,12 +30,7 @@ from streams.settings import Settings
     show_default=True,
     help="Length of each embedding, the query's and the action's.",
 )
-@click.option(
-    "--broker",
-    "kind",
-    type=click.Choice(["none", "auto", "kafka", "embedded"]),
-    help="Which broker to start; none: use the one at --bootstrap. [none where --bootstrap is given, else auto]",
-)
+@_BROKER
 @click.pass_context
 def bench_recovery(ctx: click.Context, rows: int, half: int, kind: str | None) -> None:
     """Write ROWS observations to a broker and measure the decider's recovery of them; the last line is JSON.
@@ -36,6 +40,42 @@ def bench_recovery(ctx: click.Context, rows: int, half: int, kind: str | None) -
     """
     from streams.bench.recovery import measure  # with numpy and more, which `--help` need not wait for
 
+    _measured(ctx, kind, lambda settings, say: measure(settings, rows, half, say))
+
+
+@click.command("bench-closed")
+@click.argument("queries", type=click.IntRange(min=1), default=1_000_000)
+@click.option(
+    "--lived",
+    type=click.IntRange(min=1),
+    default=50_000,
+    show_default=True,
+    help="How many of them are decided and learned here; of the others the id alone is entered.",
+)
+@click.option(
+    "--half",
+    type=click.IntRange(min=8),
+    default=384,
+    show_default=True,
+    help="Length of each embedding, the query's and the action's.",
+)
+@_BROKER
+@click.pass_context
+def bench_closed(ctx: click.Context, queries: int, lived: int, half: int, kind: str | None) -> None:
+    """Write the log of QUERIES ended queries, start the decider on it, and send duplicates; the last line is JSON.
+
+    `rss_mb` and `peak_mb` are the decider's resident memory, `ready_s` counts from the start of its process. Of
+    `duplicates_sent` half come from their own place and are passed over, half from another and are refused.
+    """
+    from streams.bench.closed import measure  # with numpy and more, which `--help` need not wait for
+
+    _measured(ctx, kind, lambda settings, say: measure(settings, queries, lived, half, say))
+
+
+def _measured(
+    ctx: click.Context, kind: str | None, measure: Callable[[Settings, Callable[[str], None]], dict[str, Any]]
+) -> None:
+    """Measure on the broker of choice and print the result."""
     settings: Settings = ctx.obj
     given = ctx.find_root().params.get("bootstrap") or "UNISCALE_BOOTSTRAP" in os.environ
 
@@ -43,12 +83,12 @@ def bench_recovery(ctx: click.Context, rows: int, half: int, kind: str | None) -
         click.echo(text, err=True)
 
     if (kind or ("none" if given else "auto")) == "none":
-        found = {**measure(settings, rows, half, say), "broker": f"at {settings.kafka.bootstrap}"}
+        found = {**measure(settings, say), "broker": f"at {settings.kafka.bootstrap}"}
     else:
         with Broker.choose(kind or "auto", os.environ) as broker:  # type: ignore[arg-type]
             say(broker.version)
-            found = {**measure(settings_for(settings, broker), rows, half, say), "broker": broker.version}
+            found = {**measure(settings_for(settings, broker), say), "broker": broker.version}
     click.echo(orjson.dumps(found).decode())
 
 
-COMMANDS = [bench_recovery]
+COMMANDS = [bench_recovery, bench_closed]

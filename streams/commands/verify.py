@@ -18,16 +18,15 @@ from streams.topics import Topics
 @click.option("--show", default=10, show_default=True, help="Print at most this many mismatches.")
 @click.pass_obj
 def verify_decisions(settings: Settings, show: int) -> None:
-    """Rebuild the policy from the decider's changelog, in order, and check every Decision against it.
+    """Rebuild the policy from the learner's log and snapshots, in order, and check every Decision against it.
 
     Run with the settings of the live decider (policy, options, warm-up, seed, encoder). Where rows have left the
     log, it starts at the oldest snapshot. Exits with 1 if a Decision differs.
     """
-    latest: dict[bytes, bytes | None] = {}
-    for record in connections.read_all(settings, [Topics(settings).changelog("decider", "pending")]):
-        latest[record.key] = record.value
+    topics = Topics(settings)
+    records = connections.latest(settings, [topics.changelog("decider", "pending"), topics.snapshot])
     policy = policy_of(settings, encoder_of(settings))
-    rows, after = opened(policy, {key: value for key, value in latest.items() if value})
+    rows, after = opened(policy, records)
     decisions = sum(isinstance(row, Row) and row.seq > after for row in rows)
     found = mismatches(policy, rows, settings.policy.seed, after)
     shown = list(islice(found, show))

@@ -134,6 +134,18 @@ class Table(Protocol):
     async def drop_all(self, keys: Iterable[tuple[bytes, int]]) -> None:
         """Delete rows (key, partition) and wait until that is durable."""
 
+    def seed(self, rows: Iterable[tuple[bytes, bytes, int]]) -> None:
+        """Show rows (key, value, partition) that are durable elsewhere, where the table has none of that key."""
+
+    async def post(self, topic: str, records: Iterable[tuple[bytes, bytes | None]]) -> None:
+        """Write records (key, value) of another topic with one partition, under this table's right to write.
+
+        A worker whose table has been taken over by another cannot write them either. None deletes a key.
+
+        Raises:
+            SendFailed: the broker did not take a record; others of the call may have been written.
+        """
+
 
 class Runtime(Protocol):
     """One worker of one room.
@@ -175,6 +187,7 @@ class Runtime(Protocol):
         source: str,
         recovered: Callable[[], Awaitable[None]],
         one_writer: bool = False,
+        begins: Callable[[], Awaitable[int]] | None = None,
     ) -> Table:
         """Declare a table.
 
@@ -185,6 +198,8 @@ class Runtime(Protocol):
             recovered: Awaited after each recovery, before the first record is handled; its errors end the room.
             one_writer: The broker refuses the writes of a worker that does not own the partition any more, even where
                 it does not know that yet. Each call of `put_all` and `drop_all` is then written whole or not at all.
+            begins: For a table of one partition: awaited before each recovery, returns the offset of the changelog at
+                which reading begins. What lies before it must be known otherwise; see `Table.seed`.
         """
 
     async def follow(
@@ -239,6 +254,16 @@ class Runtime(Protocol):
 
     async def first_offsets(self, topics: Sequence[str]) -> Mapping[tuple[str, int], int]:
         """Return, by topic and partition, the oldest offset still on the broker."""
+
+    async def end_offsets(self, topics: Sequence[str]) -> Mapping[tuple[str, int], int]:
+        """Return, by topic and partition, the offset that the next record gets."""
+
+    async def latest(self, topic: str) -> dict[bytes, bytes]:
+        """Return the newest value of each key of a compacted topic, as it is now.
+
+        Raises:
+            UnknownTopic: the topic does not exist.
+        """
 
     async def hold_back(self, offsets: Mapping[str, int]) -> Mapping[str, int]:
         """Move the committed offsets of topics with one partition back to these, where they are further ahead.

@@ -202,13 +202,16 @@ class Policy(Section, frozen=True, rename={"name": "policy", "options": "policy_
     # Rounds of uniform choice before the policy decides.
     warm_up: int = 50
     seed: int = 3
-    # Decisions and updates between two snapshots of the learner. Snapshots lie in its changelog, among the rows: there
-    # they are replicated, ordered with the rows and need no local disk. 0 writes none and keeps every row.
+    # Decisions and updates between two snapshots of the learner. Rows that have ended stay in its memory and its log
+    # until two snapshots hold them. 0 writes none and keeps every row.
     snapshot_every: int = 10_000
+    # Ids of ended queries that are recognised while their Query or Context is on the broker, at most: 16 bytes each.
+    remembered_ids: int = 10_000_000
 
     def __post_init__(self) -> None:
         """Refuse what cannot work."""
         self._require(self.snapshot_every >= 0, "snapshot_every", "must be 0 (never) or more")
+        self._require(self.remembered_ids >= 1, "remembered_ids", "must be at least 1")
 
 
 class Gateway(Section, frozen=True, rename=lambda field: f"gateway_{field}"):

@@ -6,6 +6,7 @@ A file `die-<point>` in the state directory arms a point. Who passes it removes 
     decision   Decisions are sent, their Contexts not committed
     reward     rewarded rows are on the broker, their Rewards not committed
     manifest   the chunks of a snapshot are on the broker, its manifest is not
+    start      rows that two snapshots hold have left the log, older snapshots have not
 
 A file `show` makes it write what it has learned to `shown.npz`, once, between two batches.
 """
@@ -13,12 +14,13 @@ A file `show` makes it write what it has learned to `shown.npz`, once, between t
 import os
 import signal
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from agents.decider.snapshot import SNAPSHOT_KEY
+from agents.decider.snapshot import SNAPSHOT_KEY, START_KEY
 from streams.rooms.decider.room import DeciderRoom
 from streams.runtime.base import Outgoing
 from streams.runtime.kafka.runtime import KafkaRuntime, KafkaTable
@@ -56,7 +58,7 @@ def show(room: DeciderRoom) -> None:
     file.rename(STATE / "shown.npz")
 
 
-send, put = KafkaRuntime.send, KafkaTable.put
+send, post = KafkaRuntime.send, KafkaTable.post
 on_contexts, on_rewards = DeciderRoom.on_contexts, DeciderRoom.on_rewards
 
 
@@ -66,10 +68,13 @@ async def mortal_send(self: KafkaRuntime, *records: Outgoing) -> None:
     await send(self, *records)
 
 
-async def mortal_put(self: KafkaTable, key: bytes, value: bytes, partition: int) -> None:
-    if key.startswith(SNAPSHOT_KEY) and key.endswith(b"/manifest"):
+async def mortal_post(self: KafkaTable, topic: str, records: Iterable[tuple[bytes, bytes | None]]) -> None:
+    records = list(records)
+    if any(k.startswith(SNAPSHOT_KEY) and k.endswith(b"/manifest") and v for k, v in records):
         pass_by("manifest")
-    await put(self, key, value, partition)
+    await post(self, topic, records)
+    if any(key == START_KEY for key, _ in records):
+        pass_by("start")
 
 
 async def mortal_on_contexts(self: DeciderRoom, records: Any) -> None:
@@ -84,7 +89,7 @@ async def mortal_on_rewards(self: DeciderRoom, records: Any) -> None:
     show(self)
 
 
-KafkaRuntime.send, KafkaTable.put = mortal_send, mortal_put  # type: ignore[method-assign]
+KafkaRuntime.send, KafkaTable.post = mortal_send, mortal_post  # type: ignore[method-assign]
 DeciderRoom.on_contexts, DeciderRoom.on_rewards = mortal_on_contexts, mortal_on_rewards  # type: ignore[method-assign]
 
 if __name__ == "__main__":

@@ -50,7 +50,9 @@ async def served(cluster: Cluster, queries: list[Query]) -> None:
 
 
 def log_of(cluster: Cluster) -> dict[bytes, bytes]:
-    return dict(cluster.broker.changelog(cluster.topics.changelog("decider", "pending"), 0))
+    """Return the learner's rows and snapshots."""
+    rows = cluster.broker.changelog(cluster.topics.changelog("decider", "pending"), 0)
+    return {**rows, **cluster.broker.changelog(cluster.topics.snapshot, 0)}
 
 
 def test_targets_a_control_group_and_n_answers_through_the_loop(in_memory: InMemory, ask: Ask) -> None:

@@ -42,6 +42,7 @@ def test_every_topic_carries_the_prefix_the_one_record_limit_and_the_brokers_clo
 def test_control_and_changelogs_are_compacted_and_never_deleted() -> None:
     compacted = {t.name: t.config() for t in Topics(Settings()).declared(["a"]) if t.compacted}
     assert set(compacted) == {
-        "uniscale.control", "uniscale.decider-pending-changelog", "uniscale.aggregator-join-changelog",
+        "uniscale.control", "uniscale.decider-pending-changelog", "uniscale.learner-snapshot",
+        "uniscale.aggregator-join-changelog",
     }  # fmt: skip
     assert all(c["cleanup.policy"] == "compact" and c["retention.ms"] == "-1" for c in compacted.values())

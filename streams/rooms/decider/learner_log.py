@@ -1,38 +1,53 @@
-"""The learner's log on the broker: reading it at startup, and the snapshots that keep it short.
+"""The learner's log on the broker: reading it at startup, and the snapshots that keep it and the memory short.
 
-The log is the changelog of the decider's table: rows, with a snapshot among them from time to time. The log, not the
-consumer group, is authoritative. If the commit is behind the log, redelivered records are recognised; if it is ahead,
-it is moved back, so that the skipped records are read.
+The log is the changelog of the decider's table. Snapshots lie in a topic of their own, and each names the offset of the
+log up to which it holds everything. Startup reads the snapshots, then the log from the older kept snapshot's offset on.
+The log, not the consumer group, is authoritative. If the commit is behind the log, redelivered records are recognised;
+if it is ahead, it is moved back, so that the skipped records are read.
 """
 
 import logging
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from typing import Final
 
 from agents.decider import snapshot
 from agents.decider.agent import Decider
-from agents.decider.observations import Row, decode_row
+from agents.decider.errors import CorruptState
+from agents.decider.observations import decode_row
 from agents.decider.results import Recovered
-from schemas.query import Origin
 from streams.runtime.base import Runtime, SendFailed
 
 log = logging.getLogger("streams.decider")
+
+_DROPPED_AT_ONCE: Final = 1000
 
 
 class LearnerLog:
     """The decider's table, with its recovery and its snapshots.
 
     Attributes:
-        table: Rows and snapshots by key, in memory.
+        table: Rows by key, in memory: those that are open, and those that no two snapshots hold yet.
         snapshot_at: Sequence number of the newest snapshot; -1 for none.
     """
 
     def __init__(self, runtime: Runtime, recovered: Callable[[], Awaitable[None]]) -> None:
         self.runtime = runtime
         self.settings = runtime.settings
+        self.topic = runtime.topics.snapshot
+        self.changelog = runtime.topics.changelog(runtime.room, "pending")
         self.table = runtime.table(
-            "pending", 1, source=runtime.topics.context, recovered=recovered, one_writer=True
+            "pending",
+            1,
+            source=runtime.topics.context,
+            recovered=recovered,
+            one_writer=True,
+            begins=self._begins,
         )
         self.snapshot_at = -1
+        # Snapshot records as they were read, until they have been folded.
+        self._read: dict[bytes, bytes] | None = None
+        self._present: set[bytes] = set()
+        self._manifests: dict[int, snapshot.Manifest] = {}
 
     @property
     def assigned(self) -> bool:
@@ -45,23 +60,27 @@ class LearnerLog:
         return min(snapshot.CHUNK_BYTES, self.settings.kafka.max_record_bytes // 2)
 
     async def recover(self, decider: Decider) -> Recovered:
-        """Rebuild a learner from the table, and move the group's commit back if it is ahead.
+        """Rebuild a learner from snapshots and rows, and move the group's commit back if it is ahead.
 
         Raises:
             CorruptState: The log is not whole.
         """
+        snapshots = await self.runtime.latest(self.topic) if self._read is None else self._read
         records = self.table.items()
         began_s = self.runtime.monotonic()
-        found = await self.runtime.in_thread(lambda: decider.recover(records))
+        found = await self.runtime.in_thread(lambda: decider.recover([*records, *snapshots.items()]))
         fold_s = self.runtime.monotonic() - began_s
+        self.table.seed((key, value, 0) for key, value in found.carried.items())
+        self._read, self._present = None, set(snapshots)
+        self._manifests = snapshot.manifests(snapshots)
         self.snapshot_at = found.snapshot_version
         for refused in found.refused:
             log.error("a snapshot was refused: %s", refused)
         log.info(
             "%d records; snapshot %d and %d decisions, %d updates after it folded in %.2f s: "
-            "policy version %d, next sequence number %d",
-            len(records), found.snapshot_version, found.folded.decisions, found.folded.updates, fold_s,
-            decider.policy.version, decider.seq,
+            "policy version %d, next sequence number %d, %d ended queries remembered",
+            len(records) + len(snapshots), found.snapshot_version, found.folded.decisions, found.folded.updates,
+            fold_s, decider.policy.version, decider.seq, len(decider.ended),
         )  # fmt: skip
         if decider.seq:
             await self._hold_back(found)
@@ -69,25 +88,85 @@ class LearnerLog:
         self.runtime.metrics.recovery_seconds.labels("fold").set(fold_s)
         return found
 
+    async def begin(self, records: Sequence[tuple[bytes, bytes]]) -> None:
+        """Write the prior that an empty log begins from."""
+        await self._post(records)
+
     async def snapshot_when_due(self, decider: Decider) -> None:
         """Write a snapshot once enough has been learned since the last, then drop rows that two of them hold."""
         every = self.settings.policy.snapshot_every
         if not every or decider.seq - 1 - self.snapshot_at < every:
             return
-        chunks = await self.runtime.in_thread(lambda: decider.snapshot(self.chunk_bytes))
         try:
-            for key, value in chunks:
-                await self.table.put(key, value, 0)
-            self.snapshot_at = decider.seq - 1
-            dropped = await self._obsolete()
-            await self.table.drop_all((key, 0) for key in dropped)
+            dropped = await self._write(decider)
         except SendFailed as error:
             # The rows hold everything, so the next attempt writes a complete snapshot.
             log.warning("no snapshot: %s", error)
             return
         self.runtime.metrics.snapshot_place.set(self.snapshot_at)
         self.runtime.metrics.snapshot_time.set(self.runtime.now_ms() / 1000)
-        log.info("snapshot %d written, %d older records dropped", self.snapshot_at, len(dropped))
+        log.info("snapshot %d written, %d older records dropped", self.snapshot_at, dropped)
+
+    async def _write(self, decider: Decider) -> int:
+        """Write a snapshot and drop what is not needed any more, in the order that `agents.decider.snapshot` gives."""
+        topics = self.runtime.topics
+        first = await self.runtime.first_offsets((topics.query, topics.context))
+        end = (await self.runtime.end_offsets((self.changelog,)))[self.changelog, 0]
+        rows = self.table.items()
+
+        def made() -> tuple[list[tuple[bytes, bytes]], dict[bytes, int]]:
+            parsed = [(k, v, decode_row(k, v)) for k, v in rows if not snapshot.is_record(k)]
+            carried, ended = snapshot.carry(parsed, end, decider.ended)
+            queries = {partition: at for (name, partition), at in first.items() if name == topics.query}
+            _, crowded = decider.ended.forget(queries, first[topics.context, 0])
+            if crowded:
+                log.warning(
+                    "%d ids of ended queries forgotten for want of room, although their Queries are still on the "
+                    "broker: raise remembered_ids (%d), or shorten the retention of %s",
+                    crowded, decider.ended.most, topics.query,
+                )  # fmt: skip
+            return decider.snapshot(self.chunk_bytes, carried=carried, present=self._present), ended
+
+        records, ended = await self.runtime.in_thread(made)
+        # A log of 0.1.0 has its prior among its rows.
+        await self._post([(k, v) for k, v in rows if snapshot.is_record(k) and snapshot.is_prior(k)])
+        await self._post(records)
+        self._manifests |= snapshot.manifests(dict(records[-1:]))
+        self.snapshot_at = decider.seq - 1
+        floor = snapshot.floor_of(self._manifests)
+        if floor is None:
+            return 0
+        old = [key for key, last in ended.items() if last <= floor.version]
+        old += [key for key, _ in rows if snapshot.is_record(key)]
+        for keys in _slices(old):
+            await self.table.drop_all((key, 0) for key in keys)
+        await self._post([(snapshot.START_KEY, str(floor.log_offset).encode())])
+        gone = snapshot.obsolete(self._present, self._manifests)
+        for keys in _slices(gone):
+            await self.table.post(self.topic, ((key, None) for key in keys))
+        self._present.difference_update(gone)
+        self._manifests = {
+            v: m for v, m in self._manifests.items() if v == snapshot.BEGINNING or v >= floor.version
+        }
+        return len(old) + len(gone)
+
+    async def _post(self, records: Sequence[tuple[bytes, bytes]]) -> None:
+        """Write records of snapshots one by one: each may be as large as a request can be."""
+        for key, value in records:
+            await self.table.post(self.topic, [(key, value)])
+            self._present.add(key)
+
+    async def _begins(self) -> int:
+        """Read the snapshots, and return the offset at which reading the log begins."""
+        self._read = await self.runtime.latest(self.topic)
+        start = snapshot.start_of(self._read)
+        end = (await self.runtime.end_offsets((self.changelog,)))[self.changelog, 0]
+        if start > end:
+            raise CorruptState(
+                f"{self.changelog}, which {self.topic} says is read from offset {start}", f"end {end}",
+                "the log that these snapshots stand for",
+            )  # fmt: skip
+        return start
 
     async def _hold_back(self, found: Recovered) -> None:
         """Read again from the end of the log, if the group has committed further."""
@@ -114,18 +193,6 @@ class LearnerLog:
                     topic, lost, read, read + lost - 1,
                 )  # fmt: skip
 
-    async def _obsolete(self) -> list[bytes]:
-        """Return the keys of rows and chunks that neither recovery nor a replay needs any more."""
-        topics = self.runtime.topics
-        first = await self.runtime.first_offsets((topics.query, topics.context))
-        records = self.table.items()
-        return await self.runtime.in_thread(lambda: _obsolete(records, first))
 
-
-def _obsolete(records: Sequence[tuple[bytes, bytes]], first: Mapping[tuple[str, int], int]) -> list[bytes]:
-    def replayable(origin: Origin) -> bool:
-        return origin.offset >= first.get((origin.topic, origin.partition), 0)
-
-    rows = [decode_row(k, v) for k, v in records if not k.startswith(snapshot.SNAPSHOT_KEY)]
-    own = [row for row in rows if isinstance(row, Row)]
-    return list(snapshot.obsolete([key for key, _ in records], own, replayable))
+def _slices(keys: Sequence[bytes]) -> Iterator[Sequence[bytes]]:
+    return (keys[at : at + _DROPPED_AT_ONCE] for at in range(0, len(keys), _DROPPED_AT_ONCE))

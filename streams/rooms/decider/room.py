@@ -13,6 +13,7 @@ from typing import Self
 
 from agents.decider.agent import Decider
 from agents.decider.decisions import Surroundings
+from agents.decider.ended import EndedIds
 from agents.decider.errors import DuplicateQuery
 from agents.decider.policies.base import ActionVector
 from agents.decider.prior import digest
@@ -190,6 +191,7 @@ class DeciderRoom:
             seed=self.settings.policy.seed,
             encoder=self.encoder_id,
             limit=self.runtime.limit,
+            ended=EndedIds(self.settings.policy.remembered_ids),
         )
         found = await self.log.recover(decider)
         if self.settings.policy.prior:
@@ -212,7 +214,10 @@ class DeciderRoom:
             return
         catalogue = self.runtime.control.catalogue
         vectors = await self.runtime.in_thread(lambda: self.vectors(catalogue))
-        await self._write(decider.begin(prior, vectors, self.log.chunk_bytes))
+        try:
+            await self.log.begin(decider.begin(prior, vectors, self.log.chunk_bytes))
+        except SendFailed as error:
+            self.runtime.crash("the prior could not be written", error)
         log.info("the learner begins from prior %s", decider.prior)
 
     async def _offer(self, decider: Decider) -> None:

@@ -18,7 +18,7 @@ from streams.settings import Settings, SettingsError
 
 # A command that only asks or sends must not wait until faust and aiokafka are imported.
 if TYPE_CHECKING:
-    from aiokafka import AIOKafkaConsumer
+    from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
 
 # A broker on a machine that is busy with models answers late, not never.
 _REQUEST_MS = 90_000
@@ -131,6 +131,18 @@ def follower(settings: Settings) -> "AIOKafkaConsumer":
     )
 
 
+def writer(settings: Settings, transactional_id: str | None) -> "AIOKafkaProducer":
+    """Return an asynchronous producer that waits for all replicas, with a transactional id or without one."""
+    from aiokafka import AIOKafkaProducer
+
+    return AIOKafkaProducer(
+        acks="all",
+        transactional_id=transactional_id,
+        max_request_size=settings.kafka.max_record_bytes,
+        **_shared(settings),
+    )
+
+
 def partitions(reader: KafkaConsumer, topics: Iterable[str]) -> list[TopicPartition]:
     """Return the partitions of those topics that exist.
 
@@ -196,6 +208,20 @@ def read_all(settings: Settings, topics: Iterable[str], *, timeout_ms: int = 100
             left = {tp for tp in left if reader.position(tp) < ends[tp]}
     finally:
         reader.close()
+
+
+def latest(settings: Settings, topics: Iterable[str]) -> dict[bytes, bytes]:
+    """Return the newest value of each key of compacted topics.
+
+    Raises:
+        UnknownTopic: none of the topics exists.
+    """
+    found: dict[bytes, bytes] = {}
+    for record in read_all(settings, topics, timeout_ms=200):
+        found.pop(record.key, None)
+        if record.value is not None:
+            found[record.key] = record.value
+    return found
 
 
 def unreachable(settings: Settings, error: object) -> BrokerUnreachable:

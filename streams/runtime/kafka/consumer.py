@@ -18,7 +18,7 @@ queues and reference counts. Table changelogs take faust's own path, because its
 import asyncio
 import contextlib
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from aiokafka.errors import ConsumerStoppedError, IllegalStateError
@@ -46,6 +46,8 @@ class Consumer(aiokafka.Consumer):
         self._lanes: dict[str, Lanes] = {}
         self.fences: dict[str, Fence] = {}
         """By changelog: those that one process alone may write."""
+        self.begins: dict[str, Callable[[], Awaitable[int]]] = {}
+        """By changelog: returns the offset at which its recovery begins to read, where that is not the oldest."""
         self._may_hand_over = asyncio.Event()
         self._may_hand_over.set()
         self._epoch = 0
@@ -118,6 +120,18 @@ class Consumer(aiokafka.Consumer):
             self._courses[tp] = Course(offset)
             self._offsets[tp].start(offset)
         self._committed_offset.update(committed)
+
+    async def earliest_offsets(self, *partitions: Any) -> dict[Any, int]:
+        """Return the oldest offsets, or those at which reading begins.
+
+        Recovery asks for them while heartbeats are sent; between assignment and recovery none are, and to find out
+        where to begin takes a while.
+        """
+        found = dict(await super().earliest_offsets(*partitions))
+        for tp in partitions:
+            if begins := self.begins.get(tp.topic):
+                found[tp] = max(found.get(tp) or 0, await begins())
+        return found
 
     async def seek_wait(self, partitions: Mapping[Any, int]) -> None:
         """Go to these offsets. They are due before the fetcher is there: what it brings too early, it brings again."""

@@ -58,8 +58,13 @@ class Fence:
         async with self._one_at_a_time:
             await self._drop()
 
-    async def write(self, rows: Sequence[Row]) -> None:
+    async def write(self, rows: Sequence[Row], topic: str = "") -> None:
         """Write rows, all or none of them, and wait until they are committed.
+
+        Args:
+            rows: Keys and values; None deletes a key.
+            topic: Another topic with one partition that only the holder of the right may write; by default the
+                changelog.
 
         Raises:
             Crash: another process has the right, or it is not known whether the rows are there.
@@ -69,10 +74,10 @@ class Fence:
                 raise Crash(f"{self.topic}: this process may not write it: another has the partition")
             try:
                 if not self._transactions:
-                    await self._post(rows)
+                    await self._post(rows, topic)
                     return
                 await self._producer.begin_transaction()
-                await self._post(rows)
+                await self._post(rows, topic)
                 await self._producer.commit_transaction()
             except Exception as error:
                 # KafkaError, or an AssertionError where aiokafka gave the transaction up before. Whether the commit
@@ -81,7 +86,7 @@ class Fence:
                     f"{self.topic}: another process writes it, or a commit is uncertain: {error!r}"
                 ) from error
 
-    async def _post(self, rows: Sequence[Row]) -> None:
+    async def _post(self, rows: Sequence[Row], topic: str = "") -> None:
         rest = list(rows)
         while rest:
             batch, taken = self._producer.create_batch(), 0
@@ -89,7 +94,7 @@ class Fence:
                 if batch.append(key=key, value=value, timestamp=None) is None:
                     break
                 taken += 1
-            await (await self._producer.send_batch(batch, self.topic, partition=0))
+            await (await self._producer.send_batch(batch, topic or self.topic, partition=0))
             del rest[:taken]
 
     async def _drop(self) -> None:

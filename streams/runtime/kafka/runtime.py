@@ -107,6 +107,7 @@ class KafkaRuntime:
         source: str,
         recovered: Callable[[], Awaitable[None]],
         one_writer: bool = False,
+        begins: Callable[[], Awaitable[int]] | None = None,
     ) -> "KafkaTable":
         """Declare a table; see the protocol."""
         began_s = self.monotonic()
@@ -124,8 +125,19 @@ class KafkaRuntime:
                 # faust drops what its recovery callbacks raise, and would go on with an empty room.
                 crash(f"the {self.room} cannot recover: {error}", error)
 
+        async def on_begin() -> int:
+            assert begins is not None
+            try:
+                with consumer_of(self.app).at_work():
+                    return await begins()
+            except Exception as error:
+                crash(f"the {self.room} cannot recover: {error}", error)
+
         table = durable_table(self.app, name, partitions)
         table.on_recover(on_recover)
+        if begins:
+            table.begins_later = True
+            consumer_of(self.app).begins[table.changelog_topic.get_topic_name()] = on_begin
         if one_writer:
             topic = table.changelog_topic.get_topic_name()
             connect: Any = self.app.producer
@@ -201,6 +213,22 @@ class KafkaRuntime:
             return {(tp.topic, tp.partition): o for tp, o in reader.beginning_offsets(parts).items()}
         finally:
             reader.close()
+
+    async def end_offsets(self, topics: Sequence[str]) -> Mapping[tuple[str, int], int]:
+        """Ask the broker; see the protocol."""
+        return await asyncio.to_thread(self._end_offsets, topics)
+
+    def _end_offsets(self, topics: Sequence[str]) -> dict[tuple[str, int], int]:
+        reader = connections.consumer(self.settings)
+        try:
+            parts = connections.partitions(reader, topics)
+            return {(tp.topic, tp.partition): o for tp, o in reader.end_offsets(parts).items()}
+        finally:
+            reader.close()
+
+    async def latest(self, topic: str) -> dict[bytes, bytes]:
+        """Read the topic beside faust; see the protocol."""
+        return await asyncio.to_thread(connections.latest, self.settings, [topic])
 
     async def hold_back(self, offsets: Mapping[str, int]) -> Mapping[str, int]:
         """Commit lower offsets, to which faust seeks next; see the protocol."""
@@ -314,3 +342,14 @@ class KafkaTable:
             await self._table.drop_all(keys)
         except KafkaError as error:
             raise SendFailed(f"{self._table.name}: the broker did not take a tombstone: {error!r}") from error
+
+    def seed(self, rows: Iterable[tuple[bytes, bytes, int]]) -> None:
+        """Show rows that are durable elsewhere."""
+        self._table.seed(rows)
+
+    async def post(self, topic: str, records: Iterable[tuple[bytes, bytes | None]]) -> None:
+        """Write records of another topic."""
+        try:
+            await self._table.post(topic, records)
+        except KafkaError as error:
+            raise SendFailed(f"{topic}: the broker did not take a record: {error!r}") from error

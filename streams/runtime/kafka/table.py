@@ -21,6 +21,30 @@ class DurableTable(faust.Table[bytes, bytes]):
         super().__init__(*args, **kwargs)
         self.places: dict[bytes, int] = {}
         """The partition of each row."""
+        self.begins_later = False
+        """Whether reading begins at an offset that is known only when recovery starts; see `Consumer.begins`."""
+
+    async def on_rebalance(self, *args: Any, **kwargs: Any) -> None:
+        """Forget rows that are about to be read again, perhaps not from the beginning."""
+        await super().on_rebalance(*args, **kwargs)
+        if self.begins_later:
+            self.data.clear()
+            self.places.clear()
+
+    def persisted_offset(self, tp: Any) -> int | None:
+        """Return -1 where everything from the beginning of reading on is read again; None has faust decide."""
+        return -1 if self.begins_later else None
+
+    def seed(self, rows: Iterable[tuple[bytes, bytes, int]]) -> None:
+        """Show rows (key, value, partition) that are durable elsewhere, where there is none of that key."""
+        for key, value, partition in rows:
+            if key not in self.data:
+                self.data[key] = value
+                self.places[key] = partition
+
+    async def post(self, topic: str, records: Iterable[tuple[bytes, bytes | None]]) -> None:
+        """Write records of another topic of one partition, under this table's right to write where it has one."""
+        await self._send(topic, [(key, value, 0) for key, value in records])
 
     def apply_changelog_batch(self, batch: Iterable[Any]) -> None:
         """Apply recovered rows, and note where each lies.
@@ -71,8 +95,10 @@ class DurableTable(faust.Table[bytes, bytes]):
             self.places.pop(key, None)
 
     async def _write(self, rows: Iterable[tuple[bytes, bytes | None, int]]) -> None:
-        topic = self.changelog_topic.get_topic_name()
-        if fence := consumer_of(self.app).fences.get(topic):
-            await fence.write([(key, value) for key, value, _ in rows])
+        await self._send(self.changelog_topic.get_topic_name(), rows)
+
+    async def _send(self, topic: str, rows: Iterable[tuple[bytes, bytes | None, int]]) -> None:
+        if fence := consumer_of(self.app).fences.get(self.changelog_topic.get_topic_name()):
+            await fence.write([(key, value) for key, value, _ in rows], topic)
             return
         await sender_of(self.app).send([(topic, partition, key, value) for key, value, partition in rows])

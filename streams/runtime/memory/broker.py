@@ -114,10 +114,11 @@ class Broker:
         """Return every record of a topic, partition by partition."""
         return [record for part in self._of(topic) for record in part.records]
 
-    def changelog(self, topic: str, partition: int) -> dict[bytes, bytes]:
-        """Return the latest value of each key of a compacted partition."""
+    def changelog(self, topic: str, partition: int, begin: int = 0) -> dict[bytes, bytes]:
+        """Return the latest value of each key of a compacted partition, from an offset on."""
         rows: dict[bytes, bytes] = {}
-        for record in self._of(topic)[partition].records:
+        part = self._of(topic)[partition]
+        for record in part.records[max(0, begin - part.first) :]:
             key = record.key or b""
             rows.pop(key, None)
             if record.value is not None:

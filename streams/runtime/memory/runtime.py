@@ -119,11 +119,12 @@ class MemoryRuntime:
         source: str,
         recovered: Callable[[], Awaitable[None]],
         one_writer: bool = False,
+        begins: Callable[[], Awaitable[int]] | None = None,
     ) -> "MemoryTable":
         """Declare a table; see the protocol."""
         changelog = self.topics.changelog(self.room, name)
         self.broker.create(changelog, partitions)
-        table = MemoryTable(self, changelog, source, recovered)
+        table = MemoryTable(self, changelog, source, recovered, begins)
         self.tables.append(table)
         return table
 
@@ -201,6 +202,17 @@ class MemoryRuntime:
     async def first_offsets(self, topics: Sequence[str]) -> Mapping[tuple[str, int], int]:
         """Ask the broker; see the protocol."""
         return {(t, p): self.broker.first(t, p) for t in topics for p in range(self.broker.partitions(t))}
+
+    async def end_offsets(self, topics: Sequence[str]) -> Mapping[tuple[str, int], int]:
+        """Ask the broker; see the protocol."""
+        return {(t, p): self.broker.end(t, p) for t in topics for p in range(self.broker.partitions(t))}
+
+    async def latest(self, topic: str) -> dict[bytes, bytes]:
+        """Ask the broker; see the protocol."""
+        found: dict[bytes, bytes] = {}
+        for partition in range(self.broker.partitions(topic)):
+            found |= self.broker.changelog(topic, partition)
+        return found
 
     async def hold_back(self, offsets: Mapping[str, int]) -> Mapping[str, int]:
         """Lower committed offsets; see the protocol."""

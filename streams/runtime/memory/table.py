@@ -21,20 +21,24 @@ class MemoryTable:
         changelog: str,
         source: str,
         recovered: Callable[[], Awaitable[None]],
+        begins: Callable[[], Awaitable[int]] | None = None,
     ) -> None:
         self.runtime = runtime
         self.changelog = changelog
         self.source = source
         self.recovered = recovered
+        self.begins = begins
         self._rows: dict[bytes, tuple[int, bytes]] = {}
 
     async def recover(self) -> None:
         """Read the changelog of the partitions that are owned now; a row outside its key's partition is left out."""
         partitions = self.runtime.broker.partitions(self.changelog)
+        owned = sorted(self.runtime.assigned(self.source))
+        begin = await self.begins() if self.begins and owned else 0
         self._rows = {
             key: (partition, value)
-            for partition in sorted(self.runtime.assigned(self.source))
-            for key, value in self.runtime.broker.changelog(self.changelog, partition).items()
+            for partition in owned
+            for key, value in self.runtime.broker.changelog(self.changelog, partition, begin).items()
             if partition_for(key, partitions) == partition
         }
         await self.recovered()
@@ -85,3 +89,13 @@ class MemoryTable:
             await self.runtime.effect("row", self.changelog, key, None, partition)
         for key, _ in keys:
             self._rows.pop(key, None)
+
+    def seed(self, rows: Iterable[tuple[bytes, bytes, int]]) -> None:
+        """Show rows that are durable elsewhere."""
+        for key, value, partition in rows:
+            self._rows.setdefault(key, (partition, value))
+
+    async def post(self, topic: str, records: Iterable[tuple[bytes, bytes | None]]) -> None:
+        """Write records of another topic, each an effect of its own."""
+        for key, value in records:
+            await self.runtime.effect("row", topic, key, value, 0)

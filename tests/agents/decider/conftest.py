@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -10,9 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from agents.decider import snapshot
 from agents.decider.agent import Decider
 from agents.decider.decisions import Surroundings
 from agents.decider.features import FeatureMap, FeatureSettings
+from agents.decider.observations import decode_row
 from agents.decider.policies.base import ActionVector, Context, Objective, Observation, Pending, Policy
 from agents.space.action_space import ActionSpace, uis_space
 from agents.space.catalogue import load_catalogue
@@ -133,6 +135,28 @@ def thrift() -> Objective:
     return THRIFT
 
 
+class Log(dict[bytes, bytes]):
+    """A compacted log: the newest value of each key, and the offset at which it was written."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.end = len(self)
+        self.offsets = dict(zip(self, range(self.end), strict=True))
+
+    def __setitem__(self, key: bytes, value: bytes) -> None:
+        super().__setitem__(key, value)
+        self.offsets[key] = self.end
+        self.end += 1
+
+    def __ior__(self, other: Any) -> Log:  # type: ignore[override,misc]
+        for key, value in dict(other).items():
+            self[key] = value
+        return self
+
+    def since(self, offset: int) -> list[tuple[bytes, bytes]]:
+        return [(key, value) for key, value in self.items() if self.offsets[key] >= offset]
+
+
 class Shard:
     """A decider with its table as a dict, as the wiring runs it: rows are written before anything counts."""
 
@@ -141,7 +165,7 @@ class Shard:
         self.rng = np.random.default_rng(seed)
         self.catalogue = load_catalogue(CATALOGUES / "qwen3.yaml")
         self.space = uis_space(self.catalogue).restrict({self.catalogue.smallest.name})
-        self.table: dict[bytes, bytes] = {}
+        self.table = Log()
         self.around = Surroundings(Steering.of(self.catalogue), self.space)
         self.vectors: dict[str, ActionVector] = {}
         self.asked = self.rewarded = 0
@@ -209,10 +233,32 @@ class Shard:
         self.table |= [one.row for one in learned if one.row]
         return learned
 
+    def snapshot(self, chunk_bytes: int = 4096) -> list[tuple[bytes, bytes | None]]:
+        """Return the writes of a snapshot and of what it makes superfluous, in order, as the wiring makes them."""
+        rows = [(k, v, decode_row(k, v)) for k, v in self.table.items() if not snapshot.is_record(k)]
+        carried, ended = snapshot.carry(rows, self.table.end, self.decider.ended)
+        writes = self.decider.snapshot(chunk_bytes, carried=carried, present=self.table)
+        known = snapshot.manifests(self.table | dict(writes))
+        if (floor := snapshot.floor_of(known)) is None:
+            return list(writes)
+        drops = [key for key, last in ended.items() if last <= floor.version]
+        start = (snapshot.START_KEY, str(floor.log_offset).encode())
+        gone = snapshot.obsolete(self.table | dict(writes), known)
+        return [*writes, *((key, None) for key in drops), start, *((key, None) for key in gone)]
+
+    def apply(self, writes: Iterable[tuple[bytes, bytes | None]]) -> None:
+        for key, value in writes:
+            if value is None:
+                del self.table[key]
+            else:
+                self.table[key] = value
+
     def crash(self) -> Any:
-        """Lose the process, keep the table, recover."""
+        """Lose the process, keep the log, recover from where the snapshots say."""
         self.decider = self.fresh()
-        found = self.decider.recover(self.table.items())
+        snapshots = {k: v for k, v in self.table.items() if snapshot.is_record(k)}
+        since = self.table.since(snapshot.start_of(snapshots))
+        found = self.decider.recover([*since, *snapshots.items()])
         self.table |= self.decider.offer([self.vectors[action.id] for action in self.space])
         return found
 

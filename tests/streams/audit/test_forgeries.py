@@ -242,7 +242,7 @@ def test_decisions_forged_ahead_of_the_real_ones_are_named_and_not_compared_with
 
 
 def test_a_damaged_snapshot_is_named(log: Any) -> None:
-    raws = log.records[log.learner, 0]
+    raws = log.records[log.topics.snapshot, 0]
     at = next(i for i, raw in enumerate(raws) if raw.key.startswith(SNAPSHOT_KEY) and raw.key.endswith(b"/0"))
     raws[at] = raws[at]._replace(value=raws[at].value[:-1] + bytes([raws[at].value[-1] ^ 1]))
     report = log.audit()

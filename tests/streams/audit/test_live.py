@@ -7,6 +7,8 @@ from typing import Any
 import msgspec
 import pytest
 
+from agents.decider import snapshot
+from agents.decider.ended import EndedIds
 from schemas.answer import Answer
 from schemas.base import encode
 from schemas.dead_letter import DeadLetter
@@ -163,6 +165,39 @@ def test_rows_that_left_the_log_are_held_by_the_oldest_snapshot(log: Any) -> Non
     report = log.audit()
     assert report.wrong == 0, report.discrepancies[:5]
     assert report.learner["max_difference"] < 1e-9
+
+
+def test_a_row_may_leave_only_once_both_snapshots_call_its_query_ended(log: Any) -> None:
+    """Its Query and Context are still there; h0 to h39 have ended in both snapshots, h40 has not in the older."""
+    records = {raw.key: raw.value for raw in log.records[log.topics.snapshot, 0]}
+    versions = sorted(snapshot.versions(records))
+    assert len(versions) == 2
+    for version, until in zip(versions, (40, 60), strict=True):
+        own = {k: v for k, v in records.items() if k.startswith(snapshot.SNAPSHOT_KEY + b"%d/" % version)}
+        states: list[bytes] = []
+        found, _ = snapshot.read(own, states.append)
+        assert found is not None
+        ended = EndedIds()
+        for number in range(until):
+            ended.add(f"h{number}", Origin(topic=log.topics.query, partition=0, offset=number), number)
+        stated = found.manifest
+        for key, value in snapshot.write(
+            states[0], version=version, clock=stated.clock, context_offset=stated.context_offset,
+            reward_offset=stated.reward_offset, carried=snapshot.Carried(0, (), ended),
+        ):  # fmt: skip
+            log.append(log.topics.snapshot, key, value)
+    for number in range(40):
+        log.append(log.learner, f"h{number}".encode(), None)
+    report = log.audit()
+    assert report.wrong == 0, report.discrepancies[:5]
+    assert report.queries == 200
+    assert report.learner["max_difference"] < 1e-9
+    log.append(log.learner, b"h40", None)
+    said = [each["what"] for each in log.audit().discrepancies if each["query_id"] == "h40"]
+    assert "the learner's row is missing" in said
+    key = next(raw.key for raw in log.records[log.topics.snapshot, 0] if raw.key.startswith(snapshot.IDS_KEY))
+    log.append(log.topics.snapshot, key, b"?")
+    assert any("ids of ended queries" in each["what"] for each in log.audit().discrepancies)
 
 
 def test_hostile_bytes_on_every_topic_end_nothing(log: Any) -> None:

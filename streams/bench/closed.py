@@ -1,0 +1,257 @@
+"""What a long life leaves of the decider: its memory, its start, and whether duplicates of ended queries are known.
+
+The learner's log is written to a broker by the decider's own code (`Decider`, `LearnerLog`), row by row, with its
+snapshots and tombstones. Then the decider's process starts on it. Of queries beyond `lived` only the id is entered, as
+ended: what they would leave in the policy takes no room, and their rows would have left the log.
+"""
+
+import asyncio
+import os
+import tempfile
+import time
+import uuid
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+
+from agents.decider.agent import Decider
+from agents.decider.decisions import Surroundings
+from agents.decider.ended import EndedIds
+from agents.embedder.encoder import Encoder, encoder_id
+from agents.space.action_space import uis_space
+from agents.space.catalogue import load_catalogue
+from agents.space.steering import Steering
+from schemas.base import decode, encode
+from schemas.dead_letter import DeadLetter
+from schemas.decision import Decision
+from schemas.query import Context, Origin, Query
+from streams.bench.recovery import drawn_reward, recovery_seconds
+from streams.local.broker import free_port
+from streams.local.launch import room_commands
+from streams.local.supervisor import Supervisor
+from streams.metrics import Metrics
+from streams.rooms.decider.learner_log import LearnerLog
+from streams.rooms.decider.policies import action_vectors, policy_of
+from streams.rooms.embedder.encoders import encoder_of
+from streams.runtime.kafka import admin, connections
+from streams.settings import Settings
+from streams.topics import SHARD, Topics
+
+T = TypeVar("T")
+
+_BATCH = 64
+_AGAIN = 100
+
+
+def measure(
+    settings: Settings, queries: int, lived: int, half: int, say: Callable[[str], None]
+) -> dict[str, Any]:
+    """Return the decider's memory, its start and what became of duplicates.
+
+    Args:
+        settings: The deployment, and the catalogue whose actions are chosen.
+        queries: Ended queries.
+        lived: How many of them are decided and learned; the others are entered by their id.
+        half: Length of s_q and of s_a; d is twice that.
+        say: Called with a line for each stage.
+
+    Raises:
+        BrokerUnreachable: no broker answers.
+        RoomFailed: the decider does not start.
+        LookupError: the decider does not recover, or decides a duplicate.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        settings = settings.replace(
+            prefix=f"closed-{uuid.uuid4().hex[:6]}.", encoder="hashed", encoder_dimension=half,
+            state_dir=folder, warm_up=0, heartbeat_grace_s=0.1,
+        )  # fmt: skip
+        topics = Topics(settings)
+        admin.create(settings, topics.declared(load_catalogue(Path(settings.catalogue)).groups))
+        lived = min(lived, queries)
+        say(f"writing the log of {queries:,} queries, {lived:,} of them decided and learned")
+        encoder = encoder_of(settings)
+        began_s, began_cpu = time.monotonic(), time.process_time()
+        writer = _Writer(settings)
+        asyncio.run(_life(writer, encoder, queries, lived))
+        writer.producer.close()
+        say(
+            f"{writer.ends[writer.changelog]:,} records of rows written in {time.monotonic() - began_s:.0f} s "
+            f"({time.process_time() - began_cpu:.0f} s of processor time); {len(writer.rows):,} rows are left"
+        )
+        say("starting the decider")
+        return {
+            "queries": queries, "lived": lived, "d": 2 * half, "log_records": writer.ends[writer.changelog],
+            "rows_left": len(writer.rows), **_started(settings, encoder, queries, Path(folder) / "decider.log"),
+        }  # fmt: skip
+
+
+class _Writer:
+    """What `LearnerLog` needs of a runtime and of its table, on one plain producer."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings, self.topics, self.room = settings, Topics(settings), "decider"
+        self.changelog = self.topics.changelog(self.room, "pending")
+        self.metrics = Metrics(self.room)
+        self.rows: dict[bytes, bytes] = {}
+        self.ends = {self.changelog: 0, self.topics.snapshot: 0}
+        self.alone = (
+            settings.kafka.max_batch_bytes <= 1
+        )  # the embedded broker miscounts batches of several records
+        batching = {"batch_size": 0} if self.alone else {"linger_ms": 20, "batch_size": 1 << 19}
+        self.producer = connections.producer(settings, **batching)
+        self._pending: list[Any] = []
+
+    def table(self, *_: Any, **__: Any) -> "_Writer":
+        return self
+
+    def items(self) -> list[tuple[bytes, bytes]]:
+        return list(self.rows.items())
+
+    async def put_all(self, rows: Iterable[tuple[bytes, bytes, int]]) -> None:
+        for key, value, _ in rows:
+            self._send(self.changelog, key, value)
+            self.rows[key] = value
+
+    async def drop_all(self, keys: Iterable[tuple[bytes, int]]) -> None:
+        for key, _ in keys:
+            self._send(self.changelog, key, None)
+            self.rows.pop(key, None)
+
+    async def post(self, topic: str, records: Iterable[tuple[bytes, bytes | None]]) -> None:
+        for key, value in records:
+            self._send(topic, key, value)
+
+    def _send(self, topic: str, key: bytes, value: bytes | None) -> None:
+        self._pending.append(self.producer.send(topic, key=key, value=value, partition=0))
+        self.ends[topic] += 1
+        if self.alone or len(self._pending) >= 1000:
+            for delivery in self._pending:
+                delivery.get(timeout=120)
+            self._pending.clear()
+
+    async def end_offsets(self, topics: Sequence[str]) -> Mapping[tuple[str, int], int]:
+        return {(topic, 0): self.ends[topic] for topic in topics}
+
+    async def first_offsets(self, topics: Sequence[str]) -> Mapping[tuple[str, int], int]:
+        return {(topic, 0): 0 for topic in topics}
+
+    async def in_thread(self, work: Callable[[], T]) -> T:
+        return work()
+
+    def now_ms(self) -> int:
+        return int(time.time() * 1000)
+
+
+async def _recovered() -> None:
+    """Never called: the log is only written here."""
+
+
+async def _life(writer: _Writer, encoder: Encoder, queries: int, lived: int) -> None:
+    """Let a decider decide and learn, and write what it leaves."""
+    settings = writer.settings
+    ended = EndedIds(settings.policy.remembered_ids)
+    for at in range(queries - lived):
+        ended.add(f"c{at}", Origin(topic=writer.topics.query, partition=0, offset=at), at)
+    decider = Decider(
+        policy_of(settings, encoder), seed=settings.policy.seed, encoder=encoder_id(encoder), ended=ended
+    )
+    recovered: Callable[[], Awaitable[None]] = _recovered
+    learner_log = LearnerLog(writer, recovered)  # type: ignore[arg-type]
+    catalogue = load_catalogue(Path(settings.catalogue))
+    around = Surroundings(Steering.of(catalogue), uis_space(catalogue))
+    await writer.put_all((*row, 0) for row in decider.offer(action_vectors(catalogue, encoder)))
+    rng = np.random.default_rng(settings.policy.seed)
+    for start in range(queries - lived, queries, _BATCH):
+        asked = [
+            (
+                _context(settings, encoder, rng, at, at),
+                Origin(topic=writer.topics.context, partition=0, offset=at),
+            )
+            for at in range(start, min(start + _BATCH, queries))
+        ]
+        made = decider.decide(asked, _no_row, around)
+        table = {d.query_id: d.row[1] for d in made if d.row}
+        await writer.put_all((*each.row, 0) for each in made if each.row)
+        rewards = [(drawn_reward(each, rng), start + at) for at, each in enumerate(made)]
+        learned = decider.learn(rewards, table.get)
+        await writer.put_all((*each.row, 0) for each in learned if each.row)
+        await learner_log.snapshot_when_due(decider)
+    writer.producer.flush()
+
+
+def _no_row(query_id: str) -> bytes | None:
+    return None
+
+
+def _context(settings: Settings, encoder: Encoder, rng: np.random.Generator, number: int, at: int) -> Context:
+    row = rng.normal(size=encoder.dimension)
+    return Context(
+        query=Query(query_id=f"c{number}", text=f"Question {number}: how many are there of them together? " * 4),
+        embedding=(row / np.linalg.norm(row)).astype("<f4").tobytes(), encoder=encoder_id(encoder),
+        origin=Origin(topic=Topics(settings).query, partition=0, offset=at),
+    )  # fmt: skip
+
+
+def _started(settings: Settings, encoder: Encoder, queries: int, log: Path) -> dict[str, Any]:
+    """Start the decider's process, measure it, and send it Contexts of ended queries."""
+    port = free_port()
+    command = [*room_commands([])["decider"], "--metrics-port", str(port)]
+    environ = {"OMP_NUM_THREADS": "1", **os.environ, **settings.environ()}
+    began_s = time.monotonic()
+    with Supervisor({"decider": command}, environ=environ, log_path=log) as supervisor:
+        supervisor.wait_ready(300)
+        while not (took := recovery_seconds(port)):
+            if time.monotonic() - began_s > 600:
+                raise LookupError(f"the decider did not recover in 600 s:\n{log.read_text()[-2000:]}")
+            time.sleep(0.05)
+        ready_s = time.monotonic() - began_s
+        pid = supervisor.rooms["decider"].pid
+        cpu_s = _cpu_s(pid)
+        at_start = _memory_mb(pid)
+        refused = _again(settings, encoder, queries)
+        now = _memory_mb(pid)
+    return {
+        "ready_s": round(ready_s, 2), "ready_cpu_s": round(cpu_s, 2), "read_s": round(took["read"], 3),
+        "fold_s": round(took["fold"], 3),
+        "rss_mb": max(at_start["VmRSS"], now["VmRSS"]), "peak_mb": now["VmHWM"],
+        "duplicates_sent": _AGAIN, "duplicates_refused": refused, "duplicates_decided": 0,
+    }  # fmt: skip
+
+
+def _again(settings: Settings, encoder: Encoder, queries: int) -> int:
+    """Send Contexts of ended queries, half of them from another place; return how many were refused as duplicates."""
+    topics, rng = Topics(settings), np.random.default_rng(1)
+    producer = connections.producer(settings)
+    numbers = rng.integers(0, queries, _AGAIN).tolist()
+    for n, number in enumerate(numbers):
+        context = _context(settings, encoder, rng, number, number + (queries if n % 2 else 0))
+        producer.send(topics.context, key=SHARD, value=encode(context), partition=0).get(timeout=60)
+    last = _context(settings, encoder, rng, queries, queries)
+    producer.send(topics.context, key=SHARD, value=encode(last), partition=0).get(timeout=60)
+    producer.close()
+    deadline = time.monotonic() + 120
+    while not (
+        decided := [decode(r.value, Decision) for r in connections.read_all(settings, [topics.decision])]
+    ):
+        if time.monotonic() > deadline:
+            raise LookupError("the decider did not decide a new query in 120 s")
+        time.sleep(0.2)
+    if (found := [each.query_id for each in decided]) != [f"c{queries}"]:
+        raise LookupError(f"of queries that had ended, decided again were {found[:5]}")
+    letters = [decode(r.value, DeadLetter) for r in connections.read_all(settings, [topics.dead_letter])]
+    return sum(letter.error == "DuplicateQuery" for letter in letters)
+
+
+def _memory_mb(pid: int) -> dict[str, float]:
+    """Return resident memory of a process, now and at most, in MB."""
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    sizes = {name: rest for name, _, rest in (line.partition(":") for line in lines)}
+    return {name: round(int(sizes[name].split()[0]) / 1024, 1) for name in ("VmRSS", "VmHWM")}
+
+
+def _cpu_s(pid: int) -> float:
+    """Return the processor time that a process has used, in seconds."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")

@@ -1,0 +1,100 @@
+"""Change the log of a room that is not running: its right to write is taken, so that a room that is would end."""
+
+import asyncio
+from collections.abc import Iterable, Mapping, Sequence
+
+from aiokafka import AIOKafkaProducer
+from kafka import TopicPartition
+from kafka.errors import KafkaError
+from kafka.structs import OffsetAndMetadata
+
+from schemas.errors import UniscaleError
+from streams.runtime.kafka import connections
+from streams.runtime.kafka.fence import Fence, Row
+from streams.settings import Settings
+
+_AT_ONCE = 500
+_LARGE = 65_536
+
+
+class StillRunning(UniscaleError):
+    """A room runs whose log is to be changed. Stop it, wait for its session to end, and try again."""
+
+
+def require_stopped(settings: Settings, group: str) -> None:
+    """Refuse while a consumer group has members.
+
+    Raises:
+        StillRunning: naming them.
+    """
+    client = connections.admin(settings)
+    try:
+        found = client.describe_groups([group])[group]
+    finally:
+        client.close()
+    if members := found.get("members"):
+        names = ", ".join(sorted(str(m.get("client_id") or m.get("member_id")) for m in members))
+        raise StillRunning(
+            f"{group}: {len(members)} running ({names}); stop it, wait {settings.kafka.session_timeout_s:.0f} s for "
+            "its session to end, and try again"
+        )
+
+
+def rewrite(settings: Settings, changelog: str, writes: Iterable[tuple[str, Sequence[Row]]]) -> None:
+    """Write records of a changelog and of topics beside it, in order.
+
+    Args:
+        settings: The deployment.
+        changelog: Whose right to write is taken.
+        writes: Topic and records; None deletes a key.
+    """
+    asyncio.run(_rewrite(settings, changelog, writes))
+
+
+async def _rewrite(settings: Settings, changelog: str, writes: Iterable[tuple[str, Sequence[Row]]]) -> None:
+    def connect(transactional_id: str | None) -> AIOKafkaProducer:
+        return connections.writer(settings, transactional_id)
+
+    fence = Fence(changelog, connect, transactions=settings.kafka.max_batch_bytes > 1)
+    await fence.take()
+    try:
+        for topic, rows in writes:
+            for part in _parts(rows):
+                await fence.write(part, topic)
+    finally:
+        await fence.release()
+
+
+def _parts(rows: Sequence[Row]) -> Iterable[Sequence[Row]]:
+    """Divide rows so that a transaction stays small; a chunk of a snapshot is one of its own."""
+    part: list[Row] = []
+    for row in rows:
+        part.append(row)
+        if len(part) >= _AT_ONCE or len(row[1] or b"") > _LARGE:
+            yield part
+            part = []
+    if part:
+        yield part
+
+
+def commit(settings: Settings, group: str, offsets: Mapping[str, int]) -> None:
+    """Move a stopped group's commits of topics with one partition forward to these offsets.
+
+    Raises:
+        KafkaError: the broker did not take one.
+    """
+    client = connections.admin(settings)
+    try:
+        parts = {TopicPartition(topic, 0): offset for topic, offset in offsets.items()}
+        known = client.list_group_offsets(group)
+        known = known.get(group, known)
+        ahead = {
+            tp: OffsetAndMetadata(offset, "", -1)
+            for tp, offset in parts.items()
+            if offset > (known[tp].offset if tp in known else -1)
+        }
+        for tp, error in client.alter_group_offsets(group, ahead).items() if ahead else ():
+            if error.errno:
+                raise KafkaError(f"{tp.topic}: the commit of {group} was refused: {error.__name__}")
+    finally:
+        client.close()

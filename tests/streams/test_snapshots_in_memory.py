@@ -1,0 +1,178 @@
+"""Snapshots through the loop: whoever dies in between, rows leave, duplicates are recognised, fold = live."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from agents.decider import snapshot
+from agents.decider.observations import Row, decode_row
+from agents.decider.reproduce import mismatches, opened
+from schemas.base import decode, encode
+from schemas.dead_letter import DeadLetter
+from schemas.decision import Decision
+from schemas.query import Query
+from streams.audit import Report
+from streams.rooms import ROOMS
+from streams.rooms.decider.policies import policy_of
+from streams.rooms.decider.room import DeciderRoom
+from streams.rooms.embedder.encoders import encoder_of
+from streams.runtime.memory import Cluster, Effect, run
+from streams.settings import Settings
+
+QUERIES = 12
+EVERY = 5
+
+InMemory = Callable[..., Settings]
+Ask = Callable[..., Query]
+Audited = Callable[[Cluster], Report]
+
+
+def room_of(cluster: Cluster) -> DeciderRoom | None:
+    """Return the room of the decider; None while it is being restarted."""
+    for worker in cluster.workers:
+        if worker.room == "decider" and worker.subscriptions:
+            room: DeciderRoom = worker.subscriptions[0].handle.__self__  # type: ignore[attr-defined]
+            return room
+    return None
+
+
+def learned(cluster: Cluster, updates: int) -> bool:
+    room = room_of(cluster)
+    return (
+        not cluster.busy
+        and room is not None
+        and room.decider is not None
+        and room.decider.policy.version >= updates
+    )
+
+
+async def lived(settings: Settings, queries: list[Query], **how: Any) -> tuple[Cluster, bytes]:
+    """Run queries to what is learned of them; return the cluster, running, and the policy's state."""
+    cluster = Cluster(settings, ROOMS, **how)
+    await cluster.up()
+    for query in queries:
+        cluster.produce(cluster.topics.query, query.query_id.encode(), encode(query))
+        await cluster.until(lambda: not cluster.busy)
+    await cluster.until(lambda: learned(cluster, len(queries)))
+    room = room_of(cluster)
+    assert room is not None
+    assert room.decider is not None
+    return cluster, room.decider.policy.state()
+
+
+def log_of(cluster: Cluster) -> dict[bytes, bytes]:
+    t, broker = cluster.topics, cluster.broker
+    return {**broker.changelog(t.changelog("decider", "pending"), 0), **broker.changelog(t.snapshot, 0)}
+
+
+def rows(cluster: Cluster) -> set[str]:
+    found = [decode_row(k, v) for k, v in log_of(cluster).items() if not snapshot.is_record(k)]
+    return {row.query_id for row in found if isinstance(row, Row)}
+
+
+async def restarted(cluster: Cluster) -> Cluster:
+    """Return another deployment whose decider finds the same log."""
+    fresh = Cluster(cluster.settings, {"decider": ROOMS["decider"]})
+    for topic in (cluster.topics.changelog("decider", "pending"), cluster.topics.snapshot):
+        for record in cluster.broker.records(topic):
+            fresh.broker.append(topic, record.key, record.value, 0)
+    await fresh.up()
+    return fresh
+
+
+def test_rows_leave_and_what_comes_again_is_recognised(
+    in_memory: InMemory, ask: Ask, audited: Audited
+) -> None:
+    settings = in_memory(policy="contextual", snapshot_every=EVERY)
+    queries = [ask(n) for n in range(QUERIES)]
+
+    async def main() -> None:
+        cluster, state = await lived(settings, queries)
+        broker, t = cluster.broker, cluster.topics
+        gone = {query.query_id for query in queries} - rows(cluster)
+        assert queries[0].query_id in gone
+        assert QUERIES // 3 < len(gone) < QUERIES
+        assert snapshot.start_of(log_of(cluster)) > 56  # the rows of the actions are carried, too
+        decisions = len(broker.records(t.decision))
+        # The same Context again, as after a lost commit; then its Query again, under the same id.
+        cluster.produce(t.context, b"0", broker.records(t.context)[0].value)
+        cluster.produce(t.query, queries[0].query_id.encode(), encode(queries[0]))
+        reward = next(r for r in broker.records(t.reward) if queries[0].query_id.encode() in (r.value or b""))
+        cluster.produce(t.reward, b"0", reward.value)
+        await cluster.until(lambda: bool(broker.records(t.dead_letter)) and not cluster.busy)
+        (letter,) = (decode(r.value, DeadLetter) for r in broker.records(t.dead_letter))
+        assert (letter.error, letter.query_id) == ("DuplicateQuery", queries[0].query_id)
+        assert len(broker.records(t.decision)) == decisions
+        room = room_of(cluster)
+        assert room is not None
+        assert room.decider is not None
+        assert room.decider.policy.state() == state
+        again = await restarted(cluster)
+        found = room_of(again)
+        assert found is not None
+        assert found.decider is not None
+        assert found.decider.policy.state() == state
+        assert len(found.table) < 2 * EVERY + 60
+        assert {query_id for query_id in gone if found.decider.ended.find(query_id) is None} == set()
+        await again.close()
+        await cluster.close()
+        assert audited(cluster).states == {"answered and learned": QUERIES}
+        policy = policy_of(settings, encoder_of(settings))
+        read, after = opened(policy, log_of(cluster))
+        assert after > 0
+        assert list(mismatches(policy, read, settings.policy.seed, after)) == []
+
+    run(main())
+
+
+def test_a_death_after_any_effect_of_a_snapshot_changes_nothing(
+    in_memory: InMemory, ask: Ask, audited: Audited
+) -> None:
+    settings = in_memory(policy="contextual", snapshot_every=EVERY)
+    queries = [ask(n) for n in range(QUERIES)]
+
+    async def once(dies_after: Callable[[Effect], bool]) -> tuple[Cluster, bytes, bytes]:
+        cluster, state = await lived(settings, queries, dies_after=dies_after)
+        again = await restarted(cluster)
+        room = room_of(again)
+        assert room is not None
+        assert room.decider is not None
+        found = room.decider.policy.state()
+        await again.close()
+        await cluster.close()
+        return cluster, state, found
+
+    undisturbed, state, _ = run(once(lambda effect: False))
+    effects = undisturbed.broker.effects
+    known = undisturbed.topics.snapshot
+    places = [at for at, effect in enumerate(effects) if effect.topic == known]
+    # What comes between the records of one snapshot: tombstones of rows.
+    between = [at + 1 for at in places if effects[at + 1].kind == "row"]
+    for at in sorted({*places[:: len(places) // 6], *places[-4:], *between[-3:]}):
+        seen = iter(range(1_000_000))
+        cluster, live, found = run(once(lambda effect, at=at, seen=seen: next(seen) == at))  # type: ignore[misc]
+        assert len(cluster.deaths) == 1, effects[at]
+        assert found == live == state, effects[at]
+        decided = [
+            decode(r.value, Decision).query_id for r in cluster.broker.records(cluster.topics.decision)
+        ]
+        assert set(decided) == {query.query_id for query in queries}
+        assert audited(cluster).states == {"answered and learned": QUERIES}, effects[at]
+
+
+def test_a_log_that_is_shorter_than_its_snapshots_say_is_refused(in_memory: InMemory, ask: Ask) -> None:
+    async def main() -> None:
+        cluster, _ = await lived(
+            in_memory(policy="contextual", snapshot_every=EVERY), [ask(n) for n in range(QUERIES)]
+        )
+        fresh = Cluster(cluster.settings, {"decider": ROOMS["decider"]})
+        for record in cluster.broker.records(cluster.topics.snapshot):
+            fresh.broker.append(record.topic, record.key, record.value, 0)
+        await fresh.start("decider")
+        assert "is read from offset" in str(fresh.deaths[0])
+        await fresh.close()
+        await cluster.close()
+
+    with pytest.raises(Exception, match="is read from offset"):
+        run(main())
