@@ -42,7 +42,7 @@ class Action(Struct, frozen=True, kw_only=True, order=True):
 
     @property
     def id(self) -> str:
-        """Return `model/qp/cp/bs`, stable for ever.
+        """Return `model/qp/cp/bs`, stable forever.
 
         >>> Action(model="qwen3-8b", qp=4, cp=16, bs=4).id
         'qwen3-8b/4/16/4'

@@ -135,7 +135,7 @@ class Query(Record, frozen=True, kw_only=True, tag="query.v1"):
     """What a client asks. Key: query_id.
 
     Attributes:
-        query_id: 1 to 200 printable ASCII characters without spaces; unique for ever.
+        query_id: 1 to 200 printable ASCII characters without spaces; unique forever.
         text: The question; or
         messages: the conversation, rendered by the model's chat template. Exactly one of the two.
         objective: Name of an objective in `control`; or

@@ -50,7 +50,7 @@ class Health:
         self._state = "stopping"
 
     async def beat(self, every_s: float = 1.0) -> None:
-        """Note that the event loop turns, for ever."""
+        """Note that the event loop turns, forever."""
         while True:
             self._turned = self._clock()
             await asyncio.sleep(every_s)

@@ -89,9 +89,7 @@ class DuplicateQuery(DeciderError):
     """A second Query carries an id that is taken. Send it again under an id of its own."""
 
     def __init__(self, query_id: str, first: object, second: object) -> None:
-        super().__init__(
-            f"{query_id}: query_id is taken by {first}, this one lies at {second}; send a new id"
-        )
+        super().__init__(f"{query_id}: query_id is taken by {first}, this one is at {second}; send a new id")
 
 
 class CorruptState(DeciderError):

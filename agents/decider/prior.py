@@ -4,10 +4,10 @@ History is a table in which every configuration answered every question, or what
 configuration each, with its propensity. From it come, in this order:
 
 1. the anchors: each action's mean cost;
-2. the query transform: ridge from the whole embedding and the counts to how much better or worse, cheaper or dearer
-than usual each kind of action does on a question, reduced to its leading directions (reduced-rank regression); 3.
-A₀ and B₀: the regression's rows on these directions. A question's directions are fitted without it, or what was
-learned of it by heart would pass for skill.
+2. the query transform: ridge from the whole embedding and the counts to how much better or worse, and at what
+   relative cost, each kind of action does on a question, reduced to its leading directions (reduced-rank regression);
+3. A₀ and B₀: the regression's rows on these directions. A question's directions are fitted without it, or what was
+   learned of it by heart would pass for skill.
 
 A question weighs as one observation however many configurations answered it, and all of them together as `cap` at
 most: history is a start, and traffic may differ from it.

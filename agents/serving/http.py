@@ -40,7 +40,7 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         connect_timeout_s: Longest wait for a connection.
         read_timeout_s: Longest wait for a reply; a busy server queues.
         silent_s: A request that is cancelled after so long without a reply counts against the endpoint: a
-            server that hangs must not be asked for ever because queries run out of time first.
+            server that hangs must not be asked forever because queries run out of time first.
         retries: How often a request is tried.
         connections: Most requests in flight at once.
     """

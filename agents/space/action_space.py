@@ -86,7 +86,9 @@ class ActionSpace:
             ActionError: when a model has no action here, or none is left.
         """
         if unknown := sorted(set(models) - set(self.models)):
-            raise ActionError(f"model {unknown[0]!r} is not in the space; choose of {', '.join(self.models)}")
+            raise ActionError(
+                f"model {unknown[0]!r} is not in the space; choose one of {', '.join(self.models)}"
+            )
         return ActionSpace(tuple(action for action in self.actions if action.model in models))
 
     def choices(
@@ -109,7 +111,7 @@ class ActionSpace:
             ActionError: naming the field that leaves nothing to choose.
         """
         if allowed_models is not None and (unknown := sorted(set(allowed_models) - set(self.models))):
-            raise ActionError(f"allowed_models holds {unknown[0]!r}; choose of {', '.join(self.models)}")
+            raise ActionError(f"allowed_models holds {unknown[0]!r}; choose one of {', '.join(self.models)}")
         at = range(len(self)) if pinned is None else (self._pinned(pinned),)
         accepted = [i for i in at if allowed_models is None or self.actions[i].model in allowed_models]
         if not accepted:
@@ -135,7 +137,7 @@ class ActionSpace:
 
     def _why_not(self, action: Action) -> str:
         if action.model not in self.models:
-            return f"model {action.model!r} is not in the space; choose of {', '.join(self.models)}"
+            return f"model {action.model!r} is not in the space; choose one of {', '.join(self.models)}"
         here = [a for a in self.actions if (a.model, a.qp, a.cp) == (action.model, action.qp, action.cp)]
         if here:
             return f"bs is {action.bs} for cp {action.cp}; this space has {here[0].bs}"

@@ -80,7 +80,9 @@ class Objectives:
     def __post_init__(self) -> None:
         """Refuse a default that is not there."""
         if self.default not in self.named:
-            raise ObjectiveError(f"default objective {self.default!r} is unknown; choose of {self._known()}")
+            raise ObjectiveError(
+                f"default objective {self.default!r} is unknown; choose one of {self._known()}"
+            )
 
     def set(self, name: str, goal: Goal, version: int) -> "Objectives":
         """Return the objectives with one set, new or not."""
@@ -120,7 +122,9 @@ class Objectives:
             ObjectiveError: when it is not there.
         """
         if name not in self.named:
-            raise ObjectiveError(f"objective {name!r} is unknown; choose of {self._known()}, or send weights")
+            raise ObjectiveError(
+                f"objective {name!r} is unknown; choose one of {self._known()}, or send weights"
+            )
         version = max(self.versions.get(name, -1), self.range_version)
         return self._in_force(self.named[name], name, version)
 

@@ -92,7 +92,9 @@ def record(
         torch.set_num_threads(threads)
     loaded = load_catalogue(catalogue)
     if unknown := set(models) - set(loaded.model_names):
-        raise click.BadParameter(f"--model {sorted(unknown)[0]}: choose of {', '.join(loaded.model_names)}")
+        raise click.BadParameter(
+            f"--model {sorted(unknown)[0]}: choose one of {', '.join(loaded.model_names)}"
+        )
     questions = questions_of(cast(Task, task), share=share)
     found = re.fullmatch(r"([1-9]\d*)/([1-9]\d*)", part)
     number, parts = (int(found[1]), int(found[2])) if found else (1, 0)

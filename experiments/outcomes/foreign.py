@@ -64,7 +64,7 @@ def load_foreign(path: Path, mapping: Path) -> Outcomes:
     """Read a table by its mapping.
 
     Raises:
-        OutcomeError: naming file, row, column and fix: a missing cell, two rows for one, what is no number, a
+        OutcomeError: naming file, row, column and fix: a missing cell, two rows for one, what is not a number, a
             cost that is not above zero, a column nobody knows.
     """
     told = read_mapping(mapping)

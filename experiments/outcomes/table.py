@@ -70,7 +70,7 @@ class Outcomes:
     dense: bool = True
 
     def __post_init__(self) -> None:
-        """Refuse arrays of another shape, or that hold what is no number."""
+        """Refuse arrays of another shape, or that hold what is not a number."""
         shape = (self.samples, len(self.questions), len(self.arms))
         for name in ("correct", "score", "log_cost"):
             array = getattr(self, name)

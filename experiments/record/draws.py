@@ -1,4 +1,4 @@
-"""Tokens from logits and seeds: the numbers a draft draws hang on its seed and its place alone."""
+"""Tokens from logits and seeds: the numbers a draft draws depend on its seed and its position alone."""
 
 import numpy as np
 import torch

@@ -7,7 +7,7 @@ row of the forward pass: a model that knows what it wants to say is asked once f
 many searches, and each still draws for itself.
 
 A path goes on from its text, encoded again, and not from the tokens it was sampled in: two drafts of one text in
-other tokens would otherwise go on apart, and which of them was meant would hang on what else was in flight.
+other tokens would otherwise go on apart, and which of them was meant would depend on what else was in flight.
 Where a model writes the tokens its tokenizer would, as trained ones all but always do, the two are the same.
 """
 

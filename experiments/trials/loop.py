@@ -1,7 +1,7 @@
 """The experiment's loop (Alg. 1): uniform warm-up, then the policy; one row a round.
 
 What is random belongs to the trial and not to the policy: the order of questions, the warm-up choices and
-which recorded sample each (question, arm) realises hang on the seed alone, so all policies of a seed meet the
+which recorded sample each (question, arm) realises depend on the seed alone, so all policies of a seed meet the
 same world and their differences are paired.
 """
 

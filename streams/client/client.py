@@ -186,7 +186,7 @@ class Client:
 
         Args:
             everything: Start with the oldest that is kept, instead of from now on.
-            follow: Continue for ever; False stops at the present end.
+            follow: Continue forever; False stops at the present end.
             on_unreadable: See Follower.
         """
         seen: set[str] = set()

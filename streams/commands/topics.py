@@ -57,7 +57,7 @@ def show(settings: Settings, groups: tuple[str, ...]) -> None:
     """Print the declared topics; needs no broker."""
     table = Table("topic", "record", "key", "partitions", "cleanup", "retention", "max bytes")
     for t in declared(settings, groups):
-        kept = "for ever" if t.retention_ms < 0 else f"{t.retention_ms / 3_600_000:g} h"
+        kept = "forever" if t.retention_ms < 0 else f"{t.retention_ms / 3_600_000:g} h"
         table.add_row(
             t.name,
             t.record,

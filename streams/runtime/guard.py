@@ -123,7 +123,7 @@ class Guard:
             await handle(records)
         except asyncio.CancelledError as error:
             if not asyncio.current_task().cancelling():  # type: ignore[union-attr]
-                # Nobody cancelled this handler: what it waited for was, and it would end without a word.
+                # Nobody cancelled this handler: what it waited for was, and it would end silently.
                 raise Crash(
                     f"{first.coordinates}: what the {self.runtime.room} waited for was cancelled"
                 ) from error

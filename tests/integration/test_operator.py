@@ -93,7 +93,7 @@ def test_ask_prints_the_answer_and_says_by_its_exit_code_whether_it_is_one(live:
     done = live.run("ask", "What?", "--model", "none-such", code=1)
     assert done.stdout == ""
     assert "rejected]" in done.stderr
-    assert "choose of small, large" in done.stderr
+    assert "choose one of small, large" in done.stderr
     assert "write three numbers" in live.run("ask", "What?", "--weights", "1,2", code=2).stderr
     assert "text: is empty" in live.run("ask", "", code=1).stderr
 

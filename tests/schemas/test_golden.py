@@ -1,4 +1,4 @@
-"""Golden files: the bytes of every record and version must decode for ever, and must not change unnoticed.
+"""Golden files: the bytes of every record and version must decode forever, and must not change unnoticed.
 
 A new version gets a new file: `WRITE_GOLDEN=1 pytest tests/schemas/test_golden.py` writes what is missing.
 """

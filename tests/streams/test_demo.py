@@ -54,7 +54,7 @@ def test_memory_that_the_page_cache_takes_counts_as_available(
 
 
 def test_an_unknown_objective_is_refused_before_anything_is_started(tmp_path: Path) -> None:
-    with pytest.raises(ObjectiveError, match="'cheapest' is unknown; choose of cost-sensitive"):
+    with pytest.raises(ObjectiveError, match="'cheapest' is unknown; choose one of cost-sensitive"):
         run(Demo(out=tmp_path), Settings().replace(objective="cheapest"), print, lambda *_: None)
     assert list(tmp_path.iterdir()) == []
 

@@ -42,7 +42,7 @@ def test_a_control_action_must_be_on_offer() -> None:
     fits = policy_of(of(policy_options=options.format(f"{model}/1/1/1")), HASHED)
     check_control_group(fits, CATALOGUE)
     other = policy_of(of(policy_options=options.format("gpt/1/1/1")), HASHED)
-    with pytest.raises(SettingsError, match="control_action: model 'gpt' is not in the space; choose of"):
+    with pytest.raises(SettingsError, match="control_action: model 'gpt' is not in the space; choose one of"):
         check_control_group(other, CATALOGUE)
 
 

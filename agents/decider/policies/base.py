@@ -102,7 +102,7 @@ class ActionVector:
     """One known configuration: its identity, its model, and the embedding s_a of its description.
 
     Args:
-        action_id: Identity of the configuration, stable for ever.
+        action_id: Identity of the configuration, stable forever.
         model: Name of its model; per-model corrections key on it.
         embedding: s_a, shape (d_a,), float64, unit length.
         size: Parameters of its model; 0 where they are not known.
@@ -285,7 +285,7 @@ class Policy(Protocol):
         ...
 
     def expect(self, decisions: Sequence[Pending]) -> None:
-        """Take note of decisions made: they advance the decision clock and may count in widths."""
+        """Record decisions made: they advance the decision clock and may count in widths."""
         ...
 
     def abandon(self, decisions: Sequence[Pending]) -> None:

@@ -8,7 +8,7 @@ own. Not Algorithm 1; the faithful policy is `linucb`.
   linear in cost; costs are measured in units of each action's anchor, so that dear and cheap ones share a scale.
   With the column of ones every term is regressed towards its own mean rather than towards zero.
 - Exploration is priced. Optimism is α·√(xᵀA⁻¹x), divided for an action that costs more than the best predicted one
-  by how many times more it costs, as far as the objective has a price: 500 times dearer is not explored like the
+  by how many times more it costs, as far as the objective has a price: 500 times as expensive is not explored like the
   others.
 - A prior from history (`agents.decider.prior`) is a complete state to begin from. Without one the policy fits its query
   transform to its own history after 500, 1,000, 2,000 and 4,000 outcomes.

@@ -153,7 +153,7 @@ def durable_table(app: faust.App, name: str, partitions: int) -> DurableTable:
         key_type=bytes,
         value_type=bytes,
         partitions=partitions,
-        # 1000 rows before applying costs gigabytes with large rows; 1 would follow the changelog for ever.
+        # 1000 rows before applying costs gigabytes with large rows; 1 would follow the changelog forever.
         recovery_buffer_size=50,
         beacon=app.tables.beacon,
     )

@@ -62,7 +62,7 @@ async def watch_partitions(
     stalled: Callable[[Mapping[str, float]], None],
     period_s: float = 5.0,
 ) -> None:
-    """Set the gauges of lag and of time without progress for each partition this process owns, for ever.
+    """Set the gauges of lag and of time without progress for each partition this process owns, forever.
 
     Args:
         app: Of the room.

@@ -97,7 +97,7 @@ def test_an_aim_that_the_policy_cannot_meet_is_refused(plain_shard: Any, asked: 
 
 
 def test_a_warm_up_does_not_switch_batches_off(make_shard: Any) -> None:
-    """A batch costs one pass of BLAS; deciding one at a time costs a pass each, for ever."""
+    """A batch costs one pass of BLAS; deciding one at a time costs a pass each, forever."""
     together, singly = (make_shard(lambda f: Explored(LinUCB(f), warm_up=12)) for _ in range(2))
     calls = []
     select = together.decider.policy.select

@@ -25,7 +25,7 @@ OPEN = Limits(depth_limit=6, step_tokens=20, early_exit=False)
 
 
 def search(seed: int, action: Action, limits: Limits) -> Forest:
-    """Run a search whose drafts and scores hang on (seed, place) alone."""
+    """Run a search whose drafts and scores depend on (seed, place) alone."""
     forest = plant(action, limits)
     while (request := ask(forest, "q")) is not None:
         drafted, scores = [], []

@@ -79,14 +79,14 @@ def test_restriction_keeps_order_and_drops_nothing_else(qwen3: Catalogue, models
 
 
 def test_restriction_to_an_unknown_model_names_it(qwen3: Catalogue) -> None:
-    with pytest.raises(ActionError, match=r"model 'gpt-9' is not in the space; choose of qwen3-0.6b, "):
+    with pytest.raises(ActionError, match=r"model 'gpt-9' is not in the space; choose one of qwen3-0.6b, "):
         uis_space(qwen3).restrict({"gpt-9", "qwen3-4b"})
 
 
 @pytest.mark.parametrize(
     ("action", "complaint"),
     [
-        ("gpt-9/1/1/1", "model 'gpt-9' is not in the space; choose of"),
+        ("gpt-9/1/1/1", "model 'gpt-9' is not in the space; choose one of"),
         ("qwen3-4b/4/16/2", "bs is 2 for cp 16; this space has 4"),
         ("qwen3-4b/64/64/4", "qp 64 with cp 64 is not in the space"),
         ("qwen3-4b/3/1/1", "qp 3 with cp 1 is not in the space"),
@@ -116,7 +116,7 @@ def test_allowed_and_available_models_both_count(qwen3: Catalogue) -> None:
     assert {space[i].model for i in left} == {"qwen3-8b"}
     with pytest.raises(ActionError, match="no executor is up for qwen3-4b: start one"):
         space.choices(allowed_models=["qwen3-4b"], available_models=["qwen3-8b"])
-    with pytest.raises(ActionError, match="allowed_models holds 'gpt-9'; choose of"):
+    with pytest.raises(ActionError, match="allowed_models holds 'gpt-9'; choose one of"):
         space.choices(allowed_models=["gpt-9"])
     with pytest.raises(ActionError, match="allowed_models leaves no action: it is empty"):
         space.choices(allowed_models=[])

@@ -48,7 +48,7 @@ def test_versions_tell_what_changed_last() -> None:
 
 
 def test_what_is_not_there_is_named() -> None:
-    with pytest.raises(ObjectiveError, match="objective 'fast' is unknown; choose of cost-sensitive, "):
+    with pytest.raises(ObjectiveError, match="objective 'fast' is unknown; choose one of cost-sensitive, "):
         OBJECTIVES.of(Query(query_id="a", text="?", objective="fast"))
     with pytest.raises(ObjectiveError, match="objective 'cost-leaning' is unknown"):
         OBJECTIVES.remove("cost-leaning", 1).in_force("cost-leaning")
