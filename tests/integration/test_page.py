@@ -153,6 +153,9 @@ def test_what_people_and_models_write_is_never_markup(site: tuple[Any, str], pag
     made = httpx.post(f"{url}/v1/chat/completions", json=body, timeout=60).json()
     page.goto(f"{url}/#query/{made['id']}")
     page.wait_for_selector("h2:has-text('Answer')")
+    said = page.inner_text("main")
+    assert "was chosen because the request asked for it" in said
+    assert "null" not in said
     page.goto(f"{url}/#now")
     page.wait_for_selector(f"text={json.dumps(script)[1:20]}")
     assert page.title() == "UniScale-Streams"

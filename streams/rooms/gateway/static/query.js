@@ -35,7 +35,8 @@ export function story(found, again) {
 }
 
 export function why(decision) {
-  const seconds = [`${decision.action} was chosen out of ${decision.candidates} configurations`];
+  const out = decision.candidates > 1 ? ` out of ${decision.candidates} configurations` : '';
+  const seconds = [`${decision.action} was chosen${out}`];
   const reasons = { policy: 'by the policy', 'warm-up': 'at random, because the policy is still warming up', floor: 'at random, by the exploration floor', pinned: 'because the request asked for it', control: 'because the query is in the control group' };
   seconds.push(reasons[decision.reason] ?? decision.reason);
   if (decision.mean !== null && decision.width !== null) seconds.push(`with an expected reward of ${decision.mean.toFixed(3)} ± ${decision.width.toFixed(3)}`);
@@ -51,7 +52,7 @@ function purpose(objective) {
 }
 
 function runners(decision) {
-  if (!decision.runners_up.length) return null;
+  if (!decision.runners_up.length) return '';
   return table('Runners-up', ['Runner-up', 'Expected reward', 'Width', 'Score'],
     decision.runners_up.map((c) => [c.action, c.mean.toFixed(3), c.width.toFixed(3), c.score.toFixed(3)]));
 }
