@@ -21,11 +21,13 @@ from streams.metrics import Metrics
 from streams.rooms import ROOMS
 from streams.runtime.base import Crash
 from streams.runtime.kafka import admin
-from streams.runtime.kafka.app import on_crash
+from streams.runtime.kafka.app import crash, on_crash
+from streams.runtime.kafka.namesake import InstanceName
 from streams.runtime.kafka.process import Worker, run_without_handlers
 from streams.runtime.kafka.runtime import KafkaRuntime
 from streams.runtime.kafka.watch import notice_growth, notice_standstill, watch_partitions
 from streams.settings import Settings
+from streams.topics import Topics
 
 log = logging.getLogger("streams.worker")
 
@@ -54,7 +56,12 @@ def run_room(
     health = Health()
     if metrics_port:
         serve(metrics_port, metrics.registry, health)
+    name = InstanceName(settings, Topics(settings).app_id(room, group), instance)
+    if ROOMS[room].inputs:
+        name.lock()  # before the files of its crash counts are opened
     runtime = KafkaRuntime(settings, metrics, room=room, group=group, instance=instance)
+    app: Any = runtime.app
+    app.replaced = lambda: name.replaced(crash)
 
     def end(reason: str, error: BaseException | None) -> NoReturn:
         log.critical("crash: %s", reason, exc_info=error)
@@ -64,7 +71,7 @@ def run_room(
 
     on_crash[:] = [end]
     try:
-        loop.run_until_complete(_prepare(runtime))
+        loop.run_until_complete(_prepare(runtime, name))
     except Crash as error:
         end(str(error), error.__cause__)
     handles = bool(ROOMS[room].inputs)
@@ -100,7 +107,8 @@ def _log_to_stdout(level: str) -> None:
     logging.getLogger("streams.runtime.kafka").setLevel(logging.WARNING)
 
 
-async def _prepare(runtime: KafkaRuntime) -> None:
+async def _prepare(runtime: KafkaRuntime, name: InstanceName) -> None:
+    await name.wait()
     await runtime.control.start(runtime)
     groups = runtime.control.catalogue.groups
     for note in admin.require(runtime.settings, runtime.topics.declared(groups)):

@@ -18,7 +18,7 @@ from faust.transport.drivers.aiokafka import AIOKafkaConsumerThread
 from mode.services import Service
 from mode.utils.futures import maybe_async
 
-from streams.runtime.kafka import fetching
+from streams.runtime.kafka import fetching, namesake
 
 
 class InLoop(AIOKafkaConsumerThread):
@@ -42,7 +42,10 @@ class InLoop(AIOKafkaConsumerThread):
         await super().on_start()
         # One record a batch is how the embedded broker is written to.
         sessions = self.app.conf.producer_max_batch_size > 1
-        fetching.improve(self._ensure_consumer()._fetcher, sessions=sessions)
+        consumer = self._ensure_consumer()
+        fetching.improve(consumer._fetcher, sessions=sessions)
+        app: Any = self.app
+        namesake.notice(consumer._coordinator, lambda: app.replaced())
 
     async def call_thread(self, fun: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Call it."""

@@ -26,12 +26,14 @@ class App(faust.App):
     Attributes:
         sender: The one way out of the process.
         fail: Called with what a handler raised; whoever ends the process replaces it.
+        replaced: Called when another process has joined under this one's instance name.
     """
 
     def __init__(self, *args: Any, send_interval_s: float = 0.0, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.sender = Sender(self._connected_producer, send_interval_s)
         self.fail: Callable[[BaseException], None] = _unheard
+        self.replaced: Callable[[], None] = lambda: None
 
     def _connected_producer(self) -> Any:
         producer: Any = self.producer
