@@ -1,0 +1,87 @@
+"""The learner's log is checked, exported, repaired and reset by the commands, on a broker, with a decider that runs."""
+
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+
+from agents.decider.observations import Row
+from schemas.query import Query
+from schemas.reward import Reward
+from streams.local.broker import Broker
+from streams.local.supervisor import python
+from streams.runtime.kafka import connections
+
+pytestmark = pytest.mark.broker
+
+
+def learner(loop: Any, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*python(), "learner", *arguments],
+        env=loop.environ,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
+def closed(loop: Any) -> set[str]:
+    return {r.query_id for r in loop.read(loop.topics.reward, Reward) if r.closes}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_check_export_repair_and_reset(
+    deploy: Callable[..., Any], ask: Callable[[int], Query], broker: Broker, tmp_path: Path
+) -> None:
+    if broker.kind == "embedded":
+        pytest.skip("the embedded broker does not say who runs; its log is that of one machine")
+    loop = deploy(snapshot_every=25)
+    queries = [ask(n) for n in range(30)]
+    loop.send(*queries)
+    wanted = {q.query_id for q in queries}
+    loop.until(lambda: closed(loop) >= wanted, 120, "the rewards")
+    loop.settled()
+    refused = learner(loop, "repair", "--yes")
+    assert (refused.returncode, "stop it" in refused.stderr) == (1, True), refused.stderr
+    loop.supervisor.park("decider")
+    loop.until(lambda: "running" not in learner(loop, "repair", "--yes").stderr, 60, "the end of its session")
+    whole = learner(loop, "check")
+    assert (whole.returncode, whole.stdout[:6]) == (0, "whole:"), whole.stderr
+    folder = tmp_path / "exported"
+    assert learner(loop, "export", str(folder)).returncode == 0
+    logged = [orjson.loads(line) for line in (folder / "logged.jsonl").read_text().splitlines()]
+    assert {"text", "action", "correct", "score", "cost", "propensity"} == set(logged[0])
+    assert len(logged) == len(queries)
+    assert (folder / "state.bin").read_bytes().startswith(b"USPOLICY")
+
+    row = max((r for r in loop.learner_rows() if isinstance(r, Row)), key=lambda r: r.seq)
+    producer = connections.producer(loop.settings)
+    changelog = loop.topics.changelog("decider", "pending")
+    producer.send(changelog, key=row.query_id.encode(), value=b'{"schema":"?"}', partition=0).get(60)
+    producer.close()
+    damaged = learner(loop, "check")
+    assert damaged.returncode == 1
+    assert f"row {row.query_id} cannot be read" in damaged.stdout
+    mended = learner(loop, "repair", "--yes")
+    assert mended.returncode == 0, mended.stderr
+    assert "1 rows left out" in mended.stdout
+    assert learner(loop, "check").returncode == 0
+    loop.supervisor.unpark("decider")
+    more = [ask(n) for n in range(30, 40)]
+    loop.send(*more)
+    wanted |= {q.query_id for q in more}
+    loop.until(lambda: closed(loop) >= wanted, 120, "rewards after the repair")
+
+    loop.supervisor.park("decider")
+    loop.until(lambda: learner(loop, "reset", "--yes").returncode == 0, 60, "the reset")
+    assert loop.learner_rows() == []
+    loop.supervisor.unpark("decider")
+    last = [ask(n) for n in range(40, 45)]
+    loop.send(*last)
+    loop.until(lambda: closed(loop) >= {q.query_id for q in last}, 120, "rewards of a new learner")
+    assert {r.query_id for r in loop.learner_rows() if isinstance(r, Row)} == {q.query_id for q in last}
