@@ -9,6 +9,7 @@ import random
 import struct
 from base64 import b64encode
 from collections.abc import Mapping, Sequence
+from functools import cache
 from typing import Any, NamedTuple
 
 import orjson
@@ -187,12 +188,15 @@ _BOMBS = (
 
 def _bomb(dose: Dose) -> bytes:
     """Return a small frame of a large value, which says its size, a smaller one or none."""
-    text = _BOMBS[dose.what % 3]
-    compressor = zstandard.ZstdCompressor(write_content_size=dose.at % 2 == 0)
-    frame = compressor.compress(text)
-    if dose.at % 3 == 0 and dose.at % 2 == 0:  # it says it unfolds to a few bytes
+    frame = _frame(dose.what % 3, dose.at % 2 == 0)
+    if dose.at % 6 == 0:  # it says it unfolds to a few bytes
         return frame[:5] + b"\x10\x00\x00\x00" + frame[9:]
     return frame
+
+
+@cache
+def _frame(which: int, says_size: bool) -> bytes:
+    return zstandard.ZstdCompressor(write_content_size=says_size).compress(_BOMBS[which])
 
 
 def _unframed(value: bytes) -> bytes:

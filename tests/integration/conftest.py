@@ -11,6 +11,7 @@ import sys
 import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -212,11 +213,12 @@ Deploy = Callable[..., Deployment]
 
 
 @pytest.fixture(scope="module")
-def deploy(broker: Broker, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deploy]:
-    """Start rooms; stopped when the module's tests are done."""
+def deploy_on(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deploy]:
+    """Start rooms on a broker; stopped when the module's tests are done."""
     made: list[Deployment] = []
 
     def start(
+        broker: Any,
         *,
         only: tuple[str, ...] | None = None,
         commands: Mapping[str, Sequence[str]] | None = None,
@@ -235,6 +237,12 @@ def deploy(broker: Broker, tmp_path_factory: pytest.TempPathFactory) -> Iterator
     yield start
     for deployment in made:
         deployment.close()
+
+
+@pytest.fixture(scope="module")
+def deploy(broker: Broker, deploy_on: Deploy) -> Deploy:
+    """Start rooms on the session's broker."""
+    return partial(deploy_on, broker)
 
 
 @pytest.fixture(scope="session")

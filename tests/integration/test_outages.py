@@ -1,0 +1,213 @@
+"""Outages of what the rooms depend on: nothing is buried that is not poison, and work resumes by itself."""
+
+import json
+import os
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from schemas.answer import Answer
+from schemas.query import Query
+from schemas.reward import Reward
+from streams.local.broker import Broker, free_port, kafka_home, listening
+
+pytestmark = [pytest.mark.broker, pytest.mark.slow, pytest.mark.timeout(1200)]
+
+
+def closed(loop: Any) -> set[str]:
+    return {r.query_id for r in loop.read(loop.topics.reward, Reward) if r.closes}
+
+
+def answered_well(loop: Any, ids: set[str]) -> None:
+    """Hold what is promised after an outage: one good Answer each, no dead letter, a clean audit."""
+    loop.settled()
+    answers = {a.query_id: a for a in loop.read(loop.topics.answer, Answer)}
+    assert set(answers) == ids
+    assert {a.status for a in answers.values()} == {"ok"}
+    assert loop.raw(loop.topics.dead_letter) == []
+
+
+class Nodes:
+    """Three nodes of Apache Kafka, one the controller; topics have three replicas, of which two must be in sync."""
+
+    kind = "kafka"
+
+    def __init__(self, home: Path, folder: Path) -> None:
+        self.home, self.folder = home, folder
+        self.ports = [free_port() for _ in range(3)]
+        self.controller = free_port()
+        self.processes: dict[int, subprocess.Popen[bytes]] = {}
+        self.environ = {**os.environ, "KAFKA_HEAP_OPTS": "-Xmx256m -Xms64m"}
+        for node in (1, 2, 3):
+            self._format(node)
+
+    @property
+    def bootstrap(self) -> str:
+        return ",".join(f"127.0.0.1:{port}" for port in self.ports)
+
+    def start(self, *nodes: int) -> None:
+        for node in nodes:
+            with (self.folder / f"{node}.log").open("ab") as out:
+                self.processes[node] = subprocess.Popen(
+                    [str(self.home / "bin" / "kafka-server-start.sh"), str(self.folder / f"{node}.properties")],
+                    stdout=out, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, start_new_session=True,
+                    env={**self.environ, "LOG_DIR": str(self.folder / f"logs{node}")},
+                )  # fmt: skip
+        until = time.monotonic() + 180
+        while not all(listening(self.ports[node - 1]) for node in nodes):
+            assert time.monotonic() < until, "a node did not start"
+            time.sleep(0.2)
+
+    def stop(self, *nodes: int) -> None:
+        for node in nodes:
+            os.killpg(self.processes[node].pid, signal.SIGTERM)
+        for node in nodes:
+            try:
+                self.processes.pop(node).wait(30)
+            except subprocess.TimeoutExpired:
+                os.killpg(self.processes[node].pid, signal.SIGKILL)
+
+    def kill(self) -> None:
+        for process in self.processes.values():
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+
+    def _format(self, node: int) -> None:
+        own = f"PLAINTEXT://127.0.0.1:{self.ports[node - 1]}"
+        controls = f",CONTROLLER://127.0.0.1:{self.controller}" if node == 1 else ""
+        properties = self.folder / f"{node}.properties"
+        properties.write_text("\n".join([
+            f"process.roles=broker{',controller' if node == 1 else ''}", f"node.id={node}",
+            f"controller.quorum.voters=1@127.0.0.1:{self.controller}",
+            f"listeners={own}{controls}", f"advertised.listeners={own}",
+            "controller.listener.names=CONTROLLER",
+            "listener.security.protocol.map=PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT",
+            f"log.dirs={self.folder / f'data{node}'}", "auto.create.topics.enable=false",
+            "offsets.topic.num.partitions=4", "offsets.topic.replication.factor=3",
+            "transaction.state.log.num.partitions=4", "transaction.state.log.replication.factor=3",
+            "transaction.state.log.min.isr=2", "min.insync.replicas=2", "group.initial.rebalance.delay.ms=0",
+            "group.min.session.timeout.ms=3000",
+        ]) + "\n")  # fmt: skip
+        script, cluster = str(self.home / "bin" / "kafka-storage.sh"), "uniscale" + "0" * 13 + "A"
+        subprocess.run(
+            [script, "format", "-t", cluster, "-c", str(properties)], check=True, capture_output=True,
+            env={**self.environ, "LOG_DIR": str(self.folder)},
+        )  # fmt: skip
+
+
+@pytest.fixture
+def nodes(tmp_path: Path) -> Iterator[Nodes]:
+    home = kafka_home(os.environ)
+    if home is None:
+        pytest.skip("three nodes need Apache Kafka: set KAFKA_HOME")
+    made = Nodes(home, tmp_path)
+    try:
+        made.start(1, 2, 3)
+        yield made
+    finally:
+        made.kill()
+
+
+@pytest.mark.parametrize("outage_s", [60.0])
+def test_a_broker_that_refuses_writes(
+    nodes: Nodes, deploy_on: Callable[..., Any], ask: Callable[[int], Query], outage_s: float
+) -> None:
+    loop = deploy_on(nodes, replication=3, session_timeout_s=20.0, rebalance_timeout_s=20.0)
+    first = [ask(n) for n in range(20)]
+    loop.send(*first)
+    loop.until(lambda: closed(loop) >= {q.query_id for q in first}, 120, "the first rewards")
+    more = [ask(n) for n in range(20, 80)]
+    loop.send(*more)
+    loop.until(lambda: len(closed(loop)) > 22, 60, "some of the second rewards")
+    nodes.stop(2, 3)
+    before = len(closed(loop))
+    time.sleep(outage_s)
+    assert len(closed(loop)) <= before + 5, "writes were not refused"
+    nodes.start(2, 3)
+    began = time.monotonic()
+    ids = {q.query_id for q in [*first, *more]}
+    loop.until(lambda: closed(loop) >= ids, 300, "the rewards after the outage")
+    print(f"all rewards {time.monotonic() - began:.0f} s after the nodes were back")
+    last = [ask(n) for n in range(80, 90)]
+    loop.send(*last)
+    ids |= {q.query_id for q in last}
+    loop.until(lambda: closed(loop) >= ids, 120, "rewards of queries sent afterwards")
+    answered_well(loop, ids)
+
+
+class Embeddings:
+    """`/v1/embeddings` that can be taken away and brought back."""
+
+    def __init__(self) -> None:
+        self.port = free_port()
+        self.server: ThreadingHTTPServer | None = None
+        self.asked = 0
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def start(self) -> None:
+        outer = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+                outer.asked += 1
+                rows = [[1.0 + sum(text.encode()[at::8]) % 97 for at in range(8)] for text in body["input"]]
+                data = [{"index": at, "embedding": row} for at, row in enumerate(rows)]
+                raw = json.dumps({"data": data, "model": "e"}).encode()
+                self.send_response(200)
+                self.send_header("Content-Length", str(len(raw)))
+                self.end_headers()
+                self.wfile.write(raw)
+
+            def log_message(self, *_: object) -> None:
+                pass
+
+        self.server = ThreadingHTTPServer(("127.0.0.1", self.port), Handler)
+        self.server.daemon_threads = True
+        threading.Thread(target=self.server.serve_forever, daemon=True).start()
+
+    def stop(self) -> None:
+        if self.server is not None:
+            self.server.shutdown()
+            self.server.server_close()
+            self.server = None
+
+
+@pytest.mark.parametrize("outage_s", [60.0])
+def test_an_embedding_server_that_is_down(
+    broker: Broker, deploy: Callable[..., Any], ask: Callable[[int], Query], outage_s: float
+) -> None:
+    server = Embeddings()
+    server.start()
+    try:
+        loop = deploy(encoder="http", encoder_url=server.url, encoder_model="e", encoder_dimension=8)
+        first = [ask(n) for n in range(10)]
+        loop.send(*first)
+        loop.until(lambda: closed(loop) >= {q.query_id for q in first}, 120, "the first rewards")
+        pids = {name: room.pid for name, room in loop.supervisor.rooms.items()}
+        server.stop()
+        more = [ask(n) for n in range(10, 40)]
+        loop.send(*more)
+        time.sleep(outage_s)
+        assert len(loop.raw(loop.topics.context)) == len(first), "no question can have been embedded"
+        server.start()
+        began = time.monotonic()
+        ids = {q.query_id for q in [*first, *more]}
+        loop.until(lambda: closed(loop) >= ids, 120, "the rewards after the outage")
+        print(f"all rewards {time.monotonic() - began:.0f} s after the encoder was back")
+        answered_well(loop, ids)
+        assert {name: room.pid for name, room in loop.supervisor.rooms.items()} == pids
+        assert "waiting" in loop.log.read_text()
+    finally:
+        server.stop()
