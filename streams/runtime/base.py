@@ -258,8 +258,8 @@ class Runtime(Protocol):
     async def end_offsets(self, topics: Sequence[str]) -> Mapping[tuple[str, int], int]:
         """Return, by topic and partition, the offset that the next record gets."""
 
-    async def latest(self, topic: str) -> dict[bytes, bytes]:
-        """Return the newest value of each key of a compacted topic, as it is now.
+    async def latest(self, topic: str, begin: int = 0) -> dict[bytes, bytes]:
+        """Return the newest value of each key of a compacted topic from an offset on, as it is now.
 
         Raises:
             UnknownTopic: the topic does not exist.

@@ -189,7 +189,9 @@ def at_end(settings: Settings, topics: Iterable[str], tail: int = 0) -> KafkaCon
     return reader
 
 
-def read_all(settings: Settings, topics: Iterable[str], *, timeout_ms: int = 1000) -> Iterator[Any]:
+def read_all(
+    settings: Settings, topics: Iterable[str], *, timeout_ms: int = 1000, begin: int = 0
+) -> Iterator[Any]:
     """Yield every record now on the topics, partition by partition, up to the ends seen at the start.
 
     Raises:
@@ -201,6 +203,8 @@ def read_all(settings: Settings, topics: Iterable[str], *, timeout_ms: int = 100
         ends = reader.end_offsets(parts)
         reader.assign(parts)
         reader.seek_to_beginning(*parts)
+        for tp in parts if begin else ():
+            reader.seek(tp, max(begin, reader.position(tp)))
         left = {tp for tp in parts if ends[tp] > reader.position(tp)}
         while left:
             for tp, records in reader.poll(timeout_ms=timeout_ms).items():
@@ -210,14 +214,14 @@ def read_all(settings: Settings, topics: Iterable[str], *, timeout_ms: int = 100
         reader.close()
 
 
-def latest(settings: Settings, topics: Iterable[str]) -> dict[bytes, bytes]:
+def latest(settings: Settings, topics: Iterable[str], begin: int = 0) -> dict[bytes, bytes]:
     """Return the newest value of each key of compacted topics.
 
     Raises:
         UnknownTopic: none of the topics exists.
     """
     found: dict[bytes, bytes] = {}
-    for record in read_all(settings, topics, timeout_ms=200):
+    for record in read_all(settings, topics, timeout_ms=200, begin=begin):
         found.pop(record.key, None)
         if record.value is not None:
             found[record.key] = record.value

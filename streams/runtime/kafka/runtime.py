@@ -226,9 +226,9 @@ class KafkaRuntime:
         finally:
             reader.close()
 
-    async def latest(self, topic: str) -> dict[bytes, bytes]:
+    async def latest(self, topic: str, begin: int = 0) -> dict[bytes, bytes]:
         """Read the topic beside faust; see the protocol."""
-        return await asyncio.to_thread(connections.latest, self.settings, [topic])
+        return await asyncio.to_thread(connections.latest, self.settings, [topic], begin)
 
     async def hold_back(self, offsets: Mapping[str, int]) -> Mapping[str, int]:
         """Commit lower offsets, to which faust seeks next; see the protocol."""

@@ -207,11 +207,11 @@ class MemoryRuntime:
         """Ask the broker; see the protocol."""
         return {(t, p): self.broker.end(t, p) for t in topics for p in range(self.broker.partitions(t))}
 
-    async def latest(self, topic: str) -> dict[bytes, bytes]:
+    async def latest(self, topic: str, begin: int = 0) -> dict[bytes, bytes]:
         """Ask the broker; see the protocol."""
         found: dict[bytes, bytes] = {}
         for partition in range(self.broker.partitions(topic)):
-            found |= self.broker.changelog(topic, partition)
+            found |= self.broker.changelog(topic, partition, begin)
         return found
 
     async def hold_back(self, offsets: Mapping[str, int]) -> Mapping[str, int]:
