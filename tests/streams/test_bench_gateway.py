@@ -78,4 +78,6 @@ def test_figures_are_medians_and_shares_say_what_is_reached() -> None:
     assert compared(found) == {
         "ours_share": {"4": 0.625, "32": 0.45}, "ours_share_reached": False, "ours_p50_reached": True,
     }  # fmt: skip
+    found["litellm"]["32"] = summary([run(0, None)])
+    assert compared(found)["ours_share_reached"] is None
     assert compared({"ours": found["ours"]}) == {"ours_p50_reached": True}
