@@ -28,12 +28,12 @@ class Rung:
 # Tokens of one step, read in parts of one length each.
 BATCH_TOKENS, PARTS = 8_192, 2
 GENERATORS = (
-    Rung("mini-100k", 48, 3, 2, 96, 1_600, 8e-3),
+    Rung("mini-100k", 48, 3, 2, 96, 4_000, 8e-3),
     Rung("mini-250k", 64, 4, 3, 160, 1_600, 8e-3),
     Rung("mini-500k", 96, 4, 3, 256, 1_600, 6e-3),
     Rung("mini-1m", 128, 5, 4, 384, 1_800, 6e-3),
-    Rung("mini-2m", 192, 5, 6, 512, 2_000, 5e-3),
-    Rung("mini-4m", 256, 6, 8, 640, 2_200, 5e-3),
+    Rung("mini-2m", 192, 5, 6, 512, 2_400, 5e-3),
+    Rung("mini-4m", 256, 6, 8, 640, 4_000, 5e-3),
 )
 
 
