@@ -20,7 +20,7 @@ from agents.decider.policies.linucb import LinUCB, LinUCBSettings
 from agents.decider.policies.thompson import Thompson
 from agents.decider.policies.uniform import Uniform
 from agents.decider.preview import PREVIEW, offering, preview
-from agents.space.action_space import routing_space, union
+from agents.space.action_space import uis_space
 from agents.space.errors import ActionError
 from schemas.base import decode
 from schemas.decision import Decision
@@ -136,7 +136,7 @@ def test_a_copy_offers_what_the_learner_does_not_yet(make_shard: Any) -> None:
     shard = make_shard(LinUCB)
     life(shard)
     before = pickle.dumps(shard.decider)
-    more = union([shard.space, routing_space(shard.catalogue)])
+    more = uis_space(shard.catalogue).restrict(set(shard.catalogue.model_names[:2]))
     other = make_shard(LinUCB)
     other.use(more)
     copied = offering(shard.decider, [other.vectors[action.id] for action in more])
