@@ -6,17 +6,23 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterator
+import urllib.request
+from collections.abc import Callable, Iterator, Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
+from transformers import AutoTokenizer
 
+from agents.serving.recording import write_paths
 from schemas.answer import Answer
+from schemas.heartbeat import Heartbeat
 from schemas.query import Query
 from schemas.reward import Reward
 from streams.local.broker import Broker, free_port, kafka_home, listening
+from streams.local.supervisor import python
+from tests.recorded import recorded_paths
 
 pytestmark = [pytest.mark.broker, pytest.mark.slow, pytest.mark.timeout(1200)]
 
@@ -211,3 +217,149 @@ def test_an_embedding_server_that_is_down(
         assert "waiting" in loop.log.read_text()
     finally:
         server.stop()
+
+
+CHECKPOINT = Path(__file__).parents[2] / "models" / "mini-50k"
+CATALOGUE = """
+name: keyed
+hardware: {{name: as an A800, intensity: 156}}
+verifier: judge
+cost_range: {{low_eflops: 1.0e+9, high_eflops: 1.0e+12}}
+defaults:
+  models:
+    group: mini
+    checkpoint: {checkpoint}
+    sampling: {{temperature: 1.0, step_tokens: 64, depth_limit: 8}}
+models:
+  - name: small
+    architecture: {{parameters: 100000, layers: 2, query_heads: 4, kv_heads: 2, head_dim: 16}}
+    endpoint: {{kind: http, url: "{open}"}}
+  - name: large
+    architecture: {{parameters: 900000, layers: 4, query_heads: 8, kv_heads: 4, head_dim: 16}}
+    endpoint: {{kind: http, url: "{locked}"}}
+verifiers:
+  - name: judge
+    checkpoint: none
+    family: skywork
+    architecture: {{parameters: 200000, layers: 2, query_heads: 4, kv_heads: 2, head_dim: 16}}
+"""
+
+
+class Completions:
+    """`/v1/completions` of a server that takes one key, and answers what was recorded."""
+
+    def __init__(self, key: str, recorded: Mapping[str, str]) -> None:
+        self.key = key
+        outer, one_at_a_time = self, threading.Lock()
+        tokenizer = AutoTokenizer.from_pretrained(CHECKPOINT)
+
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def do_GET(self) -> None:
+                self.reply({"data": []})
+
+            def do_POST(self) -> None:
+                ids = json.loads(self.rfile.read(int(self.headers["Content-Length"])))["prompt"]
+                with one_at_a_time:
+                    asked = tokenizer.decode(ids)
+                choice = {
+                    "text": next(text for question, text in recorded.items() if question in asked),
+                    "finish_reason": "stop",
+                    "stop_reason": None,
+                    "token_ids": [1, 2],
+                }
+                self.reply({"choices": [choice]})
+
+            def reply(self, said: dict[str, Any]) -> None:
+                let_in = self.headers["Authorization"] == f"Bearer {outer.key}"
+                raw = json.dumps(
+                    said if let_in else {"error": {"message": "Incorrect API key provided"}}
+                ).encode()
+                self.send_response(200 if let_in else 401)
+                self.send_header("Content-Length", str(len(raw)))
+                self.end_headers()
+                self.wfile.write(raw)
+
+            def log_message(self, *_: object) -> None:
+                pass
+
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.server.daemon_threads = True
+        self.url = f"http://127.0.0.1:{self.server.server_port}"
+        threading.Thread(target=self.server.serve_forever, daemon=True).start()
+
+    def stop(self) -> None:
+        self.server.shutdown()
+        self.server.server_close()
+
+
+def test_an_engine_that_refuses_our_key(
+    deploy: Callable[..., Any], ask: Callable[[int], Query], tmp_path: Path
+) -> None:
+    """Its model is left out of the choice until the server takes the key; nothing is learned from the failures."""
+    paths = recorded_paths(40, steps=(1, 1))
+    texts = {path.question: path.steps[0].text for path in paths}
+    allowed, locked = Completions("ours", texts), Completions("another", texts)
+    try:
+        catalogue = tmp_path / "keyed.yaml"
+        catalogue.write_text(CATALOGUE.format(checkpoint=CHECKPOINT, open=allowed.url, locked=locked.url))
+        write_paths(tmp_path / "recording.jsonl", paths)
+        port = free_port()
+        # The verifier goes on with its recording: the executor alone asks the servers.
+        executor = [
+            "env", "UNISCALE_RECORDED=", "UNISCALE_ENGINE_KEY=ours", *python(), "worker", "executor", "--group",
+            "mini", "--metrics-port", str(port),
+        ]  # fmt: skip
+        loop = deploy(
+            catalogue=str(catalogue), recorded=str(tmp_path / "recording.jsonl"),
+            commands={"executor.mini": executor}, warm_up=200,
+        )  # fmt: skip
+        t = loop.topics
+        pids = {name: room.pid for name, room in loop.supervisor.rooms.items()}
+
+        def states() -> dict[str, str]:
+            beats = loop.read(t.heartbeat, Heartbeat)
+            return {each.model: each.state for each in beats[-1].health} if beats else {}
+
+        def suspended() -> float:
+            page = urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10).read().decode()
+            (line,) = (
+                x for x in page.splitlines() if x.startswith("uniscale_suspended_models{") and '"large"' in x
+            )
+            return float(line.split()[-1])
+
+        asked = [ask(n) for n in range(40)]
+        for query in asked:
+            loop.send(query)
+            time.sleep(0.1)
+        loop.until(
+            lambda: states() == {"small": "ready", "large": "suspended"}, 60, "the breaker in the heartbeats"
+        )
+        assert suspended() == 1.0
+        loop.until(lambda: closed(loop) >= {q.query_id for q in asked}, 120, "the end of every query")
+        answers = {a.query_id: a for a in loop.read(t.answer, Answer)}
+        failed = {a.query_id for a in answers.values() if a.status != "ok"}
+        assert 0 < len(failed) < len(asked), {a.error for a in answers.values()}
+        assert {answers[query_id].action.model for query_id in failed} == {"large"}
+        assert all("HTTP 401" in answers[q].error or "not asked" in answers[q].error for q in failed)
+        locked.key = "ours"  # the server's operator lets us in
+        loop.until(lambda: states().get("large") == "ready", 90, "the model to come back")
+        more = [ask(n) for n in range(40, 80)]
+        loop.send(*more)
+        ids = {q.query_id for q in more}
+        loop.until(lambda: closed(loop) >= ids, 120, "the end of the others")
+        later = [a for a in loop.read(t.answer, Answer) if a.query_id in ids]
+        assert {a.status for a in later} == {"ok"}
+        assert {a.action.model for a in later} == {"small", "large"}
+        assert suspended() == 0.0
+        assert loop.raw(t.dead_letter) == []
+        assert {name: room.pid for name, room in loop.supervisor.rooms.items()} == pids
+        report = loop.settled()
+        assert report.learner["updates"] == len(asked) + len(more) - len(failed), (
+            "nothing is learned from failures"
+        )
+        print(f"{len(failed)} of {len(asked)} queries failed before the breaker masked the model")
+    finally:
+        allowed.stop()
+        locked.stop()

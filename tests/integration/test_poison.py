@@ -64,7 +64,8 @@ def test_poison_ends_no_room_and_touches_no_good_query(
     producer = connections.producer(loop.settings)
     for at, dose in enumerate(poison.doses(count, seed=13)):
         topic, (key, value) = poison.poison(dose, samples)
-        producer.send(topic, key=b"" if key is None and value is None else key, value=value)
+        # A compacted topic takes no record without a key, and refuses the whole batch with it.
+        producer.send(topic, key=key or b"0", value=value)
         if at % (count // GOOD) == 0 and at // (count // GOOD) < GOOD:
             query = good[at // (count // GOOD)]
             producer.send(t.query, key=query.query_id.encode(), value=encode(query))
