@@ -32,7 +32,7 @@ from streams.audit.records import (
 SNAPSHOT: Final = (b"\x00snapshot/", b"\x00ended/", b"\x00start")
 ACTION: Final = b"\x00action/"
 _ID: Final = re.compile(r"[\x21-\x7e]{1,200}")
-_WRONG: Final = (KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError)
+_WRONG: Final = (KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError, RecursionError)
 
 
 class Facts:

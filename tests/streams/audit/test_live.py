@@ -207,9 +207,14 @@ def test_hostile_bytes_on_every_topic_end_nothing(log: Any) -> None:
     )
     huge = b'{"query_id":"h1","seq":99999999999999999999999,"status":"ok"}'
     frame = b"\x28\xb5\x2f\xfd" + b"\x00" * 40
+    # As a dead letter's error: JSON reads 1,000 levels, Python does not write them.
+    letter = (
+        b'{"origin":{"topic":"t","partition":0,"offset":0},"error":' + b'{"a":' * 1000 + b"1" + b"}" * 1001
+    )
     for part in list(log.records):
         for value in (b"", b"{", b"[]", b"null", b"\xff\xfe", nested, odd, huge, frame):
             log.append(part[0], b"hostile", value)
+    log.append(log.topics.dead_letter, b"hostile", letter)
     report = log.audit()
     assert report.queries >= 200
     assert sum(report.unreadable.values()) > 20
