@@ -1,0 +1,50 @@
+"""Every room is restarted in turn under load, the decider with a standby: nothing is lost, and the audit is clean."""
+
+import os
+import random
+import signal
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from schemas.answer import Answer
+from schemas.query import Query
+from schemas.reward import Reward
+from streams.local.broker import Broker
+from streams.local.supervisor import python
+
+pytestmark = [pytest.mark.broker, pytest.mark.slow, pytest.mark.timeout(600)]
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_rolling_restart_under_load(
+    broker: Broker, deploy: Callable[..., Any], ask: Callable[[int], Query], seed: int
+) -> None:
+    if broker.kind == "embedded":
+        pytest.skip("the embedded broker has no transactions: two deciders are tested on Apache Kafka")
+    standby = [*python(), "worker", "decider", "--instance", "1"]
+    loop = deploy(seed=seed, max_in_flight=32, group_partitions=8, commands={"decider-1": standby})
+    t = loop.topics
+    ids: set[str] = set()
+    rng = random.Random(seed)  # in which order, and how much is answered before each
+    rooms = list(loop.supervisor.rooms)
+    rng.shuffle(rooms)
+    for at, room in enumerate(rooms):
+        batch = [ask(n) for n in range(at * 25, at * 25 + 25)]
+        loop.send(*batch)
+        ids |= {query.query_id for query in batch}
+        before, wanted = len(loop.raw(t.answer)), rng.randint(0, 12)
+        loop.until(lambda n=before + wanted: len(loop.raw(t.answer)) >= n, 90, f"load before {room} stops")
+        one = loop.supervisor.rooms[room]
+        os.kill(one.pid, signal.SIGTERM)
+        loop.until(lambda one=one: one.restarts == 1 and one.ready.is_set(), 120, f"{room} to be back")
+    loop.until(
+        lambda: {r.query_id for r in loop.read(t.reward, Reward) if r.closes} >= ids, 240, "the rewards"
+    )
+    loop.settled()
+    first: dict[str, Answer] = {}
+    for answer in loop.read(t.answer, Answer):
+        first.setdefault(answer.query_id, answer)
+    assert {query_id: answer.status for query_id, answer in first.items()} == dict.fromkeys(ids, "ok")
+    assert loop.raw(t.dead_letter) == []
