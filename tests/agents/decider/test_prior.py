@@ -98,7 +98,7 @@ def test_a_log_begins_from_it_and_recovers_and_replays_exactly(make_shard: Calla
     shard.decider = shard.fresh()
     shard.table |= dict(shard.decider.begin(prior, actions))
     shard.offer()
-    with pytest.raises(CorruptState, match="an empty log to begin from a prior"):
+    with pytest.raises(CorruptState, match="an empty log to start from a prior"):
         shard.decider.begin(prior, actions)
     for _ in range(6):
         made = shard.ask(*(shard.context(mean_cost=1e13) for _ in range(4)))

@@ -120,7 +120,7 @@ def test_a_recording_of_other_weights_is_not_run_again(recording: Path, tiny: Pa
     settings = settings_of(recording) | {"weights": {"tiny": "0" * 16}}
     told = {**read.schema.metadata, b"uniscale.settings": orjson.dumps(settings)}
     pq.write_table(read.replace_schema_metadata(told), tmp_path / "r.parquet")
-    with pytest.raises(OutcomeError, match=r"weights 0000000000000000 of tiny, here are .*; record anew"):
+    with pytest.raises(OutcomeError, match=r"weights 0000000000000000 of tiny, here are .*; record it again"):
         reopened(tmp_path / "r.parquet", tiny)
     with pytest.raises(OutcomeError, match="is no recording of ours"):
         settings_of(tmp_path / "none.parquet")

@@ -26,7 +26,8 @@ def test_every_topic_is_written_and_read_by_a_room_or_a_client(in_memory: Callab
     assert read | written <= declared
     by_clients = {"query", "feedback", "control", "cancel.<group>"}
     followed = {"answer", "dead-letter", "control", "heartbeat"}
-    tables = {name for name in declared if name.endswith("-changelog")}
+    # A room's own state: its changelogs, and the learner's snapshots beside its log.
+    tables = {name for name in declared if name.endswith("-changelog")} | {"learner-snapshot"}
     assert declared - written - tables <= by_clients
     assert declared - read - followed - tables <= {"cancel.<group>"}
 
