@@ -41,8 +41,11 @@ lint: $(STAMP) ## Check style, formatting, types and directions of import
 # One thread a library: with two, a busy neighbour on one core makes the other spin.
 test test-long: export OMP_NUM_THREADS = 1
 
+# Two processes: one for whatever needs a broker, which mostly waits, and one for everything else (tests/conftest.py).
+SIDE_BY_SIDE := -n 2 --dist loadgroup --no-loadscope-reorder
+
 test: lint ## Environment, lint, and every test but the slow ones
-	$(BIN)/python -m pytest -m "not slow" $(ARGS)
+	$(BIN)/python -m pytest $(SIDE_BY_SIDE) -m "not slow" $(ARGS)
 
 test-long: lint ## Every test, soaks and kills included
 	$(BIN)/python -m pytest $(ARGS)

@@ -20,6 +20,8 @@ settings.register_profile("any machine", deadline=None, suppress_health_check=[H
 settings.load_profile("any machine")
 
 ROOT = Path(__file__).parent.parent
+_NEEDS_BROKER = {"broker", "deploy", "deploy_on", "kafka", "embedded"}
+_NEEDS_ENGINE = {"host", "host_keeper"}
 CONTEXT_TOKENS = 256
 CHAT_TEMPLATE = (
     "{% for message in messages %}<|{{ message.role }}|>{{ message.content }}<|end|>{% endfor %}"
@@ -35,6 +37,27 @@ SHAPE = {
     "max_position_embeddings": CONTEXT_TOKENS,
     "initializer_range": 0.2,
 }
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Keep together what shares a broker, an engine or a file when two processes run the tests (`make test`)."""
+    if config.getoption("dist", "no") != "loadgroup":
+        return
+    groups = ["broker", "engine"]
+    for item in items:
+        fixtures = set(getattr(item, "fixturenames", ()))
+        if item.get_closest_marker("broker") or fixtures & _NEEDS_BROKER:
+            group = "broker"
+        elif item.get_closest_marker("vllm") or fixtures & _NEEDS_ENGINE:
+            group = "engine"
+        else:
+            group = item.nodeid.partition("::")[0]
+            groups.append(group)
+        item.add_marker(pytest.mark.xdist_group(group))
+    # The longest first, and none torn apart: fixtures of a module are made once.
+    order = {group: at for at, group in reversed(list(enumerate(groups)))}
+    items.sort(key=lambda item: order[item.get_closest_marker("xdist_group").args[0]])  # type: ignore[union-attr]
 
 
 def make_tokenizer() -> Any:
