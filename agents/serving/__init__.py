@@ -1,18 +1,13 @@
-"""Model serving, below the executor and the verifier: one thread hosts every vLLM engine of a process.
+"""Model serving, below the executor and the verifier: engines in this process, servers elsewhere, and their states.
 
-settings      what to host
-host          the thread-safe face: submit, run, load, unload, close
-loop          the engine thread's body; steps every engine with work in turn
-vllm_adapter  the one file that speaks vLLM's API
-requests      token ids in, text or class probabilities out
-prompts       chat templates: messages and steps to token ids
-http          JSON over HTTP, for models served elsewhere
-retry         the one retry policy, and what a deadline cuts off
-breaker       circuit breaker of an endpoint
-keys          API keys by host
-hosting       from a catalogue entry to where it runs
-fleet         the models of a process, loaded in the background, and their states
-skywork       a process reward model vLLM has no class for
+vllm       vLLM in this process: one thread hosts every engine
+http       models served elsewhere, over HTTP
+hosting    from a catalogue entry to one of the two
+fleet      the models of a process, loaded in the background, and their states
+prompts    chat templates: messages and steps to token ids
+retry      the one retry policy, and what a deadline cuts off
+recording  recorded searches, looked up instead of computed
+errors     what can go wrong
 """
 
 from agents.serving.errors import (
@@ -22,9 +17,9 @@ from agents.serving.errors import (
     RequestRefusedError,
     ServingError,
 )
-from agents.serving.host import EngineHost
-from agents.serving.requests import Completion, Generation, Pooled, Pooling
-from agents.serving.settings import HostedModel, HostSettings
+from agents.serving.vllm.host import EngineHost
+from agents.serving.vllm.requests import Completion, Generation, Pooled, Pooling
+from agents.serving.vllm.settings import HostedModel, HostSettings
 
 __all__ = [
     "Completion",

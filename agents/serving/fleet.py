@@ -11,9 +11,9 @@ from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Generic, Protocol, TypeVar
 
-from agents.serving.breaker import Breaker
 from agents.serving.errors import EngineStartError, ServingError
-from agents.serving.http import JsonServer
+from agents.serving.http.breaker import Breaker
+from agents.serving.http.server import JsonServer
 from agents.space.models import Model
 from schemas.heartbeat import ModelHealth
 

@@ -7,13 +7,13 @@ from typing import Literal
 import msgspec
 
 from agents.serving.errors import EngineStartError
-from agents.serving.host import EngineHost
-from agents.serving.http import JsonServer, ServerSettings
-from agents.serving.keys import Keys
+from agents.serving.http.keys import Keys
+from agents.serving.http.server import JsonServer, ServerSettings
 from agents.serving.prompts import ChatPrompts
 from agents.serving.retry import Retries
-from agents.serving.settings import HostedModel, HostSettings, checkpoint_path
-from agents.serving.sizing import kv_cache_bytes
+from agents.serving.vllm.host import EngineHost
+from agents.serving.vllm.settings import HostedModel, HostSettings, checkpoint_path
+from agents.serving.vllm.sizing import kv_cache_bytes
 from agents.space.models import DTYPE_BYTES, Model, Verifier
 
 CPU_BLOCK_TOKENS = (

@@ -1,6 +1,5 @@
 """From a catalogue entry to a verifier: hosted in this process, or at a server."""
 
-from agents.serving.host import EngineHost
 from agents.serving.hosting import (
     HostingOptions,
     hosted_model,
@@ -11,6 +10,7 @@ from agents.serving.hosting import (
     start_host,
 )
 from agents.serving.prompts import ChatPrompts
+from agents.serving.vllm.host import EngineHost
 from agents.space.models import Verifier as VerifierEntry
 from agents.verifier.formats import Format, SkyworkFormat, StepTagFormat
 from agents.verifier.prm import HostedRows, HttpRows, Overflow, ProcessRewardModel, RowSource

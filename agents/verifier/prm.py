@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, Protocol
 
 from agents.serving.errors import PromptTooLongError
-from agents.serving.host import EngineHost
-from agents.serving.http import JsonServer
-from agents.serving.requests import Pooling
+from agents.serving.http.server import JsonServer
 from agents.serving.retry import USUAL, Retries, retrying
+from agents.serving.vllm.host import EngineHost
+from agents.serving.vllm.requests import Pooling
 from agents.verifier.formats import Format, Rendered
 from agents.verifier.scores import ScoreCountError, last_score, pooling_rows
 from schemas.search import Scored, Served

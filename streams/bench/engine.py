@@ -20,11 +20,11 @@ import msgspec
 from agents.executor.agent import Job, begin, draft, resume
 from agents.executor.engines.build import EngineOptions, engine_for
 from agents.executor.rules import SearchRules
-from agents.serving.environment import prepare_environment
-from agents.serving.host import EngineHost
 from agents.serving.hosting import hosted_model
-from agents.serving.requests import Completion, Generation
-from agents.serving.settings import HostSettings
+from agents.serving.vllm.environment import prepare_environment
+from agents.serving.vllm.host import EngineHost
+from agents.serving.vllm.requests import Completion, Generation
+from agents.serving.vllm.settings import HostSettings
 from agents.space.catalogue import Catalogue, load_catalogue
 from agents.space.models import Model
 from agents.verifier.build import VerifierOptions, start_verifier
@@ -238,9 +238,9 @@ def time_raw(plan: EnginePlan, folder: Path) -> None:
     calls = msgspec.json.decode((folder / "calls.json").read_bytes(), type=list[list[Generation]])
     hosted = hosted_model(largest(catalogue), EngineOptions(threads=1))
     prepare_environment(HostSettings(models=(hosted,), offline=True, threads=1), os.environ, sys.modules)
-    from agents.serving import vllm_adapter  # imports vLLM, which reads that environment
+    from agents.serving.vllm import adapter  # imports vLLM, which reads that environment
 
-    engine = vllm_adapter.build_engine(hosted)
+    engine = adapter.build_engine(hosted)
     _drive(engine, calls[:8], plan.in_flight)
     engine.reset_prefix_cache()
     began, before_s = time.perf_counter(), time.process_time()
@@ -251,7 +251,7 @@ def time_raw(plan: EnginePlan, folder: Path) -> None:
 
 def _drive(engine: Any, calls: Sequence[Sequence[Generation]], in_flight: int) -> int:
     """Step an engine through calls, `in_flight` of them open at once; return the tokens it made."""
-    from agents.serving import vllm_adapter
+    from agents.serving.vllm import adapter
 
     waiting, tokens = list(reversed(calls)), 0
     left: dict[int, int] = {}
@@ -262,7 +262,7 @@ def _drive(engine: Any, calls: Sequence[Sequence[Generation]], in_flight: int) -
             left[number] = len(call)
             for at, request in enumerate(call):
                 call_of[f"{number}-{at}"] = number
-                vllm_adapter.add(engine, f"{number}-{at}", request)
+                adapter.add(engine, f"{number}-{at}", request)
         for reply in engine.step():
             if reply.finished:
                 tokens += len(reply.outputs[0].token_ids)

@@ -9,7 +9,6 @@ from agents.executor.engines.recorded_engine import RecordedEngine
 from agents.executor.engines.vllm_engine import VllmEngine
 from agents.serving.errors import EngineStartError
 from agents.serving.fleet import Fleet, Loaded
-from agents.serving.host import EngineHost
 from agents.serving.hosting import (
     HostingOptions,
     hosted_model,
@@ -19,8 +18,9 @@ from agents.serving.hosting import (
     server_of,
     start_host,
 )
-from agents.serving.http import JsonServer
+from agents.serving.http.server import JsonServer
 from agents.serving.recording import Recording
+from agents.serving.vllm.host import EngineHost
 from agents.space.models import Model
 from schemas.heartbeat import ModelHealth
 

@@ -15,7 +15,7 @@ import msgspec
 from agents.executor.engine import Drafted, EngineCounts, Prefix, check_seeds
 from agents.executor.engines.continuation import Continuation, Continuer, finish_of
 from agents.serving.errors import EngineReplyError
-from agents.serving.http import JsonServer
+from agents.serving.http.server import JsonServer
 from agents.serving.prompts import ChatPrompts
 from agents.space.models import Sampling
 from schemas.search import Served

@@ -4,10 +4,10 @@ from collections.abc import Sequence
 
 from agents.executor.engine import Drafted, EngineCounts, Prefix, check_seeds
 from agents.executor.engines.continuation import Continuer, finish_of
-from agents.serving.host import EngineHost
 from agents.serving.prompts import ChatPrompts
-from agents.serving.requests import Generation
 from agents.serving.retry import USUAL, Retries, retrying
+from agents.serving.vllm.host import EngineHost
+from agents.serving.vllm.requests import Generation
 from agents.space.models import Sampling
 from schemas.search import Served
 

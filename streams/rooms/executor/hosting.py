@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from agents.executor.engines.build import EngineOptions, GroupEngines
-from agents.serving.keys import Keys
+from agents.serving.http.keys import Keys
 from agents.serving.recording import Recording
 from agents.serving.retry import Retries
 from agents.space.catalogue import Catalogue

@@ -11,7 +11,6 @@ import pytest
 
 from agents.executor.engine import Prefix
 from agents.executor.engines.http_engine import HttpEngine
-from agents.serving.breaker import Breaker
 from agents.serving.errors import (
     DeadlinePassedError,
     EndpointRefusedError,
@@ -25,7 +24,8 @@ from agents.serving.errors import (
     RequestRefusedError,
     ServingError,
 )
-from agents.serving.http import JsonServer, ServerSettings
+from agents.serving.http.breaker import Breaker
+from agents.serving.http.server import JsonServer, ServerSettings
 from agents.serving.prompts import ChatPrompts
 from agents.serving.retry import Retries, within
 from agents.space.models import Sampling

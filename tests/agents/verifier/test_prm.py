@@ -7,7 +7,7 @@ import pytest
 
 from agents.serving.errors import PromptTooLongError
 from agents.serving.prompts import ChatPrompts
-from agents.serving.requests import Pooling
+from agents.serving.vllm.requests import Pooling
 from agents.space.models import Architecture, EngineSettings, StepTags, Verifier
 from agents.verifier.build import VerifierOptions, start_verifier
 from agents.verifier.formats import SkyworkFormat, StepTagFormat

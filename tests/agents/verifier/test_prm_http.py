@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from agents.serving.errors import EngineReplyError, EngineUnreachableError
-from agents.serving.http import JsonServer, ServerSettings
+from agents.serving.http.server import JsonServer, ServerSettings
 from agents.serving.prompts import ChatPrompts
 from agents.serving.retry import Retries
 from agents.space.models import Architecture, Endpoint, EngineSettings, StepTags, Verifier

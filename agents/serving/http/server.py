@@ -8,7 +8,6 @@ from typing import Any
 import httpx
 import msgspec
 
-from agents.serving.breaker import Breaker
 from agents.serving.errors import (
     EndpointRefusedError,
     EndpointSuspendedError,
@@ -20,6 +19,7 @@ from agents.serving.errors import (
     RequestRefusedError,
     ServingError,
 )
+from agents.serving.http.breaker import Breaker
 from agents.serving.retry import Retries, retrying
 
 SHOWN_CHARACTERS = 300  # of a server's complaint, in our error

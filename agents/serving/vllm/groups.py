@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from concurrent.futures import Future
 
 from agents.serving.errors import ServingError
-from agents.serving.requests import Output, Request
+from agents.serving.vllm.requests import Output, Request
 
 
 class Group:

@@ -8,7 +8,7 @@ import pytest
 
 from agents.executor.engine import Prefix
 from agents.executor.engines.http_engine import HttpEngine
-from agents.serving.http import JsonServer, ServerSettings
+from agents.serving.http.server import JsonServer, ServerSettings
 from agents.serving.prompts import ChatPrompts
 from agents.space.models import Sampling
 from agents.verifier.formats import StepTagFormat

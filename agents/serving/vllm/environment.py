@@ -7,7 +7,7 @@ rooms that touches them, and it only writes: no setting of ours is read from the
 from collections.abc import Container, MutableMapping
 
 from agents.serving.errors import EngineEnvironmentError
-from agents.serving.settings import HostSettings
+from agents.serving.vllm.settings import HostSettings
 
 # Without it one thread cannot own several engines: vLLM starts a process for each, silently, and a further
 # model costs 35 s instead of 0.3 s.

@@ -3,7 +3,7 @@
 import pytest
 
 from agents.executor.engines.build import EngineOptions
-from agents.serving.keys import Keys, KeysError
+from agents.serving.http.keys import Keys, KeysError
 from agents.verifier.build import VerifierOptions
 
 

@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterable
 from queue import Empty, SimpleQueue
 from typing import Any
 
-from agents.serving import vllm_adapter
 from agents.serving.errors import (
     EngineDiedError,
     EngineFaultError,
@@ -19,10 +18,11 @@ from agents.serving.errors import (
     ServingError,
     UnknownEngineError,
 )
-from agents.serving.groups import Group
-from agents.serving.requests import Completion
-from agents.serving.settings import HostedModel
-from agents.serving.statistics import EngineStatistics
+from agents.serving.vllm import adapter
+from agents.serving.vllm.groups import Group
+from agents.serving.vllm.requests import Completion
+from agents.serving.vllm.settings import HostedModel
+from agents.serving.vllm.statistics import EngineStatistics
 
 log = logging.getLogger(__name__)
 
@@ -34,8 +34,8 @@ class OwnedEngine:
 
     def __init__(self, model: HostedModel, statistics: EngineStatistics) -> None:
         self.name = model.name
-        self.engine = vllm_adapter.build_engine(model)
-        self.context_tokens = vllm_adapter.context_tokens(self.engine)
+        self.engine = adapter.build_engine(model)
+        self.context_tokens = adapter.context_tokens(self.engine)
         self.in_flight: dict[str, tuple[Group, int]] = {}
         self.died: EngineDiedError | None = None
         self.statistics = statistics
@@ -45,7 +45,7 @@ class OwnedEngine:
         added: list[str] = []
         try:
             for request_id, request in zip(group.ids, group.requests, strict=True):
-                vllm_adapter.add(self.engine, request_id, request)
+                adapter.add(self.engine, request_id, request)
                 added.append(request_id)
         except ServingError as error:
             self.engine.abort_request(added)
@@ -81,7 +81,7 @@ class OwnedEngine:
             return
         group, index = waiting
         try:
-            output = vllm_adapter.output_of(reply)
+            output = adapter.output_of(reply)
         except EngineFaultError as error:
             group.fail(error)
             self.abort(group)
@@ -184,7 +184,7 @@ class EngineLoop:
             self._free(owned)
         if self.engines:
             self.engines.clear()
-            vllm_adapter.shut_down()
+            adapter.shut_down()
 
     def _owned(self, name: str) -> OwnedEngine:
         if self._over is not None:
@@ -214,7 +214,7 @@ class EngineLoop:
 
     def _free(self, owned: OwnedEngine) -> None:
         try:
-            vllm_adapter.free(owned.engine)
+            adapter.free(owned.engine)
         except Exception:  # a dead engine may not even be able to leave
             log.exception("%s: vllm did not free everything", owned.name)
 

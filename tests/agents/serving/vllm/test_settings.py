@@ -2,11 +2,11 @@
 
 import pytest
 
-from agents.serving.environment import prepare_environment
 from agents.serving.errors import EngineEnvironmentError
 from agents.serving.hosting import HostingOptions, hosted_model
-from agents.serving.settings import HostedModel, HostSettings, checkpoint_path
-from agents.serving.sizing import GIB, kv_cache_bytes
+from agents.serving.vllm.environment import prepare_environment
+from agents.serving.vllm.settings import HostedModel, HostSettings, checkpoint_path
+from agents.serving.vllm.sizing import GIB, kv_cache_bytes
 from agents.space.models import Architecture, EngineSettings, Model, Sampling
 
 MODEL = HostedModel(name="m", path="models/m")

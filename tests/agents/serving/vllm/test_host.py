@@ -14,10 +14,10 @@ from agents.serving.errors import (
     RequestRefusedError,
     UnknownEngineError,
 )
-from agents.serving.host import EngineHost
 from agents.serving.prompts import ChatPrompts
-from agents.serving.requests import Generation, Pooling
-from agents.serving.settings import HostedModel, HostSettings
+from agents.serving.vllm.host import EngineHost
+from agents.serving.vllm.requests import Generation, Pooling
+from agents.serving.vllm.settings import HostedModel, HostSettings
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(300)]
 

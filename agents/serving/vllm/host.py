@@ -15,7 +15,6 @@ from concurrent.futures import TimeoutError as FutureTimeout
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Self, TypeVar, cast, overload
 
-from agents.serving.environment import prepare_environment
 from agents.serving.errors import (
     EngineDiedError,
     EngineEnvironmentError,
@@ -23,13 +22,14 @@ from agents.serving.errors import (
     HostClosedError,
     ServingError,
 )
-from agents.serving.groups import Group
-from agents.serving.requests import Completion, Generation, Output, Pooled, Pooling, Request
-from agents.serving.settings import HostedModel, HostSettings
-from agents.serving.statistics import EngineStatistics
+from agents.serving.vllm.environment import prepare_environment
+from agents.serving.vllm.groups import Group
+from agents.serving.vllm.requests import Completion, Generation, Output, Pooled, Pooling, Request
+from agents.serving.vllm.settings import HostedModel, HostSettings
+from agents.serving.vllm.statistics import EngineStatistics
 
 if TYPE_CHECKING:
-    from agents.serving.loop import Command, EngineLoop
+    from agents.serving.vllm.loop import Command, EngineLoop
 
 
 T = TypeVar("T")
@@ -196,8 +196,8 @@ class EngineHost:
     def _serve(self) -> None:
         """Run the engine thread: import vLLM, load, serve, and let nobody wait for a dead thread."""
         try:
-            from agents.serving import vllm_adapter
-            from agents.serving.loop import EngineLoop
+            from agents.serving.vllm import adapter
+            from agents.serving.vllm.loop import EngineLoop
         except BaseException as missing:  # whatever it is, nobody must wait for a thread that is gone
             error = EngineEnvironmentError(
                 f"vllm cannot be imported ({type(missing).__name__}: {missing}); install vllm or, without a GPU, "
@@ -210,11 +210,11 @@ class EngineHost:
         ended: ServingError | None = None
         try:
             if self._settings.threads is not None:
-                vllm_adapter.set_threads(self._settings.threads)
-            vllm_adapter.register_models()
+                adapter.set_threads(self._settings.threads)
+            adapter.register_models()
             for model in self._settings.models:
                 self.context_tokens[model.name] = loop.load(model)
-            self.vllm_name, self.vllm_version = vllm_adapter.distribution()
+            self.vllm_name, self.vllm_version = adapter.distribution()
             with self._lock:
                 self._over = self._over if self._closing else None
             self._ready.set_result(None)

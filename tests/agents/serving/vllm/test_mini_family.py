@@ -14,7 +14,7 @@ from agents.space.models import Model, Verifier
 from agents.verifier.build import VerifierOptions, start_verifier
 from schemas.query import Message
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[4]
 FAMILY = ROOT / "models" / "family.json"
 QUESTION = "Tom has 12 apples. Tom buys 7 more apples. How many apples does Tom have now?"
 

@@ -1,0 +1,13 @@
+"""vLLM in this process: callers submit from any thread, and one thread owns and steps every engine.
+
+settings     what to host
+host         the thread-safe face: submit, run, load, unload, close
+loop         the engine thread's body; steps every engine with work in turn
+adapter      the one file that speaks vLLM's API
+requests     token ids in, text or class probabilities out
+groups       requests that are answered together
+sizing       how much KV cache an engine gets
+environment  the environment variables vLLM needs
+statistics   counters of one engine
+skywork      a process reward model vLLM has no class for
+"""
