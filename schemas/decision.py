@@ -81,6 +81,8 @@ class Decision(Record, frozen=True, kw_only=True, tag="decision.v1"):
         reason: What drew the action: the policy, the warm-up, the exploration floor, the client's pin or the
             control group.
         cohort: `control` for a query of the control group. (`group` is the executor group.)
+        randomised: Whether a draw chose its cohort. Pinned queries and those of the warm-up, for instance, are not
+            drawn, and have no place in a comparison of the two.
         propensity: Probability of this action given state and context, over policy and control group; None when
             it is not known.
         propensity_draws: Monte Carlo draws behind it; 0 when exact.
@@ -106,6 +108,7 @@ class Decision(Record, frozen=True, kw_only=True, tag="decision.v1"):
     masked_models: tuple[str, ...] = ()
     reason: Reason = "policy"
     cohort: Cohort = "policy"
+    randomised: bool = False
     propensity: Probability | None = None
     propensity_draws: Count = 0
     propensity_error: float = 0.0

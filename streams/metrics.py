@@ -97,6 +97,16 @@ class Metrics:
             "term",
             buckets=(0.0, 0.1, 0.25, 0.5, 0.75, 0.9, 1.0, 10, 20, 30, 40),
         )
+        self.cohort_queries = counter(
+            "cohort_queries",
+            "Ended queries of a drawn cohort: `all`, `failed`, or `told` (graded)",
+            "cohort",
+            "of",
+        )
+        self.cohort_correct = counter(
+            "cohort_correct", "Right ones among those told, failures included", "cohort"
+        )
+        self.cohort_eflops = counter("cohort_eflops", "Equivalent FLOPs of those", "cohort")
         self.late = counter("late", "Feedback after its deadline, and rewards after the default", "topic")
         self.open_rows = gauge("join_rows", "Queries the aggregator has open")
 

@@ -176,6 +176,7 @@ def _on_decision(
         feedback_ms=feedback_ms,
         reference=query.reference,
         learn=query.learn,
+        cohort=decision.cohort if decision.randomised else "",
         generator=generator,
     )
     if row.answered_ms is None:

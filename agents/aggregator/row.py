@@ -8,6 +8,7 @@ from msgspec import Struct
 from agents.space.models import Architecture
 from schemas.action import Action
 from schemas.answer import Answer, Fault, Status
+from schemas.decision import Cohort
 from schemas.errors import UnreadableRecord
 from schemas.forest import Unit
 from schemas.objective import ObjectiveInForce
@@ -31,7 +32,8 @@ class Opened(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What the join keeps of a Decision. The reference goes as soon as the Answer is graded.
 
     `generator` is the model's architecture when the Decision arrived: the search can be priced even when the
-    model has been removed from the catalogue, its record compacted and this process restarted since.
+    model has been removed from the catalogue, its record compacted and this process restarted since. `cohort` is empty
+    where no draw chose it.
     """
 
     seq: int
@@ -43,6 +45,7 @@ class Opened(Struct, frozen=True, kw_only=True, omit_defaults=True):
     reference: Reference | None = None
     generator: Architecture | None = None
     learn: bool = True
+    cohort: Cohort | Literal[""] = ""
 
 
 class Valued(Struct, frozen=True, kw_only=True, omit_defaults=True):

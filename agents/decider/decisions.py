@@ -118,6 +118,7 @@ def decision_of(
         masked_models=() if living is None else tuple(m for m in around.space.models if m not in living),
         reason="pinned" if pinned else choice.reason,
         cohort=choice.cohort,
+        randomised=choice.randomised,
         propensity=choice.propensity,
         propensity_draws=choice.propensity_draws,
         propensity_error=choice.propensity_error,

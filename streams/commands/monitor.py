@@ -14,14 +14,17 @@ from rich.console import Console, Group
 from rich.live import Live
 from rich.table import Table
 
+from agents.decider.uplift import Interval, Uplift
 from agents.space.catalogue import load_catalogue
 from streams.client import Follower, Ledger, Story
+from streams.client.comparison import compared
 from streams.rooms import ROOMS
 from streams.runtime.kafka import admin
 from streams.settings import Settings
 from streams.topics import Topics
 
 _WINDOW = 100
+_KEPT = 20 * _WINDOW
 _LAG_EVERY_S = 5.0
 
 
@@ -34,14 +37,16 @@ _LAG_EVERY_S = 5.0
 def monitor(settings: Settings, refresh: float, seconds: float | None, once: bool, as_json: bool) -> None:
     """Watch throughput, lag, choices, accuracy, cost and reward of the latest queries.
 
-    It reads alongside the rooms and commits nothing. It starts with the latest records of every topic.
+    It reads alongside the rooms and commits nothing. It starts with the latest records of every topic. Where there is a
+    control group, the policy is compared with it over everything seen since the start; the intervals stay valid
+    however often you look.
     """
     if as_json and not once:
         raise click.UsageError("--json needs --once")
     topics = Topics(settings)
     groups = tuple(load_catalogue(Path(settings.catalogue)).groups)
     apps = [app for spec in ROOMS.values() for app in spec.apps(topics, groups)]
-    ledger = Ledger()
+    seen = Seen()
     follower = Follower(
         settings, ["query", "decision", "answer", "reward", "dead-letter"], tail=_WINDOW,
         on_unreadable=lambda where, error: None,
@@ -49,8 +54,8 @@ def monitor(settings: Settings, refresh: float, seconds: float | None, once: boo
     began = last_lag = time.monotonic()
     try:
         for event in follower.catch_up():
-            ledger.take(event)
-        now = numbers(ledger, admin.lag(settings, apps))
+            seen.ledger.take(event)
+        now = seen.numbers(admin.lag(settings, apps))
         if as_json:
             click.echo(orjson.dumps(now, option=orjson.OPT_INDENT_2).decode())
             return
@@ -65,16 +70,49 @@ def monitor(settings: Settings, refresh: float, seconds: float | None, once: boo
             show(picture(now))
             while seconds is None or time.monotonic() - began < seconds:
                 for event in follower.poll(refresh):
-                    ledger.take(event)
+                    seen.ledger.take(event)
                 behind = now["lag"]
                 if time.monotonic() - last_lag > _LAG_EVERY_S:
                     behind, last_lag = admin.lag(settings, apps), time.monotonic()
-                now = numbers(ledger, behind)
+                now = seen.numbers(behind)
                 show(picture(now))
     except KeyboardInterrupt:
         return  # the usual way to leave
     finally:
         follower.close()
+
+
+class Seen:
+    """What was read since the start: the latest queries whole, all earlier ones in the comparison of the cohorts."""
+
+    def __init__(self) -> None:
+        self.ledger = Ledger()
+        self.uplift = Uplift()
+        self._compared: set[str] = set()
+
+    def numbers(self, lag: dict[str, dict[str, int]]) -> dict[str, Any]:
+        """Return what is shown now."""
+        stories = self.ledger.stories
+        ended = [s for s in stories.values() if s.closing and s.decision and s.query_id not in self._compared]
+        compared(ended, self.uplift)
+        self._compared.update(story.query_id for story in ended)
+        for story in list(stories.values())[:-_KEPT]:
+            if story.closing or not story.decision:
+                del stories[story.query_id]
+                self._compared.discard(story.query_id)
+        groups = self.uplift.groups
+        told = min(group.queries for group in groups.values()) > 0
+        comparison = {
+            "queries": {name: group.queries for name, group in groups.items()},
+            "accuracy_difference": _interval(self.uplift.accuracy_difference()),
+            "cost_ratio": _interval(self.uplift.cost_ratio()),
+            "sentence": self.uplift.sentence(),
+        }
+        return {**numbers(self.ledger, lag), "uplift": comparison if told else None}
+
+
+def _interval(found: Interval | None) -> dict[str, float] | None:
+    return None if found is None else {"mean": found.mean, "low": found.low, "high": found.high}
 
 
 def numbers(ledger: Ledger, lag: dict[str, dict[str, int]]) -> dict[str, Any]:
@@ -123,7 +161,8 @@ def picture(now: Mapping[str, Any]) -> Group:
         behind.add_row(app, str(sum(by_topic.values())))
     if not now["lag"]:
         behind.add_row("no room has committed anything yet", "–")
-    return Group(head, chosen, behind)
+    compared = [now["uplift"]["sentence"]] if now.get("uplift") else []
+    return Group(head, *compared, chosen, behind)
 
 
 def _seq(story: Story) -> int:

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from streams.client import Ledger, Story
+from streams.client.comparison import compared
 
 _STYLE = """body{font:15px/1.5 system-ui,sans-serif;max-width:900px;margin:2em auto;padding:0 1em;color:#222}
 table{border-collapse:collapse;margin:1em 0}td,th{padding:.25em .7em;border-bottom:1px solid #ddd;text-align:right}
@@ -34,6 +35,7 @@ def render(ledger: Ledger, summary: Mapping[str, Any]) -> str:
             f"the dashed line ends the uniform warm-up, and grey is the control.</p>",
             f"<p><strong>{html.escape(str(summary.get('sentence', '')))}</strong></p>",
             f"<p>{html.escape(gained(summary))}</p>",
+            *_against_control_group(stories),
             "<h2>Reward</h2>", curve(rewards, warm),
             "<h2>Cost, eFLOPs a query</h2>", curve(_costs(stories), warm, _costs(twins)),
             "<h2>Accuracy</h2>", curve(_correct(stories), warm, _correct(twins)),
@@ -42,6 +44,12 @@ def render(ledger: Ledger, summary: Mapping[str, Any]) -> str:
             "<h2>Numbers</h2>", numbers({k: v for k, v in summary.items() if k != "latency_ms"}),
         ]
     )  # fmt: skip
+
+
+def _against_control_group(stories: Sequence[Story]) -> list[str]:
+    if not any(s.decision and s.decision.cohort == "control" for s in stories):
+        return []
+    return [f"<p>{html.escape(compared(stories).sentence())}</p>"]
 
 
 def gained(summary: Mapping[str, Any]) -> str:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import orjson
@@ -23,6 +24,8 @@ from schemas.decision import Decision
 from schemas.query import Query
 from schemas.reward import Reward
 from streams.audit import Report
+from streams.client import Event
+from streams.commands.monitor import Seen
 from streams.rooms import ROOMS
 from streams.rooms.decider.policies import action_vectors, policy_of
 from streams.rooms.embedder.encoders import encoder_of
@@ -49,6 +52,13 @@ async def served(cluster: Cluster, queries: list[Query]) -> None:
     await cluster.until(rewarded)
 
 
+def cohorts_in_metrics(cluster: Cluster) -> dict[str, int]:
+    """Return how many queries of each cohort the aggregator counted."""
+    (aggregator,) = (worker for worker in cluster.workers if worker.room == "aggregator")
+    counted = aggregator.metrics.cohort_queries
+    return {name: int(counted.labels(name, "all")._value.get()) for name in ("policy", "control")}
+
+
 def log_of(cluster: Cluster) -> dict[bytes, bytes]:
     """Return the learner's rows and snapshots."""
     rows = cluster.broker.changelog(cluster.topics.changelog("decider", "pending"), 0)
@@ -66,7 +76,6 @@ def test_targets_a_control_group_and_n_answers_through_the_loop(in_memory: InMem
         await cluster.up()
         for at in range(0, len(queries), 6):
             await served(cluster, queries[at : at + 6])
-        await cluster.close()
         return cluster
 
     cluster = run(life())
@@ -76,6 +85,7 @@ def test_targets_a_control_group_and_n_answers_through_the_loop(in_memory: InMem
     assert control
     assert {d.action.id for d in control} == {"small/2/1/1"}
     assert {d.reason for d in control} == {"control"}
+    assert all(d.randomised == (d.reason in ("policy", "control")) for d in made if d.query.n == 1)
     assert all(
         d.objective.price > 0 for d in made[8:] if d.objective.aim == "mean_cost" and d.objective.price
     )
@@ -85,6 +95,20 @@ def test_targets_a_control_group_and_n_answers_through_the_loop(in_memory: InMem
     }
     assert all(answers[query_id].action.qp * answers[query_id].action.cp >= 2 for query_id in wide)  # type: ignore[union-attr]
     assert any(len(answers[query_id].answers) == 2 for query_id in wide)
+    counted = cohorts_in_metrics(cluster)
+    seen = Seen()
+    for decision in made:
+        seen.ledger.take(Event(kind="decision", query_id=decision.query_id, record=decision, at_ms=0))
+    for kind, topic, record in (
+        ("answer", cluster.topics.answer, Answer),
+        ("reward", cluster.topics.reward, Reward),
+    ):
+        for raw in cluster.broker.records(topic):
+            found: Any = decode(raw.value, record)
+            seen.ledger.take(Event(kind=kind, query_id=found.query_id, record=found, at_ms=0))  # type: ignore[arg-type]
+    said = seen.numbers({})["uplift"]
+    assert said["queries"] == seen.numbers({})["uplift"]["queries"] == counted
+    assert counted["control"] == len(control)
     policy = policy_of(settings, encoder_of(settings))
     rows, after = opened(policy, log_of(cluster))
     assert list(mismatches(policy, rows, settings.policy.seed, after)) == []

@@ -146,6 +146,7 @@ class Choice:
         version: Rewards and corrections applied to the state that chose.
         reason: Whether the policy, the warm-up, the exploration floor or the control group drew the action.
         cohort: Whether the query belongs to the control group.
+        randomised: Whether a draw decided that.
     """
 
     query_id: str
@@ -162,6 +163,7 @@ class Choice:
     version: int = 0
     reason: Reason = "policy"
     cohort: Cohort = "policy"
+    randomised: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,6 +222,7 @@ class Scores:
         chosen: Index of the choice.
         probability: Probability of each action, shape (n,); None when not known.
         cohort: Whether the query belongs to the control group.
+        randomised: Whether a draw decided that.
         draws: Monte Carlo draws behind `probability`; 0 when exact.
         error: Standard error of the chosen action's probability; 0.0 when exact.
         predicted: Predicted (Correct, Score, log C) of the chosen action.
@@ -236,6 +239,7 @@ class Scores:
     predicted: tuple[float, float, float] | None = None
     reason: Reason = "policy"
     cohort: Cohort = "policy"
+    randomised: bool = False
 
 
 @runtime_checkable

@@ -77,6 +77,7 @@ def choice(context: Context, scores: Scores, version: int) -> Choice:
         version=version,
         reason=scores.reason,
         cohort=scores.cohort,
+        randomised=scores.randomised,
     )
 
 

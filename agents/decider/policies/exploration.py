@@ -210,7 +210,7 @@ def _split(scores: Scores, context: Context, control: ControlGroup) -> Scores:
         probability = (1.0 - share) * scores.probability
         probability[at] += share
     if not control.holds(context.query_id):
-        return replace(scores, probability=probability, error=(1.0 - share) * scores.error)
+        return replace(scores, probability=probability, error=(1.0 - share) * scores.error, randomised=True)
     if scores.probability is not None:
         error = (1.0 - share) * standard_error(float(scores.probability[at]), scores.draws)
     return replace(
@@ -220,5 +220,6 @@ def _split(scores: Scores, context: Context, control: ControlGroup) -> Scores:
         error=error,
         reason="control",
         cohort="control",
+        randomised=True,
         predicted=scores.predicted if at == scores.chosen else None,
     )

@@ -191,6 +191,8 @@ class AggregatorRoom:
         for out in turn.out:
             if isinstance(out, Reward):
                 self._observe(out)
+                if out.closes and turn.row is not None:
+                    self._observe_cohort(out, turn.row)
 
     def _observe(self, reward: Reward) -> None:
         metrics = self.runtime.metrics
@@ -200,6 +202,23 @@ class AggregatorRoom:
                 metrics.reward_term.labels(term).observe(number)
         if reward.reward is not None:
             metrics.reward.labels(reward.kind).observe(reward.reward)
+
+    def _observe_cohort(self, reward: Reward, row: Row) -> None:
+        """Count a closed query for its cohort, as `Uplift` does: a failure is a wrong answer."""
+        if row.opened is None or not (cohort := row.opened.cohort) or row.valued is None:
+            return
+        status = row.valued.status
+        if status in ("rejected", "cancelled"):
+            return
+        metrics, failed = self.runtime.metrics, status in ("failed", "expired")
+        metrics.cohort_queries.labels(cohort, "all").inc()
+        metrics.cohort_queries.labels(cohort, "failed").inc(failed)
+        correct = 0.0 if failed else reward.correct
+        if correct is not None:
+            metrics.cohort_queries.labels(cohort, "told").inc()
+            metrics.cohort_correct.labels(cohort).inc(correct)
+        if reward.price is not None:
+            metrics.cohort_eflops.labels(cohort).inc(reward.price.eflops)
 
     def _watch(self, row: Row) -> None:
         for due in dues(row):

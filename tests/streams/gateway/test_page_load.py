@@ -84,7 +84,7 @@ def full(house: Callable[..., Any], model: Any) -> Any:
             metadata = {"level": str(at % 5 + 1)} | ({"family": name} if (name := FAMILIES[at % 4]) else {})
             query = structs.replace(pattern.query, query_id=query_id, metadata=metadata)
             decision = structs.replace(
-                pattern, query=query, seq=2 * at, cohort="control" if at % 10 == 0 else "policy",
+                pattern, query=query, seq=2 * at, cohort="control" if at % 10 == 0 else "policy", randomised=True,
                 appended_ms=now_ms + 30_000 - 60 * (QUERIES - at),
             )  # fmt: skip
             answer = structs.replace(answers[pattern.query_id.encode()], query_id=query_id)

@@ -19,6 +19,7 @@ def listed(at: int, **known: object) -> Listed:
             "action",
             "objective",
             "cohort",
+            "randomised",
             "status",
             "answered_ms",
             "eflops",
@@ -29,7 +30,9 @@ def listed(at: int, **known: object) -> Listed:
 
 
 def answered(at: int, cohort: str, correct: float, eflops: float) -> Listed:
-    return listed(at, cohort=cohort, status="ok", action="m/1/1/1", correct=correct, eflops=eflops)
+    return listed(
+        at, cohort=cohort, randomised=True, status="ok", action="m/1/1/1", correct=correct, eflops=eflops
+    )
 
 
 def test_nothing_is_said_of_nothing() -> None:
@@ -49,9 +52,19 @@ def test_the_policy_beside_the_control_group() -> None:
     assert "points" in found["sentence"]
 
 
+def test_what_no_draw_gave_to_a_cohort_is_not_compared() -> None:
+    """Pinned queries, for instance: they say nothing of the policy, and are no random sample either."""
+    queries = [answered(0, "policy", 1.0, 1e9), answered(1, "control", 1.0, 1e9)]
+    pinned = [listed(2, cohort="policy", randomised=False, status="ok", correct=0.0, eflops=1e12)]
+    assert uplift(queries + pinned) == uplift(queries)
+
+
 def test_a_failed_query_is_a_wrong_answer_and_a_cancelled_one_is_none() -> None:
-    queries = [answered(0, "policy", 1.0, 1e9), listed(1, cohort="policy", status="failed"),
-               listed(2, cohort="policy", status="cancelled"), answered(3, "control", 1.0, 1e9)]  # fmt: skip
+    failed, cancelled = (
+        listed(at, cohort="policy", randomised=True, status=s)
+        for at, s in enumerate(("failed", "cancelled"), 1)
+    )
+    queries = [answered(0, "policy", 1.0, 1e9), failed, cancelled, answered(3, "control", 1.0, 1e9)]
     difference = uplift(queries)["accuracy_difference"]
     assert difference is not None
     assert difference["mean"] == -0.5
@@ -64,7 +77,15 @@ def test_whatever_is_known_the_numbers_can_be_sent(
 ) -> None:
 
     queries = [
-        listed(at, cohort=c, status=s, correct=r, eflops=e, action="m/1/1/1" if c else None)
+        listed(
+            at,
+            cohort=c,
+            randomised=bool(c) and at % 3 > 0,
+            status=s,
+            correct=r,
+            eflops=e,
+            action="m/1/1/1" if c else None,
+        )
         for at, (c, s, r, e) in enumerate(rows)
     ]
     body = orjson.dumps({**now(queries, len(rows)), "uplift": uplift(queries)})

@@ -77,9 +77,13 @@ class Index:
         if self._first("decision", decision.query_id, value, at_ms):
             name = decision.objective.name or decision.objective.aim
             self._db.execute(
-                "update queries set question = ?, action = ?, objective = ?, cohort = ? where query_id = ?",
-                (decision.query.question[:200], decision.action.id, name, decision.cohort, decision.query_id),
-            )
+                "update queries set question = ?, action = ?, objective = ?, cohort = ?, randomised = ?"
+                " where query_id = ?",
+                (
+                    decision.query.question[:200], decision.action.id, name, decision.cohort, decision.randomised,
+                    decision.query_id,
+                ),
+            )  # fmt: skip
 
     def answer(self, answer: Answer, value: bytes, at_ms: int) -> bool:
         """Add an Answer and return whether it is the first, which counts.

@@ -42,15 +42,12 @@ def uplift(listed: Sequence[Listed]) -> dict[str, Any]:
     """Return the policy's gain over the control group, with intervals that stay valid however often one looks.
 
     Args:
-        listed: All queries that are known: a window that moves would void the intervals.
+        listed: All queries that are known: a window that moves would void the intervals. Those that no draw gave to
+            a cohort are left out: a pinned query is no work of the policy's.
     """
     found = Uplift()
     for each in reversed(listed):
-        if (
-            each.status is None
-            or each.status in ("rejected", "cancelled")
-            or each.cohort not in ("policy", "control")
-        ):
+        if each.status is None or each.status in ("rejected", "cancelled") or not each.randomised:
             continue
         name: Cohort = "control" if each.cohort == "control" else "policy"
         found.add(name, correct=each.correct, cost=each.eflops, failed=each.status in ("failed", "expired"))

@@ -15,7 +15,7 @@ create table if not exists queries (
     created_ms integer not null,
     asked integer not null default 0,
     family text, level text,
-    question text, action text, objective text, cohort text,
+    question text, action text, objective text, cohort text, randomised integer,
     status text, answered_ms integer, eflops real, correct real,
     decision blob, answer blob, reward blob
 ) without rowid;
@@ -62,6 +62,7 @@ class Listed(Struct, frozen=True):
         action: The configuration chosen.
         objective: Name of its objective, or what kind it is.
         cohort: `policy` or `control`.
+        randomised: Whether a draw chose its cohort; see `Decision`.
         status: How it ended.
         answered_ms: When.
         eflops: What it cost.
@@ -77,6 +78,7 @@ class Listed(Struct, frozen=True):
     action: str | None
     objective: str | None
     cohort: str | None
+    randomised: bool | None
     status: str | None
     answered_ms: int | None
     eflops: float | None

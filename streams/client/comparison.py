@@ -1,0 +1,32 @@
+"""The policy against the control group, from the log of a run."""
+
+from collections.abc import Iterable
+
+from agents.decider.uplift import Uplift
+from streams.client.ledger import Story
+
+
+def compared(stories: Iterable[Story], found: Uplift | None = None) -> Uplift:
+    """Return policy and control group compared over queries whose cohort a draw chose and whose reward is closed.
+
+    Args:
+        stories: Each once: the intervals count outcomes.
+        found: A comparison to go on with, which is changed; None begins one.
+
+    >>> compared([]).sentence()
+    'Too few outcomes of policy and control group to compare them.'
+    """
+    found = found or Uplift()
+    for story in stories:
+        decision, closing, answer = story.decision, story.closing, story.answer
+        if decision is None or closing is None or answer is None or not decision.randomised:
+            continue
+        if answer.status in ("rejected", "cancelled"):
+            continue
+        found.add(
+            decision.cohort,
+            correct=closing.correct,
+            cost=None if closing.price is None else closing.price.eflops,
+            failed=answer.status in ("failed", "expired"),
+        )
+    return found
