@@ -27,10 +27,7 @@ from schemas.base import decode, encode
 from schemas.dead_letter import DeadLetter
 from schemas.decision import Decision
 from schemas.query import Context, Origin, Query
-from streams.bench.recovery import drawn_reward, recovery_seconds
-from streams.local.broker import free_port
-from streams.local.launch import room_commands
-from streams.local.supervisor import Supervisor
+from streams.bench.recovery import drawn_reward, recovered_decider
 from streams.metrics import Metrics
 from streams.rooms.decider.learner_log import LearnerLog
 from streams.rooms.decider.policies import action_vectors, policy_of
@@ -196,18 +193,7 @@ def _context(settings: Settings, encoder: Encoder, rng: np.random.Generator, num
 
 def _started(settings: Settings, encoder: Encoder, queries: int, log: Path) -> dict[str, Any]:
     """Start the decider's process, measure it, and send it Contexts of ended queries."""
-    port = free_port()
-    command = [*room_commands([])["decider"], "--metrics-port", str(port)]
-    environ = {"OMP_NUM_THREADS": "1", **os.environ, **settings.environ()}
-    began_s = time.monotonic()
-    with Supervisor({"decider": command}, environ=environ, log_path=log) as supervisor:
-        supervisor.wait_ready(300)
-        while not (took := recovery_seconds(port)):
-            if time.monotonic() - began_s > 600:
-                raise LookupError(f"the decider did not recover in 600 s:\n{log.read_text()[-2000:]}")
-            time.sleep(0.05)
-        ready_s = time.monotonic() - began_s
-        pid = supervisor.rooms["decider"].pid
+    with recovered_decider(settings, log) as (pid, ready_s, took):
         cpu_s = _cpu_s(pid)
         at_start = _memory_mb(pid)
         refused = _again(settings, encoder, queries)

@@ -5,6 +5,7 @@ the decider's process starts on it and reports how long it read and folded (`rec
 once, as it is when its query has ended: what compaction leaves of a log.
 """
 
+import contextlib
 import os
 import re
 import tempfile
@@ -13,7 +14,7 @@ import urllib.request
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -69,14 +70,15 @@ def measure(settings: Settings, rows: int, half: int, say: Callable[[str], None]
         log = dict(_lived(settings, live, encoder, rows))
         _write(settings, topics.changelog("decider", "pending"), log)
         say("starting the decider")
-        took = _recovered(settings, Path(folder) / "decider.log")
+        with recovered_decider(settings, Path(folder) / "decider.log") as (_, ready_s, took):
+            pass
         again = _decider(settings, encoder)
         again.recover(log.items())
         return {
             f"recover_{rows}_s": round(took["read"] + took["fold"], 4),
             "read_s": round(took["read"], 4),
             "fold_s": round(took["fold"], 4),
-            "start_to_ready_s": round(took["ready"], 3),
+            "start_to_ready_s": round(ready_s, 3),
             "rows": rows,
             "d": 2 * half,
             "actions": len(live.actions),
@@ -143,19 +145,38 @@ def _write(settings: Settings, topic: str, log: dict[bytes, bytes]) -> None:
         producer.close()
 
 
-def _recovered(settings: Settings, log: Path) -> dict[str, float]:
-    """Start the decider's process and return the durations of its recovery, in seconds."""
+class Recovered(NamedTuple):
+    """A decider's process that has recovered.
+
+    Attributes:
+        pid: The process.
+        ready_s: From its start until it was ready.
+        took: How long the parts of its recovery took, in seconds.
+    """
+
+    pid: int
+    ready_s: float
+    took: dict[str, float]
+
+
+@contextlib.contextmanager
+def recovered_decider(settings: Settings, log: Path) -> Iterator[Recovered]:
+    """Start the decider's process and wait for its recovery; the process ends with the block.
+
+    Raises:
+        LookupError: it did not recover in ten minutes; the message ends with its log.
+    """
     port = free_port()
     command = [*room_commands([])["decider"], "--metrics-port", str(port)]
     environ = {"OMP_NUM_THREADS": "1", **os.environ, **settings.environ()}
-    began = time.monotonic()
+    began_s = time.monotonic()
     with Supervisor({"decider": command}, environ=environ, log_path=log) as supervisor:
         supervisor.wait_ready(300)
         while not (took := recovery_seconds(port)):
-            if time.monotonic() - began > 600:
+            if time.monotonic() - began_s > 600:
                 raise LookupError(f"the decider did not recover in 600 s:\n{log.read_text()[-2000:]}")
             time.sleep(0.05)
-        return {**took, "ready": time.monotonic() - began}
+        yield Recovered(supervisor.rooms["decider"].pid, time.monotonic() - began_s, took)
 
 
 def recovery_seconds(port: int) -> dict[str, float]:

@@ -71,3 +71,12 @@ def test_the_third_failure_at_a_record_is_a_dead_letter_and_its_partition_goes_o
     }
     assert letters == {"ZeroDivisionError": 3, "Refused": 1}
     assert harness.deaths == 2, "the third failure ends no worker"
+
+
+def test_a_record_is_sent_again_as_it_is_while_its_topic_holds_it(harness: Any) -> None:
+    sent = [(b"k", b"0"), (b"k", b"again"), (b"k", b"lost"), (b"other", b"1")]
+    harness.run("embedder", sent, lambda h: len(h.read("context")) >= 5)
+    assert by_key(harness.read("context")) == {b"k": [b"0", b"found", b"gone", b"0"], b"other": [b"1"]}
+    again = [record for record in harness.read("query") if record.value == b"0"]
+    assert len(again) == 2
+    assert len({(record.key, record.partition) for record in again}) == 1

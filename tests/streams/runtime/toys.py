@@ -4,6 +4,8 @@
     counter   answer -> due, with a row a key: the count of records seen, idempotent by offset
 
 A value tells a handler what to do: `fail` raises an unknown error, `refuse` an error of the record, `hang` never ends.
+The copier sends the record before an `again` once more, for a `lost` one that the topic does not hold; what it copies
+then is `found` or `gone`.
 As a script: `toys.py ROOM DIES_AFTER [METRICS_PORT]`, where after so many effects the process kills itself (0: never).
 """
 
@@ -15,6 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from schemas.errors import UniscaleError
+from schemas.query import Origin
 from streams.runtime.base import Outgoing, Record, Runtime
 from streams.runtime.spec import RoomSpec
 
@@ -28,7 +31,12 @@ async def build_copier(runtime: Runtime) -> None:
         _obey(record)
         if record.value == b"hang":
             await asyncio.Future()
-        await runtime.send(Outgoing(runtime.topics.context, record.key, record.value or b""))
+        value = record.value or b""
+        if value in (b"again", b"lost"):
+            offset = record.offset - 1 if value == b"again" else 1_000_000
+            origin = Origin(topic=record.topic, partition=record.partition, offset=offset)
+            value = b"found" if await runtime.send_again(origin) else b"gone"
+        await runtime.send(Outgoing(runtime.topics.context, record.key, value))
 
     runtime.each(runtime.topics.query, on_query, stage="copy")
 

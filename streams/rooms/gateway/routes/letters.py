@@ -54,13 +54,13 @@ class Letters:
             raise not_found("origin", origin[:200])
         if not index.retried(origin):
             return reply({"object": "dead-letter.retry", "origin": origin, "duplicate": True})
+        found = False
         try:
             found = await self.service.runtime.send_again(letter.origin)
-        except BaseException:
-            index.retried(origin, False)
-            raise
+        finally:
+            if not found:
+                index.retried(origin, False)
         if not found:
-            index.retried(origin, False)
             why = f"the topic no longer holds {origin}; its dead letter has the first 4096 of {letter.size} bytes"
             raise ApiError(410, why, param="origin", code="gone")
         log.info("dead letter %s sent again by %s", origin, who.name)
