@@ -243,7 +243,7 @@ def test_events_tell_the_story_of_a_query(gateway: Gateway) -> None:
     made = chat(gateway.client(), model="large/1/1/1")
     with httpx.stream("GET", f"{gateway.url}/v1/queries/{made.id}/events") as response:
         names = [line.removeprefix("event: ") for line in response.iter_lines() if line.startswith("event: ")]
-    assert names == ["decision", "answer"]
+    assert names == ["decision", "answer", "reward"]
     listed = httpx.get(f"{gateway.url}/v1/queries?limit=5").json()["data"]
     assert any(each["id"] == made.id for each in listed)
     now = httpx.get(f"{gateway.url}/v1/now").json()

@@ -2,17 +2,14 @@
 
 import hashlib
 import ipaddress
-from collections import defaultdict, deque
-from collections.abc import Callable
-from typing import Final, TypeAlias
+from typing import TypeAlias
 
 from msgspec import Struct
 
 from schemas.control import KeyEntry, Scope
+from schemas.query import Query
+from streams.rooms.gateway.index.usage import Used, reserved
 from streams.rooms.gateway.openai.errors import NO_RETRY, ApiError, not_found
-
-_MINUTE_S: Final = 60.0
-
 
 Tenants: TypeAlias = tuple[str | None, ...] | None
 """Tenants whose queries may be seen; None for all. A key without a tenant sees those of keys without one."""
@@ -40,6 +37,12 @@ class Credential(Struct, frozen=True):
         return self.entry.name if self.entry else "local"
 
     @property
+    def is_limited(self) -> bool:
+        """Return whether the key has limits."""
+        entry = self.entry
+        return entry is not None and any((entry.per_minute, entry.in_flight, entry.eflops_per_day))
+
+    @property
     def sees(self) -> Tenants:
         """Return the tenants whose queries this caller may list."""
         return None if self.entry is None or "admin" in self.entry.scopes else (self.entry.tenant,)
@@ -58,19 +61,12 @@ class Credential(Struct, frozen=True):
 
 
 class Gate:
-    """API keys and what is left of their limits, as one gateway sees them.
+    """API keys, and what they allow."""
 
-    Args:
-        monotonic: Seconds on a clock that never goes back.
-    """
-
-    def __init__(self, monotonic: Callable[[], float]) -> None:
-        self._monotonic = monotonic
+    def __init__(self) -> None:
         self._by_digest: dict[str, KeyEntry] = {}
         self._had_keys = False
         self._digest_of: dict[str, str] = {}
-        self._asked: defaultdict[str, deque[float]] = defaultdict(deque)
-        self._open: defaultdict[str, int] = defaultdict(int)
 
     @property
     def has_keys(self) -> bool:
@@ -102,65 +98,77 @@ class Gate:
             raise ApiError(401, f"the API key {what}", type="authentication_error", code="invalid_api_key")
         return Credential(digest, entry)
 
-    def check(self, who: Credential, model: str, objective: str | None) -> None:
-        """Refuse a model or an objective that the key may not use. Raises ApiError 404."""
-        entry = who.entry
-        if entry is None:
-            return
-        if entry.allowed_models is not None and model not in entry.allowed_models:
-            raise not_found("model", model, "model_not_found")
-        if (
-            entry.allowed_objectives is not None
-            and objective is not None
-            and objective not in entry.allowed_objectives
-        ):
-            raise not_found("objective", objective)
-
-    def admit(self, who: Credential, model: str, objective: str | None, spent_eflops: float) -> None:
-        """Admit a request, or raise an error that names the limit it exceeds. `leave` ends it.
+    def check(self, who: Credential, model: str, query: Query) -> None:
+        """Refuse models and objectives that the key may not use.
 
         Args:
             who: Who asks.
-            model: The model name asked for.
-            objective: The objective asked for by name.
-            spent_eflops: What this key's answers of the last 24 hours cost.
+            model: The model name of the request.
+            query: What it asks for.
 
         Raises:
-            ApiError: 404 for a model or objective the key may not use; 429 for a limit.
+            ApiError: 404 for a name the key may not use, 403 for an objective of its own.
         """
-        self.check(who, model, objective)
         entry = who.entry
         if entry is None:
             return
-        if entry.eflops_per_day is not None and spent_eflops >= entry.eflops_per_day:
-            raise ApiError(
-                429, f"this key has spent {spent_eflops:.3g} of {entry.eflops_per_day:.3g} eFLOPs in 24 hours",
-                type="insufficient_quota", code="insufficient_quota", headers=dict(NO_RETRY),
-            )  # fmt: skip
-        now, asked = self._monotonic(), self._asked[who.key]
-        while asked and now - asked[0] >= _MINUTE_S:
-            asked.popleft()
-        if entry.per_minute is not None and len(asked) >= entry.per_minute:
-            wait_s = max(1, int(_MINUTE_S - (now - asked[0])) + 1)
-            raise _rate(f"{entry.per_minute} requests a minute", wait_s)
-        if entry.in_flight is not None and self._open[who.key] >= entry.in_flight:
-            raise _rate(f"{entry.in_flight} requests in flight", 1)
-        asked.append(now)
-        self._open[who.key] += 1
+        if entry.allowed_models is not None:
+            if model not in entry.allowed_models:
+                raise not_found("model", model, "model_not_found")
+            # A virtual name leaves the choice to the policy; it is no way to other models.
+            own = () if query.allowed_models in (None, (model,)) else query.allowed_models or ()
+            for name in own:
+                if name not in entry.allowed_models:
+                    raise not_found("uniscale.allowed_models", name, "model_not_found")
+        if entry.allowed_objectives is not None:
+            if query.objective is not None and query.objective not in entry.allowed_objectives:
+                raise not_found("objective", query.objective)
+            for field in ("weights", "mean_cost", "accuracy"):
+                if getattr(query, field) is not None:
+                    raise ApiError(
+                        403, f"this key may not set {field}; name one of its objectives: "
+                        f"{', '.join(entry.allowed_objectives)}",
+                        type="permission_error", param=f"uniscale.{field}", code="objective_not_allowed",
+                    )  # fmt: skip
 
-    def leave(self, who: Credential) -> None:
-        """End an admitted request."""
-        if who.entry is not None and self._open[who.key] > 0:
-            self._open[who.key] -= 1
+    def admit(self, who: Credential, model: str, query: Query, used: Used) -> None:
+        """Admit a request, or raise an error that names the limit it exceeds.
 
-    def headers(self, who: Credential) -> dict[str, str]:
+        Args:
+            who: Who asks.
+            model: The model name of the request.
+            query: What it asks for.
+            used: What the key has used before it.
+
+        Raises:
+            ApiError: see `check`; 429 for a limit.
+        """
+        self.check(who, model, query)
+        entry = who.entry
+        if entry is None:
+            return
+        if entry.eflops_per_day is not None:
+            taken = used.eflops + used.reserved
+            if taken >= entry.eflops_per_day or taken + reserved(used.mean, query) > entry.eflops_per_day:
+                raise ApiError(
+                    429, f"this key may spend {entry.eflops_per_day:.3g} eFLOPs in 24 hours: {used.eflops:.3g} are "
+                    f"spent, {used.reserved:.3g} reserved for queries in flight, and this one takes about "
+                    f"{reserved(used.mean, query):.3g}; give it a smaller uniscale.budget.eflops, or wait",
+                    type="insufficient_quota", code="insufficient_quota", headers=dict(NO_RETRY),
+                )  # fmt: skip
+        if entry.per_minute is not None and used.minute >= entry.per_minute:
+            raise _rate(f"{entry.per_minute} requests a minute", used.reset_s, self.headers(who, used))
+        if entry.in_flight is not None and used.in_flight >= entry.in_flight:
+            raise _rate(f"{entry.in_flight} requests in flight", 1, self.headers(who, used))
+
+    def headers(self, who: Credential, used: Used) -> dict[str, str]:
         """Return how much of the limit a minute is left, in OpenAI's headers."""
         if who.entry is None or who.entry.per_minute is None:
             return {}
-        left = max(0, who.entry.per_minute - len(self._asked[who.key]))
         return {
             "x-ratelimit-limit-requests": str(who.entry.per_minute),
-            "x-ratelimit-remaining-requests": str(left),
+            "x-ratelimit-remaining-requests": str(max(0, who.entry.per_minute - used.minute)),
+            "x-ratelimit-reset-requests": f"{used.reset_s}s",
         }
 
 
@@ -202,8 +210,8 @@ def _name(value: str) -> str:
     return value.rpartition(":")[0] if value.count(":") == 1 else value
 
 
-def _rate(what: str, wait_s: int) -> ApiError:
+def _rate(what: str, wait_s: int, headers: dict[str, str]) -> ApiError:
     return ApiError(
         429, f"this key may have {what}; try again in {wait_s} s", type="rate_limit_error",
-        code="rate_limit_exceeded", headers={"retry-after": str(wait_s)},
+        code="rate_limit_exceeded", headers={**headers, "retry-after": str(wait_s)},
     )  # fmt: skip

@@ -41,8 +41,8 @@ class GatewayRoom:
     def __init__(self, runtime: Runtime, recent: int) -> None:
         self.runtime = runtime
         self.recent = recent
-        self.gate = Gate(runtime.monotonic)
-        self.index = Index(recent)
+        self.gate = Gate()
+        self.index = Index(recent, timeout_s=runtime.settings.queries.timeout_s)
         self.service = Service(runtime, self.index, self.gate)
         self.deciders = Deciders.of(runtime.settings)
         runtime.on_stop(self.deciders.close)
@@ -103,7 +103,7 @@ class GatewayRoom:
 
     def _on_reward(self, record: Record) -> None:
         with contextlib.suppress(UniscaleError):
-            self.index.reward(decode(record.value, Reward), record.value or b"")
+            self.service.on_reward(decode(record.value, Reward), record.value or b"")
 
     def _on_feedback(self, record: Record) -> None:
         with contextlib.suppress(UniscaleError):
@@ -113,7 +113,7 @@ class GatewayRoom:
     def _on_letter(self, record: Record) -> None:
         with contextlib.suppress(UniscaleError):
             letter = decode(record.value, DeadLetter)
-            self.index.letter(letter, record.value or b"", record.timestamp_ms)
+            self.service.on_letter(letter, record.value or b"", record.timestamp_ms)
 
     def _on_step(self, record: Record) -> None:
         key = record.key.decode(errors="replace") if record.key else ""

@@ -1,61 +1,38 @@
 """The gateway's work between HTTP and the topics: admit a request, send its Query, wait, cancel, take feedback."""
 
 import asyncio
-import hashlib
-import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from typing import Final
-
-from msgspec import Struct
 
 from agents.space.action_space import uis_space
 from agents.space.catalogue import Catalogue
 from schemas.answer import Answer
 from schemas.base import encode
 from schemas.cancel import Cancel
+from schemas.dead_letter import DeadLetter
 from schemas.decision import Decision
 from schemas.errors import RecordError
 from schemas.query import Query
-from schemas.reward import Feedback
+from schemas.reward import Feedback, Reward
+from streams.rooms.gateway.following import Admitted, Following, other_body
+from streams.rooms.gateway.ids import keyed_id, new_id, time_of
 from streams.rooms.gateway.index.marks import Marks
 from streams.rooms.gateway.index.recent import Index
+from streams.rooms.gateway.index.usage import Used
 from streams.rooms.gateway.limits import Credential, Gate
 from streams.rooms.gateway.openai import responses
-from streams.rooms.gateway.openai.errors import NO_RETRY, ApiError, not_found, of_record
+from streams.rooms.gateway.openai.errors import ApiError, not_found, of_record
 from streams.rooms.gateway.openai.names import Asked, asked
 from streams.rooms.gateway.openai.request import ChatRequest, to_query
-from streams.rooms.gateway.waiting import Seen, Waiting, each
+from streams.rooms.gateway.waiting import Seen, Waiting
 from streams.runtime.base import Outgoing, Runtime, key_of
 
 RETRY_MS: Final = 10 * 60 * 1000
 """A client's retry within this time joins the query it repeats."""
 
-LOOK_S: Final = 0.5
-"""Seconds between two checks that the client is still connected."""
-
 REJOIN_S: Final = 10.0
 """Seconds that a search goes on after its client timed out: the official clients repeat a request within eight."""
-
-_BEHIND_S: Final = 5.0  # a follower that is behind another by more than this is broken
-_MARGIN_S: Final = 30.0  # the Answer of an expired query takes this long at most, while an aggregator lives
-_DAY_MS: Final = 24 * 3600 * 1000
-
-
-class Admitted(Struct, frozen=True):
-    """A request whose query has been sent.
-
-    Attributes:
-        query_id: Its id.
-        created: Seconds since the epoch.
-        attached: Whether another request sent it.
-        timeout_s: How long to wait for its Answer.
-    """
-
-    query_id: str
-    created: int
-    attached: bool
-    timeout_s: float
 
 
 class Service:
@@ -72,8 +49,10 @@ class Service:
         self.index = index
         self.gate = gate
         self.waiting = Waiting()
+        self.following = Following(runtime, index)
         self.marks = Marks(runtime.control.base.model_names)
         self._cancelled: dict[str, str] = {}  # ids to cancel as soon as their group is known, with the reason
+        self._sent: set[str] = set()  # sent from here and not ended: another gateway's are its own to cancel
         self._left: set[str] = set()  # cancelled, not ended yet: no request joins these
         self._tasks: set[asyncio.Task[None]] = set()
         self._space: tuple[Catalogue, frozenset[str]] | None = None  # the configurations of a catalogue
@@ -107,38 +86,36 @@ class Service:
             ApiError: 422 where the idempotency key came with another body before; 400, 404, 429.
         """
         wanted = self.asked(request.model)
-        query_id = f"chatcmpl-{uuid.uuid4().hex}"
         now_ms = self.runtime.now_ms()
+        query_id = new_id(now_ms)
         timeout_s = request.extension.timeout_s or self.runtime.settings.queries.timeout_s
         if idempotency_key is not None:
             if not 1 <= len(idempotency_key) <= 255:
                 raise ApiError(400, "Idempotency-Key must have 1 to 255 characters", param="Idempotency-Key")
-            scope = hashlib.sha256(f"{who.tenant or ''}\0{idempotency_key}".encode()).hexdigest()
-            query_id = f"chatcmpl-{scope[:40]}"
+            query_id = keyed_id(who.tenant, idempotency_key)
             if (known := self.index.find(query_id)) is not None:
                 if known.digest != digest:
-                    raise ApiError(
-                        422, "this Idempotency-Key came with another body before; use a new key for a new request",
-                        param="Idempotency-Key", code="idempotency_mismatch", headers=dict(NO_RETRY),
-                    )  # fmt: skip
-                return Admitted(query_id, known.created_ms // 1000, True, timeout_s)
+                    raise other_body()
+                return Admitted(query_id, known.created_ms // 1000, True, timeout_s, digest)
         elif (
             is_retry
             and (again := self.index.same_body(who.key, digest, now_ms - RETRY_MS)) is not None
             and not self._is_cancelled(again.query_id)
         ):
-            return Admitted(again.query_id, again.created_ms // 1000, True, timeout_s)
+            return Admitted(again.query_id, again.created_ms // 1000, True, timeout_s, digest)
         query = to_query(
             request, wanted, query_id=query_id, tenant=who.tenant, kept={"key": who.key, "digest": digest}
         )
-        spent = self.index.spent_eflops(who.key, now_ms - _DAY_MS) if who.entry else 0.0
-        self.gate.admit(who, request.model, query.objective, spent)
-        try:
-            await self._send_query(query, now_ms)
-        except BaseException:
-            self.gate.leave(who)
-            raise
-        return Admitted(query_id, now_ms // 1000, False, timeout_s)
+        self.gate.admit(who, request.model, query, self._used(who, now_ms))
+        await self._send_query(query, now_ms)
+        return Admitted(query_id, now_ms // 1000, False, timeout_s, digest)
+
+    def _used(self, who: Credential, now_ms: int) -> Used:
+        return self.index.usage.used(who.key, now_ms) if who.is_limited else Used()
+
+    def limits(self, who: Credential) -> dict[str, str]:
+        """Return how much of its limit a minute a key has left, as headers."""
+        return self.gate.headers(who, self._used(who, self.runtime.now_ms()))
 
     def _is_cancelled(self, query_id: str) -> bool:
         if query_id in self._left:
@@ -153,19 +130,25 @@ class Service:
             raise of_record(error) from None
         # Known before it is sent, so that a retry that overtakes the topic joins it.
         self.index.query(query, now_ms)
-        await self.runtime.send(Outgoing(self.runtime.topics.query, key_of(query.query_id), value))
+        self._sent.add(query.query_id)
+        try:
+            await self.runtime.send(Outgoing(self.runtime.topics.query, key_of(query.query_id), value))
+        except BaseException:
+            # No retry may wait for a query that nobody has.
+            self.index.forget(query.query_id)
+            self._sent.discard(query.query_id)
+            raise
 
     @contextmanager
     def open(
-        self, admitted: Admitted, who: Credential, may_return: Callable[[], bool] = lambda: False
+        self, admitted: Admitted, may_return: Callable[[], bool] = lambda: False
     ) -> Iterator["asyncio.Queue[Seen]"]:
         """Wait for a query while the block runs; a block that ends before the Answer cancels the search.
 
-        Only the last waiting request cancels the search.
+        Only the last waiting request cancels the search, and only the gateway that sent it.
 
         Args:
             admitted: The request.
-            who: Who asks.
             may_return: Whether a client that is gone has timed out and may repeat its request. The search then goes
                 on for REJOIN_S, so that the retry finds it.
         """
@@ -173,13 +156,11 @@ class Service:
             with self.waiting.on(admitted.query_id) as queue:
                 yield queue
         finally:
-            if not admitted.attached:
-                self.gate.leave(who)
             if self._is_abandoned(admitted.query_id):
                 self._later(self._give_up(admitted.query_id, REJOIN_S if may_return() else 0.0))
 
     def _is_abandoned(self, query_id: str) -> bool:
-        return query_id not in self.waiting and not self.index.has_answer(query_id)
+        return query_id in self._sent and query_id not in self.waiting and not self.index.has_answer(query_id)
 
     async def _give_up(self, query_id: str, after_s: float) -> None:
         if after_s:
@@ -187,61 +168,6 @@ class Service:
         if self._is_abandoned(query_id) and query_id not in self._left:
             self._left.add(query_id)
             await self.cancel(query_id, "client disconnected")
-
-    async def events(
-        self,
-        admitted: Admitted,
-        queue: "asyncio.Queue[Seen]",
-        gone: Callable[[], Awaitable[bool]],
-    ) -> AsyncIterator[Seen | None]:
-        """Yield Decision, steps and at last the Answer of a query; None now and then while nothing comes.
-
-        Raises:
-            ApiError: 504 when no Answer came although its time is over.
-            ClientGone: when the client is.
-        """
-        if (decision := self.index.decision_of(admitted.query_id)) is not None:
-            yield decision
-        if (answer := self.index.answer_of(admitted.query_id)) is not None:
-            if decision is None and (decision := await self._decision_behind(answer)) is not None:
-                yield decision
-            yield answer
-            return
-        looked_s = self.runtime.monotonic()
-        until = looked_s + admitted.timeout_s + _MARGIN_S
-        async for what in each(queue, LOOK_S):
-            if isinstance(what, Decision):
-                decision = what
-            elif (
-                isinstance(what, Answer)
-                and decision is None
-                and (decision := await self._decision_behind(what)) is not None
-            ):
-                yield decision
-            yield what
-            now_s = self.runtime.monotonic()
-            # News that keep coming must not hide that nobody listens any more.
-            if what is None or now_s - looked_s >= LOOK_S:
-                looked_s = now_s
-                if await gone():
-                    raise ClientGone
-            if now_s > until:
-                raise ApiError(
-                    504, f"no answer came within {admitted.timeout_s:.0f} s", type="timeout_error", code="expired",
-                    headers=dict(NO_RETRY),
-                )  # fmt: skip
-
-    async def _decision_behind(self, answer: Answer) -> Decision | None:
-        """Return the Decision of an Answer that was read before it: each topic is followed on its own.
-
-        None where nothing was chosen, or where the Decision is not read within _BEHIND_S.
-        """
-        until_s = self.runtime.monotonic() + _BEHIND_S
-        while (decision := self.index.decision_of(answer.query_id)) is None and answer.action is not None:
-            if self.runtime.monotonic() > until_s:
-                break
-            await asyncio.sleep(0.01)
-        return decision
 
     async def cancel(self, query_id: str, reason: str) -> None:
         """End a search: its executors drop it at the next step. Before its Decision, this waits for that."""
@@ -264,19 +190,48 @@ class Service:
         """Process an Answer read from the topic, with its bytes there; the first one counts."""
         self._cancelled.pop(answer.query_id, None)
         self._left.discard(answer.query_id)
+        self._sent.discard(answer.query_id)
         if self.index.answer(answer, value, at_ms):
             self.index.priced(answer.query_id, responses.price(answer, self.runtime.control.pricing))
             self.waiting.seen(answer.query_id, answer)
+
+    def on_reward(self, reward: Reward, value: bytes) -> None:
+        """Process a Reward read from the topic, with its bytes there."""
+        self.index.reward(reward, value)
+        self.waiting.seen(reward.query_id, reward)
+
+    def on_letter(self, letter: DeadLetter, value: bytes, at_ms: int) -> None:
+        """Process a dead letter read from the topic, with its bytes there."""
+        self.index.letter(letter, value, at_ms)
+        # Other queries that cannot be handled get an Answer that says why.
+        if letter.query_id is not None and letter.query_origin is not None:
+            self.waiting.seen(letter.query_id, letter)
+
+    def visible(self, query_id: str, who: Credential) -> None:
+        """Refuse an id that is not this caller's to see.
+
+        Raises:
+            ApiError: 404 for an id that is unknown, or another tenant's; 410 for one that is too old to be known.
+        """
+        known = self.index.find(query_id)
+        if known is not None and who.may_see(known.tenant):
+            return
+        oldest_ms, asked_ms = self.index.oldest_ms, time_of(query_id)
+        if oldest_ms is not None and asked_ms is not None and asked_ms < oldest_ms:
+            raise ApiError(
+                410, f"id {query_id!r} is older than the {self.index.most} queries that this gateway keeps; its "
+                "records are on the topics for as long as their retention says",
+                param="id", code="gone",
+            )  # fmt: skip
+        raise not_found("id", query_id[:200])
 
     async def feedback(self, query_id: str, value: bool | float, comment: str, who: Credential) -> bool:
         """Send feedback and return whether this source has already given it.
 
         Raises:
-            ApiError: 404 for an id that is unknown, or another tenant's; 400.
+            ApiError: 404 and 410, see `visible`; 400.
         """
-        known = self.index.find(query_id)
-        if known is None or not who.may_see(known.tenant):
-            raise not_found("id", query_id)
+        self.visible(query_id, who)
         try:
             record = Feedback(
                 query_id=query_id, correct=value, source=who.name, metadata={"comment": comment} if comment else {}
@@ -300,7 +255,3 @@ class Service:
         task = asyncio.get_running_loop().create_task(run())
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
-
-
-class ClientGone(Exception):
-    """The client closed its connection."""

@@ -1,4 +1,4 @@
-"""Requests waiting for a query: each sees its Decision, the steps of its search and its Answer as they arrive."""
+"""Requests waiting for a query: each sees its Decision, the steps of its search, its Answer and its Rewards arrive."""
 
 import asyncio
 from collections import defaultdict
@@ -9,9 +9,10 @@ from typing import TypeAlias
 from schemas.answer import Answer
 from schemas.dead_letter import DeadLetter
 from schemas.decision import Decision
+from schemas.reward import Reward
 from schemas.search import SearchStep
 
-Seen: TypeAlias = Decision | SearchStep | Answer | DeadLetter
+Seen: TypeAlias = Decision | SearchStep | Answer | Reward | DeadLetter
 
 
 class Waiting:

@@ -38,7 +38,7 @@ def test_records_may_come_in_any_order_and_twice(order: tuple[int, ...]) -> None
     assert found is not None
     assert (found.tenant, found.digest, found.created_ms) == ("shop", "d", 5)
     assert index.answer_of("q") == told("q")
-    assert index.spent_eflops("k", 0) == 7.0
+    assert index.usage.used("k", 10).eflops == 7.0
 
 
 def test_an_answer_whose_query_was_not_seen_belongs_to_nobody_yet() -> None:

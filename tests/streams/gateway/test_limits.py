@@ -1,19 +1,18 @@
 """Keys, scopes, limits and hosts."""
 
 import hashlib
+from typing import Any
 
 import pytest
 
+from schemas.answer import Answer
+from schemas.base import encode
 from schemas.control import KeyEntry
+from schemas.query import Budget, Query, Weights
+from streams.rooms.gateway.index.recent import Index
+from streams.rooms.gateway.index.usage import Used
 from streams.rooms.gateway.limits import Credential, Gate, check_host, is_local
 from streams.rooms.gateway.openai.errors import ApiError
-
-
-class Clock:
-    now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 def key(name: str, secret: str, **more: object) -> KeyEntry:
@@ -21,20 +20,26 @@ def key(name: str, secret: str, **more: object) -> KeyEntry:
     return KeyEntry(name=name, op="add", sha256=digest, tenant=name, **more)  # type: ignore[arg-type]
 
 
-def refused(gate: Gate, who: Credential, **more: object) -> ApiError:
+def query(**fields: object) -> Query:
+    return Query(query_id="q", text="?", **fields)  # type: ignore[arg-type]
+
+
+def refused(
+    gate: Gate, who: Credential, asked: Query | None = None, model: str = "auto", **used: Any
+) -> ApiError:
     with pytest.raises(ApiError) as found:
-        gate.admit(who, **{"model": "auto", "objective": None, "spent_eflops": 0.0, **more})  # type: ignore[arg-type]
+        gate.admit(who, model, asked or query(), Used(**used))
     return found.value
 
 
 def test_without_keys_anybody_is_let_in() -> None:
-    gate = Gate(Clock())
+    gate = Gate()
     assert gate.credential(None).tenant is None
     assert gate.credential("whatever").tenant is None
 
 
 def test_a_key_is_known_until_it_is_revoked_or_replaced() -> None:
-    gate = Gate(Clock())
+    gate = Gate()
     gate.change(key("shop", "one"))
     assert gate.credential("one").tenant == "shop"
     for wrong in (None, "", "two", "One"):
@@ -52,7 +57,7 @@ def test_a_key_is_known_until_it_is_revoked_or_replaced() -> None:
 
 
 def test_revoking_the_last_key_opens_nothing() -> None:
-    gate = Gate(Clock())
+    gate = Gate()
     gate.change(key("shop", "one"))
     gate.change(KeyEntry(name="shop", op="revoke"))
     with pytest.raises(ApiError) as found:
@@ -61,45 +66,87 @@ def test_revoking_the_last_key_opens_nothing() -> None:
 
 
 def test_limits() -> None:
-    clock = Clock()
-    gate = Gate(clock)
-    gate.change(
-        key(
-            "shop",
-            "one",
-            per_minute=2,
-            eflops_per_day=100.0,
-            allowed_models=("auto",),
-            allowed_objectives=("frugal",),
-        )
-    )
+    gate = Gate()
+    gate.change(key("shop", "one", per_minute=2, eflops_per_day=100.0, in_flight=3))
     who = gate.credential("one")
-    assert refused(gate, who, model="mini-1").status == 404
-    assert refused(gate, who, objective="rich").status == 404
-    spent = refused(gate, who, spent_eflops=100.0)
+    gate.admit(who, "auto", query(), Used(minute=1, in_flight=2, eflops=99.0))
+    spent = refused(gate, who, eflops=100.0)
     assert (spent.status, spent.code, spent.headers["x-should-retry"]) == (429, "insufficient_quota", "false")
-    gate.admit(who, "auto", "frugal", 99.0)
-    gate.admit(who, "auto", None, 99.0)
-    limited = refused(gate, who)
+    for used in ({"eflops": 60.0, "reserved": 40.0}, {"eflops": 60.0, "reserved": 20.0, "mean": 21.0}):
+        assert refused(gate, who, **used).code == "insufficient_quota"
+    small = query(budget=Budget(eflops=20.0))
+    gate.admit(who, "auto", small, Used(eflops=60.0, reserved=20.0, mean=21.0))
+    limited = refused(gate, who, minute=2, reset_s=7)
     assert (limited.status, limited.code) == (429, "rate_limit_exceeded")
-    assert 1 <= int(limited.headers["retry-after"]) <= 61
-    assert gate.headers(who)["x-ratelimit-remaining-requests"] == "0"
-    clock.now = 60.0
-    gate.admit(who, "auto", None, 0.0)
+    assert {name: limited.headers[name] for name in ("retry-after", "x-ratelimit-remaining-requests")} == {
+        "retry-after": "7", "x-ratelimit-remaining-requests": "0",
+    }  # fmt: skip
+    assert refused(gate, who, in_flight=3).status == 429
+    assert gate.headers(who, Used(minute=1, reset_s=9)) == {
+        "x-ratelimit-limit-requests": "2", "x-ratelimit-remaining-requests": "1", "x-ratelimit-reset-requests": "9s",
+    }  # fmt: skip
 
 
-def test_requests_in_flight() -> None:
-    gate = Gate(Clock())
-    gate.change(key("shop", "one", in_flight=1))
+def test_models_and_objectives_of_a_key_have_no_way_around() -> None:
+    gate = Gate()
+    gate.change(key("shop", "one", allowed_models=("auto", "mini-1"), allowed_objectives=("frugal",)))
     who = gate.credential("one")
-    gate.admit(who, "auto", None, 0.0)
-    assert refused(gate, who).status == 429
-    gate.leave(who)
-    gate.admit(who, "auto", None, 0.0)
+    for model, asked in (
+        ("auto", query()), ("auto", query(objective="frugal")), ("auto", query(allowed_models=("mini-1",))),
+        ("mini-1", query(allowed_models=("mini-1",))),
+    ):  # fmt: skip
+        gate.admit(who, model, asked, Used())
+    for model, asked, status, param in (
+        ("mini-2", query(allowed_models=("mini-2",)), 404, "model"),
+        ("auto", query(objective="rich"), 404, "objective"),
+        ("auto", query(allowed_models=("mini-1", "mini-2")), 404, "uniscale.allowed_models"),
+        ("auto", query(weights=Weights(correct=1.0, score=0.0, cost=0.0)), 403, "uniscale.weights"),
+        ("auto", query(mean_cost=1e9), 403, "uniscale.mean_cost"),
+        ("auto", query(accuracy=1.0), 403, "uniscale.accuracy"),
+    ):
+        error = refused(gate, who, asked, model)
+        assert (error.status, error.param) == (status, param)
+
+
+def test_gateways_that_read_one_log_count_the_same() -> None:
+    """What one admitted counts at the other, and is settled by the Answer's price."""
+
+    def sent(at: int) -> Query:
+        return Query(query_id=f"q-{at}", text="?", timeout_s=60, metadata={"gateway": {"key": "k"}})
+
+    first, second = Index(100), Index(100)
+    for index in (first, second):
+        for at in range(3):
+            index.query(sent(at), 1_000_000 + 1000 * at)
+            index.query(sent(at), 1_000_000 + 1000 * at)  # its own, read back
+    now_ms = 1_010_000
+    assert first.usage.used("k", now_ms) == second.usage.used("k", now_ms)
+    assert first.usage.used("k", now_ms) == Used(minute=3, reset_s=50, in_flight=3)
+    answer = Answer(query_id="q-0", status="failed", by="executor", error="no")
+    first.answer(answer, encode(answer), now_ms)
+    for _ in range(2):
+        first.priced("q-0", {"total": 8.0})
+    assert first.usage.used("k", now_ms) == Used(minute=3, reset_s=50, in_flight=2, eflops=8.0, mean=8.0)
+    first.query(sent(3), now_ms)
+    assert first.usage.used("k", now_ms).reserved == 8.0
+    assert first.usage.used("other", now_ms) == Used(mean=8.0)
+    # Without an Answer a query stops to count when it must have expired.
+    later = first.usage.used("k", now_ms + 3_600_000)
+    assert (later.minute, later.in_flight, later.reserved, later.eflops) == (0, 0, 0.0, 8.0)
+    assert first.usage.used("k", now_ms + 26 * 3_600_000).eflops == 0.0
+
+
+def test_what_a_key_spent_outlasts_the_queries_that_are_kept() -> None:
+    index = Index(10)
+    for at in range(200):
+        index.query(Query(query_id=f"q-{at}", text="?", metadata={"gateway": {"key": "k"}}), 1_000_000 + at)
+        index.priced(f"q-{at}", {"total": 1.0})
+    assert len(index) < 20
+    assert index.usage.used("k", 1_001_000).eflops == 200.0
 
 
 def test_scopes_and_tenants() -> None:
-    gate = Gate(Clock())
+    gate = Gate()
     gate.change(key("shop", "one", scopes=("ask",)))
     gate.change(key("boss", "two", scopes=("admin",)))
     shop, boss = gate.credential("one"), gate.credential("two")

@@ -14,10 +14,10 @@ from schemas.cancel import Cancel
 from schemas.decision import Decision
 from schemas.query import Query
 from streams.rooms import ROOMS
-from streams.rooms.gateway import service
+from streams.rooms.gateway import following, service
 
 ROOMS_BUT_THE_EXECUTOR = tuple(room for room in ROOMS if room != "executor")
-LOOKED_S = 3 * service.LOOK_S
+LOOKED_S = 3 * following.LOOK_S
 
 
 def body(text: str) -> bytes:

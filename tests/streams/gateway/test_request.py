@@ -75,6 +75,8 @@ def test_content_may_come_in_text_parts_and_developers_are_system() -> None:
         {"tool_choice": "auto"},
         {"response_format": {"type": "text"}},
         {"store": False},
+        {"stream": None, "stream_options": None, "metadata": None, "uniscale": None, "user": None},
+        {"stream": True, "stream_options": {"include_usage": None, "include_obfuscation": False}},
     ],
 )
 def test_what_asks_for_nothing_is_accepted(more: dict[str, object]) -> None:
@@ -119,7 +121,18 @@ def test_what_cannot_be_honoured_is_refused_by_name(more: dict[str, object], par
         ({"messages": [{"role": "tool", "content": "x"}]}, "messages[0].role"),
         ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages[0].content[0]"),
         ({"messages": [{"role": "user", "content": None}]}, "messages[0].content"),
-        ({"messages": [{"role": "user", "content": "x", "tool_calls": []}]}, "messages[0].tool_calls"),
+        (
+            {"messages": [{"role": "user", "content": "x", "tool_calls": [{"id": "1"}]}]},
+            "messages[0].tool_calls",
+        ),
+        ({"messages": [{"role": "user", "content": "x", "name": "ann"}]}, "messages[0].name"),
+        (
+            {"stream": True, "stream_options": {"include_obfuscation": True}},
+            "stream_options.include_obfuscation",
+        ),
+        ({"metadata": {"gateway": "x"}}, "metadata.gateway"),
+        ({"metadata": {"team": "a"}, "uniscale": {"metadata": {"team": "b"}}}, "uniscale.metadata.team"),
+        ({"metadata": {"user": "ann"}, "user": "eve"}, "user"),
         ({"uniscale": {"accuracy": 2}}, "accuracy"),
         ({"uniscale": {"timeout_s": -1}}, "timeout_s"),
     ],

@@ -6,7 +6,7 @@ same one.
 
 import sqlite3
 from collections.abc import Mapping
-from typing import Literal
+from typing import Final, Literal
 
 from schemas.answer import Answer
 from schemas.base import decode
@@ -15,10 +15,14 @@ from schemas.decision import Decision
 from schemas.query import Query
 from schemas.reward import Reward
 from streams.rooms.gateway.index.tables import LISTED, SCHEMA, Listed, Seen, family_of, level_of
+from streams.rooms.gateway.index.usage import Usage
 from streams.rooms.gateway.limits import Tenants
-from streams.rooms.gateway.openai.request import OWN
+from streams.rooms.gateway.openai.request import kept_of
 
 Part = Literal["decision", "answer", "reward"]
+
+MARGIN_S: Final = 30.0
+"""Seconds after its deadline in which the Answer of an expired query appears, while an aggregator lives."""
 
 
 class Index:
@@ -27,16 +31,20 @@ class Index:
     Args:
         most: How many are kept. Older ones are forgotten, oldest first.
         path: A file, or memory.
+        timeout_s: When a query expires that does not say so itself.
 
     Attributes:
         changes: How often anything changed that lists or statistics show.
+        usage: What API keys have used of their limits.
     """
 
-    def __init__(self, most: int, path: str = ":memory:") -> None:
+    def __init__(self, most: int, path: str = ":memory:", *, timeout_s: float = 600.0) -> None:
         self.most = most
         self.changes = 0
+        self._timeout_s = timeout_s
         self._db = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
         self._db.executescript(SCHEMA)
+        self.usage = Usage(self._db)
         self._since_trim = 0
 
     def __len__(self) -> int:
@@ -45,21 +53,25 @@ class Index:
 
     def query(self, query: Query, created_ms: int) -> None:
         """Add a Query. The first with an id counts; its Decision or Answer may have arrived earlier."""
-        kept = query.metadata.get(OWN)
-        kept = kept if isinstance(kept, dict) else {}
+        kept = kept_of(query)
+        key = kept.get("key", "")
+        until_ms = created_ms + int(1000 * ((query.timeout_s or self._timeout_s) + MARGIN_S))
         done = self._db.execute(
-            "insert into queries (query_id, tenant, key, digest, created_ms, family, level, asked)"
-            " values (?, ?, ?, ?, ?, ?, ?, 1)"
+            "insert into queries (query_id, tenant, key, digest, created_ms, until_ms, reserved, family, level, asked)"
+            " values (?, ?, ?, ?, ?, ?, ?, ?, ?, 1)"
             " on conflict (query_id) do update set tenant = excluded.tenant, key = excluded.key,"
-            " digest = excluded.digest, created_ms = excluded.created_ms, family = excluded.family,"
-            " level = excluded.level, asked = 1 where asked = 0",
+            " digest = excluded.digest, created_ms = excluded.created_ms, until_ms = excluded.until_ms,"
+            " reserved = excluded.reserved, family = excluded.family, level = excluded.level, asked = 1"
+            " where asked = 0 returning eflops",
             (
-                query.query_id, query.tenant, str(kept.get("key", "")), str(kept.get("digest", "")), created_ms,
-                family_of(query), level_of(query),
+                query.query_id, query.tenant, key, kept.get("digest", ""), created_ms, until_ms,
+                self.usage.reservation(key, query), family_of(query), level_of(query),
             ),
-        )  # fmt: skip
-        if not done.rowcount:
+        ).fetchone()  # fmt: skip
+        if done is None:
             return
+        if done[0] is not None:
+            self.usage.charge(key, created_ms, done[0])  # its Answer was read first
         self.changes += 1
         self._since_trim += 1
         if self._since_trim > max(1, self.most // 100):
@@ -110,17 +122,30 @@ class Index:
         )
 
     def priced(self, query_id: str, price: Mapping[str, float] | None) -> None:
-        """Add the cost of a query."""
-        if price is not None:
+        """Add the cost of a query, once."""
+        if price is None:
+            return
+        done = self._db.execute(
+            "update queries set eflops = ? where query_id = ? and eflops is null returning key, created_ms",
+            (price["total"], query_id),
+        ).fetchone()
+        if done is not None:
             self.changes += 1
-            self._db.execute("update queries set eflops = ? where query_id = ?", (price["total"], query_id))
+            key, created_ms = done
+            self.usage.charge(key, created_ms, price["total"])
 
-    def spent_eflops(self, key: str, since_ms: int) -> float:
-        """Return what the answers of an API key have cost since then."""
-        found = self._db.execute(
-            "select coalesce(sum(eflops), 0) from queries where key = ? and created_ms >= ?", (key, since_ms)
+    def forget(self, query_id: str) -> None:
+        """Take back a query that could not be sent."""
+        self._db.execute(
+            "delete from queries where query_id = ? and decision is null and answer is null", (query_id,)
         )
-        return float(found.fetchone()[0])
+        self.changes += 1
+
+    @property
+    def oldest_ms(self) -> int | None:
+        """Return when the oldest query was asked that is kept; None while there is none."""
+        found = self._db.execute("select min(created_ms) from queries").fetchone()
+        return None if found[0] is None else int(found[0])
 
     def told(self, query_id: str, source: str, value: float) -> bool:
         """Add feedback and return whether its source had already given some."""
@@ -238,3 +263,5 @@ class Index:
                 (surplus,),
             )
             self._db.execute("delete from feedback where query_id not in (select query_id from queries)")
+        newest = self._db.execute("select max(created_ms) from queries").fetchone()[0]
+        self.usage.trim(newest or 0)

@@ -13,6 +13,8 @@ create table if not exists queries (
     key text not null default '',
     digest text not null default '',
     created_ms integer not null,
+    until_ms integer not null default 0,
+    reserved real not null default 0,
     asked integer not null default 0,
     family text, level text,
     question text, action text, objective text, cohort text, randomised integer,

@@ -13,12 +13,13 @@ from agents.aggregator.agent import Pricing
 from schemas.answer import Answer
 from schemas.decision import Decision
 from schemas.search import SearchStep
+from streams.rooms.gateway.following import Admitted, ClientGone
 from streams.rooms.gateway.limits import Credential
 from streams.rooms.gateway.openai import responses
 from streams.rooms.gateway.openai.errors import ApiError, of_answer
 from streams.rooms.gateway.openai.request import ChatRequest, digest, parse
 from streams.rooms.gateway.openai.settled import settled
-from streams.rooms.gateway.service import Admitted, ClientGone, Service
+from streams.rooms.gateway.service import Service
 from streams.rooms.gateway.waiting import Seen
 
 _BEAT_LOOKS: Final = 10
@@ -84,8 +85,10 @@ class _Turn:
 
     async def whole(self) -> Response:
         """Return the completion once the search has ended."""
-        with self.service.open(self.admitted, self.who, self._may_return) as queue:
-            async for what in self.service.events(self.admitted, queue, self.request.is_disconnected):
+        with self.service.open(self.admitted, self._may_return) as queue:
+            async for what in self.service.following.events(
+                self.admitted, queue, self.request.is_disconnected
+            ):
                 if isinstance(what, Decision):
                     self.decision = what
                 elif isinstance(what, Answer):
@@ -104,9 +107,9 @@ class _Turn:
 
         What ends before the Decision has a status of its own; later errors are events of the stream.
         """
-        opened = self.service.open(self.admitted, self.who, self._may_return)
+        opened = self.service.open(self.admitted, self._may_return)
         queue = opened.__enter__()
-        events = self.service.events(self.admitted, queue, self.request.is_disconnected)
+        events = self.service.following.events(self.admitted, queue, self.request.is_disconnected)
         try:
             first = await self._until_chosen(events)
         except BaseException:
@@ -211,7 +214,7 @@ class _Turn:
 
     @property
     def _with_usage(self) -> bool:
-        return self.asked.stream_options is not None and self.asked.stream_options.include_usage
+        return self.asked.stream_options is not None and bool(self.asked.stream_options.include_usage)
 
     @property
     def _model(self) -> str:
@@ -228,7 +231,7 @@ class _Turn:
     def _headers(self) -> dict[str, str]:
         return {
             **responses.headers(self.decision, self.admitted.query_id, self.request_id, debug=self.debug),
-            **self.service.gate.headers(self.who),
+            **self.service.limits(self.who),
         }
 
 

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import msgspec
 import orjson
-from msgspec import UNSET, Struct, UnsetType
+from msgspec import Struct
 
 from schemas.errors import RecordError
 from schemas.query import Budget, Message, Query, Reference, Weights
@@ -85,8 +85,8 @@ class Extension(Struct, frozen=True, forbid_unknown_fields=True):
 class StreamOptions(Struct, frozen=True, forbid_unknown_fields=True):
     """What a stream carries beside the text."""
 
-    include_usage: bool = False
-    include_obfuscation: bool = False
+    include_usage: bool | None = None
+    include_obfuscation: bool | None = None
 
 
 class ChatRequest(Struct, frozen=True):
@@ -94,19 +94,19 @@ class ChatRequest(Struct, frozen=True):
 
     model: str
     messages: list[dict[str, Any]]
-    stream: bool = False
+    stream: bool | None = None
     stream_options: StreamOptions | None = None
     n: int | None = None
     max_tokens: int | None = None
     max_completion_tokens: int | None = None
     user: str | None = None
     metadata: dict[str, str] | None = None
-    uniscale: Extension | UnsetType = UNSET
+    uniscale: Extension | None = None
 
     @property
     def extension(self) -> Extension:
         """Return the object `uniscale`, or an empty one if the request has none."""
-        return Extension() if self.uniscale is UNSET else self.uniscale
+        return self.uniscale or Extension()
 
 
 _KNOWN: Final = {field.name for field in msgspec.structs.fields(ChatRequest)}
@@ -156,6 +156,8 @@ def to_query(
     extension = request.extension
     if request.stream_options is not None and not request.stream:
         raise invalid("stream_options", "stream_options needs stream: true")
+    if request.stream_options is not None and request.stream_options.include_obfuscation:
+        raise unsupported("stream_options.include_obfuscation", "leave it out")
     if request.stream and (request.n or 1) > 1:
         raise unsupported("n", "a stream has one choice; ask without stream, or leave n out")
     if asked.objective is not None and _has_objective(extension):
@@ -164,7 +166,7 @@ def to_query(
     if asked.model is not None and extension.allowed_models not in (None, (asked.model,)):
         why = f"the model name already asks for {asked.model!r}; give one of the two"
         raise invalid("uniscale.allowed_models", why)
-    user = {"user": request.user} if request.user is not None else {}
+    metadata = _metadata(request)
     try:
         return Query(
             query_id=query_id,
@@ -182,10 +184,16 @@ def to_query(
             n=1 if request.n is None else request.n,
             learn=extension.learn,
             tenant=tenant,
-            metadata={**(request.metadata or {}), **extension.metadata, **user, OWN: kept},
+            metadata={**metadata, OWN: kept},
         )
     except RecordError as error:
         raise of_record(error) from None
+
+
+def kept_of(query: Query) -> dict[str, str]:
+    """Return what a gateway wants back with a query: the digests of API key and body; empty for one of other origin."""
+    kept = query.metadata.get(OWN)
+    return {name: str(each) for name, each in kept.items()} if isinstance(kept, dict) else {}
 
 
 def digest(body: bytes) -> str:
@@ -200,8 +208,10 @@ def _message(at: int, message: dict[str, Any]) -> Message:
         raise invalid(f"{param}.role", "must be a text: system, developer, user or assistant")
     if role not in ("system", "developer", "user", "assistant"):
         raise unsupported(f"{param}.role", f"{role!r}; use system, developer, user or assistant")
-    if unknown := set(message) - {"role", "content", "name", "refusal"}:
-        raise unsupported(f"{param}.{sorted(unknown)[0]}", "a search reads role and content")
+    # Clients send back the whole message of an earlier completion, with all that is null in it.
+    for name in sorted(set(message) - {"role", "content"}):
+        if message[name] not in (None, [], {}):
+            raise unsupported(f"{param}.{name}", "a search reads role and content")
     if isinstance(content, list):
         content = "".join(_part(f"{param}.content[{i}]", part) for i, part in enumerate(content))
     if not isinstance(content, str):
@@ -216,6 +226,24 @@ def _part(param: str, part: Any) -> str:
     if isinstance(kind, str) and kind != "text":
         raise unsupported(param, f"type {kind!r}; a search reads text only")
     raise invalid(param, 'must be {"type": "text", "text": …}')
+
+
+def _metadata(request: ChatRequest) -> dict[str, Any]:
+    """Join what the three places of metadata hold; a name in two of them would lose one value."""
+    found: dict[str, Any] = {}
+    places = {
+        "metadata": request.metadata or {},
+        "uniscale.metadata": request.extension.metadata,
+        "user": {} if request.user is None else {"user": request.user},
+    }
+    for place, given in places.items():
+        for name, value in given.items():
+            if name == OWN:
+                raise invalid(f"{place}.{name}", f"the name {name!r} is the gateway's own; use another")
+            if name in found:
+                raise invalid(f"{place}" if place == name else f"{place}.{name}", f"{name!r} is given twice")
+            found[name] = value
+    return found
 
 
 def _budget(request: ChatRequest) -> Budget | None:

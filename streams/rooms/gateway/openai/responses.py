@@ -172,7 +172,7 @@ def headers(decision: Decision | None, query_id: str, request_id: str, *, debug:
 
 
 def story(
-    query_id: str, decision: Decision | None, answer: Answer | None, reward: Reward | None, pricing: Pricing
+    query_id: str, decision: Decision | None, answer: Answer | None, told: Reward | None, pricing: Pricing
 ) -> dict[str, Any]:
     """Return what is known of one query: `GET /v1/queries/{id}`."""
     found: dict[str, Any] = {
@@ -206,17 +206,23 @@ def story(
             **details(answer, decision, pricing),
         }
         found["search"] = search(answer)
-    if reward is not None:
-        found["reward"] = {
-            "kind": reward.kind,
-            "correct": reward.correct,
-            "score": reward.score,
-            "log_cost": reward.log_cost,
-            "reward": reward.reward,
-            "graded_by": reward.graded_by,
-            "latency_s": reward.latency_s,
-        }
+    if told is not None:
+        found["reward"] = reward(told)
     return found
+
+
+def reward(told: Reward) -> dict[str, Any]:
+    """Return one stage of a query's reward."""
+    return {
+        "kind": told.kind,
+        "closes": told.closes,
+        "correct": told.correct,
+        "score": told.score,
+        "log_cost": told.log_cost,
+        "reward": told.reward,
+        "graded_by": told.graded_by,
+        "latency_s": told.latency_s,
+    }
 
 
 def search(answer: Answer) -> list[dict[str, Any]]:

@@ -38,7 +38,7 @@ class Decide:
         asked = parse(await body_of(request))
         wanted = self.service.asked(asked.model)
         query = to_query(asked, wanted, query_id=PREVIEW, tenant=who.tenant, kept={})
-        self.service.gate.check(who, asked.model, query.objective)
+        self.service.gate.check(who, asked.model, query)
         return reply(body(await self.deciders.preview(query)))
 
 

@@ -10,10 +10,11 @@ import orjson
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
+from streams.rooms.gateway.following import ClientGone
 from streams.rooms.gateway.limits import Credential, Gate, check_host
 from streams.rooms.gateway.openai.errors import ApiError, invalid
 from streams.rooms.gateway.openai.request import MAX_BODY
-from streams.rooms.gateway.service import ClientGone
+from streams.runtime.base import SendFailed
 
 log = logging.getLogger("streams.gateway")
 
@@ -43,7 +44,7 @@ class Guard:
         self, gate: Gate, hosts: frozenset[str], session_key: Callable[[Request], str | None]
     ) -> None:
         self._gate = gate
-        self._hosts = hosts
+        self.hosts = hosts
         self._session_key = session_key
 
     def __call__(self, handle: Handle) -> Callable[[Request], Awaitable[Response]]:
@@ -51,32 +52,64 @@ class Guard:
 
         async def guarded(request: Request) -> Response:
             request_id = f"req_{uuid.uuid4().hex}"
+            headers = {"x-request-id": request_id}
             try:
-                check_host(request.headers.get("host"), request.headers.get("origin"), self._hosts)
+                check_host(request.headers.get("host"), request.headers.get("origin"), self.hosts)
+                headers |= cross_origin(request)
                 who = self._gate.credential(_bearer(request) or self._session_key(request))
                 response = await handle(request, who, request_id)
-                response.headers.setdefault("x-request-id", request_id)
-                return response
             except ApiError as error:
-                headers = {"x-request-id": request_id, **error.headers}
-                return Response(error.body(), error.status, headers, "application/json")
+                response = _refusal(error)
             except (ClientGone, ClientDisconnect):
-                return Response(status_code=499)
+                response = Response(status_code=499)
+            except SendFailed as error:
+                # The official clients try again; a record that was stored all the same is then joined.
+                log.warning("%s %s: %s (%s)", request.method, request.url.path, error, request_id)
+                why = (
+                    f"the broker does not take records now; try again, or report {request_id} to the operator"
+                )
+                retry = {"retry-after": "2"}
+                response = _refusal(
+                    ApiError(503, why, type="api_error", code="broker_unavailable", headers=retry)
+                )
             except Exception:
                 log.exception("%s %s failed (%s)", request.method, request.url.path, request_id)
                 why = f"internal error; report {request_id} to the operator"
-                body = ApiError(500, why, type="api_error", code="internal").body()
-                return Response(body, 500, {"x-request-id": request_id}, "application/json")
+                response = _refusal(ApiError(500, why, type="api_error", code="internal"))
+            for name, value in headers.items():
+                response.headers.setdefault(name, value)
+            return response
 
         return guarded
+
+
+def cross_origin(request: Request) -> dict[str, str]:
+    """Return the headers that let a page of an allowed origin read the response (CORS); sessions are not shared."""
+    origin = request.headers.get("origin")
+    if not origin:
+        return {}
+    return {
+        "access-control-allow-origin": origin,
+        "access-control-expose-headers": "x-request-id, x-uniscale-query-id, x-uniscale-model, x-uniscale-action, "
+        "retry-after, x-should-retry",
+        "vary": "origin",
+    }  # fmt: skip
+
+
+def _refusal(error: ApiError) -> Response:
+    return Response(error.body(), error.status, error.headers, "application/json")
 
 
 async def body_of(request: Request) -> bytes:
     """Return a request's body.
 
     Raises:
-        ApiError: 413 above MAX_BODY, as soon as it is; 408 when it takes too long.
+        ApiError: 413 above MAX_BODY, as soon as it is; 408 when it takes too long; 415 for a compressed one.
     """
+    coding = request.headers.get("content-encoding", "identity")
+    if coding.lower() != "identity":
+        why = f"content-encoding {coding[:40]!r} is not supported; send the body as plain JSON"
+        raise ApiError(415, why, param="content-encoding", code="unsupported_encoding", headers=_HANG_UP)
     found = bytearray()
     try:
         async with asyncio.timeout(BODY_S):

@@ -7,7 +7,7 @@ from starlette.responses import Response
 
 from streams.rooms.gateway.limits import Credential
 from streams.rooms.gateway.openai import names
-from streams.rooms.gateway.openai.errors import not_found
+from streams.rooms.gateway.openai.errors import ApiError, not_found
 from streams.rooms.gateway.routes.guard import Listing, reply
 from streams.rooms.gateway.service import Service
 
@@ -35,16 +35,29 @@ class Models:
     async def model(self, request: Request, who: Credential, request_id: str) -> Response:
         """GET /v1/models/{id}, pins included."""
         name = request.path_params["id"]
-        listed = {each["id"]: each for each in self._listing(who)}
-        if name not in listed:
-            if self.service.asked(name).pin is None:
-                raise not_found("model", name, "model_not_found")
-            return reply(names.entry(name, "concrete", self.started, "uniscale"))
-        return reply(listed[name])
+        for each in self._listing(who):
+            if each["id"] == name:
+                return reply(each)
+        if self.service.asked(name).pin is None or not _may_use(who, name):
+            raise not_found("model", name, "model_not_found")
+        return reply(names.entry(name, "concrete", self.started, "uniscale"))
 
     def _listing(self, who: Credential) -> list[dict[str, Any]]:
         control = self.service.runtime.control
         found = names.listing(control.catalogue.model_names, control.objectives.named, self.started)
         if who.entry is not None and who.entry.allowed_models is not None:
-            found = [each for each in found if each["id"] in who.entry.allowed_models]
+            # Configurations are too many to list; those that a key is made for are few.
+            pins = [name for name in who.entry.allowed_models if self._is_pin(name)]
+            found = [each for each in found if _may_use(who, each["id"])]
+            found += [names.entry(name, "concrete", self.started, "uniscale") for name in pins]
         return found
+
+    def _is_pin(self, name: str) -> bool:
+        try:
+            return self.service.asked(name).pin is not None
+        except ApiError:
+            return False
+
+
+def _may_use(who: Credential, name: str) -> bool:
+    return who.entry is None or who.entry.allowed_models is None or name in who.entry.allowed_models

@@ -2,7 +2,7 @@
 
 import contextlib
 from collections.abc import AsyncIterator
-from typing import Any
+from typing import Any, Final
 
 import orjson
 from starlette.requests import Request
@@ -11,12 +11,16 @@ from starlette.responses import Response, StreamingResponse
 from schemas.answer import Answer
 from schemas.decision import Decision
 from schemas.search import SearchStep
+from streams.rooms.gateway.following import Admitted, ClientGone
 from streams.rooms.gateway.index.tables import Listed
 from streams.rooms.gateway.limits import Credential
 from streams.rooms.gateway.openai import responses
 from streams.rooms.gateway.openai.errors import ApiError, invalid
 from streams.rooms.gateway.routes.guard import Listing, object_of, reply, whole
-from streams.rooms.gateway.service import Admitted, ClientGone, Service
+from streams.rooms.gateway.service import Service
+
+_BEAT_LOOKS: Final = 30
+"""Polls without news between two heartbeats of an event stream: fifteen seconds."""
 
 
 class Queries:
@@ -49,8 +53,10 @@ class Queries:
             raise invalid("value", "value must be true, false or a number from 0 to 1")
         if not isinstance(comment, str) or len(comment) > 4000:
             raise invalid("comment", "comment must be a text of at most 4000 characters")
+        reward = self.service.index.reward_of(query_id)
         duplicate = await self.service.feedback(query_id, value, comment, who)
-        return reply({"id": query_id, "object": "feedback", "duplicate": duplicate})
+        late = reward is not None and reward.closes
+        return reply({"id": query_id, "object": "feedback", "duplicate": duplicate, "late": late})
 
     async def queries(self, request: Request, who: Credential, request_id: str) -> Response:
         """GET /v1/queries: the newest of this tenant."""
@@ -64,7 +70,7 @@ class Queries:
         return reply(self._story(self._visible(request, who)))
 
     async def events(self, request: Request, who: Credential, request_id: str) -> Response:
-        """GET /v1/queries/{id}/events: server-sent events decision, step, answer, reward."""
+        """GET /v1/queries/{id}/events: server-sent events decision, step, answer and reward, up to the closing one."""
         who.require("read")
         query_id = self._visible(request, who)
         known = self.service.index.find(query_id)
@@ -81,7 +87,8 @@ class Queries:
             contextlib.suppress(ClientGone, ApiError),
             self.service.waiting.on(admitted.query_id) as queue,
         ):
-            async for what in self.service.events(admitted, queue, request.is_disconnected):
+            answer = None
+            async for what in self.service.following.events(admitted, queue, request.is_disconnected):
                 match what:
                     case Decision():
                         yield _named("decision", self._story(admitted.query_id)["decision"])
@@ -90,7 +97,16 @@ class Queries:
                             "step", {"step": forest.step, "search": responses.drafts(forest.drafts, ())}
                         )
                     case Answer():
+                        answer = what
                         yield _named("answer", self._story(admitted.query_id))
+            if answer is None:
+                return
+            quiet = 0
+            async for reward in self.service.following.rewards(answer, queue, request.is_disconnected):
+                if reward is not None:
+                    yield _named("reward", responses.reward(reward))
+                elif (quiet := quiet + 1) % _BEAT_LOOKS == 0:
+                    yield b":\n\n"  # a comment: the feedback may come hours later
 
     def _story(self, query_id: str) -> dict[str, Any]:
         index = self.service.index
@@ -101,12 +117,7 @@ class Queries:
 
     def _visible(self, request: Request, who: Credential) -> str:
         query_id: str = request.path_params["id"]
-        known = self.service.index.find(query_id)
-        if known is None or not who.may_see(known.tenant):
-            raise ApiError(
-                404, f"id {query_id[:200]!r} does not exist, is older than what this gateway keeps, or is not yours",
-                param="id", code="not_found",
-            )  # fmt: skip
+        self.service.visible(query_id, who)
         return query_id
 
 

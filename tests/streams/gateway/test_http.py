@@ -1,0 +1,186 @@
+"""What plain HTTP clients run into: methods, paths, other origins, old and taken ids, a broker that refuses."""
+
+import gzip
+import json
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import httpx
+import pytest
+
+from schemas.base import encode
+from schemas.query import Query
+from streams.rooms.gateway import following, ids
+
+ASK = "/v1/chat/completions"
+QUESTION = {"role": "user", "content": "What is 2 + 3, number 0?"}
+PLAIN = {"model": "auto", "messages": [QUESTION]}
+
+
+@pytest.fixture(scope="module")
+def site(house: Callable[..., Any]) -> Any:
+    return house()
+
+
+@pytest.fixture(scope="module")
+def client(site: Any) -> Iterator[httpx.Client]:
+    with site.http() as opened:
+        yield opened
+
+
+def code(answer: httpx.Response, status: int) -> str:
+    assert answer.status_code == status, answer.text[:500]
+    return str(answer.json()["error"]["code"])
+
+
+def test_a_slash_at_the_end_changes_nothing(client: httpx.Client) -> None:
+    assert client.post(f"{ASK}/", json=PLAIN).status_code == 200
+    assert client.get("/v1/models/").json() == client.get("/v1/models").json()
+    assert code(client.get("/v1/"), 404) == "unknown_url"
+
+
+def test_a_wrong_method_names_the_right_ones(client: httpx.Client) -> None:
+    answer = client.get(ASK)
+    assert (code(answer, 405), answer.headers["allow"]) == ("method_not_allowed", "POST")
+    assert client.delete("/v1/models").headers["allow"] == "GET, HEAD"
+    for path in ("/v1/models", "/", "/health/live"):
+        head = client.head(path)
+        assert (head.status_code, head.content) == (200, b"")
+
+
+def test_a_wrong_base_url_is_named(client: httpx.Client) -> None:
+    for path in ("/chat/completions", "/v1/v1/chat/completions"):
+        answer = client.post(path, json=PLAIN)
+        assert code(answer, 404) == "unknown_url"
+        assert "did you mean /v1/chat/completions?" in answer.json()["error"]["message"]
+    assert "mean" not in client.post("/v1/embeddings", json={}).json()["error"]["message"]
+
+
+def test_pages_of_allowed_origins_may_call_and_others_may_not(client: httpx.Client) -> None:
+    mine, evil = {"origin": "http://localhost:3000"}, {"origin": "http://evil.example"}
+    wanted = {"access-control-request-method": "POST", "access-control-request-headers": "authorization, x-a"}
+    asked = client.options(ASK, headers={**mine, **wanted})
+    assert asked.status_code == 204
+    assert asked.headers["access-control-allow-origin"] == mine["origin"]
+    assert asked.headers["access-control-allow-headers"] == "authorization, x-a"
+    assert "POST" in asked.headers["access-control-allow-methods"]
+    assert "access-control-allow-credentials" not in asked.headers
+    for answer in (client.post(ASK, json=PLAIN, headers=mine), client.post(ASK, json={}, headers=mine)):
+        assert answer.headers["access-control-allow-origin"] == mine["origin"]
+        assert answer.headers["vary"] == "origin"
+    assert code(client.options(ASK, headers={**evil, **wanted}), 403) == "host_not_allowed"
+    refused = client.post(ASK, json=PLAIN, headers=evil)
+    assert code(refused, 403) == "host_not_allowed"
+    assert "access-control-allow-origin" not in refused.headers
+
+
+def test_a_compressed_body_is_refused_by_name(client: httpx.Client) -> None:
+    packed = gzip.compress(json.dumps(PLAIN).encode())
+    answer = client.post(ASK, content=packed, headers={"content-encoding": "gzip"})
+    assert (code(answer, 415), answer.json()["error"]["param"]) == (
+        "unsupported_encoding",
+        "content-encoding",
+    )
+
+
+def test_the_message_of_a_completion_can_be_sent_back_as_it_is(client: httpx.Client) -> None:
+    said = client.post(ASK, json=PLAIN).json()["choices"][0]["message"]
+    said |= {"annotations": [], "audio": None, "function_call": None, "tool_calls": None}
+    body = {**PLAIN, "messages": [QUESTION, said, QUESTION]}
+    assert client.post("/v1/decide", json=body).status_code == 200
+
+
+def test_an_id_that_is_too_old_is_gone_and_an_unknown_one_is_not_found(
+    site: Any, client: httpx.Client
+) -> None:
+    made = client.post(ASK, json=PLAIN).json()["id"]
+    assert abs((ids.time_of(made) or 0) - site.call(lambda cluster: cluster.broker.now_ms())) < 60_000
+    for path in ("/v1/queries/{}", "/v1/queries/{}/events"):
+        assert code(client.get(path.format(ids.new_id(1_000_000))), 410) == "gone"
+        assert code(client.get(path.format(ids.new_id(int(2e12)))), 404) == "not_found"
+    told = {"id": ids.new_id(1_000_000), "value": True}
+    assert code(client.post("/v1/feedback", json=told), 410) == "gone"
+
+
+def test_events_go_on_to_the_reward(client: httpx.Client) -> None:
+    """Without a reference the reward waits for feedback; `late` says when that came after the reward had closed."""
+    body = {**PLAIN, "model": "large/1/1/1", "uniscale": {"feedback_wait_s": 600}}
+    made = client.post(ASK, json=body).json()["id"]
+    names, kinds = [], []
+    with client.stream("GET", f"/v1/queries/{made}/events") as events:
+        for line in events.iter_lines():
+            if line.startswith("event: "):
+                names.append(line.removeprefix("event: "))
+            elif line.startswith("data: ") and names[-1] == "reward":
+                kinds.append(json.loads(line.removeprefix("data: "))["kind"])
+                if kinds == ["provisional"]:
+                    told = client.post("/v1/feedback", json={"id": made, "value": True}).json()
+                    assert (told["duplicate"], told["late"]) == (False, False)
+    assert names == ["decision", "answer", "reward", "reward"]
+    assert kinds == ["provisional", "correction"]
+    closed = client.get(f"/v1/queries/{made}").json()["reward"]
+    assert (closed["correct"], closed["closes"]) == (1.0, True)
+    graded = client.post(ASK, json={**PLAIN, "uniscale": {"reference": "5"}}).json()["id"]
+    with client.stream("GET", f"/v1/queries/{graded}/events") as events:
+        assert "event: reward" in list(events.iter_lines())
+    assert client.post("/v1/feedback", json={"id": graded, "value": True}).json()["late"] is True
+
+
+def test_a_broker_that_refuses_leaves_no_query_to_wait_for(site: Any, client: httpx.Client) -> None:
+    def refuse(why: str) -> Callable[[Any], None]:
+        def set_(cluster: Any) -> None:
+            cluster.broker.refuses = lambda topic, key: why if topic == cluster.topics.query else ""
+
+        return set_
+
+    body = {**PLAIN, "user": "somebody"}
+    site.call(refuse("not enough replicas"))
+    answer = client.post(ASK, json=body)
+    site.call(refuse(""))
+    assert code(answer, 503) == "broker_unavailable"
+    assert "x-should-retry" not in answer.headers
+    assert client.post(ASK, json=body, headers={"x-stainless-retry-count": "1"}).status_code == 200
+
+
+def test_an_id_whose_answer_is_no_longer_kept_is_taken(
+    house: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(following, "_BEHIND_S", 0.3)
+    small = house(gateway_recent=1)
+    with small.http() as client:
+        first = client.post(ASK, json=PLAIN, headers={"idempotency-key": "k"})
+        assert first.status_code == 200
+        for at in range(4):
+            assert client.post(ASK, json={**PLAIN, "user": str(at)}).status_code == 200
+        assert client.get(f"/v1/queries/{first.json()['id']}").status_code == 404
+        again = client.post(ASK, json=PLAIN, headers={"idempotency-key": "k"})
+        assert (code(again, 409), again.headers["x-should-retry"]) == ("id_taken", "false")
+        assert small.call(lambda cluster: list(cluster.deaths)) == []
+
+
+def test_the_same_key_with_another_body_at_another_gateway_is_refused(house: Callable[..., Any]) -> None:
+    """Both gateways send a query before either has read the other's: the first one on the topic counts."""
+    site = house()
+    query_id = ids.keyed_id(None, "k")
+    theirs = Query(
+        query_id=query_id,
+        text="What is 2 + 3, number 1?",
+        metadata={"gateway": {"key": "", "digest": "theirs"}},
+    )
+
+    def overtake(cluster: Any) -> None:
+        room = cluster.broker
+        plain = room.append
+
+        def append(topic: str, key: bytes | None, value: bytes | None, partition: int | None = None) -> Any:
+            if topic == cluster.topics.query and key == query_id.encode():
+                room.append = plain
+                plain(topic, key, encode(theirs), partition)
+            return plain(topic, key, value, partition)
+
+        room.append = append
+
+    site.call(overtake)
+    with site.http() as client:
+        answer = client.post(ASK, json=PLAIN, headers={"idempotency-key": "k"})
+    assert (code(answer, 422), answer.headers["x-should-retry"]) == ("idempotency_mismatch", "false")
