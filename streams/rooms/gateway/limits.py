@@ -189,7 +189,7 @@ def check_host(host: str | None, origin: str | None, allowed: frozenset[str]) ->
     for name, value in given.items():
         if _name(value) not in allowed:
             raise ApiError(
-                403, f"{name} {value!r} is not allowed here; add it to gateway_hosts", type="permission_error",
+                403, f"{name} {value!r} is not allowed here; add it to UNISCALE_GATEWAY_HOSTS", type="permission_error",
                 code="host_not_allowed",
             )  # fmt: skip
 
