@@ -40,7 +40,7 @@ def prior(
     import orjson
 
     from agents.decider.errors import DeciderError
-    from agents.decider.prior import digest
+    from agents.decider.policies.contextual.prior import digest
     from agents.embedder.minilm import MiniLM
     from agents.space.catalogue import load_catalogue
     from experiments.outcomes.foreign import load_foreign

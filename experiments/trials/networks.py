@@ -18,8 +18,8 @@ from typing import Any
 import numpy as np
 import orjson
 
-from agents.decider import network
-from agents.decider.policies import history, mlp, neural_ucb
+from agents.decider.policies import history
+from agents.decider.policies.neural import mlp, network, neural_ucb
 from experiments.outcomes.world import World
 from experiments.trials import loop
 from experiments.trials.contenders import ALL, NETWORKS

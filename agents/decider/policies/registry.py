@@ -146,5 +146,6 @@ def kinds() -> Mapping[str, Kind]:
 
 @cache
 def _import_all() -> None:
+    # A package imports its own policies.
     for module in pkgutil.iter_modules(policies.__path__, f"{policies.__name__}."):
         importlib.import_module(module.name)

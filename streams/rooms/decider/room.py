@@ -16,7 +16,7 @@ from agents.decider.decisions import Surroundings
 from agents.decider.ended import EndedIds
 from agents.decider.errors import DuplicateQuery
 from agents.decider.policies.base import ActionVector
-from agents.decider.prior import digest
+from agents.decider.policies.contextual.prior import digest
 from agents.decider.results import Decided
 from agents.embedder.encoder import Encoder, encoder_id
 from agents.space.action_space import ActionSpace, uis_space

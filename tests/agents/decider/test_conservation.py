@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agents.decider.observations import Row, decode_row
-from agents.decider.policies.linucb import LinUCB
+from agents.decider.policies.linear.linucb import LinUCB
 
 KINDS = ["provisional", "final", "correction", "default", "failed"]
 

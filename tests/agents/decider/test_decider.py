@@ -10,17 +10,17 @@ import msgspec
 import numpy as np
 import pytest
 
-from agents.decider.design import Design
 from agents.decider.errors import DuplicateQuery, InvalidObservation, UnservedObjective
 from agents.decider.features import FeatureSettings
 from agents.decider.observations import RewardRules, decode_row
-from agents.decider.policies.contextual import Contextual
+from agents.decider.policies.contextual.design import Design
+from agents.decider.policies.contextual.policy import Contextual
 from agents.decider.policies.exploration import Explored
-from agents.decider.policies.forgetting import Discounted, SlidingWindow
 from agents.decider.policies.knn import KNN
-from agents.decider.policies.linucb import LinUCB, LinUCBSettings
-from agents.decider.policies.mlp import MLP, NetworkSettings
-from agents.decider.policies.thompson import Thompson
+from agents.decider.policies.linear.forgetting import Discounted, SlidingWindow
+from agents.decider.policies.linear.linucb import LinUCB, LinUCBSettings
+from agents.decider.policies.linear.thompson import Thompson
+from agents.decider.policies.neural.mlp import MLP, NetworkSettings
 from agents.decider.reproduce import mismatches
 from agents.space.action_space import ActionSpace
 from agents.space.catalogue import Catalogue

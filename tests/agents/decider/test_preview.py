@@ -9,15 +9,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from agents.decider.design import Design
 from agents.decider.errors import UnservedObjective
 from agents.decider.features import FeatureSettings
-from agents.decider.policies.contextual import Contextual
+from agents.decider.policies.contextual.design import Design
+from agents.decider.policies.contextual.policy import Contextual
 from agents.decider.policies.exploration import ControlGroup, Explored
-from agents.decider.policies.forgetting import Discounted
 from agents.decider.policies.knn import KNN
-from agents.decider.policies.linucb import LinUCB, LinUCBSettings
-from agents.decider.policies.thompson import Thompson
+from agents.decider.policies.linear.forgetting import Discounted
+from agents.decider.policies.linear.linucb import LinUCB, LinUCBSettings
+from agents.decider.policies.linear.thompson import Thompson
 from agents.decider.policies.uniform import Uniform
 from agents.decider.preview import PREVIEW, offering, preview
 from agents.space.action_space import uis_space

@@ -9,7 +9,7 @@ import pytest
 
 from agents.decider.errors import CorruptState, DuplicateQuery
 from agents.decider.observations import Row, decode_row, encode_row
-from agents.decider.policies.linucb import LinUCB
+from agents.decider.policies.linear.linucb import LinUCB
 from agents.decider.repair import refused, repaired
 from agents.decider.snapshot import is_record
 

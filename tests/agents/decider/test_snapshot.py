@@ -11,7 +11,7 @@ import pytest
 from agents.decider import snapshot
 from agents.decider.errors import CorruptState, DuplicateQuery
 from agents.decider.observations import Row, decode_row, encode_row
-from agents.decider.policies.linucb import LinUCB, LinUCBSettings
+from agents.decider.policies.linear.linucb import LinUCB, LinUCBSettings
 
 SMALL = 4096
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from agents.decider.policies.build import build_policy
-from agents.decider.policies.contextual import Contextual
+from agents.decider.policies.contextual.policy import Contextual
 from agents.embedder.encoder import encoder_id
 from agents.space.catalogue import load_catalogue
 from experiments.outcomes.history import prior_of_log

@@ -22,14 +22,14 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from agents.decider.design import CORRECT, COST, ONE
 from agents.decider.errors import CorruptState, InvalidObservation
 from agents.decider.policies.base import Matrix, Vector
-from agents.decider.ridge import Ridge
+from agents.decider.policies.contextual.design import CORRECT, COST, ONE
+from agents.decider.policies.contextual.ridge import Ridge
 from agents.decider.surface import COUNTS
 
 if TYPE_CHECKING:
-    from agents.decider.policies.contextual import Contextual
+    from agents.decider.policies.contextual.policy import Contextual
 
 FOLDS: Final = 10
 """Parts of the questions, each transformed by what was fitted on the others."""

@@ -19,7 +19,7 @@ from agents.decider.policies.registry import Inputs, Options, kinds, policy
 from agents.decider.policies.uniform import Uniform
 from agents.decider.surface import COUNTS
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[4]
 
 
 def built(name: str, **options: Any) -> Policy:

@@ -39,7 +39,7 @@ class MLP(Learner):
     def __init__(
         self, features: FeatureMap, settings: NetworkSettings | None = None, *, name: str = "mlp"
     ) -> None:
-        from agents.decider.network import Network
+        from agents.decider.policies.neural.network import Network
 
         super().__init__(features)
         self.name = name

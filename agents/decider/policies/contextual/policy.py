@@ -1,8 +1,8 @@
 """The contextual policy: exact ridge on few, interacting coordinates, with a linear price of cost.
 
 LinUCB on the paper's joint vector ranks actions alike for every query, and 552 dimensions learn little in a few
-hundred rounds. Here x = z_q ⊗ g_a (`agents.decider.design`) has 20 to 150, and every query has a ranking of its
-own. Not Algorithm 1; the faithful policy is `linucb`.
+hundred rounds. Here x = z_q ⊗ g_a (`design`) has 20 to 150, and every query has a ranking of its own. Not Algorithm 1;
+the faithful policy is `linucb`.
 
 - Five columns of B share one A: Correct, Score, log C, 1, and C itself. A budget, and a mix of configurations, are
   linear in cost; costs are measured in units of each action's anchor, so that dear and cheap ones share a scale.
@@ -10,9 +10,9 @@ own. Not Algorithm 1; the faithful policy is `linucb`.
 - Exploration is priced. Optimism is α·√(xᵀA⁻¹x), divided for an action that costs more than the best predicted one
   by how many times more it costs, as far as the objective has a price: 500 times as expensive is not explored like the
   others.
-- A prior from history (`agents.decider.prior`) is a complete state to begin from. Without one the policy fits its query
+- A prior from history (`prior`) is a complete state to begin from. Without one the policy fits its query
   transform to its own history after 500, 1,000, 2,000 and 4,000 outcomes.
-- The pacer (`agents.decider.pacer`) fills in λ for objectives by mean cost and by accuracy.
+- The pacer (`pacer`) fills in λ for objectives by mean cost and by accuracy.
 """
 
 from __future__ import annotations
@@ -25,10 +25,8 @@ from typing import Any, Final
 import numpy as np
 
 from agents.decider import intake
-from agents.decider.design import CORRECT, COST, LOG_COST, ONE, Design
 from agents.decider.errors import PriorRefused
 from agents.decider.features import FeatureSettings
-from agents.decider.pacer import Pacer, price_for_accuracy, price_for_cost, recent
 from agents.decider.policies.base import (
     ActionVector,
     Aim,
@@ -42,11 +40,13 @@ from agents.decider.policies.base import (
     Vector,
 )
 from agents.decider.policies.choosing import pick
+from agents.decider.policies.contextual.design import CORRECT, COST, LOG_COST, ONE, Design
+from agents.decider.policies.contextual.pacer import Pacer, price_for_accuracy, price_for_cost, recent
+from agents.decider.policies.contextual.prior import History, relearn
+from agents.decider.policies.contextual.ridge import Ridge
 from agents.decider.policies.envelope import header, plain, unpack
 from agents.decider.policies.learner import Learner
 from agents.decider.policies.registry import Inputs, Options, policy
-from agents.decider.prior import History, relearn
-from agents.decider.ridge import Ridge
 from agents.decider.surface import COUNTS
 
 WINDOW: Final = 500
@@ -109,7 +109,7 @@ class Contextual(Learner):
         """Become a prior, or raise and stay as it is.
 
         Args:
-            prior: A state made by `agents.decider.prior`.
+            prior: A state made by `agents.decider.policies.contextual.prior`.
             actions: What will be on offer: the models of another catalogue are another policy's history.
 
         Raises:

@@ -8,14 +8,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from agents.decider.design import Design
 from agents.decider.errors import CorruptState, InvalidObservation, PriorRefused
 from agents.decider.features import FeatureSettings
 from agents.decider.policies.base import ActionVector, Context, Objective
-from agents.decider.policies.contextual import Contextual, ContextualSettings
+from agents.decider.policies.contextual.design import Design
+from agents.decider.policies.contextual.policy import Contextual, ContextualSettings
+from agents.decider.policies.contextual.prior import History, digest, teach
 from agents.decider.policies.exploration import Explored
-from agents.decider.policies.linucb import LinUCB
-from agents.decider.prior import History, digest, teach
+from agents.decider.policies.linear.linucb import LinUCB
 from agents.decider.reproduce import mismatches, opened
 from agents.decider.snapshot import versions
 

@@ -33,8 +33,8 @@ from agents.decider.policies.base import (
     Vector,
 )
 from agents.decider.policies.choosing import pick
-from agents.decider.policies.gram import Gram
 from agents.decider.policies.learner import Learner
+from agents.decider.policies.linear.gram import Gram
 from agents.decider.policies.registry import Inputs, Options, policy
 
 

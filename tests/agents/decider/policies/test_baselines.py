@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 import torch
 
-from agents.decider.network import Network
 from agents.decider.policies.base import Pending
-from agents.decider.policies.forgetting import Discounted, SlidingWindow
 from agents.decider.policies.knn import KNN
-from agents.decider.policies.linucb import LinUCBSettings
-from agents.decider.policies.mlp import MLP, NetworkSettings
-from agents.decider.policies.neural_ucb import NeuralUCB
+from agents.decider.policies.linear.forgetting import Discounted, SlidingWindow
+from agents.decider.policies.linear.linucb import LinUCBSettings
+from agents.decider.policies.neural.mlp import MLP, NetworkSettings
+from agents.decider.policies.neural.network import Network
+from agents.decider.policies.neural.neural_ucb import NeuralUCB
 
 
 def taught(policy: Any, world: Any, rounds: int) -> list[Any]:

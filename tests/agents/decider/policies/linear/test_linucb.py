@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agents.decider.policies.base import Objective, Pending
-from agents.decider.policies.linucb import LinUCB, LinUCBSettings, greedy
+from agents.decider.policies.linear.linucb import LinUCB, LinUCBSettings, greedy
 
 FEATURES: list[dict[str, Any]] = [
     {},

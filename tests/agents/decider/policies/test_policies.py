@@ -9,18 +9,18 @@ from typing import Any
 import numpy as np
 import pytest
 
-from agents.decider.design import Design
 from agents.decider.errors import CorruptState, InvalidObservation, NoAction, UnknownAction
 from agents.decider.features import FeatureSettings
 from agents.decider.policies.base import Context, Pending, Policy
-from agents.decider.policies.contextual import Contextual
+from agents.decider.policies.contextual.design import Design
+from agents.decider.policies.contextual.policy import Contextual
 from agents.decider.policies.exploration import Explored
-from agents.decider.policies.forgetting import Discounted, SlidingWindow
 from agents.decider.policies.knn import KNN
-from agents.decider.policies.linucb import LinUCB, LinUCBSettings, greedy
-from agents.decider.policies.mlp import MLP, NetworkSettings
-from agents.decider.policies.neural_ucb import NeuralUCB
-from agents.decider.policies.thompson import Thompson
+from agents.decider.policies.linear.forgetting import Discounted, SlidingWindow
+from agents.decider.policies.linear.linucb import LinUCB, LinUCBSettings, greedy
+from agents.decider.policies.linear.thompson import Thompson
+from agents.decider.policies.neural.mlp import MLP, NetworkSettings
+from agents.decider.policies.neural.neural_ucb import NeuralUCB
 from agents.decider.policies.uniform import Uniform
 
 # A few iterations keep the suite fast; the contract holds for any number of them.

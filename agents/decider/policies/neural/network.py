@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from agents.decider.policies.base import Matrix, Vector
-from agents.decider.policies.mlp import NetworkSettings
+from agents.decider.policies.neural.mlp import NetworkSettings
 
 PARTS: Final = ("w1", "b1", "w2", "b2")
 

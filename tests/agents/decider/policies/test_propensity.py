@@ -12,8 +12,8 @@ from scipy import stats
 
 from agents.decider.policies.exploration import Explored
 from agents.decider.policies.knn import KNN
-from agents.decider.policies.linucb import LinUCB, LinUCBSettings
-from agents.decider.policies.thompson import Thompson
+from agents.decider.policies.linear.linucb import LinUCB, LinUCBSettings
+from agents.decider.policies.linear.thompson import Thompson
 from agents.decider.policies.uniform import Uniform
 
 DRAWS = 2000

@@ -17,7 +17,7 @@ from scipy.linalg import solve_triangular
 
 from agents.decider.features import FeatureMap
 from agents.decider.policies.base import Matrix, Policy, Vector
-from agents.decider.policies.mlp import MLP, NetworkOptions, NetworkSettings
+from agents.decider.policies.neural.mlp import MLP, NetworkOptions, NetworkSettings
 from agents.decider.policies.registry import Inputs, policy
 
 
