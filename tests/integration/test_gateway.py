@@ -17,7 +17,7 @@ from schemas.control import KeyEntry
 from schemas.decision import Decision
 from schemas.query import Query
 from schemas.reward import Feedback
-from streams.commands.keys import make_key
+from streams.commands.operating.keys import make_key
 from streams.local.supervisor import python
 
 pytestmark = pytest.mark.broker

@@ -15,7 +15,7 @@ import pytest
 
 from schemas.base import encode
 from schemas.control import KeyEntry
-from streams.commands.keys import make_key
+from streams.commands.operating.keys import make_key
 from streams.local.launch import with_previews
 from streams.local.supervisor import python
 from streams.settings import Settings

@@ -25,7 +25,7 @@ from schemas.query import Query
 from schemas.reward import Reward
 from streams.audit import Report
 from streams.client import Event
-from streams.commands.monitor import Seen
+from streams.commands.running.monitor import Seen
 from streams.rooms import ROOMS
 from streams.rooms.decider.policies import action_vectors, policy_of
 from streams.rooms.embedder.encoders import encoder_of

@@ -12,7 +12,7 @@ import pytest
 
 from schemas.base import Record, decode, encode
 from schemas.control import KeyEntry
-from streams.commands.keys import make_key
+from streams.commands.operating.keys import make_key
 from streams.rooms import ROOMS
 from streams.runtime.memory import Cluster
 from streams.settings import Settings

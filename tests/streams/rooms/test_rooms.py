@@ -8,7 +8,7 @@ import pytest
 from schemas.base import encode
 from schemas.query import Query
 from streams import flow
-from streams.commands.rooms import worker
+from streams.commands.running.rooms import worker
 from streams.local.launch import room_commands
 from streams.rooms import ROOMS
 from streams.runtime.base import Outgoing, Record, Runtime

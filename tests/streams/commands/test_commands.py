@@ -8,7 +8,7 @@ from schemas.action import Action
 from schemas.answer import Answer
 from streams.client import Pace
 from streams.commands import main
-from streams.commands.queries import show
+from streams.commands.queries.client import show
 
 COMMANDS = [
     "answers", "ask", "audit", "bench", "bench-audit", "bench-closed", "bench-gateway", "bench-recovery", "broker",

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from streams.client import Asked
-from streams.commands.sending import bars
+from streams.commands.queries.sending import bars
 from streams.demo.run import CONTROL, QUESTIONS, Demo, run
 from streams.settings import Settings
 

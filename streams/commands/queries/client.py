@@ -12,7 +12,7 @@ from schemas.answer import Answer
 from schemas.errors import UniscaleError
 from schemas.query import Weights
 from streams.client import Asked, Client, Pace, QuestionError, query_from, read_questions, renamed
-from streams.commands.sending import send_and_wait
+from streams.commands.queries.sending import send_and_wait
 from streams.settings import Settings
 
 # After this long without an Answer, `ask` prints on stderr that it is still waiting.

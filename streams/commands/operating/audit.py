@@ -37,30 +37,6 @@ def audit(settings: Settings, as_json: bool, settled: bool) -> None:
     sys.exit(1 if report.wrong else 0)
 
 
-@click.command("bench-audit")
-@click.option(
-    "--queries", type=click.IntRange(min=100), default=100_000, show_default=True, help="In the log."
-)
-@click.option(
-    "--half", type=click.IntRange(min=2), default=384, show_default=True, help="Length of s_q and of s_a."
-)
-@click.option(
-    "--broker", "on_broker", is_flag=True, help="Write to the broker of the settings instead of files."
-)
-@click.pass_obj
-def bench_audit(settings: Settings, queries: int, half: int, on_broker: bool) -> None:
-    """Measure the audit of a log: its seconds and its peak memory, in a process of its own.
-
-    The log is made by the rooms' own code without engines, and written to temporary files (about 13 KB a query) or to
-    topics of their own on a broker. Prints one JSON object; exits with 1 if the audit finds a discrepancy.
-    """
-    from streams.bench.audit import measure  # with numpy and more, which `--help` need not wait for
-
-    found = measure(settings, queries, half, on_broker, lambda text: click.echo(text, err=True))
-    click.echo(msgspec.json.encode(found).decode())
-    sys.exit(1 if found["wrong"] else 0)
-
-
 def _table(report: "package.Report") -> str:  # type: ignore[name-defined]  # noqa: F821
     width = max([len(name) for name in report.states] + [20])
     lines = [f"{name:<{width}} {count:>9,}" for name, count in report.states.items()]
@@ -78,4 +54,4 @@ def _table(report: "package.Report") -> str:  # type: ignore[name-defined]  # no
     return "\n".join(lines)
 
 
-COMMANDS = [audit, bench_audit]
+COMMANDS = [audit]

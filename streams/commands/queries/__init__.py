@@ -1,0 +1,1 @@
+"""What a client of a deployment does: `ask`, `produce`, `answers`, `feedback`, `replay`, `explain`."""

@@ -1,0 +1,1 @@
+"""Starting processes and watching them: `up`, `worker`, `broker`, `demo`, `topics`, `monitor`."""
