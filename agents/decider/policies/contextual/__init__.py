@@ -1,10 +1,13 @@
 """The contextual policy: exact ridge regression on z_q ⊗ g_a, of 20 to 150 dimensions.
 
-policy  scores, learns and paces
-design  the vector x = z_q ⊗ g_a
-ridge   the regression, exact to the bit
-pacer   the price λ at which an objective by mean cost or accuracy is met
-prior   a complete state made from history, to begin from
+policy     scores, learns and paces
+design     the vector x = z_q ⊗ g_a
+estimates  what is learned: the expected terms of every action for a query
+ridge      the regression, exact to the bit
+pacer      the price λ at which an objective by mean cost or accuracy is met
+history    history as a table of outcomes
+fitting    what the design takes from history
+prior      a complete state made from history, to begin from
 """
 
 from agents.decider.policies.contextual import policy  # registers it

@@ -17,6 +17,7 @@ the faithful policy is `linucb`.
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -40,10 +41,11 @@ from agents.decider.policies.base import (
     Vector,
 )
 from agents.decider.policies.choosing import pick
-from agents.decider.policies.contextual.design import CORRECT, COST, LOG_COST, ONE, Design
+from agents.decider.policies.contextual.design import CORRECT, COST, ONE, Design
+from agents.decider.policies.contextual.estimates import Estimates
+from agents.decider.policies.contextual.fitting import fit_transform, set_anchors
+from agents.decider.policies.contextual.history import History
 from agents.decider.policies.contextual.pacer import Pacer, price_for_accuracy, price_for_cost, recent
-from agents.decider.policies.contextual.prior import History, relearn
-from agents.decider.policies.contextual.ridge import Ridge
 from agents.decider.policies.envelope import header, plain, unpack
 from agents.decider.policies.learner import Learner
 from agents.decider.policies.registry import Inputs, Options, policy
@@ -54,9 +56,6 @@ WINDOW: Final = 500
 
 LESSONS: Final = (500, 1000, 2000, 4000)
 """Outcomes after which a policy without a prior fits its query transform to what it has seen: about a second each."""
-
-CHEAPEST: Final = 0.05
-"""Least predicted cost as a share of the mean ratio of cost to anchor: a linear prediction may fall below zero."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,8 +87,7 @@ class Contextual(Learner):
         super().__init__(design)
         self.design = design
         self.settings = settings or ContextualSettings()
-        self.ridge = Ridge(0, 5, self.settings.ridge)
-        self.totals: Vector = np.zeros(5)
+        self.estimates = Estimates(design, self.settings.ridge)
         self.pacer = Pacer()
         self.window: deque[Vector] = deque(maxlen=WINDOW)
         self.lessons = self.settings.lessons
@@ -97,7 +95,7 @@ class Contextual(Learner):
 
     def grown(self, kept: Sequence[int]) -> None:
         """Append the columns of new features."""
-        self.ridge.grow(self.design.dim)
+        self.estimates.grow()
 
     def scores(self, contexts: Sequence[Context], objectives: Sequence[Objective], seed: int) -> list[Scores]:
         """Score every allowed action of every context."""
@@ -109,7 +107,7 @@ class Contextual(Learner):
         """Become a prior, or raise and stay as it is.
 
         Args:
-            prior: A state made by `agents.decider.policies.contextual.prior`.
+            prior: A state made by `prior.teach`.
             actions: What will be on offer: the models of another catalogue are another policy's history.
 
         Raises:
@@ -135,23 +133,11 @@ class Contextual(Learner):
         # What is on offer is said next; until then nothing is.
         self.remove_actions(list(self.design.ids))
 
-    def predicted(self, z: Vector) -> Matrix:
-        """Return the predicted terms of every known action, shape (n, 5): Correct, Score, log C, 1, C in eFLOPs."""
-        d = self.design
-        means = self._means()
-        # θ_t - m_t·θ_1 is the regression of t - m_t: towards its mean.
-        lifted = d.sides @ d.project(z, self.ridge.theta - np.outer(self.ridge.theta[:, ONE], means))
-        terms = means + lifted
-        terms[:, LOG_COST] += np.log(d.anchors)
-        terms[:, COST] = d.anchors * np.maximum(terms[:, COST], CHEAPEST * means[COST])
-        terms[:, ONE] = 1.0
-        return np.asarray(terms)
-
     def terms(self, context: Context) -> Matrix | None:
         """Return the predicted Correct, Score and log C of every allowed action."""
         (query,) = self.features.queries([(context.query_id, context.embedding)])
         keep = self.design.choosable(context.query_id, context.allowed)
-        return np.asarray(self.predicted(self.design.short(query))[keep][:, :ONE])
+        return np.asarray(self.estimates.predicted(self.design.short(query))[keep][:, :ONE])
 
     def price(self, aim: Aim) -> float:
         """Return λ of an aim: the one in force, or the solution on the window for one that is new."""
@@ -165,7 +151,7 @@ class Contextual(Learner):
             z = self.design.short(query)
             if (aim := decision.aim) is not None:
                 price = self.price(aim)
-                terms = self.predicted(z)[self._place(decision)]
+                terms = self.estimates.predicted(z)[self._place(decision)]
                 cost, accuracy = float(terms[COST]), float(terms[CORRECT])
                 if self.pacer.decided(aim, decision.observation_id, cost, accuracy, price):
                     self.pacer.paces[aim.key].price = self._solved(aim)
@@ -182,9 +168,8 @@ class Contextual(Learner):
         queries = self.features.queries([(o.observation_id, o.embedding) for o in observations])
         for o, query in zip(observations, queries, strict=True):
             at = self._place(o)
-            targets = self.targets(o.entered, o.score, o.log_cost, at)
-            self.ridge.add(self.design.row(self.design.short(query), at), targets)
-            self.totals += targets
+            targets = self.estimates.targets(o.entered, o.score, o.log_cost, at)
+            self.estimates.add(self.design.short(query), at, targets)
             self.pacer.settled(o.observation_id, float(np.exp(o.log_cost)), o.entered)
             if self.lessons:
                 self._remember(o, query, at)
@@ -195,38 +180,56 @@ class Contextual(Learner):
         queries = self.features.queries([(o.observation_id, o.embedding) for o in observations])
         for o, query in zip(observations, queries, strict=True):
             late = o.entered - o.imputed
-            self.ridge.adjust(self.design.row(self.design.short(query), self._place(o)), CORRECT, late)
-            self.totals[CORRECT] += late
+            self.estimates.adjust(self.design.short(query), self._place(o), late)
             if (kept := self.memory.get(o.observation_id)) is not None:
                 self.memory[o.observation_id] = (kept[0], kept[1], o.entered, *kept[3:])
 
-    def targets(self, correct: float, score: float, log_cost: float, action: int) -> Vector:
-        """Return what enters B for one outcome: costs in units of the action's anchor, shape (5,)."""
-        anchor = float(self.design.anchors[action])
-        return np.array([correct, score, log_cost - np.log(anchor), 1.0, np.exp(log_cost) / anchor])
+    def relearn(self, history: History, cap: float = math.inf) -> None:
+        """Fit anchors and query transform to history, and learn it anew on them.
+
+        A policy without a prior does this with its own outcomes; `prior.teach` does it with a table.
+
+        Args:
+            history: What was seen. It replaces what has been learned, and the window.
+            cap: Questions that history counts as, at most.
+        """
+        design = self.design
+        set_anchors(design, history)
+        terms = zip(
+            history.correct.tolist(),
+            history.score.tolist(),
+            history.log_cost.tolist(),
+            history.action.tolist(),
+            strict=True,
+        )
+        targets = np.array([self.estimates.targets(*row) for row in terms])
+        out_of_fold = fit_transform(design, history, targets)
+        weights = history.weights * min(1.0, cap / len(history.queries))
+        self.estimates.replace(out_of_fold[history.question], history.action, targets, weights)
+        self.window.clear()
+        self.window.extend(out_of_fold)
 
     def saved(self) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
         """Return regression, means, window and accounts: all of it to the bit."""
+        rows, learned = self.estimates.snapshot()
         meta = {
-            "rows": self.ridge.rows,
+            "rows": rows,
             "pacer": self.pacer.snapshot(),
             "lessons": list(self.lessons),
             "memory": list(self.memory),
         }
         kept = list(self.memory.values())
         arrays = {
-            "totals": self.totals,
             "window": np.array(self.window).reshape(len(self.window), self.design.rank),
             "memory.queries": np.array([row[0] for row in kept], dtype="<f4"),
             "memory.actions": np.array([row[1] for row in kept], dtype="<i8"),
             "memory.terms": np.array([row[2:] for row in kept], dtype=np.float64).reshape(len(kept), 3),
         }
-        return meta, self.ridge.snapshot() | arrays
+        return meta, learned | arrays
 
     def restored(self, meta: dict[str, Any], arrays: dict[str, np.ndarray]) -> None:
         """Take them back."""
-        self.ridge.restore(arrays, meta["rows"])
-        self.totals = arrays["totals"]
+        self.estimates.restore(meta["rows"], arrays)
         self.window = deque(arrays["window"], maxlen=WINDOW)
         self.pacer.restore(meta["pacer"])
         self.lessons = tuple(meta["lessons"])
@@ -248,10 +251,8 @@ class Contextual(Learner):
         d = self.design
         keep = d.choosable(context.query_id, context.allowed)
         z = d.short(query)
-        terms = self.predicted(z)[keep]
-        q = d.compress(z, self.ridge.inverse)
-        sides = d.sides[keep]
-        width = self.settings.alpha * np.sqrt(np.maximum(np.einsum("nj,nj->n", sides @ q, sides), 0.0))
+        terms = self.estimates.predicted(z)[keep]
+        width = self.settings.alpha * self.estimates.deviations(z, keep)
         mean = terms[:, :COST] @ objective.coefficients - objective.price * terms[:, COST]
         if objective.price:
             best = terms[int(mean.argmax()), COST]
@@ -278,36 +279,21 @@ class Contextual(Learner):
             np.array(column) for column in zip(*self.memory.values(), strict=True)
         )
         ones = np.ones(len(queries))
-        relearn(self, History(queries, np.arange(len(queries)), actions, correct, score, log_cost, ones))
+        self.relearn(History(queries, np.arange(len(queries)), actions, correct, score, log_cost, ones))
         self.lessons = self.lessons[1:]
         if not self.lessons:
             self.memory = {}
 
-    def _means(self) -> Vector:
-        count = self.totals[ONE]
-        return self.totals / count if count else np.array([0.5, 0.5, 0.0, 1.0, 1.0])
-
     def _solved(self, aim: Aim) -> float:
         """Return the price at which an aim is met on the window, with today's predictions."""
         on_offer = np.flatnonzero(self.design.active)
-        if not self.window or not len(on_offer) or not self.totals.any():
+        if not self.window or not len(on_offer) or not self.estimates.any():
             return 0.0
-        accuracy, cost = self._looked_back(on_offer)
+        accuracy, cost = self.estimates.outlook(recent(self.window), on_offer)
         if aim.mean_cost is not None:
             return price_for_cost(accuracy, cost, self.pacer.momentary(aim))
         assert aim.accuracy is not None
         return price_for_accuracy(accuracy, cost, aim.accuracy / self.pacer.optimism(aim))
-
-    def _looked_back(self, on_offer: np.ndarray) -> tuple[Matrix, Matrix]:
-        """Return predicted accuracy and cost of the window's contexts, each of shape (m, n)."""
-        d, means = self.design, self._means()
-        z, sides, anchors = recent(self.window), d.sides[on_offer], d.anchors[on_offer]
-        found = []
-        for term in (CORRECT, COST):
-            column = self.ridge.theta[:, term] - means[term] * self.ridge.theta[:, ONE]
-            parts = np.add.reduceat(z[:, d.which] * column, d.starts[:-1], axis=1)
-            found.append(means[term] + parts @ sides.T)
-        return np.clip(found[0], 0.0, 1.0), anchors * np.maximum(found[1], CHEAPEST * means[COST])
 
     def calibration(self) -> dict[str, dict[str, float]]:
         """Return the account of every objective that is paced: λ, decisions, spend, predicted and true accuracy."""

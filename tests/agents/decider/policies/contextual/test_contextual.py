@@ -95,12 +95,12 @@ def test_every_term_is_the_ridge_regression_of_its_departure_from_the_mean(world
         )
         policy.update([seen])
         rows.append(policy.design.row(policy.design.short(query), action))
-        terms.append(policy.targets(correct, 0.5, log_cost, action))
+        terms.append(policy.estimates.targets(correct, 0.5, log_cost, action))
     x, t = np.array(rows), np.array(terms)
     theta = np.linalg.solve(2.0 * np.eye(x.shape[1]) + x.T @ x, x.T @ (t - t.mean(axis=0)))
     z = policy.design.short(traffic.question()[1])
     expected = t.mean(axis=0) + np.array([policy.design.row(z, a) for a in range(9)]) @ theta
-    found = policy.predicted(z)
+    found = policy.estimates.predicted(z)
     assert found[:, 0] == pytest.approx(expected[:, 0])
     assert found[:, COST] / policy.design.anchors == pytest.approx(
         np.maximum(expected[:, 4], 0.05 * t[:, 4].mean())
@@ -119,7 +119,7 @@ def test_what_costs_500_times_as_much_is_not_explored_like_the_others() -> None:
         policy.scores([Context("q", query)], [Objective(1, 0, 0, 0, 30, price)], 1)[0]
         for price in (0.0, 1e-12)
     )
-    cost = policy.predicted(policy.design.short(query))[:, COST]
+    cost = policy.estimates.predicted(policy.design.short(query))[:, COST]
     assert priced.width == pytest.approx(free.width * np.minimum(1.0, cost[priced.mean.argmax()] / cost))
     assert priced.width.min() < 0.002 * priced.width.max()
 

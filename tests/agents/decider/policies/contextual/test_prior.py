@@ -12,8 +12,9 @@ from agents.decider.errors import CorruptState, InvalidObservation, PriorRefused
 from agents.decider.features import FeatureSettings
 from agents.decider.policies.base import ActionVector, Context, Objective
 from agents.decider.policies.contextual.design import Design
+from agents.decider.policies.contextual.history import History
 from agents.decider.policies.contextual.policy import Contextual, ContextualSettings
-from agents.decider.policies.contextual.prior import History, digest, teach
+from agents.decider.policies.contextual.prior import digest, teach
 from agents.decider.policies.exploration import Explored
 from agents.decider.policies.linear.linucb import LinUCB
 from agents.decider.reproduce import mismatches, opened
@@ -84,7 +85,7 @@ def test_history_weighs_by_questions_up_to_a_cap() -> None:
         taught = policy()
         taught.add_actions(actions)
         teach(taught, history(actions), cap)
-        sums.append(taught.totals[3])
+        sums.append(taught.estimates.totals[3])
     assert sums == pytest.approx([240.0, 60.0])
 
 

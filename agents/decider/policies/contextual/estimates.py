@@ -1,0 +1,118 @@
+"""What the contextual policy has learned: the expected terms of every action for a query.
+
+Five columns of B share one A: Correct, Score, log C, 1, and C itself. Costs are measured in units of each action's
+anchor, so that dear and cheap ones share a scale. With the column of ones every term is regressed towards its own mean
+rather than towards zero.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import numpy as np
+
+from agents.decider.policies.base import Matrix, Vector
+from agents.decider.policies.contextual.design import CORRECT, COST, LOG_COST, ONE, Design
+from agents.decider.policies.contextual.ridge import Ridge
+
+CHEAPEST: Final = 0.05
+"""Least predicted cost as a share of the mean ratio of cost to anchor: a linear prediction may fall below zero."""
+
+
+class Estimates:
+    """Five ridge regressions on z_q ⊗ g_a.
+
+    Args:
+        design: Makes x. It grows with the actions; `grow` follows it.
+        penalty: λ of A.
+
+    Attributes:
+        ridge: A and B.
+        totals: Sum of the targets, shape (5,).
+    """
+
+    def __init__(self, design: Design, penalty: float) -> None:
+        self.design = design
+        self.penalty = penalty
+        self.ridge = Ridge(0, 5, penalty)
+        self.totals: Vector = np.zeros(5)
+
+    def any(self) -> bool:
+        """Say whether anything has been learned."""
+        return bool(self.totals.any())
+
+    def grow(self) -> None:
+        """Append the columns of new features."""
+        self.ridge.grow(self.design.dim)
+
+    def means(self) -> Vector:
+        """Return the mean of each target; a guess while there is none."""
+        count = self.totals[ONE]
+        return self.totals / count if count else np.array([0.5, 0.5, 0.0, 1.0, 1.0])
+
+    def predicted(self, z: Vector) -> Matrix:
+        """Return the predicted terms of every known action, shape (n, 5): Correct, Score, log C, 1, C in eFLOPs."""
+        d = self.design
+        means = self.means()
+        # θ_t - m_t·θ_1 is the regression of t - m_t: towards its mean.
+        lifted = d.sides @ d.project(z, self.ridge.theta - np.outer(self.ridge.theta[:, ONE], means))
+        terms = means + lifted
+        terms[:, LOG_COST] += np.log(d.anchors)
+        terms[:, COST] = d.anchors * np.maximum(terms[:, COST], CHEAPEST * means[COST])
+        terms[:, ONE] = 1.0
+        return np.asarray(terms)
+
+    def outlook(self, z: Matrix, actions: np.ndarray) -> tuple[Matrix, Matrix]:
+        """Return predicted accuracy and cost of some actions for many queries, each of shape (m, n)."""
+        d, means = self.design, self.means()
+        sides, anchors = d.sides[actions], d.anchors[actions]
+        found = []
+        for term in (CORRECT, COST):
+            column = self.ridge.theta[:, term] - means[term] * self.ridge.theta[:, ONE]
+            parts = np.add.reduceat(z[:, d.which] * column, d.starts[:-1], axis=1)
+            found.append(means[term] + parts @ sides.T)
+        return np.clip(found[0], 0.0, 1.0), anchors * np.maximum(found[1], CHEAPEST * means[COST])
+
+    def deviations(self, z: Vector, actions: np.ndarray) -> Vector:
+        """Return √(xᵀA⁻¹x) of some actions for one query, shape (n,)."""
+        d = self.design
+        q = d.compress(z, self.ridge.inverse)
+        sides = d.sides[actions]
+        return np.asarray(np.sqrt(np.maximum(np.einsum("nj,nj->n", sides @ q, sides), 0.0)))
+
+    def targets(self, correct: float, score: float, log_cost: float, action: int) -> Vector:
+        """Return what enters B for one outcome: costs in units of the action's anchor, shape (5,)."""
+        anchor = float(self.design.anchors[action])
+        return np.array([correct, score, log_cost - np.log(anchor), 1.0, np.exp(log_cost) / anchor])
+
+    def add(self, z: Vector, action: int, targets: Vector) -> None:
+        """Enter one outcome."""
+        self.ridge.add(self.design.row(z, action), targets)
+        self.totals += targets
+
+    def adjust(self, z: Vector, action: int, late: float) -> None:
+        """Add to the column of Correct what an outcome lacked there; A is untouched."""
+        self.ridge.adjust(self.design.row(z, action), CORRECT, late)
+        self.totals[CORRECT] += late
+
+    def replace(self, z: Matrix, actions: np.ndarray, targets: Matrix, weights: Vector) -> None:
+        """Forget everything and learn these rows.
+
+        Args:
+            z: Shape (m, rank).
+            actions: Shape (m,).
+            targets: Shape (m, 5).
+            weights: Shape (m,).
+        """
+        self.ridge = Ridge(self.design.dim, targets.shape[1], self.penalty)
+        self.ridge.add_all(self.design.rows(z, actions), targets, weights)
+        self.totals = weights @ targets
+
+    def snapshot(self) -> tuple[int, dict[str, np.ndarray]]:
+        """Return the rows entered, and every array, from which `restore` continues to the bit."""
+        return self.ridge.rows, self.ridge.snapshot() | {"totals": self.totals}
+
+    def restore(self, rows: int, arrays: dict[str, Any]) -> None:
+        """Become what `snapshot` took."""
+        self.ridge.restore(arrays, rows)
+        self.totals = arrays["totals"]

@@ -1,0 +1,56 @@
+"""History as a table: what configurations answered, one outcome a row.
+
+Either every configuration answered every question, or these are logged decisions, one configuration each, with its
+propensity. A question weighs as one observation however many configurations answered it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from agents.decider.errors import InvalidObservation
+from agents.decider.policies.base import Matrix, Vector
+
+MOST_WEIGHT: Final = 10.0
+"""Bound of 1/propensity: a rare action's rows must not be all that is seen."""
+
+
+@dataclass(frozen=True)
+class History:
+    """Rows of history: one outcome each.
+
+    Attributes:
+        queries: Embedding and surface counts of every question, shape (Q, d).
+        question: Which question, shape (m,).
+        action: Which action, as an index into the policy's, shape (m,).
+        correct, score, log_cost: The terms, shape (m,).
+        propensity: Probability with which the action was drawn; ones for a full table.
+    """
+
+    queries: Matrix
+    question: np.ndarray
+    action: np.ndarray
+    correct: Vector
+    score: Vector
+    log_cost: Vector
+    propensity: Vector
+
+    def __post_init__(self) -> None:
+        """Refuse what would poison A or B, naming the field."""
+        for name in ("correct", "score", "propensity"):
+            values = getattr(self, name)
+            if not (np.isfinite(values).all() and (values >= 0).all() and (values <= 1).all()):
+                raise InvalidObservation("history", name, "outside 0 to 1", "correct the table")
+        if not np.isfinite(self.log_cost).all() or not np.isfinite(self.queries).all():
+            raise InvalidObservation("history", "log_cost", "not finite", "give what each search cost")
+        if not (self.propensity > 0).all():
+            raise InvalidObservation("history", "propensity", 0.0, "log with exploration, above 0 everywhere")
+
+    @property
+    def weights(self) -> Vector:
+        """Return the weight of each row: a question's rows sum to 1 on average, and propensities are corrected."""
+        inverse = np.minimum(1.0 / self.propensity, MOST_WEIGHT)
+        return np.asarray(inverse * len(self.queries) / inverse.sum())
