@@ -16,6 +16,9 @@ import orjson
 import zstandard
 from hypothesis import strategies as st
 
+from agents.decider.errors import CorruptState
+from agents.decider.observations import own_row
+
 Raw = tuple[bytes | None, bytes | None]
 """Key and value."""
 
@@ -123,6 +126,16 @@ def poison(dose: Dose, samples: Mapping[str, Sequence[Raw]]) -> tuple[str, Raw]:
     return topic, (key, made)
 
 
+def is_forged(key: bytes | None, value: bytes | None) -> bool:
+    """Return whether a record in the learner's log passes for the learner's own, or takes the place of one."""
+    if not key or key.startswith(b"\x00"):
+        return bool(key)
+    try:
+        return value is not None and own_row(key, value) is not None
+    except CorruptState:  # a row of another release
+        return True
+
+
 def _made(dose: Dose, value: bytes) -> bytes | None:
     match dose.how:
         case "tombstone":
@@ -134,8 +147,7 @@ def _made(dose: Dose, value: bytes) -> bytes | None:
         case "truncated":
             return value[: dose.at % len(value)]
         case "flipped":
-            at = dose.at % len(value)
-            return value[:at] + bytes([value[at] ^ 1 << dose.what % 8]) + value[at + 1 :]
+            return _flipped(dose, value)
         case "bomb":
             return _bomb(dose)
         case "frame":
@@ -146,15 +158,23 @@ def _made(dose: Dose, value: bytes) -> bytes | None:
     return _changed(dose, value)
 
 
+def _flipped(dose: Dose, value: bytes) -> bytes:
+    at = dose.at % len(value)
+    return value[:at] + bytes([value[at] ^ 1 << dose.what % 8]) + value[at + 1 :]
+
+
 def _changed(dose: Dose, value: bytes) -> bytes:
     """Return a record with one field replaced, left out, or added."""
     framed = value.startswith(b"\x28\xb5\x2f\xfd")
-    plain = orjson.loads(_unframed(value))
+    try:
+        plain = orjson.loads(_unframed(value))
+        places = list(_places(plain))
+    except (orjson.JSONDecodeError, AttributeError, TypeError):  # a part of a snapshot has no fields
+        return _flipped(dose, value)
     if dose.how == "schema":
         name = str(plain.get("schema", "x.v1"))
         plain["schema"] = (name[:-1] + "9", name.upper(), "", 7, None, [name])[dose.what % 6]
     else:
-        places = list(_places(plain))
         holder, field = places[dose.at % len(places)]
         if dose.how == "missing":
             del holder[field]

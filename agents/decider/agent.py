@@ -22,9 +22,9 @@ from msgspec import Struct
 from agents.decider import snapshot
 from agents.decider.decisions import Surroundings, context_of, decision_of
 from agents.decider.ended import EndedIds
-from agents.decider.errors import CorruptState, DeciderError, DuplicateQuery, UnservedObjective
+from agents.decider.errors import FIX_LOG, CorruptState, DeciderError, DuplicateQuery, UnservedObjective
 from agents.decider.events import offer, tell
-from agents.decider.fold import fold, introduce, untold
+from agents.decider.fold import fold, introduce, sorted_out, untold
 from agents.decider.observations import (
     GROWTH,
     ActionRow,
@@ -50,6 +50,8 @@ from schemas.reward import Reward
 
 Rows = Callable[[str], bytes | None]
 """Looks a row up by query_id in the table; None when there is none."""
+
+Records = Iterable[tuple[bytes, bytes]]
 
 
 @dataclass(slots=True)
@@ -183,37 +185,31 @@ class Decider:
         self._tell(moves)
         return results
 
-    def recover(self, records: Iterable[tuple[bytes, bytes]], *, whole: bool = True) -> Recovered:
+    def recover(self, log: Records, snapshots: Records = (), *, whole: bool = True) -> Recovered:
         """Rebuild the learner from its log; call once, before anything else.
 
+        Records of others are skipped (`fold.sorted_out`); a row that one has replaced is a missing sequence number.
+
         Args:
-            records: Every key and value of the snapshots, and of the log from where they say reading may begin,
-                in any order.
-            whole: Whether to refuse a log in which a place is missing.
+            log: Every key and value of the log from where the snapshots say reading may begin, in any order. A log of
+                0.1.0 holds snapshots, too.
+            snapshots: Every key and value of the topic of the snapshots.
+            whole: Whether to refuse a log in which a sequence number is missing.
 
         Raises:
-            CorruptState: A row that cannot be read; a sequence number of which no row tells; or no snapshot
-                that is whole where the rows before it are gone.
+            CorruptState: A row of another release; a sequence number that no row has, or two; or no snapshot that is
+                whole where the rows before it are gone.
         """
-        snapshots: dict[bytes, bytes] = {}
-        log: dict[bytes, bytes] = {}
-        for key, value in records:
-            (snapshots if snapshot.is_record(key) else log)[key] = value
-        found, refused = snapshot.read(snapshots, self.policy.load, most_ids=self.ended.most)
-        carried = {} if found is None else {k: v for k, v in found.rows.items() if k not in log}
-        rows: list[Row] = []
-        offers: list[OfferRow] = []
-        for key, value in [*log.items(), *carried.items()]:
-            row = decode_row(key, value)
-            match row:
-                case ActionRow():
-                    self.actions[row.action] = row
-                case OfferRow():
-                    offers.append(row)
-                case Row():
-                    rows.append(row)
+        own, known, foreign = sorted_out(dict(log), dict(snapshots))
+        found, refused = snapshot.read(known, self.policy.load, most_ids=self.ended.most)
+        # Actions and offers never change, so that those of a snapshot count.
+        carried = {k: v for k, v in found.rows.items() if not isinstance(own.get(k), Row)} if found else {}
+        own |= {k: decode_row(k, v) for k, v in carried.items()}
+        rows = [row for row in own.values() if isinstance(row, Row)]
+        offers = [row for row in own.values() if isinstance(row, OfferRow)]
+        self.actions |= {row.action: row for row in own.values() if isinstance(row, ActionRow)}
         after = -1 if found is None else found.version
-        self.prior = snapshot.prior_of(snapshots)
+        self.prior = snapshot.prior_of(known)
         if whole and (absent := untold(rows, after)) is not None:
             raise refused[0] if refused and found is None else absent
         if found is not None:
@@ -223,15 +219,18 @@ class Decider:
         if not offers and not rows and found is None:
             # The first offer was cut short by a crash. A part of it would fix the centre that the whole is to fix.
             self.actions.clear()
-        introduce(self.policy, self.actions.values())
         self.offered = max(offers, key=lambda offer: offer.seq).actions if offers else ()
-        folded = fold(self.policy, [*rows, *offers], after, self.actions)
+        try:
+            introduce(self.policy, self.actions.values())
+            folded = fold(self.policy, [*rows, *offers], after, self.actions)
+        except (DeciderError, KeyError, ValueError) as error:
+            raise CorruptState("the rows of the log", f"{error}", "rows of this learner", FIX_LOG) from error
         self.seq = max(after, folded.last_seq) + 1
         self.clock = max(self.clock, folded.clock)
         self.context_offset = max([self.context_offset, *(r.context_origin.offset for r in rows)])
         self.reward_offset = max([self.reward_offset, *(r.reward_offset for r in rows)])
         return Recovered(
-            folded, after, tuple(refused), self.context_offset + 1, self.reward_offset + 1, carried
+            folded, after, tuple(refused), self.context_offset + 1, self.reward_offset + 1, carried, foreign
         )
 
     def begin(

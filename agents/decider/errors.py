@@ -107,6 +107,6 @@ class CorruptState(DeciderError):
 
 
 FIX_LOG: Final = (
-    "`python -m streams learner check` names every row that is refused, `learner repair` goes on without them"
+    "`python -m streams learner check` names every record that is refused, `learner repair` removes them"
 )
 """What to do about a log that is not whole."""

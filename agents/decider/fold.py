@@ -14,9 +14,10 @@ from itertools import groupby
 from operator import attrgetter
 from typing import Final
 
+from agents.decider import snapshot
 from agents.decider.errors import FIX_LOG, CorruptState
 from agents.decider.events import events, offer, resume_offer, tell
-from agents.decider.observations import ActionRow, AnyRow, OfferRow, Row
+from agents.decider.observations import ActionRow, AnyRow, OfferRow, Row, own_row
 from agents.decider.policies.base import Policy
 
 BATCH: Final = 2048
@@ -75,6 +76,24 @@ def fold(
     )
 
 
+def sorted_out(
+    log: Mapping[bytes, bytes], snapshots: Mapping[bytes, bytes]
+) -> tuple[dict[bytes, AnyRow], dict[bytes, bytes], tuple[Sequence[bytes], Sequence[bytes]]]:
+    """Return the rows of the log, the records of snapshots, and the keys of what is neither: the learner wrote none.
+
+    Args:
+        log: The log. That of 0.1.0 holds snapshots, too.
+        snapshots: The topic of the snapshots.
+
+    Raises:
+        CorruptState: A row of another release.
+    """
+    known = {key: value for key, value in {**log, **snapshots}.items() if snapshot.is_record(key)}
+    rows = {k: row for k, value in log.items() if k not in known and (row := own_row(k, value)) is not None}
+    foreign = [key for key in log if key not in known and key not in rows]
+    return rows, known, (foreign, [key for key in snapshots if key not in known])
+
+
 def untold(rows: Sequence[Row], after: int = -1) -> CorruptState | None:
     """Return what is missing from the log, None when it is whole.
 
@@ -88,7 +107,10 @@ def untold(rows: Sequence[Row], after: int = -1) -> CorruptState | None:
     found = sorted((seq, row.query_id) for row in rows for seq in row.seqs if seq > after)
     for wanted, (seq, query_id) in enumerate(found, after + 1):
         if seq != wanted:
-            why = f"row {query_id!r} has {seq}; {FIX_LOG}"
+            other = found[wanted - after - 2][1] if seq < wanted else None
+            why = (
+                f"row {query_id!r} has {seq}" + (f", as row {other!r} has" if other else "") + f"; {FIX_LOG}"
+            )
             return CorruptState("the log's next sequence number", seq, wanted, why)
     return None
 

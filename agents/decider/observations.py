@@ -111,6 +111,11 @@ class Row(Struct, frozen=True, kw_only=True, omit_defaults=True, tag="decider-ro
     imputed: float = 0.0
 
     @property
+    def key(self) -> bytes:
+        """Return the row's key."""
+        return self.query_id.encode()
+
+    @property
     def seqs(self) -> tuple[int, ...]:
         """Return the sequence numbers of the decision and of each change; -1 stands for one that has not come."""
         return self.seq, self.learned_seq, self.corrected_seq, self.ended_seq
@@ -282,13 +287,45 @@ def decode_row(key: bytes, value: bytes) -> AnyRow:
     """Return the row in a value.
 
     Raises:
-        CorruptState: It is no row, or of a version this release does not know.
+        CorruptState: It is not a row, or of a version this release does not know.
     """
     try:
         row: AnyRow = _DECODER.decode(value)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise CorruptState(f"row {key!r}", str(error), "a row of this release", FIX_LOG) from None
     return row
+
+
+def own_row(key: bytes, value: bytes) -> AnyRow | None:
+    """Return the row in a record of the log; None where it is not a row, or the row of another key.
+
+    The learner never writes such a record, but whoever may write to its topic can.
+
+    Raises:
+        CorruptState: It is a row of another release, which may hold what this one must not miss.
+    """
+    try:
+        row = decode_row(key, value)
+        return row if row.key == key else None
+    except UnicodeEncodeError:
+        return None
+    except CorruptState:
+        if _of_another_release(value):
+            raise
+        return None
+
+
+class _Tagged(Struct):
+    schema: str = ""
+
+
+def _of_another_release(value: bytes) -> bool:
+    try:
+        schema = msgspec.json.decode(value, type=_Tagged).schema
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return False
+    own = {str(kind.__struct_config__.tag) for kind in (Row, ActionRow, OfferRow)}
+    return schema.startswith("decider-") and schema not in own
 
 
 _DECODER: Final = msgspec.json.Decoder(AnyRow)

@@ -1,12 +1,17 @@
 """What in the learner's log keeps a learner from starting, and what is left of it without that.
 
-A log is refused for a row that cannot be read, for a sequence number that two rows have, or for one that no row has.
-The first two are named by their keys and can be left out. A missing row cannot be brought back: a snapshot of what is
-there then stands for the log so far, and the missing sequence numbers stay empty.
+A log is refused for a row of another release, for a sequence number that two rows have, or for one that no row has. The
+first two are named by their keys and can be left out. A missing row cannot be brought back: a snapshot of what is
+there then stands for the log so far, and the missing sequence numbers stay empty. Records that the learner cannot have
+written, which it skips when it starts, are named too. A row that one of them has replaced is restored, as long as the
+topic still has it.
+
+Of two rows with one sequence number, the learner's is the one whose Decision was sent.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
@@ -15,33 +20,41 @@ from agents.decider.agent import Decider
 from agents.decider.errors import CorruptState
 from agents.decider.observations import Row, decode_row
 
+Rows = list[tuple[bytes, Row]]
+Sent = Callable[[Collection[bytes]], Mapping[bytes, bytes]]
+
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """Something for which the fold refuses a log.
+    """Something for which the fold refuses a log, or a record that it skips.
 
     Attributes:
-        key: Key of the row to leave out; None where a row is missing.
+        key: Key of the record to leave out; None where a row is missing.
         what: What is wrong, in words.
+        among_snapshots: Whether the record lies in the topic of the snapshots, not in the log.
     """
 
     key: bytes | None
     what: str
+    among_snapshots: bool = False
 
 
 def refused(
     log: Mapping[bytes, bytes],
     snapshots: Mapping[bytes, bytes],
     accept: Callable[[bytes], None] = lambda state: None,
+    sent: Sent = lambda keys: {},
 ) -> list[Refused]:
-    """Return everything for which the fold of a log is refused; nothing where it is whole.
+    """Return everything for which the fold of a log is refused, and what it skips; nothing where it is whole.
 
     Args:
         log: The rows from where startup reads, the newest of each key, in the order in which they were written.
         snapshots: The snapshot records.
         accept: Takes the state of a snapshot, or raises CorruptState: `Policy.load` of a fresh policy.
+        sent: Reads the Decisions of some queries, value by key, that are still on the broker. Called only for rows that
+            contradict others.
     """
-    found, rows = list[Refused](), list[tuple[bytes, Row]]()
+    found, rows = list[Refused](), Rows()
     for key, value in log.items():
         if snapshot.is_record(key):
             continue
@@ -50,29 +63,22 @@ def refused(
         except CorruptState as error:
             found.append(Refused(key, f"row {shown(key)} cannot be read: {error.found}"))
             continue
-        if snapshot.row_key(row) != key:
-            found.append(Refused(key, f"row {shown(key)} is the row of {shown(snapshot.row_key(row))}"))
+        if row.key != key:
+            found.append(Refused(key, f"row {shown(key)} is the row of {shown(row.key)}"))
         elif isinstance(row, Row):
             rows.append((key, row))
     base, damaged = snapshot.read({**log, **snapshots}, accept)
     after = -1 if base is None else base.version
+    found += _foreign(snapshots, after)
     if base is not None:
-        carried = ((key, decode_row(key, value)) for key, value in base.rows.items() if key not in log)
+        read = {key for key, _ in rows}
+        carried = ((key, decode_row(key, value)) for key, value in base.rows.items() if key not in read)
         rows = [(key, row) for key, row in carried if isinstance(row, Row)] + rows
-    taken: dict[int, bytes] = {}
-    for key, row in rows:
-        own = [seq for seq in row.seqs if seq > after]
-        if twice := [seq for seq in own if seq in taken]:
-            other = shown(taken[twice[0]])
-            found.append(
-                Refused(key, f"row {shown(key)} has sequence number {twice[0]}, as row {other} before it")
-            )
-        else:
-            taken |= dict.fromkeys(own, key)
-    told = sorted({seq for _, row in rows for seq in row.seqs if seq > after})
-    missing = [(one + 1, two - 1) for one, two in zip([after, *told], told, strict=False) if two > one + 1]
+    rows, doubled = _without_doubled(rows, after, sent)
+    rows, unsent = _without_unsent(rows, after, sent)
+    found += [*doubled, *unsent]
     why = f" ({damaged[0]})" if damaged and base is None else ""
-    for first, last in missing:
+    for first, last in _missing(rows, after):
         numbers = f"sequence number {first}" if first == last else f"sequence numbers {first} to {last}"
         found.append(Refused(None, f"no row has {numbers}{why}"))
     return found
@@ -85,6 +91,7 @@ def repaired(
     without: Collection[bytes],
     log_offset: int,
     chunk_bytes: int = snapshot.CHUNK_BYTES,
+    earlier: Mapping[bytes, bytes] | None = None,
 ) -> tuple[list[tuple[bytes, bytes | None]], list[bytes]]:
     """Return the records of snapshots that let a learner start again, then the keys to delete from the log.
 
@@ -98,27 +105,28 @@ def repaired(
         without: Keys of the rows to leave out.
         log_offset: The end of the log.
         chunk_bytes: Size of a chunk.
+        earlier: The value that each key had before its newest, where the topic still has it: the row that a record to
+            leave out has replaced.
     """
     kept = {key: value for key, value in log.items() if key not in without}
-    found = decider.recover([*kept.items(), *snapshots.items()], whole=False)
-    for key in without:
+    replaced = {key: value for key, value in (earlier or {}).items() if key in without}
+    restored = replaced.keys() - {each.key for each in refused(kept | replaced, snapshots)}
+    kept |= {key: replaced[key] for key in restored}
+    found = decider.recover(kept.items(), snapshots.items(), whole=False)
+    for key in set(without) - restored:
         try:
             row = decode_row(key, log[key])
         except CorruptState:
             continue
         if isinstance(row, Row):
             decider.ended.add(row.query_id, row.query_origin, row.context_origin.offset)
-    rows = {key: value for key, value in {**found.carried, **kept}.items() if not snapshot.is_record(key)}
+    rows = {key: value for key, value in {**kept, **found.carried}.items() if not snapshot.is_record(key)}
     parsed = ((key, value, decode_row(key, value)) for key, value in rows.items())
     carried, ended = snapshot.carry(parsed, log_offset, decider.ended)
     made = decider.snapshot(chunk_bytes, carried=carried, present=snapshots)
     needed = {key for key, _ in made} | {snapshot.START_KEY}
     needed |= {snapshot.IDS_KEY + part.sha256.encode() for part, _ in decider.ended.parts()}
-    gone = [
-        key
-        for key in snapshots
-        if key not in needed and not (key.startswith(snapshot.SNAPSHOT_KEY) and snapshot.is_prior(key))
-    ]
+    gone = [key for key in snapshots if key not in needed and not snapshot.is_prior(key)]
     start = (snapshot.START_KEY, str(log_offset).encode())
     return [*made, start, *((key, None) for key in gone)], [*without, *(key for key in ended if key in log)]
 
@@ -126,3 +134,59 @@ def repaired(
 def shown(key: bytes) -> str:
     """Return a key for a message."""
     return key.decode("ascii", "backslashreplace").replace("\x00", "")
+
+
+def _foreign(snapshots: Mapping[bytes, bytes], after: int) -> list[Refused]:
+    """Return the records that belong to no snapshot, and the versions beyond the one in use that are not whole."""
+    found = [
+        Refused(
+            key, f"{shown(key) or 'a record without a key'} is not part of a snapshot", among_snapshots=True
+        )
+        for key in snapshots
+        if not snapshot.is_record(key)
+    ]
+    _, damaged = snapshot.read(snapshots, lambda state: None)
+    for version, error in zip(sorted(snapshot.versions(snapshots), reverse=True), damaged, strict=False):
+        if version > after:
+            what = f"{error.what} is {error.found}"
+            found.append(Refused(snapshot.manifest_key(version), what, among_snapshots=True))
+    return found
+
+
+def _without_doubled(rows: Rows, after: int, sent: Sent) -> tuple[Rows, list[Refused]]:
+    """Leave out rows with a sequence number that another one has: first those that were not sent, then the later."""
+    had = Counter(seq for _, row in rows for seq in row.seqs if seq > after)
+    disputed = [key for key, row in rows if any(had[seq] > 1 for seq in row.seqs)]
+    if not disputed:
+        return rows, []
+    decisions, taken = sent(disputed), dict[int, bytes]()
+    kept, found = Rows(), list[Refused]()
+    for key, row in sorted(rows, key=lambda each: decisions.get(each[0]) != bytes(each[1].decision)):
+        own = [seq for seq in row.seqs if seq > after]
+        if twice := [seq for seq in own if seq in taken]:
+            other = shown(taken[twice[0]])
+            found.append(Refused(key, f"row {shown(key)} has sequence number {twice[0]}, as row {other} has"))
+        else:
+            taken |= dict.fromkeys(own, key)
+            kept.append((key, row))
+    return kept, found
+
+
+def _without_unsent(rows: Rows, after: int, sent: Sent) -> tuple[Rows, list[Refused]]:
+    """Leave out the rows beyond a missing sequence number whose Decision was never sent."""
+    gaps = _missing(rows, after)
+    beyond = {key for key, row in rows if gaps and row.last_seq > gaps[0][0]}
+    decisions = sent(beyond) if beyond else {}
+    kept, found = Rows(), list[Refused]()
+    for key, row in rows:
+        if decisions and key in beyond and decisions.get(key) != bytes(row.decision):
+            what = f"row {shown(key)} has sequence number {row.last_seq}, of a Decision that was never sent"
+            found.append(Refused(key, what))
+        else:
+            kept.append((key, row))
+    return kept, found
+
+
+def _missing(rows: Rows, after: int) -> list[tuple[int, int]]:
+    told = sorted({seq for _, row in rows for seq in row.seqs if seq > after})
+    return [(one + 1, two - 1) for one, two in zip([after, *told], told, strict=False) if two > one + 1]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from agents.decider.errors import CorruptState
@@ -54,6 +54,8 @@ class Recovered:
         next_context, next_reward: First offsets the log does not hold. Read from here when the group's commit
             is further on: it ran ahead of the changelog.
         carried: Rows that the snapshot held and the log that was read does not, by key.
+        foreign: Keys of records that the learner never wrote, and which were skipped: in the log, and in the topic of
+            the snapshots.
     """
 
     folded: Folded
@@ -62,3 +64,4 @@ class Recovered:
     next_context: int
     next_reward: int
     carried: Mapping[bytes, bytes]
+    foreign: tuple[Sequence[bytes], Sequence[bytes]] = ((), ())

@@ -16,6 +16,7 @@ give the same state. Nothing here does I/O: keys and values in, keys and values 
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Final
@@ -47,6 +48,12 @@ KEPT: Final = 2
 
 ENDED: Final = ("closed", "abandoned")
 """Stages of a row that nothing changes any more."""
+
+
+_RECORD: Final = re.compile(
+    rb"\x00snapshot/(?P<version>-1|0|[1-9][0-9]{0,17})/(?:manifest|(?:rows/)?[0-9]{1,9})"
+)
+_IDS: Final = re.compile(rb"\x00ended/[0-9a-f]{64}")
 
 
 class Manifest(Struct, frozen=True, kw_only=True, tag="decider-snapshot.v1", tag_field="schema"):
@@ -164,7 +171,7 @@ def write(
         ended=tuple(part for part, _ in arrays),
     )
     body = msgspec.json.encode(manifest)
-    yield _manifest_key(version), _digest(body).encode() + b"\n" + body
+    yield manifest_key(version), _digest(body).encode() + b"\n" + body
 
 
 def read(
@@ -200,30 +207,34 @@ def read(
 
 def prior_of(records: Mapping[bytes, bytes]) -> str:
     """Return the SHA-256 of the prior that a log began from; empty where it began from nothing."""
-    value = records.get(_manifest_key(BEGINNING))
-    if value is None:
-        return ""
-    return msgspec.json.decode(value.partition(b"\n")[2], type=Manifest).prior
+    beginning = manifests(records).get(BEGINNING)
+    return "" if beginning is None else beginning.prior
 
 
 def is_record(key: bytes) -> bool:
-    """Return whether a record belongs to a snapshot; else it is a row of the log."""
-    return key.startswith((SNAPSHOT_KEY, IDS_KEY, START_KEY))
+    """Return whether a record belongs to a snapshot; else it is a row of the log, or foreign to both."""
+    return key == START_KEY or bool(_RECORD.fullmatch(key) or _IDS.fullmatch(key))
+
+
+def manifest_key(version: int) -> bytes:
+    """Return the key of a version's manifest."""
+    return SNAPSHOT_KEY + f"{version}/manifest".encode()
 
 
 def versions(records: Iterable[bytes]) -> set[int]:
     """Return the versions that have a manifest, whole or not."""
-    return {_version(key) for key in records if key.startswith(SNAPSHOT_KEY) and key.endswith(b"/manifest")}
+    return {
+        version for key in records if key.endswith(b"/manifest") and (version := _version(key)) is not None
+    }
 
 
 def manifests(records: Mapping[bytes, bytes]) -> dict[int, Manifest]:
-    """Return the manifests that can be read, by version; `read` verifies what they say."""
+    """Return the manifests that are as they were written, by version; `read` verifies what they say."""
     found = {}
     for version in versions(records):
         try:
-            body = records[_manifest_key(version)].partition(b"\n")[2]
-            found[version] = msgspec.json.decode(body, type=Manifest)
-        except msgspec.DecodeError:
+            found[version] = _manifest(records, version)
+        except CorruptState:
             continue
     return found
 
@@ -231,13 +242,16 @@ def manifests(records: Mapping[bytes, bytes]) -> dict[int, Manifest]:
 def start_of(records: Mapping[bytes, bytes]) -> int:
     """Return the offset at which startup begins to read the log; 0 where the whole log is needed.
 
-    Raises:
-        CorruptState: The record is no offset.
+    It is always that of a snapshot. Where the record says anything else, somebody else has written it, and the lowest
+    offset of a snapshot stands: reading more of the log than is needed does no harm.
     """
-    value = records.get(START_KEY, b"0")
-    if not value.isdigit():
-        raise CorruptState("the start of the learner's log", value[:20], "an offset")
-    return int(value)
+    value = records.get(START_KEY)
+    if value is None:
+        return 0
+    offsets = {
+        str(m.log_offset).encode(): m.log_offset for m in manifests(records).values() if m.log_offset >= 0
+    }
+    return offsets.get(value, min(offsets.values(), default=0))
 
 
 def carry(
@@ -291,25 +305,30 @@ def obsolete(keys: Iterable[bytes], known: Mapping[int, Manifest]) -> list[bytes
         key
         for key in keys
         if (key.startswith(IDS_KEY) and key not in arrays)
-        or (key.startswith(SNAPSHOT_KEY) and BEGINNING < _version(key) < floor.version)
+        or ((version := _version(key)) is not None and BEGINNING < version < floor.version)
     ]
 
 
 def is_prior(key: bytes) -> bool:
     """Return whether a record belongs to the state that a log began from."""
-    return key.startswith(SNAPSHOT_KEY) and _version(key) == BEGINNING
+    return _version(key) == BEGINNING
 
 
-def _verified(records: Mapping[bytes, bytes], version: int) -> tuple[Manifest, bytes]:
-    stated, _, body = records[_manifest_key(version)].partition(b"\n")
+def _manifest(records: Mapping[bytes, bytes], version: int) -> Manifest:
+    stated, _, body = records[manifest_key(version)].partition(b"\n")
     if stated.decode(errors="replace") != _digest(body):
         raise CorruptState("manifest sha256", _digest(body), stated)
     try:
         manifest = msgspec.json.decode(body, type=Manifest)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise CorruptState("manifest", str(error), "decider-snapshot.v1") from None
     if manifest.version != version:
         raise CorruptState("manifest version", manifest.version, version)
+    return manifest
+
+
+def _verified(records: Mapping[bytes, bytes], version: int) -> tuple[Manifest, bytes]:
+    manifest = _manifest(records, version)
     state = _joined(records, manifest.chunks, lambda index: _chunk_key(version, index), "chunk")
     if (len(state), _digest(state)) != (manifest.size, manifest.sha256):
         raise CorruptState("size", len(state), manifest.size)
@@ -318,12 +337,7 @@ def _verified(records: Mapping[bytes, bytes], version: int) -> tuple[Manifest, b
 
 def _rows(records: Mapping[bytes, bytes], manifest: Manifest) -> dict[bytes, bytes]:
     lines = _joined(records, manifest.rows, lambda index: _rows_key(manifest.version, index), "chunk of rows")
-    return {row_key(decode_row(b"", value)): value for value in lines.split(b"\n") if value}
-
-
-def row_key(row: AnyRow) -> bytes:
-    """Return the key of a row in the log."""
-    return row.query_id.encode() if isinstance(row, Row) else row.key
+    return {decode_row(b"", value).key: value for value in lines.split(b"\n") if value}
 
 
 def _ids(records: Mapping[bytes, bytes], manifest: Manifest, most: int | None) -> EndedIds:
@@ -363,9 +377,6 @@ def _rows_key(version: int, index: int) -> bytes:
     return SNAPSHOT_KEY + f"{version}/rows/{index}".encode()
 
 
-def _manifest_key(version: int) -> bytes:
-    return SNAPSHOT_KEY + f"{version}/manifest".encode()
-
-
-def _version(key: bytes) -> int:
-    return int(key[len(SNAPSHOT_KEY) :].partition(b"/")[0])
+def _version(key: bytes) -> int | None:
+    found = _RECORD.fullmatch(key)
+    return None if found is None else int(found["version"])

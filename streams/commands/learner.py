@@ -1,8 +1,8 @@
-"""`learner`: look into the learner's log, mend it, write it to files, or begin anew."""
+"""`learner`: check the learner's log, repair it, export it to files, or start over."""
 
 import math
 import sys
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from agents.decider.agent import Decider
 from agents.decider.ended import EndedIds
 from agents.decider.errors import CorruptState
 from agents.decider.observations import Row, decode_row
-from agents.decider.repair import Refused, refused, repaired
+from agents.decider.repair import Refused, refused, repaired, shown
 from agents.embedder.encoder import encoder_id
 from schemas.base import decode
 from schemas.decision import Decision
@@ -30,21 +30,40 @@ _YES = click.option("--yes", is_flag=True, help="Do not ask.")
 
 
 class _Log:
-    """The learner's log as startup reads it, the newest value of each key in the order of writing."""
+    """The learner's log as startup reads it, the newest value of each key in the order of writing.
+
+    Attributes:
+        earlier: The value before that, where the topic still has it.
+        offsets: Where the newest value of each key lies.
+    """
 
     def __init__(self, settings: Settings) -> None:
         self.settings, self.topics = settings, Topics(settings)
         self.changelog = self.topics.changelog("decider", "pending")
         self.group = self.topics.app_id("decider")
         connections.require_topics(settings, [self.changelog, self.topics.snapshot])
-        self.snapshots = connections.latest(settings, [self.topics.snapshot])
-        start, self.rows, self.end = snapshot.start_of(self.snapshots), dict[bytes, bytes](), 0
+        self.snapshots = dict[bytes, bytes]()
+        self.rows, self.earlier, self.end = dict[bytes, bytes](), dict[bytes, bytes](), 0
+        self.offsets: dict[tuple[str, bytes], int] = {}
+        for record in connections.read_all(settings, [self.topics.snapshot], timeout_ms=200):
+            self._read(record, self.snapshots)
+        start = snapshot.start_of(self.snapshots)
         for record in connections.read_all(settings, [self.changelog], timeout_ms=200):
             self.end = record.offset + 1
             if record.offset >= start:
-                self.rows.pop(record.key, None)
-                if record.value is not None:
-                    self.rows[record.key] = record.value
+                key = record.key or b""
+                if (before := self._read(record, self.rows)) is None or record.value is None:
+                    self.earlier.pop(key, None)
+                else:
+                    self.earlier[key] = before
+
+    def _read(self, record: Any, into: dict[bytes, bytes]) -> bytes | None:
+        key = record.key or b""
+        before = into.pop(key, None)
+        if record.value is not None:
+            into[key] = record.value
+            self.offsets[record.topic, key] = record.offset
+        return before
 
     def decider(self) -> Decider:
         """Return a fresh decider of the settings."""
@@ -56,12 +75,22 @@ class _Log:
 
     def refused(self) -> list[Refused]:
         """Return everything for which the decider of these settings refuses the log."""
-        return refused(self.rows, self.snapshots, self.decider().policy.load)
+        return refused(self.rows, self.snapshots, self.decider().policy.load, self._decisions)
+
+    def shown(self, each: Refused) -> str:
+        """Return what is refused, and where it lies."""
+        topic = self.topics.snapshot if each.among_snapshots else self.changelog
+        offset = None if each.key is None else self.offsets.get((topic, each.key))
+        return f"{topic}: {each.what}" if offset is None else f"{topic}, offset {offset}: {each.what}"
+
+    def _decisions(self, keys: Collection[bytes]) -> dict[bytes, bytes]:
+        read = connections.read_all(self.settings, [self.topics.decision], timeout_ms=200)
+        return {record.key: record.value for record in read if record.key in keys}
 
 
 @click.group()
 def learner() -> None:
-    """Check or repair the learner's log, export it, or begin anew.
+    """Check or repair the learner's log, export it, or start over.
 
     Run with the settings of the decider: policy, options, warm-up, seed, encoder.
     """
@@ -70,18 +99,18 @@ def learner() -> None:
 @learner.command("check")
 @click.pass_obj
 def check(settings: Settings) -> None:
-    """Read the learner's log, and name everything for which a decider refuses it.
+    """Read the learner's log and snapshots, and name every record that a decider refuses or did not write.
 
-    Exits with 1 if there is anything. A log that is whole is folded as a decider does when it starts.
+    Exits with 1 if there is one. A log that is whole is folded as a decider does when it starts.
     """
     log = _Log(settings)
     if found := log.refused():
         for each in found:
-            click.echo(each.what)
-        click.echo(f"{len(found)} refused; `python -m streams learner repair` goes on without them", err=True)
+            click.echo(log.shown(each))
+        click.echo(f"{len(found)} refused; `python -m streams learner repair` removes them", err=True)
         sys.exit(1)
     decider = log.decider()
-    recovered = decider.recover([*log.rows.items(), *log.snapshots.items()])
+    recovered = decider.recover(log.rows.items(), log.snapshots.items())
     click.echo(
         f"whole: snapshot {recovered.snapshot_version}, {recovered.folded.decisions} decisions and "
         f"{recovered.folded.updates} updates after it; policy version {decider.policy.version}, "
@@ -90,36 +119,45 @@ def check(settings: Settings) -> None:
 
 
 @learner.command("repair")
+@click.option(
+    "--without", multiple=True, metavar="KEY", help="Also leave out the row of this key. Repeatable."
+)
 @_YES
 @click.pass_obj
-def repair(settings: Settings, yes: bool) -> None:
-    """Leave out exactly what `check` names, so that a decider starts again.
+def repair(settings: Settings, without: tuple[str, ...], yes: bool) -> None:
+    """Remove exactly what `check` names, so that a decider can start again.
 
-    The rest of the log becomes a snapshot, and the rows that are refused are deleted. Their queries count as ended.
-    Refused while a decider runs. `learner export` first keeps a copy.
+    Where such a record has replaced a row that the topic still has, the row is restored; the query of any other row
+    that is removed counts as ended. The rest of the log becomes a snapshot. Refused while a decider runs. `learner
+    export` first keeps a copy.
     """
     log = _Log(settings)
     require_stopped(settings, log.group)
     found = log.refused()
-    if not found:
+    keys = [key.encode() for key in without]
+    if unknown := [key for key in keys if key not in log.rows]:
+        raise click.BadParameter(f"no row has the key {shown(unknown[0])!r}", param_hint="--without")
+    if not found and not keys:
         click.echo("the log is whole: nothing to repair")
         return
     for each in found:
-        click.echo(each.what)
-    without = list(dict.fromkeys(each.key for each in found if each.key is not None))
+        click.echo(log.shown(each))
+    keys += [each.key for each in found if each.key is not None and not each.among_snapshots]
+    keys = list(dict.fromkeys(keys))
+    foreign = sum(each.among_snapshots for each in found)
     if not yes:
-        click.confirm(f"go on without {len(without)} rows?", abort=True, err=True)
+        click.confirm(f"remove {len(keys)} rows and {foreign} records of snapshots?", abort=True, err=True)
     decider = log.decider()
     chunk_bytes = min(snapshot.CHUNK_BYTES, settings.kafka.max_record_bytes // 2)
-    records, gone = repaired(decider, log.rows, log.snapshots, without, log.end, chunk_bytes)
+    records, gone = repaired(decider, log.rows, log.snapshots, keys, log.end, chunk_bytes, log.earlier)
     rewrite(
         settings,
         log.changelog,
         [(log.topics.snapshot, records), (log.changelog, [(key, None) for key in gone])],
     )
     click.echo(
-        f"repaired: {len(without)} rows left out; the learner goes on from sequence number {decider.seq}, "
-        f"policy version {decider.policy.version}"
+        f"repaired: {len(keys)} rows and {foreign} records of snapshots removed; the learner continues from "
+        f"sequence number {decider.seq}, policy version {decider.policy.version}"
     )
 
 
@@ -127,7 +165,7 @@ def repair(settings: Settings, yes: bool) -> None:
 @click.argument("folder", type=click.Path(path_type=Path, file_okay=False))
 @click.pass_obj
 def export(settings: Settings, folder: Path) -> None:
-    """Write the learner's rows, its state, and what it was told to FOLDER.
+    """Write the learner's rows, its state, and what it was taught to FOLDER.
 
     `rows.jsonl` has the rows of the log as they are; `state.bin` the policy's state, where the log is whole;
     `logged.jsonl` the graded decisions that are still on the broker, each with its propensity, as
@@ -146,7 +184,7 @@ def export(settings: Settings, folder: Path) -> None:
         click.echo(f"{said}; no state.bin, as the log is not whole: see `learner check`")
         return
     decider = log.decider()
-    decider.recover([*log.rows.items(), *log.snapshots.items()])
+    decider.recover(log.rows.items(), log.snapshots.items())
     state = decider.policy.state()
     (folder / "state.bin").write_bytes(state)
     click.echo(f"{said}, {len(state)} bytes of state at policy version {decider.policy.version}")

@@ -67,9 +67,9 @@ def test_check_export_repair_and_reset(
     damaged = learner(loop, "check")
     assert damaged.returncode == 1
     assert f"row {row.query_id} cannot be read" in damaged.stdout
-    mended = learner(loop, "repair", "--yes")
-    assert mended.returncode == 0, mended.stderr
-    assert "1 rows left out" in mended.stdout
+    repaired = learner(loop, "repair", "--yes")
+    assert repaired.returncode == 0, repaired.stderr
+    assert "1 rows and 0 records of snapshots removed" in repaired.stdout
     assert learner(loop, "check").returncode == 0
     loop.supervisor.unpark("decider")
     more = [ask(n) for n in range(30, 40)]

@@ -1,4 +1,4 @@
-"""Outages of what the rooms depend on: nothing is buried that is not poison, and work resumes by itself."""
+"""Outages of what the rooms depend on: only poison is dead-lettered, and work resumes by itself."""
 
 import json
 import os

@@ -30,7 +30,7 @@ def readable(loop: Any, topic: str, kind: Any) -> list[Any]:
 
 
 def samples_of(loop: Any) -> dict[str, list[tuple[bytes | None, bytes | None]]]:
-    """Return real records of every topic but the learner's log, of queries that are not asked again."""
+    """Return real records of every topic, of queries that are not asked again."""
     t = loop.topics
     asked = [
         Query(query_id=f"p{n}", text=f"What is {n + 2} + {n + 3}, number {n}?", reference="5")
@@ -47,23 +47,25 @@ def samples_of(loop: Any) -> dict[str, list[tuple[bytes | None, bytes | None]]]:
     ]
     for topic, record in records:
         loop.put(topic, b"pnone", encode(record))
-    left_out = {t.changelog("decider", "pending"), t.snapshot}
-    names = {topic.name for topic in loop.page} - left_out
-    return {name: [(r.key, r.value) for r in loop.raw(name)][:12] for name in names}
+    return {topic.name: [(r.key, r.value) for r in loop.raw(topic.name)][:12] for topic in loop.page}
 
 
 @pytest.mark.parametrize("count", [pytest.param(10_000, marks=[pytest.mark.slow, pytest.mark.timeout(1800)])])
 def test_poison_ends_no_room_and_touches_no_good_query(
     deploy: Callable[..., Any], ask: Callable[[int], Query], poison: Any, count: int
 ) -> None:
-    loop = deploy(timeout_s=60.0)
+    loop = deploy(timeout_s=60.0, snapshot_every=4)
     t = loop.topics
     samples = samples_of(loop)
+    log, own = t.changelog("decider", "pending"), {key for key, _ in samples[t.snapshot]}
+    own |= {key for key, _ in samples[t.changelog("decider", "pending")]}
     pids = {name: room.pid for name, room in loop.supervisor.rooms.items()}
     good = [ask(n) for n in range(GOOD)]
     producer = connections.producer(loop.settings)
     for at, dose in enumerate(poison.doses(count, seed=13)):
         topic, (key, value) = poison.poison(dose, samples)
+        if topic in (log, t.snapshot) and (key in own or poison.is_forged(key, value)):
+            continue  # it would pass for the learner's own
         # A compacted topic takes no record without a key, and refuses the whole batch with it.
         producer.send(topic, key=key or b"0", value=value)
         if at % (count // GOOD) == 0 and at // (count // GOOD) < GOOD:

@@ -1,4 +1,4 @@
-"""What a client may send wrong: each refusal names the field and the mend."""
+"""What a client may send wrong: each refusal names the field and the fix."""
 
 import hashlib
 from typing import Any
@@ -27,7 +27,7 @@ def query(**changes: Any) -> Query:
 
 
 @pytest.mark.parametrize(
-    ("changes", "field", "mend"),
+    ("changes", "field", "fix"),
     [
         ({"query_id": ""}, "query_id", "give 1 to 200"),
         ({"query_id": "a b"}, "query_id", "no spaces"),
@@ -95,12 +95,12 @@ def query(**changes: Any) -> Query:
     ],
     ids=lambda value: str(value)[:40],
 )
-def test_a_bad_query_is_refused_by_field(changes: dict[str, Any], field: str, mend: str) -> None:
+def test_a_bad_query_is_refused_by_field(changes: dict[str, Any], field: str, fix: str) -> None:
     with pytest.raises(InvalidField) as caught:
         query(**changes)
     assert caught.value.field == field
     assert caught.value.record == "Query"
-    assert mend in str(caught.value)
+    assert fix in str(caught.value)
     assert len(str(caught.value)) < 400
 
 

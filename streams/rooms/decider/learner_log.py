@@ -7,13 +7,14 @@ if it is ahead, it is moved back, so that the skipped records are read.
 """
 
 import logging
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from typing import Final
 
 from agents.decider import snapshot
 from agents.decider.agent import Decider
 from agents.decider.errors import CorruptState
 from agents.decider.observations import decode_row
+from agents.decider.repair import shown
 from agents.decider.results import Recovered
 from streams.runtime.base import Runtime, SendFailed
 
@@ -71,11 +72,13 @@ class LearnerLog:
         self.table.seed((key, value, 0) for key, value in log_rows.items())
         records = list(log_rows.items())
         began_s = self.runtime.monotonic()
-        found = await self.runtime.in_thread(lambda: decider.recover([*records, *snapshots.items()]))
+        found = await self.runtime.in_thread(lambda: decider.recover(records, snapshots.items()))
         fold_s = self.runtime.monotonic() - began_s
         self.table.seed((key, value, 0) for key, value in found.carried.items())
         self._read, self._present = None, set(snapshots)
-        self._manifests = snapshot.manifests(snapshots)
+        # A newer one was refused, and none may be what lets rows leave the log.
+        whole = snapshot.manifests(snapshots).items()
+        self._manifests = {version: each for version, each in whole if version <= found.snapshot_version}
         self.snapshot_at = found.snapshot_version
         for refused in found.refused:
             log.error("a snapshot was refused: %s", refused)
@@ -85,6 +88,7 @@ class LearnerLog:
             len(records) + len(snapshots), found.snapshot_version, found.folded.decisions, found.folded.updates,
             fold_s, decider.policy.version, decider.seq, len(decider.ended),
         )  # fmt: skip
+        await self._remove_foreign(found, {**dict(records), **snapshots})
         if decider.seq:
             await self._hold_back(found)
             await self._report_expired(found)
@@ -170,6 +174,21 @@ class LearnerLog:
                 "the log that these snapshots stand for",
             )  # fmt: skip
         return start
+
+    async def _remove_foreign(self, found: Recovered, values: Mapping[bytes, bytes]) -> None:
+        """Put back the rows that foreign records have replaced, and delete the other foreign records."""
+        for topic, keys in zip((self.changelog, self.topic), found.foreign, strict=True):
+            for key in keys:
+                log.error(
+                    "%s: the record under key %s is not the learner's and is deleted; it began with %r. Only the "
+                    "decider may write to this topic: see SECURITY.md for its ACLs",
+                    topic, shown(key), values[key][:80],
+                )  # fmt: skip
+        rows, records = found.foreign
+        await self.table.put_all((key, found.carried[key], 0) for key in rows if key in found.carried)
+        await self.table.drop_all((key, 0) for key in rows if key not in found.carried)
+        await self.table.post(self.topic, ((key, None) for key in records))
+        self._present.difference_update(records)
 
     async def _hold_back(self, found: Recovered) -> None:
         """Read again from the end of the log, if the group has committed further."""

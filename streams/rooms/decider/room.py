@@ -14,7 +14,7 @@ from typing import Self
 from agents.decider.agent import Decider
 from agents.decider.decisions import Surroundings
 from agents.decider.ended import EndedIds
-from agents.decider.errors import DuplicateQuery
+from agents.decider.errors import CorruptState, DuplicateQuery
 from agents.decider.policies.base import ActionVector
 from agents.decider.policies.contextual.prior import digest
 from agents.decider.results import Decided
@@ -193,7 +193,10 @@ class DeciderRoom:
             limit=self.runtime.limit,
             ended=EndedIds(self.settings.policy.remembered_ids),
         )
-        found = await self.log.recover(decider)
+        try:
+            found = await self.log.recover(decider)
+        except CorruptState as error:
+            raise error.within(f"{self.log.changelog}, read with {self.log.topic}:") from error
         if self.settings.policy.prior:
             await self._begin(decider)
         self.outstanding = found.folded.outstanding

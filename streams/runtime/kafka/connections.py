@@ -222,9 +222,10 @@ def latest(settings: Settings, topics: Iterable[str], begin: int = 0) -> dict[by
     """
     found: dict[bytes, bytes] = {}
     for record in read_all(settings, topics, timeout_ms=200, begin=begin):
-        found.pop(record.key, None)
+        key = record.key or b""
+        found.pop(key, None)
         if record.value is not None:
-            found[record.key] = record.value
+            found[key] = record.value
     return found
 
 

@@ -88,7 +88,7 @@ def test_widening_keeps_what_was_learned_and_starts_new_columns_at_the_ridge() -
     check(gram, a, b)
 
 
-def test_a_corrupted_inverse_is_noticed_and_mended() -> None:
+def test_a_corrupted_inverse_is_noticed_and_repaired() -> None:
     """The residual is watched: damage to the kept inverse does not outlive the next flush."""
     rng = np.random.default_rng(6)
     gram, actions = made(rng, 12, 5, 4)

@@ -1,0 +1,207 @@
+"""What others wrote to the decider's log or among its snapshots: skipped and removed, or refused by name."""
+
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import pytest
+
+from agents.decider import snapshot
+from agents.decider.agent import Decider
+from agents.decider.errors import CorruptState
+from agents.decider.observations import ActionRow, Row, decode_row, encode_row
+from agents.decider.repair import refused, repaired
+from schemas.base import encode
+from schemas.query import Query
+from streams.audit import Report
+from streams.rooms import ROOMS
+from streams.rooms.decider.policies import policy_of
+from streams.rooms.decider.room import DeciderRoom
+from streams.rooms.embedder.encoders import encoder_of
+from streams.runtime.memory import Cluster, run
+from streams.settings import Settings
+
+QUERIES = 12
+EVERY = 5
+DEEP = b'{"schema":"decider-row.v1","decision":' + b"[" * 50_000 + b"]" * 50_000 + b"}"
+
+InMemory = Callable[..., Settings]
+Ask = Callable[..., Query]
+Audit = Callable[[Cluster], Report]
+
+
+def decider_of(cluster: Cluster) -> Decider:
+    (worker,) = (each for each in cluster.workers if each.room == "decider")
+    room: DeciderRoom = worker.subscriptions[0].handle.__self__  # type: ignore[attr-defined]
+    assert room.decider is not None
+    return room.decider
+
+
+async def answered(cluster: Cluster, queries: list[Query]) -> None:
+    before = len(cluster.broker.records(cluster.topics.reward))
+    for query in queries:
+        cluster.produce(cluster.topics.query, query.query_id.encode(), encode(query))
+        await cluster.until(lambda: not cluster.busy)
+    await cluster.until(
+        lambda: (
+            len(cluster.broker.records(cluster.topics.reward)) >= before + len(queries) and not cluster.busy
+        )
+    )
+
+
+def parts(cluster: Cluster) -> tuple[dict[bytes, bytes], dict[bytes, bytes]]:
+    """Return the log from where startup reads, and the snapshots."""
+    snapshots = cluster.broker.changelog(cluster.topics.snapshot, 0)
+    changelog = cluster.topics.changelog("decider", "pending")
+    return cluster.broker.changelog(changelog, 0, snapshot.start_of(snapshots)), snapshots
+
+
+async def restarted(cluster: Cluster) -> None:
+    (worker,) = (each for each in cluster.workers if each.room == "decider")
+    cluster.kill(worker)
+    cluster.deaths.clear()
+    await cluster.until(lambda: not cluster.busy or bool(cluster.deaths))
+
+
+def junk(cluster: Cluster) -> list[tuple[str, bytes, bytes]]:
+    log, t = cluster.topics.changelog("decider", "pending"), cluster.topics
+    rows, snapshots = parts(cluster)
+    newest = max(snapshot.versions(snapshots))
+    carried = snapshot.read(snapshots, lambda state: None)[0]
+    assert carried is not None
+    action = next(key for key in carried.rows if key.startswith(b"\x00action/") and key not in rows)
+    twin = next(v for k, v in rows.items() if isinstance(decode_row(k, v), Row))
+    made = [
+        (topic, key, b"{") for topic in (log, t.snapshot) for key in (b"p", b"", b"\xff", b"\x00snapshot/x/0")
+    ]
+    return [
+        *made,
+        (log, b"deep", DEEP),
+        (log, b"twin", twin),  # the row of another key
+        (log, action, b'{"schema":"decider-action.v1"}'),  # over a row that the snapshots hold
+        (t.snapshot, b"row", twin),
+        (t.snapshot, snapshot.START_KEY, b"9" * 5_000),
+        (t.snapshot, b"\x00snapshot/007/manifest", b"x"),
+        (t.snapshot, snapshot.manifest_key(newest + 100), snapshots[snapshot.manifest_key(newest)]),
+    ]
+
+
+def test_what_the_decider_did_not_write_is_skipped_and_removed(
+    in_memory: InMemory, ask: Ask, audit_of: Audit, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def main() -> Cluster:
+        cluster = Cluster(in_memory(policy="contextual", snapshot_every=EVERY), ROOMS)
+        await cluster.up()
+        await answered(cluster, [ask(n) for n in range(QUERIES)])
+        state, bad = decider_of(cluster).policy.state(), junk(cluster)
+        for topic, key, value in bad:
+            cluster.produce(topic, key, value, 0)
+        for _ in range(2):
+            await restarted(cluster)
+            assert cluster.deaths == []
+            assert decider_of(cluster).policy.state() == state
+        for topic in (cluster.topics.changelog("decider", "pending"), cluster.topics.snapshot):
+            left = cluster.broker.changelog(topic, 0)
+            gone = [
+                k
+                for t, k, _ in bad
+                if t == topic and k != snapshot.START_KEY and not k.endswith(b"/manifest")
+            ]
+            assert [k for k in gone if left.get(k) in [v for _, _, v in bad]] == []
+            assert all(f"{topic}: the record under key" in caplog.text for _ in gone)
+        await answered(cluster, [ask(n) for n in range(QUERIES, 3 * QUERIES)])  # past two more snapshots
+        state = decider_of(cluster).policy.state()
+        await restarted(cluster)
+        assert cluster.deaths == []
+        assert decider_of(cluster).policy.state() == state
+        await cluster.close()
+        return cluster
+
+    cluster = run(main())
+    report = audit_of(cluster)
+    assert report.states == {"answered and learned": 3 * QUERIES}
+    assert {each.partition(" ")[0] for each in report.ids} == {"snapshot"}, (
+        report.discrepancies
+    )  # the forged one
+
+
+def ahead(rows: list[Row]) -> Row:
+    """Return a row far beyond the end of the log."""
+    return msgspec.structs.replace(
+        rows[-1], query_id="p", seq=900, learned_seq=901, decision=msgspec.Raw(b"{}")
+    )
+
+
+def beside(rows: list[Row]) -> Row:
+    """Return a row with the sequence numbers of another."""
+    return msgspec.structs.replace(rows[-1], query_id="p", decision=msgspec.Raw(b"{}"))
+
+
+@pytest.mark.parametrize("forged", [ahead, beside])
+def test_a_forged_row_is_refused_by_name_and_repaired(in_memory: InMemory, ask: Ask, forged: Any) -> None:
+    async def main() -> None:
+        settings = in_memory(policy="contextual", snapshot_every=EVERY)
+        cluster = Cluster(settings, ROOMS)
+        await cluster.up()
+        await answered(cluster, [ask(n) for n in range(QUERIES)])
+        t, broker = cluster.topics, cluster.broker
+        state, log = decider_of(cluster).policy.state(), t.changelog("decider", "pending")
+        rows, snapshots = parts(cluster)
+        found = [row for k, v in rows.items() if isinstance(row := decode_row(k, v), Row)]
+        found = sorted(found, key=lambda row: row.last_seq)
+        cluster.produce(log, b"p", encode_row(forged(found)), 0)
+        # The row that it contradicts is written again later.
+        cluster.produce(log, found[-1].key, rows[found[-1].key], 0)
+        cluster.kill(next(each for each in cluster.workers if each.room == "decider"))
+        with pytest.raises(CorruptState) as caught:
+            await cluster.until(lambda: False)
+        await cluster.close()
+        message = str(caught.value)
+        assert [part for part in (log, "row 'p'", "learner repair") if part not in message] == [], message
+        sent = {r.key: r.value for r in broker.records(t.decision)}
+        rows, snapshots = parts(cluster)
+        named = refused(rows, snapshots, sent=lambda keys: sent)
+        assert [each.key for each in named] == [b"p"], named
+        encoder = encoder_of(settings)
+        fresh = Decider(policy_of(settings, encoder))
+        records, gone = repaired(fresh, rows, snapshots, [b"p"], broker.end(log, 0))
+        for topic, writes in ((t.snapshot, records), (log, [(key, None) for key in gone])):
+            for key, value in writes:
+                broker.append(topic, key, value, 0)
+        assert refused(*parts(cluster)) == []
+        again = Cluster(settings, {"decider": ROOMS["decider"]})
+        for topic in (log, t.snapshot):
+            for record in broker.records(topic):
+                again.broker.append(topic, record.key, record.value, 0)
+        await again.up()
+        assert decider_of(again).policy.state() == state
+        await again.close()
+
+    run(main())
+
+
+@pytest.mark.parametrize("kind", [Row, ActionRow])
+def test_a_row_that_a_foreign_record_has_replaced_is_restored(
+    in_memory: InMemory, ask: Ask, kind: Any
+) -> None:
+    async def main() -> None:
+        settings = in_memory(policy="contextual", snapshot_every=1000)
+        cluster = Cluster(settings, ROOMS)
+        await cluster.up()
+        await answered(cluster, [ask(n) for n in range(QUERIES)])
+        state, (rows, snapshots) = decider_of(cluster).policy.state(), parts(cluster)
+        await cluster.close()
+        own = [k for k, v in rows.items() if isinstance(decode_row(k, v), kind)][2]
+        damaged = rows | {own: b"{"}
+        encoder = encoder_of(settings)
+        with pytest.raises(CorruptState, match="learner repair"):
+            Decider(policy_of(settings, encoder)).recover(damaged.items(), snapshots.items())
+        assert own in {each.key for each in refused(damaged, snapshots)}
+        fresh = Decider(policy_of(settings, encoder))
+        records, _ = repaired(fresh, damaged, snapshots, [own], len(rows), earlier={own: rows[own]})
+        assert fresh.policy.state() == state
+        again = Decider(policy_of(settings, encoder))
+        again.recover([], [(k, v) for k, v in records if v is not None])
+        assert again.policy.state() == state
+
+    run(main())
