@@ -30,6 +30,8 @@ log = logging.getLogger("streams.control")
 # Beats missed before an executor counts as silent.
 _BEATS = 3
 
+_BEST = ("ready", "loading", "suspended", "failed")
+
 
 class Follows(Protocol):
     """What shows topics to Control: a runtime."""
@@ -85,15 +87,27 @@ class Control:
         The broker's and this machine's clock are never compared. A beat is too old when the newest beat was appended
         too long after it, by the broker's clock, or when it was received too long ago, by this process's own.
         """
+        return frozenset(model for beat in self._living() for model in beat.models)
+
+    def health(self) -> dict[str, tuple[str, str]]:
+        """Return the state of each model that a living executor tells of, and why; the best one where they differ."""
+        found: dict[str, tuple[str, str]] = {}
+        for beat in self._living():
+            for each in beat.health:
+                known = found.get(each.model)
+                if known is None or _BEST.index(each.state) < _BEST.index(known[0]):
+                    found[each.model] = (each.state, each.why)
+        return found
+
+    def _living(self) -> list[Heartbeat]:
         now = self._monotonic()
-        return frozenset(
-            model
+        return [
+            beat
             for beat, appended_ms, received in self._beats.values()
             if not beat.stopping
             and self._last_beat_ms - appended_ms <= _BEATS * beat.every_s * 1000
             and now - received <= _BEATS * beat.every_s
-            for model in beat.models
-        )
+        ]
 
     def _on_heartbeat(self, record: Record) -> None:
         if not record.value:

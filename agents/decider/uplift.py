@@ -132,15 +132,19 @@ class Uplift:
         (low, high), (least, most) = (self._span(each) for each in (mine, other))
         return Interval(mine.mean / other.mean, low / most, high / least if least > 0 else math.inf)
 
-    def sentence(self) -> str:
-        """Return the comparison in one sentence."""
+    def sentence(self, control: str = "the control group") -> str:
+        """Return the comparison in one sentence.
+
+        Args:
+            control: What the policy is compared with, in words.
+        """
         accuracy, cost = self.accuracy_difference(), self.cost_ratio()
         if accuracy is None or cost is None:
-            return "Too few outcomes of policy and control group to compare them."
+            return f"Too few outcomes to compare the policy with {control}."
         a = [100 * x for x in (accuracy.mean, accuracy.low, accuracy.high)]
         c = [100 * x for x in (cost.mean, cost.low, cost.high)]
         return (
-            f"Against the control group the policy's accuracy is {a[0]:+.1f} points ({a[1]:+.1f} to {a[2]:+.1f}) at "
+            f"Against {control} the policy's accuracy is {a[0]:+.1f} points ({a[1]:+.1f} to {a[2]:+.1f}) at "
             f"{c[0]:.0f} % of the cost ({c[1]:.0f} to {c[2]:.0f} %)."
         )
 

@@ -70,6 +70,18 @@ class Outgoing(msgspec.Struct, frozen=True):
     partition: int | None = None
 
 
+class Group(msgspec.Struct, frozen=True):
+    """A consumer group as the broker sees it.
+
+    Attributes:
+        waiting: Records that are not handled yet, by topic.
+        members: Its workers; None where the broker does not say.
+    """
+
+    waiting: dict[str, int]
+    members: int | None = None
+
+
 Handler: TypeAlias = Callable[[Record], Awaitable[None]]
 BatchHandler: TypeAlias = Callable[[Sequence[Record]], Awaitable[None]]
 Begin: TypeAlias = Literal["beginning", "end"] | int
@@ -257,6 +269,13 @@ class Runtime(Protocol):
 
     async def end_offsets(self, topics: Sequence[str]) -> Mapping[tuple[str, int], int]:
         """Return, by topic and partition, the offset that the next record gets."""
+
+    async def groups(self, app_ids: Sequence[str]) -> Mapping[str, Group]:
+        """Return consumer groups by id; those that have never committed anything are left out.
+
+        Raises:
+            Unavailable: the broker does not say.
+        """
 
     async def latest(self, topic: str, begin: int = 0) -> dict[bytes, bytes]:
         """Return the newest value of each key of a compacted topic from an offset on, as it is now.

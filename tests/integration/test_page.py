@@ -85,7 +85,7 @@ def test_a_question_is_asked_answered_and_judged(site: tuple[Any, str], page: An
     assert "\\boxed{" in page.inner_text("pre")
     assert page.locator(".tree circle").count() > 1
     page.click("button:has-text('Wrong')")
-    page.wait_for_selector("[role=status]:has-text('Thank you.')")
+    page.wait_for_selector("[role=status]:has-text('Thank you. The policy learns from it.')")
     page.goto(f"{url}/#query")
     page.click("table a >> nth=0")
     page.wait_for_selector("h2:has-text('Why this configuration')")

@@ -1,5 +1,6 @@
 """Create the topics of `topics.py`, check them, and read the lag, by kafka-python's admin client."""
 
+import contextlib
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -141,6 +142,19 @@ def lag(settings: Settings, app_ids: Iterable[str]) -> dict[str, dict[str, int]]
         return result
     finally:
         reader.close()
+        client.close()
+
+
+def members(settings: Settings, app_ids: Iterable[str]) -> dict[str, int]:
+    """Return how many workers each consumer group has; groups of which the broker does not say are left out."""
+    client = connections.admin(settings)
+    try:
+        found: dict[str, int] = {}
+        for app_id in app_ids:
+            with contextlib.suppress(KafkaError):
+                found[app_id] = len(client.describe_groups([app_id])[app_id]["members"])
+        return found
+    finally:
         client.close()
 
 

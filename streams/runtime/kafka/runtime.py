@@ -19,14 +19,16 @@ from streams.runtime.base import (
     BatchHandler,
     Begin,
     Crash,
+    Group,
     Handler,
     Outgoing,
     Record,
     SendFailed,
+    Unavailable,
 )
 from streams.runtime.crashes import Crashes, InFlightFile
 from streams.runtime.guard import Guard
-from streams.runtime.kafka import connections, handlers
+from streams.runtime.kafka import admin, connections, handlers
 from streams.runtime.kafka.again import Again
 from streams.runtime.kafka.app import crash, create_app, durable_table
 from streams.runtime.kafka.consumer import wait_while
@@ -225,6 +227,19 @@ class KafkaRuntime:
             return {(tp.topic, tp.partition): o for tp, o in reader.end_offsets(parts).items()}
         finally:
             reader.close()
+
+    async def groups(self, app_ids: Sequence[str]) -> Mapping[str, Group]:
+        """Ask the broker with clients of its own; see the protocol."""
+
+        def found() -> dict[str, Group]:
+            members = admin.members(self.settings, app_ids)
+            lag = admin.lag(self.settings, app_ids)
+            return {app_id: Group(waiting, members.get(app_id)) for app_id, waiting in lag.items()}
+
+        try:
+            return await self.in_thread(found)
+        except (ClientError, connections.BrokerUnreachable) as error:
+            raise Unavailable(f"the consumer groups are not known: {error}") from error
 
     async def latest(self, topic: str, begin: int = 0) -> dict[bytes, bytes]:
         """Read the topic beside faust; see the protocol."""

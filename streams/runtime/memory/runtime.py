@@ -14,6 +14,7 @@ from streams.runtime.base import (
     BatchHandler,
     Begin,
     Crash,
+    Group,
     Handler,
     Outgoing,
     Record,
@@ -206,6 +207,15 @@ class MemoryRuntime:
     async def end_offsets(self, topics: Sequence[str]) -> Mapping[tuple[str, int], int]:
         """Ask the broker; see the protocol."""
         return {(t, p): self.broker.end(t, p) for t in topics for p in range(self.broker.partitions(t))}
+
+    async def groups(self, app_ids: Sequence[str]) -> Mapping[str, Group]:
+        """Ask the broker, which knows no members; see the protocol."""
+        found: dict[str, Group] = {}
+        for (app, topic, partition), offset in self.broker.committed.items():
+            if app in app_ids:
+                waiting = found.setdefault(app, Group({})).waiting
+                waiting[topic] = waiting.get(topic, 0) + self.broker.end(topic, partition) - offset
+        return found
 
     async def latest(self, topic: str, begin: int = 0) -> dict[bytes, bytes]:
         """Ask the broker; see the protocol."""

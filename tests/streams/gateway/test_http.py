@@ -184,3 +184,14 @@ def test_the_same_key_with_another_body_at_another_gateway_is_refused(house: Cal
     with site.http() as client:
         answer = client.post(ASK, json=PLAIN, headers={"idempotency-key": "k"})
     assert (code(answer, 422), answer.headers["x-should-retry"]) == ("idempotency_mismatch", "false")
+
+
+def test_the_first_view_counts_everything_and_names_rooms_and_models(site: Any, client: httpx.Client) -> None:
+    found = client.get("/v1/now?limit=1").json()
+    assert found["queries"] == 1
+    assert found["per_second"] > 1 / 60
+    assert found["in_flight"] == 0
+    assert {each["name"]: each["state"] for each in found["models"]} == {"small": "ready", "large": "ready"}
+    rooms = {each["room"]: each["waiting"] for each in found["rooms"]}
+    assert set(rooms) == {"embedder", "decider", "executor.mini", "verifier", "aggregator"}
+    assert all(waiting is None or waiting >= 0 for waiting in rooms.values())

@@ -3,6 +3,7 @@
 import orjson
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import structs
 
 from streams.rooms.gateway.index.statistics import now, uplift
 from streams.rooms.gateway.index.tables import Listed
@@ -20,6 +21,8 @@ def listed(at: int, **known: object) -> Listed:
             "objective",
             "cohort",
             "randomised",
+            "reason",
+            "twin_of",
             "status",
             "answered_ms",
             "eflops",
@@ -36,7 +39,7 @@ def answered(at: int, cohort: str, correct: float, eflops: float) -> Listed:
 
 
 def test_nothing_is_said_of_nothing() -> None:
-    found = now([], 0)
+    found = now([])
     assert found["cohorts"]["policy"] == {"queries": 0, "accuracy": None, "eflops": None}
     assert uplift([])["accuracy_difference"] is None
 
@@ -88,8 +91,8 @@ def test_whatever_is_known_the_numbers_can_be_sent(
         )
         for at, (c, s, r, e) in enumerate(rows)
     ]
-    body = orjson.dumps({**now(queries, len(rows)), "uplift": uplift(queries)})
-    assert now(queries, len(rows))["queries"] == len(rows)
+    body = orjson.dumps({**now(queries), "uplift": uplift(queries)})
+    assert now(queries)["queries"] == len(rows)
     assert b"NaN" not in body
 
 
@@ -100,7 +103,7 @@ def test_what_is_chosen_for_whom() -> None:
         for at in range(12)
     ]  # fmt: skip
     queries.append(listed(12, family="algebra"))  # not decided yet
-    by = now(queries, 0)["by"]
+    by = now(queries)["by"]
     assert [(each["of"], each["queries"]) for each in by["family"]] == [("algebra", 9), (None, 3)]
     assert by["family"][0]["choices"] == [
         {"action": "big/1/1/1", "queries": 6},
@@ -109,3 +112,49 @@ def test_what_is_chosen_for_whom() -> None:
     assert by["family"][0]["accuracy"]["mean"] == 1.0
     assert [each["of"] for each in by["level"]] == ["5"]
     assert [each["of"] for each in by["objective"]] == ["thrift"]
+
+
+def test_what_the_client_pins_is_no_choice_of_the_policy() -> None:
+    mine = [answered(at, "policy", 1.0, 1e9) for at in range(3)]
+    pinned = [listed(9, cohort="policy", reason="pinned", status="ok", action="big/1/1/1", correct=0.0)]
+    found = now(mine + pinned)
+    assert (found["queries"], found["pinned"]) == (4, 1)
+    assert found["cohorts"]["policy"]["accuracy"]["mean"] == 1.0
+    assert [each["action"] for each in found["choices"]] == ["m/1/1/1"]
+
+
+def test_twins_are_the_control_where_no_draw_made_one() -> None:
+    def pair(at: int) -> list[Listed]:
+        twin = {"twin_of": f"q-{at}", "action": "big/2/1/1", "reason": "pinned", "cohort": "policy"}
+        return [
+            listed(at, cohort="policy", status="ok", action="m/1/1/1", correct=0.5, eflops=1e9),
+            structs.replace(listed(at + 1, status="ok", correct=1.0, eflops=2e9, **twin), query_id=f"t-{at}"),
+        ]
+
+    queries = [each for at in range(0, 100, 2) for each in pair(at)]
+    lonely = listed(999, cohort="policy", status="ok", action="m/1/1/1", correct=0.0, eflops=9e9)
+    found = uplift([lonely, *queries])
+    assert found["accuracy_difference"]["mean"] == -0.5
+    assert found["cost_ratio"]["mean"] == 0.5
+    assert found["sentence"].startswith(
+        "Against always asking big/2/1/1 the policy's accuracy is -50.0 points"
+    )
+    shown = now(queries)
+    assert [shown["cohorts"][arm]["queries"] for arm in ("policy", "control")] == [50, 50]
+    assert {arm: {point["accuracy"] for point in points} for arm, points in shown["series"].items()} == {
+        "policy": {0.5}, "control": {1.0},
+    }  # fmt: skip
+    assert [each["action"] for each in shown["choices"]] == ["m/1/1/1"]
+
+
+def test_what_is_chosen_for_which_family_and_level() -> None:
+    queries = [
+        listed(at, action="big/1/1/1" if at % 4 else "m/1/1/1", family=family, level=level, correct=1.0, status="ok")
+        for family, level, count in (("algebra", "10", 4), ("algebra", "9", 8), ("code", "1", 4), ("code", None, 9))
+        for at in range(count)
+    ]  # fmt: skip
+    found = now(queries)["by_family_and_level"]
+    assert [(each["family"], each["level"], each["queries"]) for each in found] == [
+        ("algebra", "9", 8), ("algebra", "10", 4), ("code", "1", 4),
+    ]  # fmt: skip
+    assert {(each["action"], each["share"]) for each in found} == {("big/1/1/1", 0.75)}

@@ -14,7 +14,7 @@ from schemas.dead_letter import DeadLetter
 from schemas.decision import Decision
 from schemas.query import Query
 from schemas.reward import Reward
-from streams.rooms.gateway.index.tables import LISTED, SCHEMA, Listed, Seen, family_of, level_of
+from streams.rooms.gateway.index.tables import LISTED, SCHEMA, Listed, Seen, family_of, level_of, twin_of
 from streams.rooms.gateway.index.usage import Usage
 from streams.rooms.gateway.limits import Tenants
 from streams.rooms.gateway.openai.request import kept_of
@@ -89,11 +89,11 @@ class Index:
         if self._first("decision", decision.query_id, value, at_ms):
             name = decision.objective.name or decision.objective.aim
             self._db.execute(
-                "update queries set question = ?, action = ?, objective = ?, cohort = ?, randomised = ?"
-                " where query_id = ?",
+                "update queries set question = ?, action = ?, objective = ?, cohort = ?, randomised = ?,"
+                " reason = ?, twin_of = ? where query_id = ?",
                 (
                     decision.query.question[:200], decision.action.id, name, decision.cohort, decision.randomised,
-                    decision.query_id,
+                    decision.reason, twin_of(decision.query), decision.query_id,
                 ),
             )  # fmt: skip
 
@@ -226,9 +226,18 @@ class Index:
         """Return its latest reward."""
         return decode(value, Reward) if (value := self._part("reward", query_id)) else None
 
+    def activity(self, now_ms: int, tenants: Tenants = None) -> tuple[int, int]:
+        """Return how many queries were asked in the last minute, and how many have no Answer yet."""
+        found = self._db.execute(
+            "select total(created_ms > ?), total(status is null and until_ms > ?) from queries"
+            f" where asked = 1 {_of(tenants)}",
+            [now_ms - 60_000, now_ms, *(tenants or ())],
+        ).fetchone()
+        return int(found[0]), int(found[1])
+
     def latest(self, most: int, tenants: Tenants = None) -> list[Listed]:
         """Return the newest queries, newest first; of these tenants where they are given."""
-        where = "" if tenants is None else f"and ({' or '.join(['tenant is ?'] * len(tenants)) or 'false'})"
+        where = _of(tenants)
         rows = self._db.execute(
             f"select {LISTED} from queries where asked = 1 {where} order by created_ms desc limit ?",
             [*(tenants or ()), most],
@@ -265,3 +274,7 @@ class Index:
             self._db.execute("delete from feedback where query_id not in (select query_id from queries)")
         newest = self._db.execute("select max(created_ms) from queries").fetchone()[0]
         self.usage.trim(newest or 0)
+
+
+def _of(tenants: Tenants) -> str:
+    return "" if tenants is None else f"and ({' or '.join(['tenant is ?'] * len(tenants)) or 'false'})"

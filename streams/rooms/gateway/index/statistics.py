@@ -5,58 +5,76 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
-from agents.decider.uplift import Cohort, Interval, Uplift
+from agents.decider.uplift import Interval, Uplift
 from streams.rooms.gateway.index.tables import Listed
 
 _Z: Final = 1.96
 _BUCKETS: Final = 60
+_CELLS: Final = 200
 _LEAST: Final = 10  # fewer queries say nothing about accuracy
 
 
-def now(listed: Sequence[Listed], now_ms: int) -> dict[str, Any]:
+def now(listed: Sequence[Listed]) -> dict[str, Any]:
     """Return the statistics of the page's first view.
 
     Args:
         listed: The latest queries, newest first.
-        now_ms: Time since the epoch.
     """
-    minute = [each for each in listed if now_ms - each.created_ms < 60_000]
-    cohorts = {name: [each for each in listed if each.cohort == name] for name in ("policy", "control")}
+    arms = {name: [each for each in listed if each.arm == name] for name in ("policy", "control")}
+    chosen = arms["policy"]
     return {
         "queries": len(listed),
-        "per_second": round(len(minute) / 60, 3),
-        "in_flight": sum(each.status is None for each in listed),
+        "pinned": sum(each.arm is None and each.action is not None for each in listed),
         "statuses": dict(Counter(each.status for each in listed if each.status)),
-        "cohorts": {name: cohort(group) for name, group in cohorts.items()},
-        "choices": choices(listed),
+        "cohorts": {name: cohort(group) for name, group in arms.items()},
+        "choices": choices(chosen),
         "by": {
-            "family": groups(listed, lambda each: each.family),
-            "level": groups(listed, lambda each: each.level),
-            "objective": groups(listed, lambda each: each.objective),
+            "family": groups(chosen, lambda each: each.family),
+            "level": groups(chosen, lambda each: each.level),
+            "objective": groups(chosen, lambda each: each.objective),
         },
-        "series": series(listed),
+        "by_family_and_level": crossed(chosen),
+        "series": {name: series(group) for name, group in arms.items()},
     }
 
 
 def uplift(listed: Sequence[Listed]) -> dict[str, Any]:
-    """Return the policy's gain over the control group, with intervals that stay valid however often one looks.
+    """Return the policy's gain over its control, with intervals that stay valid however often one looks.
+
+    The control is the control group; where there is none, the twins of queries, each beside its own query.
 
     Args:
         listed: All queries that are known: a window that moves would void the intervals. Those that no draw gave to
             a cohort are left out: a pinned query is no work of the policy's.
     """
+    ended = [each for each in reversed(listed) if each.status not in (None, "rejected", "cancelled")]
+    drawn = [(each, each.cohort == "control") for each in ended if each.randomised]
+    control, pairs = "the control group", drawn or _twins(ended)
     found = Uplift()
-    for each in reversed(listed):
-        if each.status is None or each.status in ("rejected", "cancelled") or not each.randomised:
-            continue
-        name: Cohort = "control" if each.cohort == "control" else "policy"
-        found.add(name, correct=each.correct, cost=each.eflops, failed=each.status in ("failed", "expired"))
+    for each, is_control in pairs:
+        found.add(
+            "control" if is_control else "policy", correct=each.correct, cost=each.eflops,
+            failed=each.status in ("failed", "expired"),
+        )  # fmt: skip
+    if pairs and not drawn:
+        actions = {each.action for each, is_control in pairs if is_control}
+        control = f"always asking {actions.pop()}" if len(actions) == 1 else "the twins of its queries"
     return {
-        "sentence": found.sentence(),
+        "sentence": found.sentence(control),
         "accuracy_difference": _interval(found.accuracy_difference()),
         "cost_ratio": _interval(found.cost_ratio()),
         "feedback_rate": {name: group.feedback_rate for name, group in found.groups.items()},
     }
+
+
+def _twins(ended: Sequence[Listed]) -> list[tuple[Listed, bool]]:
+    """Return each query that has a twin, and the twin; both have ended."""
+    by_id = {each.query_id: each for each in ended}
+    found = []
+    for twin in ended:
+        if twin.twin_of is not None and (first := by_id.get(twin.twin_of)) is not None:
+            found += [(first, False), (twin, True)]
+    return found
 
 
 def cohort(group: Sequence[Listed]) -> dict[str, Any]:
@@ -106,6 +124,28 @@ def groups(listed: Sequence[Listed], of: Callable[[Listed], str | None]) -> list
         }
         for kind, group in ranked[:20]
     ]
+
+
+def crossed(listed: Sequence[Listed]) -> list[dict[str, Any]]:
+    """Return what is chosen most often for each family at each level; only queries that name both."""
+    kinds: defaultdict[tuple[str, str], list[Listed]] = defaultdict(list)
+    for each in listed:
+        if each.action is not None and each.family is not None and each.level is not None:
+            kinds[each.family, each.level].append(each)
+    # The most frequent families first; levels in order, numbers as numbers.
+    sizes = Counter(family for (family, _), group in kinds.items() for _ in group)
+    ranked = sorted(kinds.items(), key=lambda item: (-sizes[item[0][0]], item[0][0], _ordered(item[0][1])))
+    found = []
+    for (family, level), group in ranked[:_CELLS]:
+        [(action, count)] = Counter(each.action for each in group).most_common(1)
+        found.append(
+            {"family": family, "level": level, **cohort(group), "action": action, "share": count / len(group)}
+        )
+    return found
+
+
+def _ordered(level: str) -> tuple[float, str]:
+    return (float(level) if level.isdecimal() else math.inf, level)
 
 
 def series(listed: Sequence[Listed]) -> list[dict[str, Any]]:

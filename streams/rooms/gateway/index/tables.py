@@ -1,6 +1,6 @@
 """The tables of the index, and its rows as the rest of the gateway sees them."""
 
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from msgspec import Struct, structs
 
@@ -18,6 +18,7 @@ create table if not exists queries (
     asked integer not null default 0,
     family text, level text,
     question text, action text, objective text, cohort text, randomised integer,
+    reason text, twin_of text,
     status text, answered_ms integer, eflops real, correct real,
     decision blob, answer blob, reward blob
 ) without rowid;
@@ -65,6 +66,8 @@ class Listed(Struct, frozen=True):
         objective: Name of its objective, or what kind it is.
         cohort: `policy` or `control`.
         randomised: Whether a draw chose its cohort; see `Decision`.
+        reason: What drew the configuration; see `Decision`.
+        twin_of: The query that it asks once more with the control's configuration, from its metadata.
         status: How it ended.
         answered_ms: When.
         eflops: What it cost.
@@ -81,10 +84,19 @@ class Listed(Struct, frozen=True):
     objective: str | None
     cohort: str | None
     randomised: bool | None
+    reason: str | None
+    twin_of: str | None
     status: str | None
     answered_ms: int | None
     eflops: float | None
     correct: float | None
+
+    @property
+    def arm(self) -> Literal["policy", "control"] | None:
+        """Return whose choice it was: the policy's, the control's (a twin's too), or None: the client's own."""
+        if self.twin_of is not None or self.cohort == "control":
+            return "control"
+        return "policy" if self.action is not None and self.reason != "pinned" else None
 
 
 LISTED: Final = ", ".join(field.name for field in structs.fields(Listed))
@@ -99,6 +111,12 @@ def family_of(query: Query) -> str | None:
 def level_of(query: Query) -> str | None:
     """Return how hard a query is: `level` of its metadata."""
     return _word(query.metadata.get("level"))
+
+
+def twin_of(query: Query) -> str | None:
+    """Return the query whose twin this one is: `control_of` of its metadata."""
+    found = query.metadata.get("control_of")
+    return found if isinstance(found, str) else None
 
 
 def _word(value: Any) -> str | None:

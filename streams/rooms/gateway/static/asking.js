@@ -60,7 +60,9 @@ function body(question, slider, model, reference) {
   const cost = 0.8 * (1 - slider.value / 100), half = (1 - cost) / 2;
   const uniscale = { weights: { correct: half, score: half, cost } };
   if (model.startsWith('auto:')) delete uniscale.weights;
+  // Without a reference the reward waits for the thumb.
   if (reference.trim()) uniscale.reference = reference.trim();
+  else uniscale.feedback_wait_s = 600;
   return { model, messages: [{ role: 'user', content: question }], uniscale };
 }
 

@@ -26,6 +26,17 @@ export function table(caption, heads, rows) {
         cell instanceof Node && cell.nodeName === 'TD' ? cell : el('td', {}, cell ?? '–')))))));
 }
 
+// Put new children in a place that is shown again and again: what was scrolled stays, and so does the focus.
+export function replace(place, children) {
+  const regions = () => [...place.querySelectorAll('[role=region]')];
+  const scrolled = new Map(regions().map((region) => [region.getAttribute('aria-label'), region.scrollLeft]));
+  const active = place.contains(document.activeElement) ? document.activeElement : null;
+  const name = active && (active.getAttribute('href') ?? active.getAttribute('aria-label'));
+  place.replaceChildren(...children);
+  for (const region of regions()) region.scrollLeft = scrolled.get(region.getAttribute('aria-label')) ?? 0;
+  if (name) [...place.querySelectorAll('a, [role=region]')].find((each) => (each.getAttribute('href') ?? each.getAttribute('aria-label')) === name)?.focus({ preventScroll: true });
+}
+
 export function tile(value, label) {
   return el('div', { class: 'tile' }, el('b', {}, value), el('span', {}, label));
 }

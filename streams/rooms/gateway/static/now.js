@@ -1,87 +1,53 @@
 // Now: what goes on, and whether choosing pays.
 
-import uPlot from '/static/vendor/uPlot.esm.js';
 import { get } from '/static/api.js';
-import { clock, eflops, el, percent, table, tile } from '/static/dom.js';
+import { curves } from '/static/curves.js';
+import { clock, eflops, el, percent, replace, table, tile } from '/static/dom.js';
+
+const EVERY_MS = 3000;
 
 export async function now(view) {
-  const parts = { top: el('div'), chart: el('div', { class: 'chart' }), marks: el('div'), rest: el('div') };
-  view.replaceChildren(el('h2', {}, 'Now'), parts.top, parts.chart, parts.marks, parts.rest);
-  let plot = null;
-  const marks = { shown: [] };
+  const drawn = curves();
+  const parts = { said: el('p', { role: 'status', class: 'bad' }), top: el('div'), marks: el('div'), rest: el('div') };
+  view.replaceChildren(el('h2', {}, 'Now'), parts.said, parts.top, drawn.place, parts.marks, parts.rest);
+  let seen = null;
   const refresh = async () => {
     const [found, latest] = await Promise.all([get('/v1/now?limit=1000'), get('/v1/queries?limit=20')]);
-    parts.top.replaceChildren(...header(found));
-    parts.rest.replaceChildren(...tables(found, latest.data));
-    marks.shown = found.marks;
-    plot = draw(plot, parts.chart, found.series, marks);
-    parts.marks.replaceChildren(...changes(found.marks));
+    seen = Date.now() / 1000;
+    parts.said.textContent = '';
+    replace(parts.top, header(found));
+    drawn.show(found.series, found.marks);
+    replace(parts.marks, changes(found.marks));
+    replace(parts.rest, tables(found, latest.data));
   };
   await refresh();
-  const timer = setInterval(() => refresh().catch(() => {}), 3000);
+  const again = () => refresh().catch((error) => { parts.said.textContent = `What is shown is from ${clock(seen)}: ${error.status ? error.message : 'the gateway does not answer'}.`; });
+  const timer = setInterval(() => { if (!document.hidden) again(); }, EVERY_MS);
   return () => clearInterval(timer);
 }
 
 function header(found) {
   const { policy, control } = found.cohorts;
+  const arm = (name, group) => [
+    tile(percent(group.accuracy?.mean), `accuracy of the ${name}${spread(group.accuracy, percent)}`),
+    tile(eflops(group.eflops?.mean), `mean eFLOPs of the ${name}${spread(group.eflops, eflops)}`)];
   return [
-    el('p', { class: 'sentence', 'aria-live': 'polite' }, sentence(policy, control, found.uplift)),
+    el('p', { class: 'sentence', 'aria-live': 'polite' }, sentence(found)),
     el('div', { class: 'tiles' },
       tile(found.per_second.toFixed(2), 'queries per second, last minute'),
       tile(String(found.in_flight), 'in flight'),
-      tile(percent(policy.accuracy?.mean), `accuracy of the policy${spread(policy.accuracy, percent)}`),
-      tile(eflops(policy.eflops?.mean), `mean eFLOPs of the policy${spread(policy.eflops, eflops)}`),
-      tile(percent(control.accuracy?.mean), `accuracy of the control group${spread(control.accuracy, percent)}`),
-      tile(eflops(control.eflops?.mean), `mean eFLOPs of the control group${spread(control.eflops, eflops)}`)),
+      arm('policy', policy), control.queries ? arm('control', control) : null),
   ];
 }
 
-function sentence(policy, control, uplift) {
-  if (!policy.accuracy) return 'No graded answers yet: send a reference with a question, or give feedback.';
-  if (!control.accuracy || !control.eflops) return `The policy answers ${percent(policy.accuracy.mean)} of ${policy.accuracy.n} graded questions correctly. There is no control group to compare with.`;
+function sentence({ cohorts: { policy, control }, uplift, queries, pinned }) {
+  if (!queries) return 'No query yet. Ask one, or send one to /v1/chat/completions.';
+  if (!policy.accuracy) return pinned === queries ? 'Every query asked for a configuration by name, so the policy has chosen nothing yet.' : 'No graded answers yet: send a reference with a question, or give feedback.';
+  if (!control.queries) return `The policy answers ${percent(policy.accuracy.mean)} of ${policy.accuracy.n} graded questions correctly. There is no control group to compare with; the policy's option control_share makes one.`;
   return uplift.sentence;
 }
 
 const spread = (found, shown) => (found ? ` (${shown(found.low)} to ${shown(found.high)}, n = ${found.n})` : '');
-
-function draw(plot, place, series, marks) {
-  const data = [series.map((s) => s.at), series.map((s) => (s.accuracy === null ? null : 100 * s.accuracy)), series.map((s) => s.eflops)];
-  if (series.length < 2) {
-    if (!plot) place.replaceChildren(el('p', { class: 'quiet' }, 'Accuracy and cost over time appear after a few queries.'));
-    return plot;
-  }
-  if (plot) { plot.setData(data); return plot; }
-  const style = getComputedStyle(document.documentElement);
-  const colour = (name) => style.getPropertyValue(name).trim();
-  const axis = { stroke: colour('--text'), grid: { stroke: colour('--line') } };
-  place.replaceChildren();
-  return new uPlot({
-    width: Math.max(280, place.clientWidth - 16), height: 220,
-    scales: { cost: {} },
-    hooks: { draw: [(u) => lines(u, marks.shown, colour('--warn'))] },
-    axes: [axis, { ...axis, label: 'accuracy, %' }, { ...axis, scale: 'cost', side: 1, grid: { show: false }, label: 'mean eFLOPs', values: (u, ticks) => ticks.map(eflops), size: 70 }],
-    series: [{}, { label: 'accuracy, %', stroke: colour('--good'), width: 2, spanGaps: true }, { label: 'mean eFLOPs', scale: 'cost', stroke: colour('--accent'), width: 2, spanGaps: true }],
-  }, data, place);
-}
-
-// Each change as a dashed line with its number in the list below.
-function lines(u, marks, colour) {
-  const { ctx, bbox } = u;
-  ctx.save();
-  ctx.strokeStyle = ctx.fillStyle = colour;
-  ctx.setLineDash([4, 4]);
-  ctx.font = `${11 * devicePixelRatio}px system-ui, sans-serif`;
-  marks.forEach((mark, at) => {
-    if (mark.at < u.scales.x.min || mark.at > u.scales.x.max) return;
-    const x = u.valToPos(mark.at, 'x', true);
-    ctx.beginPath();
-    ctx.moveTo(x, bbox.top);
-    ctx.lineTo(x, bbox.top + bbox.height);
-    ctx.stroke();
-    ctx.fillText(String(at + 1), x + 3, bbox.top + 11 * devicePixelRatio);
-  });
-  ctx.restore();
-}
 
 function changes(marks) {
   if (!marks.length) return [];
@@ -98,22 +64,45 @@ function chosenFor(found, kind) {
       found.map((g) => [name(g.of), String(g.queries), el('td', { class: 'text' }, often(g)), percent(g.accuracy?.mean), eflops(g.eflops?.mean)]))];
 }
 
+// Families down, levels across; in each cell what is chosen most often, and how often.
+function crossed(cells) {
+  if (!cells.length) return [];
+  const levels = [...new Set(cells.map((c) => c.level))].sort((a, b) => a.localeCompare(b, undefined, { numeric: true }));
+  const families = [...new Set(cells.map((c) => c.family))];
+  const cell = (family, level) => {
+    const found = cells.find((c) => c.family === family && c.level === level);
+    return found ? el('td', {}, `${found.action} (${percent(found.share)})`, el('small', {}, `${found.accuracy ? `${percent(found.accuracy.mean)} right, ` : ''}n = ${found.queries}`)) : null;
+  };
+  return [el('h2', {}, 'Chosen by family and level'),
+    table('Chosen by family and level', ['Family', ...levels.map((level) => `Level ${level}`)], families.map((family) => [family, ...levels.map((level) => cell(family, level))]))];
+}
+
 function tables(found, latest) {
   return [
-    el('h2', {}, 'What is chosen'),
+    el('h2', {}, 'What the policy chooses'),
     found.choices.length
-      ? table('What is chosen', ['Configuration', 'Queries', 'Accuracy', 'Mean eFLOPs'],
+      ? table('What the policy chooses', ['Configuration', 'Queries', 'Accuracy', 'Mean eFLOPs'],
         found.choices.map((c) => [c.action, String(c.queries), percent(c.accuracy?.mean), eflops(c.eflops?.mean)]))
       : el('p', { class: 'quiet' }, 'Nothing yet.'),
+    ...crossed(found.by_family_and_level),
     ...['family', 'level', 'objective'].flatMap((kind) => chosenFor(found.by[kind], kind) ?? []),
     el('h2', {}, 'Models'),
-    table('Models', ['Model', 'Group', 'State'], found.models.map((m) => [m.name, m.group, state(m.serving)])),
+    table('Models', ['Model', 'Group', 'State'], found.models.map((m) => [m.name, m.group, state(m)])),
+    ...(found.rooms.length ? [el('h2', {}, 'Rooms'),
+      table('Rooms', ['Room', 'Workers', 'Waiting records'], found.rooms.map((r) => [r.room, workers(r.workers), r.waiting === null ? null : String(r.waiting)]))] : []),
     el('h2', {}, 'Latest queries'),
     latest.length ? list(latest) : el('p', { class: 'quiet' }, 'Nothing yet: ask something.'),
   ];
 }
 
-const state = (serving) => el('span', { class: serving ? 'good' : 'bad' }, serving ? 'serving' : 'no executor');
+const STATES = { ready: ['good', 'serving'], loading: ['warn', 'loading'], suspended: ['bad', 'suspended'], failed: ['bad', 'failed'], silent: ['bad', 'no executor'] };
+
+function state(model) {
+  const [kind, words] = STATES[model.state];
+  return el('td', { class: 'text' }, el('span', { class: kind }, words), model.why ? `: ${model.why}` : '');
+}
+
+const workers = (count) => (count === 0 ? el('span', { class: 'bad' }, 'none') : count === null ? null : String(count));
 
 export function list(queries) {
   return table('Queries', ['Time', 'Question', 'Configuration', 'Status', 'Right', 'eFLOPs'], queries.map((q) => [

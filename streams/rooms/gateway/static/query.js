@@ -2,7 +2,7 @@
 
 import { get, post } from '/static/api.js';
 import { eflops, el, table } from '/static/dom.js';
-import { drawTree, legend } from '/static/tree.js';
+import { drawTree, legend, listed } from '/static/tree.js';
 import { list, right } from '/static/now.js';
 
 export async function query(view, id) {
@@ -30,7 +30,7 @@ export function story(found, again) {
     parts.push(feedback(found.id, again));
     if (found.answer.eflops) parts.push(el('h2', {}, 'Price, eFLOPs'), price(found.answer.eflops));
   } else parts.push(el('p', { class: 'quiet' }, 'No answer yet.'));
-  if (found.search?.length) parts.push(el('h2', {}, 'Search'), legend(), drawTree(found.search));
+  if (found.search?.length) parts.push(el('h2', {}, 'Search'), legend(), drawTree(found.search), listed(found.search));
   return parts;
 }
 
@@ -40,7 +40,14 @@ export function why(decision) {
   const reasons = { policy: 'by the policy', 'warm-up': 'at random, because the policy is still warming up', floor: 'at random, by the exploration floor', pinned: 'because the request asked for it', control: 'because the query is in the control group' };
   seconds.push(reasons[decision.reason] ?? decision.reason);
   if (decision.mean !== null && decision.width !== null) seconds.push(`with an expected reward of ${decision.mean.toFixed(3)} ± ${decision.width.toFixed(3)}`);
-  return `${seconds.join(' ')}, for ${purpose(decision.objective)}.`;
+  return `${seconds.join(' ')}, for ${purpose(decision.objective)}.${second(decision)}`;
+}
+
+function second({ action, mean, runners_up: [next] }) {
+  if (!next) return '';
+  if (next.action === action || mean === null) return '';
+  const gap = mean - next.mean;
+  return ` The runner-up was ${next.action}, with ${next.mean.toFixed(3)} ± ${next.width.toFixed(3)}: ${Math.abs(gap).toFixed(3)} ${gap < 0 ? 'more' : 'less'}.`;
 }
 
 function purpose(objective) {
@@ -65,7 +72,7 @@ export function feedback(id, again) {
   const give = (value) => async () => {
     try {
       const answer = await post('/v1/feedback', { id, value });
-      said.textContent = answer.duplicate ? 'You have given feedback before.' : 'Thank you.';
+      said.textContent = answer.duplicate ? 'You have given feedback before.' : answer.late ? 'Noted, but too late for the policy to learn from it: the reward had closed. Ask with feedback_wait_s to have more time.' : 'Thank you. The policy learns from it.';
       if (again) setTimeout(() => again().catch(() => {}), 1500);
     } catch (error) { said.textContent = error.message; }
   };

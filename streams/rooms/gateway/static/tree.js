@@ -1,7 +1,7 @@
 // A search as a tree: every draft, its score, what became of it, and the path that was chosen.
 
 import { hierarchy, tree as layout } from '/static/vendor/d3-hierarchy.js';
-import { el, svg } from '/static/dom.js';
+import { el, svg, table } from '/static/dom.js';
 
 export const FATES = {
   open: 'waits for its score', kept: 'kept', finished: 'finished', early_exit: 'pruned: cannot win any more',
@@ -42,6 +42,14 @@ export function drawTree(drafts) {
   // The root stands in the middle: begin there.
   requestAnimationFrame(() => { box.scrollTop = 20 - least - box.clientHeight / 2; });
   return box;
+}
+
+// The same in words, for those who cannot point at a circle.
+export function listed(drafts) {
+  const rows = drafts.map((d) => [String(d.depth), String(d.tree + 1), d.score === null ? null : d.score.toFixed(3), el('td', { class: 'text' }, `${FATES[d.fate]}${d.chosen ? ', on the chosen path' : ''}`),
+    d.bound === null ? null : d.bound.toFixed(3), String(d.tokens)]);
+  return el('details', {}, el('summary', {}, 'Every draft as a list'),
+    table('Every draft', ['Step', 'Tree', 'Score', 'What became of it', 'Could still reach', 'Tokens'], rows));
 }
 
 export function legend() {
