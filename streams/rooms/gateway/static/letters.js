@@ -10,8 +10,8 @@ export async function letters(view) {
     el('p', {}, 'Records that could not be handled. Fix the cause, then send the record again: here, or with ', el('code', {}, 'python -m streams dead-letters retry ORIGIN'), '.'),
     said,
     found.length
-      ? table('Dead letters', ['Again', 'Time', 'Room', 'Error', 'Reason', 'Origin', 'Query'], found.map((l) => [
-        again(l, said), clock(l.created), l.room, l.error, el('td', { class: 'text' }, l.reason), l.origin, l.query_id]))
+      ? table('Dead letters', ['Again', 'Reason', 'Time', 'Room', 'Error', 'Origin', 'Query'], found.map((l) => [
+        again(l, said), el('td', { class: 'text' }, l.reason), clock(l.created), l.room, l.error, l.origin, l.query_id]))
       : el('p', { class: 'quiet' }, 'None.'));
 }
 

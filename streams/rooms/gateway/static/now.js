@@ -58,6 +58,7 @@ function changes(marks) {
 function chosenFor(found, kind) {
   if (!found.length) return null;
   const name = (of) => of ?? `no ${kind} given`;
+  if (kind === 'level') found = [...found].sort((a, b) => (a.of ?? '~').localeCompare(b.of ?? '~', undefined, { numeric: true }));
   const often = (group) => group.choices.map((c) => `${c.action} (${percent(c.queries / group.queries)})`).join(', ');
   return [el('h2', {}, `Chosen by ${kind}`),
     table(`Chosen by ${kind}`, [kind[0].toUpperCase() + kind.slice(1), 'Queries', 'Most often', 'Accuracy', 'Mean eFLOPs'],

@@ -43,11 +43,12 @@ export function why(decision) {
   return `${seconds.join(' ')}, for ${purpose(decision.objective)}.${second(decision)}`;
 }
 
-function second({ action, mean, runners_up: [next] }) {
+function second({ action, mean, width, runners_up: [next] }) {
   if (!next) return '';
   if (next.action === action || mean === null) return '';
-  const gap = mean - next.mean;
-  return ` The runner-up was ${next.action}, with ${next.mean.toFixed(3)} ± ${next.width.toFixed(3)}: ${Math.abs(gap).toFixed(3)} ${gap < 0 ? 'more' : 'less'}.`;
+  const gap = next.mean - mean;
+  const explored = gap > 0 && next.width < width ? ', but it is better known, so there was less to learn from it' : '';
+  return ` The runner-up was ${next.action}, with ${next.mean.toFixed(3)} ± ${next.width.toFixed(3)}: ${Math.abs(gap).toFixed(3)} ${gap > 0 ? 'more' : 'less'}${explored}.`;
 }
 
 function purpose(objective) {

@@ -39,8 +39,10 @@ export function drawTree(drafts) {
     drawing.append(group);
   }
   const box = el('div', { class: 'tree', tabindex: '0', role: 'region', 'aria-label': 'The search as a tree' }, drawing);
-  // The root stands in the middle: begin there.
-  requestAnimationFrame(() => { box.scrollTop = 20 - least - box.clientHeight / 2; });
+  // Begin where the chosen path ends; while nothing is chosen, at the root.
+  const ends = places.filter((place) => place.data.draft?.chosen);
+  const middle = ends.length ? ends[ends.length - 1].x : top.x;
+  requestAnimationFrame(() => { box.scrollTop = middle + 20 - least - box.clientHeight / 2; });
   return box;
 }
 
