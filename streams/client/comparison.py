@@ -14,7 +14,7 @@ def compared(stories: Iterable[Story], found: Uplift | None = None) -> Uplift:
         found: A comparison to go on with, which is changed; None begins one.
 
     >>> compared([]).sentence()
-    'Too few outcomes of policy and control group to compare them.'
+    'Too few outcomes to compare the policy with the control group.'
     """
     found = found or Uplift()
     for story in stories:

@@ -27,6 +27,7 @@ from streams.demo.report import render
 from streams.demo.summary import summarise
 from streams.demo.twins import compared, sentence, twin_of
 from streams.local.deployment import Deployment
+from streams.local.launch import with_previews
 from streams.local.signals import stopped_by_signals
 from streams.settings import Settings
 
@@ -79,6 +80,7 @@ class Demo(msgspec.Struct, frozen=True, kw_only=True):
         broker: `embedded`, `kafka` or `auto`.
         recording: Answers come from this file instead of engines.
         timeout_s: Seconds a query may take.
+        gateway: Whether the page is served while it runs.
     """
 
     out: Path
@@ -93,6 +95,7 @@ class Demo(msgspec.Struct, frozen=True, kw_only=True):
     broker: Literal["auto", "kafka", "embedded"] = "embedded"
     recording: str = ""
     timeout_s: float = 900.0
+    gateway: bool = False
 
 
 def thirds(queries: Sequence[Query], count: int, seed: int) -> list[Query]:
@@ -184,7 +187,10 @@ def run(
     )  # fmt: skip
     log = demo.out / "rooms.log"
     log.unlink(missing_ok=True)
-    deployment = Deployment(settings, broker=demo.broker, log_path=log, environ=THREADS)
+    optional = ("gateway",) if demo.gateway else ()
+    if demo.gateway:
+        settings = with_previews(settings)
+    deployment = Deployment(settings, broker=demo.broker, log_path=log, environ=THREADS, optional=optional)
     with stopped_by_signals(), deployment:
         broker, supervisor = deployment.broker, deployment.supervisor
         say(f"broker: {broker.version} on {broker.bootstrap}")
@@ -193,6 +199,8 @@ def run(
         )
         supervisor.wait_ready(600)
         say("all rooms are ready")
+        if demo.gateway:
+            say(f"the page: http://{settings.gateway.host}:{settings.gateway.port}/")
         with Client(deployment.settings) as client:
             asked = client.ask_all(both, rewards=True, timeout_s=demo.timeout_s + 60, progress=progress)
         ledger = read_ledger(deployment.settings, deployment.groups)

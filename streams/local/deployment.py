@@ -2,7 +2,7 @@
 
 import contextlib
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Literal, Self
 
@@ -23,6 +23,7 @@ class Deployment:
         broker: `embedded`, `kafka` (needs KAFKA_HOME and Java) or `auto`.
         log_path: Where the output of the rooms goes.
         environ: Environment of the rooms besides this process's own, for instance thread counts.
+        optional: Rooms to start that no deployment needs, for instance `gateway`.
 
     Attributes:
         settings: The settings that clients of this deployment need.
@@ -48,6 +49,7 @@ class Deployment:
         broker: Literal["auto", "kafka", "embedded"] = "auto",
         log_path: Path = Path("out/rooms.log"),
         environ: Mapping[str, str] | None = None,
+        optional: Iterable[str] = (),
     ) -> None:
         self.settings = settings
         self.groups: tuple[str, ...] = ()
@@ -56,6 +58,7 @@ class Deployment:
         self._kind = broker
         self._log_path = log_path
         self._environ = dict(environ or {})
+        self._optional = tuple(optional)
         self._stack = contextlib.ExitStack()
 
     def __enter__(self) -> Self:
@@ -65,7 +68,8 @@ class Deployment:
             self.settings = settings_for(self.settings, self.broker)
             admin.create(self.settings, Topics(self.settings).declared(self.groups))
             environ = {**os.environ, **self._environ, **self.settings.environ()}
-            rooms = Supervisor(room_commands(self.groups), environ=environ, log_path=self._log_path)
+            commands = room_commands(self.groups, optional=self._optional)
+            rooms = Supervisor(commands, environ=environ, log_path=self._log_path)
             self.supervisor = stack.enter_context(rooms)
             self._stack = stack.pop_all()
         return self

@@ -74,6 +74,7 @@ _SHOWN = (
 @click.option(
     "--recording", default="", help="Answer from a recording (JSON lines) instead of loading engines."
 )
+@click.option("--gateway", is_flag=True, help="Also serve the page, at UNISCALE_GATEWAY_PORT, while it runs.")
 @click.option(
     "--out",
     type=click.Path(path_type=Path),
@@ -84,7 +85,8 @@ _SHOWN = (
 @click.pass_obj
 def demo(settings: Settings, count: int, questions_file: Path, seed: int, in_flight: int, warm_up: int | None,
          policy: str, accuracy: float, objective: str | None, control: str,
-         broker: Literal["auto", "kafka", "embedded"], recording: str, out: Path) -> None:  # fmt: skip
+         broker: Literal["auto", "kafka", "embedded"], recording: str, gateway: bool,
+         out: Path) -> None:  # fmt: skip
     """Stream questions through the whole loop on this machine and see the choices improve.
 
     Starts a broker and all rooms with the six mini models and sends the questions with several in flight. The policy
@@ -99,7 +101,7 @@ def demo(settings: Settings, count: int, questions_file: Path, seed: int, in_fli
     what = Demo(
         out=out, questions=questions_file, count=count, seed=seed, in_flight=in_flight, warm_up=warm_up, broker=broker,
         recording=recording, policy=policy, accuracy=None if weighted else accuracy,
-        control="" if control == "none" else control,
+        control="" if control == "none" else control, gateway=gateway,
     )  # fmt: skip
     with bars(console) as bar:
         answered, rewarded = bar.add_task("answered", total=None), bar.add_task("rewarded", total=None)

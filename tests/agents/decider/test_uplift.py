@@ -49,7 +49,7 @@ def test_an_ordinary_interval_would_have_missed_it_far_more_often() -> None:
 def test_a_real_difference_is_found_and_said_in_one_sentence() -> None:
     rng = np.random.default_rng(2)
     watched = Uplift()
-    assert watched.sentence() == "Too few outcomes of policy and control group to compare them."
+    assert watched.sentence() == "Too few outcomes to compare the policy with the control group."
     for _ in range(6000):
         control = rng.random() < 0.1
         cost = float(rng.lognormal(0.0, 0.3)) * (10.0 if control else 3.0)
