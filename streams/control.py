@@ -127,7 +127,7 @@ class Control:
             entry = decode_control(record.value)
             self.steering = self.steering.after(entry, record.offset)
         except UniscaleError as error:
-            log.error("%s changes nothing: %s", record.coordinates, error)
+            log.error("%s has no effect: %s", record.coordinates, error)
             return
         if isinstance(entry, CatalogueEntry):
             self.catalogue_version = record.offset

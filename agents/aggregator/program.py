@@ -123,7 +123,7 @@ def _apply(operation: str, value: Value) -> Value:
                 raise ProgramError(f"{operation!r} makes more than {MAX_ITEMS} items")
             return value * count
     kind = "text" if isinstance(value, str) else "list"
-    raise ProgramError(f"{operation!r} is no operation on a {kind}")
+    raise ProgramError(f"{operation!r} cannot be applied to a {kind}")
 
 
 def _number(operation: str, argument: str, form: re.Pattern[str]) -> int:

@@ -128,7 +128,7 @@ class HttpEncoder:
         except _Trouble as trouble:
             raise EncoderUnavailable(
                 f"{self._path}: {self._attempts} attempts failed, the last with {trouble}; "
-                "see whether the server is up"
+                "check that the server is up"
             ) from trouble
 
     def _attempt(self, body: dict[str, Any]) -> Any:
@@ -153,7 +153,7 @@ class HttpEncoder:
             for part in response.iter_bytes():
                 parts.append(part)
                 if self._clock() > until:
-                    raise _Trouble(f"no whole reply in {self._reply_s:g} s")
+                    raise _Trouble(f"no complete reply in {self._reply_s:g} s")
             # Decoded already: without the header, so that it is not done twice.
             headers = {k: v for k, v in response.headers.items() if k != "content-encoding"}
             return httpx.Response(
@@ -184,7 +184,7 @@ class HttpEncoder:
             return np.array(lists, dtype=np.float64)
         except (TypeError, ValueError) as error:
             raise BadEmbedding(
-                f"{self._path}: an embedding holds what is not a number; check the server"
+                f"{self._path}: an embedding holds something that is not a number; check the server"
             ) from error
 
 
@@ -208,5 +208,5 @@ def _decoded(response: httpx.Response) -> Any:
 
 def _indexed(item: Any, at: int) -> tuple[int, Any]:
     if not isinstance(item, Mapping) or not isinstance(item.get("index", at), int):
-        raise BadEmbedding(f"embedding {at}: is no object with an index; check that the server embeds")
+        raise BadEmbedding(f"embedding {at}: is not an object with an index; check that the server embeds")
     return item.get("index", at), item.get("embedding")

@@ -116,7 +116,7 @@ def _why(draft: Draft, path_score: float | None, forest: Forest, control: StepCo
         case "beam":
             return f"not among the best {forest.action.bs} of its subtree"
         case "kept":
-            return "goes on" if draft.finish != "length" else "goes on in the middle of its step"
+            return "continues" if draft.finish != "length" else "continues within its step"
         case "finished":
             return "complete"
         case "cut":

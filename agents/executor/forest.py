@@ -143,9 +143,7 @@ def tell_drafts(
             f"step {step} has {len(drafts)} drafts for {n * len(starts)} asked; draft each once"
         )
     if step == 1 and not prompt_tokens:
-        raise SearchError(
-            "the first step comes without prompt_tokens; tell the length of the rendered prompt"
-        )
+        raise SearchError("the first step has no prompt_tokens; give the length of the rendered prompt")
     new = tuple(
         Draft(
             parent=parent,
@@ -252,7 +250,7 @@ def outcome(forest: Forest) -> Outcome:
         SearchError: when the search is not over.
     """
     if not forest.over:
-        raise SearchError("the search is not over; ask and tell on")
+        raise SearchError("the search is not over; keep asking and telling")
     completed = sum(draft.fate == "finished" for draft in forest.drafts)
     index = forest.best if forest.best >= 0 else _best_unfinished(forest)
     score = forest.path_score(index) if index >= 0 else None

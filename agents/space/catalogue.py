@@ -110,7 +110,7 @@ class Catalogue(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         """
         if model.name in self._names:
             raise CatalogueError(
-                f"catalogue {self.name!r}: model {model.name!r} is there already; "
+                f"catalogue {self.name!r}: model {model.name!r} already exists; "
                 "replace it, or take another name"
             )
         return self._changed((*self.models, model), version)

@@ -225,7 +225,7 @@ def _again(settings: Settings, encoder: Encoder, queries: int) -> int:
             raise LookupError("the decider did not decide a new query in 120 s")
         time.sleep(0.2)
     if (found := [each.query_id for each in decided]) != [f"c{queries}"]:
-        raise LookupError(f"of queries that had ended, decided again were {found[:5]}")
+        raise LookupError(f"queries that had ended were decided again: {found[:5]}")
     letters = [decode(r.value, DeadLetter) for r in connections.read_all(settings, [topics.dead_letter])]
     return sum(letter.error == "DuplicateQuery" for letter in letters)
 

@@ -111,7 +111,7 @@ class Learner:
 
     def price(self, aim: Aim) -> float:
         """Refuse: only a policy that `paces` fills in the price of an aim."""
-        raise NotImplementedError(f"policy {self.name!r} aims at no mean cost and no accuracy")
+        raise NotImplementedError(f"policy {self.name!r} cannot aim at a mean cost or an accuracy")
 
     def begin(self, prior: bytes, actions: Sequence[ActionVector]) -> None:
         """Refuse: only the contextual policy begins from a prior."""

@@ -97,7 +97,7 @@ class HttpEngine:
     def _told(self, plan: Continuation, choice: "Choice", delimiter: str) -> Drafted:
         if choice.token_ids is None:
             raise EngineReplyError(
-                f"{self.model}: the server told no token_ids, so it is not vLLM; use the plain dialect for it"
+                f"{self.model}: the server returned no token_ids, so it is not vLLM; use the plain dialect for it"
             )
         finish = finish_of(choice.finish_reason, choice.stop_reason, delimiter)
         ids = choice.token_ids

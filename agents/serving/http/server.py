@@ -139,7 +139,7 @@ class JsonServer:
         async with self._places:
             if self.breaker.state == "open":
                 raise EndpointSuspendedError(
-                    f"{where}: not asked for another {self.breaker.wait_s:.0f} s, because {self.breaker.why}"
+                    f"{where}: no requests for another {self.breaker.wait_s:.0f} s, because {self.breaker.why}"
                 )
             began = self._clock()
             try:

@@ -115,7 +115,7 @@ def output_of(reply: Any) -> Output:
     if isinstance(reply, vllm.RequestOutput):
         draft = reply.outputs[0]
         if draft.finish_reason not in ("stop", "length"):
-            raise EngineFaultError(f"vllm ended a request with {draft.finish_reason!r}; ask again")
+            raise EngineFaultError(f"vllm ended a request with {draft.finish_reason!r}; try again")
         return Completion(
             text=draft.text,
             token_ids=tuple(draft.token_ids),
@@ -125,7 +125,7 @@ def output_of(reply: Any) -> Output:
             cached_tokens=reply.num_cached_tokens or 0,
         )
     if reply.error is not None:
-        raise EngineFaultError(f"vllm ended a request with {reply.error}; ask again")
+        raise EngineFaultError(f"vllm ended a request with {reply.error}; try again")
     rows = reply.outputs.data.to(torch.float32).cpu().numpy()
     return Pooled(rows=np.atleast_2d(rows), prompt_tokens=len(reply.prompt_token_ids))
 

@@ -72,7 +72,7 @@ class OwnedEngine:
         if self.in_flight and not self.engine.has_unfinished_requests():
             # Never seen; without it a lost request would turn this loop into a busy one.
             self.fail_all(
-                EngineFaultError(f"{self.name}: vllm forgot {len(self.in_flight)} requests; ask again")
+                EngineFaultError(f"{self.name}: vllm forgot {len(self.in_flight)} requests; try again")
             )
 
     def _deliver(self, reply: Any) -> None:

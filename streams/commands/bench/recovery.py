@@ -50,7 +50,7 @@ def bench_recovery(ctx: click.Context, rows: int, half: int, kind: str | None) -
     type=click.IntRange(min=1),
     default=50_000,
     show_default=True,
-    help="How many of them are decided and learned here; of the others the id alone is entered.",
+    help="How many of them are decided and learned here; the others are entered as ids only.",
 )
 @click.option(
     "--half",
@@ -64,8 +64,8 @@ def bench_recovery(ctx: click.Context, rows: int, half: int, kind: str | None) -
 def bench_closed(ctx: click.Context, queries: int, lived: int, half: int, kind: str | None) -> None:
     """Write the log of QUERIES ended queries, start the decider on it, and send duplicates; the last line is JSON.
 
-    `rss_mb` and `peak_mb` are the decider's resident memory, `ready_s` counts from the start of its process. Of
-    `duplicates_sent` half come from their own place and are passed over, half from another and are refused.
+    `rss_mb` and `peak_mb` are the decider's resident memory, `ready_s` counts from the start of its process. Half of
+    `duplicates_sent` are redeliveries and are skipped; the others reuse an id and are refused.
     """
     from streams.bench.closed import measure  # with numpy and more, which `--help` need not wait for
 

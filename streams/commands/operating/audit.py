@@ -13,13 +13,13 @@ _SHOWN = 20
 @click.command()
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of tables.")
 @click.option(
-    "--settled", is_flag=True, help="Nothing may be in flight: a pending query is a discrepancy, too."
+    "--settled", is_flag=True, help="Expect nothing in flight: a pending query is a discrepancy, too."
 )
 @click.pass_obj
 def audit(settings: Settings, as_json: bool, settled: bool) -> None:
     """Account for every query_id: answered and learned, answered but not learnable, expired, rejected, or pending.
 
-    Reads the raw topics up to their present ends, on a running system or on a stopped one, and checks that Decision,
+    Reads the raw topics up to their current ends, on a running system or on a stopped one, and checks that Decision,
     Answer, Reward and the learner's row agree, that each price follows from its trace, and that the policy is the
     fold of its log. Run with the settings of the deployment. Exits with 1 and the ids if anything disagrees.
     """

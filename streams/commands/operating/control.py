@@ -104,7 +104,7 @@ def add(settings: Settings, file: Path) -> None:
 @click.argument("name")
 @click.pass_obj
 def remove(settings: Settings, name: str) -> None:
-    """Remove a model: it is not chosen again. Running searches finish, and their rewards are learned."""
+    """Remove a model, so that it is no longer chosen. Running searches finish, and their rewards are learned."""
     before = steering(settings)
     before.catalogue.model(name)
     record = CatalogueEntry(name=name, op="remove")

@@ -20,8 +20,8 @@ from streams.topics import Topics
 def verify_decisions(settings: Settings, show: int) -> None:
     """Rebuild the policy from the learner's log and snapshots, in order, and check every Decision against it.
 
-    Run with the settings of the live decider (policy, options, warm-up, seed, encoder). Where rows have left the
-    log, it starts at the oldest snapshot. Exits with 1 if a Decision differs.
+    Run with the settings of the live decider (policy, options, warm-up, seed, encoder). If rows have been removed
+    from the log, it starts at the oldest snapshot. Exits with 1 if a Decision differs.
     """
     topics = Topics(settings)
     records = connections.latest(settings, [topics.changelog("decider", "pending"), topics.snapshot])

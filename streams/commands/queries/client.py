@@ -101,7 +101,10 @@ def show(answer: Answer, as_json: bool) -> None:
 @click.option("--limit", type=click.IntRange(min=1), help="Send at most this many.")
 @click.option("--objective", help="Objective of queries that name none.")
 @click.option(
-    "--timeout", "timeout_s", type=float, help="Seconds until a query expires, for queries that do not say."
+    "--timeout",
+    "timeout_s",
+    type=float,
+    help="Seconds until a query expires, for queries that do not set it.",
 )
 @click.option(
     "--feedback-wait", "feedback_wait_s", type=float, help="Seconds to wait for feedback after an Answer."
@@ -169,7 +172,7 @@ def _unreadable(where: str, error: UniscaleError) -> None:
 @click.command()
 @click.argument("query_id")
 @click.argument("correct")
-@click.option("--source", default="cli", show_default=True, help="Who says so.")
+@click.option("--source", default="cli", show_default=True, help="Who gave this feedback.")
 @click.pass_obj
 def feedback(settings: Settings, query_id: str, correct: str, source: str) -> None:
     """Say whether an Answer was right: CORRECT is true, false or a grade from 0 to 1."""

@@ -181,7 +181,7 @@ def _reward(console: Console, reward: Reward) -> None:
     if reward.fault:
         console.print(f"nothing is learned from it: a fault of the {reward.fault}")
     if reward.missing:
-        console.print(f"could not be worked out: {reward.missing}")
+        console.print(f"could not be computed: {reward.missing}")
     if reward.price is not None:
         p = reward.price
         console.print(

@@ -51,7 +51,10 @@ _SHOWN = (
     help="Queries decided uniformly at random first. [0 with a prior, else 50]",
 )
 @click.option(
-    "--policy", default="contextual", show_default=True, help="What chooses; docs/policies.md lists them."
+    "--policy",
+    default="contextual",
+    show_default=True,
+    help="Policy that chooses; docs/policies.md lists them.",
 )
 @click.option(
     "--accuracy",
@@ -60,9 +63,7 @@ _SHOWN = (
     show_default=True,
     help="Share of the best configuration's accuracy to keep, as cheaply as possible.",
 )
-@click.option(
-    "--objective", help="An objective by weights instead: cost-sensitive, quality-priority or any other."
-)
+@click.option("--objective", help="Use a named objective instead, e.g. cost-sensitive or quality-priority.")
 @click.option(
     "--control",
     default=CONTROL,

@@ -74,7 +74,9 @@ class ExecutorRoom:
             return
         model = self.runtime.control.models.get(decision.action.model)
         if model is None:  # removed, and this process knows the catalogue from after that
-            gone = UnknownEngineError(f"{decision.action.model}: is not in the catalogue any more; ask again")
+            gone = UnknownEngineError(
+                f"{decision.action.model}: is no longer in the catalogue; send the query again"
+            )
             await self._answer(failed(decision, gone))
             return
         if (why := self._cancelled.get(decision.query_id)) is not None:
@@ -144,7 +146,9 @@ class ExecutorRoom:
     async def _draft(self, job: Job) -> SearchStep:
         model = self.runtime.control.models.get(job.action.model)
         if model is None:
-            raise UnknownEngineError(f"{job.action.model}: is not in the catalogue any more; ask again")
+            raise UnknownEngineError(
+                f"{job.action.model}: is no longer in the catalogue; send the query again"
+            )
         what = f"{job.query_id}/{job.step}"
         engine = await within(time_left_s(job, self.runtime.now_ms()), self.engines.get(model), what)
         return await draft(job, engine=engine, clock_ms=self.runtime.now_ms)

@@ -206,7 +206,7 @@ def test_a_server_that_drips_is_given_up(server: Server) -> None:
             url=server.url, model="small", dimension=DIMENSION, attempts=2, reply_s=10.0, backoff_s=0,
             clock=lambda: float(next(now)),
         ) as client,
-        pytest.raises(EncoderUnavailable, match="2 attempts failed, the last with no whole reply in 10 s"),
+        pytest.raises(EncoderUnavailable, match="2 attempts failed, the last with no complete reply in 10 s"),
     ):  # fmt: skip
         client.encode(["a"])
 
@@ -238,12 +238,12 @@ NAN = b'{"data": [{"index": 0, "embedding": [1.0, NaN, 0.0, 0.0]}]}'
         (with_rows([1.0] * 4, [1.0] * 4), "2 embeddings for 1 texts"),
         (with_rows([0.0] * 4), "has no direction"),
         (with_rows("AAAAAA=="), "vectors of length"),
-        (with_rows([1.0, "x", 0.0, 0.0]), "holds what is not a number"),
+        (with_rows([1.0, "x", 0.0, 0.0]), "holds something that is not a number"),
         (with_rows([1.0, None, 0.0, 0.0]), "holds NaN or infinity"),
         (lambda _: (200, NAN), "holds NaN or infinity"),
         (lambda _: (200, b"<html>welcome</html>"), "which is not JSON; check the url"),
         (lambda _: (200, ["a"]), "no list `data` for 1 texts"),
-        (lambda _: (200, {"data": ["a"]}), "is no object with an index"),
+        (lambda _: (200, {"data": ["a"]}), "is not an object with an index"),
         (
             lambda _: (200, {"data": [{"index": 5, "embedding": [1.0] * 4}]}),
             r"`index` runs over \[5\] for 1 texts",

@@ -313,7 +313,7 @@ def test_an_endpoint_that_fails_is_left_alone_until_it_is_back(server, prompts) 
     with pytest.raises(EngineFaultError):
         ask(server, prompts, attempts=3, breaker=breaker)
     assert breaker.state == "open"
-    with pytest.raises(EndpointSuspendedError, match=r"not asked for another 10 s, because .*HTTP 500"):
+    with pytest.raises(EndpointSuspendedError, match=r"no requests for another 10 s, because .*HTTP 500"):
         ask(server, prompts, attempts=3, breaker=breaker)
     assert len(server.requests) == 3
     now[0] = 10.0

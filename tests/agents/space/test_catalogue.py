@@ -181,7 +181,7 @@ def test_replacing_moves_to_the_end(qwen3: Catalogue) -> None:
 def test_impossible_changes_are_refused(load: Load, content: dict[str, Any]) -> None:
     catalogue = load(content)
     small = catalogue.model("small")
-    with pytest.raises(CatalogueError, match="model 'small' is there already"):
+    with pytest.raises(CatalogueError, match="model 'small' already exists"):
         catalogue.add(small)
     with pytest.raises(CatalogueError, match="no model 'tiny'; choose one of small, large"):
         catalogue.remove("tiny")
