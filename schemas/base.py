@@ -27,6 +27,10 @@ MAX_VALUE: Final = MAX_RECORD - 4096
 MAX_UNFOLDED: Final = 8 * 1024 * 1024
 """Bytes a zstd frame may unfold to: 64 paths of 128 KiB, the widest search in a context of 32,768 tokens."""
 
+MAX_WIDENED: Final = 24 * 1024 * 1024
+"""Bytes that the strings of one record may take in memory. Python keeps each character of a string in as many bytes as
+its widest needs, so that one emoji makes a string four times as large. Together with the value itself: 32 MiB."""
+
 MAX_VALUES: Final = 128 * 1024
 """JSON values in one record. A list costs two bytes on the wire and about ninety in memory, so a limit on
 bytes alone does not limit memory. The largest search has some 30,000 values."""
@@ -46,6 +50,10 @@ _ZSTD_LEVEL = (
 )
 _MARKS = (b",", b"[", b"{")
 _STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)
+_TWO_BYTES = re.compile(rb"[\xc4-\xef]|\\u")
+_FOUR_BYTES = re.compile(rb"[\xf0-\xff]|\\u[dD][89a-bA-B]")
+# Larger values come in frames only. msgspec reads them without a copy of its own, which orjson makes.
+_LARGE = MAX_RECORD
 _QUERY_ID = re.compile(r"[\x21-\x7e]{1,200}")
 _PLACE = re.compile(r"^(?P<what>.*?)(?: - at `(?:key in )?\$\.?(?P<field>.*)`)?$", re.DOTALL)
 _MISSING = re.compile(r"^Object missing required field `(?P<field>.+)`$")
@@ -86,6 +94,10 @@ def encode(record: Record) -> bytes:
             raise RecordTooLarge(
                 kind, "", f"takes {len(value)} bytes of {MAX_UNFOLDED} before compression; narrow the search"
             )
+        if len(value) > _LARGE and (size := _widened(value)) > MAX_WIDENED:
+            raise RecordTooLarge(
+                kind, "", f"takes {size} bytes of {MAX_WIDENED} in memory, for its emoji; narrow the search"
+            )
         value = _zstd().compressor.compress(value)
     if len(value) > MAX_VALUE:
         raise RecordTooLarge(
@@ -97,10 +109,9 @@ def encode(record: Record) -> bytes:
 def decode(value: bytes | None, kind: type[R]) -> R:
     """Return the record in a value: JSON, or a zstd frame where the kind is written as one.
 
-    Memory is bounded whatever the value holds: 46 MiB for the most hostile frame, see `MAX_UNFOLDED` and `MAX_VALUES`.
-    That is 8 MiB of text with a single emoji: the text, orjson's copy of it, and the string, in which Python keeps
-    every character in four bytes. No other frame takes more than 20 MiB. A limit on such strings would refuse large
-    searches whose drafts hold one each, and still leave 33 MiB: with an `≤` in every draft it is two bytes each.
+    Memory is bounded whatever the value holds: 32 MiB for the most hostile frame, see `MAX_UNFOLDED`, `MAX_WIDENED` and
+    `MAX_VALUES`. The widest search still passes: 8 MiB with an `≤` in every draft, where a character takes two bytes,
+    or 6 MiB with an emoji in every draft, where it takes four.
 
     Raises:
         UnreadableRecord: the bytes are not a JSON object, or exceed a limit.
@@ -144,9 +155,13 @@ def load(value: bytes | None, kind: str = "record", *, framed: bool = True) -> d
         value = _unframed(value, kind)
     if len(value) > MAX_VALUES and _too_many_values(value):
         raise UnreadableRecord(kind, "", f"holds more than {MAX_VALUES} JSON values; send fewer")
+    if len(value) > _LARGE and (size := _widened(value)) > MAX_WIDENED:
+        raise UnreadableRecord(
+            kind, "", f"the text takes {size} bytes of {MAX_WIDENED} in memory; shorten it"
+        )
     try:
-        plain = orjson.loads(value)
-    except orjson.JSONDecodeError as error:
+        plain = orjson.loads(value) if len(value) <= _LARGE else msgspec.json.decode(value)
+    except (orjson.JSONDecodeError, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise UnreadableRecord(
             kind, "", f"the value is not JSON in UTF-8 ({error}); send a JSON object"
         ) from None
@@ -278,6 +293,24 @@ def _too_many_values(value: bytes) -> bool:
             return True
         count -= sum(value.count(mark, *string.span()) for mark in _MARKS)
     return count > MAX_VALUES
+
+
+def _widened(value: bytes) -> int:
+    """Return at least the bytes that the strings of a JSON text take in memory, while they are read."""
+    size, longest = len(value), 0
+    if not (_TWO_BYTES.search(value) or _FOUR_BYTES.search(value)):
+        return size
+    for strings, string in enumerate(_STRING.finditer(value)):
+        if strings > 2 * MAX_VALUES:  # a value has one key at most
+            return 4 * len(value)
+        begin, end = string.span()
+        if value.find(b"\\", begin, end) >= 0:  # unescaped in a buffer, which the next one uses again
+            longest = max(longest, end - begin)
+        if _FOUR_BYTES.search(value, begin, end):
+            size += 3 * (end - begin)
+        elif _TWO_BYTES.search(value, begin, end):
+            size += end - begin
+    return size + longest
 
 
 def _inside(value: object) -> Iterable[object]:

@@ -17,7 +17,7 @@ from streams.local.supervisor import python
 pytestmark = [pytest.mark.broker, pytest.mark.slow, pytest.mark.timeout(600)]
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(10))
 def test_a_rolling_restart_under_load(
     broker: Broker, deploy: Callable[..., Any], ask: Callable[[int], Query], seed: int
 ) -> None:

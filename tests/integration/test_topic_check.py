@@ -12,7 +12,11 @@ import pytest
 from aiokafka import AIOKafkaProducer
 from kafka.admin import ConfigResource, ConfigResourceType
 
+from schemas.dead_letter import DeadLetter
+from schemas.query import Query
+from schemas.reward import Reward
 from streams.local.broker import Broker
+from streams.local.supervisor import python
 from streams.runtime.kafka import admin, connections
 from streams.runtime.kafka.watch import changed_counts
 from streams.settings import Kafka, Settings
@@ -162,3 +166,42 @@ def test_a_running_room_stops_when_a_topic_grows_and_does_not_start_again(
         "the room to notice",
     )
     loop.until(lambda: "topics are not as declared" in loop.log.read_text(), 60, "its successor to refuse")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_partition_counts_are_raised_as_the_manual_says(
+    broker: Broker, deploy: Callable[..., Any], ask: Callable[[int], Query]
+) -> None:
+    loop = deploy()
+    early = [ask(n) for n in range(12)]
+    loop.send(*early)
+    loop.until(lambda: closed(loop) >= {query.query_id for query in early}, 120, "the rewards")
+    loop.settled()  # 1. nothing is pending
+    loop.supervisor.stop()  # 2. all rooms
+    counts = {"query_partitions": 3, "join_partitions": 5, "group_partitions": 6}
+    settings = loop.settings.replace(**counts)
+    grown = {t.name: t.partitions for t in Topics(settings).declared(["mini"]) if t.setting}
+    client = connections.admin(settings)
+    try:
+        client.create_partitions(grown)  # 3. every topic of the three rows
+    finally:
+        client.close()
+    environ = {**loop.environ, **settings.environ()}
+    check = [*python(), "topics", "check"]  # 4.
+    checked = subprocess.run(check, env=environ, capture_output=True, text=True, timeout=120, check=False)
+    assert checked.returncode == 0, checked.stdout + checked.stderr
+    again = deploy(prefix=settings.kafka.prefix, **counts)
+    late = [ask(n) for n in range(12, 24)]
+    again.send(*late, early[0])  # 5., and one id a second time, whose Query now lies in another partition
+    again.until(lambda: closed(again) >= {query.query_id for query in (*early, *late)}, 120, "the rewards")
+    again.until(lambda: bool(again.raw(again.topics.dead_letter)), 60, "the duplicate")
+    (letter,) = again.read(again.topics.dead_letter, DeadLetter)
+    assert (letter.error, letter.query_id) == ("DuplicateQuery", early[0].query_id)
+    again.settled()
+    used = {record.partition for record in again.raw(again.topics.answer)}
+    assert max(used) > 1, "the new partitions are used"
+
+
+def closed(loop: Any) -> set[str]:
+    return {reward.query_id for reward in loop.read(loop.topics.reward, Reward) if reward.closes}
