@@ -44,18 +44,22 @@ def prior(
     from agents.embedder.minilm import MiniLM
     from agents.space.catalogue import load_catalogue
     from experiments.outcomes.foreign import load_foreign
-    from experiments.outcomes.history import prior_of_log, prior_of_outcomes
+    from experiments.outcomes.history import control_of, prior_of_log, prior_of_outcomes
     from experiments.outcomes.table import OutcomeError, load_recording
 
     encoder, known, asked = MiniLM(), load_catalogue(catalogue), orjson.loads(options)
+    best = ""
     try:
         if logged:
             made, rows = prior_of_log(outcomes, encoder, known, asked, cap=cap)
         else:
             table = load_foreign(outcomes, mapping) if mapping else load_recording(outcomes)
             made, rows = prior_of_outcomes(table, encoder, known, asked, cap=cap, history_only=history_only)
+            best = control_of(table, known, history_only=history_only)
     except (OutcomeError, DeciderError) as error:
         raise click.ClickException(str(error)) from error
     out.parent.mkdir(parents=True, exist_ok=True)
     out.write_bytes(made)
     click.echo(f"{out}: {rows} questions, {len(made)} bytes, sha256 {digest(made)}")
+    if best:
+        click.echo(f"most accurate on them of the largest model: {best}")

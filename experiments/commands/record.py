@@ -1,12 +1,17 @@
 """`python -m experiments record`: run every search of a plan for real, and keep what came of it."""
 
 import asyncio
+import random
 import re
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 import click
+
+if TYPE_CHECKING:
+    from experiments.record.estimate import Cost
 
 
 @click.command()
@@ -16,8 +21,35 @@ import click
     default=Path("infra/catalogue/mini.yaml"),
     show_default=True,
 )
-@click.option("--task", type=click.Choice(["math", "code"]), default="math", show_default=True)
-@click.option("--samples", type=click.IntRange(min=1), default=1, show_default=True, help="Of every search.")
+@click.option(
+    "--folder",
+    type=click.Path(path_type=Path),
+    default=Path(),
+    show_default=True,
+    help="What the catalogue's checkpoints start from.",
+)
+@click.option(
+    "--task",
+    type=click.Choice(["math", "code", "mixed"]),
+    default="math",
+    show_default=True,
+    help="Mixed traffic is of the second edition, and has seven configurations a model.",
+)
+@click.option(
+    "--edition",
+    type=click.IntRange(1, 2),
+    help="Of the mini family, whose tasks are asked; 1 if none, 2 for mixed traffic.",
+)
+@click.option(
+    "--samples", type=click.IntRange(min=1), help="Of every search; 1 if none, 2 for mixed traffic."
+)
+@click.option("--short", is_flag=True, help="Mixed traffic with 500 live questions in place of 1,000.")
+@click.option(
+    "--estimate",
+    "few",
+    type=click.IntRange(min=1),
+    help="Record only so many of the questions, say how long all will take, and stop.",
+)
 @click.option(
     "--share",
     type=click.FloatRange(0, 1, min_open=True),
@@ -56,8 +88,12 @@ import click
 @click.option("--out", type=click.Path(path_type=Path), help="The Parquet file; WORK/<task>.parquet if none.")
 def record(
     catalogue: Path,
+    folder: Path,
     task: str,
-    samples: int,
+    edition: int | None,
+    samples: int | None,
+    short: bool,
+    few: int | None,
     share: float,
     models: tuple[str, ...],
     verifiers: int | None,
@@ -81,8 +117,9 @@ def record(
     from agents.space.catalogue import load_catalogue
     from experiments.record import table
     from experiments.record.bench import Kind, open_bench, weights
+    from experiments.record.estimate import estimate
     from experiments.record.journal import Journal, JournalError, journals
-    from experiments.record.questions import Task, fingerprint, questions_of
+    from experiments.record.questions import Edition, Task, fingerprint, mixed_traffic, questions_of
     from experiments.record.run import Plan
     from experiments.record.run import record as run
 
@@ -95,23 +132,47 @@ def record(
         raise click.BadParameter(
             f"--model {sorted(unknown)[0]}: choose one of {', '.join(loaded.model_names)}"
         )
-    questions = questions_of(cast(Task, task), share=share)
+    mixed = task == "mixed"
+    if (mixed and edition == 1) or (short and not mixed):
+        raise click.BadParameter("--task mixed is of the second edition, and --short is for it alone")
+    edition = edition or (2 if mixed else 1)
+    of_samples = samples or (2 if mixed else 1)
+    questions = (
+        mixed_traffic(share=share, short=short)
+        if mixed
+        else questions_of(cast(Task, task), share=share, edition=cast(Edition, edition))
+    )
     found = re.fullmatch(r"([1-9]\d*)/([1-9]\d*)", part)
     number, parts = (int(found[1]), int(found[2])) if found else (1, 0)
     if number > parts:
         raise click.BadParameter(f"--part {part}: give K/N with K from 1 to N, such as 1/2")
 
     async def go(pool: GradingPool) -> None:
-        bench = await open_bench(loaded, cast(Kind, engine), pool.judge, device=device, verifiers=verifiers)
-        plan = Plan.of(bench, questions, samples, seed, models, (number, parts))
+        bench = await open_bench(
+            loaded,
+            cast(Kind, engine),
+            pool.judge,
+            folder=folder,
+            device=device,
+            verifiers=1 if mixed else verifiers,
+        )
+        make = Plan.of_mixed if mixed else Plan.of
+        plan = make(bench, questions, of_samples, seed, models, (number, parts))
+        if few is not None:
+            chosen = random.Random(0).sample(questions, min(few, len(questions)))
+            costs = await estimate(plan, bench, chosen, in_flight)
+            click.echo(_told(costs, len(questions), of_samples, len(chosen)))
+            return
         rules = bench.rules
         settings = {
             "catalogue": loaded.fingerprint,
             "task": task,
+            "edition": edition,
             "questions": fingerprint(questions),
             "models": list(dict.fromkeys(action.model for action in plan.actions)),
+            "searched": sorted({(action.qp, action.cp) for action in plan.actions}),
             "verifiers": list(bench.verifiers),
-            "weights": weights(loaded),
+            "weights": weights(loaded, folder),
             "engine": engine,
             "grader": grader_version(),
             "seed": seed,
@@ -138,12 +199,23 @@ def record(
             click.echo(f"{len(missing)} shards are another part's; who finishes last writes the file")
             return
         path = out or work / f"{task}.parquet"
-        rows = [row for row in whole.rows() if row["sample"] < samples]
-        size = table.write(path, rows, questions, {**settings, "samples": samples})
+        rows = [row for row in whole.rows() if row["sample"] < of_samples]
+        size = table.write(path, rows, questions, {**settings, "samples": of_samples})
         click.echo(f"{len(rows)} searches: {path}, {size / 1e6:.1f} MB")
 
     with GradingPool() as pool:
         asyncio.run(go(pool))
+
+
+def _told(costs: "Sequence[Cost]", questions: int, samples: int, few: int) -> str:
+    lines = [f"{few} questions recorded; processor seconds a question, first sample and each later one:"]
+    for cost in costs:
+        later = "-" if cost.later_s is None else f"{cost.later_s:.2f}"
+        hours = cost.hours(questions, samples)
+        lines.append(f"{cost.model:12} {cost.first_s:6.2f} {later:>6}  {hours:5.2f} hours in all")
+    total = sum(cost.hours(questions, samples) for cost in costs)
+    lines.append(f"{questions} questions, {samples} samples: {total:.1f} processor hours")
+    return "\n".join(lines)
 
 
 def _plain(value: object) -> object:

@@ -201,6 +201,60 @@ def publish(work: Path) -> None:
 
 
 @cli.command()
+@click.option(
+    "--models",
+    type=click.Path(path_type=Path),
+    default=Path("models"),
+    show_default=True,
+    help="The folder that ships.",
+)
+@click.option(
+    "--catalogue",
+    type=click.Path(path_type=Path),
+    default=Path("infra/catalogue/mini.yaml"),
+    show_default=True,
+    help="Where the catalogue is written; a folder below or beside which MODELS stands as `models`.",
+)
+@click.option(
+    "--questions",
+    default=60,
+    show_default=True,
+    help="Validation questions a level for the anchors; 0: none.",
+)
+@click.option("--partial", is_flag=True, help="Write what is trained, to try it, though models are missing.")
+@click.option("--work", type=click.Path(path_type=Path), default=WORK, show_default=True)
+def release(models: Path, catalogue: Path, questions: int, partial: bool, work: Path) -> None:
+    """Write what ships: MODELS with cards, family.json and test questions, and the catalogue's verifier and costs."""
+    import torch
+
+    from experiments.family import release as releasing
+    from experiments.family.anchors import measured
+    from experiments.family.ladder import GENERATORS
+    from experiments.family.publish import CHECKPOINTS, finished
+    from experiments.family.verifier import VERIFIERS
+
+    torch.set_num_threads(1)
+    folders = {s.name: folder for s in GENERATORS if (folder := finished(s.name, work)) is not None}
+    selection = releasing.read_report("selection.json", work, CHECKPOINTS)
+    reports = releasing.Reports(
+        evaluation=releasing.read_report("evaluation.json", work, CHECKPOINTS),
+        selection=selection,
+        anchors=measured(folders, questions, work / "anchors.json") if questions else {},
+    )
+    try:
+        missing = releasing.release(work, models, reports, partial=partial)
+    except FileNotFoundError as error:
+        raise click.UsageError(str(error)) from error
+    click.echo(f"written: {models}" + (f", without {', '.join(missing)}" if missing else ""))
+    if {shape.name for shape in VERIFIERS} & set(missing):
+        click.echo(f"{catalogue}: left alone, a catalogue needs its verifiers")
+        return
+    verifier = releasing.default_verifier(selection)
+    made = releasing.write_catalogue(releasing.TEMPLATE, catalogue, verifier)
+    click.echo(f"written: {catalogue}, verifier {made.verifier}, fingerprint {made.fingerprint}")
+
+
+@cli.command()
 @click.option("--processes", default=1, show_default=True, help="For the corpus.")
 @click.pass_context
 def build(context: click.Context, processes: int) -> None:

@@ -72,6 +72,23 @@ def prior_of_outcomes(
     return teach(policy, table_history(outcomes, queries, kept), cap), len(kept)
 
 
+def control_of(outcomes: Outcomes, catalogue: Catalogue, *, history_only: bool = False) -> str:
+    """Return the arm that traffic is best compared with: of the largest model, the most accurate on history.
+
+    The cheaper of two that are equal; the demo's twins take it.
+    """
+    kept = [
+        i for i, each in enumerate(outcomes.questions) if not history_only or is_history(each.question_id)
+    ]
+    largest = max(
+        {arm.model for arm in outcomes.arms}, key=lambda name: (_size(name, catalogue), name), default=""
+    )
+    own = [i for i, arm in enumerate(outcomes.arms) if arm.model == largest]
+    accuracy = outcomes.correct[:, kept].mean(axis=(0, 1))
+    cost = outcomes.cost[:, kept].mean(axis=(0, 1))
+    return outcomes.arms[min(own, key=lambda i: (-accuracy[i], cost[i]))].arm_id
+
+
 def prior_of_log(
     path: Path, encoder: Encoder, catalogue: Catalogue, options: Mapping[str, Any], *, cap: float = CAP
 ) -> tuple[bytes, int]:

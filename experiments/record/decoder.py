@@ -197,7 +197,7 @@ class Decoder:
         places = cache.lengths[cache.prefix_of][:, None] + columns
         turns = places.float()[..., None] * self._frequencies  # (rows, new, d/2)
         cos, sin = (torch.cat([f(turns)] * 2, dim=-1)[:, :, None] for f in (torch.cos, torch.sin))
-        view = _View.of(cache, new)
+        view = _View.of(cache, new, s.heads // s.kv_heads)
         x = w["model.embed_tokens.weight"][tokens]
         for layer in range(s.layers):
             x = x + self._attend(layer, self._norm(x, f"{layer}.input_layernorm"), cos, sin, view, cache)
@@ -236,7 +236,12 @@ class Decoder:
         own, top, total = _part(q, keys, values, view.ahead)
         if cache.prefixes.shape[4]:
             common, top_common, total_common = view.apart(
-                *_part(view.together(q), cache.prefixes[layer, 0], cache.prefixes[layer, 1], view.beyond)
+                *_part(
+                    view.together(q),
+                    view.seen(cache.prefixes[layer, 0]),
+                    view.seen(cache.prefixes[layer, 1]),
+                    view.beyond,
+                )
             )
             most = torch.maximum(top, top_common)
             weight, weight_common = (top - most).exp(), (top_common - most).exp()
@@ -254,47 +259,64 @@ class Decoder:
         return functional.rms_norm(x, x.shape[-1:], weight, self.shape.eps)
 
 
+# What copying a prefix's keys and values costs, in rows of scores against it: measured, and only a matter of speed.
+COPIED = 16
+
+
 @dataclass
 class _View:
-    """How rows look at prefixes in one forward pass: the rows of each prefix side by side, the last places empty.
+    """How rows look at prefixes in one forward pass: in blocks of rows of one prefix, the last places of each empty.
 
     Attributes:
-        place: Of each row among prefixes · wide places; None where each prefix has its one row, in order.
-        beyond: Minus a lot at the columns no prefix has, shape (prefixes, 1, 1, columns); None when there are none.
+        count: Blocks.
+        wide: Places of a block.
+        prefix: Of each block; None where every prefix has one block, in order.
+        place: Of each row among blocks · wide places; None where each prefix has its one row, in order.
+        beyond: Minus a lot at the columns no prefix has, shape (blocks, 1, 1, columns); None when there are none.
         ahead: Minus a lot at own columns that come later, shape (new · group, width + new); None for one token.
     """
 
     count: int
     wide: int
+    prefix: Tensor | None
     place: Tensor | None
     beyond: Tensor | None
     ahead: Tensor | None
 
     @classmethod
-    def of(cls, cache: Cache, new: int) -> "_View":
+    def of(cls, cache: Cache, new: int, group: int) -> "_View":
         device, prefixes, columns = cache.values.device, cache.prefixes.shape[2], cache.prefixes.shape[4]
-        place, wide = None, 1
+        count, wide, prefix, place = prefixes, 1, None, None
         if cache.rows != prefixes or not torch.equal(cache.prefix_of, torch.arange(prefixes, device=device)):
             order = cache.prefix_of.argsort(stable=True)
-            counts = torch.bincount(cache.prefix_of, minlength=prefixes)
-            begins = counts.cumsum(0) - counts
+            rows_of = torch.bincount(cache.prefix_of, minlength=prefixes)
+            wide = _block(rows_of, new * group)
+            blocks_of = -(-rows_of // wide)
+            begins, first = rows_of.cumsum(0) - rows_of, blocks_of.cumsum(0) - blocks_of
             rank = torch.empty_like(order)
             rank[order] = torch.arange(cache.rows, device=device) - begins[cache.prefix_of[order]]
-            wide = int(counts.max())
-            place = cache.prefix_of * wide + rank
+            # A prefix's blocks follow each other, and so do the places of its rows.
+            place = first[cache.prefix_of] * wide + rank
+            count = int(blocks_of.sum())
+            if int(blocks_of.min()) != 1 or int(blocks_of.max()) != 1:
+                prefix = torch.repeat_interleave(torch.arange(prefixes, device=device), blocks_of)
         beyond = None
         if columns and int(cache.lengths.min()) < columns:
-            beyond = (torch.arange(columns, device=device) >= cache.lengths[:, None]).float()[
-                :, None, None
-            ] * _HIDDEN
+            lengths = cache.lengths if prefix is None else cache.lengths[prefix]
+            hidden = torch.arange(columns, device=device) >= lengths[:, None]
+            beyond = hidden.float()[:, None, None] * _HIDDEN
         ahead = None
         if new > 1:
             seen = torch.arange(cache.width + new, device=device)
             ahead = (seen > seen[cache.width :, None]).float() * _HIDDEN
-        return cls(prefixes, wide, place, beyond, ahead)
+        return cls(count, wide, prefix, place, beyond, ahead)
+
+    def seen(self, prefixes: Tensor) -> Tensor:
+        """Return the keys or values of the blocks' prefixes from those of all, shape (blocks, …)."""
+        return prefixes if self.prefix is None else prefixes[self.prefix]
 
     def together(self, q: Tensor) -> Tensor:
-        """Return (prefixes, kv_heads, wide · …, head_dim) from (rows, kv_heads, …, head_dim)."""
+        """Return (blocks, kv_heads, wide · …, head_dim) from (rows, kv_heads, …, head_dim)."""
         if self.place is None:
             return q
         _, heads, each, dim = q.shape
@@ -312,6 +334,26 @@ class _View:
             .flatten(0, 1)[self.place]
             for part in parts
         ]
+
+
+def _block(rows_of: Tensor, scores: int) -> int:
+    """Return how many rows a block has: as many as the widest prefix, or fewer where most have few.
+
+    Args:
+        rows_of: Rows of each prefix.
+        scores: Rows of scores that a row has: its new tokens times the heads that share keys.
+    """
+    most = int(rows_of.max())
+    one_each = int(rows_of.min()) > 0
+    best, least = most, len(rows_of) * most * scores if one_each else None
+    wide = 1
+    while wide <= most:
+        blocks = int((-(-rows_of // wide)).sum())
+        cost = blocks * (wide * scores + COPIED)
+        if least is None or cost < least:
+            best, least = wide, cost
+        wide *= 2
+    return best
 
 
 def _part(q: Tensor, keys: Tensor, values: Tensor, hidden: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:

@@ -1,25 +1,44 @@
-"""The recorded questions: mini-math in the paper's proportions, or mini-code for the second task.
+"""The recorded questions: mini-math in the paper's proportions, mini-code for the second task, or mixed traffic.
 
 All are of the family's `record` split: no model was trained, and no anchor measured, on any of them.
 """
 
 import hashlib
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from itertools import islice
+from itertools import count, islice
 from typing import Any, Literal
 
 from agents.aggregator.program import run
-from experiments.mini.corpus import problems_of
-from experiments.mini.problems import Problem
-from experiments.mini.programs import inputs_for
+from experiments.family import corpus as second
+from experiments.family.tasks.programs import inputs_for as inputs_of_second
+from experiments.measures.frontier import is_history
+from experiments.mini import corpus as first
+from experiments.mini.programs import inputs_for as inputs_of_first
 
-Task = Literal["math", "code"]
-PROPORTIONS: Mapping[str, Mapping[str, int]] = {
-    # 30 of each of five levels, and 60 harder ones where the paper has AIME'24 and '25.
-    "math": {**{f"level_{n}": 30 for n in range(1, 6)}, "contest": 60},
-    "code": {"code_2": 70, "code_3": 70, "code_4": 70},
+Task = Literal["math", "code", "mixed"]
+Edition = Literal[1, 2]
+# 30 of each of five levels, and 60 harder ones where the paper has AIME'24 and '25.
+MATH = {**{f"level_{n}": 30 for n in range(1, 6)}, "contest": 60}
+PROPORTIONS: Mapping[tuple[Edition, Task], Mapping[str, int]] = {
+    (1, "math"): MATH,
+    (1, "code"): {"code_2": 70, "code_3": 70, "code_4": 70},
+    (2, "math"): MATH,
+    (2, "code"): {"code_2": 53, "code_3": 53, "code_4": 52, "code_6": 52},
 }
+SEED = 31
+HISTORY = {
+    "quick": 150,
+    **{f"level_{n}": 40 for n in range(1, 6)},
+    "contest": 25,
+    **{f"procedure_{n}": 25 for n in range(1, 4)},
+    **{"code_2": 13, "code_3": 12, "code_4": 13, "code_6": 12},
+}
+"""Mixed traffic's history, 500 questions: 30 % quick, 40 % stories, 5 % contest, 15 % procedures, 10 % code."""
+
+LIVE = {level: 25 if level.startswith("code") else 2 * each for level, each in HISTORY.items()}
+"""Its live questions, 1,000 in the same proportions."""
 
 
 @dataclass(frozen=True)
@@ -30,17 +49,54 @@ class Question:
     level: str
     text: str
     reference: Any
+    family: str = ""
 
 
-def questions_of(task: Task, seed: int = 0, share: float = 1.0) -> list[Question]:
-    """Return the questions to record, each text once, 210 where `share` is 1; at least one a level."""
+def questions_of(task: Task, seed: int = 0, share: float = 1.0, edition: Edition = 1) -> list[Question]:
+    """Return the questions to record, each text once, 210 where `share` is 1; at least one a level.
+
+    Raises:
+        ValueError: when the edition of the family has no such task.
+    """
+    if (edition, task) not in PROPORTIONS:
+        raise ValueError(f"edition {edition} of the family has no task {task!r}")
     found = []
-    for level, count in PROPORTIONS[task].items():
-        unseen = _distinct(level, seed)
+    for level, number in PROPORTIONS[edition, task].items():
+        unseen = _distinct(level, seed, edition)
         found += [
-            Question(f"{level}-{index}", level, problem.question, _reference(problem))
-            for index, problem in enumerate(islice(unseen, max(1, round(count * share))))
+            _question(index, problem)
+            for index, problem in enumerate(islice(unseen, max(1, round(number * share))))
         ]
+    return found
+
+
+def mixed_traffic(seed: int = SEED, share: float = 1.0, *, short: bool = False) -> list[Question]:
+    """Return mixed traffic of the second edition: 500 questions of history and 1,000 live ones, each text once.
+
+    Ids are drawn in order until a level has its number on each side of the lab's own split, which is a hash of the
+    id and knows nothing of the question.
+
+    Args:
+        seed: Of the questions.
+        share: Of both sides of each level; at least one a level and side.
+        short: Only as many live questions as history has.
+    """
+    found = []
+    for level, number in HISTORY.items():
+        wanted = Counter(
+            {
+                True: max(1, round(number * share)),
+                False: max(1, round((HISTORY if short else LIVE)[level] * share)),
+            }
+        )
+        for index, problem in enumerate(_distinct(level, seed, 2)):
+            question = _question(index, problem)
+            side = is_history(question.question_id)
+            if wanted[side]:
+                wanted[side] -= 1
+                found.append(question)
+            if not wanted.total():
+                break
     return found
 
 
@@ -50,15 +106,28 @@ def fingerprint(questions: list[Question]) -> str:
     return hashlib.sha256(content.encode()).hexdigest()[:16]
 
 
-def _distinct(level: str, seed: int) -> Iterator[Problem]:
+def _distinct(level: str, seed: int, edition: Edition) -> Iterator[Any]:
+    drawn: Iterator[Any] = (
+        first.problems_of(level, "record", seed)
+        if edition == 1
+        else (second.draw(level, "record", seed, index) for index in count())
+    )
     texts: set[str] = set()
-    for problem in problems_of(level, "record", seed):
+    for problem in drawn:
         if problem.question not in texts:
             texts.add(problem.question)
             yield problem
 
 
-def _reference(problem: Problem) -> Any:
-    if problem.task == "code":
-        return {"tests": [[value, run(problem.answer, value)] for value in inputs_for(problem)]}
-    return problem.answer
+def _question(index: int, problem: Any) -> Question:
+    family = getattr(problem, "family", "")
+    code = (family or problem.task) == "code"
+    inputs_for = inputs_of_second if family else inputs_of_first
+    tests = [[value, run(problem.answer, value)] for value in inputs_for(problem)] if code else []
+    return Question(
+        f"{problem.level}-{index}",
+        problem.level,
+        problem.question,
+        {"tests": tests} if code else problem.answer,
+        family,
+    )

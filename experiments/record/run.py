@@ -1,24 +1,31 @@
 """Run a recording: every (question, configuration, sample), many questions in flight, resumable.
 
-A shard is one (sample, model, question): its searches share one memory of drafts. The first sample is run
-with and without early exit and under every verifier; later ones with early exit under the one in use. The
-widest of independent paths, (64, 1, 1), is always run whole, and BEST-Route*'s further arms follow from it.
+A shard is one (sample, model, question): its searches share one memory of drafts. By the paper's protocol the
+first sample is run with and without early exit and under every verifier, later ones with early exit under the
+one in use; BEST-Route*'s further arms follow from the widest of independent paths, (64, 1, 1), which is always run
+whole. Mixed traffic is run with early exit under the verifier in use alone, and its best of 1, 4 and 16 follow
+from (64, 1, 1), which is not run whole: what they lack is made for them.
 """
 
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from agents.space.action_space import MAX_DRAFTS, uis_space
+from agents.space.action_space import MAX_DRAFTS, PAIRS, uis_space
+from agents.space.catalogue import Catalogue
 from experiments.outcomes.best_route import best_route_space
 from experiments.record.journal import Journal
 from experiments.record.questions import Question
 from experiments.record.searches import Bench, Known, Memory, Variant, search
 from schemas.action import Action
 from schemas.errors import UniscaleError
+
+MIXED_PAIRS = ((MAX_DRAFTS, 1), (1, 4), (4, 4), (4, 16))
+MIXED_DERIVED = ((1, 1), (4, 1), (16, 1))
+"""(QP, CP) of mixed traffic, 42 actions of six models: those searched, and those that follow from the first."""
 
 
 class DerivationError(UniscaleError):
@@ -38,6 +45,7 @@ class Plan:
         others: further ones, for the first sample.
         seed: Of all drafts.
         part: Which of how many processes this is, (1, 1) where it is the only one. Each has questions of its own.
+        whole: Whether the first sample is also run without early exit, and 64 independent paths always.
     """
 
     questions: Sequence[Question]
@@ -48,6 +56,7 @@ class Plan:
     others: Sequence[str] = ()
     seed: int = 0
     part: tuple[int, int] = (1, 1)
+    whole: bool = True
 
     @classmethod
     def of(
@@ -59,14 +68,27 @@ class Plan:
         models: Sequence[str] = (),
         part: tuple[int, int] = (1, 1),
     ) -> "Plan":
-        """Return the plan over the whole space of a catalogue, or over some of its models."""
+        """Return the paper's plan over the whole space of a catalogue, or over some of its models."""
         catalogue = bench.catalogue
-        chosen = set(models or catalogue.model_names)
-        run = [action for action in uis_space(catalogue) if action.model in chosen]
-        known = set(run)
-        derived = [a for a in best_route_space(catalogue) if a.model in chosen and a not in known]
+        run, chosen = _actions(catalogue, models, PAIRS), set(models or catalogue.model_names)
+        derived = [a for a in best_route_space(catalogue) if a.model in chosen and a not in set(run)]
         others = [name for name in bench.verifiers if name != catalogue.verifier]
         return cls(questions, run, derived, samples, catalogue.verifier, others, seed, part)
+
+    @classmethod
+    def of_mixed(
+        cls,
+        bench: Bench,
+        questions: Sequence[Question],
+        samples: int,
+        seed: int,
+        models: Sequence[str] = (),
+        part: tuple[int, int] = (1, 1),
+    ) -> "Plan":
+        """Return the plan of mixed traffic: seven pairs (QP, CP) a model, early exit, the verifier in use."""
+        run = _actions(bench.catalogue, models, MIXED_PAIRS)
+        derived = _actions(bench.catalogue, models, MIXED_DERIVED)
+        return cls(questions, run, derived, samples, bench.catalogue.verifier, (), seed, part, whole=False)
 
     def shards(self) -> Iterator[tuple[str, int, str, Question]]:
         """Yield (name, sample, model, question), all of one question together: they share scores.
@@ -90,10 +112,16 @@ class Plan:
     def searches(self) -> int:
         """Return how many searches the part has, derived ones included."""
         number, parts = self.part
-        first = (2 + len(self.others)) * len(self.actions)
+        first = (1 + self.whole + len(self.others)) * len(self.actions)
         later = (self.samples - 1) * len(self.actions)
         questions = len(self.questions[number - 1 :: parts])
         return questions * (first + later + self.samples * len(self.derived))
+
+
+def _actions(catalogue: Catalogue, models: Sequence[str], pairs: Collection[tuple[int, int]]) -> list[Action]:
+    """Return the actions of some models, all if none is named, with these (QP, CP)."""
+    chosen = set(models or catalogue.model_names)
+    return [a for a in uis_space(catalogue) if a.model in chosen and (a.qp, a.cp) in pairs]
 
 
 async def record(
@@ -145,11 +173,11 @@ async def _shard(
     wide = next((a for a in own if (a.qp, a.cp) == (MAX_DRAFTS, 1)), None)
     if wide is not None:
         made = memory.made
-        for action in plan.derived:
-            if action.model == model:
-                variant = Variant(plan.verifier, early_exit=True)
-                rows.append(await _row(bench, sample, wide, action, question, variant, memory, plan.seed))
-        if memory.made != made:
+        variant = Variant(plan.verifier, early_exit=True)
+        # The widest first: what it had to make, the narrower ones find.
+        for action in reversed([action for action in plan.derived if action.model == model]):
+            rows.append(await _row(bench, sample, wide, action, question, variant, memory, plan.seed))
+        if plan.whole and memory.made != made:
             raise DerivationError(
                 f"{question.question_id}, {model}: {memory.made - made} drafts were missing from 64 whole paths"
             )
@@ -163,8 +191,9 @@ async def _run(
     whole = Variant(plan.verifier, early_exit=False)
     variants = [Variant(plan.verifier, early_exit=True)]
     if sample == 0:
-        variants = [whole, *variants, *(Variant(name, early_exit=True) for name in plan.others)]
-    elif (action.qp, action.cp) == (MAX_DRAFTS, 1):
+        others = [Variant(name, early_exit=True) for name in plan.others]
+        variants = [*([whole] if plan.whole else []), *variants, *others]
+    elif plan.whole and (action.qp, action.cp) == (MAX_DRAFTS, 1):
         await search(question, action, whole, search_id(question, action, sample, plan.seed), bench, memory)
     return [await _row(bench, sample, action, action, question, v, memory, plan.seed) for v in variants]
 

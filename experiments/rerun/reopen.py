@@ -40,8 +40,8 @@ class Reopened:
         return str(self.settings["verifiers"][0])
 
     def search_id(self, question: Question, arm: Arm, sample: int) -> str:
-        """Return what the drafts of a recorded search derive from; best of N is a part of 64 whole paths."""
-        known = (arm.qp, arm.cp) in PAIRS
+        """Return what the drafts of a recorded search derive from; a derived best of N is a part of 64 paths."""
+        known = (arm.qp, arm.cp) in {tuple(pair) for pair in self.settings.get("searched", PAIRS)}
         source = action_of(arm) if known else Action(model=arm.model, qp=MAX_DRAFTS, cp=1, bs=1)
         return search_id(question, source, sample, self.settings["seed"])
 

@@ -11,11 +11,14 @@ import pytest
 from agents.aggregator.grading_pool import Verdict
 from agents.space.action_space import uis_space
 from agents.space.catalogue import load_catalogue
+from experiments.family.tasks.problem import split_of
+from experiments.measures.frontier import is_history
 from experiments.outcomes.best_route import best_route_space
 from experiments.record import table
 from experiments.record.bench import open_bench
+from experiments.record.estimate import estimate
 from experiments.record.journal import Journal, JournalError, journals
-from experiments.record.questions import Question, questions_of
+from experiments.record.questions import HISTORY, LIVE, Question, mixed_traffic, questions_of
 from experiments.record.run import Plan, record, search_id
 from experiments.record.searches import Bench, Memory, Variant, search
 from schemas.action import Action
@@ -47,10 +50,12 @@ def small_plan(bench: Bench, pairs: tuple[tuple[int, int], ...] = WIDE) -> Plan:
     return Plan(QUESTIONS, actions, derived, 1, "prm-a", ["prm-b"])
 
 
-def test_derived_runs_equal_real_ones(tiny: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("mixed", [False, True])
+def test_derived_runs_equal_real_ones(mixed: bool, tiny: Path, tmp_path: Path) -> None:
     """Early exit, the other verifier and best of N, taken from memory, against engines that know nothing."""
     bench = bench_of(tiny)
-    plan, journal = small_plan(bench), Journal(tmp_path / "j.jsonl", {})
+    plan = Plan.of_mixed(bench, QUESTIONS, 1, 0) if mixed else small_plan(bench)
+    journal = Journal(tmp_path / "j.jsonl", {})
     asyncio.run(record(plan, bench, journal, in_flight=2))
     rows = list(journal.rows())
     assert len(rows) == plan.searches()
@@ -149,3 +154,41 @@ def test_questions_stand_in_the_papers_proportions() -> None:
     assert [levels.count(f"level_{n}") for n in range(1, 6)] == [30] * 5
     assert levels.count("contest") == 60
     assert len(questions_of("code")) == 210
+
+
+def test_mixed_traffic_has_its_families_on_both_sides_of_the_split() -> None:
+    questions = mixed_traffic(share=0.08)
+    sides = {
+        side: [q.family for q in questions if is_history(q.question_id) is side] for side in (True, False)
+    }
+    for side, least in ((True, 40), (False, 80)):
+        count = {family: sides[side].count(family) for family in set(sides[side])}
+        assert sum(count.values()) == pytest.approx(least, abs=2)
+        assert count == {
+            "quick": 0.3 * least,
+            "stories": pytest.approx(0.45 * least, abs=2),
+            "procedures": 0.15 * least,
+            "code": pytest.approx(0.1 * least),
+        }
+    assert len({q.text for q in questions}) == len(questions)
+    assert (sum(HISTORY.values()), sum(LIVE.values())) == (500, 1_000)
+    assert {split_of(q.text) for q in questions} == {"record"}
+
+
+def test_mixed_traffic_is_asked_of_forty_two_configurations_once_a_sample(tiny: Path) -> None:
+    qwen3 = replace(bench_of(tiny), catalogue=load_catalogue(Path("infra/catalogue/qwen3.yaml")))
+    plan = Plan.of_mixed(qwen3, QUESTIONS, 2, 0)
+    assert len({*plan.actions, *plan.derived}) == 42
+    assert plan.searches() == len(QUESTIONS) * 2 * 42
+    pairs = {(1, 1), (4, 1), (16, 1), (64, 1), (1, 4), (4, 4), (4, 16)}
+    assert {(a.qp, a.cp) for a in (*plan.actions, *plan.derived)} == pairs
+    assert {(a.qp, a.cp) for a in plan.derived} == {(1, 1), (4, 1), (16, 1)}
+
+
+def test_the_estimate_is_of_the_whole_recording(tiny: Path) -> None:
+    bench = bench_of(tiny)
+    plan = replace(small_plan(bench, NARROW), samples=2)
+    (cost,) = asyncio.run(estimate(plan, bench, QUESTIONS[:1], 1))
+    assert cost.later_s is not None
+    assert 0 < cost.later_s < cost.first_s  # one run of each search in place of three
+    assert cost.hours(3600, 2) == pytest.approx(cost.first_s + cost.later_s)
