@@ -9,7 +9,7 @@ from msgspec import Struct
 from schemas.control import KeyEntry, Scope
 from schemas.query import Query
 from streams.rooms.gateway.index.usage import Used, reserved
-from streams.rooms.gateway.openai.errors import NO_RETRY, ApiError, not_found
+from streams.rooms.gateway.openai.errors import NO_RETRY, ApiError, no_model, not_found
 
 Tenants: TypeAlias = tuple[str | None, ...] | None
 """Tenants whose queries may be seen; None for all. A key without a tenant sees those of keys without one."""
@@ -114,7 +114,7 @@ class Gate:
             return
         if entry.allowed_models is not None:
             if model not in entry.allowed_models:
-                raise not_found("model", model, "model_not_found")
+                raise no_model(model)
             # A virtual name leaves the choice to the policy; it is no way to other models.
             own = () if query.allowed_models in (None, (model,)) else query.allowed_models or ()
             for name in own:

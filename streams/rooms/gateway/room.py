@@ -2,6 +2,7 @@
 
 import contextlib
 import logging
+import socket
 from typing import Final
 
 from schemas.answer import Answer
@@ -23,11 +24,17 @@ from streams.runtime.web import Server, server_of
 
 log = logging.getLogger("streams.gateway")
 
+_BACKLOG: Final = 2048  # uvicorn's own
+
 LOCAL_HOSTS: Final = frozenset({"127.0.0.1", "localhost", "[::1]"})
 
 
 class OpenGateway(UniscaleError):
     """The gateway would listen beyond this machine without any API key. Add a key first."""
+
+
+class AddressTaken(UniscaleError):
+    """The gateway's address cannot be listened on. Choose another port."""
 
 
 class GatewayRoom:
@@ -127,8 +134,31 @@ async def serve(room: GatewayRoom, host: str, port: int, hosts: frozenset[str] =
 
     Raises:
         OpenGateway: see `check_address`.
+        AddressTaken: see `listen`.
     """
     room.check_address(host)
-    server = server_of(room.runtime, room.routes(hosts).app(), host=host, port=port)
-    room.runtime.background("http", server.serve)
+    bound = listen(host, port)
+    server = server_of(room.runtime, room.routes(hosts).app())
+
+    async def run() -> None:
+        with bound:
+            await server.serve(sockets=[bound])
+
+    room.runtime.background("http", run)
     return server
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """Return a socket that listens.
+
+    Raises:
+        AddressTaken: naming the setting.
+    """
+    try:
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        return socket.create_server((host, port), family=family, backlog=_BACKLOG)
+    except OSError as error:
+        raise AddressTaken(
+            f"gateway_port: the gateway cannot listen on {host}:{port} ({error.strerror}). To fix this: stop what "
+            "listens there, or choose another port with UNISCALE_GATEWAY_PORT"
+        ) from None

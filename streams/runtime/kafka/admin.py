@@ -151,7 +151,8 @@ def members(settings: Settings, app_ids: Iterable[str]) -> dict[str, int]:
     try:
         found: dict[str, int] = {}
         for app_id in app_ids:
-            with contextlib.suppress(KafkaError):
+            # ValueError: the embedded broker names rights that no client knows.
+            with contextlib.suppress(KafkaError, ValueError):
                 found[app_id] = len(client.describe_groups([app_id])[app_id]["members"])
         return found
     finally:

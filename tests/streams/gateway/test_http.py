@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import socket
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 from schemas.base import encode
 from schemas.query import Query
 from streams.rooms.gateway import following, ids
+from streams.rooms.gateway.room import AddressTaken, listen
 
 ASK = "/v1/chat/completions"
 QUESTION = {"role": "user", "content": "What is 2 + 3, number 0?"}
@@ -54,6 +56,8 @@ def test_a_wrong_base_url_is_named(client: httpx.Client) -> None:
         assert code(answer, 404) == "unknown_url"
         assert "did you mean /v1/chat/completions?" in answer.json()["error"]["message"]
     assert "mean" not in client.post("/v1/embeddings", json={}).json()["error"]["message"]
+    assert "/v1/chat/completions" in client.post("/v1/completions", json={}).json()["error"]["message"]
+    assert "GET /v1/models" in client.post(ASK, json={**PLAIN, "model": "gpt-9"}).json()["error"]["message"]
 
 
 def test_pages_of_allowed_origins_may_call_and_others_may_not(client: httpx.Client) -> None:
@@ -195,3 +199,9 @@ def test_the_first_view_counts_everything_and_names_rooms_and_models(site: Any, 
     rooms = {each["room"]: each["waiting"] for each in found["rooms"]}
     assert set(rooms) == {"embedder", "decider", "executor.mini", "verifier", "aggregator"}
     assert all(waiting is None or waiting >= 0 for waiting in rooms.values())
+
+
+def test_a_port_that_is_taken_is_named_with_its_setting() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(AddressTaken) as refused:
+        listen("127.0.0.1", taken.getsockname()[1])
+    assert "UNISCALE_GATEWAY_PORT" in str(refused.value)

@@ -5,9 +5,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from agents.serving.errors import PromptTooLongError
+from schemas.answer import Answer
 from schemas.errors import RecordError
 from schemas.query import Query
-from streams.rooms.gateway.openai.errors import ApiError
+from streams.rooms.gateway.openai.errors import ApiError, of_answer
 from streams.rooms.gateway.openai.names import Asked, asked
 from streams.rooms.gateway.openai.request import MAX_BODY, ChatRequest, parse, to_query
 
@@ -115,6 +117,8 @@ def test_what_cannot_be_honoured_is_refused_by_name(more: dict[str, object], par
         ({"stream": True, "n": 2}, "n"),
         ({"stream_options": {"include_usage": True}}, "stream_options"),
         ({"max_tokens": 0}, "max_tokens"),
+        ({"max_tokens": 10**12}, "max_tokens"),
+        ({"max_completion_tokens": 10**12}, "max_completion_tokens"),
         ({"max_tokens": 5, "max_completion_tokens": 5}, "max_tokens"),
         ({"max_tokens": 5, "uniscale": {"budget": {"tokens": 5}}}, "max_tokens"),
         ({"messages": []}, "messages"),
@@ -148,6 +152,21 @@ def test_a_body_that_is_no_json_object(body: bytes) -> None:
     with pytest.raises(ApiError) as refused:
         parse(body)
     assert refused.value.status == 400
+
+
+def test_a_pinned_configuration_cannot_give_more_choices_than_it_drafts_paths() -> None:
+    assert query(request(n=4), Asked(pin="mini-1/2/2/1")).n == 4
+    with pytest.raises(ApiError, match="drafts 4 paths") as refused:
+        query(request(n=5), Asked(pin="mini-1/2/2/1"))
+    assert (refused.value.status, refused.value.param) == (400, "n")
+
+
+def test_a_prompt_beyond_the_context_is_the_client_s_error() -> None:
+    why = "PromptTooLongError: m: a prompt of 9 tokens leaves no room in a context of 8; shorten the query"
+    error = of_answer(Answer(query_id="q", status="failed", by="executor", error=why))
+    assert error is not None
+    assert (error.status, error.code, error.param) == (400, "context_length_exceeded", "messages")
+    assert PromptTooLongError.__name__ == why.partition(":")[0]
 
 
 def test_a_body_that_is_too_large() -> None:

@@ -5,7 +5,7 @@
 
 A value tells a handler what to do: `fail` raises an unknown error, `refuse` an error of the record, `hang` never ends.
 The copier sends the record before an `again` once more, for a `lost` one that the topic does not hold; what it copies
-then is `found` or `gone`.
+then is `found` or `gone`. For `groups` it copies how many records its consumer group has waiting, -1 for none known.
 As a script: `toys.py ROOM DIES_AFTER [METRICS_PORT]`, where after so many effects the process kills itself (0: never).
 """
 
@@ -36,6 +36,11 @@ async def build_copier(runtime: Runtime) -> None:
             offset = record.offset - 1 if value == b"again" else 1_000_000
             origin = Origin(topic=record.topic, partition=record.partition, offset=offset)
             value = b"found" if await runtime.send_again(origin) else b"gone"
+        if value == b"groups":
+            own = runtime.topics.app_id(runtime.room)
+            found = await runtime.groups([own, "no such group"])
+            waiting = sum(found[own].waiting.values()) if own in found else -1
+            value = b"%d in %d" % (waiting, len(set(found) - {own}))
         await runtime.send(Outgoing(runtime.topics.context, record.key, value))
 
     runtime.each(runtime.topics.query, on_query, stage="copy")

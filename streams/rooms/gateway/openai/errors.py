@@ -15,6 +15,8 @@ from schemas.errors import RecordError, UniscaleError
 
 NO_RETRY: Final = {"x-should-retry": "false"}
 
+_TOO_LONG: Final = "PromptTooLongError: "  # how an executor's Answer begins that says so
+
 
 class ApiError(UniscaleError):
     """A request that gets an error instead of a completion.
@@ -86,6 +88,12 @@ def not_found(what: str, value: str, code: str = "not_found") -> ApiError:
     )
 
 
+def no_model(name: str) -> ApiError:
+    """Return the 404 for a model name that cannot be used."""
+    why = f"model {name[:200]!r} does not exist, or you have no access to it; ask for `auto`, or see GET /v1/models"
+    return ApiError(404, why, param="model", code="model_not_found")
+
+
 def of_answer(answer: Answer) -> ApiError | None:
     """Return the error for an Answer, or None if it has text to return.
 
@@ -96,6 +104,10 @@ def of_answer(answer: Answer) -> ApiError | None:
     match answer.status:
         case "rejected":
             return ApiError(400, why, code="rejected", headers=dict(NO_RETRY))
+        case "failed" if why.startswith(_TOO_LONG):
+            return ApiError(
+                400, why, param="messages", code="context_length_exceeded", headers=dict(NO_RETRY)
+            )
         case "failed":
             return ApiError(502, why, type="api_error", code="search_failed", headers=dict(NO_RETRY))
         case "expired":

@@ -13,7 +13,7 @@ from msgspec import Struct
 
 from schemas.action import Action
 from schemas.errors import InvalidField
-from streams.rooms.gateway.openai.errors import not_found
+from streams.rooms.gateway.openai.errors import no_model
 
 AUTO = "auto"
 
@@ -53,13 +53,13 @@ def asked(name: str, models: Iterable[str], objectives: Iterable[str], actions: 
         objective = name.removeprefix(f"{AUTO}:")
         if objective in set(objectives):
             return Asked(objective=objective)
-        raise not_found("model", name, "model_not_found")
+        raise no_model(name)
     try:
         action = Action.parse(name)
     except InvalidField:
-        raise not_found("model", name, "model_not_found") from None
+        raise no_model(name) from None
     if action.model not in known or action.id not in set(actions):
-        raise not_found("model", name, "model_not_found")
+        raise no_model(name)
     return Asked(pin=action.id)
 
 

@@ -11,6 +11,7 @@ import msgspec
 import orjson
 from msgspec import Struct
 
+from schemas.action import Action
 from schemas.errors import RecordError
 from schemas.query import Budget, Message, Query, Reference, Weights
 from streams.rooms.gateway.openai.errors import ApiError, invalid, of_json, of_record, unsupported
@@ -160,6 +161,10 @@ def to_query(
         raise unsupported("stream_options.include_obfuscation", "leave it out")
     if request.stream and (request.n or 1) > 1:
         raise unsupported("n", "a stream has one choice; ask without stream, or leave n out")
+    if asked.pin is not None and request.n is not None and request.n > _paths(asked.pin):
+        raise invalid(
+            "n", f"n is {request.n}, and {asked.pin} drafts {_paths(asked.pin)} paths; ask for fewer choices"
+        )
     if asked.objective is not None and _has_objective(extension):
         why = f"the model name already asks for objective {asked.objective!r}; give one of the two"
         raise invalid("uniscale", why)
@@ -259,7 +264,15 @@ def _budget(request: ChatRequest) -> Budget | None:
         raise invalid(param, f"is {most}; give a whole number above 0")
     if budget is not None and budget.tokens is not None:
         raise invalid(param, "cannot be combined with uniscale.budget.tokens; give one of the two")
-    return Budget(tokens=most, eflops=budget.eflops if budget else None)
+    try:
+        return Budget(tokens=most, eflops=budget.eflops if budget else None)
+    except RecordError as error:
+        raise invalid(param, f"{param}: {error.why}", "invalid_value") from None
+
+
+def _paths(pin: str) -> int:
+    action = Action.parse(pin)
+    return action.qp * action.cp
 
 
 def _has_objective(extension: Extension) -> bool:

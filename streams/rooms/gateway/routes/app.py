@@ -96,6 +96,8 @@ class Routes:
                 headers={"allow": allow},
             )  # fmt: skip
         hint = ""
+        if path in ("/v1/completions", "/v1/responses"):
+            hint = "; ask with POST /v1/chat/completions"
         for candidate in (f"/v1{path}", path.removeprefix("/v1")):
             if candidate != path and self._methods({**request.scope, "path": candidate}):
                 hint = f"; did you mean {candidate[:200]}? The base URL of a client ends with /v1, once"

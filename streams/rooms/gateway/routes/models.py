@@ -7,7 +7,7 @@ from starlette.responses import Response
 
 from streams.rooms.gateway.limits import Credential
 from streams.rooms.gateway.openai import names
-from streams.rooms.gateway.openai.errors import ApiError, not_found
+from streams.rooms.gateway.openai.errors import ApiError, no_model
 from streams.rooms.gateway.routes.guard import Listing, reply
 from streams.rooms.gateway.service import Service
 
@@ -39,7 +39,7 @@ class Models:
             if each["id"] == name:
                 return reply(each)
         if self.service.asked(name).pin is None or not _may_use(who, name):
-            raise not_found("model", name, "model_not_found")
+            raise no_model(name)
         return reply(names.entry(name, "concrete", self.started, "uniscale"))
 
     def _listing(self, who: Credential) -> list[dict[str, Any]]:
