@@ -17,7 +17,7 @@ import zstandard
 from hypothesis import strategies as st
 
 from agents.decider.errors import CorruptState
-from agents.decider.observations import own_row
+from agents.decider.log.rows import own_row
 
 Raw = tuple[bytes | None, bytes | None]
 """Key and value."""

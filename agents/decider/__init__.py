@@ -1,8 +1,13 @@
 """The decider: chooses one joint configuration per query and learns from its reward.
 
-Pure files: `features` (the joint vector x), `policies` (UniScale's LinUCB and the paper's baselines behind
-one protocol), `observations` (the rows of the changelog and the fold from rows to policy state), `snapshot`
-(rows folded into chunks). `agent` binds them to the messages.
+agent      Context in, Decision out; Reward in, learning
+decisions  from a Context to what the policy sees, and from its choice to the Decision
+features   the joint vector x; `surface` counts what an embedding loses
+policies   UniScale's LinUCB, the paper's baselines and ours, behind one protocol
+log        the learner's log: rows, rewards, snapshots, and the fold back to policy state
+preview    what would be chosen now, without a trace
+uplift     the policy compared with its control group
+intake     what an outcome must be before it is learned
 """
 
 from agents.decider.policies.base import (

@@ -19,21 +19,19 @@ import msgspec
 import numpy as np
 from msgspec import Struct
 
-from agents.decider import snapshot
 from agents.decider.decisions import Surroundings, context_of, decision_of
-from agents.decider.ended import EndedIds
 from agents.decider.errors import FIX_LOG, CorruptState, DeciderError, DuplicateQuery, UnservedObjective
-from agents.decider.events import offer, tell
-from agents.decider.fold import fold, introduce, sorted_out, untold
-from agents.decider.observations import (
+from agents.decider.log import snapshot
+from agents.decider.log.ended import EndedIds
+from agents.decider.log.events import offer, tell
+from agents.decider.log.fold import fold, introduce, sorted_out, untold
+from agents.decider.log.rewards import Move, RewardRules, applied
+from agents.decider.log.rows import (
     GROWTH,
     ActionRow,
-    Move,
     OfferRow,
-    RewardRules,
     Row,
     aim_of,
-    applied,
     decode_row,
     encode_row,
     policy_objective,

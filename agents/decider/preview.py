@@ -17,7 +17,7 @@ from msgspec import Struct
 
 from agents.decider.agent import Decider
 from agents.decider.decisions import Surroundings, context_of
-from agents.decider.observations import policy_objective
+from agents.decider.log.rows import policy_objective
 from agents.decider.policies.base import ActionVector
 from schemas.decision import PolicyState, Predicted
 from schemas.objective import ObjectiveInForce

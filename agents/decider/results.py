@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from agents.decider.errors import CorruptState
-from agents.decider.fold import Folded
-from agents.decider.observations import Verdict
+from agents.decider.log.fold import Folded
+from agents.decider.log.rewards import Verdict
 from schemas.errors import UniscaleError
 
 

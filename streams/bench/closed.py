@@ -18,7 +18,7 @@ import numpy as np
 
 from agents.decider.agent import Decider
 from agents.decider.decisions import Surroundings
-from agents.decider.ended import EndedIds
+from agents.decider.log.ended import EndedIds
 from agents.embedder.encoder import Encoder, encoder_id
 from agents.space.action_space import uis_space
 from agents.space.catalogue import load_catalogue

@@ -9,12 +9,12 @@ from typing import Any
 import click
 import orjson
 
-from agents.decider import snapshot
 from agents.decider.agent import Decider
-from agents.decider.ended import EndedIds
 from agents.decider.errors import CorruptState
-from agents.decider.observations import Row, decode_row
-from agents.decider.repair import Refused, refused, repaired, shown
+from agents.decider.log import snapshot
+from agents.decider.log.ended import EndedIds
+from agents.decider.log.repair import Refused, refused, repaired, shown
+from agents.decider.log.rows import Row, decode_row
 from agents.embedder.encoder import encoder_id
 from schemas.base import decode
 from schemas.decision import Decision

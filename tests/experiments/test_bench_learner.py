@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from agents.decider.observations import Row, decode_row
+from agents.decider.log.rows import Row, decode_row
 from experiments.bench import rows
 from experiments.bench.stream import Stream
 

@@ -14,7 +14,7 @@ import pytest
 from aiokafka import AIOKafkaProducer
 from aiokafka.errors import KafkaError
 
-from agents.decider.observations import Row
+from agents.decider.log.rows import Row
 from schemas.query import Query
 from schemas.reward import Reward
 from streams.local.broker import Broker

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from agents.decider.observations import Row
-from agents.decider.reproduce import mismatches
+from agents.decider.log.reproduce import mismatches
+from agents.decider.log.rows import Row
 from schemas.answer import Answer
 from schemas.base import decode
 from schemas.decision import Decision

@@ -18,10 +18,10 @@ import pytest
 from kafka import TopicPartition
 from kafka.structs import OffsetAndMetadata
 
-from agents.decider.fold import fold, introduce
-from agents.decider.observations import ActionRow, AnyRow, Row, decode_row
-from agents.decider.reproduce import mismatches, opened
-from agents.decider.snapshot import is_record, versions
+from agents.decider.log.fold import fold, introduce
+from agents.decider.log.reproduce import mismatches, opened
+from agents.decider.log.rows import ActionRow, AnyRow, Row, decode_row
+from agents.decider.log.snapshot import is_record, versions
 from agents.embedder.encoder import encoder_id
 from schemas.base import decode, encode
 from schemas.decision import Decision

@@ -8,7 +8,7 @@ from typing import Any
 import orjson
 import pytest
 
-from agents.decider.observations import Row
+from agents.decider.log.rows import Row
 from schemas.query import Query
 from schemas.reward import Reward
 from streams.local.broker import Broker

@@ -13,7 +13,7 @@ import msgspec
 import pytest
 
 from agents.aggregator.agent import Pricing, price_of
-from agents.decider.observations import Row, decode_row, encode_row
+from agents.decider.log.rows import Row, decode_row, encode_row
 from agents.space.catalogue import load_catalogue
 from schemas.action import Action
 from schemas.answer import Answer

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from agents.decider.observations import Row
+from agents.decider.log.rows import Row
 from schemas.query import Query
 from schemas.reward import Reward
 from streams.local.supervisor import READY

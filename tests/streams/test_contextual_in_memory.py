@@ -10,12 +10,12 @@ import pytest
 
 from agents.decider.agent import Decider
 from agents.decider.errors import PriorRefused
-from agents.decider.observations import Row
+from agents.decider.log.reproduce import mismatches, opened
+from agents.decider.log.rows import Row
 from agents.decider.policies.build import build_policy
 from agents.decider.policies.contextual.history import History
 from agents.decider.policies.contextual.policy import Contextual
 from agents.decider.policies.contextual.prior import digest, teach
-from agents.decider.reproduce import mismatches, opened
 from agents.decider.surface import COUNTS
 from agents.embedder.encoder import encoder_id
 from agents.space.catalogue import load_catalogue

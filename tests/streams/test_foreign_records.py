@@ -6,11 +6,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from agents.decider import snapshot
 from agents.decider.agent import Decider
 from agents.decider.errors import CorruptState
-from agents.decider.observations import ActionRow, Row, decode_row, encode_row
-from agents.decider.repair import refused, repaired
+from agents.decider.log import snapshot
+from agents.decider.log.repair import refused, repaired
+from agents.decider.log.rows import ActionRow, Row, decode_row, encode_row
 from schemas.base import encode
 from schemas.query import Query
 from streams.audit import Report

@@ -9,8 +9,8 @@ import msgspec
 import pytest
 import zstandard
 
-from agents.decider.observations import Row, decode_row
-from agents.decider.reproduce import mismatches, opened
+from agents.decider.log.reproduce import mismatches, opened
+from agents.decider.log.rows import Row, decode_row
 from schemas.answer import Answer
 from schemas.base import decode, encode
 from schemas.dead_letter import DeadLetter

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from msgspec import structs
 
 from agents.aggregator.row import Row, decode_row, dues
-from agents.decider.observations import Row as LearnerRow
-from agents.decider.observations import own_row
+from agents.decider.log.rows import Row as LearnerRow
+from agents.decider.log.rows import own_row
 from schemas.answer import Answer
 from schemas.base import Record as Wire
 from schemas.base import decode, encode

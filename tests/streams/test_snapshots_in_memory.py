@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from agents.decider import snapshot
-from agents.decider.observations import Row, decode_row
-from agents.decider.reproduce import mismatches, opened
+from agents.decider.log import snapshot
+from agents.decider.log.reproduce import mismatches, opened
+from agents.decider.log.rows import Row, decode_row
 from schemas.base import decode, encode
 from schemas.dead_letter import DeadLetter
 from schemas.decision import Decision

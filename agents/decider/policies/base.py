@@ -4,7 +4,7 @@ A policy is asked (`select`) and told (`expect`, `update`, `correct`). It is pur
 randomness, no I/O. The same state, contexts and seed give the same choices, whatever the size of the batch,
 because every context draws from a generator of its own, derived from the seed and its query_id.
 
-Identity is kept one level above: `observations.applied` makes every `update` and `correct` happen once.
+Identity is kept one level above: `log.rewards.applied` makes every `update` and `correct` happen once.
 """
 
 from __future__ import annotations

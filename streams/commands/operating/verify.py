@@ -5,8 +5,8 @@ from itertools import islice
 
 import click
 
-from agents.decider.observations import Row
-from agents.decider.reproduce import mismatches, opened
+from agents.decider.log.reproduce import mismatches, opened
+from agents.decider.log.rows import Row
 from streams.rooms.decider.policies import policy_of
 from streams.rooms.embedder.encoders import encoder_of
 from streams.runtime.kafka import connections

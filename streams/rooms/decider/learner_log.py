@@ -10,11 +10,11 @@ import logging
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from typing import Final
 
-from agents.decider import snapshot
 from agents.decider.agent import Decider
 from agents.decider.errors import CorruptState
-from agents.decider.observations import decode_row
-from agents.decider.repair import shown
+from agents.decider.log import snapshot
+from agents.decider.log.repair import shown
+from agents.decider.log.rows import decode_row
 from agents.decider.results import Recovered
 from streams.runtime.base import Runtime, SendFailed
 
@@ -115,7 +115,7 @@ class LearnerLog:
         log.info("snapshot %d written, %d older records dropped", self.snapshot_at, dropped)
 
     async def _write(self, decider: Decider) -> int:
-        """Write a snapshot and drop what is not needed any more, in the order that `agents.decider.snapshot` gives."""
+        """Write a snapshot and drop what is not needed any more, in the order that `log.snapshot` gives."""
         topics = self.runtime.topics
         first = await self.runtime.first_offsets((topics.query, topics.context))
         end = (await self.runtime.end_offsets((self.changelog,)))[self.changelog, 0]

@@ -13,8 +13,8 @@ from typing import Self
 
 from agents.decider.agent import Decider
 from agents.decider.decisions import Surroundings
-from agents.decider.ended import EndedIds
 from agents.decider.errors import CorruptState, DuplicateQuery
+from agents.decider.log.ended import EndedIds
 from agents.decider.policies.base import ActionVector
 from agents.decider.policies.contextual.prior import digest
 from agents.decider.results import Decided

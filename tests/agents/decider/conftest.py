@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from agents.decider import snapshot
 from agents.decider.agent import Decider
 from agents.decider.decisions import Surroundings
 from agents.decider.features import FeatureMap, FeatureSettings
-from agents.decider.observations import decode_row
+from agents.decider.log import snapshot
+from agents.decider.log.rows import decode_row
 from agents.decider.policies.base import ActionVector, Context, Objective, Observation, Pending, Policy
 from agents.space.action_space import ActionSpace, uis_space
 from agents.space.catalogue import load_catalogue

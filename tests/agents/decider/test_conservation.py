@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agents.decider.observations import Row, decode_row
+from agents.decider.log.rows import Row, decode_row
 from agents.decider.policies.linear.linucb import LinUCB
 
 KINDS = ["provisional", "final", "correction", "default", "failed"]

@@ -12,7 +12,9 @@ import pytest
 
 from agents.decider.errors import DuplicateQuery, InvalidObservation, UnservedObjective
 from agents.decider.features import FeatureSettings
-from agents.decider.observations import RewardRules, decode_row
+from agents.decider.log.reproduce import mismatches
+from agents.decider.log.rewards import RewardRules
+from agents.decider.log.rows import decode_row
 from agents.decider.policies.contextual.design import Design
 from agents.decider.policies.contextual.policy import Contextual
 from agents.decider.policies.exploration import Explored
@@ -21,7 +23,6 @@ from agents.decider.policies.linear.forgetting import Discounted, SlidingWindow
 from agents.decider.policies.linear.linucb import LinUCB, LinUCBSettings
 from agents.decider.policies.linear.thompson import Thompson
 from agents.decider.policies.neural.mlp import MLP, NetworkSettings
-from agents.decider.reproduce import mismatches
 from agents.space.action_space import ActionSpace
 from agents.space.catalogue import Catalogue
 from agents.space.errors import ActionError

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from agents.decider.observations import GROWTH, Row, decode_row, encode_row
+from agents.decider.log.rows import GROWTH, Row, decode_row, encode_row
 from agents.decider.policies.linear.linucb import LinUCB
 from schemas.base import MAX_VALUE
 from schemas.errors import RecordTooLarge, UniscaleError

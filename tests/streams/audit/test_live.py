@@ -7,8 +7,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from agents.decider import snapshot
-from agents.decider.ended import EndedIds
+from agents.decider.log import snapshot
+from agents.decider.log.ended import EndedIds
 from schemas.answer import Answer
 from schemas.base import encode
 from schemas.dead_letter import DeadLetter

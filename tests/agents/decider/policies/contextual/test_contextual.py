@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from agents.decider.features import FeatureSettings
-from agents.decider.observations import Row, decode_row
+from agents.decider.log.reproduce import mismatches, opened
+from agents.decider.log.rows import Row, decode_row
 from agents.decider.policies.base import ActionVector, Aim, Context, Objective, Observation, Pending
 from agents.decider.policies.contextual.design import Design
 from agents.decider.policies.contextual.policy import COST, Contextual, ContextualSettings
 from agents.decider.policies.exploration import Explored
-from agents.decider.reproduce import mismatches, opened
 from schemas.base import decode
 from schemas.decision import Decision
 

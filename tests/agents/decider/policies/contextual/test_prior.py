@@ -10,6 +10,8 @@ import pytest
 
 from agents.decider.errors import CorruptState, InvalidObservation, PriorRefused
 from agents.decider.features import FeatureSettings
+from agents.decider.log.reproduce import mismatches, opened
+from agents.decider.log.snapshot import versions
 from agents.decider.policies.base import ActionVector, Context, Objective
 from agents.decider.policies.contextual.design import Design
 from agents.decider.policies.contextual.history import History
@@ -17,8 +19,6 @@ from agents.decider.policies.contextual.policy import Contextual, ContextualSett
 from agents.decider.policies.contextual.prior import digest, teach
 from agents.decider.policies.exploration import Explored
 from agents.decider.policies.linear.linucb import LinUCB
-from agents.decider.reproduce import mismatches, opened
-from agents.decider.snapshot import versions
 
 DIM, EMBEDDED = 21, 12
 

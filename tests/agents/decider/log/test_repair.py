@@ -8,10 +8,10 @@ import msgspec
 import pytest
 
 from agents.decider.errors import CorruptState, DuplicateQuery
-from agents.decider.observations import Row, decode_row, encode_row
+from agents.decider.log.repair import refused, repaired
+from agents.decider.log.rows import Row, decode_row, encode_row
+from agents.decider.log.snapshot import is_record
 from agents.decider.policies.linear.linucb import LinUCB
-from agents.decider.repair import refused, repaired
-from agents.decider.snapshot import is_record
 
 SMALL = 4096
 

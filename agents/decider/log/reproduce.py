@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Final
 
-from agents.decider import snapshot
 from agents.decider.errors import CorruptState
-from agents.decider.events import Event, Told, events, offer, resume_offer, tell
-from agents.decider.fold import introduce, untold
-from agents.decider.observations import (
+from agents.decider.log import snapshot
+from agents.decider.log.events import Event, Told, events, offer, resume_offer, tell
+from agents.decider.log.fold import introduce, untold
+from agents.decider.log.rows import (
     ActionRow,
     AnyRow,
     OfferRow,

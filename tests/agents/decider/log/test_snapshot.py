@@ -8,9 +8,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from agents.decider import snapshot
 from agents.decider.errors import CorruptState, DuplicateQuery
-from agents.decider.observations import Row, decode_row, encode_row
+from agents.decider.log import snapshot
+from agents.decider.log.rows import Row, decode_row, encode_row
 from agents.decider.policies.linear.linucb import LinUCB, LinUCBSettings
 
 SMALL = 4096

@@ -24,9 +24,9 @@ from typing import Final
 import msgspec
 from msgspec import Struct
 
-from agents.decider.ended import EndedIds, Part
 from agents.decider.errors import CorruptState
-from agents.decider.observations import ActionRow, AnyRow, OfferRow, Row, decode_row
+from agents.decider.log.ended import EndedIds, Part
+from agents.decider.log.rows import ActionRow, AnyRow, OfferRow, Row, decode_row
 
 SNAPSHOT_KEY: Final = b"\x00snapshot/"
 """Prefix of snapshot records. A query_id is printable ASCII, so no query's row can begin like this."""

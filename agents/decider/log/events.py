@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal, NamedTuple
 
-from agents.decider.observations import ActionRow, AnyRow, OfferRow, Row
+from agents.decider.log.rows import ActionRow, AnyRow, OfferRow, Row
 from agents.decider.policies.base import Policy
 
 Told = Literal["offer", "expect", "update", "correct", "abandon", "nothing"]

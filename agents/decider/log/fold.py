@@ -14,10 +14,10 @@ from itertools import groupby
 from operator import attrgetter
 from typing import Final
 
-from agents.decider import snapshot
 from agents.decider.errors import FIX_LOG, CorruptState
-from agents.decider.events import events, offer, resume_offer, tell
-from agents.decider.observations import ActionRow, AnyRow, OfferRow, Row, own_row
+from agents.decider.log import snapshot
+from agents.decider.log.events import events, offer, resume_offer, tell
+from agents.decider.log.rows import ActionRow, AnyRow, OfferRow, Row, own_row
 from agents.decider.policies.base import Policy
 
 BATCH: Final = 2048

@@ -1,4 +1,4 @@
-"""The decider's log: one row per decision, and what a reward does to it.
+"""The rows of the learner's log: one per decision, rewritten when a reward changes it.
 
 State is a fold over rows, never a matrix on the wire. A row is written when its decision is made (`pending`,
 with the whole Decision, so that a redelivered Context sends the same bytes again) and rewritten when a reward
@@ -9,32 +9,26 @@ commits.
     pending ──provisional──▶ learned ──correction, default──▶ closed
        ├──final, correction, default──────────────────────────▶ closed
        └──a reward without score or cost, or of a query with learn: false──▶ abandoned   (nothing enters A)
-
-x enters A once, at the first reward that can be learned. What arrives twice, late, or for no row changes
-nothing.
 """
 
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import Any, Final, Literal
+from typing import Final, Literal
 
 import msgspec
 import numpy as np
 from msgspec import Struct
 
-from agents.decider import intake
 from agents.decider.errors import FIX_LOG, CorruptState
 from agents.decider.policies.base import ActionVector, Aim, Objective, Observation, Pending, Vector
 from schemas.base import MAX_VALUE
 from schemas.errors import RecordTooLarge
 from schemas.objective import ObjectiveInForce
 from schemas.query import Origin
-from schemas.reward import Kind, Reward
+from schemas.reward import Kind
 
 Stage = Literal["pending", "learned", "closed", "abandoned"]
-Verdict = Literal["learned", "corrected", "closed", "abandoned", "duplicate", "late", "orphan", "unlearnable"]
-Tell = Literal["update", "correct", "abandon", "nothing"]
 
 ACTION_KEY: Final = b"\x00action/"
 """Prefix of action rows. A query_id is printable ASCII, so no query's row can begin like this."""
@@ -45,24 +39,6 @@ OFFER_KEY: Final = b"\x00offer/"
 
 GROWTH: Final = 1024
 """Bytes that rewards may add to a row, generously: three sequence numbers, four kinds, an offset and five numbers."""
-
-
-class RewardRules(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How a reward without correctness is learned.
-
-    Attributes:
-        impute: What stands for Correct until it is known: the path's `score`, or a constant from 0 to 1.
-        default: What becomes of a row whose correctness never comes: `impute` keeps what was imputed, `wrong`
-            counts it as 0, `drop` lets a row that has not entered A yet never enter it.
-    """
-
-    impute: Literal["score"] | float = "score"
-    default: Literal["impute", "wrong", "drop"] = "impute"
-
-    def __post_init__(self) -> None:
-        """Refuse a constant outside 0 to 1."""
-        if self.impute != "score" and not 0.0 <= self.impute <= 1.0:
-            raise ValueError(f"impute is {self.impute}; write score, or a number from 0 to 1")
 
 
 class Row(Struct, frozen=True, kw_only=True, omit_defaults=True, tag="decider-row.v1", tag_field="schema"):
@@ -192,13 +168,6 @@ class OfferRow(Struct, frozen=True, kw_only=True, tag="decider-offer.v1", tag_fi
 AnyRow = Row | ActionRow | OfferRow
 
 
-class Move(Struct, frozen=True):
-    """What the policy is to be told after a reward."""
-
-    tell: Tell
-    row: Row
-
-
 @lru_cache(maxsize=1024)
 def policy_objective(objective: ObjectiveInForce) -> Objective:
     """Return an objective in force as the policy's coefficients."""
@@ -218,51 +187,6 @@ def aim_of(objective: ObjectiveInForce) -> Aim | None:
     if objective.accuracy is not None:
         return Aim(f"{objective.name or ''}/accuracy={objective.accuracy!r}", accuracy=objective.accuracy)
     return None
-
-
-def applied(
-    row: Row | None, reward: Reward, offset: int, seq: int, rules: RewardRules
-) -> tuple[Verdict, Move | None]:
-    """Return what a reward does: its verdict, and the changed row with what to tell the policy.
-
-    Args:
-        row: The decision's row; None when there is none.
-        reward: The reward.
-        offset: The reward's offset in its topic.
-        seq: The next sequence number, used up when a move is returned.
-        rules: How missing correctness is learned.
-
-    Raises:
-        InvalidObservation: A term is out of range; nothing has changed.
-    """
-    if row is None or reward.seq != row.seq or reward.action.id != row.action:
-        return "orphan", None
-    if reward.kind in row.kinds:
-        return "duplicate", None
-    if row.stage in ("closed", "abandoned") or (reward.kind == "provisional" and row.stage == "learned"):
-        return "late", None
-    change: dict[str, Any] = {"kinds": (*row.kinds, reward.kind), "reward_offset": offset}
-    if row.stage == "learned":
-        return _resolved(row, reward, seq, rules, change)
-    score, log_cost = reward.score, reward.log_cost
-    if not reward.learn or score is None or log_cost is None:
-        if not reward.closes:
-            return "unlearnable", None
-        return "abandoned", _move("abandon", row, {**change, "stage": "abandoned", "ended_seq": seq})
-    if reward.kind == "default" and rules.default == "drop":
-        return "abandoned", _move("abandon", row, {**change, "stage": "abandoned", "ended_seq": seq})
-    imputed = score if rules.impute == "score" else float(rules.impute)
-    correct = 0.0 if reward.kind == "default" and rules.default == "wrong" else reward.correct
-    intake.outcome(row.query_id, correct, score, log_cost, imputed)
-    change |= {
-        "score": score,
-        "log_cost": log_cost,
-        "imputed": imputed,
-        "entered": correct,
-        "correct": correct,
-    }
-    change |= {"stage": "closed" if reward.closes else "learned", "learned_seq": seq}
-    return "learned", _move("update", row, change)
 
 
 def encode_row(row: AnyRow, limit: int = MAX_VALUE) -> bytes:
@@ -329,20 +253,3 @@ def _of_another_release(value: bytes) -> bool:
 
 
 _DECODER: Final = msgspec.json.Decoder(AnyRow)
-
-
-def _resolved(
-    row: Row, reward: Reward, seq: int, rules: RewardRules, change: dict[str, Any]
-) -> tuple[Verdict, Move | None]:
-    """Close a row that is in A already: replace what was imputed, or let it stand."""
-    change["stage"] = "closed"
-    correct = reward.correct if reward.kind != "default" else 0.0 if rules.default == "wrong" else None
-    if correct is None:
-        closed = msgspec.structs.replace(row, **change, ended_seq=seq)
-        return "closed", Move("nothing", closed)
-    intake.share(row.query_id, "correct", correct)
-    return "corrected", _move("correct", row, {**change, "correct": correct, "corrected_seq": seq})
-
-
-def _move(tell: Tell, row: Row, change: dict[str, Any]) -> Move:
-    return Move(tell, msgspec.structs.replace(row, **change))

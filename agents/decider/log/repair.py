@@ -15,10 +15,10 @@ from collections import Counter
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
-from agents.decider import snapshot
 from agents.decider.agent import Decider
 from agents.decider.errors import CorruptState
-from agents.decider.observations import Row, decode_row
+from agents.decider.log import snapshot
+from agents.decider.log.rows import Row, decode_row
 
 Rows = list[tuple[bytes, Row]]
 Sent = Callable[[Collection[bytes]], Mapping[bytes, bytes]]

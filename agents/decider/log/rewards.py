@@ -1,0 +1,105 @@
+"""What a reward does to the row of its decision.
+
+x enters A once, at the first reward that can be learned. What arrives twice, late, or for no row changes nothing.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import msgspec
+from msgspec import Struct
+
+from agents.decider import intake
+from agents.decider.log.rows import Row
+from schemas.reward import Reward
+
+Verdict = Literal["learned", "corrected", "closed", "abandoned", "duplicate", "late", "orphan", "unlearnable"]
+Tell = Literal["update", "correct", "abandon", "nothing"]
+
+
+class RewardRules(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How a reward without correctness is learned.
+
+    Attributes:
+        impute: What stands for Correct until it is known: the path's `score`, or a constant from 0 to 1.
+        default: What becomes of a row whose correctness never comes: `impute` keeps what was imputed, `wrong`
+            counts it as 0, `drop` lets a row that has not entered A yet never enter it.
+    """
+
+    impute: Literal["score"] | float = "score"
+    default: Literal["impute", "wrong", "drop"] = "impute"
+
+    def __post_init__(self) -> None:
+        """Refuse a constant outside 0 to 1."""
+        if self.impute != "score" and not 0.0 <= self.impute <= 1.0:
+            raise ValueError(f"impute is {self.impute}; write score, or a number from 0 to 1")
+
+
+class Move(Struct, frozen=True):
+    """What the policy is to be told after a reward."""
+
+    tell: Tell
+    row: Row
+
+
+def applied(
+    row: Row | None, reward: Reward, offset: int, seq: int, rules: RewardRules
+) -> tuple[Verdict, Move | None]:
+    """Return what a reward does: its verdict, and the changed row with what to tell the policy.
+
+    Args:
+        row: The decision's row; None when there is none.
+        reward: The reward.
+        offset: The reward's offset in its topic.
+        seq: The next sequence number, used up when a move is returned.
+        rules: How missing correctness is learned.
+
+    Raises:
+        InvalidObservation: A term is out of range; nothing has changed.
+    """
+    if row is None or reward.seq != row.seq or reward.action.id != row.action:
+        return "orphan", None
+    if reward.kind in row.kinds:
+        return "duplicate", None
+    if row.stage in ("closed", "abandoned") or (reward.kind == "provisional" and row.stage == "learned"):
+        return "late", None
+    change: dict[str, Any] = {"kinds": (*row.kinds, reward.kind), "reward_offset": offset}
+    if row.stage == "learned":
+        return _resolved(row, reward, seq, rules, change)
+    score, log_cost = reward.score, reward.log_cost
+    if not reward.learn or score is None or log_cost is None:
+        if not reward.closes:
+            return "unlearnable", None
+        return "abandoned", _move("abandon", row, {**change, "stage": "abandoned", "ended_seq": seq})
+    if reward.kind == "default" and rules.default == "drop":
+        return "abandoned", _move("abandon", row, {**change, "stage": "abandoned", "ended_seq": seq})
+    imputed = score if rules.impute == "score" else float(rules.impute)
+    correct = 0.0 if reward.kind == "default" and rules.default == "wrong" else reward.correct
+    intake.outcome(row.query_id, correct, score, log_cost, imputed)
+    change |= {
+        "score": score,
+        "log_cost": log_cost,
+        "imputed": imputed,
+        "entered": correct,
+        "correct": correct,
+    }
+    change |= {"stage": "closed" if reward.closes else "learned", "learned_seq": seq}
+    return "learned", _move("update", row, change)
+
+
+def _resolved(
+    row: Row, reward: Reward, seq: int, rules: RewardRules, change: dict[str, Any]
+) -> tuple[Verdict, Move | None]:
+    """Close a row that is in A already: replace what was imputed, or let it stand."""
+    change["stage"] = "closed"
+    correct = reward.correct if reward.kind != "default" else 0.0 if rules.default == "wrong" else None
+    if correct is None:
+        closed = msgspec.structs.replace(row, **change, ended_seq=seq)
+        return "closed", Move("nothing", closed)
+    intake.share(row.query_id, "correct", correct)
+    return "corrected", _move("correct", row, {**change, "correct": correct, "corrected_seq": seq})
+
+
+def _move(tell: Tell, row: Row, change: dict[str, Any]) -> Move:
+    return Move(tell, msgspec.structs.replace(row, **change))
