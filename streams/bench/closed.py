@@ -71,7 +71,7 @@ def measure(
         encoder = encoder_of(settings)
         began_s, began_cpu = time.monotonic(), time.process_time()
         writer = _Writer(settings)
-        asyncio.run(_life(writer, encoder, queries, lived))
+        seq = asyncio.run(_life(writer, encoder, queries, lived))
         writer.producer.close()
         say(
             f"{writer.ends[writer.changelog]:,} records of rows written in {time.monotonic() - began_s:.0f} s "
@@ -80,7 +80,7 @@ def measure(
         say("starting the decider")
         return {
             "queries": queries, "lived": lived, "d": 2 * half, "log_records": writer.ends[writer.changelog],
-            "rows_left": len(writer.rows), **_started(settings, encoder, queries, Path(folder) / "decider.log"),
+            "rows_left": len(writer.rows), **_started(settings, encoder, queries, seq, Path(folder) / "decider.log"),
         }  # fmt: skip
 
 
@@ -145,8 +145,8 @@ async def _recovered() -> None:
     """Never called: the log is only written here."""
 
 
-async def _life(writer: _Writer, encoder: Encoder, queries: int, lived: int) -> None:
-    """Let a decider decide and learn, and write what it leaves."""
+async def _life(writer: _Writer, encoder: Encoder, queries: int, lived: int) -> int:
+    """Let a decider decide and learn, and write what it leaves; return the sequence number of what comes next."""
     settings = writer.settings
     ended = EndedIds(settings.policy.remembered_ids)
     for at in range(queries - lived):
@@ -176,6 +176,7 @@ async def _life(writer: _Writer, encoder: Encoder, queries: int, lived: int) -> 
         await writer.put_all((*each.row, 0) for each in learned if each.row)
         await learner_log.snapshot_when_due(decider)
     writer.producer.flush()
+    return decider.seq
 
 
 def _no_row(query_id: str) -> bytes | None:
@@ -191,12 +192,12 @@ def _context(settings: Settings, encoder: Encoder, rng: np.random.Generator, num
     )  # fmt: skip
 
 
-def _started(settings: Settings, encoder: Encoder, queries: int, log: Path) -> dict[str, Any]:
+def _started(settings: Settings, encoder: Encoder, queries: int, seq: int, log: Path) -> dict[str, Any]:
     """Start the decider's process, measure it, and send it Contexts of ended queries."""
     with recovered_decider(settings, log) as (pid, ready_s, took):
         cpu_s = _cpu_s(pid)
         at_start = _memory_mb(pid)
-        refused = _again(settings, encoder, queries)
+        refused = _again(settings, encoder, queries, seq)
         now = _memory_mb(pid)
     return {
         "ready_s": round(ready_s, 2), "ready_cpu_s": round(cpu_s, 2), "read_s": round(took["read"], 3),
@@ -206,8 +207,11 @@ def _started(settings: Settings, encoder: Encoder, queries: int, log: Path) -> d
     }  # fmt: skip
 
 
-def _again(settings: Settings, encoder: Encoder, queries: int) -> int:
-    """Send Contexts of ended queries, half of them from another place; return how many were refused as duplicates."""
+def _again(settings: Settings, encoder: Encoder, queries: int, seq: int) -> int:
+    """Send Contexts of ended queries, half of them from another place; return how many were refused as duplicates.
+
+    While its row is still in the log, one from its own place gets the Decision that was made before `seq` once more.
+    """
     topics, rng = Topics(settings), np.random.default_rng(1)
     producer = connections.producer(settings)
     numbers = rng.integers(0, queries, _AGAIN).tolist()
@@ -218,9 +222,7 @@ def _again(settings: Settings, encoder: Encoder, queries: int) -> int:
     producer.send(topics.context, key=SHARD, value=encode(last), partition=0).get(timeout=60)
     producer.close()
     deadline = time.monotonic() + 120
-    while not (
-        decided := [decode(r.value, Decision) for r in connections.read_all(settings, [topics.decision])]
-    ):
+    while not (decided := [each for each in _decisions(settings) if each.seq >= seq]):
         if time.monotonic() > deadline:
             raise LookupError("the decider did not decide a new query in 120 s")
         time.sleep(0.2)
@@ -228,6 +230,11 @@ def _again(settings: Settings, encoder: Encoder, queries: int) -> int:
         raise LookupError(f"queries that had ended were decided again: {found[:5]}")
     letters = [decode(r.value, DeadLetter) for r in connections.read_all(settings, [topics.dead_letter])]
     return sum(letter.error == "DuplicateQuery" for letter in letters)
+
+
+def _decisions(settings: Settings) -> list[Decision]:
+    topic = Topics(settings).decision
+    return [decode(record.value, Decision) for record in connections.read_all(settings, [topic])]
 
 
 def _memory_mb(pid: int) -> dict[str, float]:

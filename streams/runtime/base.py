@@ -208,10 +208,14 @@ class Runtime(Protocol):
             partitions: Of the changelog; equal to those of the topics whose handlers write it.
             source: One of these topics: who owns its partition owns the rows of that partition.
             recovered: Awaited after each recovery, before the first record is handled; its errors end the room.
-            one_writer: The broker refuses the writes of a worker that does not own the partition any more, even where
-                it does not know that yet. Each call of `put_all` and `drop_all` is then written whole or not at all.
-            begins: For a table of one partition: awaited before each recovery, returns the offset of the changelog at
+            one_writer: For a table of one partition: the broker refuses the writes of a worker that does not own it any
+                more, even where it does not know that yet. Each call of `put_all` and `drop_all` is then written whole
+                or not at all, and a recovery sees everything that any worker has written before it.
+            begins: For a table of one writer: awaited before each recovery, returns the offset of the changelog at
                 which reading begins. What lies before it must be known otherwise; see `Table.seed`.
+
+        Raises:
+            ValueError: `begins` for a table of several writers.
         """
 
     async def follow(

@@ -21,7 +21,10 @@ from streams.local.broker import Broker
 from streams.local.supervisor import python
 from streams.runtime.base import Crash
 from streams.runtime.kafka import admin, connections
+from streams.runtime.kafka.app import create_app
 from streams.runtime.kafka.fence import Fence
+from streams.runtime.kafka.fenced import FencedTable
+from streams.runtime.kafka.transport import consumer_of
 from streams.settings import Kafka, Settings
 from streams.topics import Topic
 
@@ -36,29 +39,10 @@ def transactions(broker: Broker) -> None:
 
 def test_who_takes_the_right_shuts_out_who_had_it(broker: Broker) -> None:
     settings = Settings(kafka=Kafka(bootstrap=broker.bootstrap))
-    name = f"fenced-{uuid.uuid4().hex[:6]}"
-    admin.create(
-        settings,
-        [
-            Topic(
-                name=name,
-                record="row",
-                key="k",
-                partitions=1,
-                compacted=True,
-                retention_ms=-1,
-                max_bytes=100_000,
-            )
-        ],
-    )
+    name = log_named(settings)
 
     def fence() -> Fence:
-        return Fence(
-            name,
-            lambda transactional_id: AIOKafkaProducer(
-                bootstrap_servers=broker.bootstrap, transactional_id=transactional_id, acks="all"
-            ),
-        )
+        return fence_of(broker, name)
 
     async def main() -> None:
         old, new = fence(), fence()
@@ -82,6 +66,84 @@ def test_who_takes_the_right_shuts_out_who_had_it(broker: Broker) -> None:
     asyncio.run(main())
     rows = [(r.key, r.value[:6]) for r in connections.read_all(settings, [name])]
     assert rows == [*((b"%d" % n, b"xxxxxx") for n in range(4)), (b"0", b"valid"), (b"4", b"after")]
+
+
+def log_named(settings: Settings) -> str:
+    """Create a compacted topic of one partition."""
+    name = f"fenced-{uuid.uuid4().hex[:6]}"
+    topic = Topic(
+        name=name, record="row", key="k", partitions=1, compacted=True, retention_ms=-1, max_bytes=100_000
+    )
+    admin.create(settings, [topic])
+    return name
+
+
+def fence_of(broker: Broker, name: str) -> Fence:
+    def connect(transactional_id: str | None) -> AIOKafkaProducer:
+        return AIOKafkaProducer(
+            bootstrap_servers=broker.bootstrap, transactional_id=transactional_id, acks="all"
+        )
+
+    return Fence(name, connect)
+
+
+def test_a_table_reads_what_was_committed_before_it_was_taken_over_and_again_where_it_moves_meanwhile(
+    broker: Broker,
+) -> None:
+    settings = Settings(kafka=Kafka(bootstrap=broker.bootstrap))
+    name = log_named(settings)
+    told: list[dict[bytes, bytes]] = []
+
+    async def main() -> None:
+        consumer = consumer_of(create_app(settings, "decider"))
+        old, new = fence_of(broker, name), fence_of(broker, name)
+        await old.take()
+        for n in range(6):  # each ends in a mark: the rows lie at 0, 2, 4 ...
+            await old.write([(b"%d" % n, b"x" * 9_000)])
+        await old.write([(b"4", None)])
+        await old._producer.begin_transaction()
+        await old._post([(b"5", b"zombie")])
+        await new.take()
+
+        async def begins() -> int:
+            if len(told) == 1 and consumer._epoch == 1:  # a rebalance, which ends a little later
+                consumer._epoch += 1
+                asyncio.get_running_loop().call_later(0.1, setattr, consumer, "_assigned_epoch", 2)
+            return 3
+
+        async def recovered() -> None:
+            told.append(dict(table.items()))
+
+        table = FencedTable(
+            settings, new, consumer, lambda: frozenset({0}), begins=begins, recovered=recovered
+        )
+        consumer._assigned_epoch = consumer._epoch
+        await table.recover()
+        assert [sorted(rows) for rows in told] == [[b"2", b"3", b"5"]]
+        await table.recover()
+        assert len(told) == 1, "nothing has moved"
+        await table.put_all([(b"6", b"y", 0)])
+        consumer._epoch = consumer._assigned_epoch = 1
+        await table.recover()
+        assert [sorted(rows) for rows in told[1:]] == [[b"2", b"3", b"5", b"6"]]
+        assert table.get(b"5") == b"x" * 9_000
+        stranger = AIOKafkaProducer(bootstrap_servers=broker.bootstrap, transactional_id=f"{name}.other")
+        await stranger.start()
+        await stranger.begin_transaction()
+        await stranger.send_and_wait(name, key=b"7", value=b"strange", partition=0)
+        await table.put_all([(b"8", b"z", 0)])  # not shown to readers before the stranger's transaction ends
+        consumer._epoch = consumer._assigned_epoch = 3
+        reading = asyncio.ensure_future(table.recover())
+        await asyncio.sleep(0.5)
+        assert not reading.done()
+        await stranger.abort_transaction()
+        await reading
+        assert sorted(told[-1]) == [b"2", b"3", b"5", b"6", b"8"]
+        await stranger.stop()
+        await new.release()
+        await old.release()
+
+    asyncio.run(main())
 
 
 def closed(loop: Any) -> set[str]:

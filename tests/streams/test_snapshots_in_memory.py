@@ -18,6 +18,7 @@ from streams.rooms.decider.policies import policy_of
 from streams.rooms.decider.room import DeciderRoom
 from streams.rooms.embedder.encoders import encoder_of
 from streams.runtime.memory import Cluster, Effect, run
+from streams.runtime.memory.broker import Broker
 from streams.settings import Settings
 
 QUERIES = 12
@@ -79,6 +80,34 @@ async def restarted(cluster: Cluster) -> Cluster:
             fresh.broker.append(topic, record.key, record.value, 0)
     await fresh.up()
     return fresh
+
+
+def test_the_log_is_read_once_at_a_start(
+    in_memory: InMemory, ask: Ask, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read: list[tuple[str, int]] = []
+    changelog = Broker.changelog
+
+    def counted(broker: Broker, topic: str, partition: int, begin: int = 0) -> dict[bytes, bytes]:
+        read.append((topic, begin))
+        return changelog(broker, topic, partition, begin)
+
+    async def main() -> None:
+        settings = in_memory(policy="contextual", snapshot_every=EVERY)
+        cluster, state = await lived(settings, [ask(n) for n in range(QUERIES)])
+        start = snapshot.start_of(log_of(cluster))
+        monkeypatch.setattr(Broker, "changelog", counted)
+        fresh = await restarted(cluster)
+        t = cluster.topics
+        assert read == [(t.snapshot, 0), (t.changelog("decider", "pending"), start)]
+        room = room_of(fresh)
+        assert room is not None
+        assert room.decider is not None
+        assert room.decider.policy.state() == state
+        await fresh.close()
+        await cluster.close()
+
+    run(main())
 
 
 def test_rows_leave_and_what_comes_again_is_recognised(

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streams.runtime.base import Record
-from streams.runtime.kafka.app import create_app, durable_table
+from streams.runtime.kafka.app import changelogged, create_app
 from streams.runtime.kafka.consumer import Consumer
 from streams.runtime.kafka.lanes import Lanes
 from streams.runtime.kafka.offsets import Course, Offsets, SkippedRecord
@@ -208,7 +208,7 @@ class Reader:
 
     def __init__(self) -> None:
         app = create_app(Settings().replace(prefix="offsets."), "verifier")
-        table = durable_table(app, "rows", 4)
+        table = changelogged(app, "rows", 4)
         self.partition = TP(table.changelog_topic.get_topic_name(), 3)
         self.consumer = consumer_of(app)
         self.given: list[int] = []

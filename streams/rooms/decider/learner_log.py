@@ -67,10 +67,7 @@ class LearnerLog:
             CorruptState: The log is not whole.
         """
         snapshots = await self.runtime.latest(self.topic) if self._read is None else self._read
-        # Read here, whole: what faust's recovery has left of it may end early after a rebalance.
-        log_rows = await self.runtime.latest(self.changelog, snapshot.start_of(snapshots))
-        self.table.seed((key, value, 0) for key, value in log_rows.items())
-        records = list(log_rows.items())
+        records = self.table.items()
         began_s = self.runtime.monotonic()
         found = await self.runtime.in_thread(lambda: decider.recover(records, snapshots.items()))
         fold_s = self.runtime.monotonic() - began_s

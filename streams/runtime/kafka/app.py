@@ -15,7 +15,7 @@ from faust.sensors import Monitor
 
 from streams.runtime.base import Crash
 from streams.runtime.kafka import connections
-from streams.runtime.kafka.table import DurableTable
+from streams.runtime.kafka.table import Changelogged
 from streams.runtime.kafka.transport import App
 from streams.settings import Settings
 from streams.topics import Topics
@@ -145,9 +145,9 @@ def create_app(settings: Settings, room: str, group: str = "", instance: str = "
     return app
 
 
-def durable_table(app: faust.App, name: str, partitions: int) -> DurableTable:
-    """Return a table whose changelog is declared in `topics.py`."""
-    table = DurableTable(
+def changelogged(app: faust.App, name: str, partitions: int) -> Changelogged:
+    """Return a table that faust recovers, whose changelog is declared in `topics.py`."""
+    table = Changelogged(
         app,
         name=name,
         key_type=bytes,

@@ -117,7 +117,7 @@ def consumer(settings: Settings, **kwargs: Any) -> KafkaConsumer:
         raise unreachable(settings, error) from None
 
 
-def follower(settings: Settings) -> "AIOKafkaConsumer":
+def follower(settings: Settings, **kwargs: Any) -> "AIOKafkaConsumer":
     """Return an asynchronous consumer without a group, to be assigned partitions."""
     from aiokafka import AIOKafkaConsumer
 
@@ -125,9 +125,8 @@ def follower(settings: Settings) -> "AIOKafkaConsumer":
         group_id=None,
         enable_auto_commit=False,
         auto_offset_reset="earliest",
-        isolation_level="read_committed",
         max_partition_fetch_bytes=settings.kafka.max_record_bytes + 65_536,
-        **_shared(settings),
+        **{"isolation_level": "read_committed", **_shared(settings), **kwargs},
     )
 
 

@@ -12,13 +12,14 @@ record. So here:
   the process.
 
 Records go straight to the lanes of their topic (`lanes.py`) and so to their handlers, without faust's events, streams,
-queues and reference counts. Table changelogs take faust's own path, because its recovery reads them.
+queues and reference counts. Changelogs that faust's recovery reads take its own path.
 """
 
 import asyncio
 import contextlib
+import math
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from aiokafka.errors import ConsumerStoppedError, IllegalStateError
@@ -30,7 +31,6 @@ from streams.runtime.kafka.fence import Fence
 from streams.runtime.kafka.in_loop import InLoop
 from streams.runtime.kafka.lanes import Lane, Lanes
 from streams.runtime.kafka.offsets import Course, Offsets
-from streams.runtime.kafka.recovery import look_past_markers
 
 # How long records in flight may continue when a room stops or loses partitions; a longer step is redone elsewhere.
 SETTLE_S = 3.0
@@ -45,16 +45,16 @@ class Consumer(aiokafka.Consumer):
         self._courses: dict[Any, Course] = {}
         self._lanes: dict[str, Lanes] = {}
         self.fences: dict[str, Fence] = {}
-        """By changelog: those that one process alone may write."""
-        self.begins: dict[str, Callable[[], Awaitable[int]]] = {}
-        """By changelog: returns the offset at which its recovery begins to read, where that is not the oldest."""
+        """By changelog: those that one process alone may write, and reads for itself (`fenced.py`)."""
         self._may_hand_over = asyncio.Event()
         self._may_hand_over.set()
         self._epoch = 0
+        # The epoch of the last assignment; the present one is newer while partitions are being reassigned.
+        self._assigned_epoch = -1
         self.busy = 0
-        """Number of tasks in progress: records in flight, tables being read."""
+        """Number of tasks in progress: records in flight, tables being recovered."""
         self.moved = 0
-        """Counts records handed over and tasks finished: while it does not change, nothing is happening here."""
+        """Counts records handed over or read, and tasks finished: while it does not change, nothing happens here."""
 
     def _new_consumer_thread(self) -> InLoop:
         return InLoop(self, loop=self.loop, beacon=self.beacon)
@@ -76,6 +76,11 @@ class Consumer(aiokafka.Consumer):
     def is_ours(self, epoch: int) -> bool:
         """Return whether a record handed over in this epoch is still this worker's; otherwise it is redelivered."""
         return epoch == self._epoch
+
+    async def settled(self) -> int:
+        """Wait while partitions are being reassigned, and return the epoch of the assignment."""
+        await wait_while(lambda: self._assigned_epoch != self._epoch, math.inf)
+        return self._epoch
 
     def handled(self, partition: Any, records: Sequence[Any]) -> None:
         """Mark records as handled. This has no effect on records whose partition has moved: they are redelivered.
@@ -121,16 +126,11 @@ class Consumer(aiokafka.Consumer):
             self._offsets[tp].start(offset)
         self._committed_offset.update(committed)
 
-    async def earliest_offsets(self, *partitions: Any) -> dict[Any, int]:
-        """Return the oldest offsets, or those at which reading begins.
-
-        Recovery asks for them while heartbeats are sent; between assignment and recovery none are, and to find out
-        where to begin takes a while.
-        """
-        found = dict(await super().earliest_offsets(*partitions))
-        for tp in partitions:
-            if begins := self.begins.get(tp.topic):
-                found[tp] = max(found.get(tp) or 0, await begins())
+    async def highwaters(self, *partitions: Any) -> Mapping[Any, int]:
+        """Return where partitions end; for faust's recovery, those that the runtime reads end before it begins."""
+        found = dict(await super().highwaters(*partitions))
+        if apart := [tp for tp in partitions if tp.topic in self.fences]:
+            found |= await self.earliest_offsets(*apart)
         return found
 
     async def seek_wait(self, partitions: Mapping[Any, int]) -> None:
@@ -170,6 +170,7 @@ class Consumer(aiokafka.Consumer):
         except Exception as error:  # aiokafka would log it and go on
             self.failed(error)
         await super().on_partitions_assigned(assigned, generation_id)
+        self._assigned_epoch = self._epoch
 
     async def _drain_messages(self, fetcher: Any) -> None:
         """Hand over what the fetcher brings, until it is stopped."""
@@ -177,9 +178,6 @@ class Consumer(aiokafka.Consumer):
             while not (self.should_stop or fetcher.should_stop):
                 await asyncio.sleep(0)
                 records, active = await self._wait_next_records(1.0)
-                if not records and self.fences and self.app.in_recovery:
-                    subscription = self._thread._ensure_consumer()._subscription.subscription
-                    look_past_markers(self.app.tables, self.fences, self._courses, subscription)
                 for tp, batch in (records or {}).items():
                     if not await self._hand_over(tp, batch, active) and (course := self._courses.get(tp)):
                         with contextlib.suppress(IllegalStateError, AssertionError):  # it goes elsewhere

@@ -29,14 +29,6 @@ class InLoop(AIOKafkaConsumerThread):
     def __init__(self, consumer: Any, *, loop: asyncio.AbstractEventLoop, **kwargs: Any) -> None:
         super().__init__(consumer, loop=loop, thread_loop=loop, **kwargs)
 
-    def _create_worker_consumer(self, transport: Any) -> Any:
-        consumer = super()._create_worker_consumer(transport)
-        ours: Any = self.consumer
-        if ours.fences:
-            # What another had begun to write is not ours to read.
-            consumer._isolation_level = "read_committed"
-        return consumer
-
     async def on_start(self) -> None:
         """Connect."""
         await super().on_start()

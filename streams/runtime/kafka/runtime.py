@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import functools
 import time
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, NoReturn, TypeVar
 
 from aiokafka.errors import KafkaError
@@ -28,15 +28,16 @@ from streams.runtime.base import (
 )
 from streams.runtime.crashes import Crashes, InFlightFile
 from streams.runtime.guard import Guard
-from streams.runtime.kafka import admin, connections, handlers
+from streams.runtime.kafka import admin, connections, handlers, reading
 from streams.runtime.kafka.again import Again
-from streams.runtime.kafka.app import crash, create_app, durable_table
+from streams.runtime.kafka.app import changelogged, crash, create_app
 from streams.runtime.kafka.consumer import wait_while
 from streams.runtime.kafka.fence import Fence
+from streams.runtime.kafka.fenced import FencedTable
 from streams.runtime.kafka.outbox import Outbox
-from streams.runtime.kafka.table import DurableTable
+from streams.runtime.kafka.table import Changelogged, KafkaTable
 from streams.runtime.kafka.tail import Follower
-from streams.runtime.kafka.transport import consumer_of
+from streams.runtime.kafka.transport import consumer_of, sender_of
 from streams.runtime.partitions import partition_for
 from streams.settings import Settings
 from streams.topics import Topics
@@ -110,8 +111,18 @@ class KafkaRuntime:
         recovered: Callable[[], Awaitable[None]],
         one_writer: bool = False,
         begins: Callable[[], Awaitable[int]] | None = None,
-    ) -> "KafkaTable":
+    ) -> KafkaTable:
         """Declare a table; see the protocol."""
+        if begins is not None and not one_writer:
+            raise ValueError(f"{name}: only a table of one writer begins at an offset")
+        rows = changelogged(self.app, name, partitions)
+        changelog = rows.changelog_topic.get_topic_name()
+
+        def owned() -> frozenset[int]:
+            return self.assigned(source)
+
+        if one_writer:
+            return self._fenced(rows, changelog, owned, recovered, begins)
         began_s = self.monotonic()
 
         async def on_assigned(*_: Any, **__: Any) -> None:
@@ -120,36 +131,56 @@ class KafkaRuntime:
 
         async def on_recover() -> None:
             self.metrics.recovery_seconds.labels("read").set(self.monotonic() - began_s)
-            try:
-                with consumer_of(self.app).at_work():
-                    await recovered()
-            except Exception as error:
-                # faust drops what its recovery callbacks raise, and would go on with an empty room.
-                crash(f"the {self.room} cannot recover: {error}", error)
+            with consumer_of(self.app).at_work():
+                await recovered()
 
-        async def on_begin() -> int:
-            assert begins is not None
-            try:
-                with consumer_of(self.app).at_work():
-                    return await begins()
-            except Exception as error:
-                crash(f"the {self.room} cannot recover: {error}", error)
+        async def write(topic: str, rows: Sequence[tuple[bytes, bytes | None, int]]) -> None:
+            await sender_of(self.app).send([(topic, partition, key, value) for key, value, partition in rows])
 
-        table = durable_table(self.app, name, partitions)
-        table.on_recover(on_recover)
-        if begins:
-            table.begins_later = True
-            consumer_of(self.app).begins[table.changelog_topic.get_topic_name()] = on_begin
-        if one_writer:
-            topic = table.changelog_topic.get_topic_name()
-            connect: Any = self.app.producer
-            # One record a batch is how the embedded broker is written to.
-            transactions = self.settings.kafka.max_batch_bytes > 1
-            consumer_of(self.app).fences[topic] = Fence(
-                topic, connect._new_producer, transactions=transactions
-            )
+        rows.on_recover(self._or_crash(on_recover))
         self.app.on_partitions_assigned.connect(on_assigned, weak=False)
-        return KafkaTable(table, lambda: self.assigned(source))
+        limit = self.settings.kafka.max_record_bytes
+        return KafkaTable(changelog, rows.data, rows.places, write, owned, limit)
+
+    def _fenced(
+        self,
+        known: Changelogged,
+        changelog: str,
+        owned: Callable[[], frozenset[int]],
+        recovered: Callable[[], Awaitable[None]],
+        begins: Callable[[], Awaitable[int]] | None,
+    ) -> FencedTable:
+        """Declare a table of one writer; faust knows it for the assignment of its changelog."""
+        connect: Any = self.app.producer
+        # One record a batch is how the embedded broker is written to.
+        transactions = self.settings.kafka.max_batch_bytes > 1
+        fence = Fence(changelog, connect._new_producer, transactions=transactions)
+        consumer = consumer_of(self.app)
+        consumer.fences[changelog] = fence
+
+        async def from_the_beginning() -> int:
+            return 0
+
+        async def on_recovered() -> None:
+            self.metrics.recovery_seconds.labels("read").set(table.read_s)
+            await recovered()
+
+        table = FencedTable(
+            self.settings, fence, consumer, owned, begins=begins or from_the_beginning, recovered=on_recovered
+        )
+        known.on_recover(self._or_crash(table.recover))
+        return table
+
+    def _or_crash(self, recover: Callable[[], Awaitable[None]]) -> Callable[[], Awaitable[None]]:
+        """End the room where recovery fails: faust drops what its callbacks raise, and would go on without rows."""
+
+        async def whole() -> None:
+            try:
+                await recover()
+            except Exception as error:
+                crash(f"the {self.room} cannot recover: {error}", error)
+
+        return whole
 
     async def follow(
         self, topics: Sequence[str], on_record: Callable[[Record], None], *, begin: Begin
@@ -243,7 +274,7 @@ class KafkaRuntime:
 
     async def latest(self, topic: str, begin: int = 0) -> dict[bytes, bytes]:
         """Read the topic beside faust; see the protocol."""
-        return await asyncio.to_thread(connections.latest, self.settings, [topic], begin)
+        return await reading.latest(self.settings, topic, begin)
 
     async def hold_back(self, offsets: Mapping[str, int]) -> Mapping[str, int]:
         """Commit lower offsets, to which faust seeks next; see the protocol."""
@@ -311,60 +342,3 @@ class KafkaRuntime:
         for close in self._closers:
             await close()
         self.in_flight.clear()
-
-
-class KafkaTable:
-    """A faust table with awaited writes, showing the rows of owned partitions; see the protocol `Table`."""
-
-    def __init__(self, table: DurableTable, owned: Callable[[], frozenset[int]]) -> None:
-        self._table = table
-        self._owned = owned
-
-    def get(self, key: bytes) -> bytes | None:
-        """Return a row."""
-        value = self._table.data.get(key)
-        return bytes(value) if value is not None else None
-
-    def items(self) -> list[tuple[bytes, bytes]]:
-        """Return all rows of owned partitions: faust keeps those of partitions that have left."""
-        owned, places = self._owned(), self._table.places
-        return [(k, v) for k, v in list(self._table.data.items()) if places.get(k) in owned]
-
-    def partition_of(self, key: bytes) -> int | None:
-        """Return where a row lies."""
-        place = self._table.places.get(key)
-        return place if place in self._owned() and key in self._table.data else None
-
-    def __len__(self) -> int:
-        """Return how many rows lie in owned partitions."""
-        owned, places = self._owned(), self._table.places
-        return sum(places.get(key) in owned for key in list(self._table.data))
-
-    async def put(self, key: bytes, value: bytes, partition: int) -> None:
-        """Write one row."""
-        await self.put_all([(key, value, partition)])
-
-    async def put_all(self, rows: Iterable[tuple[bytes, bytes, int]]) -> None:
-        """Write rows."""
-        try:
-            await self._table.put_all(rows)
-        except KafkaError as error:
-            raise SendFailed(f"{self._table.name}: the broker did not take a row: {error!r}") from error
-
-    async def drop_all(self, keys: Iterable[tuple[bytes, int]]) -> None:
-        """Delete rows."""
-        try:
-            await self._table.drop_all(keys)
-        except KafkaError as error:
-            raise SendFailed(f"{self._table.name}: the broker did not take a tombstone: {error!r}") from error
-
-    def seed(self, rows: Iterable[tuple[bytes, bytes, int]]) -> None:
-        """Show rows that are durable elsewhere."""
-        self._table.seed(rows)
-
-    async def post(self, topic: str, records: Iterable[tuple[bytes, bytes | None]]) -> None:
-        """Write records of another topic."""
-        try:
-            await self._table.post(topic, records)
-        except KafkaError as error:
-            raise SendFailed(f"{topic}: the broker did not take a record: {error!r}") from error

@@ -1,50 +1,33 @@
-"""A changelog-backed table whose writes can be awaited.
+"""Changelog-backed tables whose writes can be awaited.
 
 faust's `table[key] = value` discards the delivery future, so a row that the broker refused would be lost and the
 offset committed anyway. `put_all` waits for the delivery and only then makes the rows visible.
+
+faust recovers the tables whose partitions several workers share (`Changelogged`); those of one writer recover
+themselves (`fenced.py`).
 """
 
-from collections.abc import Iterable
+from collections.abc import Awaitable, Callable, Iterable, MutableMapping, Sequence
 from typing import Any
 
 import faust
+from aiokafka.errors import KafkaError
 
-from streams.runtime.base import RowTooLarge
-from streams.runtime.kafka.transport import consumer_of, sender_of
+from streams.runtime.base import RowTooLarge, SendFailed
 from streams.runtime.partitions import partition_for
 
+Owned = Callable[[], frozenset[int]]
+Write = Callable[[str, Sequence[tuple[bytes, bytes | None, int]]], Awaitable[None]]
+"""Writes records (key, value or None, partition) of a topic in order, and waits until the broker has them."""
 
-class DurableTable(faust.Table[bytes, bytes]):
-    """Rows as bytes, in memory, rebuilt from the changelog at start."""
+
+class Changelogged(faust.Table[bytes, bytes]):
+    """Rows as bytes, in memory, as faust rebuilds them from the changelog."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.places: dict[bytes, int] = {}
         """The partition of each row."""
-        self.begins_later = False
-        """Whether reading begins at an offset that is known only when recovery starts; see `Consumer.begins`."""
-
-    async def on_rebalance(self, *args: Any, **kwargs: Any) -> None:
-        """Forget rows that are about to be read again, perhaps not from the beginning."""
-        await super().on_rebalance(*args, **kwargs)
-        if self.begins_later:
-            self.data.clear()
-            self.places.clear()
-
-    def persisted_offset(self, tp: Any) -> int | None:
-        """Return -1 where everything from the beginning of reading on is read again; None has faust decide."""
-        return -1 if self.begins_later else None
-
-    def seed(self, rows: Iterable[tuple[bytes, bytes, int]]) -> None:
-        """Show rows (key, value, partition) that are durable elsewhere, where there is none of that key."""
-        for key, value, partition in rows:
-            if key not in self.data:
-                self.data[key] = value
-                self.places[key] = partition
-
-    async def post(self, topic: str, records: Iterable[tuple[bytes, bytes | None]]) -> None:
-        """Write records of another topic of one partition, under this table's right to write where it has one."""
-        await self._send(topic, [(key, value, 0) for key, value in records])
 
     def apply_changelog_batch(self, batch: Iterable[Any]) -> None:
         """Apply recovered rows, and note where each lies.
@@ -60,6 +43,59 @@ class DurableTable(faust.Table[bytes, bytes]):
         super().apply_changelog_batch(batch)
         self.places.update((event.message.key, event.message.partition) for event in batch)
 
+
+class KafkaTable:
+    """A table with awaited writes, showing the rows of owned partitions; see the protocol `Table`.
+
+    Args:
+        changelog: The topic of its rows.
+        rows: Rows by key, whoever recovers them.
+        places: The partition of each row.
+        write: How its records are written.
+        owned: Returns the partitions that this worker owns.
+        limit: Most bytes of a record.
+    """
+
+    def __init__(
+        self,
+        changelog: str,
+        rows: MutableMapping[bytes, bytes],
+        places: dict[bytes, int],
+        write: Write,
+        owned: Owned,
+        limit: int,
+    ) -> None:
+        self.changelog = changelog
+        self._rows = rows
+        self._places = places
+        self._write = write
+        self._owned = owned
+        self._limit = limit
+
+    def get(self, key: bytes) -> bytes | None:
+        """Return a row."""
+        value = self._rows.get(key)
+        return bytes(value) if value is not None else None
+
+    def items(self) -> list[tuple[bytes, bytes]]:
+        """Return all rows of owned partitions: those of partitions that have left stay in memory."""
+        owned, places = self._owned(), self._places
+        return [(k, v) for k, v in list(self._rows.items()) if places.get(k) in owned]
+
+    def partition_of(self, key: bytes) -> int | None:
+        """Return where a row lies."""
+        place = self._places.get(key)
+        return place if place in self._owned() and key in self._rows else None
+
+    def __len__(self) -> int:
+        """Return how many rows lie in owned partitions."""
+        owned, places = self._owned(), self._places
+        return sum(places.get(key) in owned for key in list(self._rows))
+
+    async def put(self, key: bytes, value: bytes, partition: int) -> None:
+        """Write one row."""
+        await self.put_all([(key, value, partition)])
+
     async def put_all(self, rows: Iterable[tuple[bytes, bytes, int]]) -> None:
         """Write rows (key, value, partition), in order, and wait until the broker has all of them.
 
@@ -69,36 +105,45 @@ class DurableTable(faust.Table[bytes, bytes]):
 
         Raises:
             RowTooLarge: a row exceeds the record limit; nothing was written.
-            Exception: what the producer raised; no row is visible.
+            SendFailed: the broker did not take a row; none is visible.
         """
         rows = list(rows)
         for key, value, _ in rows:
             self._check(key, value)
-        await self._write(rows)
+        await self._send(self.changelog, rows, "row")
         for key, value, partition in rows:
-            self.data[key] = value
-            self.places[key] = partition
+            self._rows[key] = value
+            self._places[key] = partition
+
+    async def drop_all(self, keys: Iterable[tuple[bytes, int]]) -> None:
+        """Delete rows and wait until the broker has all tombstones."""
+        keys = list(keys)
+        await self._send(self.changelog, [(key, None, partition) for key, partition in keys], "tombstone")
+        for key, _ in keys:
+            self._rows.pop(key, None)
+            self._places.pop(key, None)
+
+    def seed(self, rows: Iterable[tuple[bytes, bytes, int]]) -> None:
+        """Show rows (key, value, partition) that are durable elsewhere, where there is none of that key."""
+        for key, value, partition in rows:
+            if key not in self._rows:
+                self._rows[key] = value
+                self._places[key] = partition
+
+    async def post(self, topic: str, records: Iterable[tuple[bytes, bytes | None]]) -> None:
+        """Write records of another topic of one partition, under this table's right to write where it has one."""
+        await self._send(topic, [(key, value, 0) for key, value in records], "record")
+
+    async def _send(self, topic: str, rows: Sequence[tuple[bytes, bytes | None, int]], what: str) -> None:
+        try:
+            await self._write(topic, rows)
+        except KafkaError as error:
+            raise SendFailed(f"{topic}: the broker did not take a {what}: {error!r}") from error
 
     def _check(self, key: bytes, value: bytes) -> None:
         if not value:
-            raise ValueError(f"{self.name}: row {key!r} is empty")
-        limit = self.app.conf.producer_max_request_size
-        if len(value) + len(key) + 512 > limit:
-            raise RowTooLarge(f"{self.name}: row {key!r} has {len(value)} bytes, the record limit is {limit}")
-
-    async def drop_all(self, keys: Iterable[tuple[bytes, int]]) -> None:
-        """Delete several rows and wait until the broker has all tombstones."""
-        keys = list(keys)
-        await self._write([(key, None, partition) for key, partition in keys])
-        for key, _ in keys:
-            self.data.pop(key, None)
-            self.places.pop(key, None)
-
-    async def _write(self, rows: Iterable[tuple[bytes, bytes | None, int]]) -> None:
-        await self._send(self.changelog_topic.get_topic_name(), rows)
-
-    async def _send(self, topic: str, rows: Iterable[tuple[bytes, bytes | None, int]]) -> None:
-        if fence := consumer_of(self.app).fences.get(self.changelog_topic.get_topic_name()):
-            await fence.write([(key, value) for key, value, _ in rows], topic)
-            return
-        await sender_of(self.app).send([(topic, partition, key, value) for key, value, partition in rows])
+            raise ValueError(f"{self.changelog}: row {key!r} is empty")
+        if len(value) + len(key) + 512 > self._limit:
+            raise RowTooLarge(
+                f"{self.changelog}: row {key!r} has {len(value)} bytes, the record limit is {self._limit}"
+            )

@@ -5,13 +5,14 @@ Neither an agent (one member gets each record) nor a GlobalTable (endless recove
 
 import asyncio
 from collections.abc import Callable, Sequence
+from typing import Any
 
-from aiokafka import AIOKafkaConsumer, TopicPartition
-from aiokafka.errors import KafkaError
+from aiokafka import AIOKafkaConsumer
 
-from streams.runtime.base import Begin, Record, UnknownTopic
-from streams.runtime.kafka import connections, fetching
+from streams.runtime.base import Begin, Record
+from streams.runtime.kafka import fetching
 from streams.runtime.kafka.app import crash
+from streams.runtime.kafka.reading import assign, connected, to_ends
 from streams.settings import Settings
 
 
@@ -43,31 +44,16 @@ class Follower:
             BrokerUnreachable: no broker answers.
             UnknownTopic: a topic does not exist.
         """
-        reader = self._consumer = connections.follower(self.settings)
-        try:
-            await reader.start()
-        except (KafkaError, OSError) as error:
-            raise connections.unreachable(self.settings, error) from None
+        reader, parts = await connected(self.settings, self.topics)
+        self._consumer = reader
         fetching.improve(reader._fetcher, sessions=self.settings.kafka.max_batch_bytes > 1)
-        parts = []
-        for topic in self.topics:
-            found = await self._partitions(reader, topic)
-            parts += [TopicPartition(topic, p) for p in sorted(found)]
-        reader.assign(parts)
         ends = await reader.end_offsets(parts)
-        if self.begin == "end":
-            for tp in parts:
-                reader.seek(tp, ends[tp])
-        else:
-            starts = await reader.beginning_offsets(parts)
-            if isinstance(self.begin, int):
-                starts = {tp: max(starts[tp], ends[tp] - self.begin) for tp in parts}
-            for tp in parts:
-                reader.seek(tp, starts[tp])
-            behind = {tp for tp in parts if starts[tp] < ends[tp]}
-            while behind:
-                await self._poll(reader, 200)
-                behind = {tp for tp in behind if await reader.position(tp) < ends[tp]}
+        starts = ends if self.begin == "end" else await reader.beginning_offsets(parts)
+        if isinstance(self.begin, int):
+            starts = {tp: max(starts[tp], ends[tp] - self.begin) for tp in parts}
+        assign(reader, {tp: starts[tp] for tp in parts})
+        async for _, records in to_ends(reader, ends):
+            self._show(records)
         self._task = asyncio.get_running_loop().create_task(self._follow(reader))
 
     async def stop(self) -> None:
@@ -78,24 +64,15 @@ class Follower:
         if self._consumer:
             await self._consumer.stop()
 
-    async def _partitions(self, reader: AIOKafkaConsumer, topic: str) -> set[int]:
-        for _ in range(20):
-            await reader._client.add_topic(topic)
-            found = reader.partitions_for_topic(topic)
-            if found:
-                return set(found)
-            await asyncio.sleep(0.25)
-        raise UnknownTopic(f"{topic}: the topic does not exist; run `python -m streams topics create`")
-
-    async def _poll(self, reader: AIOKafkaConsumer, timeout_ms: int) -> None:
-        for records in (await reader.getmany(timeout_ms=timeout_ms)).values():
-            for r in records:
-                self.on_record(Record(r.topic, r.partition, r.offset, r.timestamp, r.key, r.value))
+    def _show(self, records: Sequence[Any]) -> None:
+        for r in records:
+            self.on_record(Record(r.topic, r.partition, r.offset, r.timestamp, r.key, r.value))
 
     async def _follow(self, reader: AIOKafkaConsumer) -> None:
         try:
             while True:
-                await self._poll(reader, 1000)
+                for records in (await reader.getmany(timeout_ms=1000)).values():
+                    self._show(records)
         except asyncio.CancelledError:
             raise
         except Exception as error:

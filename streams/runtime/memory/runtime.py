@@ -123,6 +123,8 @@ class MemoryRuntime:
         begins: Callable[[], Awaitable[int]] | None = None,
     ) -> "MemoryTable":
         """Declare a table; see the protocol."""
+        if begins is not None and not one_writer:
+            raise ValueError(f"{name}: only a table of one writer begins at an offset")
         changelog = self.topics.changelog(self.room, name)
         self.broker.create(changelog, partitions)
         table = MemoryTable(self, changelog, source, recovered, begins)

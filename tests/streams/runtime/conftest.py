@@ -50,7 +50,7 @@ class Harness(Protocol):
         """Return the counter's table as its changelog has it."""
 
 
-INPUTS = {"embedder": "query", "aggregator": "answer"}
+INPUTS = {"embedder": "query", "aggregator": "answer", "decider": "context"}
 
 
 class InMemory:

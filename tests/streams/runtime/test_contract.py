@@ -61,6 +61,21 @@ def test_a_table_comes_back_whole_so_that_a_count_is_exact_after_a_death(
     assert harness.deaths == 1
 
 
+@pytest.mark.parametrize("dies_after", [2, 9])
+def test_a_table_of_one_writer_comes_back_whole_though_it_is_read_from_its_last_snapshot_on(
+    harness: Any, dies_after: int
+) -> None:
+    harness.run(
+        "decider", sent_to(3, 5),
+        lambda h: {k: firsts(v)[-1].split()[1] for k, v in by_key(h.read("action-decision")).items()}
+        == {b"key%d" % k: b"5" for k in range(3)},
+        dies_after,
+    )  # fmt: skip
+    for values in by_key(harness.read("action-decision")).values():
+        assert [v.split()[1] for v in firsts(values)] == [b"%d" % n for n in range(1, 6)]
+    assert harness.deaths == 1
+
+
 def test_the_third_failure_at_a_record_is_a_dead_letter_and_its_partition_goes_on(harness: Any) -> None:
     sent = [(b"k", b"0"), (b"k", b"fail"), (b"k", b"1"), (b"k", b"refuse"), (b"k", b"2")]
     harness.run("embedder", sent, lambda h: b"2" in [r.value for r in h.read("context")])

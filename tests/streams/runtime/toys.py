@@ -2,6 +2,7 @@
 
     copier    query -> context, one send a record; what it handles is known by the order on `context`
     counter   answer -> due, with a row a key: the count of records seen, idempotent by offset
+    keeper    context -> decision, the same with a table of one writer, which it begins to read behind its last snapshot
 
 A value tells a handler what to do: `fail` raises an unknown error, `refuse` an error of the record, `hang` never ends.
 The copier sends the record before an `again` once more, for a `lost` one that the topic does not hold; what it copies
@@ -68,6 +69,39 @@ async def build_counter(runtime: Runtime) -> None:
     runtime.each(runtime.topics.answer, on_answer, stage="count")
 
 
+async def build_keeper(runtime: Runtime) -> None:
+    kept: dict[bytes, bytes] = {}
+    topics = runtime.topics
+    changelog = topics.changelog(runtime.room, "pending")
+
+    async def begins() -> int:
+        kept.clear()
+        kept.update(await runtime.latest(topics.snapshot))
+        return int(kept.pop(b"begin", b"0"))
+
+    async def recovered() -> None:
+        table.seed((key, value, 0) for key, value in kept.items())
+
+    table = runtime.table(
+        "pending", 1, source=topics.context, recovered=recovered, one_writer=True, begins=begins
+    )
+
+    async def on_context(record: Record) -> None:
+        key = record.key or b""
+        last, count = map(int, (table.get(key) or b"-1 0").split())
+        if record.offset <= last:
+            return
+        row = b"%d %d" % (record.offset, count + 1)
+        await runtime.send(Outgoing(topics.decision, key, row))
+        await table.put(key, row, 0)
+        if record.offset % 4 == 3:
+            end = (await runtime.end_offsets((changelog,)))[changelog, 0]
+            await table.post(topics.snapshot, table.items())
+            await table.post(topics.snapshot, [(b"begin", b"%d" % end)])
+
+    runtime.each(topics.context, on_context, stage="keep")
+
+
 def _obey(record: Record) -> None:
     if record.value == b"fail":
         raise ZeroDivisionError("a fault nobody thought of")
@@ -82,13 +116,20 @@ TOYS = {
     "aggregator": RoomSpec(
         name="aggregator", inputs=("answer",), outputs=("due", "answer", "dead-letter"), build=build_counter
     ),
+    "decider": RoomSpec(
+        name="decider",
+        inputs=("context",),
+        outputs=("action-decision", "answer", "dead-letter"),
+        build=build_keeper,
+    ),
 }
 
 
 def main(room: str, dies_after: int, metrics_port: int = 0) -> None:
     """Run a toy on Kafka by the product's own worker; die after so many effects, once."""
     from streams import flow
-    from streams.runtime.kafka.runtime import KafkaRuntime, KafkaTable
+    from streams.runtime.kafka.runtime import KafkaRuntime
+    from streams.runtime.kafka.table import KafkaTable
     from streams.settings import Settings
     from streams.worker import run_room
 
