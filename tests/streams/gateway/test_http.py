@@ -1,8 +1,11 @@
 """What plain HTTP clients run into: methods, paths, other origins, old and taken ids, a broker that refuses."""
 
 import gzip
+import hashlib
 import json
+import shutil
 import socket
+import subprocess
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -13,6 +16,7 @@ from schemas.base import encode
 from schemas.query import Query
 from streams.rooms.gateway import following, ids
 from streams.rooms.gateway.room import AddressTaken, listen
+from streams.rooms.gateway.routes import page
 
 ASK = "/v1/chat/completions"
 QUESTION = {"role": "user", "content": "What is 2 + 3, number 0?"}
@@ -205,3 +209,24 @@ def test_a_port_that_is_taken_is_named_with_its_setting() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(AddressTaken) as refused:
         listen("127.0.0.1", taken.getsockname()[1])
     assert "UNISCALE_GATEWAY_PORT" in str(refused.value)
+
+
+@pytest.mark.skipif(shutil.which("curl") is None, reason="no curl on this machine")
+def test_curl_reads_a_stream_as_it_comes(site: Any) -> None:
+    body = json.dumps({**PLAIN, "model": "large/1/1/1", "stream": True})
+    argv = ["curl", "-sSN", f"{site.url}{ASK}", "-H", "content-type: application/json", "-d", body]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=True)
+    events = [line.removeprefix("data: ") for line in done.stdout.splitlines() if line]
+    assert all(line.startswith("data: ") for line in done.stdout.splitlines() if line)
+    assert events[-1] == "[DONE]"
+    chunks = [json.loads(event) for event in events[:-1]]
+    assert sum(bool(chunk["choices"][0]["delta"].get("content")) for chunk in chunks) > 1, "step by step"
+    assert chunks[-1]["choices"][0]["finish_reason"] == "stop"
+
+
+def test_what_is_vendored_is_what_its_list_says() -> None:
+    folder = page.FOLDER / "vendor"
+    listed = dict(line.split()[::-1] for line in (folder / "SHA256SUMS").read_text().splitlines())
+    found = {each.name: hashlib.sha256(each.read_bytes()).hexdigest() for each in folder.iterdir()}
+    found.pop("SHA256SUMS")
+    assert found == listed
