@@ -2,6 +2,7 @@
 
 import contextlib
 import logging
+import os
 import socket
 from typing import Final
 
@@ -159,6 +160,6 @@ def listen(host: str, port: int) -> socket.socket:
         return socket.create_server((host, port), family=family, backlog=_BACKLOG)
     except OSError as error:
         raise AddressTaken(
-            f"gateway_port: the gateway cannot listen on {host}:{port} ({error.strerror}). To fix this: stop what "
-            "listens there, or choose another port with UNISCALE_GATEWAY_PORT"
+            f"gateway_port: the gateway cannot listen on {host}:{port} ({os.strerror(error.errno or 0)}). "
+            "To fix this: stop what listens there, or choose another port with UNISCALE_GATEWAY_PORT"
         ) from None

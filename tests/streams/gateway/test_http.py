@@ -208,6 +208,7 @@ def test_the_first_view_counts_everything_and_names_rooms_and_models(site: Any, 
 def test_a_port_that_is_taken_is_named_with_its_setting() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(AddressTaken) as refused:
         listen("127.0.0.1", taken.getsockname()[1])
+    assert "(Address already in use). To fix this:" in str(refused.value)
     assert "UNISCALE_GATEWAY_PORT" in str(refused.value)
 
 
