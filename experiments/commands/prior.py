@@ -55,7 +55,7 @@ def prior(
         else:
             table = load_foreign(outcomes, mapping) if mapping else load_recording(outcomes)
             made, rows = prior_of_outcomes(table, encoder, known, asked, cap=cap, history_only=history_only)
-            best = control_of(table, known, history_only=history_only)
+            best = "" if mapping else control_of(table, known, history_only=history_only)
     except (OutcomeError, DeciderError) as error:
         raise click.ClickException(str(error)) from error
     out.parent.mkdir(parents=True, exist_ok=True)

@@ -58,8 +58,8 @@ def card(shape: Rung | Judge, folder: Path, report: Report | None, selection: Re
         "| | |",
         "|---|---|",
         f"| parameters | {size['parameters']:,} |",
-        f"| shape | hidden {shape.hidden}, {shape.layers} layers, {size['query_heads']} query and {size['kv_heads']} "
-        f"cached heads of {size['head_dim']}, feed-forward {shape.intermediate} |",
+        f"| shape | hidden {shape.hidden}, {shape.layers} layers, {size['query_heads']} query heads and "
+        f"{size['kv_heads']} cached head of {size['head_dim']}, feed-forward {shape.intermediate} |",
         f"| data | {data} |",
         f"| training | {training['steps']:,} steps, {training['tokens']:,} tokens, seed {training['seed']}, "
         f"{training['minutes']:.0f} minutes on one busy CPU core; loss {training['first_loss']:.2f} → "
