@@ -17,10 +17,9 @@ from operator import attrgetter
 
 import msgspec
 import numpy as np
-from msgspec import Struct
 
 from agents.decider.decisions import Surroundings, context_of, decision_of
-from agents.decider.errors import FIX_LOG, CorruptState, DeciderError, DuplicateQuery, UnservedObjective
+from agents.decider.errors import FIX_LOG, CorruptState, DeciderError, UnservedObjective
 from agents.decider.log import snapshot
 from agents.decider.log.ended import EndedIds
 from agents.decider.log.events import offer, tell
@@ -37,6 +36,7 @@ from agents.decider.log.rows import (
     policy_objective,
 )
 from agents.decider.policies.base import ActionVector, Choice, Policy
+from agents.decider.redelivery import again, over
 from agents.decider.results import Decided, Learned, Recovered
 from schemas.base import MAX_VALUE, encode
 from schemas.decision import Decision
@@ -132,9 +132,9 @@ class Decider:
         twins: list[tuple[int, ContextRecord]] = []
         for at, (context, origin) in enumerate(asked):
             if (value := rows(context.query_id)) is not None:
-                results[at] = self._again(context, value)
+                results[at] = again(context, value)
             elif (place := self.ended.find(context.query_id)) is not None:
-                results[at] = self._over(context, place)
+                results[at] = over(context, place)
             elif context.query_id in fresh:
                 twins.append((at, context))
             else:
@@ -143,7 +143,7 @@ class Decider:
         results |= zip(places, self._decide_fresh(records, around), strict=True)
         for at, context in twins:
             first = results[fresh[context.query_id][0]]
-            results[at] = self._again(context, first.row[1]) if first.row else first
+            results[at] = again(context, first.row[1]) if first.row else first
         return [results[at] for at in range(len(asked))]
 
     def learn(self, rewards: Sequence[tuple[Reward, int]], rows: Rows) -> list[Learned]:
@@ -355,24 +355,6 @@ class Decider:
         stored = (record.query_id.encode(), encode_row(row, self.limit - GROWTH))
         return Decided(record.query_id, value, decision.group, stored), row
 
-    def _again(self, context: ContextRecord, value: bytes) -> Decided:
-        row = decode_row(context.query_id.encode(), value)
-        assert isinstance(row, Row)
-        if row.query_origin != context.origin:
-            return Decided(
-                context.query_id, error=DuplicateQuery(context.query_id, row.query_origin, context.origin)
-            )
-        sent = bytes(row.decision)
-        return Decided(context.query_id, sent, msgspec.json.decode(sent, type=_Sent).group)
-
-    def _over(self, context: ContextRecord, place: tuple[int, int]) -> Decided:
-        """Return what a Context leads to whose query has ended and whose row is gone: nothing, or a duplicate."""
-        partition, offset = place
-        if (context.origin.partition, context.origin.offset) == place:
-            return Decided(context.query_id)
-        first = Origin(topic=context.origin.topic, partition=partition, offset=offset)
-        return Decided(context.query_id, error=DuplicateQuery(context.query_id, first, context.origin))
-
     def _row(self, query_id: str, rows: Rows) -> Row | None:
         value = rows(query_id)
         if value is None:
@@ -391,7 +373,3 @@ class Decider:
         """Tell the policy in order, runs of one kind together."""
         for told, group in groupby(moves, key=attrgetter("tell")):
             tell(self.policy, told, [move.row for move in group])
-
-
-class _Sent(Struct):
-    group: str

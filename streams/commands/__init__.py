@@ -30,7 +30,7 @@ _MODULES: Final = {
     "objective": "operating.control",
     "keys": "operating.keys",
     "dead-letters": "operating.dead_letters",
-    "learner": "learner",
+    "learner": "operating.learner",
     "verify-decisions": "operating.verify",
     "audit": "operating.audit",
     "bench": "bench.streams",

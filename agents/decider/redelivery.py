@@ -1,0 +1,36 @@
+"""What a Context leads to whose query has been decided: the same Decision again, nothing, or a duplicate."""
+
+from __future__ import annotations
+
+import msgspec
+from msgspec import Struct
+
+from agents.decider.errors import DuplicateQuery
+from agents.decider.log.rows import Row, decode_row
+from agents.decider.results import Decided
+from schemas.query import Context, Origin
+
+
+def again(context: Context, value: bytes) -> Decided:
+    """Return what a Context leads to whose query has a row: the Decision that was made, or a duplicate."""
+    row = decode_row(context.query_id.encode(), value)
+    assert isinstance(row, Row)
+    if row.query_origin != context.origin:
+        return Decided(
+            context.query_id, error=DuplicateQuery(context.query_id, row.query_origin, context.origin)
+        )
+    sent = bytes(row.decision)
+    return Decided(context.query_id, sent, msgspec.json.decode(sent, type=_Sent).group)
+
+
+def over(context: Context, place: tuple[int, int]) -> Decided:
+    """Return what a Context leads to whose query has ended and whose row is gone: nothing, or a duplicate."""
+    partition, offset = place
+    if (context.origin.partition, context.origin.offset) == place:
+        return Decided(context.query_id)
+    first = Origin(topic=context.origin.topic, partition=partition, offset=offset)
+    return Decided(context.query_id, error=DuplicateQuery(context.query_id, first, context.origin))
+
+
+class _Sent(Struct):
+    group: str
