@@ -63,19 +63,34 @@ def test_check_export_repair_and_reset(
     producer = connections.producer(loop.settings)
     changelog = loop.topics.changelog("decider", "pending")
     producer.send(changelog, key=row.query_id.encode(), value=b'{"schema":"?"}', partition=0).get(60)
+    foreign = producer.send(loop.topics.snapshot, key=b"p", value=b"{", partition=0).get(60)
     producer.close()
     damaged = learner(loop, "check")
     assert damaged.returncode == 1
     assert f"row {row.query_id} cannot be read" in damaged.stdout
+    named = f"{loop.topics.snapshot}, offset {foreign.offset}: p is not part of a snapshot"
+    assert named in damaged.stdout
     repaired = learner(loop, "repair", "--yes")
     assert repaired.returncode == 0, repaired.stderr
-    assert "1 rows and 0 records of snapshots removed" in repaired.stdout
+    assert "1 rows and 1 records of snapshots removed" in repaired.stdout
     assert learner(loop, "check").returncode == 0
     loop.supervisor.unpark("decider")
     more = [ask(n) for n in range(30, 40)]
     loop.send(*more)
     wanted |= {q.query_id for q in more}
     loop.until(lambda: closed(loop) >= wanted, 120, "rewards after the repair")
+
+    for topic in (changelog, loop.topics.snapshot):
+        loop.put(topic, b"foreign", b"{")
+    loop.supervisor.park("decider")
+    loop.supervisor.unpark("decider")
+    for topic in (changelog, loop.topics.snapshot):
+        removed = {"key": b"foreign", "value": None}.items()
+        loop.until(
+            lambda t=topic, r=removed: any(r <= each._asdict().items() for each in loop.raw(t)),
+            60,
+            "the next decider to delete what is not its own",
+        )
 
     loop.supervisor.park("decider")
     loop.until(lambda: learner(loop, "reset", "--yes").returncode == 0, 60, "the reset")
