@@ -42,7 +42,7 @@ SHAPE = {
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Keep together what shares a broker, an engine or a file when two processes run the tests (`make test`)."""
-    if config.getoption("dist", "no") != "loadgroup":
+    if not getattr(config.option, "loadgroup", False):  # set by xdist, in its processes
         return
     groups = ["broker", "engine"]
     for item in items:
