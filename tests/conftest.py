@@ -20,8 +20,7 @@ settings.register_profile("any machine", deadline=None, suppress_health_check=[H
 settings.load_profile("any machine")
 
 ROOT = Path(__file__).parent.parent
-_NEEDS_BROKER = {"broker", "deploy", "deploy_on", "kafka", "embedded"}
-_NEEDS_ENGINE = {"host", "host_keeper"}
+_ON_BROKER = "tests/integration/"
 CONTEXT_TOKENS = 256
 CHAT_TEMPLATE = (
     "{% for message in messages %}<|{{ message.role }}|>{{ message.content }}<|end|>{% endfor %}"
@@ -39,25 +38,25 @@ SHAPE = {
 }
 
 
-@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Keep together what shares a broker, an engine or a file when two processes run the tests (`make test`)."""
-    if not getattr(config.option, "loadgroup", False):  # set by xdist, in its processes
-        return
-    groups = ["broker", "engine"]
-    for item in items:
-        fixtures = set(getattr(item, "fixturenames", ()))
-        if item.get_closest_marker("broker") or fixtures & _NEEDS_BROKER:
-            group = "broker"
-        elif item.get_closest_marker("vllm") or fixtures & _NEEDS_ENGINE:
-            group = "engine"
-        else:
-            group = item.nodeid.partition("::")[0]
-            groups.append(group)
-        item.add_marker(pytest.mark.xdist_group(group))
-    # The longest first, and none torn apart: fixtures of a module are made once.
-    order = {group: at for at, group in reversed(list(enumerate(groups)))}
-    items.sort(key=lambda item: order[item.get_closest_marker("xdist_group").args[0]])  # type: ignore[union-attr]
+    """Begin with what takes longest when two processes run the tests (`make test`)."""
+    if getattr(config.option, "loadgroup", False):  # set by xdist, in its processes
+        items.sort(key=lambda item: not item.nodeid.startswith(_ON_BROKER))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Keep together what shares a broker, else each file: then fixtures of a module and of the broker are made once.
+
+    The mark `xdist_group` would say so too, but its name is lost on the way from a process of pytest 9.
+    """
+    from xdist.scheduler.loadscope import LoadScopeScheduling
+
+    class ByBrokerOrFile(LoadScopeScheduling):  # type: ignore[misc]
+        def _split_scope(self, nodeid: str) -> str:
+            return _ON_BROKER if nodeid.startswith(_ON_BROKER) else nodeid.partition("::")[0]
+
+    return ByBrokerOrFile(config, log) if config.getvalue("dist") == "loadgroup" else None
 
 
 def make_tokenizer() -> Any:
