@@ -11,7 +11,8 @@ from typing import Any
 from aiokafka.protocol.fetch import FetchRequest
 
 # Under load nearly every record would have a fetch of its own, for a fetch is answered as soon as there is one. After a
-# pause nothing waits.
+# pause nothing waits. Twice as long saves 9 % of a record's processor time, four times 14 % (streams.bench.echo); but
+# a search has a dozen hops, and each would wait longer by half of that.
 FETCH_INTERVAL_S = 0.005
 
 _SESSIONS_SINCE = 7
