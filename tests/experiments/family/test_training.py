@@ -15,6 +15,7 @@ from experiments.family.publish import CHECKPOINTS
 from experiments.family.sampling import load_generator
 from experiments.family.tokenizer import make_tokenizer, prompt_of
 from experiments.family.train import RECORD, STATE, train
+from experiments.family.verifier import VERIFIERS, load_verifier
 
 TINY = Rung("tiny", 32, 2, 2, 64, 6, 5e-3)
 
@@ -94,8 +95,13 @@ def test_wide_searches_cost_what_the_criteria_allow() -> None:
 
 
 def test_published_checkpoints_load_and_are_whole() -> None:
+    judges = {judge.name: judge for judge in VERIFIERS}
     for folder in CHECKPOINTS.glob("mini-*"):
         outcome = json.loads((folder / RECORD).read_text())
         assert outcome["name"] == folder.name
-        assert outcome["steps"] == rung(folder.name).steps
-        load_generator(folder)
+        if folder.name in judges:
+            assert outcome["steps"] == judges[folder.name].steps
+            load_verifier(folder)
+        else:
+            assert outcome["steps"] == rung(folder.name).steps
+            load_generator(folder)
