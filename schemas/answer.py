@@ -1,6 +1,6 @@
 """Answer: how a query ended, with the trace of its search in numbers."""
 
-from typing import ClassVar, Literal
+from typing import ClassVar, Final, Literal
 
 from msgspec import Struct, field
 
@@ -18,6 +18,12 @@ Status = Literal["ok", "unfinished", "budget", "expired", "failed", "rejected", 
 budget: tokens, eFLOPs or time ran out, best so far. expired: the deadline passed without an answer.
 failed: the engine could not. rejected: the query could not be read or chosen for. cancelled: whoever asked
 went away; what was spent is priced, nothing is learned from it."""
+
+FAILURES: Final[frozenset[Status]] = frozenset({"expired", "failed"})
+"""Who is compared counts them as wrong answers."""
+
+UNCOUNTED: Final[frozenset[Status]] = frozenset({"cancelled", "rejected"})
+"""They say nothing about the choice of a configuration."""
 
 
 class Completion(Struct, frozen=True, kw_only=True, omit_defaults=True):

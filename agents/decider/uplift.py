@@ -16,7 +16,9 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import Final, Literal
+from typing import Any, Final, Literal
+
+from schemas.answer import FAILURES, UNCOUNTED, Status
 
 Cohort = Literal["policy", "control"]
 
@@ -96,15 +98,18 @@ class Uplift:
         self.error = error
         self.groups: dict[Cohort, Group] = {"policy": Group(), "control": Group()}
 
-    def add(self, cohort: Cohort, *, correct: float | None, cost: float | None, failed: bool = False) -> None:
-        """Enter the outcome of one query.
+    def add(self, cohort: Cohort, status: Status, *, correct: float | None, cost: float | None) -> None:
+        """Enter the outcome of one query; a rejected or cancelled one is left out.
 
         Args:
             cohort: `Decision.cohort`.
+            status: How it ended.
             correct: From 0 to 1; None while nobody knows. A failure counts as 0 whatever is given.
             cost: In eFLOPs; None where nothing was run.
-            failed: Whether it ended without an answer.
         """
+        if status in UNCOUNTED:
+            return
+        failed = status in FAILURES
         group = self.groups[cohort]
         group.queries += 1
         group.failed += failed
@@ -132,6 +137,18 @@ class Uplift:
         (low, high), (least, most) = (self._span(each) for each in (mine, other))
         return Interval(mine.mean / other.mean, low / most, high / least if least > 0 else math.inf)
 
+    def report(self, control: str = "the control group") -> dict[str, Any]:
+        """Return the comparison as a sentence and in numbers, ready for JSON: an end without a bound is None.
+
+        Args:
+            control: What the policy is compared with, in words.
+        """
+        return {
+            "sentence": self.sentence(control),
+            "accuracy_difference": _finite(self.accuracy_difference()),
+            "cost_ratio": _finite(self.cost_ratio()),
+        }
+
     def sentence(self, control: str = "the control group") -> str:
         """Return the comparison in one sentence.
 
@@ -151,6 +168,13 @@ class Uplift:
     def _span(self, values: Running) -> tuple[float, float]:
         reach = radius(values.count, values.deviation, self.error / 2)
         return max(0.0, values.mean - reach), values.mean + reach
+
+
+def _finite(found: Interval | None) -> dict[str, float | None] | None:
+    if found is None:
+        return None
+    ends = {"mean": found.mean, "low": found.low, "high": found.high}
+    return {name: value if math.isfinite(value) else None for name, value in ends.items()}
 
 
 def radius(count: int, deviation: float, error: float) -> float:

@@ -21,12 +21,6 @@ def compared(stories: Iterable[Story], found: Uplift | None = None) -> Uplift:
         decision, closing, answer = story.decision, story.closing, story.answer
         if decision is None or closing is None or answer is None or not decision.randomised:
             continue
-        if answer.status in ("rejected", "cancelled"):
-            continue
-        found.add(
-            decision.cohort,
-            correct=closing.correct,
-            cost=None if closing.price is None else closing.price.eflops,
-            failed=answer.status in ("failed", "expired"),
-        )
+        cost = None if closing.price is None else closing.price.eflops
+        found.add(decision.cohort, answer.status, correct=closing.correct, cost=cost)
     return found

@@ -14,7 +14,7 @@ from rich.console import Console, Group
 from rich.live import Live
 from rich.table import Table
 
-from agents.decider.uplift import Interval, Uplift
+from agents.decider.uplift import Uplift
 from agents.space.catalogue import load_catalogue
 from streams.client import Follower, Ledger, Story
 from streams.client.comparison import compared
@@ -104,15 +104,9 @@ class Seen:
         told = min(group.queries for group in groups.values()) > 0
         comparison = {
             "queries": {name: group.queries for name, group in groups.items()},
-            "accuracy_difference": _interval(self.uplift.accuracy_difference()),
-            "cost_ratio": _interval(self.uplift.cost_ratio()),
-            "sentence": self.uplift.sentence(),
+            **self.uplift.report(),
         }
         return {**numbers(self.ledger, lag), "uplift": comparison if told else None}
-
-
-def _interval(found: Interval | None) -> dict[str, float] | None:
-    return None if found is None else {"mean": found.mean, "low": found.low, "high": found.high}
 
 
 def numbers(ledger: Ledger, lag: dict[str, dict[str, int]]) -> dict[str, Any]:

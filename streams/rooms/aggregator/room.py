@@ -19,7 +19,7 @@ from agents.aggregator.grade import Undecided, ask_later
 from agents.aggregator.grading_pool import GradingPool
 from agents.aggregator.join import Arrival, Orphan, Turn, Waits, on, to_value
 from agents.aggregator.row import Row, Valued, decode_row, dues, encode_row
-from schemas.answer import Answer
+from schemas.answer import FAILURES, UNCOUNTED, Answer
 from schemas.base import MAX_RECORD, MAX_VALUE, decode, encode
 from schemas.dead_letter import DeadLetter
 from schemas.decision import Decision
@@ -208,9 +208,9 @@ class AggregatorRoom:
         if row.opened is None or not (cohort := row.opened.cohort) or row.valued is None:
             return
         status = row.valued.status
-        if status in ("rejected", "cancelled"):
+        if status in UNCOUNTED:
             return
-        metrics, failed = self.runtime.metrics, status in ("failed", "expired")
+        metrics, failed = self.runtime.metrics, status in FAILURES
         metrics.cohort_queries.labels(cohort, "all").inc()
         metrics.cohort_queries.labels(cohort, "failed").inc(failed)
         correct = 0.0 if failed else reward.correct

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from agents.decider.uplift import Uplift, radius
+from schemas.answer import Status
 
 
 def missed(
@@ -18,7 +19,7 @@ def missed(
         control = rng.random() < 0.3
         right = float(rng.random() < accuracy[control])
         cost = costs[control] * float(rng.lognormal(-0.5 * 0.64, 0.8))
-        watched.add("control" if control else "policy", correct=right, cost=cost)
+        watched.add("control" if control else "policy", "ok", correct=right, cost=cost)
         for k, found in enumerate((watched.accuracy_difference(), watched.cost_ratio())):
             # The cost's sequence is asymptotic: it is held to its promise once it has something to rest on.
             if found is not None and (k == 0 or at > 200):
@@ -53,7 +54,7 @@ def test_a_real_difference_is_found_and_said_in_one_sentence() -> None:
     for _ in range(6000):
         control = rng.random() < 0.1
         cost = float(rng.lognormal(0.0, 0.3)) * (10.0 if control else 3.0)
-        watched.add("control" if control else "policy", correct=float(rng.random() < 0.9), cost=cost)
+        watched.add("control" if control else "policy", "ok", correct=float(rng.random() < 0.9), cost=cost)
     ratio, difference = watched.cost_ratio(), watched.accuracy_difference()
     assert ratio is not None
     assert difference is not None
@@ -64,8 +65,11 @@ def test_a_real_difference_is_found_and_said_in_one_sentence() -> None:
 
 def test_failures_are_wrong_answers_and_silence_is_neither() -> None:
     watched = Uplift()
-    for correct, failed in ((1.0, False), (None, True), (None, False)):
-        watched.add("policy", correct=correct, cost=2.0, failed=failed)
+    ended: list[tuple[float | None, Status]] = [
+        (1.0, "ok"), (None, "failed"), (None, "ok"), (1.0, "rejected"), (None, "cancelled"),
+    ]  # fmt: skip
+    for correct, status in ended:
+        watched.add("policy", status, correct=correct, cost=2.0)
     group = watched.groups["policy"]
     assert (group.queries, group.failed, group.told, group.accuracy.mean) == (3, 1, 2, 0.5)
     assert group.feedback_rate == pytest.approx(2 / 3)

@@ -214,15 +214,20 @@ def test_a_port_that_is_taken_is_named_with_its_setting() -> None:
 
 @pytest.mark.skipif(shutil.which("curl") is None, reason="no curl on this machine")
 def test_curl_reads_a_stream_as_it_comes(site: Any) -> None:
-    body = json.dumps({**PLAIN, "model": "large/1/1/1", "stream": True})
-    argv = ["curl", "-sSN", f"{site.url}{ASK}", "-H", "content-type: application/json", "-d", body]
-    done = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=True)
-    events = [line.removeprefix("data: ") for line in done.stdout.splitlines() if line]
-    assert all(line.startswith("data: ") for line in done.stdout.splitlines() if line)
-    assert events[-1] == "[DONE]"
-    chunks = [json.loads(event) for event in events[:-1]]
-    assert sum(bool(chunk["choices"][0]["delta"].get("content")) for chunk in chunks) > 1, "step by step"
-    assert chunks[-1]["choices"][0]["finish_reason"] == "stop"
+    def contents(number: int) -> list[str]:
+        asked = [{"role": "user", "content": f"What is 2 + 3, number {number}?"}]
+        body = json.dumps({"model": "large/1/1/1", "messages": asked, "stream": True})
+        argv = ["curl", "-sSN", f"{site.url}{ASK}", "-H", "content-type: application/json", "-d", body]
+        done = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=True)
+        events = [line.removeprefix("data: ") for line in done.stdout.splitlines() if line]
+        assert all(line.startswith("data: ") for line in done.stdout.splitlines() if line)
+        assert events[-1] == "[DONE]"
+        chunks = [json.loads(event) for event in events[:-1]]
+        assert chunks[-1]["choices"][0]["finish_reason"] == "stop"
+        return [text for chunk in chunks if (text := chunk["choices"][0]["delta"].get("content"))]
+
+    # Steps and Answers have topics of their own: an Answer may overtake its steps, and bring the whole text at once.
+    assert any(len(contents(number)) > 1 for number in range(10)), "step by step"
 
 
 def test_what_is_vendored_is_what_its_list_says() -> None:

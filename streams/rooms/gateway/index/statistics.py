@@ -5,7 +5,8 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
-from agents.decider.uplift import Interval, Uplift
+from agents.decider.uplift import Cohort, Uplift
+from schemas.answer import UNCOUNTED
 from streams.rooms.gateway.index.tables import Listed
 
 _Z: Final = 1.96
@@ -47,22 +48,19 @@ def uplift(listed: Sequence[Listed]) -> dict[str, Any]:
         listed: All queries that are known: a window that moves would void the intervals. Those that no draw gave to
             a cohort are left out: a pinned query is no work of the policy's.
     """
-    ended = [each for each in reversed(listed) if each.status not in (None, "rejected", "cancelled")]
+    ended = [each for each in reversed(listed) if each.status is not None and each.status not in UNCOUNTED]
     drawn = [(each, each.cohort == "control") for each in ended if each.randomised]
     control, pairs = "the control group", drawn or _twins(ended)
     found = Uplift()
     for each, is_control in pairs:
-        found.add(
-            "control" if is_control else "policy", correct=each.correct, cost=each.eflops,
-            failed=each.status in ("failed", "expired"),
-        )  # fmt: skip
+        if each.status is not None:
+            group: Cohort = "control" if is_control else "policy"
+            found.add(group, each.status, correct=each.correct, cost=each.eflops)
     if pairs and not drawn:
         actions = {each.action for each, is_control in pairs if is_control}
         control = f"always asking {actions.pop()}" if len(actions) == 1 else "the twins of its queries"
     return {
-        "sentence": found.sentence(control),
-        "accuracy_difference": _interval(found.accuracy_difference()),
-        "cost_ratio": _interval(found.cost_ratio()),
+        **found.report(control),
         "feedback_rate": {name: group.feedback_rate for name, group in found.groups.items()},
     }
 
@@ -164,14 +162,6 @@ def series(listed: Sequence[Listed]) -> list[dict[str, Any]]:
             "eflops": sum(costs) / len(costs) if costs else None,
         })  # fmt: skip
     return found
-
-
-def _interval(found: Interval | None) -> dict[str, float | None] | None:
-    if found is None:
-        return None
-    # JSON has no infinity: an end that is not bounded yet is null.
-    ends = {"mean": found.mean, "low": found.low, "high": found.high}
-    return {name: value if math.isfinite(value) else None for name, value in ends.items()}
 
 
 def _wilson(right: float, n: int) -> dict[str, float] | None:

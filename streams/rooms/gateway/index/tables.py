@@ -4,6 +4,7 @@ from typing import Any, Final, Literal
 
 from msgspec import Struct, structs
 
+from schemas.answer import Status
 from schemas.query import Query
 
 SCHEMA: Final = """
@@ -86,7 +87,7 @@ class Listed(Struct, frozen=True):
     randomised: bool | None
     reason: str | None
     twin_of: str | None
-    status: str | None
+    status: Status | None
     answered_ms: int | None
     eflops: float | None
     correct: float | None
