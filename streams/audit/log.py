@@ -58,13 +58,12 @@ class BrokerStalled(LookupError):
 class BrokerLog:
     """The topics on a broker, read by a consumer without a group: nothing is committed, nobody is disturbed.
 
-    Only committed records count. Checksums are left to the broker, which verified them when the records came.
+    Only committed records count.
     """
 
     def __init__(self, settings: Settings) -> None:
         self._reader: KafkaConsumer = connections.consumer(
             settings,
-            check_crcs=False,
             fetch_max_bytes=settings.kafka.max_record_bytes + 65_536,
             max_poll_records=2_000,
         )

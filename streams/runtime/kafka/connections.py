@@ -220,12 +220,17 @@ def latest(settings: Settings, topics: Iterable[str], begin: int = 0) -> dict[by
         UnknownTopic: none of the topics exists.
     """
     found: dict[bytes, bytes] = {}
-    for record in read_all(settings, topics, timeout_ms=200, begin=begin):
-        key = record.key or b""
-        found.pop(key, None)
-        if record.value is not None:
-            found[key] = record.value
+    apply(found, read_all(settings, topics, timeout_ms=200, begin=begin))
     return found
+
+
+def apply(rows: dict[bytes, bytes], records: Iterable[Any]) -> None:
+    """Bring rows up to date with records of their compacted topic; the row written last comes last."""
+    for record in records:
+        key = record.key or b""
+        rows.pop(key, None)
+        if record.value is not None:
+            rows[key] = record.value
 
 
 def unreachable(settings: Settings, error: object) -> BrokerUnreachable:

@@ -9,7 +9,7 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Sequence
 
-from streams.runtime.kafka import reading
+from streams.runtime.kafka import connections, reading
 from streams.runtime.kafka.consumer import Consumer
 from streams.runtime.kafka.fence import Fence
 from streams.runtime.kafka.table import KafkaTable
@@ -79,7 +79,7 @@ class FencedTable(KafkaTable):
                 self._consumer.moved += 1
                 if not self._consumer.is_ours(epoch):
                     return False
-                reading.apply(found, records)
+                connections.apply(found, records)
         self.seed((key, value, 0) for key, value in found.items())
         self.read_s = time.monotonic() - began_s
         return self._consumer.is_ours(epoch)
