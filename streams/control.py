@@ -13,7 +13,9 @@ from pathlib import Path
 from typing import Protocol
 
 from agents.aggregator.agent import Pricing
+from agents.space.action_space import ActionSpace, parse_pairs, uis_space
 from agents.space.catalogue import Catalogue, load_catalogue
+from agents.space.errors import ActionError
 from agents.space.models import Model
 from agents.space.objectives import Objectives
 from agents.space.steering import Steering
@@ -22,7 +24,7 @@ from schemas.control import CatalogueEntry, decode_control
 from schemas.errors import UniscaleError
 from schemas.heartbeat import Heartbeat
 from streams.runtime.base import Begin, Record
-from streams.settings import Settings
+from streams.settings import Settings, SettingsError, variable
 from streams.topics import Topics
 
 log = logging.getLogger("streams.control")
@@ -48,10 +50,17 @@ class Control:
     Args:
         settings: Where the catalogue file is, and which objective is the default.
         monotonic: Seconds, for the age of heartbeats.
+
+    Raises:
+        SettingsError: a setting names what does not exist.
     """
 
     def __init__(self, settings: Settings, monotonic: Callable[[], float] = time.monotonic) -> None:
         self.base = load_catalogue(Path(settings.catalogue))
+        try:
+            self.pairs = parse_pairs(settings.policy.parallelism)
+        except ActionError as error:
+            raise SettingsError(f"{variable('parallelism')}: {error}") from None
         steering = Steering.of(self.base)
         self.steering = replace(
             steering, objectives=replace(steering.objectives, default=settings.queries.objective)
@@ -75,6 +84,10 @@ class Control:
     def catalogue(self) -> Catalogue:
         """The catalogue in force."""
         return self.steering.catalogue
+
+    def space(self, catalogue: Catalogue) -> ActionSpace:
+        """Return what of a catalogue is on offer."""
+        return uis_space(catalogue, self.pairs)
 
     @property
     def objectives(self) -> Objectives:

@@ -5,7 +5,7 @@ six models that is 168. The order is stable: model by model as the catalogue lis
 a model added at the end changes no index.
 """
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from agents.space.catalogue import Catalogue
@@ -28,6 +28,25 @@ def beam_size(cp: int) -> int:
 
 
 PAIRS = tuple((qp, cp) for qp in WIDTHS for cp in WIDTHS if qp * cp <= MAX_DRAFTS)
+"""Every (QP, CP) of Table 1."""
+
+
+def parse_pairs(texts: Sequence[str]) -> tuple[tuple[int, int], ...]:
+    """Return the pairs that texts such as `4/16` name, in the order of Table 1; all where there is no text.
+
+    >>> parse_pairs(["4/16", "1/1"])
+    ((1, 1), (4, 16))
+
+    Raises:
+        ActionError: a text names none.
+    """
+    named = {f"{qp}/{cp}": (qp, cp) for qp, cp in PAIRS}
+    if unknown := [text for text in texts if text not in named]:
+        raise ActionError(
+            f"{unknown[0]!r} is no QP/CP of the space: use powers of two with QP·CP up to {MAX_DRAFTS}, such as 4/16"
+        )
+    wanted = {named[text] for text in texts}
+    return tuple(pair for pair in PAIRS if pair in wanted) or PAIRS
 
 
 @dataclass(frozen=True)
@@ -142,13 +161,21 @@ class ActionSpace:
         if here:
             return f"bs is {action.bs} for cp {action.cp}; this space has {here[0].bs}"
         asked = f"qp {action.qp} with cp {action.cp}"
+        if (action.qp, action.cp) in PAIRS:
+            pairs = dict.fromkeys(f"{a.qp}/{a.cp}" for a in self.actions if a.model == action.model)
+            return f"{asked} is not on offer; choose qp/cp from {', '.join(pairs)}"
         return f"{asked} is not in the space: use powers of two with qp·cp up to {MAX_DRAFTS}"
 
 
-def uis_space(catalogue: Catalogue) -> ActionSpace:
-    """Return the whole space of a catalogue: 28 actions a model, 168 for six (Table 1)."""
+def uis_space(catalogue: Catalogue, pairs: Sequence[tuple[int, int]] = PAIRS) -> ActionSpace:
+    """Return the space of a catalogue: 28 actions a model, 168 for six (Table 1).
+
+    Args:
+        catalogue: The models.
+        pairs: The (QP, CP) on offer.
+    """
     return ActionSpace(
         tuple(
-            Action(model=m, qp=qp, cp=cp, bs=beam_size(cp)) for m in catalogue.model_names for qp, cp in PAIRS
+            Action(model=m, qp=qp, cp=cp, bs=beam_size(cp)) for m in catalogue.model_names for qp, cp in pairs
         )
     )

@@ -196,6 +196,8 @@ class Policy(Section, frozen=True, rename={"name": "policy", "options": "policy_
     name: str = "linucb"
     # docs/policies.md lists them.
     options: dict[str, Any] = {}
+    # Question and candidate parallelism on offer, as QP/CP, such as 1/1,4/1,4/16; empty: all 28 of Table 1.
+    parallelism: tuple[str, ...] = ()
     # A file made by `python -m experiments prior`: what the learner knows before its first decision. It is read only
     # while the learner's log is empty; afterwards the log holds it.
     prior: str = ""

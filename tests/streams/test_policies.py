@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from agents.space.action_space import uis_space
 from agents.space.catalogue import load_catalogue
 from streams.rooms.decider.policies import check_control_group, policy_of, prior_of
 from streams.rooms.embedder.encoders import encoder_of
@@ -40,10 +41,10 @@ def test_a_control_action_must_be_on_offer() -> None:
     options = '{{"control_share": 0.05, "control_action": "{}"}}'
     model = CATALOGUE.model_names[-1]
     fits = policy_of(of(policy_options=options.format(f"{model}/1/1/1")), HASHED)
-    check_control_group(fits, CATALOGUE)
+    check_control_group(fits, uis_space(CATALOGUE))
     other = policy_of(of(policy_options=options.format("gpt/1/1/1")), HASHED)
     with pytest.raises(SettingsError, match="control_action: model 'gpt' is not in the space; choose one of"):
-        check_control_group(other, CATALOGUE)
+        check_control_group(other, uis_space(CATALOGUE))
 
 
 def test_a_prior_that_is_not_there_is_said(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from agents.decider.policies.build import build_policy
 from agents.decider.policies.exploration import Explored
 from agents.embedder.actions import embed_actions
 from agents.embedder.encoder import Encoder, encoder_id
-from agents.space.action_space import uis_space
+from agents.space.action_space import PAIRS, ActionSpace, uis_space
 from agents.space.catalogue import Catalogue
 from agents.space.describe import describe_actions
 from agents.space.errors import ActionError
@@ -36,10 +36,14 @@ def policy_of(settings: Settings, encoder: Encoder) -> Policy:
 
 
 def action_vectors(
-    catalogue: Catalogue, encoder: Encoder, cache: Path | None = None
+    catalogue: Catalogue,
+    encoder: Encoder,
+    cache: Path | None = None,
+    *,
+    pairs: Sequence[tuple[int, int]] = PAIRS,
 ) -> Sequence[ActionVector]:
-    """Return every action of a catalogue with the embedding of its description."""
-    actions = list(uis_space(catalogue))
+    """Return every action of a catalogue with these (QP, CP), each with the embedding of its description."""
+    actions = list(uis_space(catalogue, pairs))
     sizes = {model.name: float(model.architecture.parameters) for model in catalogue.models}
     rows = embed_actions(encoder, describe_actions(actions, catalogue), cache)
     return [
@@ -63,7 +67,7 @@ def prior_of(settings: Settings) -> bytes:
         ) from None
 
 
-def check_control_group(policy: Policy, catalogue: Catalogue) -> None:
+def check_control_group(policy: Policy, space: ActionSpace) -> None:
     """Refuse a control group whose action is not on offer.
 
     Raises:
@@ -72,7 +76,6 @@ def check_control_group(policy: Policy, catalogue: Catalogue) -> None:
     control = policy.control if isinstance(policy, Explored) else None
     if control is None:
         return
-    space = uis_space(catalogue)
     try:
         space.index(Action.parse(control.action_id))
     except ActionError as error:

@@ -19,7 +19,7 @@ from agents.decider.policies.base import ActionVector
 from agents.decider.policies.contextual.prior import digest
 from agents.decider.results import Decided
 from agents.embedder.encoder import Encoder, encoder_id
-from agents.space.action_space import ActionSpace, uis_space
+from agents.space.action_space import ActionSpace
 from agents.space.catalogue import Catalogue
 from agents.space.errors import ActionError
 from schemas.base import decode
@@ -46,7 +46,7 @@ class DeciderRoom:
         self.table = self.log.table
         self.lock = asyncio.Lock()
         self.decider: Decider | None = None
-        self.space: ActionSpace = uis_space(runtime.control.base)
+        self.space: ActionSpace = runtime.control.space(runtime.control.base)
         self.outstanding = 0
         # Append times of the queries decided here whose reward is outstanding, oldest first, in ms.
         self._since_ms: dict[str, int] = {}
@@ -58,7 +58,7 @@ class DeciderRoom:
         """Load the encoder and embed the actions, which a new catalogue takes from the cache."""
         room = cls(runtime, await runtime.in_thread(lambda: encoder_of(runtime.settings)))
         catalogue = runtime.control.catalogue
-        check_control_group(policy_of(runtime.settings, room.encoder), catalogue)
+        check_control_group(policy_of(runtime.settings, room.encoder), runtime.control.space(catalogue))
         await runtime.in_thread(lambda: room.vectors(catalogue))
         return room
 
@@ -125,11 +125,11 @@ class DeciderRoom:
 
     def vectors(self, catalogue: Catalogue) -> Sequence[ActionVector]:
         """Return the actions of a catalogue as the policy sees them. Slow for actions that were never embedded."""
-        return action_vectors(catalogue, self.encoder, self._cache)
+        return action_vectors(catalogue, self.encoder, self._cache, pairs=self.runtime.control.pairs)
 
     def surroundings(self, context: Context, catalogue: Catalogue) -> Surroundings:
         """Return what a decision for this context would depend on now."""
-        space, living = uis_space(catalogue), self.runtime.control.serving()
+        space, living = self.runtime.control.space(catalogue), self.runtime.control.serving()
         served = _served(context, space, living)
         return Surroundings(self.runtime.control.steering, space, living if served else None)
 
@@ -228,7 +228,7 @@ class DeciderRoom:
         catalogue, version = control.catalogue, control.catalogue_version
         vectors = await self.runtime.in_thread(lambda: self.vectors(catalogue))
         await self._write(decider.offer(vectors))
-        self.space, self._catalogue_version = uis_space(catalogue), version
+        self.space, self._catalogue_version = control.space(catalogue), version
         log.info("on offer: %s", ", ".join(catalogue.model_names))
 
     async def _wait_for_executors(self) -> None:

@@ -5,7 +5,6 @@ from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from typing import Final
 
-from agents.space.action_space import uis_space
 from agents.space.catalogue import Catalogue
 from schemas.answer import Answer
 from schemas.base import encode
@@ -61,7 +60,10 @@ class Service:
         """Return what a model name asks for. Raises ApiError 404."""
         control = self.runtime.control
         if self._space is None or self._space[0] is not control.catalogue:
-            self._space = (control.catalogue, frozenset(action.id for action in uis_space(control.catalogue)))
+            self._space = (
+                control.catalogue,
+                frozenset(action.id for action in control.space(control.catalogue)),
+            )
         return asked(name, control.catalogue.model_names, control.objectives.named, self._space[1])
 
     async def admit(

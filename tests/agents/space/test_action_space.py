@@ -8,6 +8,7 @@ from agents.space.action_space import (
     PAIRS,
     ActionSpace,
     beam_size,
+    parse_pairs,
     uis_space,
 )
 from agents.space.catalogue import Catalogue
@@ -28,6 +29,16 @@ def test_every_action_keeps_the_rules_of_table_1(qwen3: Catalogue) -> None:
         assert action.qp.bit_count() == action.cp.bit_count() == 1
         assert action.cp % action.bs == 0
         assert action.bs == beam_size(action.cp)
+
+
+def test_fewer_pairs_may_be_on_offer(qwen3: Catalogue) -> None:
+    pairs = parse_pairs(["4/16", "1/1", "1/1"])
+    assert [(a.qp, a.cp) for a in uis_space(qwen3, pairs)] == [(1, 1), (4, 16)] * len(qwen3.models)
+    assert parse_pairs([]) == PAIRS
+    with pytest.raises(ActionError, match=r"qp 1 with cp 2 is not on offer; choose qp/cp from 1/1, 4/16"):
+        uis_space(qwen3, pairs).index(Action.parse("qwen3-4b/1/2/1"))
+    with pytest.raises(ActionError, match=r"'4' is no QP/CP of the space: use powers of two"):
+        parse_pairs(["4"])
 
 
 @pytest.mark.parametrize(
