@@ -14,7 +14,7 @@ from experiments.family.sampling import load_generator, sample
 from experiments.family.tasks.problem import Problem
 from experiments.family.tokenizer import STEP, token_id
 from experiments.family.verifier import GOOD_LABEL, ProcessRewardModel, load_verifier, verifier_tokens
-from experiments.mini.measures import Judged, measure
+from experiments.measures.verifier_scores import Judged, measure
 
 SAMPLES, TEMPERATURE, SEED = 16, 0.8, 11
 

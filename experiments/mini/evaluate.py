@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 from tqdm import tqdm
 
+from experiments.measures.verifier_scores import Judged, measure
 from experiments.mini.corpus import problems_of
 from experiments.mini.labels import is_right, split_steps
-from experiments.mini.measures import Judged, measure
 from experiments.mini.problems import CONTEST, LEVELS, Problem
 from experiments.mini.programs import LEVELS as CODE_LEVELS
 from experiments.mini.sampling import MAX_NEW_TOKENS

@@ -1,6 +1,6 @@
 """The demo: a broker, all rooms, questions with several in flight, and a summary of the outcome.
 
-It stops everything it starts. Questions are shuffled with the levels equal in each third, so that their order
+It stops everything it starts. Questions are shuffled with the levels alike in each third, so that their order
 cannot look like learning. Every question is asked twice: the policy chooses for the one, its twin takes the control's
 configuration and is not learned from.
 """
@@ -99,7 +99,7 @@ class Demo(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def thirds(queries: Sequence[Query], count: int, seed: int) -> list[Query]:
-    """Return `count` queries in random order, every level in equal shares in each third.
+    """Return `count` queries in random order, every level in each third with the share that it has of all.
 
     >>> qs = [Query(query_id=f"{l}{i}", text="x", metadata={"level": l}) for l in "ab" for i in range(6)]
     >>> [sorted(q.metadata["level"] for q in thirds(qs, 12, 1)[t * 4 : t * 4 + 4]) for t in range(3)]
@@ -111,11 +111,9 @@ def thirds(queries: Sequence[Query], count: int, seed: int) -> list[Query]:
         levels.setdefault(str(query.metadata.get("level", "")), []).append(query)
     for group in levels.values():
         rng.shuffle(group)
-    # Dealt in rounds of one question per level, so that any prefix has nearly equal shares.
-    dealt = [
-        group[i] for i in range(max(map(len, levels.values()))) for group in levels.values() if i < len(group)
-    ]
-    dealt = dealt[:count]
+    # Each level's questions are spread evenly over the whole, so that any prefix has nearly the same shares.
+    spread = [((i + 0.5) / len(group), query) for group in levels.values() for i, query in enumerate(group)]
+    dealt = [query for _, query in sorted(spread, key=lambda each: each[0])][:count]
     cuts = [round(len(dealt) * part / 3) for part in range(4)]
     ordered = []
     for begin, end in pairwise(cuts):

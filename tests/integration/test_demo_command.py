@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from agents.space.catalogue import load_catalogue
+from streams.demo.run import CONTROL
 
 pytestmark = [pytest.mark.broker, pytest.mark.timeout(600)]
 
@@ -53,6 +54,6 @@ def test_make_demo_streams_its_questions_and_leaves_a_summary_and_a_report(
     assert audit["learner"]["updates"] == audit["learner"]["applied"] == QUESTIONS
     assert f"audit: {2 * QUESTIONS} queries, 0 discrepancies" in done.stdout
     assert summary["control"]["queries"] == summary["policy"]["queries"] == QUESTIONS
-    assert "of always asking mini-2m/2/1/1" in " ".join(done.stdout.split())
+    assert f"of always asking {CONTROL}" in " ".join(done.stdout.split())
     assert {"broker", "engine", "mean_reward_warmup", "mean_reward_last_third", "latency_ms"} <= set(summary)
     assert "Choices by level" in (out / "report.html").read_text()

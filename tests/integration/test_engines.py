@@ -23,6 +23,7 @@ from schemas.decision import Decision
 from schemas.query import Query
 from schemas.reward import Reward
 from streams.client.questions import read_questions, renamed
+from streams.demo.run import QUESTIONS as SHIPPED
 from streams.rooms.decider.policies import policy_of
 from streams.rooms.embedder.encoders import encoder_of
 
@@ -81,7 +82,7 @@ def compared_with_the_log(loop: Any, queries: list[Query]) -> list[tuple[Query, 
 
 
 def test_killing_each_room_with_real_engines_loses_and_repeats_nothing(loop: Any) -> None:
-    asked = list(read_questions(ROOT / "models" / "mini-math-test.jsonl"))
+    asked = list(read_questions(ROOT / SHIPPED))
     queries: list[Query] = []
     for room in loop.supervisor.rooms:
         batch = list(renamed(islice(asked, 80), f"kill-{room}"))

@@ -16,6 +16,7 @@ import pytest
 from transformers import AutoTokenizer
 
 from agents.serving.recording import write_paths
+from agents.space.catalogue import load_catalogue
 from schemas.answer import Answer
 from schemas.heartbeat import Heartbeat
 from schemas.query import Query
@@ -219,7 +220,8 @@ def test_an_embedding_server_that_is_down(
         server.stop()
 
 
-CHECKPOINT = Path(__file__).parents[2] / "models" / "mini-50k"
+ROOT = Path(__file__).parents[2]
+CHECKPOINT = ROOT / load_catalogue(ROOT / "infra" / "catalogue" / "mini.yaml").models[0].checkpoint
 CATALOGUE = """
 name: keyed
 hardware: {{name: as an A800, intensity: 156}}

@@ -15,17 +15,23 @@ from streams.demo.run import QUESTIONS, Demo, DemoCannotRun, check_machine, run,
 from streams.settings import Settings
 
 
+def level_of(query: Query) -> str:
+    return str(query.metadata["level"])
+
+
 @pytest.mark.parametrize("count", [210, 60, 21])
-def test_levels_are_equal_in_each_third_and_the_seed_decides_the_order(count: int) -> None:
+def test_levels_keep_their_shares_in_each_third_and_the_seed_decides_the_order(count: int) -> None:
     queries = list(read_questions(QUESTIONS))
-    assert len(queries) == 210
+    assert len(queries) >= 210
     ordered = thirds(queries, count, 3)
     assert len(ordered) == count
     assert len({q.query_id for q in ordered}) == count
+    shares = {level: number / len(queries) for level, number in Counter(map(level_of, queries)).items()}
     for part in range(3):
-        levels = Counter(q.metadata["level"] for q in ordered[part * count // 3 : (part + 1) * count // 3])
-        assert len(levels) == 5
-        assert max(levels.values()) - min(levels.values()) <= 1
+        third = ordered[part * count // 3 : (part + 1) * count // 3]
+        levels = Counter(map(level_of, third))
+        for level, share in shares.items():
+            assert levels[level] == pytest.approx(share * len(third), abs=2), level
     assert [q.query_id for q in thirds(queries, count, 3)] == [q.query_id for q in ordered]
     assert [q.query_id for q in thirds(queries, count, 4)] != [q.query_id for q in ordered]
 
@@ -57,6 +63,14 @@ def test_an_unknown_objective_is_refused_before_anything_is_started(tmp_path: Pa
     with pytest.raises(ObjectiveError, match="'cheapest' is unknown; choose one of cost-sensitive"):
         run(Demo(out=tmp_path), Settings().replace(objective="cheapest"), print, lambda *_: None)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_level_of_which_there_are_more_is_asked_more_often() -> None:
+    levels = "aab" * 30
+    queries = [Query(query_id=f"q{n}", text="x", metadata={"level": each}) for n, each in enumerate(levels)]
+    ordered = thirds(queries, 45, 3)
+    found = [Counter(map(level_of, ordered[begin : begin + 15])) for begin in (0, 15, 30)]
+    assert found == [{"a": 10, "b": 5}] * 3
 
 
 def test_queries_without_a_level_are_dealt_too() -> None:

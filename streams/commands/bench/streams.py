@@ -8,6 +8,7 @@ from typing import Any
 import click
 import orjson
 
+from streams.demo.run import QUESTIONS
 from streams.local.broker import kafka_home
 from streams.settings import Settings
 
@@ -58,7 +59,7 @@ from streams.settings import Settings
 @click.option(
     "--questions",
     type=click.Path(path_type=Path, exists=True, dir_okay=False),
-    default=Path("models/mini-math-test.jsonl"),
+    default=QUESTIONS,
     show_default=True,
     help="Questions for the engine.",
 )

@@ -7,12 +7,15 @@ import pytest
 from agents.executor.engine import EngineCounts, Prefix
 from agents.executor.engines.continuation import Continuer
 from agents.serving.prompts import ChatPrompts
-from agents.space.models import Sampling
+from agents.space.catalogue import load_catalogue
+from agents.space.models import Sampling, Verifier
 from agents.verifier.formats import StepTagFormat
 from experiments.record.texts import Reencoding, Stepwise, closes
 from schemas.query import Message
 
-MINI = Path(__file__).parents[3] / "models"
+ROOT = Path(__file__).parents[3]
+MINI = load_catalogue(ROOT / "infra" / "catalogue" / "mini.yaml")
+SMALLEST = str(ROOT / MINI.models[0].checkpoint)
 QUESTION = "A farm stores 19 potatoes. 3 potatoes spoil. How many are left?"
 PATHS = [
     ("spoiled: 19-3=16\n\n",),
@@ -23,9 +26,9 @@ PATHS = [
 
 
 @pytest.mark.parametrize("steps", PATHS)
-@pytest.mark.parametrize("verifier", ["mini-prm-s", "mini-prm-l"])
-def test_verifier_prompts(verifier: str, steps: tuple[str, ...]) -> None:
-    whole = StepTagFormat(ChatPrompts.load(str(MINI / verifier)), "<|step|>")
+@pytest.mark.parametrize("verifier", MINI.verifiers, ids=lambda each: each.name)
+def test_verifier_prompts(verifier: Verifier, steps: tuple[str, ...]) -> None:
+    whole = StepTagFormat(ChatPrompts.load(str(ROOT / verifier.checkpoint)), "<|step|>")
     stepwise = Stepwise(whole)
     for _ in range(2):  # the second is remembered
         assert stepwise.render(QUESTION, steps) == whole.render(QUESTION, steps)
@@ -33,7 +36,7 @@ def test_verifier_prompts(verifier: str, steps: tuple[str, ...]) -> None:
 
 @pytest.mark.parametrize("steps", PATHS)
 def test_generator_prompts(steps: tuple[str, ...]) -> None:
-    prompts = ChatPrompts.load(str(MINI / "mini-50k"))
+    prompts = ChatPrompts.load(SMALLEST)
     sampling = Sampling(temperature=1.0, step_tokens=32, depth_limit=10)
     prefix = Prefix(messages=(Message(role="user", content=QUESTION),), steps=steps)
     whole = Continuer("m", prompts, 1024, EngineCounts(), remembered=0).plan(prefix, sampling)
@@ -41,5 +44,5 @@ def test_generator_prompts(steps: tuple[str, ...]) -> None:
 
 
 def test_a_delimiter_that_tokens_reach_over_closes_nothing(tiny: Path) -> None:
-    assert closes(ChatPrompts.load(str(MINI / "mini-50k")), "\n\n")
+    assert closes(ChatPrompts.load(SMALLEST), "\n\n")
     assert not closes(ChatPrompts.load(str(tiny / "models" / "tiny")), "\n")

@@ -21,7 +21,9 @@ from experiments.record.questions import questions_of
 from schemas.action import Action
 
 ROOT = Path(__file__).parents[3]
-MODELS = ("mini-50k", "mini-120k", "mini-250k", "mini-500k")
+CATALOGUE = ROOT / "infra" / "catalogue" / "mini.yaml"
+MODELS = load_catalogue(CATALOGUE).model_names[:4]
+IN_USE, OTHER = "the-one-in-use", "the-other"
 SECONDS = {
     "query_embedding": 1.0, "bandit": 0.5, "generation": 6.0, "verification": 2.0, "rest_of_search": 0.5
 }  # fmt: skip
@@ -37,14 +39,14 @@ NUMBERS = ("prefill_eflops", "decoding_eflops", "verifier_eflops")
 def rows_of(task: str, share: float) -> Iterator[dict[str, Any]]:
     """Rows as the recorder writes them, of a world where size and search help and early exit saves a third."""
     rng = np.random.default_rng(2)
-    catalogue = load_catalogue(ROOT / "infra" / "catalogue" / "mini.yaml")
+    catalogue = load_catalogue(CATALOGUE)
     spaces = {*uis_space(catalogue), *(best_route_space(catalogue) if task == "math" else [])}
     uis = set(uis_space(catalogue))
     actions = sorted((a for a in spaces if a.model in MODELS), key=lambda a: (a.model, a.qp, a.cp))
     for question, action in product(questions_of(task, share=share), actions):  # type: ignore[arg-type]
-        variants = [("mini-prm-s", True)]
+        variants = [(IN_USE, True)]
         if action in uis and task == "math":
-            variants += [("mini-prm-s", False), ("mini-prm-l", True)]
+            variants += [(IN_USE, False), (OTHER, True)]
         for verifier, early_exit in variants:
             yield row(rng, question.question_id, action, verifier, early_exit)
 
@@ -77,7 +79,7 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for task, share in (("math", 0.07), ("code", 0.07)):
         settings = {
             "models": list(MODELS),
-            "verifiers": ["mini-prm-s", "mini-prm-l"],
+            "verifiers": [IN_USE, OTHER],
             "samples": 1,
             "eta": 1.2,
             "sampling": {m: {"temperature": 0.8, "step_tokens": 32, "depth_limit": 10} for m in MODELS},
@@ -86,7 +88,6 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
             folder / f"{task}.parquet", rows_of(task, share), questions_of(task, share=share), settings
         )  # type: ignore[arg-type]
     (folder / "math.latency.json").write_text(json.dumps({"seconds": SECONDS, "run": RUN}))
-    catalogue = ROOT / "infra" / "catalogue" / "mini.yaml"
     told = [
         "--outcomes",
         str(folder / "math.parquet"),
@@ -97,7 +98,7 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "--seeds",
         "1",
     ]
-    told += ["--catalogue", str(catalogue), "--cache", str(folder / "vectors")]
+    told += ["--catalogue", str(CATALOGUE), "--cache", str(folder / "vectors")]
     told += ["--results", str(folder / "results")]
     ran = CliRunner().invoke(cli, ["paper", "--quick", *told])
     assert ran.exit_code == 0, ran.output
@@ -113,7 +114,7 @@ def test_every_table_that_a_recording_carries_is_there(written: Path) -> None:
     }  # fmt: skip
     assert set(tables["main"]) == {"tts", "routing", "uis"}
     assert tables["outcomes"]["actions"] == 28 * len(MODELS)
-    assert set(tables["verifiers"]) == {"mini-prm-s", "mini-prm-l"}
+    assert set(tables["verifiers"]) == {IN_USE, OTHER}
     assert len(tables["outcomes"]["not_run"]) == 12
     assert "is not there" in tables["outcomes"]["not_run_because"]
 
@@ -178,7 +179,7 @@ def test_the_summary_shows_its_figures_and_says_what_it_is_of(written: Path) -> 
 
 def test_the_card_counts_what_a_recording_holds(tmp_path: Path) -> None:
     settings = {
-        "models": list(MODELS), "verifiers": ["mini-prm-s", "mini-prm-l"], "samples": 1, "sampling": {},
+        "models": list(MODELS), "verifiers": [IN_USE, OTHER], "samples": 1, "sampling": {},
         "engine": "torch", "seed": 0, "eta": 1.2, "grader": "g", "catalogue": "c", "weights": {},
     }  # fmt: skip
     rows = list(rows_of("code", 0.01))

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sklearn.metrics import roc_auc_score
 
-from experiments.mini.measures import Judged, auroc, measure
+from experiments.measures.verifier_scores import Judged, auroc, measure
 
 SCORED = st.lists(
     st.tuples(st.sampled_from([0.0, 0.25, 0.5, 1.0]), st.booleans()), min_size=4, max_size=40
