@@ -168,7 +168,8 @@ def record(
             "catalogue": loaded.fingerprint,
             "task": task,
             "edition": edition,
-            "questions": fingerprint(questions),
+            # Of the whole traffic: a short recording can be made longer, and its searches stay.
+            "questions": fingerprint(mixed_traffic(share=share) if mixed else questions),
             "models": list(dict.fromkeys(action.model for action in plan.actions)),
             "searched": sorted({(action.qp, action.cp) for action in plan.actions}),
             "verifiers": list(bench.verifiers),
@@ -200,7 +201,10 @@ def record(
             return
         path = out or work / f"{task}.parquet"
         rows = [row for row in whole.rows() if row["sample"] < of_samples]
-        size = table.write(path, rows, questions, {**settings, "samples": of_samples})
+        of_these = {question.question_id for question in questions}
+        rows = [row for row in rows if row["question"] in of_these]
+        told = {**settings, "questions": fingerprint(questions), "samples": of_samples}
+        size = table.write(path, rows, questions, told)
         click.echo(f"{len(rows)} searches: {path}, {size / 1e6:.1f} MB")
 
     with GradingPool() as pool:

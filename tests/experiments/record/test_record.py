@@ -173,6 +173,9 @@ def test_mixed_traffic_has_its_families_on_both_sides_of_the_split() -> None:
     assert len({q.text for q in questions}) == len(questions)
     assert (sum(HISTORY.values()), sum(LIVE.values())) == (500, 1_000)
     assert {split_of(q.text) for q in questions} == {"record"}
+    # A short recording is made longer by what it lacks.
+    short = {q.question_id: q.text for q in mixed_traffic(share=0.08, short=True)}
+    assert short.items() < {q.question_id: q.text for q in questions}.items()
 
 
 def test_mixed_traffic_is_asked_of_forty_two_configurations_once_a_sample(tiny: Path) -> None:
