@@ -20,12 +20,12 @@ from streams.local.supervisor import READY
 from streams.metrics import Metrics
 from streams.rooms import ROOMS
 from streams.runtime.base import Crash
-from streams.runtime.kafka import admin
 from streams.runtime.kafka.app import crash, on_crash
-from streams.runtime.kafka.namesake import InstanceName
-from streams.runtime.kafka.process import Worker, run_without_handlers
+from streams.runtime.kafka.clients import admin
+from streams.runtime.kafka.consuming.namesake import InstanceName
+from streams.runtime.kafka.process.watch import notice_growth, notice_standstill, watch_partitions
+from streams.runtime.kafka.process.worker import Worker, run_without_handlers
 from streams.runtime.kafka.runtime import KafkaRuntime
-from streams.runtime.kafka.watch import notice_growth, notice_standstill, watch_partitions
 from streams.settings import Settings
 from streams.topics import Topics
 

@@ -12,7 +12,7 @@ import orjson
 import zstandard
 from kafka import KafkaConsumer, TopicPartition
 
-from streams.runtime.kafka import connections
+from streams.runtime.kafka.clients import connections
 from streams.settings import Settings
 
 MAX_PLAIN: Final = 16 * 1024 * 1024

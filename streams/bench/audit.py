@@ -18,7 +18,7 @@ import msgspec
 from agents.space.catalogue import load_catalogue
 from streams.audit import BrokerLog, Raw, Span, audit
 from streams.bench.history import History
-from streams.runtime.kafka import admin, connections
+from streams.runtime.kafka.clients import admin, connections
 from streams.settings import Settings
 from streams.topics import Topics
 

@@ -32,7 +32,7 @@ from streams.metrics import Metrics
 from streams.rooms.decider.learner_log import LearnerLog
 from streams.rooms.decider.policies import action_vectors, policy_of
 from streams.rooms.embedder.encoders import encoder_of
-from streams.runtime.kafka import admin, connections
+from streams.runtime.kafka.clients import admin, connections
 from streams.settings import Settings
 from streams.topics import SHARD, Topics
 

@@ -24,7 +24,7 @@ import msgspec
 
 from streams.local.broker import Broker
 from streams.local.launch import settings_for
-from streams.runtime.kafka import admin, connections
+from streams.runtime.kafka.clients import admin, connections
 from streams.settings import Settings
 from streams.topics import Topic, Topics
 
@@ -152,7 +152,7 @@ def _serve(warm: int, out: Path) -> None:
 
     from streams.metrics import Metrics
     from streams.runtime.base import Outgoing, Record
-    from streams.runtime.kafka.process import Worker
+    from streams.runtime.kafka.process.worker import Worker
     from streams.runtime.kafka.runtime import KafkaRuntime
 
     settings = Settings.from_env(os.environ)

@@ -27,7 +27,7 @@ from streams.bench.run import BenchFailed, recording
 from streams.local.broker import Broker, free_port
 from streams.local.launch import room_commands, settings_for
 from streams.local.supervisor import Supervisor
-from streams.runtime.kafka import admin, connections
+from streams.runtime.kafka.clients import admin, connections
 from streams.settings import Settings
 from streams.topics import Topics
 

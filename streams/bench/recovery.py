@@ -36,7 +36,7 @@ from streams.local.launch import room_commands
 from streams.local.supervisor import Supervisor
 from streams.rooms.decider.policies import action_vectors, policy_of
 from streams.rooms.embedder.encoders import encoder_of
-from streams.runtime.kafka import admin, connections
+from streams.runtime.kafka.clients import admin, connections
 from streams.settings import Settings
 from streams.topics import Topics
 

@@ -21,7 +21,7 @@ from streams.demo.summary import latencies
 from streams.local.broker import Broker
 from streams.local.launch import room_commands, settings_for
 from streams.local.supervisor import Supervisor
-from streams.runtime.kafka import admin
+from streams.runtime.kafka.clients import admin
 from streams.settings import Settings
 from streams.topics import Topics
 

@@ -18,7 +18,7 @@ from streams.client.events import Kind
 from streams.client.follow import Follower
 from streams.client.ledger import Story, executor_groups, read_ledger
 from streams.client.pace import Pace
-from streams.runtime.kafka import connections
+from streams.runtime.kafka.clients import connections
 from streams.settings import Settings
 from streams.topics import Topics
 

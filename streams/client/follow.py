@@ -7,7 +7,7 @@ from typing import Any, Self
 
 from schemas.errors import UniscaleError
 from streams.client.events import Event, Kind, event_of, topic_names
-from streams.runtime.kafka import connections
+from streams.runtime.kafka.clients import connections
 from streams.settings import Settings
 from streams.topics import Topics
 

@@ -15,7 +15,7 @@ from schemas.query import Context, Query
 from schemas.reward import Feedback, Reward
 from schemas.search import SearchStep, Verification
 from streams.client.events import KINDS, Event, event_of, topic_names
-from streams.runtime.kafka import connections
+from streams.runtime.kafka.clients import connections
 from streams.settings import Settings
 from streams.topics import Topics
 

@@ -75,7 +75,7 @@ class _Commands(click.Group):
 
 
 def _refusals() -> tuple[type[Exception], ...]:
-    from streams.runtime.kafka.connections import KafkaError
+    from streams.runtime.kafka.clients.connections import KafkaError
 
     # LookupError: the audit's, which shares no code with what it checks.
     return (UniscaleError, KafkaError, LookupError, OSError)

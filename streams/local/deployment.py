@@ -10,7 +10,7 @@ from agents.space.catalogue import load_catalogue
 from streams.local.broker import Broker
 from streams.local.launch import room_commands, settings_for
 from streams.local.supervisor import Supervisor
-from streams.runtime.kafka import admin
+from streams.runtime.kafka.clients import admin
 from streams.settings import Settings
 from streams.topics import Topics
 

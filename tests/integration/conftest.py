@@ -29,7 +29,7 @@ from streams.client import Client
 from streams.local.broker import Broker, kafka_home
 from streams.local.launch import room_commands, settings_for
 from streams.local.supervisor import Supervisor
-from streams.runtime.kafka import admin, connections
+from streams.runtime.kafka.clients import admin, connections
 from streams.settings import Settings
 from streams.topics import Topics
 from tests.recorded import CATALOGUE, question, recorded_paths

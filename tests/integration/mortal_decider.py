@@ -24,7 +24,7 @@ from agents.decider.log.snapshot import SNAPSHOT_KEY, START_KEY
 from streams.rooms.decider.room import DeciderRoom
 from streams.runtime.base import Outgoing
 from streams.runtime.kafka.runtime import KafkaRuntime
-from streams.runtime.kafka.table import KafkaTable
+from streams.runtime.kafka.writing.table import KafkaTable
 from streams.settings import Settings
 from streams.worker import run_room
 

@@ -12,7 +12,7 @@ from schemas.answer import Answer
 from schemas.base import decode
 from schemas.dead_letter import DeadLetter
 from streams.local.broker import Broker
-from streams.runtime.kafka import admin, connections
+from streams.runtime.kafka.clients import admin, connections
 from streams.settings import Settings
 from streams.topics import Topics
 from streams.worker import CRASH_EXIT

@@ -20,11 +20,11 @@ from schemas.reward import Reward
 from streams.local.broker import Broker
 from streams.local.supervisor import python
 from streams.runtime.base import Crash
-from streams.runtime.kafka import admin, connections
 from streams.runtime.kafka.app import create_app
-from streams.runtime.kafka.fence import Fence
-from streams.runtime.kafka.fenced import FencedTable
+from streams.runtime.kafka.clients import admin, connections
 from streams.runtime.kafka.transport import consumer_of
+from streams.runtime.kafka.writing.fence import Fence
+from streams.runtime.kafka.writing.fenced import FencedTable
 from streams.settings import Kafka, Settings
 from streams.topics import Topic
 

@@ -29,7 +29,7 @@ from schemas.query import Context, Origin, Query
 from schemas.reward import Reward, reward_id
 from streams.rooms.decider.policies import policy_of
 from streams.rooms.embedder.encoders import encoder_of
-from streams.runtime.kafka import connections
+from streams.runtime.kafka.clients import connections
 from streams.topics import SHARD
 
 pytestmark = pytest.mark.broker

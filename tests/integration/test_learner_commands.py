@@ -13,7 +13,7 @@ from schemas.query import Query
 from schemas.reward import Reward
 from streams.local.broker import Broker
 from streams.local.supervisor import python
-from streams.runtime.kafka import connections
+from streams.runtime.kafka.clients import connections
 
 pytestmark = pytest.mark.broker
 

@@ -24,7 +24,7 @@ from schemas.decision import Decision
 from schemas.query import Context, Query, Weights
 from schemas.reward import Feedback, Reward
 from schemas.search import SearchStep, Verification
-from streams.runtime.kafka import admin, connections
+from streams.runtime.kafka.clients import admin, connections
 from streams.settings import Settings
 from streams.topics import Topics
 

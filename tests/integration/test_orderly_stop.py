@@ -1,6 +1,6 @@
 """All rooms at once told to stop, as an upgrade does, or killed, with records in hand and a backlog: nothing is lost.
 
-What a room finds waiting when it starts is where faust would lose records; see `streams/runtime/kafka/consumer.py`.
+faust would lose the records that wait when a room starts; see `streams/runtime/kafka/consuming/consumer.py`.
 """
 
 import os
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.broker
 FAULTY = """
 import asyncio, os, pathlib, sys
 from streams.settings import Settings
-from streams.runtime.kafka.consumer import Consumer
+from streams.runtime.kafka.consuming.consumer import Consumer
 from streams.worker import run_room
 
 once, how = pathlib.Path(sys.argv[1]), sys.argv[2]

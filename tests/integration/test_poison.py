@@ -12,7 +12,7 @@ from schemas.dead_letter import DeadLetter
 from schemas.errors import UniscaleError
 from schemas.query import Query, Weights
 from schemas.reward import Due, Feedback, Reward
-from streams.runtime.kafka import connections
+from streams.runtime.kafka.clients import connections
 
 pytestmark = pytest.mark.broker
 

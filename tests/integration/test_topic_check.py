@@ -17,8 +17,8 @@ from schemas.query import Query
 from schemas.reward import Reward
 from streams.local.broker import Broker
 from streams.local.supervisor import python
-from streams.runtime.kafka import admin, connections
-from streams.runtime.kafka.watch import changed_counts
+from streams.runtime.kafka.clients import admin, connections
+from streams.runtime.kafka.process.watch import changed_counts
 from streams.settings import Kafka, Settings
 from streams.topics import Topics
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from streams.local.broker import Broker, BrokerError, kafka_home, listening
-from streams.runtime.kafka import admin
+from streams.runtime.kafka.clients import admin
 from streams.settings import Kafka, Settings
 from streams.topics import Topics
 

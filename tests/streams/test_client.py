@@ -21,7 +21,7 @@ from schemas.reward import Feedback, Reward
 from streams.client import Asked, Client, Follower, IdTaken, NoAnswer, Pace, Settings, query_from
 from streams.local.broker import Broker
 from streams.local.launch import settings_for
-from streams.runtime.kafka import admin, connections
+from streams.runtime.kafka.clients import admin, connections
 from streams.topics import Topics
 
 ACTION = Action(model="small", qp=1, cp=1, bs=1)

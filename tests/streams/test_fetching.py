@@ -12,8 +12,8 @@ from aiokafka.protocol.metadata import MetadataRequest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streams.runtime.kafka import fetching
-from streams.runtime.kafka.fetching import FetchSessions
+from streams.runtime.kafka.consuming import fetching
+from streams.runtime.kafka.consuming.fetching import FetchSessions
 
 Wanted = dict[tuple[str, int], tuple[int, int]]
 

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from streams.runtime.base import Record
 from streams.runtime.kafka.app import create_app
-from streams.runtime.kafka.consumer import Consumer
-from streams.runtime.kafka.lanes import Lanes
-from streams.runtime.kafka.offsets import Course, SkippedRecord
+from streams.runtime.kafka.consuming.consumer import Consumer
+from streams.runtime.kafka.consuming.lanes import Lanes
+from streams.runtime.kafka.consuming.offsets import Course, SkippedRecord
 from streams.runtime.kafka.transport import consumer_of
 from streams.settings import Settings
 
@@ -147,7 +147,7 @@ def test_a_partition_that_went_elsewhere_is_not_handled_here_any_more(
 ) -> None:
     async def main() -> None:
         worker = Worker()
-        monkeypatch.setattr("streams.runtime.kafka.consumer.SETTLE_S", 0.02)
+        monkeypatch.setattr("streams.runtime.kafka.consuming.consumer.SETTLE_S", 0.02)
         for partition in (0, 1):
             worker.seek(partition, 0)
             await worker.hand_over(partition, 0, 1)

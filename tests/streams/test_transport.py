@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from streams.runtime.base import Record
 from streams.runtime.kafka.app import changelogged, create_app
-from streams.runtime.kafka.consumer import Consumer
-from streams.runtime.kafka.lanes import Lanes
-from streams.runtime.kafka.offsets import Course, Offsets, SkippedRecord
+from streams.runtime.kafka.consuming.consumer import Consumer
+from streams.runtime.kafka.consuming.lanes import Lanes
+from streams.runtime.kafka.consuming.offsets import Course, Offsets, SkippedRecord
 from streams.runtime.kafka.transport import consumer_of
 from streams.settings import Settings
 

@@ -17,7 +17,7 @@ from schemas.control import CatalogueEntry, ControlRecord, CostBoundsEntry, Obje
 from schemas.errors import UniscaleError
 from schemas.objective import CostRange
 from schemas.query import Weights
-from streams.runtime.kafka import admin, connections
+from streams.runtime.kafka.clients import admin, connections
 from streams.settings import Settings
 from streams.topics import Topics
 

@@ -8,8 +8,8 @@ import orjson
 from schemas.base import decode
 from schemas.dead_letter import DeadLetter
 from schemas.errors import UniscaleError
-from streams.runtime.kafka import connections
-from streams.runtime.kafka.again import Again
+from streams.runtime.kafka.clients import connections
+from streams.runtime.kafka.clients.again import Again
 from streams.settings import Settings
 from streams.topics import Topics
 

@@ -9,7 +9,7 @@ import click
 from schemas.base import encode
 from schemas.control import KeyEntry, Scope, decode_control
 from schemas.errors import UniscaleError
-from streams.runtime.kafka import connections
+from streams.runtime.kafka.clients import connections
 from streams.settings import Settings
 from streams.topics import Topics
 

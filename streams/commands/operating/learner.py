@@ -21,8 +21,8 @@ from schemas.decision import Decision
 from schemas.reward import Reward
 from streams.rooms.decider.policies import policy_of
 from streams.rooms.embedder.encoders import encoder_of
-from streams.runtime.kafka import connections
-from streams.runtime.kafka.rewrite import commit, require_stopped, rewrite
+from streams.runtime.kafka.clients import connections
+from streams.runtime.kafka.writing.rewrite import commit, require_stopped, rewrite
 from streams.settings import Settings
 from streams.topics import Topics
 

@@ -9,7 +9,7 @@ from agents.decider.log.reproduce import mismatches, opened
 from agents.decider.log.rows import Row
 from streams.rooms.decider.policies import policy_of
 from streams.rooms.embedder.encoders import encoder_of
-from streams.runtime.kafka import connections
+from streams.runtime.kafka.clients import connections
 from streams.settings import Settings
 from streams.topics import Topics
 

@@ -12,7 +12,7 @@ from schemas.errors import UniscaleError
 from schemas.query import Query
 from streams.client import Pace, renamed
 from streams.commands.queries.sending import send_and_wait
-from streams.runtime.kafka import connections
+from streams.runtime.kafka.clients import connections
 from streams.settings import Settings
 from streams.topics import Topics
 

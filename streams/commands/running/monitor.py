@@ -19,7 +19,7 @@ from agents.space.catalogue import load_catalogue
 from streams.client import Follower, Ledger, Story
 from streams.client.comparison import compared
 from streams.rooms import ROOMS
-from streams.runtime.kafka import admin
+from streams.runtime.kafka.clients import admin
 from streams.settings import Settings
 from streams.topics import Topics
 

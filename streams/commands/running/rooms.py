@@ -14,7 +14,7 @@ from streams.local.launch import room_commands, settings_for, with_previews
 from streams.local.signals import stopped_by_signals
 from streams.local.supervisor import Supervisor
 from streams.rooms import ROOMS
-from streams.runtime.kafka import admin
+from streams.runtime.kafka.clients import admin
 from streams.settings import Settings
 from streams.topics import Topics
 

@@ -7,7 +7,7 @@ from rich.console import Console
 from rich.table import Table
 
 from agents.space.catalogue import load_catalogue
-from streams.runtime.kafka import admin
+from streams.runtime.kafka.clients import admin
 from streams.settings import Settings
 from streams.topics import Topic, Topics
 

@@ -14,9 +14,9 @@ import faust
 from faust.sensors import Monitor
 
 from streams.runtime.base import Crash
-from streams.runtime.kafka import connections
-from streams.runtime.kafka.table import Changelogged
+from streams.runtime.kafka.clients import connections
 from streams.runtime.kafka.transport import App
+from streams.runtime.kafka.writing.table import Changelogged
 from streams.settings import Settings
 from streams.topics import Topics
 

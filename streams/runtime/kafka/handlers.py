@@ -1,7 +1,7 @@
 """Bind handlers to topics: a record counts as done when its handler has returned, and not before.
 
 Each handler has a faust agent, which starts with the worker, subscribes to the topic and ends with the app. The agent
-gets no records: those go through the lanes (`lanes.py`).
+gets no records: those go through the lanes (`consuming/lanes.py`).
 """
 
 import asyncio
@@ -10,7 +10,7 @@ from typing import Any
 import faust
 
 from streams.runtime.base import BatchHandler
-from streams.runtime.kafka.lanes import Lanes
+from streams.runtime.kafka.consuming.lanes import Lanes
 from streams.runtime.kafka.transport import consumer_of
 
 

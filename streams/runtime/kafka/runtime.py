@@ -28,16 +28,17 @@ from streams.runtime.base import (
 )
 from streams.runtime.crashes import Crashes, InFlightFile
 from streams.runtime.guard import Guard
-from streams.runtime.kafka import admin, connections, handlers, reading
-from streams.runtime.kafka.again import Again
+from streams.runtime.kafka import handlers
 from streams.runtime.kafka.app import changelogged, crash, create_app
-from streams.runtime.kafka.consumer import wait_while
-from streams.runtime.kafka.fence import Fence
-from streams.runtime.kafka.fenced import FencedTable
-from streams.runtime.kafka.outbox import Outbox
-from streams.runtime.kafka.table import Changelogged, KafkaTable
+from streams.runtime.kafka.clients import admin, connections, reading
+from streams.runtime.kafka.clients.again import Again
+from streams.runtime.kafka.consuming.consumer import wait_while
 from streams.runtime.kafka.tail import Follower
 from streams.runtime.kafka.transport import consumer_of, sender_of
+from streams.runtime.kafka.writing.fence import Fence
+from streams.runtime.kafka.writing.fenced import FencedTable
+from streams.runtime.kafka.writing.outbox import Outbox
+from streams.runtime.kafka.writing.table import Changelogged, KafkaTable
 from streams.runtime.partitions import partition_for
 from streams.settings import Settings
 from streams.topics import Topics
@@ -66,7 +67,7 @@ class KafkaRuntime:
         self.guard = Guard(
             self, Crashes(settings.state_path("crashes", f"{name}.{instance}.json")), self.in_flight
         )
-        self._outbox = Outbox(self.app, settings)
+        self._outbox = Outbox(sender_of(self.app), settings)
         self._tasks: set[asyncio.Task[None]] = set()
         self._closers: list[Callable[[], Awaitable[None]]] = []
         self._counters = functools.cache(

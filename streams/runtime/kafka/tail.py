@@ -10,9 +10,9 @@ from typing import Any
 from aiokafka import AIOKafkaConsumer
 
 from streams.runtime.base import Begin, Record
-from streams.runtime.kafka import fetching
 from streams.runtime.kafka.app import crash
-from streams.runtime.kafka.reading import assign, connected, to_ends
+from streams.runtime.kafka.clients.reading import assign, connected, to_ends
+from streams.runtime.kafka.consuming import fetching
 from streams.settings import Settings
 
 

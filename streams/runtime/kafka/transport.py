@@ -6,8 +6,8 @@ from typing import Any
 import faust
 from faust.transport.drivers import aiokafka
 
-from streams.runtime.kafka.consumer import Consumer
-from streams.runtime.kafka.sender import Sender
+from streams.runtime.kafka.consuming.consumer import Consumer
+from streams.runtime.kafka.writing.sender import Sender
 
 
 def _unheard(error: BaseException) -> None:

@@ -126,7 +126,7 @@ class OnKafka:
         import time
 
         from streams.local.supervisor import Supervisor
-        from streams.runtime.kafka import admin, connections
+        from streams.runtime.kafka.clients import admin, connections
         from streams.topics import Topics
 
         admin.create(self.settings, Topics(self.settings).declared(["mini"]))
@@ -146,7 +146,7 @@ class OnKafka:
                 time.sleep(0.3)
 
     def read(self, topic: str) -> list[Record]:
-        from streams.runtime.kafka import connections
+        from streams.runtime.kafka.clients import connections
 
         found = connections.read_all(self.settings, [self.settings.kafka.prefix + topic])
         return [Record(r.topic, r.partition, r.offset, r.timestamp, r.key, r.value) for r in found]

@@ -15,8 +15,8 @@ import pytest
 
 from streams.health import STALLED_S, Health
 from streams.local.broker import free_port
-from streams.runtime.kafka.offsets import Offsets
-from streams.runtime.kafka.stalls import Stalls
+from streams.runtime.kafka.consuming.offsets import Offsets
+from streams.runtime.kafka.process.stalls import Stalls
 from streams.settings import Settings
 
 TOYS_FILE = Path(__file__).with_name("toys.py")
@@ -75,7 +75,7 @@ def test_a_running_worker_shows_which_partition_hangs(
     kafka_broker: Any, in_memory: Callable[..., Settings], tmp_path: Path
 ) -> None:
     from streams.local.launch import settings_for
-    from streams.runtime.kafka import admin, connections
+    from streams.runtime.kafka.clients import admin, connections
     from streams.topics import Topics
 
     settings = settings_for(

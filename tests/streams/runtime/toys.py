@@ -129,7 +129,7 @@ def main(room: str, dies_after: int, metrics_port: int = 0) -> None:
     """Run a toy on Kafka by the product's own worker; die after so many effects, once."""
     from streams import flow
     from streams.runtime.kafka.runtime import KafkaRuntime
-    from streams.runtime.kafka.table import KafkaTable
+    from streams.runtime.kafka.writing.table import KafkaTable
     from streams.settings import Settings
     from streams.worker import run_room
 

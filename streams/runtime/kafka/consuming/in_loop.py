@@ -18,7 +18,7 @@ from faust.transport.drivers.aiokafka import AIOKafkaConsumerThread
 from mode.services import Service
 from mode.utils.futures import maybe_async
 
-from streams.runtime.kafka import fetching, namesake
+from streams.runtime.kafka.consuming import fetching, namesake
 
 
 class InLoop(AIOKafkaConsumerThread):

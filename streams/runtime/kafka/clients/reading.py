@@ -8,7 +8,7 @@ from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.errors import KafkaError
 
 from streams.runtime.base import UnknownTopic
-from streams.runtime.kafka import connections
+from streams.runtime.kafka.clients import connections
 from streams.settings import Settings
 
 # The end of a transaction takes up offsets that nobody is given: at the end of a log, a poll waits for nothing.

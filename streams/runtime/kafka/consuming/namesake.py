@@ -21,7 +21,7 @@ from typing import IO, Any, NoReturn
 from kafka.errors import KafkaError
 
 from schemas.errors import UniscaleError
-from streams.runtime.kafka import connections
+from streams.runtime.kafka.clients import connections
 from streams.settings import Settings
 
 log = logging.getLogger("streams.worker")

@@ -2,20 +2,18 @@
 
 from collections.abc import Sequence
 
-import faust
-
 from schemas.base import MAX_RECORD, MAX_VALUE
 from schemas.errors import RecordTooLarge
 from streams.runtime.base import Outgoing
-from streams.runtime.kafka.transport import sender_of
+from streams.runtime.kafka.writing.sender import Sender
 from streams.settings import Settings
 
 
 class Outbox:
     """Sends a room's records, within the size limit, and waits for delivery."""
 
-    def __init__(self, app: faust.App, settings: Settings) -> None:
-        self._sender = sender_of(app)
+    def __init__(self, sender: Sender, settings: Settings) -> None:
+        self._sender = sender
         # Room for key, headers and the batch's own frame, as in `schemas.base`.
         self.limit = settings.kafka.max_record_bytes - (MAX_RECORD - MAX_VALUE)
 

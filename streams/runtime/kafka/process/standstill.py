@@ -4,8 +4,8 @@ from typing import Any
 
 from faust.exceptions import ConsumerNotStarted
 
-from streams.runtime.kafka.consumer import Consumer
-from streams.runtime.kafka.offsets import Offsets
+from streams.runtime.kafka.consuming.consumer import Consumer
+from streams.runtime.kafka.consuming.offsets import Offsets
 
 
 def waited_for(consumer: Consumer) -> bool:

@@ -8,12 +8,28 @@ the offset that the room names, once the right to write is taken: what was commi
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AbstractContextManager
+from typing import Protocol
 
-from streams.runtime.kafka import connections, reading
-from streams.runtime.kafka.consumer import Consumer
-from streams.runtime.kafka.fence import Fence
-from streams.runtime.kafka.table import KafkaTable
+from streams.runtime.kafka.clients import connections, reading
+from streams.runtime.kafka.writing.fence import Fence
+from streams.runtime.kafka.writing.table import KafkaTable
 from streams.settings import Settings
+
+
+class Assignment(Protocol):
+    """The partitions of this worker, as its consumer knows them."""
+
+    moved: int
+
+    async def settled(self) -> int:
+        """Wait while partitions are being reassigned, and return the epoch of the assignment."""
+
+    def is_ours(self, epoch: int) -> bool:
+        """Return whether this is still the epoch."""
+
+    def at_work(self) -> AbstractContextManager[None]:
+        """Count as busy."""
 
 
 class FencedTable(KafkaTable):
@@ -22,7 +38,7 @@ class FencedTable(KafkaTable):
     Args:
         settings: Of the process.
         fence: The right to write it.
-        consumer: Says to whom the partition belongs, and counts what was read.
+        assignment: Says whether the partition is still this worker's, and counts what was read.
         owned: Returns the partitions that this worker owns.
         begins: Returns the offset at which reading begins.
         recovered: Awaited when the rows are there.
@@ -35,7 +51,7 @@ class FencedTable(KafkaTable):
         self,
         settings: Settings,
         fence: Fence,
-        consumer: Consumer,
+        assignment: Assignment,
         owned: Callable[[], frozenset[int]],
         *,
         begins: Callable[[], Awaitable[int]],
@@ -47,7 +63,7 @@ class FencedTable(KafkaTable):
         super().__init__(fence.topic, {}, {}, write, owned, settings.kafka.max_record_bytes)
         self.settings = settings
         self.read_s = 0.0
-        self._consumer = consumer
+        self._assignment = assignment
         self._begins = begins
         self._recovered = recovered
         self._recovered_epoch = -1
@@ -62,9 +78,9 @@ class FencedTable(KafkaTable):
             UniscaleError: no broker answers, or the changelog does not exist.
         """
         async with self._one_at_a_time:
-            while self._recovered_epoch != (epoch := await self._consumer.settled()):
+            while self._recovered_epoch != (epoch := await self._assignment.settled()):
                 if await self._read(epoch):
-                    with self._consumer.at_work():
+                    with self._assignment.at_work():
                         await self._recovered()
                     self._recovered_epoch = epoch
 
@@ -76,10 +92,10 @@ class FencedTable(KafkaTable):
         self._places.clear()
         if self._owned():
             async for records in reading.read(self.settings, self.changelog, await self._begins()):
-                self._consumer.moved += 1
-                if not self._consumer.is_ours(epoch):
+                self._assignment.moved += 1
+                if not self._assignment.is_ours(epoch):
                     return False
                 connections.apply(found, records)
         self.seed((key, value, 0) for key, value in found.items())
         self.read_s = time.monotonic() - began_s
-        return self._consumer.is_ours(epoch)
+        return self._assignment.is_ours(epoch)

@@ -12,12 +12,12 @@ from aiokafka.errors import KafkaError
 from faust.exceptions import ConsumerNotStarted
 
 from streams.metrics import Metrics
-from streams.runtime.kafka import admin
 from streams.runtime.kafka.app import crash
-from streams.runtime.kafka.consumer import SETTLE_S
+from streams.runtime.kafka.clients import admin
+from streams.runtime.kafka.consuming.consumer import SETTLE_S
+from streams.runtime.kafka.process.stalls import Stalls
+from streams.runtime.kafka.process.standstill import broken, standing, waited_for
 from streams.runtime.kafka.runtime import KafkaRuntime
-from streams.runtime.kafka.stalls import Stalls
-from streams.runtime.kafka.standstill import broken, standing, waited_for
 from streams.runtime.kafka.transport import consumer_of
 from streams.topics import Topic
 

@@ -9,8 +9,8 @@ from kafka.errors import KafkaError
 from kafka.structs import OffsetAndMetadata
 
 from schemas.errors import UniscaleError
-from streams.runtime.kafka import connections
-from streams.runtime.kafka.fence import Fence, Row
+from streams.runtime.kafka.clients import connections
+from streams.runtime.kafka.writing.fence import Fence, Row
 from streams.settings import Settings
 
 _AT_ONCE = 500

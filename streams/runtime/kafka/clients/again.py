@@ -5,7 +5,7 @@ from typing import Any, Self
 
 from kafka import TopicPartition
 
-from streams.runtime.kafka import connections
+from streams.runtime.kafka.clients import connections
 from streams.settings import Settings
 
 _SEND_S = 30.0

@@ -9,7 +9,7 @@ from typing import NoReturn
 import faust
 
 from streams.runtime.kafka.app import crash
-from streams.runtime.kafka.consumer import SETTLE_S
+from streams.runtime.kafka.consuming.consumer import SETTLE_S
 from streams.runtime.kafka.runtime import KafkaRuntime
 
 log = logging.getLogger("streams.worker")

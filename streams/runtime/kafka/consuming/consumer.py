@@ -27,10 +27,10 @@ from faust.exceptions import ConsumerNotStarted
 from faust.transport.drivers import aiokafka
 
 from streams.runtime.base import Record
-from streams.runtime.kafka.fence import Fence
-from streams.runtime.kafka.in_loop import InLoop
-from streams.runtime.kafka.lanes import Lane, Lanes
-from streams.runtime.kafka.offsets import Course, Offsets
+from streams.runtime.kafka.consuming.in_loop import InLoop
+from streams.runtime.kafka.consuming.lanes import Lane, Lanes
+from streams.runtime.kafka.consuming.offsets import Course, Offsets
+from streams.runtime.kafka.writing.fence import Fence
 
 # How long records in flight may continue when a room stops or loses partitions; a longer step is redone elsewhere.
 SETTLE_S = 3.0
@@ -45,7 +45,7 @@ class Consumer(aiokafka.Consumer):
         self._courses: dict[Any, Course] = {}
         self._lanes: dict[str, Lanes] = {}
         self.fences: dict[str, Fence] = {}
-        """By changelog: those that one process alone may write, and reads for itself (`fenced.py`)."""
+        """By changelog: those that one process alone may write, and reads for itself (`writing/fenced.py`)."""
         self._may_hand_over = asyncio.Event()
         self._may_hand_over.set()
         self._epoch = 0
