@@ -1,23 +1,26 @@
-"""The README's `make demo`, with fewer questions and recorded engines: everything else of it is as it is."""
+"""The README's `make demo`, with fewer questions, recorded engines and the page: everything else of it is as it is."""
 
 import json
+import os
 import shutil
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from agents.space.catalogue import load_catalogue
 from streams.demo.run import CONTROL
+from streams.local.broker import free_port, listening
 
 pytestmark = [pytest.mark.broker, pytest.mark.timeout(600)]
 
 QUESTIONS = 15
 
 
-def test_make_demo_streams_its_questions_and_leaves_a_summary_and_a_report(
+def test_make_demo_streams_its_questions_serves_the_page_and_leaves_a_summary_and_a_report(
     root: Path, recorded: Callable[..., Any], tmp_path: Path
 ) -> None:
     if shutil.which("make") is None:
@@ -38,11 +41,22 @@ def test_make_demo_streams_its_questions_and_leaves_a_summary_and_a_report(
     )
     out = tmp_path / "out"
     words = f"--questions {QUESTIONS} --warm-up 5 --questions-file {questions} --recording {recording} --out {out}"
-    done = subprocess.run(
-        ["make", "demo", f"ARGS={words}"], cwd=root, capture_output=True, text=True, timeout=500, check=False
-    )
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
-    assert "rooms stopped" in done.stdout
+    port = free_port()
+    with subprocess.Popen(
+        ["make", "demo", f"ARGS={words} --gateway"], cwd=root, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        stdin=subprocess.DEVNULL, text=True, env={**os.environ, "UNISCALE_GATEWAY_PORT": str(port)},
+    ) as running:  # fmt: skip
+        assert running.stdout is not None
+        said, served = "", {"models": [], "rooms": []}
+        for line in running.stdout:
+            said += line
+            if f"the page: http://127.0.0.1:{port}/" in line:
+                served = looked_at(f"http://127.0.0.1:{port}")
+        assert running.wait() == 0, said[-3000:]
+    assert {model["name"] for model in served["models"]} == set(models)
+    assert {room["room"] for room in served["rooms"]} > {"embedder", "decider", "verifier", "aggregator"}
+    assert not listening(port)
+    assert "rooms stopped" in said
     summary = json.loads((out / "summary.json").read_text())
     counted = {name: summary[name] for name in ("queries", "answers", "rewards", "unanswered")}
     assert counted == {"queries": QUESTIONS, "answers": QUESTIONS, "rewards": QUESTIONS, "unanswered": 0}
@@ -52,8 +66,19 @@ def test_make_demo_streams_its_questions_and_leaves_a_summary_and_a_report(
     assert audit["queries"] == sum(audit["states"].values()) == 2 * QUESTIONS
     assert audit["states"]["answered, not learnable (learn: false)"] == QUESTIONS
     assert audit["learner"]["updates"] == audit["learner"]["applied"] == QUESTIONS
-    assert f"audit: {2 * QUESTIONS} queries, 0 discrepancies" in done.stdout
+    assert f"audit: {2 * QUESTIONS} queries, 0 discrepancies" in said
     assert summary["control"]["queries"] == summary["policy"]["queries"] == QUESTIONS
-    assert f"of always asking {CONTROL}" in " ".join(done.stdout.split())
+    assert f"of always asking {CONTROL}" in " ".join(said.split())
     assert {"broker", "engine", "mean_reward_warmup", "mean_reward_last_third", "latency_ms"} <= set(summary)
     assert "Choices by level" in (out / "report.html").read_text()
+
+
+def looked_at(url: str) -> dict[str, Any]:
+    """Look at the page while the demo runs, and return what it shows of now."""
+    page = httpx.get(url)
+    assert page.status_code == 200
+    assert "<!doctype html>" in page.text.lower()
+    now = httpx.get(f"{url}/v1/now")
+    assert now.status_code == 200
+    found: dict[str, Any] = now.json()
+    return found
