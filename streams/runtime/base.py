@@ -288,6 +288,22 @@ class Runtime(Protocol):
             UnknownTopic: the topic does not exist.
         """
 
+    async def find(self, topic: str, key: bytes, since_ms: int, until_ms: int) -> Record | None:
+        """Return the first record of a key that was appended in a span of time, None if the topic has none.
+
+        The whole span is read, in the partition that this deployment's producers put the key in: keep it short.
+
+        Args:
+            topic: Where to look.
+            key: Of the record.
+            since_ms: First append time, ms since the epoch.
+            until_ms: Last append time.
+
+        Raises:
+            Unavailable: the broker does not say.
+            UnknownTopic: the topic does not exist.
+        """
+
     async def hold_back(self, offsets: Mapping[str, int]) -> Mapping[str, int]:
         """Move the committed offsets of topics with one partition back to these, where they are further ahead.
 

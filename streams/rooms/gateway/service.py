@@ -7,7 +7,7 @@ from typing import Final
 
 from agents.space.catalogue import Catalogue
 from schemas.answer import Answer
-from schemas.base import encode
+from schemas.base import decode, encode
 from schemas.cancel import Cancel
 from schemas.dead_letter import DeadLetter
 from schemas.decision import Decision
@@ -29,6 +29,12 @@ from streams.runtime.base import Outgoing, Runtime, key_of
 
 RETRY_MS: Final = 10 * 60 * 1000
 """A client's retry within this time joins the query it repeats."""
+
+_CLOCKS_MS: Final = 60_000
+"""A gateway's clock and the broker's are taken to differ by no more than this, the time of sending included."""
+
+_LOOKUPS: Final = 2
+"""Old ids that are looked up at a time."""
 
 REJOIN_S: Final = 10.0
 """Seconds that a search goes on after its client timed out: the official clients repeat a request within eight."""
@@ -54,6 +60,7 @@ class Service:
         self._sent: set[str] = set()  # sent from here and not ended: another gateway's are its own to cancel
         self._left: set[str] = set()  # cancelled, not ended yet: no request joins these
         self._tasks: set[asyncio.Task[None]] = set()
+        self._looking_up = asyncio.Semaphore(_LOOKUPS)
         self._space: tuple[Catalogue, frozenset[str]] | None = None  # the configurations of a catalogue
 
     def asked(self, name: str) -> Asked:
@@ -227,13 +234,45 @@ class Service:
             )  # fmt: skip
         raise not_found("id", query_id[:200])
 
-    async def feedback(self, query_id: str, value: bool | float, comment: str, who: Credential) -> bool:
-        """Send feedback and return whether this source has already given it.
+    async def exists(self, query_id: str, who: Credential) -> None:
+        """Refuse an id that is not this caller's; look for one that is too old for the index on its topic.
+
+        An id of another tenant is refused as one that nobody has.
 
         Raises:
-            ApiError: 404 and 410, see `visible`; 400.
+            ApiError: see `visible`; 410 only where the topic does not have it either.
+            Unavailable: the broker does not say.
         """
-        self.visible(query_id, who)
+        try:
+            self.visible(query_id, who)
+        except ApiError as error:
+            asked_ms = time_of(query_id)
+            if error.status != 410 or asked_ms is None:
+                raise
+            if not await self._has_asked(query_id, asked_ms, who):
+                raise
+
+    async def _has_asked(self, query_id: str, asked_ms: int, who: Credential) -> bool:
+        """Return whether the topic has a query of this id that is this caller's to see."""
+        topic, span = self.runtime.topics.query, (asked_ms - _CLOCKS_MS, asked_ms + _CLOCKS_MS)
+        async with self._looking_up:
+            record = await self.runtime.find(topic, key_of(query_id), *span)
+        try:
+            return record is not None and who.may_see(decode(record.value, Query).tenant)
+        except RecordError:
+            return False
+
+    async def feedback(self, query_id: str, value: bool | float, comment: str, who: Credential) -> bool:
+        """Send feedback and return whether this source is known to have given it already.
+
+        Whether the query's reward is still open is for the aggregator to say, which has every open row: the index
+        keeps the latest queries only.
+
+        Raises:
+            ApiError: 404 and 410, see `exists`; 400.
+            Unavailable: the broker does not say whether an old id exists, or does not take the feedback.
+        """
+        await self.exists(query_id, who)
         try:
             record = Feedback(
                 query_id=query_id, correct=value, source=who.name, metadata={"comment": comment} if comment else {}

@@ -277,6 +277,17 @@ class KafkaRuntime:
         """Read the topic beside faust; see the protocol."""
         return await reading.latest(self.settings, topic, begin)
 
+    async def find(self, topic: str, key: bytes, since_ms: int, until_ms: int) -> Record | None:
+        """Read from the time on, with a client of its own; see the protocol."""
+        try:
+            found = await reading.find(self.settings, topic, key, since_ms, until_ms)
+        except (KafkaError, connections.BrokerUnreachable) as error:
+            raise Unavailable(f"{topic}: {error}") from error
+        if found is None:
+            return None
+        tp, record = found
+        return Record(topic, tp.partition, record.offset, record.timestamp, record.key, record.value)
+
     async def hold_back(self, offsets: Mapping[str, int]) -> Mapping[str, int]:
         """Commit lower offsets, to which faust seeks next; see the protocol."""
         consumer: Any = self.app.consumer

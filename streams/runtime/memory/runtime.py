@@ -226,6 +226,17 @@ class MemoryRuntime:
             found |= self.broker.changelog(topic, partition, begin)
         return found
 
+    async def find(self, topic: str, key: bytes, since_ms: int, until_ms: int) -> Record | None:
+        """Ask the broker; see the protocol."""
+        partition = partition_for(key, self.broker.partitions(topic))
+        at = self.broker.first(topic, partition)
+        while (found := self.broker.at(topic, partition, at)) is not None:
+            record = found[1]
+            if record.key == key and since_ms <= record.timestamp_ms <= until_ms:
+                return record
+            at = record.offset + 1
+        return None
+
     async def hold_back(self, offsets: Mapping[str, int]) -> Mapping[str, int]:
         """Lower committed offsets; see the protocol."""
         ahead = {}

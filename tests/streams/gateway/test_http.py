@@ -6,6 +6,7 @@ import json
 import shutil
 import socket
 import subprocess
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -14,6 +15,7 @@ import pytest
 
 from schemas.base import encode
 from schemas.query import Query
+from schemas.reward import Reward
 from streams.rooms.gateway import following, ids
 from streams.rooms.gateway.room import AddressTaken, listen
 from streams.rooms.gateway.routes import page
@@ -108,6 +110,35 @@ def test_an_id_that_is_too_old_is_gone_and_an_unknown_one_is_not_found(
         assert code(client.get(path.format(ids.new_id(int(2e12)))), 404) == "not_found"
     told = {"id": ids.new_id(1_000_000), "value": True}
     assert code(client.post("/v1/feedback", json=told), 410) == "gone"
+
+
+def test_feedback_reaches_a_query_that_has_left_the_index_for_its_own_tenant_alone(
+    house: Callable[..., Any],
+) -> None:
+    """The aggregator knows whether a reward is open; the topic knows to whom an old query belongs."""
+    small = house(gateway_recent=2)
+    topics = small.cluster.topics
+    with small.http(small.key("acme")) as mine, small.http(small.key("other")) as other:
+        body = {**PLAIN, "model": "large/1/1/1", "uniscale": {"feedback_wait_s": 3600}}
+        first = mine.post(ASK, json=body).json()["id"]
+        for _ in range(5):
+            assert other.post(ASK, json=PLAIN).status_code == 200
+        assert code(mine.get(f"/v1/queries/{first}"), 410) == "gone"
+        told = {"id": first, "value": True}
+        # As for an id that nobody has.
+        assert code(other.post("/v1/feedback", json=told), 410) == "gone"
+        nobody = {"id": ids.new_id(ids.time_of(first) or 0), "value": True}
+        assert code(mine.post("/v1/feedback", json=nobody), 410) == "gone"
+        assert small.records(topics.feedback) == []
+        answer = mine.post("/v1/feedback", json=told)
+        assert answer.json() == {"id": first, "object": "feedback", "duplicate": False, "late": None}, (
+            answer.text
+        )
+    rewards = lambda: [r for r in small.read(topics.reward, Reward) if r.query_id == first]  # noqa: E731
+    deadline = time.monotonic() + 30
+    while not (found := [r for r in rewards() if r.closes]) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert [(r.kind, r.correct) for r in found] == [("correction", 1.0)]
 
 
 def test_events_go_on_to_the_reward(client: httpx.Client) -> None:

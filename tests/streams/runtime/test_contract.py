@@ -88,6 +88,13 @@ def test_the_third_failure_at_a_record_is_a_dead_letter_and_its_partition_goes_o
     assert harness.deaths == 2, "the third failure ends no worker"
 
 
+def test_a_record_is_found_by_its_key_and_the_time_of_its_append(harness: Any) -> None:
+    sent = [(b"other", b"1"), (b"k", b"0"), (b"k", b"2")]
+    sent += [(b"k", value) for value in (b"find", b"past", b"future")]
+    harness.run("embedder", sent, lambda h: len(h.read("context")) >= 6)
+    assert by_key(harness.read("context"))[b"k"] == [b"0", b"2", b"0", b"gone", b"gone"]
+
+
 def test_a_record_is_sent_again_as_it_is_while_its_topic_holds_it_and_groups_are_known(harness: Any) -> None:
     sent = [(b"k", b"0"), (b"k", b"again"), (b"k", b"lost"), (b"other", b"groups")]
     harness.run("embedder", sent, lambda h: len(h.read("context")) >= 5)

@@ -6,7 +6,9 @@
 
 A value tells a handler what to do: `fail` raises an unknown error, `refuse` an error of the record, `hang` never ends.
 The copier sends the record before an `again` once more, for a `lost` one that the topic does not hold; what it copies
-then is `found` or `gone`. For `groups` it copies how many records its consumer group has waiting, -1 for none known.
+then is `found` or `gone`. For `find` it copies the first record of the key `k` in the hours around this one, for `past`
+and `future` in another hour: `gone`. For `groups` it copies how many records its consumer group has waiting, -1 for
+none known.
 As a script: `toys.py ROOM DIES_AFTER [METRICS_PORT]`, where after so many effects the process kills itself (0: never).
 """
 
@@ -21,6 +23,10 @@ from schemas.errors import UniscaleError
 from schemas.query import Origin
 from streams.runtime.base import Outgoing, Record, Runtime
 from streams.runtime.spec import RoomSpec
+
+HOUR_MS = 3_600_000
+
+SPANS = {b"find": (-HOUR_MS, HOUR_MS), b"past": (-2 * HOUR_MS, -HOUR_MS), b"future": (HOUR_MS, 2 * HOUR_MS)}
 
 
 class Refused(UniscaleError):
@@ -37,6 +43,10 @@ async def build_copier(runtime: Runtime) -> None:
             offset = record.offset - 1 if value == b"again" else 1_000_000
             origin = Origin(topic=record.topic, partition=record.partition, offset=offset)
             value = b"found" if await runtime.send_again(origin) else b"gone"
+        if value in SPANS:
+            span = [record.timestamp_ms + shift_ms for shift_ms in SPANS[value]]
+            known = await runtime.find(record.topic, b"k", *span)
+            value = b"gone" if known is None else known.value or b""
         if value == b"groups":
             own = runtime.topics.app_id(runtime.room)
             found = await runtime.groups([own, "no such group"])

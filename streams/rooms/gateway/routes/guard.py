@@ -14,7 +14,7 @@ from streams.rooms.gateway.following import ClientGone
 from streams.rooms.gateway.limits import Credential, Gate, check_host
 from streams.rooms.gateway.openai.errors import ApiError, invalid
 from streams.rooms.gateway.openai.request import MAX_BODY
-from streams.runtime.base import SendFailed
+from streams.runtime.base import Unavailable
 
 log = logging.getLogger("streams.gateway")
 
@@ -62,12 +62,10 @@ class Guard:
                 response = _refusal(error)
             except (ClientGone, ClientDisconnect):
                 response = Response(status_code=499)
-            except SendFailed as error:
+            except Unavailable as error:
                 # The official clients try again; a record that was stored all the same is then joined.
                 log.warning("%s %s: %s (%s)", request.method, request.url.path, error, request_id)
-                why = (
-                    f"the broker does not take records now; try again, or report {request_id} to the operator"
-                )
+                why = f"the broker is not available now; try again, or report {request_id} to the operator"
                 retry = {"retry-after": "2"}
                 response = _refusal(
                     ApiError(503, why, type="api_error", code="broker_unavailable", headers=retry)

@@ -53,9 +53,10 @@ class Queries:
             raise invalid("value", "value must be true, false or a number from 0 to 1")
         if not isinstance(comment, str) or len(comment) > 4000:
             raise invalid("comment", "comment must be a text of at most 4000 characters")
-        reward = self.service.index.reward_of(query_id)
+        known, reward = self.service.index.find(query_id), self.service.index.reward_of(query_id)
         duplicate = await self.service.feedback(query_id, value, comment, who)
-        late = reward is not None and reward.closes
+        # Of a query that has left the index only the aggregator knows.
+        late = None if known is None else reward is not None and reward.closes
         return reply({"id": query_id, "object": "feedback", "duplicate": duplicate, "late": late})
 
     async def queries(self, request: Request, who: Credential, request_id: str) -> Response:

@@ -73,7 +73,7 @@ export function feedback(id, again) {
   const give = (value) => async () => {
     try {
       const answer = await post('/v1/feedback', { id, value });
-      said.textContent = answer.duplicate ? 'You have given feedback before.' : answer.late ? 'Noted, but too late for the policy to learn from it: the reward had closed. Ask with feedback_wait_s to have more time.' : 'Thank you. The policy learns from it.';
+      said.textContent = answer.duplicate ? 'You have given feedback before.' : answer.late === null ? 'Noted. The policy learns from it if the reward is still open.' : answer.late ? 'Noted, but too late for the policy to learn from it: the reward had closed. Ask with feedback_wait_s to have more time.' : 'Thank you. The policy learns from it.';
       if (again) setTimeout(() => again().catch(() => {}), 1500);
     } catch (error) { said.textContent = error.message; }
   };

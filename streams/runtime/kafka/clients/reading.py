@@ -9,6 +9,7 @@ from aiokafka.errors import KafkaError
 
 from streams.runtime.base import UnknownTopic
 from streams.runtime.kafka.clients import connections
+from streams.runtime.partitions import partition_for
 from streams.settings import Settings
 
 # The end of a transaction takes up offsets that nobody is given: at the end of a log, a poll waits for nothing.
@@ -43,6 +44,35 @@ async def latest(settings: Settings, topic: str, begin: int = 0) -> dict[bytes, 
     async for records in read(settings, topic, begin):
         connections.apply(found, records)
     return found
+
+
+async def find(
+    settings: Settings, topic: str, key: bytes, since_ms: int, until_ms: int
+) -> tuple[TopicPartition, Any] | None:
+    """Return the first record of a key in a span of append times, with its partition; None if there is none.
+
+    Raises:
+        BrokerUnreachable: no broker answers.
+        KafkaError: it stopped answering.
+        UnknownTopic: the topic does not exist.
+    """
+    reader, parts = await connected(settings, [topic])
+    try:
+        tp = parts[partition_for(key, len(parts))]
+        begin = (await reader.offsets_for_times({tp: since_ms}))[tp]
+        if begin is None:
+            return None
+        ends = await reader.end_offsets([tp])
+        assign(reader, {tp: begin.offset})
+        async for _, records in to_ends(reader, ends):
+            for record in records:
+                if record.timestamp > until_ms:
+                    return None
+                if record.key == key:
+                    return tp, record
+        return None
+    finally:
+        await reader.stop()
 
 
 async def connected(
