@@ -1,7 +1,7 @@
 """The gateway's work between HTTP and the topics: admit a request, send its Query, wait, cancel, take feedback."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Final
 
@@ -61,17 +61,20 @@ class Service:
         self._left: set[str] = set()  # cancelled, not ended yet: no request joins these
         self._tasks: set[asyncio.Task[None]] = set()
         self._looking_up = asyncio.Semaphore(_LOOKUPS)
-        self._space: tuple[Catalogue, frozenset[str]] | None = None  # the configurations of a catalogue
+        self._space: tuple[Catalogue, Mapping[str, None]] | None = None  # the configurations of a catalogue
 
     def asked(self, name: str) -> Asked:
         """Return what a model name asks for. Raises ApiError 404."""
         control = self.runtime.control
+        return asked(name, control.catalogue.model_names, control.objectives.named, self.configurations())
+
+    def configurations(self) -> Mapping[str, None]:
+        """Return the ids of the configurations on offer, in the order of the action space."""
+        control = self.runtime.control
         if self._space is None or self._space[0] is not control.catalogue:
-            self._space = (
-                control.catalogue,
-                frozenset(action.id for action in control.space(control.catalogue)),
-            )
-        return asked(name, control.catalogue.model_names, control.objectives.named, self._space[1])
+            offered = dict.fromkeys(action.id for action in control.space(control.catalogue))
+            self._space = (control.catalogue, offered)
+        return self._space[1]
 
     async def admit(
         self,

@@ -132,6 +132,14 @@ def test_keys_and_their_scopes(house: Callable[..., Any]) -> None:
     assert decided(guarded, asker).status_code == 200
     assert decided(guarded, asker, model="large").status_code == 404
     assert decided(guarded, asker, uniscale={"objective": "quality-priority"}).status_code == 404
+    for key, names in (
+        (asker, ["auto", "small"]),
+        (guarded.key("one", allowed_models=("large/4/4/2", "x")), ["large/4/4/2"]),
+    ):
+        with guarded.http(key) as client:
+            assert [each["id"] for each in client.get("/v1/models").json()["data"]] == names
+            assert client.get(f"/v1/models/{names[0]}").json()["id"] == names[0]
+            assert client.get("/v1/models/large").status_code == 404
     guarded.revoke("shop")
     assert decided(guarded, asker).status_code == 401
 

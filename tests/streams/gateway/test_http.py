@@ -8,11 +8,14 @@ import socket
 import subprocess
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
+from agents.space.action_space import uis_space
+from agents.space.catalogue import load_catalogue
 from schemas.base import encode
 from schemas.query import Query
 from schemas.reward import Reward
@@ -98,6 +101,17 @@ def test_the_message_of_a_completion_can_be_sent_back_as_it_is(client: httpx.Cli
     said |= {"annotations": [], "audio": None, "function_call": None, "tool_calls": None}
     body = {**PLAIN, "messages": [QUESTION, said, QUESTION]}
     assert client.post("/v1/decide", json=body).status_code == 200
+
+
+def test_every_name_that_may_be_asked_for_is_listed(site: Any, client: httpx.Client) -> None:
+    listed = {each["id"]: each["routing"] for each in client.get("/v1/models").json()["data"]}
+    models = load_catalogue(Path(site.settings.catalogue))
+    concrete = {*models.model_names, *(action.id for action in uis_space(models))}
+    assert {name for name, routing in listed.items() if routing == "concrete"} == concrete
+    assert {"auto", "auto:cost-sensitive"} < {
+        name for name, routing in listed.items() if routing == "virtual"
+    }
+    assert [each for each in listed if client.get(f"/v1/models/{each}").json().get("id") != each] == []
 
 
 def test_an_id_that_is_too_old_is_gone_and_an_unknown_one_is_not_found(

@@ -64,15 +64,14 @@ def asked(name: str, models: Iterable[str], objectives: Iterable[str], actions: 
 
 
 def listing(
-    models: Iterable[str], objectives: Iterable[str], created: int, owner: str = "uniscale"
+    models: Iterable[str], objectives: Iterable[str], actions: Iterable[str], created: int
 ) -> list[dict[str, Any]]:
-    """Return the entries of `/v1/models`: virtual names first, then the models themselves."""
+    """Return the entries of `/v1/models`, every name that `asked` knows: virtual ones, models, configurations."""
     virtual = [AUTO, *(f"{AUTO}:{name}" for name in sorted(objectives))]
-    return [entry(name, "virtual", created, owner) for name in virtual] + [
-        entry(name, "concrete", created, owner) for name in models
+    return [_entry(name, "virtual", created) for name in virtual] + [
+        _entry(name, "concrete", created) for name in (*models, *actions)
     ]
 
 
-def entry(name: str, routing: Literal["virtual", "concrete"], created: int, owner: str) -> dict[str, Any]:
-    """Return one model as OpenAI's API lists it."""
-    return {"id": name, "object": "model", "created": created, "owned_by": owner, "routing": routing}
+def _entry(name: str, routing: Literal["virtual", "concrete"], created: int) -> dict[str, Any]:
+    return {"id": name, "object": "model", "created": created, "owned_by": "uniscale", "routing": routing}

@@ -1,4 +1,4 @@
-"""`/v1/models`: the names that a request may use."""
+"""`/v1/models`: the names that a request may use, every configuration on offer among them."""
 
 from typing import Any
 
@@ -7,7 +7,7 @@ from starlette.responses import Response
 
 from streams.rooms.gateway.limits import Credential
 from streams.rooms.gateway.openai import names
-from streams.rooms.gateway.openai.errors import ApiError, no_model
+from streams.rooms.gateway.openai.errors import no_model
 from streams.rooms.gateway.routes.guard import Listing, reply
 from streams.rooms.gateway.service import Service
 
@@ -38,25 +38,17 @@ class Models:
         for each in self._listing(who):
             if each["id"] == name:
                 return reply(each)
-        if self.service.asked(name).pin is None or not _may_use(who, name):
-            raise no_model(name)
-        return reply(names.entry(name, "concrete", self.started, "uniscale"))
+        raise no_model(name)
 
     def _listing(self, who: Credential) -> list[dict[str, Any]]:
         control = self.service.runtime.control
-        found = names.listing(control.catalogue.model_names, control.objectives.named, self.started)
-        if who.entry is not None and who.entry.allowed_models is not None:
-            # Configurations are too many to list; those that a key is made for are few.
-            pins = [name for name in who.entry.allowed_models if self._is_pin(name)]
-            found = [each for each in found if _may_use(who, each["id"])]
-            found += [names.entry(name, "concrete", self.started, "uniscale") for name in pins]
-        return found
-
-    def _is_pin(self, name: str) -> bool:
-        try:
-            return self.service.asked(name).pin is not None
-        except ApiError:
-            return False
+        found = names.listing(
+            control.catalogue.model_names,
+            control.objectives.named,
+            self.service.configurations(),
+            self.started,
+        )
+        return [each for each in found if _may_use(who, each["id"])]
 
 
 def _may_use(who: Credential, name: str) -> bool:

@@ -6,11 +6,15 @@ import { drawTree, legend } from '/static/tree.js';
 import { preview } from '/static/preview.js';
 import { story } from '/static/query.js';
 
+const PIN = /\/\d+\/\d+\/\d+$/;
+const options = (models) => models.map((m) => el('option', { value: m.id }, m.id));
+
 export async function ask(view) {
   const models = (await get('/v1/models')).data;
   const text = el('textarea', { id: 'question', rows: 3, required: true, placeholder: 'Ann has 3 apples and buys 4. How many has she?' });
   const slider = el('input', { type: 'range', id: 'spend', min: 0, max: 100, value: 50 });
-  const model = el('select', { id: 'model' }, models.map((m) => el('option', { value: m.id }, m.id)));
+  const model = el('select', { id: 'model' }, options(models.filter((m) => !PIN.test(m.id))),
+    el('optgroup', { label: 'Configurations' }, options(models.filter((m) => PIN.test(m.id)))));
   const reference = el('input', { type: 'text', id: 'reference', autocomplete: 'off' });
   const button = el('button', { class: 'main' }, 'Ask');
   const stop = el('button', { type: 'button', disabled: true }, 'Stop');

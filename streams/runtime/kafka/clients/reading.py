@@ -68,7 +68,8 @@ async def find(
             for record in records:
                 if record.timestamp > until_ms:
                     return None
-                if record.key == key:
+                # The embedded broker may begin before the time.
+                if record.key == key and record.timestamp >= since_ms:
                     return tp, record
         return None
     finally:
