@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 from operator import attrgetter
@@ -19,11 +19,11 @@ import msgspec
 import numpy as np
 
 from agents.decider.decisions import Surroundings, context_of, decision_of
-from agents.decider.errors import FIX_LOG, CorruptState, DeciderError, UnservedObjective
+from agents.decider.errors import CorruptState, DeciderError, UnservedObjective
 from agents.decider.log import snapshot
 from agents.decider.log.ended import EndedIds
 from agents.decider.log.events import offer, tell
-from agents.decider.log.fold import fold, introduce, sorted_out, untold
+from agents.decider.log.recovery import Records, restore
 from agents.decider.log.rewards import Move, RewardRules, applied
 from agents.decider.log.rows import (
     GROWTH,
@@ -48,8 +48,6 @@ from schemas.reward import Reward
 
 Rows = Callable[[str], bytes | None]
 """Looks a row up by query_id in the table; None when there is none."""
-
-Records = Iterable[tuple[bytes, bytes]]
 
 
 @dataclass(slots=True)
@@ -186,7 +184,8 @@ class Decider:
     def recover(self, log: Records, snapshots: Records = (), *, whole: bool = True) -> Recovered:
         """Rebuild the learner from its log; call once, before anything else.
 
-        Records of others are skipped (`fold.sorted_out`); a row that one has replaced is a missing sequence number.
+        Records that the learner cannot have written are skipped. If one of them has replaced a row, a sequence number
+        is missing.
 
         Args:
             log: Every key and value of the log from where the snapshots say reading may begin, in any order. A log of
@@ -198,38 +197,12 @@ class Decider:
             CorruptState: A row of another release; a sequence number that no row has, or two; or no snapshot that is
                 whole where the rows before it are gone.
         """
-        own, known, foreign = sorted_out(dict(log), dict(snapshots))
-        found, refused = snapshot.read(known, self.policy.load, most_ids=self.ended.most)
-        # Actions and offers never change, so that those of a snapshot count.
-        carried = {k: v for k, v in found.rows.items() if not isinstance(own.get(k), Row)} if found else {}
-        own |= {k: decode_row(k, v) for k, v in carried.items()}
-        rows = [row for row in own.values() if isinstance(row, Row)]
-        offers = [row for row in own.values() if isinstance(row, OfferRow)]
-        self.actions |= {row.action: row for row in own.values() if isinstance(row, ActionRow)}
-        after = -1 if found is None else found.version
-        self.prior = snapshot.prior_of(known)
-        if whole and (absent := untold(rows, after)) is not None:
-            raise refused[0] if refused and found is None else absent
-        if found is not None:
-            self.ended, manifest = found.ended, found.manifest
-            self.clock = manifest.clock
-            self.context_offset, self.reward_offset = manifest.context_offset, manifest.reward_offset
-        if not offers and not rows and found is None:
-            # The first offer was cut short by a crash. A part of it would fix the centre that the whole is to fix.
-            self.actions.clear()
-        self.offered = max(offers, key=lambda offer: offer.seq).actions if offers else ()
-        try:
-            introduce(self.policy, self.actions.values())
-            folded = fold(self.policy, [*rows, *offers], after, self.actions)
-        except (DeciderError, KeyError, ValueError) as error:
-            raise CorruptState("the rows of the log", f"{error}", "rows of this learner", FIX_LOG) from error
-        self.seq = max(after, folded.last_seq) + 1
-        self.clock = max(self.clock, folded.clock)
-        self.context_offset = max([self.context_offset, *(r.context_origin.offset for r in rows)])
-        self.reward_offset = max([self.reward_offset, *(r.reward_offset for r in rows)])
-        return Recovered(
-            folded, after, tuple(refused), self.context_offset + 1, self.reward_offset + 1, carried, foreign
-        )
+        restored = restore(self.policy, log, snapshots, self.ended, whole=whole)
+        self.seq, self.clock = restored.seq, restored.clock
+        self.context_offset, self.reward_offset = restored.context_offset, restored.reward_offset
+        self.actions, self.offered = restored.actions, restored.offered
+        self.prior, self.ended = restored.prior, restored.ended
+        return restored.found
 
     def begin(
         self, prior: bytes, actions: Sequence[ActionVector], chunk_bytes: int = snapshot.CHUNK_BYTES

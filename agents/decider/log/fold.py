@@ -15,9 +15,8 @@ from operator import attrgetter
 from typing import Final
 
 from agents.decider.errors import FIX_LOG, CorruptState
-from agents.decider.log import snapshot
 from agents.decider.log.events import events, offer, resume_offer, tell
-from agents.decider.log.rows import ActionRow, AnyRow, OfferRow, Row, own_row
+from agents.decider.log.rows import ActionRow, AnyRow, OfferRow, Row
 from agents.decider.policies.base import Policy
 
 BATCH: Final = 2048
@@ -74,24 +73,6 @@ def fold(
         last_seq=max((row.last_seq for row in decided), default=after),
         clock=max((row.clock + 1 for row in decided), default=0),
     )
-
-
-def sorted_out(
-    log: Mapping[bytes, bytes], snapshots: Mapping[bytes, bytes]
-) -> tuple[dict[bytes, AnyRow], dict[bytes, bytes], tuple[Sequence[bytes], Sequence[bytes]]]:
-    """Return the rows of the log, the records of snapshots, and the keys of what is neither: the learner wrote none.
-
-    Args:
-        log: The log. That of 0.1.0 holds snapshots, too.
-        snapshots: The topic of the snapshots.
-
-    Raises:
-        CorruptState: A row of another release.
-    """
-    known = {key: value for key, value in {**log, **snapshots}.items() if snapshot.is_record(key)}
-    rows = {k: row for k, value in log.items() if k not in known and (row := own_row(k, value)) is not None}
-    foreign = [key for key in log if key not in known and key not in rows]
-    return rows, known, (foreign, [key for key in snapshots if key not in known])
 
 
 def untold(rows: Sequence[Row], after: int = -1) -> CorruptState | None:

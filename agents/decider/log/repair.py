@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 from agents.decider.agent import Decider
 from agents.decider.errors import CorruptState
-from agents.decider.log import snapshot
+from agents.decider.log import retention, snapshot
 from agents.decider.log.rows import Row, decode_row
 
 Rows = list[tuple[bytes, Row]]
@@ -122,7 +122,7 @@ def repaired(
             decider.ended.add(row.query_id, row.query_origin, row.context_origin.offset)
     rows = {key: value for key, value in {**kept, **found.carried}.items() if not snapshot.is_record(key)}
     parsed = ((key, value, decode_row(key, value)) for key, value in rows.items())
-    carried, ended = snapshot.carry(parsed, log_offset, decider.ended)
+    carried, ended = retention.carry(parsed, log_offset, decider.ended)
     made = decider.snapshot(chunk_bytes, carried=carried, present=snapshots)
     needed = {key for key, _ in made} | {snapshot.START_KEY}
     needed |= {snapshot.IDS_KEY + part.sha256.encode() for part, _ in decider.ended.parts()}

@@ -1,16 +1,11 @@
-"""A policy's state and the rows still open in chunks, so that memory, startup and the log need not grow without bound.
+"""A snapshot of the learner as records: the state of its policy and the rows still open, in chunks.
 
-A snapshot stands for the learner's log up to an offset: the state of the policy, the rows from before that offset that
-are still needed (open ones, the actions, what is on offer), and the ids of the queries that have ended. Snapshots lie
-in a topic of their own, and are written in this order; a crash between any two writes recovers the same state:
+A snapshot replaces the learner's log up to an offset. It holds the state of the policy, the rows from before that
+offset that are still needed (open ones, the actions, what is on offer), and the ids of the queries that have ended.
+Snapshots have a topic of their own. A version consists of arrays of ids, which later versions share, of chunks, and of
+a manifest, which is written last and makes the version complete. `retention` says which versions stay.
 
-1. arrays of ids that no earlier snapshot has, the chunks of the new version, and its manifest, which makes it complete;
-2. tombstones of the ended rows that the version *before* holds, in the log;
-3. the offset at which startup begins to read the log: that version's;
-4. tombstones of older versions.
-
-Two versions stay, and every row newer than the older one: should the newest be damaged, the one before it and the log
-give the same state. Nothing here does I/O: keys and values in, keys and values out.
+Nothing here does I/O: keys and values in, keys and values out.
 """
 
 from __future__ import annotations
@@ -26,7 +21,7 @@ from msgspec import Struct
 
 from agents.decider.errors import CorruptState
 from agents.decider.log.ended import EndedIds, Part
-from agents.decider.log.rows import ActionRow, AnyRow, OfferRow, Row, decode_row
+from agents.decider.log.rows import decode_row
 
 SNAPSHOT_KEY: Final = b"\x00snapshot/"
 """Prefix of snapshot records. A query_id is printable ASCII, so no query's row can begin like this."""
@@ -42,12 +37,6 @@ CHUNK_BYTES: Final = 1 << 20
 
 BEGINNING: Final = -1
 """Version of a prior: the state before the first decision."""
-
-KEPT: Final = 2
-"""Versions that stay: the newest, and the one before it in case the newest is damaged."""
-
-ENDED: Final = ("closed", "abandoned")
-"""Stages of a row that nothing changes any more."""
 
 
 _RECORD: Final = re.compile(
@@ -224,7 +213,7 @@ def manifest_key(version: int) -> bytes:
 def versions(records: Iterable[bytes]) -> set[int]:
     """Return the versions that have a manifest, whole or not."""
     return {
-        version for key in records if key.endswith(b"/manifest") and (version := _version(key)) is not None
+        version for key in records if key.endswith(b"/manifest") and (version := version_of(key)) is not None
     }
 
 
@@ -254,64 +243,15 @@ def start_of(records: Mapping[bytes, bytes]) -> int:
     return offsets.get(value, min(offsets.values(), default=0))
 
 
-def carry(
-    rows: Iterable[tuple[bytes, bytes, AnyRow]], log_offset: int, ended: EndedIds
-) -> tuple[Carried, dict[bytes, int]]:
-    """Return what a snapshot of this moment holds beside the policy, and the place of the last change of ended rows.
-
-    Args:
-        rows: Key, value and content of every row in memory.
-        log_offset: The end of the log.
-        ended: Ids of the queries that have ended; those of these rows are added.
-    """
-    needed, done, offers = list[bytes](), dict[bytes, int](), list[tuple[int, bytes]]()
-    for key, value, row in rows:
-        match row:
-            case Row() if row.stage in ENDED:
-                done[key] = row.last_seq
-                ended.add(row.query_id, row.query_origin, row.context_origin.offset)
-            case OfferRow():
-                offers.append((row.seq, value))
-            case Row() | ActionRow():
-                needed.append(value)
-    needed += [value for _, value in sorted(offers)[-1:]]
-    return Carried(log_offset, tuple(needed), ended), done
-
-
-def floor_of(known: Mapping[int, Manifest]) -> Manifest | None:
-    """Return the oldest version that stays: what it holds may leave the log. None while there are too few.
-
-    Args:
-        known: Manifests of the complete versions by version. Those that need the whole log do not count.
-    """
-    own = sorted(version for version, manifest in known.items() if manifest.log_offset >= 0)
-    return known[own[-KEPT]] if len(own) >= KEPT else None
-
-
-def obsolete(keys: Iterable[bytes], known: Mapping[int, Manifest]) -> list[bytes]:
-    """Return the keys of the snapshot records that no kept version needs.
-
-    Args:
-        keys: Keys of the snapshot records there are.
-        known: Manifests of the complete versions, by version.
-    """
-    floor = floor_of(known)
-    if floor is None:
-        return []
-    kept = {v: m for v, m in known.items() if v >= floor.version}
-    arrays = {IDS_KEY + part.sha256.encode() for manifest in kept.values() for part in manifest.ended}
-    # The beginning stays: a replay of the whole log starts from it.
-    return [
-        key
-        for key in keys
-        if (key.startswith(IDS_KEY) and key not in arrays)
-        or ((version := _version(key)) is not None and BEGINNING < version < floor.version)
-    ]
-
-
 def is_prior(key: bytes) -> bool:
     """Return whether a record belongs to the state that a log began from."""
-    return _version(key) == BEGINNING
+    return version_of(key) == BEGINNING
+
+
+def version_of(key: bytes) -> int | None:
+    """Return the version that a record belongs to; None for one that belongs to none, or to several."""
+    found = _RECORD.fullmatch(key)
+    return None if found is None else int(found["version"])
 
 
 def _manifest(records: Mapping[bytes, bytes], version: int) -> Manifest:
@@ -375,8 +315,3 @@ def _chunk_key(version: int, index: int) -> bytes:
 
 def _rows_key(version: int, index: int) -> bytes:
     return SNAPSHOT_KEY + f"{version}/rows/{index}".encode()
-
-
-def _version(key: bytes) -> int | None:
-    found = _RECORD.fullmatch(key)
-    return None if found is None else int(found["version"])

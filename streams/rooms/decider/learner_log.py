@@ -12,7 +12,7 @@ from typing import Final
 
 from agents.decider.agent import Decider
 from agents.decider.errors import CorruptState
-from agents.decider.log import snapshot
+from agents.decider.log import retention, snapshot
 from agents.decider.log.repair import shown
 from agents.decider.log.rows import decode_row
 from agents.decider.results import Recovered
@@ -112,7 +112,7 @@ class LearnerLog:
         log.info("snapshot %d written, %d older records dropped", self.snapshot_at, dropped)
 
     async def _write(self, decider: Decider) -> int:
-        """Write a snapshot and drop what is not needed any more, in the order that `log.snapshot` gives."""
+        """Write a snapshot and drop what is not needed any more, in the order that `log.retention` gives."""
         topics = self.runtime.topics
         first = await self.runtime.first_offsets((topics.query, topics.context))
         end = (await self.runtime.end_offsets((self.changelog,)))[self.changelog, 0]
@@ -120,7 +120,7 @@ class LearnerLog:
 
         def made() -> tuple[list[tuple[bytes, bytes]], dict[bytes, int]]:
             parsed = [(k, v, decode_row(k, v)) for k, v in rows if not snapshot.is_record(k)]
-            carried, ended = snapshot.carry(parsed, end, decider.ended)
+            carried, ended = retention.carry(parsed, end, decider.ended)
             queries = {partition: at for (name, partition), at in first.items() if name == topics.query}
             _, crowded = decider.ended.forget(queries, first[topics.context, 0])
             if crowded:
@@ -137,7 +137,7 @@ class LearnerLog:
         await self._post(records)
         self._manifests |= snapshot.manifests(dict(records[-1:]))
         self.snapshot_at = decider.seq - 1
-        floor = snapshot.floor_of(self._manifests)
+        floor = retention.floor_of(self._manifests)
         if floor is None:
             return 0
         old = [key for key, last in ended.items() if last <= floor.version]
@@ -145,7 +145,7 @@ class LearnerLog:
         for keys in _slices(old):
             await self.table.drop_all((key, 0) for key in keys)
         await self._post([(snapshot.START_KEY, str(floor.log_offset).encode())])
-        gone = snapshot.obsolete(self._present, self._manifests)
+        gone = retention.obsolete(self._present, self._manifests)
         for keys in _slices(gone):
             await self.table.post(self.topic, ((key, None) for key in keys))
         self._present.difference_update(gone)

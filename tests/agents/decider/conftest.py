@@ -13,7 +13,7 @@ import pytest
 from agents.decider.agent import Decider
 from agents.decider.decisions import Surroundings
 from agents.decider.features import FeatureMap, FeatureSettings
-from agents.decider.log import snapshot
+from agents.decider.log import retention, snapshot
 from agents.decider.log.rows import decode_row
 from agents.decider.policies.base import ActionVector, Context, Objective, Observation, Pending, Policy
 from agents.space.action_space import ActionSpace, uis_space
@@ -236,14 +236,14 @@ class Shard:
     def snapshot(self, chunk_bytes: int = 4096) -> list[tuple[bytes, bytes | None]]:
         """Return the writes of a snapshot and of what it makes superfluous, in order, as the wiring makes them."""
         rows = [(k, v, decode_row(k, v)) for k, v in self.table.items() if not snapshot.is_record(k)]
-        carried, ended = snapshot.carry(rows, self.table.end, self.decider.ended)
+        carried, ended = retention.carry(rows, self.table.end, self.decider.ended)
         writes = self.decider.snapshot(chunk_bytes, carried=carried, present=self.table)
         known = snapshot.manifests(self.table | dict(writes))
-        if (floor := snapshot.floor_of(known)) is None:
+        if (floor := retention.floor_of(known)) is None:
             return list(writes)
         drops = [key for key, last in ended.items() if last <= floor.version]
         start = (snapshot.START_KEY, str(floor.log_offset).encode())
-        gone = snapshot.obsolete(self.table | dict(writes), known)
+        gone = retention.obsolete(self.table | dict(writes), known)
         return [*writes, *((key, None) for key in drops), start, *((key, None) for key in gone)]
 
     def apply(self, writes: Iterable[tuple[bytes, bytes | None]]) -> None:
