@@ -1,4 +1,4 @@
-"""One faust app per room, with the one settings profile that this system's guarantees depend on.
+"""One faust app per room, with the settings that this system's guarantees depend on.
 
 Delivery is at least once. A record counts as done only when everything it caused has been delivered. An unknown
 error ends the process before the offset moves. Records reach the rooms as raw bytes, so a bad payload never reaches
@@ -29,7 +29,7 @@ on_crash: list[Callable[[str, BaseException | None], NoReturn]] = []
 def crash(reason: str, error: BaseException | None = None) -> NoReturn:
     """End this room immediately, so that no offset moves past the failure.
 
-    Call it where raising is not enough: faust swallows exceptions of its callbacks, agents and tasks.
+    Call it where raising is not enough: faust swallows exceptions raised in its callbacks, agents and tasks.
     """
     for end in on_crash:
         end(reason, error)
@@ -39,7 +39,7 @@ def crash(reason: str, error: BaseException | None = None) -> NoReturn:
 class Quiet(Monitor):
     """faust monitor that ends the process when a record could not be delivered, and collects no statistics.
 
-    faust itself would only warn. `metrics.py` does the counting; faust's own statistics cost time and are not shown.
+    faust itself would only log a warning. Its statistics cost time and nothing reads them: `metrics.py` counts.
     """
 
     def on_send_error(self, producer: Any, exc: BaseException, state: Any) -> None:
@@ -66,7 +66,7 @@ class Quiet(Monitor):
         """Keep nothing."""
 
     def track_tp_end_offset(self, tp: Any, offset: int) -> None:
-        """Keep nothing; `metrics.watch_lag` asks the consumer."""
+        """Keep nothing; `watch_partitions` reads the lag from the consumer."""
 
 
 class RateLimit(logging.Filter):
@@ -78,7 +78,7 @@ class RateLimit(logging.Filter):
         self._last: dict[tuple[str, int], float] = {}
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Return whether to print the record."""
+        """Return whether to log the record."""
         if record.levelno < logging.WARNING:
             return record.levelno >= logging.INFO
         key = (record.name, record.levelno)
@@ -90,12 +90,12 @@ class RateLimit(logging.Filter):
 
 
 def create_app(settings: Settings, room: str, group: str = "", instance: str = "0") -> faust.App:
-    """Return the faust app of one room (and executor group). No side effect beyond the object.
+    """Return the faust app of one room (and executor group). Nothing is connected or started.
 
     Args:
         settings: The settings of the process.
         room: embedder, decider, executor, verifier or aggregator.
-        group: The executor group, where the room has one.
+        group: The executor group; empty for other rooms.
         instance: Stable name of this worker: a static member rejoins without waiting for its old session to expire.
     """
     app_id = Topics(settings).app_id(room, group)
@@ -108,7 +108,7 @@ def create_app(settings: Settings, room: str, group: str = "", instance: str = "
         value_serializer="raw",
         store="memory://",
         datadir=str(settings.state_path(app_id)),
-        # The defaults of 2.8 s and 10,000 records repeat too much work after a crash.
+        # With the defaults (2.8 s and 10,000 records), a crash would repeat too much work.
         broker_commit_interval=settings.kafka.commit_interval_s,
         broker_commit_every=1000,
         broker_max_poll_records=500,
@@ -123,9 +123,9 @@ def create_app(settings: Settings, room: str, group: str = "", instance: str = "
         consumer_max_fetch_size=settings.kafka.max_record_bytes + 65_536,
         consumer_auto_offset_reset="earliest",
         consumer_group_instance_id=f"{app_id}.{instance}",
-        # A full buffer stops every topic of the worker, so it must hold all that can be in flight.
+        # A full buffer stops every topic of the worker, so it must hold everything that can be in flight.
         stream_buffer_maxsize=max(4096, 4 * settings.queries.max_in_flight),
-        # A handler may run for minutes; the default would hold up every rebalance and stop.
+        # A handler can run for minutes; by default, every rebalance and stop would wait for it.
         stream_wait_empty=False,
         stream_recovery_delay=0.0,
         topic_replication_factor=settings.kafka.replication,
@@ -153,7 +153,7 @@ def changelogged(app: faust.App, name: str, partitions: int) -> Changelogged:
         key_type=bytes,
         value_type=bytes,
         partitions=partitions,
-        # 1000 rows before applying costs gigabytes with large rows; 1 would follow the changelog forever.
+        # The default of 1,000 rows takes gigabytes if rows are large; with 1, faust would follow the changelog forever.
         recovery_buffer_size=50,
         beacon=app.tables.beacon,
     )

@@ -1,7 +1,7 @@
 """Bind handlers to topics: a record counts as done when its handler has returned, and not before.
 
 Each handler has a faust agent, which starts with the worker, subscribes to the topic and ends with the app. The agent
-gets no records: those go through the lanes (`consuming/lanes.py`).
+itself receives no records: they go through the lanes (`consuming/lanes.py`).
 """
 
 import asyncio
@@ -15,9 +15,9 @@ from streams.runtime.kafka.transport import consumer_of
 
 
 def bind(app: faust.App, topic: str, handle: BatchHandler, *, name: str, most: int = 1) -> None:
-    """Bind a handler to a topic. One call gets a partition's waiting records, in order, at most `most` of them.
+    """Bind a handler to a topic. Each call gets up to `most` of the records that wait in one partition, in order.
 
-    The records of one call arrived while the previous call ran: no record waits for others to arrive.
+    A call takes what arrived during the previous call; it never waits for more records to arrive.
     """
     lanes = Lanes(handle, most=most)
 

@@ -115,7 +115,7 @@ class KafkaRuntime:
     ) -> KafkaTable:
         """Declare a table; see the protocol."""
         if begins is not None and not one_writer:
-            raise ValueError(f"{name}: only a table of one writer begins at an offset")
+            raise ValueError(f"{name}: only a table with one_writer=True can start at an offset")
         rows = changelogged(self.app, name, partitions)
         changelog = rows.changelog_topic.get_topic_name()
 
@@ -151,9 +151,9 @@ class KafkaRuntime:
         recovered: Callable[[], Awaitable[None]],
         begins: Callable[[], Awaitable[int]] | None,
     ) -> FencedTable:
-        """Declare a table of one writer; faust knows it for the assignment of its changelog."""
+        """Declare a table with a single writer; faust knows it only to assign its changelog."""
         connect: Any = self.app.producer
-        # One record a batch is how the embedded broker is written to.
+        # Batches of a single record mean the embedded broker, which has no transactions.
         transactions = self.settings.kafka.max_batch_bytes > 1
         fence = Fence(changelog, connect._new_producer, transactions=transactions)
         consumer = consumer_of(self.app)
@@ -173,7 +173,7 @@ class KafkaRuntime:
         return table
 
     def _or_crash(self, recover: Callable[[], Awaitable[None]]) -> Callable[[], Awaitable[None]]:
-        """End the room where recovery fails: faust drops what its callbacks raise, and would go on without rows."""
+        """End the room if recovery fails: faust drops exceptions of its callbacks, and would continue without rows."""
 
         async def whole() -> None:
             try:
@@ -186,7 +186,7 @@ class KafkaRuntime:
     async def follow(
         self, topics: Sequence[str], on_record: Callable[[Record], None], *, begin: Begin
     ) -> None:
-        """Follow topics beside faust; see the protocol."""
+        """Follow topics outside faust; see the protocol."""
         follower = Follower(self.settings, topics, on_record, begin=begin)
         await follower.start()
         self._closers.append(follower.stop)
@@ -196,14 +196,14 @@ class KafkaRuntime:
         try:
             await self._outbox.send_all(records)
         except KafkaError as error:
-            raise SendFailed(f"{records[0].topic}: the broker did not take a record: {error!r}") from error
+            raise SendFailed(f"{records[0].topic}: the broker refused a record: {error!r}") from error
 
     def partition_for(self, key: bytes, partitions: int) -> int:
         """Hash the key; see the protocol."""
         return partition_for(key, partitions)
 
     async def send_again(self, origin: Origin) -> bool:
-        """Read and append with clients of its own: this is rare, and a room's consumer reads what is assigned."""
+        """Read and send with separate clients: this is rare, and the room's consumer reads only what it is assigned."""
 
         def again() -> bool:
             with Again(self.settings) as found:
@@ -261,7 +261,7 @@ class KafkaRuntime:
             reader.close()
 
     async def groups(self, app_ids: Sequence[str]) -> Mapping[str, Group]:
-        """Ask the broker with clients of its own; see the protocol."""
+        """Ask the broker with separate clients; see the protocol."""
 
         def found() -> dict[str, Group]:
             members = admin.members(self.settings, app_ids)
@@ -271,10 +271,10 @@ class KafkaRuntime:
         try:
             return await self.in_thread(found)
         except (ClientError, connections.BrokerUnreachable) as error:
-            raise Unavailable(f"the consumer groups are not known: {error}") from error
+            raise Unavailable(f"the consumer groups cannot be read: {error}") from error
 
     async def latest(self, topic: str, begin: int = 0) -> dict[bytes, bytes]:
-        """Read the topic beside faust; see the protocol."""
+        """Read the topic outside faust; see the protocol."""
         return await reading.latest(self.settings, topic, begin)
 
     async def find(self, topic: str, key: bytes, since_ms: int, until_ms: int) -> Record | None:
@@ -289,7 +289,7 @@ class KafkaRuntime:
         return Record(topic, tp.partition, record.offset, record.timestamp, record.key, record.value)
 
     async def hold_back(self, offsets: Mapping[str, int]) -> Mapping[str, int]:
-        """Commit lower offsets, to which faust seeks next; see the protocol."""
+        """Commit lower offsets, to which faust then seeks; see the protocol."""
         consumer: Any = self.app.consumer
         committed = await consumer.seek_to_committed()
         ahead = {tp: o for tp, o in committed.items() if tp.topic in offsets and o and o > offsets[tp.topic]}
@@ -297,7 +297,7 @@ class KafkaRuntime:
         back = {tp: max(offsets[tp.topic], first.get(tp) or 0) for tp in ahead}
         back = {tp: offset for tp, offset in back.items() if offset < ahead[tp]}
         if back and not await consumer._commit(back):
-            raise Crash("the group's offsets could not be taken back")
+            raise Crash("the committed offsets of the group could not be moved back")
         return {tp.topic: ahead[tp] for tp in back}
 
     def now_ms(self) -> int:
@@ -317,10 +317,10 @@ class KafkaRuntime:
         return await asyncio.to_thread(work)
 
     def background(self, name: str, run: Callable[[], Awaitable[None]]) -> None:
-        """Run from the moment the producer is connected; see the protocol."""
+        """Run once the producer is connected; see the protocol."""
 
         async def body() -> None:
-            # faust calls the producer started before it has connected.
+            # faust reports the producer started before it has connected.
             while getattr(self.app.producer, "_producer", None) is None:  # noqa: ASYNC110
                 await asyncio.sleep(0.1)
             try:
@@ -344,7 +344,7 @@ class KafkaRuntime:
         crash(reason, error)
 
     async def stop(self, settle_s: float) -> None:
-        """Let records in flight finish for so long, commit what is handled, close what was opened."""
+        """Wait up to `settle_s` seconds for records in flight, commit what is handled, close what was opened."""
         self.guard.stop()
         await wait_while(lambda: self.in_flight.held, settle_s)
         with contextlib.suppress(ConsumerNotStarted):

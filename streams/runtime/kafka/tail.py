@@ -1,6 +1,7 @@
-"""Follow topics outside faust, in assign mode: every process sees every record, and commits nothing.
+"""Follow topics outside the consumer group: every process sees every record, and commits nothing.
 
-Neither an agent (one member gets each record) nor a GlobalTable (endless recovery) does this.
+faust has nothing for this. Each record of an agent's topic goes to only one member, and a GlobalTable never finishes
+its recovery.
 """
 
 import asyncio
@@ -19,7 +20,7 @@ from streams.settings import Settings
 class Follower:
     """Reads topics from their beginning, their end, or a number of records before the end, and keeps following.
 
-    `start` returns when everything that was there at the start has been handed to `on_record`.
+    `start` returns when every record that existed at the start has been passed to `on_record`.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""faust's app and transport, with our consumer and one sender."""
+"""faust's app and transport, with our consumer and a single sender."""
 
 from collections.abc import Callable
 from typing import Any
@@ -15,17 +15,18 @@ def _unheard(error: BaseException) -> None:
 
 
 class Transport(aiokafka.Transport):
-    """faust's transport, with that consumer."""
+    """faust's transport, with our consumer."""
 
     Consumer = Consumer
 
 
 class App(faust.App):
-    """faust's app, with that transport.
+    """faust's app, with our transport.
 
     Attributes:
-        sender: The one way out of the process.
-        fail: Called with what a handler raised; whoever ends the process replaces it.
+        sender: Sends every record of the process.
+        fail: Called with the exception of a handler; by default it raises it, and `create_app` makes it end the
+            process.
         replaced: Called when another process has joined under this one's instance name.
     """
 
@@ -44,13 +45,13 @@ class App(faust.App):
 
 
 def sender_of(app: Any) -> Sender:
-    """Return the sender of an app of ours."""
+    """Return the sender of one of our apps."""
     assert isinstance(app, App)
     return app.sender
 
 
 def consumer_of(app: Any) -> Consumer:
-    """Return the consumer of an app of ours."""
+    """Return the consumer of one of our apps."""
     consumer = app.consumer
     assert isinstance(consumer, Consumer)
     return consumer

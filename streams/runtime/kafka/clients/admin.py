@@ -1,4 +1,4 @@
-"""Create the topics of `topics.py`, check them, and read the lag, by kafka-python's admin client."""
+"""Create the topics of `streams/topics.py`, check them, and read lag and group members, with kafka-python."""
 
 import contextlib
 from collections.abc import Callable, Iterable, Mapping
@@ -16,7 +16,7 @@ from streams.topics import Topic
 
 
 class TopicsWrong(UniscaleError):
-    """The broker's topics are not as declared; each line names a topic, a setting and the fix."""
+    """The broker's topics differ from the declared ones; each line names a topic, a setting and the fix."""
 
     def __init__(self, findings: Iterable[str]) -> None:
         self.findings = list(findings)
@@ -31,7 +31,7 @@ class Check(msgspec.Struct, frozen=True):
 
 
 def create(settings: Settings, topics: Iterable[Topic]) -> list[str]:
-    """Create the topics that are missing and return their names. Existing ones are left as they are."""
+    """Create the topics that are missing and return their names. Existing topics are not changed."""
     client = connections.admin(settings)
     try:
         existing = set(client.list_topics())
@@ -45,7 +45,7 @@ def create(settings: Settings, topics: Iterable[Topic]) -> list[str]:
             try:
                 client.create_topics({topic.name: spec}, timeout_ms=90_000)
             except TopicAlreadyExistsError:
-                continue  # another process was faster; the check verifies what it created
+                continue  # another process was faster; `check` verifies what it created
         if missing:
             client.wait_for_topics([t.name for t in missing], timeout_ms=120_000)
         return [t.name for t in missing]
@@ -96,11 +96,11 @@ def require(settings: Settings, topics: Iterable[Topic]) -> list[str]:
 
 
 def miscounted(topics: Iterable[Topic], found: Callable[[str], int]) -> list[str]:
-    """Return what is wrong with the partition counts of topics. A topic without any partition is another finding.
+    """Return the topics whose partition count is wrong, each with the fix. Topics that do not exist are left out.
 
     Args:
         topics: As declared.
-        found: Returns how many partitions the broker has of a topic.
+        found: Returns the number of partitions that a topic has on the broker; 0 if it does not exist.
     """
     wrong = []
     for topic in topics:
@@ -110,17 +110,17 @@ def miscounted(topics: Iterable[Topic], found: Callable[[str], int]) -> list[str
         fix = (
             f"set {variable(topic.setting)} to one count for all topics that share it"
             if topic.setting
-            else "it must have one partition: create it again"
+            else "recreate it with a single partition"
         )
         wrong.append(
-            f"{topic.name}: partitions is {count}, must be {topic.partitions}; it decides where a query's records "
-            f"meet: {fix}, see docs/operating.md, 'Change a partition count'"
+            f"{topic.name}: partitions is {count}, must be {topic.partitions}, because the count decides which worker "
+            f"gets a query's records; {fix}, see docs/operating.md, 'Change a partition count'"
         )
     return wrong
 
 
 def lag(settings: Settings, app_ids: Iterable[str]) -> dict[str, dict[str, int]]:
-    """Return, by consumer group and topic, how many records wait. Groups that never committed are left out."""
+    """Return how many records wait, by consumer group and topic. Groups that never committed are left out."""
     client = connections.admin(settings)
     reader = connections.consumer(settings)
     try:
@@ -146,12 +146,12 @@ def lag(settings: Settings, app_ids: Iterable[str]) -> dict[str, dict[str, int]]
 
 
 def members(settings: Settings, app_ids: Iterable[str]) -> dict[str, int]:
-    """Return how many workers each consumer group has; groups of which the broker does not say are left out."""
+    """Return how many workers each consumer group has. A group is left out if the broker cannot describe it."""
     client = connections.admin(settings)
     try:
         found: dict[str, int] = {}
         for app_id in app_ids:
-            # ValueError: the embedded broker names rights that no client knows.
+            # ValueError: the embedded broker lists permissions that kafka-python does not know.
             with contextlib.suppress(KafkaError, ValueError):
                 found[app_id] = len(client.describe_groups([app_id])[app_id]["members"])
         return found
@@ -178,9 +178,9 @@ def _partitions_wrong(topic: Topic, found: list[Mapping[str, Any]]) -> list[str]
     )
     if least is not None and least < topic.replication:
         wrong.append(
-            f"{topic.name}: replication is {least}, must be {topic.replication}; acknowledged records are lost with "
-            "fewer brokers than that says: kafka-reassign-partitions.sh, or set the setting `replication` to what is "
-            "there"
+            f"{topic.name}: replication is {least}, must be {topic.replication}, or acknowledged records are lost when "
+            "fewer brokers fail than you planned for; add replicas with kafka-reassign-partitions.sh, or set "
+            f"`replication` to {least}"
         )
     return wrong
 
@@ -192,7 +192,7 @@ def _config_wrong(topic: Topic, found: Mapping[str, str]) -> list[str]:
         if have is None or have == want:
             continue
         if name in ("min.cleanable.dirty.ratio", "segment.bytes", "delete.retention.ms"):
-            continue  # tuning, an operator may choose otherwise
+            continue  # tuning, which is the operator's choice
         if name == "retention.ms" and not topic.compacted and (have == "-1" or int(have) >= int(want)):
             continue  # keeping longer is safe
         if name == "max.message.bytes" and int(have) >= int(want):

@@ -1,4 +1,4 @@
-"""Read single records by where they lie, and send them again as they are."""
+"""Read single records by topic, partition and offset, and send them again unchanged."""
 
 from types import TracebackType
 from typing import Any, Self
@@ -13,7 +13,7 @@ _POLLS = 20
 
 
 class Again:
-    """Sends records of a broker once more, as a context manager.
+    """Sends records again. Use it as a context manager.
 
     Raises:
         BrokerUnreachable: no broker answers.

@@ -1,6 +1,7 @@
-"""Connections: one place turns the settings into arguments of kafka-python, aiokafka and faust.
+"""Connections: the one place that turns the settings into arguments of kafka-python, aiokafka and faust.
 
-kafka-python produces, administers and replays; aiokafka follows topics beside faust (assign mode).
+Clients and commands use kafka-python to send, read and administer. A room uses aiokafka to read topics outside its
+consumer group, and to write in transactions.
 """
 
 import socket
@@ -10,17 +11,17 @@ from typing import TYPE_CHECKING, Any
 
 from kafka import KafkaConsumer, KafkaProducer, TopicPartition
 from kafka.admin import KafkaAdminClient
-from kafka.errors import KafkaError as KafkaError  # for those who may not import kafka
+from kafka.errors import KafkaError as KafkaError  # for modules that may not import kafka
 
 from schemas.errors import UniscaleError
 from streams.runtime.base import UnknownTopic
 from streams.settings import Settings, SettingsError
 
-# A command that only asks or sends must not wait until faust and aiokafka are imported.
+# A command that only asks or sends must not pay for importing faust and aiokafka.
 if TYPE_CHECKING:
     from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
 
-# A broker on a machine that is busy with models answers late, not never.
+# On a machine that is busy with models, a broker can take long to answer.
 _REQUEST_MS = 90_000
 _BOOTSTRAP_MS = 15_000
 
@@ -30,7 +31,7 @@ class BrokerUnreachable(UniscaleError):
 
 
 def ssl_context(settings: Settings) -> ssl.SSLContext | None:
-    """Return the TLS context of the settings, None for plain text."""
+    """Return the TLS context that the settings describe; None for plain text."""
     if not settings.security.protocol.endswith("SSL"):
         return None
     try:
@@ -59,7 +60,7 @@ def _shared(settings: Settings) -> dict[str, Any]:
 
 
 def faust_credentials(settings: Settings) -> Any:
-    """Return what faust calls broker_credentials, None for plain text."""
+    """Return faust's `broker_credentials`; None for plain text."""
     import faust
 
     context = ssl_context(settings)
@@ -74,7 +75,7 @@ def faust_credentials(settings: Settings) -> Any:
 
 
 def faust_brokers(settings: Settings) -> list[str]:
-    """Return the bootstrap addresses as faust takes them."""
+    """Return the bootstrap addresses in faust's form."""
     return [f"kafka://{part.strip()}" for part in settings.kafka.bootstrap.split(",")]
 
 
@@ -103,7 +104,7 @@ def producer(settings: Settings, **kwargs: Any) -> KafkaProducer:
 
 
 def consumer(settings: Settings, **kwargs: Any) -> KafkaConsumer:
-    """Return a consumer without a group: it is assigned partitions and commits nothing."""
+    """Return a consumer without a group. Assign it partitions; it commits nothing. Raises BrokerUnreachable."""
     try:
         return KafkaConsumer(
             enable_auto_commit=False,
@@ -118,7 +119,7 @@ def consumer(settings: Settings, **kwargs: Any) -> KafkaConsumer:
 
 
 def follower(settings: Settings, **kwargs: Any) -> "AIOKafkaConsumer":
-    """Return an asynchronous consumer without a group, to be assigned partitions."""
+    """Return an asynchronous consumer without a group, not started. Assign it partitions; it commits nothing."""
     from aiokafka import AIOKafkaConsumer
 
     return AIOKafkaConsumer(
@@ -131,7 +132,12 @@ def follower(settings: Settings, **kwargs: Any) -> "AIOKafkaConsumer":
 
 
 def writer(settings: Settings, transactional_id: str | None) -> "AIOKafkaProducer":
-    """Return an asynchronous producer that waits for all replicas, with a transactional id or without one."""
+    """Return an asynchronous producer, not started, that waits for all replicas.
+
+    Args:
+        settings: The deployment.
+        transactional_id: None for a producer without transactions.
+    """
     from aiokafka import AIOKafkaProducer
 
     return AIOKafkaProducer(
@@ -156,10 +162,10 @@ def partitions(reader: KafkaConsumer, topics: Iterable[str]) -> list[TopicPartit
 
 
 def require_topics(settings: Settings, topics: Iterable[str]) -> None:
-    """Refuse a topic that does not exist: a producer would wait a minute for it and not say why.
+    """Refuse topics that do not exist: a producer would wait a minute for one, without saying why.
 
     Raises:
-        UnknownTopic: naming the first that is missing.
+        UnknownTopic: it names the first topic that is missing.
     """
     reader = consumer(settings)
     try:
@@ -170,7 +176,7 @@ def require_topics(settings: Settings, topics: Iterable[str]) -> None:
 
 
 def at_end(settings: Settings, topics: Iterable[str], tail: int = 0) -> KafkaConsumer:
-    """Return a consumer of what comes from now on, and of up to `tail` records a partition before that.
+    """Return a consumer that reads from the present ends of topics, or from up to `tail` records before each end.
 
     Raises:
         UnknownTopic: none of the topics exists.
@@ -179,7 +185,7 @@ def at_end(settings: Settings, topics: Iterable[str], tail: int = 0) -> KafkaCon
     parts = partitions(reader, topics)
     reader.assign(parts)
     reader.seek_to_end(*parts)
-    # Until the position is asked for, the end is not fixed.
+    # A seek to the end takes effect only when the position is read.
     ends = {tp: reader.position(tp) for tp in parts}
     if tail:
         starts = reader.beginning_offsets(parts)
@@ -225,7 +231,7 @@ def latest(settings: Settings, topics: Iterable[str], begin: int = 0) -> dict[by
 
 
 def apply(rows: dict[bytes, bytes], records: Iterable[Any]) -> None:
-    """Bring rows up to date with records of their compacted topic; the row written last comes last."""
+    """Update rows by key from records of a compacted topic; the row that was written last comes last."""
     for record in records:
         key = record.key or b""
         rows.pop(key, None)
@@ -234,14 +240,14 @@ def apply(rows: dict[bytes, bytes], records: Iterable[Any]) -> None:
 
 
 def unreachable(settings: Settings, error: object) -> BrokerUnreachable:
-    """Return the error that says which address does not answer, or does not let us in, and what to do."""
+    """Return an error that says whether the address does not answer or refuses us, and what to do."""
     host, _, port = settings.kafka.bootstrap.split(",")[0].strip().rpartition(":")
     try:
         socket.create_connection((host, int(port)), 2.0).close()
     except (OSError, ValueError):
         return BrokerUnreachable(
             f"no broker answers at bootstrap={settings.kafka.bootstrap} ({error or 'no connection'}). "
-            "Start one (`python -m streams broker`), or name yours by --bootstrap HOST:PORT"
+            "Start one (`python -m streams broker`), or name yours with --bootstrap HOST:PORT"
         )
     names = ["security_protocol"]
     if settings.security.protocol.endswith("SSL"):
@@ -250,6 +256,6 @@ def unreachable(settings: Settings, error: object) -> BrokerUnreachable:
         names += ["sasl_mechanism", "sasl_username", "sasl_password"]
     return BrokerUnreachable(
         f"bootstrap={settings.kafka.bootstrap} accepts connections, but not ours as {settings.security.protocol} "
-        f"({error or 'closed'}). Check {', '.join(names)} (`python -m streams settings` shows them), or whether it is "
-        "busy"
+        f"({error or 'closed'}). Check {', '.join(names)} (`python -m streams settings` shows them), and whether the "
+        "broker is overloaded"
     )

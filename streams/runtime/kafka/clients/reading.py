@@ -1,4 +1,4 @@
-"""Reading topics from an offset to their present ends, with aiokafka in the event loop."""
+"""Read topics from an offset to their present ends, with aiokafka in the event loop."""
 
 import asyncio
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -12,7 +12,7 @@ from streams.runtime.kafka.clients import connections
 from streams.runtime.partitions import partition_for
 from streams.settings import Settings
 
-# The end of a transaction takes up offsets that nobody is given: at the end of a log, a poll waits for nothing.
+# A transaction's marker has an offset but is never delivered, so the last poll of a log waits in vain: keep it short.
 _POLL_MS = 50
 
 
@@ -79,7 +79,7 @@ async def find(
 async def connected(
     settings: Settings, topics: Sequence[str]
 ) -> tuple[AIOKafkaConsumer, list[TopicPartition]]:
-    """Return a connected consumer and the partitions of topics, none of them assigned; who gets it stops it.
+    """Return a connected consumer and the partitions of topics, none of them assigned. The caller stops the consumer.
 
     Raises:
         BrokerUnreachable: no broker answers.
@@ -100,7 +100,7 @@ async def connected(
 
 
 def assign(reader: AIOKafkaConsumer, offsets: Mapping[TopicPartition, int]) -> None:
-    """Begin to fetch partitions at these offsets, and nothing from elsewhere before that."""
+    """Start fetching partitions at these offsets."""
     reader.assign(list(offsets))
     for tp, offset in offsets.items():
         reader.seek(tp, offset)
@@ -117,10 +117,10 @@ async def to_ends(
 
 
 async def _ends(settings: Settings, parts: Sequence[TopicPartition]) -> Mapping[TopicPartition, int]:
-    """Return where partitions end, behind any transaction that is still open.
+    """Return where partitions end, including transactions that are still open.
 
-    Of committed records, only those before the oldest open transaction are given. One of a stranger in the topic would
-    hide what comes after it: here reading waits for its end instead.
+    A consumer of committed records gets only those before the oldest open transaction. If a foreign producer leaves one
+    open, its end of the log hides every later record. With these ends, reading waits until that transaction ends.
     """
     reader = connections.follower(settings, isolation_level="read_uncommitted")
     await reader.start()

@@ -6,13 +6,12 @@ advances, and a topic without a committed offset is never seeked at all. Each ca
 record. So here:
 
 - The consumer records which offset is *due* in each partition and hands over only that one. If the fetcher is past
-  it, the consumer seeks back; if the same later record arrives again, there is nothing in between.
+  it, the consumer seeks back. If the same later record then arrives again, no record lies in between.
 - Nothing is handed over between a seek to the committed offsets and the clearing of the queues that follows it.
-- An offset is committed only if every record handed over below it has been handled. A handler that skips one ends
-  the process.
+- An offset is committed only if every record below it has been handled. If a handler skips one, the process ends.
 
-Records go straight to the lanes of their topic (`lanes.py`) and so to their handlers, without faust's events, streams,
-queues and reference counts. Changelogs that faust's recovery reads take its own path.
+Records go straight into the lanes of their topic (`lanes.py`) and from there to the handlers, without faust's events,
+streams, queues and reference counts. The changelogs that faust recovers still go through faust.
 """
 
 import asyncio
@@ -32,12 +31,12 @@ from streams.runtime.kafka.consuming.lanes import Lane, Lanes
 from streams.runtime.kafka.consuming.offsets import Course, Offsets
 from streams.runtime.kafka.writing.fence import Fence
 
-# How long records in flight may continue when a room stops or loses partitions; a longer step is redone elsewhere.
+# How long records in flight may continue when a room stops or loses partitions; longer work is repeated elsewhere.
 SETTLE_S = 3.0
 
 
 class Consumer(aiokafka.Consumer):
-    """faust's consumer with its own hand-over and offset bookkeeping; see the module."""
+    """faust's consumer with our own hand-over and offset bookkeeping; see the module."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -45,7 +44,7 @@ class Consumer(aiokafka.Consumer):
         self._courses: dict[Any, Course] = {}
         self._lanes: dict[str, Lanes] = {}
         self.fences: dict[str, Fence] = {}
-        """By changelog: those that one process alone may write, and reads for itself (`writing/fenced.py`)."""
+        """By changelog, the right to write it, for tables with a single writer (`writing/fenced.py`)."""
         self._may_hand_over = asyncio.Event()
         self._may_hand_over.set()
         self._epoch = 0
@@ -54,13 +53,13 @@ class Consumer(aiokafka.Consumer):
         self.busy = 0
         """Number of tasks in progress: records in flight, tables being recovered."""
         self.moved = 0
-        """Counts records handed over or read, and tasks finished: while it does not change, nothing happens here."""
+        """Counts records handed over or read, and tasks finished: while it does not change, nothing progresses."""
 
     def _new_consumer_thread(self) -> InLoop:
         return InLoop(self, loop=self.loop, beacon=self.beacon)
 
     def bind(self, topic: str, lanes: Lanes) -> None:
-        """Hand the records of a topic over to these lanes."""
+        """Hand over the records of a topic to these lanes."""
         self._lanes[topic] = lanes
 
     @contextlib.contextmanager
@@ -74,7 +73,7 @@ class Consumer(aiokafka.Consumer):
             self.moved += 1
 
     def is_ours(self, epoch: int) -> bool:
-        """Return whether a record handed over in this epoch is still this worker's; otherwise it is redelivered."""
+        """Return whether a record handed over in this epoch still belongs to this worker; if not, it is redelivered."""
         return epoch == self._epoch
 
     async def settled(self) -> int:
@@ -86,7 +85,7 @@ class Consumer(aiokafka.Consumer):
         """Mark records as handled. This has no effect on records whose partition has moved: they are redelivered.
 
         Raises:
-            SkippedRecord: one before them was handed over and not handled.
+            SkippedRecord: an earlier record was handed over but not handled.
         """
         for record in records:
             if record.epoch == self._epoch:
@@ -97,54 +96,54 @@ class Consumer(aiokafka.Consumer):
             self._committing = self.loop.create_task(self.commit())
 
     def failed(self, error: Exception) -> None:
-        """End the process, before an offset moves past the record."""
+        """End the process before an offset moves past the record."""
         app: Any = self.app
         app.fail(error)
 
     def has_room(self, partition: Any) -> None:
-        """Fetch a partition again."""
-        with contextlib.suppress(IllegalStateError, AssertionError, ConsumerNotStarted):  # it goes elsewhere
+        """Resume fetching a partition."""
+        with contextlib.suppress(IllegalStateError, AssertionError, ConsumerNotStarted):  # it moves elsewhere
             self._thread._ensure_consumer().resume(partition)
 
     async def perform_seek(self) -> None:
-        """Go back to the committed offsets, or to the beginning, and hand nothing over until the queues are emptied."""
+        """Seek to the committed offsets, or to the beginning, and hand over nothing until the queues are cleared."""
         self._may_hand_over.clear()
         epoch = self._epoch
         for tp in [tp for tp in self._courses if not self._is_changelog_tp(tp)]:
             del self._courses[tp]
         found = await self.seek_to_committed()
         ends = await self.highwaters(*found)
-        # If the log has become shorter than the committed offset, reading restarts at its beginning.
+        # If the log now ends before the committed offset, reading restarts at its beginning.
         committed = {tp: offset for tp, offset in found.items() if offset and offset <= (ends.get(tp) or 0)}
         new = [tp for tp in found if tp not in committed and not self._is_changelog_tp(tp)]
         if new:
             await self.seek_wait(await self.earliest_offsets(*new))
         if not self.is_ours(epoch):
-            return  # they go elsewhere meanwhile: without a course nothing is handed over
+            return  # the partitions are moving elsewhere: without a course nothing is handed over
         for tp, offset in committed.items():
             self._courses[tp] = Course(offset)
             self._offsets[tp].start(offset)
         self._committed_offset.update(committed)
 
     async def highwaters(self, *partitions: Any) -> Mapping[Any, int]:
-        """Return where partitions end; for faust's recovery, those that the runtime reads end before it begins."""
+        """Return where partitions end. For tables that recover by themselves, say that faust has nothing to recover."""
         found = dict(await super().highwaters(*partitions))
         if apart := [tp for tp in partitions if tp.topic in self.fences]:
             found |= await self.earliest_offsets(*apart)
         return found
 
     async def seek_wait(self, partitions: Mapping[Any, int]) -> None:
-        """Go to these offsets. They are due before the fetcher is there: what it brings too early, it brings again."""
+        """Seek to these offsets. They count as due at once, so records fetched before the seek are fetched again."""
         self._courses.update({tp: Course(offset) for tp, offset in partitions.items()})
         await super().seek_wait(partitions)
 
     def resume_flow(self) -> None:
-        """Hand over again: faust has emptied the queues."""
+        """Hand over records again: faust has cleared the queues."""
         super().resume_flow()
         self._may_hand_over.set()
 
     async def on_partitions_revoked(self, revoked: set[Any]) -> None:
-        """Give records in flight a moment to finish, then forget partitions that may move to another worker."""
+        """Wait briefly for records in flight, then forget partitions that may move to another worker."""
         if revoked:
             self.stop_flow()
             self.app.flow_control.suspend()
@@ -160,27 +159,27 @@ class Consumer(aiokafka.Consumer):
             self._courses.pop(tp, None)
 
     async def on_partitions_assigned(self, assigned: set[Any], generation_id: int = 0) -> None:
-        """Stop work on partitions that moved to another worker."""
+        """Stop work on partitions that have moved to another worker; take or release rights to write."""
         for lanes in self._lanes.values():
             lanes.keep(assigned)
         topics = {tp.topic for tp in assigned}
         try:
             for fence in self.fences.values():
                 await (fence.take() if fence.topic in topics else fence.release())
-        except Exception as error:  # aiokafka would log it and go on
+        except Exception as error:  # aiokafka would log it and continue
             self.failed(error)
         await super().on_partitions_assigned(assigned, generation_id)
         self._assigned_epoch = self._epoch
 
     async def _drain_messages(self, fetcher: Any) -> None:
-        """Hand over what the fetcher brings, until it is stopped."""
+        """Hand over what the fetcher returns, until it is stopped."""
         try:
             while not (self.should_stop or fetcher.should_stop):
                 await asyncio.sleep(0)
                 records, active = await self._wait_next_records(1.0)
                 for tp, batch in (records or {}).items():
                     if not await self._hand_over(tp, batch, active) and (course := self._courses.get(tp)):
-                        with contextlib.suppress(IllegalStateError, AssertionError):  # it goes elsewhere
+                        with contextlib.suppress(IllegalStateError, AssertionError):  # it moves elsewhere
                             await self._thread.seek_wait({tp: course.due})
         except (ConsumerStoppedError, asyncio.CancelledError):
             if not self.app.should_stop:
@@ -219,7 +218,7 @@ class Consumer(aiokafka.Consumer):
         return True
 
     def _into_lane(self, lane: Lane, batch: Sequence[Any], active: set[Any] | None) -> bool:
-        """Hand over a batch at once: nothing happens meanwhile, so what holds for the first record holds for all."""
+        """Hand over a batch without awaiting in between, so that what holds for its first record holds for all."""
         tp = lane.partition
         course = self._courses.get(tp)
         if (
@@ -244,8 +243,8 @@ class Consumer(aiokafka.Consumer):
             self._thread._ensure_consumer().pause(tp)
         return True
 
-    # Commits: from our own account of what is handled. faust prints a table of the offsets each time, flushes a
-    # producer in which nothing of ours waits, and keeps an account of acknowledgements that nobody writes to now.
+    # Commits follow our own bookkeeping. faust would log a table of the offsets each time, flush a producer that holds
+    # nothing of ours, and rely on acknowledgements that nobody gives here.
 
     def _filter_tps_with_pending_acks(self, topics: Any = None) -> Iterator[Any]:
         asked = [tp for tp in self._offsets if topics is None or tp in topics or tp.topic in topics]
@@ -263,7 +262,7 @@ class Consumer(aiokafka.Consumer):
         return True
 
     async def verify_all_partitions_active(self) -> None:
-        """Do nothing: faust asks streams that get no records now. The worker watches for a standstill."""
+        """Do nothing: faust would ask streams, which get no records here. `process/watch.py` detects a standstill."""
 
 
 async def wait_while(busy: Callable[[], int], most_s: float) -> None:

@@ -1,11 +1,11 @@
 """faust's consumer thread, without the thread.
 
-faust runs aiokafka's consumer in a thread with an event loop of its own: every fetch, seek and commit goes through a
-queue and back, with a wake-up of the other loop each way, and both threads compete for one interpreter. Here the same
-object lives in the loop of the app: a call to "the thread" is a call.
+faust runs aiokafka's consumer in a thread with its own event loop. Every fetch, seek and commit goes through a queue
+and back, waking up the other loop each way, and both threads compete for one interpreter. Here the same object lives in
+the app's event loop, so a call to "the thread" is an ordinary call.
 
-What blocks the loop now also delays the heartbeats to the group. Nothing here blocks for longer than a batch of the
-policy takes (milliseconds, where the session lasts seconds); what takes long runs in threads.
+Code that blocks the loop therefore also delays the heartbeats to the group. A batch of the policy blocks it for some
+milliseconds, while a session lasts seconds; anything longer runs in threads.
 """
 
 import asyncio
@@ -22,7 +22,7 @@ from streams.runtime.kafka.consuming import fetching, namesake
 
 
 class InLoop(AIOKafkaConsumerThread):
-    """aiokafka's consumer as faust's consumer asks for it, in the loop of whoever asks."""
+    """aiokafka's consumer behind the interface that faust's consumer expects, in the app's event loop."""
 
     wait_for_shutdown = False
 
@@ -32,7 +32,7 @@ class InLoop(AIOKafkaConsumerThread):
     async def on_start(self) -> None:
         """Connect."""
         await super().on_start()
-        # One record a batch is how the embedded broker is written to.
+        # Batches of a single record mean the embedded broker, which has no fetch sessions.
         sessions = self.app.conf.producer_max_batch_size > 1
         consumer = self._ensure_consumer()
         fetching.improve(consumer._fetcher, sessions=sessions)
@@ -40,15 +40,15 @@ class InLoop(AIOKafkaConsumerThread):
         namesake.notice(consumer._coordinator, lambda: app.replaced())
 
     async def call_thread(self, fun: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Call it."""
+        """Call the function."""
         return await maybe_async(fun(*args, **kwargs))
 
     async def cast_thread(self, fun: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
-        """Call it, and forget what it returns."""
+        """Call the function and drop its result."""
         await maybe_async(fun(*args, **kwargs))
 
     async def commit(self, tps: Mapping[Any, int]) -> bool:
-        """Commit offsets. faust makes a set of the whole assignment for each of them first."""
+        """Commit offsets. faust would first build a set of the whole assignment for each of them."""
         consumer = self._ensure_consumer()
         try:
             await consumer.commit(
@@ -96,7 +96,7 @@ class InLoop(AIOKafkaConsumerThread):
         self._stopped.set()
 
     def set_shutdown(self) -> None:
-        """Note that it has stopped."""
+        """Record that it has stopped."""
         self._shutdown.set()
 
     async def _stop_children(self) -> None:

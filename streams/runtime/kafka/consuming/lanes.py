@@ -4,7 +4,7 @@ faust wraps each record in an event, puts it into a stream's queue, and counts r
 acknowledged it. Here a record goes into its lane, and a task drains the lane until it is empty. A record is handled
 once its handler has returned. An empty lane has no task.
 
-This module knows no Kafka: `consumer.py` feeds the lanes, and tells them when to forget records and when to end.
+This module does not depend on Kafka: `consumer.py` fills the lanes and calls them to forget records or to end.
 """
 
 import asyncio
@@ -16,7 +16,7 @@ Handle = Callable[[Sequence[Any]], Awaitable[None]]
 
 
 class Watch(Protocol):
-    """Receives what happens in the lanes."""
+    """Is notified of what happens in the lanes."""
 
     busy: int
     moved: int
@@ -47,7 +47,7 @@ class Lane:
         self._most = most
 
     def put(self, record: Any) -> None:
-        """Add a record; it is handled after all that were added before."""
+        """Add a record; it is handled after all earlier ones."""
         self.waiting.append(record)
         if self.task is None:
             self.task = asyncio.get_running_loop().create_task(self._drain())
@@ -85,7 +85,7 @@ class Lane:
                     watch.has_room(self.partition)
         except Exception as error:
             watch.failed(error)
-            return  # and the task stays: nothing here goes past what failed
+            return  # self.task stays set, so that nothing in this lane goes past the failed record
         except asyncio.CancelledError:
             self.task = None
             raise

@@ -1,12 +1,13 @@
-"""One process per instance name: the second is refused or takes over for good, and the other one says why it ends.
+"""One process per instance name. A second process is refused or takes over for good; the first then says why it exits.
 
-Two processes with one name take the partitions from each other: Kafka takes a static member that joins again for the
-successor of the first, and aiokafka joins as new when its member id is not known any more. Neither makes progress.
+Without this, two processes with one name would keep taking the partitions from each other, and neither would make
+progress: Kafka treats a static member that joins again as the successor of the first, and aiokafka joins as a new
+member when the broker no longer knows its member id.
 
-- With one `state_dir`, the older keeps the name: it holds a lock on a file there, which ends with the process.
-- Elsewhere, the younger takes it. The older joins once more under its old member id, which the broker refuses if
-  the name has passed on (KIP-345). It leaves a mark in its `state_dir` and ends; started again, it waits until the
-  other has left the group, and gives up after a session.
+- If both have the same `state_dir`, the first keeps the name: it holds a lock on a file there until it exits.
+- Otherwise the second takes the name. The first rejoins once under its old member id, which the broker refuses if the
+  name has passed to another member (KIP-345). It then leaves a mark in its `state_dir` and exits. When it is restarted,
+  it waits until the other process has left the group, and gives up after one session.
 """
 
 import asyncio
@@ -31,16 +32,16 @@ _FENCED = 82
 
 
 class NameInUse(UniscaleError):
-    """Another process runs under this instance name. Give each its own `--instance`, or stop one of them."""
+    """Another process runs under this instance name. Give each process its own `--instance`, or stop one of them."""
 
 
 class InstanceName:
     """The name of this process in its consumer group.
 
     Args:
-        settings: Of the process.
-        group: Its consumer group.
-        instance: As given by `--instance`.
+        settings: The process's settings.
+        group: The consumer group.
+        instance: The value of `--instance`.
     """
 
     def __init__(self, settings: Settings, group: str, instance: str) -> None:
@@ -51,16 +52,16 @@ class InstanceName:
         self._mark = settings.state_path("crashes", f"{group}.{instance}.replaced")
 
     def lock(self) -> None:
-        """Take the name among the processes with this `state_dir`, until this process ends.
+        """Reserve the name among processes with this `state_dir`, until this process ends.
 
         Raises:
-            NameInUse: another has it.
+            NameInUse: another process has the name.
         """
         path = self._settings.state_path("crashes", f"{self._group}.{self._instance}.lock")
         path.parent.mkdir(parents=True, exist_ok=True)
         lock = path.open("ab")
         try:
-            # Of the process, not of the file: children do not keep it alive.
+            # The lock belongs to the process, so child processes do not keep it alive.
             fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except (BlockingIOError, PermissionError):
             lock.close()
@@ -72,10 +73,10 @@ class InstanceName:
         self._lock = lock
 
     async def wait(self, pause_s: float = 2.0) -> None:
-        """After this name was taken by another process, wait until that has left the group.
+        """If another process took this name before, wait until it has left the group.
 
         Raises:
-            NameInUse: it is still there after a session: it is no remainder of a dead process.
+            NameInUse: it is still a member after one session, so it is alive.
         """
         if not self._mark.exists():
             return
@@ -87,13 +88,13 @@ class InstanceName:
         self._mark.unlink(missing_ok=True)
 
     def replaced(self, crash: Callable[[str], NoReturn]) -> NoReturn:
-        """Leave the mark, and end the process: another has joined under this name."""
+        """Leave the mark and end the process, because another one has joined under this name."""
         with contextlib.suppress(OSError):
             self._mark.touch()
         crash(self._told("has joined, and has this one's partitions now"))
 
     def _holder(self) -> str:
-        """Return the host of the member with this name; empty if there is none, or the broker does not tell."""
+        """Return the host of the member with this name; empty if there is none or the broker does not say."""
         client = connections.admin(self._settings)
         try:
             found = client.describe_groups([self._group]).get(self._group) or {}
@@ -111,12 +112,12 @@ class InstanceName:
     def _told(self, what: str) -> str:
         return (
             f"instance {self._instance} of {self._group}: another process with this name {what}. Give each process "
-            "a name of its own (`--instance 1`; a second decider is then a standby), or stop one of them"
+            "its own name (`--instance 1`; a second decider is then a standby), or stop one of them"
         )
 
 
 def notice(coordinator: Any, replaced: Callable[[], None]) -> None:
-    """Have `replaced` called when another process has joined under the name of this aiokafka coordinator's member."""
+    """Call `replaced` when another process has joined under the instance name of this aiokafka coordinator."""
     reset, send = coordinator.reset_generation, coordinator._send_req
     asked = ""
 
@@ -124,7 +125,9 @@ def notice(coordinator: Any, replaced: Callable[[], None]) -> None:
         nonlocal asked
         member = coordinator.member_id
         reset()
-        if member and member != asked:  # once: a broker that does not know the id either gives out a new one
+        if (
+            member and member != asked
+        ):  # only once: a broker that does not know the id either assigns a new one
             asked = coordinator.member_id = member
 
     async def look(request: Any) -> Any:

@@ -1,26 +1,26 @@
-"""Bookkeeping for one partition: which record is due, which are in flight, and up to where all are handled.
+"""Bookkeeping for one partition: which record is due, which are in flight, and below which offset all are handled.
 
-`consumer.py` uses both classes; neither knows Kafka.
+`consumer.py` uses both classes; neither depends on Kafka.
 """
 
 from collections import deque
 
 
 class SkippedRecord(RuntimeError):
-    """A record was handed over and not handled, but a later one in its partition was. A restart reads it again."""
+    """A later record of the partition was handled before this one. A restart reads this one again."""
 
 
 class Offsets:
-    """Tracks which records of a partition were handed over, and up to where all are handled, in order."""
+    """Tracks which records of a partition were handed over, and below which offset all are handled."""
 
     def __init__(self) -> None:
         self._open: deque[int] = deque()
         self._newest = -1
         self.next: int | None = None
-        """The offset to commit; None if nothing was handled since the last commit."""
+        """The offset to commit; None if no record was handled since the last commit."""
 
     def handed_over(self, offset: int) -> None:
-        """Mark a record as open. A record handed over again is already open, or was handled."""
+        """Mark a record as open. This has no effect on a record that is open or handled already."""
         if offset > self._newest:
             self._newest = offset
             self._open.append(offset)
@@ -29,17 +29,17 @@ class Offsets:
         """Close a record.
 
         Raises:
-            SkippedRecord: one before it is open.
+            SkippedRecord: an earlier one is still open.
         """
         if not self._open or offset < self._open[0]:
-            return  # handed over twice, or of an assignment that is over
+            return  # it was handed over twice, or belongs to an earlier assignment
         if offset > self._open[0]:
             raise SkippedRecord(f"offset {self._open[0]} was not handled, {offset} was")
         self._open.popleft()
         self.next = offset + 1
 
     def start(self, committed: int) -> None:
-        """Start at the group's committed offset: everything before it is handled, here or elsewhere."""
+        """Start at the group's committed offset: every record before it has been handled, here or elsewhere."""
         while self._open and self._open[0] < committed:
             self._open.popleft()
         self._newest = max(self._newest, committed - 1)
@@ -55,7 +55,7 @@ class Offsets:
         return self._open[0] if self._open else self._newest + 1
 
     def take(self) -> int | None:
-        """Return the offset to commit, once."""
+        """Return the offset to commit and forget it."""
         offset, self.next = self.next, None
         return offset
 
@@ -75,8 +75,8 @@ class Course:
         returned the same record again.
 
         Args:
-            offset: The record's offset; not below the due offset.
-            after: The offset due after the previous record of the same batch; None for the first.
+            offset: The record's offset, which is not below the due one.
+            after: The offset that was due after the previous record of the same batch; None for its first record.
         """
         if offset > self.due and after != self.due and self._asked_again != (self.due, offset):
             self._asked_again = self.due, offset

@@ -1,24 +1,23 @@
-"""Time without progress, partition by partition: one that stands still is invisible in what a whole process does."""
+"""Time without progress of each partition. The totals of a process do not show that one of its partitions is stuck."""
 
 from collections.abc import Mapping
 from typing import Any
 
 
 class Stalls:
-    """Remembers since when each partition has records waiting and makes no progress."""
+    """Remembers how long each partition has had records waiting without making progress."""
 
     def __init__(self) -> None:
         self._since: dict[Any, tuple[int, float]] = {}
 
     def look(self, found: Mapping[Any, tuple[int, bool]], now_s: float) -> dict[Any, float]:
-        """Return the seconds without progress of each partition; 0 where nothing waits.
+        """Return the seconds without progress of each partition; 0 where no record waits.
 
-        A partition counts from when its records were first seen waiting: one that was idle for an hour has not stood
-        still for an hour.
+        The time counts from when a record was first seen waiting, so an idle hour does not count as a stall.
 
         Args:
-            found: By partition, the offset up to where all is handled, and whether a record waits or is in flight.
-            now_s: Seconds on a clock that never goes backwards.
+            found: By partition, the offset below which all is handled, and whether a record waits or is in flight.
+            now_s: Seconds on a monotonic clock.
         """
         before, self._since = self._since, {}
         for tp, (done, waits) in found.items():

@@ -1,4 +1,4 @@
-"""What the watch over a standstill asks of a consumer (`watch.py`): do records wait, and did something end."""
+"""Questions to a consumer for `watch.py`: do records wait, how far is each partition, has a task inside it ended?"""
 
 from typing import Any
 
@@ -17,14 +17,14 @@ def waited_for(consumer: Consumer) -> bool:
             _has_more(consumer, tp) for tp in consumer.assignment() if not consumer._is_changelog_tp(tp)
         )
     except (ConsumerNotStarted, AttributeError, KeyError):
-        return False  # not connected yet, or it is just given its partitions
+        return False  # it is not connected yet, or is just being assigned partitions
 
 
 def standing(consumer: Consumer) -> dict[Any, tuple[int, bool]]:
-    """Return, for each partition of this worker, up to where it is handled and whether records wait there.
+    """Return, for each partition of this worker, the offset below which all is handled and whether records wait.
 
     Raises:
-        ConsumerNotStarted: it is not connected yet.
+        ConsumerNotStarted: the consumer is not connected yet.
     """
     found = {}
     for tp in consumer.assignment():
@@ -49,7 +49,7 @@ def _has_more(consumer: Consumer, tp: Any) -> bool:
 
 
 def broken(consumer: Consumer) -> str:
-    """Return what ended inside aiokafka's consumer without faust noticing; empty while all is well."""
+    """Return which task of aiokafka's consumer has ended unnoticed by faust; empty if none has."""
     inner = getattr(consumer._thread, "_consumer", None)
     if inner is None or inner._fetcher is None or inner._closed:
         return ""
@@ -57,6 +57,6 @@ def broken(consumer: Consumer) -> str:
         return "the fetcher ended"
     task = getattr(inner._coordinator, "_coordination_task", None)
     if task is not None and task.done():
-        return "the membership of the group ended"
+        return "the group membership ended"
     pending = getattr(inner._coordinator, "_pending_exception", None)
     return repr(pending) if pending else ""

@@ -1,4 +1,4 @@
-"""What looks after a running process: partitions that stand still, a consumer that is stuck, topics that have grown."""
+"""Tasks that watch a running process: a stuck consumer, partitions without progress, topics that have grown."""
 
 import asyncio
 import contextlib
@@ -27,8 +27,8 @@ log = logging.getLogger("streams.worker")
 async def notice_standstill(runtime: KafkaRuntime) -> None:
     """End the process if records wait, none is in flight and nothing moves; its successor continues from there.
 
-    A rebalance that overtakes another can leave the consumer library waiting forever. Records that stay in flight for
-    long are only logged: an engine step may take minutes, and one that never ends is a fault for an operator to find.
+    Overlapping rebalances can leave the consumer library waiting forever. Records that stay in flight for long are only
+    logged: an engine step may take minutes, and one that never ends is for an operator to find.
     """
     most_s = 2 * runtime.settings.kafka.rebalance_timeout_s + SETTLE_S
     moved, since = -1, time.monotonic()
@@ -62,13 +62,13 @@ async def watch_partitions(
     stalled: Callable[[Mapping[str, float]], None],
     period_s: float = 5.0,
 ) -> None:
-    """Set the gauges of lag and of time without progress for each partition this process owns, forever.
+    """Update the gauges of lag and of time without progress for each partition of this process, forever.
 
     Args:
-        app: Of the room.
-        metrics: Of the process.
-        stalled: Given the seconds without progress by topic/partition, for those where records wait.
-        period_s: Seconds between two looks.
+        app: The room's app.
+        metrics: The process's metrics.
+        stalled: Called with the seconds without progress by "topic/partition", for partitions where records wait.
+        period_s: Seconds between two updates.
     """
     stalls = Stalls()
     shown: set[tuple[str, str]] = set()
@@ -78,10 +78,10 @@ async def watch_partitions(
         try:
             found = standing(consumer)
         except ConsumerNotStarted:
-            continue  # faust calls itself started before it has connected
+            continue  # faust reports itself started before it has connected
         ages = stalls.look(found, time.monotonic())
         labels = {(tp.topic, str(tp.partition)) for tp in ages}
-        for gone in shown - labels:  # another worker's now: what was seen here says nothing any more
+        for gone in shown - labels:  # another worker owns it now, so the values from here mean nothing
             for gauge in (metrics.lag, metrics.stalled, metrics.progress):
                 _remove(gauge, gone)
         shown = labels
@@ -99,9 +99,10 @@ def _remove(gauge: Any, labels: tuple[str, str]) -> None:
 
 
 async def notice_growth(runtime: KafkaRuntime, period_s: float = 60.0) -> None:
-    """End the process if a topic has another partition count than when it started; its successor refuses to start.
+    """End the process if the partition count of a topic has changed; its successor refuses to start.
 
-    Producers that look the count up would part the records of one query from then on, without any error.
+    Producers that look up the count would otherwise spread the records of one query over two partitions, without any
+    error.
     """
     while True:
         await asyncio.sleep(period_s)
@@ -114,11 +115,11 @@ async def notice_growth(runtime: KafkaRuntime, period_s: float = 60.0) -> None:
 
 
 async def changed_counts(client: Any, declared: Iterable[Topic]) -> list[str]:
-    """Return what is wrong with the partition counts on the broker; nothing where it does not answer.
+    """Return the topics whose partition count on the broker is wrong; empty if the broker does not answer.
 
     Args:
-        client: An AIOKafkaClient that is connected.
-        declared: The topics as this process knows them.
+        client: A connected AIOKafkaClient.
+        declared: The topics as this process declares them.
     """
     try:
         cluster = await client.fetch_all_metadata()

@@ -1,4 +1,4 @@
-"""faust's worker for one room: ready line and orderly stop. `watch.py` looks after it while it runs."""
+"""faust's worker for one room: it reports when it is ready, and stops without losing records."""
 
 import asyncio
 import logging
@@ -16,7 +16,7 @@ log = logging.getLogger("streams.worker")
 
 
 class Worker(faust.Worker):
-    """A faust worker that calls `ready` once it serves, shows no spinner, and loses nothing when it is stopped."""
+    """faust worker that calls `ready` once it serves its partitions, and loses nothing when it is stopped."""
 
     def __init__(
         self,
@@ -36,14 +36,14 @@ class Worker(faust.Worker):
         self._ending = False
 
     async def on_startup_finished(self) -> None:
-        """Say that tables are recovered and partitions are served."""
+        """Report that tables are recovered and partitions are being served."""
         self._ready()
 
     async def stop(self) -> None:
-        """End the process: records in flight get a moment, what is done is committed, the rest is redelivered.
+        """End the process: wait briefly for records in flight, commit what is handled; the rest is redelivered.
 
-        faust's own way cancels the handlers, acknowledges their records and commits, so that records in flight would
-        be lost. After an error inside faust not even the commit is tried.
+        faust would cancel the handlers, acknowledge their records and commit, which loses records in flight. After an
+        error inside faust, nothing is committed.
         """
         if self.crash_reason is not None:
             crash("faust failed", self.crash_reason)
@@ -59,7 +59,7 @@ class Worker(faust.Worker):
 async def run_without_handlers(
     runtime: KafkaRuntime, *, ready: Callable[[], None], ended: Callable[[], NoReturn]
 ) -> NoReturn:
-    """Run a room that handles no record, until SIGTERM or SIGINT. faust cannot: its consumer needs a topic."""
+    """Run a room that handles no records until SIGTERM or SIGINT. faust cannot: its consumer needs a topic."""
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):

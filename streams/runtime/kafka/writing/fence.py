@@ -1,9 +1,9 @@
-"""One writer per changelog, enforced by the broker: rows are written in transactions under one producer id.
+"""One writer per changelog, enforced by the broker: rows are written in transactions under one transactional id.
 
-The worker that is assigned the partition takes over the id, and from then on the broker refuses every write of the
-previous holder: a process that was suspended past its session and resumes, or a second one with the same name. The
-rows it had started to write are aborted, and readers of committed records never see them. An epoch in the rows could
-not do this: in a compacted topic, the old writer's late row would replace the valid one.
+The worker that is assigned the partition takes over the id. From then on the broker refuses every write of the previous
+holder: a process that was suspended past its session and resumes, or a second one with the same name. The rows it had
+started to write are aborted, and readers of committed records never see them. An epoch in the rows could not do this:
+in a compacted topic, the old writer's late row would replace the valid one.
 """
 
 import asyncio
@@ -23,8 +23,8 @@ class Fence:
 
     Args:
         topic: The changelog; it has one partition.
-        connect: Returns a producer that is not started yet, with a transactional id or without one.
-        transactions: False for a broker that has none: a single writer is then assumed.
+        connect: Returns a producer, not started, for a transactional id or for None.
+        transactions: False for a broker without transactions, where nothing enforces a single writer.
     """
 
     def __init__(
@@ -42,10 +42,10 @@ class Fence:
         self._one_at_a_time = asyncio.Lock()
 
     async def take(self) -> None:
-        """Take the right, and shut out whoever had it.
+        """Take the right from whichever process holds it.
 
         Raises:
-            KafkaError: the broker does not let this process have it.
+            KafkaError: the broker refused.
         """
         async with self._one_at_a_time:
             await self._drop()
@@ -54,7 +54,7 @@ class Fence:
             self._producer = producer
 
     async def release(self) -> None:
-        """Give the right up, if this process has it."""
+        """Give up the right, if this process holds it."""
         async with self._one_at_a_time:
             await self._drop()
 
@@ -63,15 +63,16 @@ class Fence:
 
         Args:
             rows: Keys and values; None deletes a key.
-            topic: Another topic with one partition that only the holder of the right may write; by default the
-                changelog.
+            topic: A topic with one partition that only the holder of the right writes; the default is the changelog.
 
         Raises:
-            Crash: another process has the right, or it is not known whether the rows are there.
+            Crash: another process holds the right, or it is unknown whether the rows were committed.
         """
         async with self._one_at_a_time:
             if self._producer is None:
-                raise Crash(f"{self.topic}: this process may not write it: another has the partition")
+                raise Crash(
+                    f"{self.topic}: this process may not write it, because another one owns the partition"
+                )
             try:
                 if not self._transactions:
                     await self._post(rows, topic)
@@ -80,8 +81,8 @@ class Fence:
                 await self._post(rows, topic)
                 await self._producer.commit_transaction()
             except Exception as error:
-                # KafkaError, or an AssertionError where aiokafka gave the transaction up before. Whether the commit
-                # arrived is known only from the log: read it again.
+                # KafkaError, or an AssertionError if aiokafka has already given up the transaction. Only the log tells
+                # whether the commit arrived: a restart reads it.
                 raise Crash(
                     f"{self.topic}: another process writes it, or a commit is uncertain: {error!r}"
                 ) from error

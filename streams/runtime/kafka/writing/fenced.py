@@ -1,8 +1,9 @@
-"""The table of one writer, which reads its own changelog.
+"""A table with a single writer, which recovers from its changelog without faust.
 
-faust assigns the changelog with the topics of the room, and reads nothing of it. Its recovery would begin at the oldest
-offset and wait for a last record where the end of a transaction stands, which nobody is given. Here reading begins at
-the offset that the room names, once the right to write is taken: what was committed before is then complete.
+faust assigns the changelog together with the topics of the room but reads none of it. faust's own recovery would start
+at the oldest offset, and would wait forever for a last record whose offset belongs to a transaction's marker. Here
+reading starts at the offset that the room names, after this process has taken the right to write. From then on, no
+earlier writer can commit anything more.
 """
 
 import asyncio
@@ -18,7 +19,7 @@ from streams.settings import Settings
 
 
 class Assignment(Protocol):
-    """The partitions of this worker, as its consumer knows them."""
+    """What a table needs to know of its worker's partitions; the consumer implements it."""
 
     moved: int
 
@@ -26,25 +27,25 @@ class Assignment(Protocol):
         """Wait while partitions are being reassigned, and return the epoch of the assignment."""
 
     def is_ours(self, epoch: int) -> bool:
-        """Return whether this is still the epoch."""
+        """Return whether partitions have stayed where they were in this epoch."""
 
     def at_work(self) -> AbstractContextManager[None]:
-        """Count as busy."""
+        """Count as busy, so that a rebalance waits briefly."""
 
 
 class FencedTable(KafkaTable):
-    """A table of one partition that one process alone may write, and reads for itself.
+    """A table of one partition that only one process may write, and that recovers by itself.
 
     Args:
         settings: Of the process.
         fence: The right to write it.
-        assignment: Says whether the partition is still this worker's, and counts what was read.
+        assignment: Says whether the partition still belongs to this worker, and counts what was read.
         owned: Returns the partitions that this worker owns.
-        begins: Returns the offset at which reading begins.
-        recovered: Awaited when the rows are there.
+        begins: Returns the offset at which reading starts.
+        recovered: Awaited when all rows have been read.
 
     Attributes:
-        read_s: How long the last reading took.
+        read_s: Seconds that the last recovery spent reading.
     """
 
     def __init__(
@@ -70,9 +71,10 @@ class FencedTable(KafkaTable):
         self._one_at_a_time = asyncio.Lock()
 
     async def recover(self) -> None:
-        """Read the rows and let the room recover, once for each assignment; return when that of now is recovered.
+        """Read the rows and let the room recover, once per assignment; return when the present assignment is recovered.
 
-        faust may ask while partitions are being reassigned, and asks again after it, without an end to the first call.
+        faust can call this while partitions are being reassigned, and calls it again afterwards, without waiting for
+        the first call to return.
 
         Raises:
             UniscaleError: no broker answers, or the changelog does not exist.
@@ -85,7 +87,7 @@ class FencedTable(KafkaTable):
                     self._recovered_epoch = epoch
 
     async def _read(self, epoch: int) -> bool:
-        """Read what was committed before now; return False if the partition moved meanwhile."""
+        """Read everything that has been committed; return False if the partition moved in the meantime."""
         began_s = time.monotonic()
         found: dict[bytes, bytes] = {}
         self._rows.clear()  # another process may have written since

@@ -1,4 +1,4 @@
-"""Send and wait: a record is on the broker before the offset of its cause may move."""
+"""Send and wait: a record is stored on the broker before the offset of the record that caused it can be committed."""
 
 from collections.abc import Sequence
 
@@ -14,11 +14,11 @@ class Outbox:
 
     def __init__(self, sender: Sender, settings: Settings) -> None:
         self._sender = sender
-        # Room for key, headers and the batch's own frame, as in `schemas.base`.
+        # Leaves space for key, headers and the batch's frame, as in `schemas.base`.
         self.limit = settings.kafka.max_record_bytes - (MAX_RECORD - MAX_VALUE)
 
     async def send_all(self, records: Sequence[Outgoing]) -> None:
-        """Send records and wait for all deliveries; those of one partition keep their order.
+        """Send records and wait for all deliveries. Records of one partition keep their order.
 
         Raises:
             RecordTooLarge: a value exceeds the limit; nothing was sent.

@@ -1,4 +1,4 @@
-"""Change the log of a room that is not running: its right to write is taken, so that a room that is would end."""
+"""Change the log of a room that is stopped. The command takes the right to write, so a room that still runs exits."""
 
 import asyncio
 from collections.abc import Iterable, Mapping, Sequence
@@ -18,14 +18,14 @@ _LARGE = 65_536
 
 
 class StillRunning(UniscaleError):
-    """A room runs whose log is to be changed. Stop it, wait for its session to end, and try again."""
+    """The room whose log is to be changed is running. Stop it, wait for its session to end, and try again."""
 
 
 def require_stopped(settings: Settings, group: str) -> None:
     """Refuse while a consumer group has members.
 
     Raises:
-        StillRunning: naming them.
+        StillRunning: it names the members.
     """
     client = connections.admin(settings)
     try:
@@ -41,12 +41,12 @@ def require_stopped(settings: Settings, group: str) -> None:
 
 
 def rewrite(settings: Settings, changelog: str, writes: Iterable[tuple[str, Sequence[Row]]]) -> None:
-    """Write records of a changelog and of topics beside it, in order.
+    """Write records to a changelog and to topics that share its writer, in order.
 
     Args:
         settings: The deployment.
-        changelog: Whose right to write is taken.
-        writes: Topic and records; None deletes a key.
+        changelog: The topic whose right to write is taken.
+        writes: Topics, each with records (key, value); a value of None deletes the key.
     """
     asyncio.run(_rewrite(settings, changelog, writes))
 
@@ -66,7 +66,7 @@ async def _rewrite(settings: Settings, changelog: str, writes: Iterable[tuple[st
 
 
 def _parts(rows: Sequence[Row]) -> Iterable[Sequence[Row]]:
-    """Divide rows so that a transaction stays small; a chunk of a snapshot is one of its own."""
+    """Divide rows so that each transaction stays small; a chunk of a snapshot ends its transaction."""
     part: list[Row] = []
     for row in rows:
         part.append(row)
@@ -78,10 +78,10 @@ def _parts(rows: Sequence[Row]) -> Iterable[Sequence[Row]]:
 
 
 def commit(settings: Settings, group: str, offsets: Mapping[str, int]) -> None:
-    """Move a stopped group's commits of topics with one partition forward to these offsets.
+    """Move the committed offsets of a stopped group forward, for topics with one partition.
 
     Raises:
-        KafkaError: the broker did not take one.
+        KafkaError: the broker refused a commit.
     """
     client = connections.admin(settings)
     try:

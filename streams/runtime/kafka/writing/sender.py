@@ -1,4 +1,4 @@
-"""Sends what many handlers produce in one request, with one acknowledgement for each batch in it.
+"""One producer for all handlers: their records share requests, and each batch in a request has one acknowledgement.
 
 aiokafka's `send` takes about 30 µs per record: it builds sets of all partitions, hashes the key in Python, and gives
 each record a future. Here records wait for the next send, go into one batch per partition, and a call returns when
@@ -15,7 +15,7 @@ from streams.runtime.partitions import partition_for
 
 
 class _Call:
-    """One call of `send`, and how many of its records are not acknowledged."""
+    """One call of `send`, and how many of its records are not acknowledged yet."""
 
     __slots__ = ("future", "left")
 
@@ -26,7 +26,7 @@ class _Call:
     def settle(self, error: BaseException | None) -> None:
         self.left -= 1
         if self.future.done():
-            return  # one of its records failed before, or nobody waits any more
+            return  # one of its records has failed already, or nobody waits any more
         if error is not None:
             self.future.set_exception(error)
         elif not self.left:
@@ -41,8 +41,8 @@ class Sender:
 
     Args:
         producer: Returns the connected AIOKafkaProducer; raises while there is none.
-        pause_s: Shortest time between two sends. After an idle period, records are sent at once, and what did not fit
-            into a full batch goes as soon as that batch is acknowledged.
+        pause_s: Shortest time between two sends. After an idle period, records are sent at once. Records that did not
+            fit into a full batch follow as soon as that batch is acknowledged.
     """
 
     def __init__(self, producer: Callable[[], Any], pause_s: float) -> None:
@@ -51,17 +51,20 @@ class Sender:
         self._open_at = 0.0
         self._waiting: dict[tuple[str, int], list[_Entry]] = {}
         self._under_way: set[tuple[str, int]] = set()
-        # Places whose last batch could not take all that waited: what is left over does not wait for more.
+        # Places (topic and partition) whose last batch was full: the records left over are sent without a pause.
         self._overfull: set[tuple[str, int]] = set()
         self._moment: asyncio.Handle | None = None
         self._posting: set[asyncio.Task[None]] = set()
         self._partitions: dict[str, int] = {}
 
     async def send(self, records: Iterable[tuple[str, int | None, bytes | None, bytes | None]]) -> None:
-        """Send records (topic, partition or None to place by the key, key, value) and wait for all deliveries.
+        """Send records and wait for all deliveries.
+
+        Args:
+            records: Topic, partition (None to choose it by the key), key and value of each.
 
         Raises:
-            Exception: what the producer raised for one of them.
+            Exception: whatever the producer raised for one of them.
         """
         producer = self._producer()
         placed = []
@@ -80,7 +83,7 @@ class Sender:
         await call.future
 
     async def _count(self, producer: Any, topic: str) -> int:
-        # Asked once: a topic that grows while it is in use would part the records of one query.
+        # Read once: if a topic grew while in use, later records of a query would go to another partition.
         count = self._partitions[topic] = len(await producer.partitions_for(topic))
         return count
 
@@ -117,7 +120,7 @@ class Sender:
                     if batch.append(key=key, value=value, timestamp=None) is None:
                         break
                     taken += 1
-                if taken < len(entries):  # the rest goes with the next batch, before what comes later
+                if taken < len(entries):  # the rest goes into the next batch, ahead of later records
                     self._waiting[place] = entries[taken:]
                     self._overfull.add(place)
                 topic, partition = place

@@ -3,7 +3,7 @@
 faust's `table[key] = value` discards the delivery future, so a row that the broker refused would be lost and the
 offset committed anyway. `put_all` waits for the delivery and only then makes the rows visible.
 
-faust recovers the tables whose partitions several workers share (`Changelogged`); those of one writer recover
+faust recovers tables whose partitions are shared among workers (`Changelogged`). Tables with a single writer recover by
 themselves (`fenced.py`).
 """
 
@@ -18,11 +18,11 @@ from streams.runtime.partitions import partition_for
 
 Owned = Callable[[], frozenset[int]]
 Write = Callable[[str, Sequence[tuple[bytes, bytes | None, int]]], Awaitable[None]]
-"""Writes records (key, value or None, partition) of a topic in order, and waits until the broker has them."""
+"""Writes records (key, value or None, partition) to a topic in order, and waits until the broker has stored them."""
 
 
 class Changelogged(faust.Table[bytes, bytes]):
-    """Rows as bytes, in memory, as faust rebuilds them from the changelog."""
+    """A faust table of bytes in memory, which faust rebuilds from its changelog."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -30,10 +30,10 @@ class Changelogged(faust.Table[bytes, bytes]):
         """The partition of each row."""
 
     def apply_changelog_batch(self, batch: Iterable[Any]) -> None:
-        """Apply recovered rows, and note where each lies.
+        """Apply recovered rows and remember the partition of each.
 
-        A row outside its key's partition is left out: an earlier release wrote such rows for misplaced feedback, and
-        one of them would replace the row that counts.
+        A row outside its key's partition is skipped. An earlier release wrote such rows for misplaced feedback, and
+        they would replace the valid ones.
         """
         batch = [
             event
@@ -45,13 +45,13 @@ class Changelogged(faust.Table[bytes, bytes]):
 
 
 class KafkaTable:
-    """A table with awaited writes, showing the rows of owned partitions; see the protocol `Table`.
+    """A table with awaited writes that shows the rows of owned partitions; see the protocol `Table`.
 
     Args:
         changelog: The topic of its rows.
-        rows: Rows by key, whoever recovers them.
+        rows: Rows by key; whatever recovers the table fills them.
         places: The partition of each row.
-        write: How its records are written.
+        write: Writes its records.
         owned: Returns the partitions that this worker owns.
         limit: Most bytes of a record.
     """
@@ -78,17 +78,17 @@ class KafkaTable:
         return bytes(value) if value is not None else None
 
     def items(self) -> list[tuple[bytes, bytes]]:
-        """Return all rows of owned partitions: those of partitions that have left stay in memory."""
+        """Return the rows of owned partitions; rows of partitions that have moved away stay in memory, unseen."""
         owned, places = self._owned(), self._places
         return [(k, v) for k, v in list(self._rows.items()) if places.get(k) in owned]
 
     def partition_of(self, key: bytes) -> int | None:
-        """Return where a row lies."""
+        """Return the partition of a row; None without a row in an owned partition."""
         place = self._places.get(key)
         return place if place in self._owned() and key in self._rows else None
 
     def __len__(self) -> int:
-        """Return how many rows lie in owned partitions."""
+        """Return the number of rows in owned partitions."""
         owned, places = self._owned(), self._places
         return sum(places.get(key) in owned for key in list(self._rows))
 
@@ -100,12 +100,12 @@ class KafkaTable:
         """Write rows (key, value, partition), in order, and wait until the broker has all of them.
 
         Args:
-            rows: Values are never empty: recovery treats falsy values and deletions alike. The partition is that of
-                the record being handled; the changelog has the same count.
+            rows: No value may be empty, because recovery treats an empty value as a deletion. The partition is that of
+                the record being handled; the changelog has as many partitions.
 
         Raises:
             RowTooLarge: a row exceeds the record limit; nothing was written.
-            SendFailed: the broker did not take a row; none is visible.
+            SendFailed: the broker refused a row; none is visible.
         """
         rows = list(rows)
         for key, value, _ in rows:
@@ -116,7 +116,7 @@ class KafkaTable:
             self._places[key] = partition
 
     async def drop_all(self, keys: Iterable[tuple[bytes, int]]) -> None:
-        """Delete rows and wait until the broker has all tombstones."""
+        """Delete rows and wait until the broker has stored all tombstones."""
         keys = list(keys)
         await self._send(self.changelog, [(key, None, partition) for key, partition in keys], "tombstone")
         for key, _ in keys:
@@ -124,21 +124,21 @@ class KafkaTable:
             self._places.pop(key, None)
 
     def seed(self, rows: Iterable[tuple[bytes, bytes, int]]) -> None:
-        """Show rows (key, value, partition) that are durable elsewhere, where there is none of that key."""
+        """Add rows (key, value, partition) that are already durable; an existing row of the same key stays."""
         for key, value, partition in rows:
             if key not in self._rows:
                 self._rows[key] = value
                 self._places[key] = partition
 
     async def post(self, topic: str, records: Iterable[tuple[bytes, bytes | None]]) -> None:
-        """Write records of another topic of one partition, under this table's right to write where it has one."""
+        """Write records to another topic of one partition; a table with a single writer writes them as that writer."""
         await self._send(topic, [(key, value, 0) for key, value in records], "record")
 
     async def _send(self, topic: str, rows: Sequence[tuple[bytes, bytes | None, int]], what: str) -> None:
         try:
             await self._write(topic, rows)
         except KafkaError as error:
-            raise SendFailed(f"{topic}: the broker did not take a {what}: {error!r}") from error
+            raise SendFailed(f"{topic}: the broker refused a {what}: {error!r}") from error
 
     def _check(self, key: bytes, value: bytes) -> None:
         if not value:
