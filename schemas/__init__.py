@@ -13,8 +13,8 @@ The life of one query, as records:
     Reward         the aggregator closes it; the decider learns       reward.py
     Cancel         whoever asked no longer waits                      cancel.py
 
-Beside them CatalogueEntry, ObjectiveEntry, CostBoundsEntry and KeyEntry steer the processes (control.py), a Heartbeat
-says which executors live (heartbeat.py), and a DeadLetter keeps what could not be handled (dead_letter.py).
+Beside them CatalogueEntry, PriceEntry, ObjectiveEntry, CostBoundsEntry and KeyEntry steer the processes (control.py), a
+Heartbeat says which executors live (heartbeat.py), and a DeadLetter keeps what could not be handled (dead_letter.py).
 
 Imports msgspec, orjson, zstandard and the standard library only.
 """

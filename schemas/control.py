@@ -1,5 +1,6 @@
 """Records that configure every process: catalogue, objectives, cost bounds, API keys. The last one per name counts."""
 
+import math
 import re
 from typing import Any, Literal, TypeAlias
 
@@ -48,6 +49,31 @@ class CatalogueEntry(Record, frozen=True, kw_only=True, tag="catalogue-entry.v1"
     def key(self) -> str:
         """Return the key it is compacted by."""
         return f"model/{self.name}"
+
+
+class PriceEntry(Record, frozen=True, kw_only=True, tag="price-entry.v1"):
+    """What an eFLOP costs on a model of the catalogue, from now on. Key: `price/<name>`.
+
+    An entry for the model that comes later in `control` brings its own price again.
+
+    Attributes:
+        name: The model's name.
+        factor: A query on it costs its eFLOPs times this.
+    """
+
+    name: str
+    factor: float
+
+    def __post_init__(self) -> None:
+        """Refuse a factor that is no price."""
+        _check_name("PriceEntry", self.name)
+        if not 0.0 < self.factor < math.inf:
+            raise InvalidField("PriceEntry", "factor", f"is {self.factor}; give a finite number above 0")
+
+    @property
+    def key(self) -> str:
+        """Return the key it is compacted by."""
+        return f"price/{self.name}"
 
 
 class ObjectiveEntry(Record, frozen=True, kw_only=True, tag="objective-entry.v1"):
@@ -146,10 +172,10 @@ class KeyEntry(Record, frozen=True, kw_only=True, tag="key-entry.v1"):
         return f"key/{self.name}"
 
 
-ControlRecord = CatalogueEntry | ObjectiveEntry | CostBoundsEntry | KeyEntry
+ControlRecord = CatalogueEntry | PriceEntry | ObjectiveEntry | CostBoundsEntry | KeyEntry
 
 _KINDS: dict[str, type[ControlRecord]] = {
-    kind.schema(): kind for kind in (CatalogueEntry, ObjectiveEntry, CostBoundsEntry, KeyEntry)
+    kind.schema(): kind for kind in (CatalogueEntry, PriceEntry, ObjectiveEntry, CostBoundsEntry, KeyEntry)
 }
 
 

@@ -7,7 +7,7 @@ from msgspec import Meta, Struct
 from schemas.action import Action
 from schemas.base import Record
 from schemas.errors import InvalidField
-from schemas.forest import Count
+from schemas.forest import Count, PriceFactor
 from schemas.objective import ObjectiveInForce
 from schemas.query import Origin, Query
 
@@ -88,6 +88,7 @@ class Decision(Record, frozen=True, kw_only=True, tag="decision.v1"):
         propensity_draws: Monte Carlo draws behind it; 0 when exact.
         propensity_error: Standard error of that estimate; 0 when exact.
         appended_ms: Append time of the Query on the broker, ms since the epoch: deadlines count from it.
+        price_factor: What an eFLOP of the action's model costs: the query is priced at it, whatever it costs later.
     """
 
     query: Query
@@ -113,6 +114,7 @@ class Decision(Record, frozen=True, kw_only=True, tag="decision.v1"):
     propensity_draws: Count = 0
     propensity_error: float = 0.0
     appended_ms: int = 0
+    price_factor: PriceFactor = 1.0
 
     def __post_init__(self) -> None:
         """Refuse a decision that no executor could take up."""

@@ -12,6 +12,7 @@ from schemas.action import Action
 
 Count = Annotated[int, Meta(ge=0)]
 Unit = Annotated[float, Meta(ge=0, le=1)]
+PriceFactor = Annotated[float, Meta(gt=0)]
 
 Finish = Literal["separator", "eos", "length", "context"]
 """How a draft ended: at the delimiter, at the end of the sequence, cut by its token limit in the middle of a
@@ -42,10 +43,11 @@ class Limits(Struct, frozen=True, kw_only=True, omit_defaults=True):
         cut_completes: Whether a path at the limit counts as completed, the literal reading of §3.3.
         box_completes: Whether a complete box ends a path without the end of the sequence.
         budget_tokens: Most tokens generated over all drafts; never exceeded.
-        budget_eflops: Price at which the search stops, looked at between steps.
+        budget_eflops: Cost at which the search stops, looked at between steps.
         deadline_ms: Time since the epoch at which it stops, also in the middle of a step.
         expires_ms: Time since the epoch at which the query expires: nobody reads an answer after it.
         answers: How many completed paths are wanted: early exit spares what could still be among the best so many.
+        price_factor: What an eFLOP costs: the search costs its eFLOPs times this (`Decision.price_factor`).
     """
 
     depth_limit: Annotated[int, Meta(ge=1)]
@@ -64,6 +66,7 @@ class Limits(Struct, frozen=True, kw_only=True, omit_defaults=True):
     deadline_ms: int | None = None
     expires_ms: int | None = None
     answers: Annotated[int, Meta(ge=1)] = 1
+    price_factor: PriceFactor = 1.0
 
 
 class Draft(Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -8,7 +8,7 @@ from schemas.action import Action
 from schemas.answer import Fault, Status
 from schemas.base import Record, check_finite, check_id, check_json, check_name
 from schemas.errors import InvalidField
-from schemas.forest import Count, Unit
+from schemas.forest import Count, PriceFactor, Unit
 from schemas.objective import ObjectiveInForce
 from schemas.query import MAX_METADATA
 
@@ -71,17 +71,18 @@ class Due(Record, frozen=True, kw_only=True, tag="due.v1"):
         check_id("Due", self.query_id)
 
 
-class Price(Struct, frozen=True, kw_only=True):
-    """What a search cost (App. D.3).
+class Price(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What a search cost: its equivalent FLOPs (App. D.3), at the price of its model.
 
     Attributes:
-        eflops: Equivalent FLOPs: the sum of the three parts.
+        eflops: The cost: the sum of the three parts.
         prefill_eflops: Reading the prompt.
         decoding_eflops: Generating.
         verifier_eflops: Scoring.
         compute_flops: Floating-point operations in it.
         memory_bytes: Bytes moved in it.
         intensity: FLOPs a byte is worth on this hardware.
+        factor: What an eFLOP cost: the first four are eFLOPs times this, operations and bytes are as counted.
     """
 
     eflops: float
@@ -91,6 +92,7 @@ class Price(Struct, frozen=True, kw_only=True):
     compute_flops: float
     memory_bytes: float
     intensity: float
+    factor: PriceFactor = 1.0
 
 
 class Reward(Record, frozen=True, kw_only=True, tag="reward.v1"):
@@ -105,8 +107,8 @@ class Reward(Record, frozen=True, kw_only=True, tag="reward.v1"):
         status: How the query ended.
         correct: 1, 0 or a grade between; None while it is not known, or never.
         score: The chosen path's mean score; None when there was no path.
-        log_cost: Natural logarithm of the eFLOPs; None when nothing was run.
-        price: The eFLOPs with their parts.
+        log_cost: Natural logarithm of the cost, `price.eflops`; None when nothing was run.
+        price: The cost with its parts.
         objective: The objective in force at the Decision.
         reward: The scalar under it, for monitors; None where a term is missing.
         graded_by: Who knew: `reference`, `feedback` or empty.

@@ -20,7 +20,7 @@ from agents.space.models import Model
 from agents.space.objectives import Objectives
 from agents.space.steering import Steering
 from schemas.base import decode
-from schemas.control import CatalogueEntry, decode_control
+from schemas.control import CatalogueEntry, PriceEntry, decode_control
 from schemas.errors import UniscaleError
 from schemas.heartbeat import Heartbeat
 from streams.runtime.base import Begin, Record
@@ -142,7 +142,7 @@ class Control:
         except UniscaleError as error:
             log.error("%s has no effect: %s", record.coordinates, error)
             return
-        if isinstance(entry, CatalogueEntry):
+        if isinstance(entry, CatalogueEntry | PriceEntry):
             self.catalogue_version = record.offset
             self.models |= {m.name: m for m in self.catalogue.models}
             self.pricing = Pricing.of(self.catalogue, self.pricing)

@@ -67,7 +67,7 @@ class Pricing:
         return self.verifiers.get(named, in_use)
 
     def forest_eflops(self, forest: Forest, verifier: str | None = None) -> float:
-        """Return what a search has cost so far, in eFLOPs: 0 before its first step.
+        """Return what a search has cost so far, in eFLOPs at its price: 0 before its first step.
 
         Raises:
             UnpricedAnswer: its model is unknown.
@@ -78,11 +78,12 @@ class Pricing:
         if generator is None:
             raise UnpricedAnswer("a search under way", "model", forest.action.model)
         scorer = self.verifiers[verifier or self.verifier]
-        return eflops.price(forest.prompt_tokens, forest.drafts, generator, scorer, self.intensity).eflops
+        cost = eflops.price(forest.prompt_tokens, forest.drafts, generator, scorer, self.intensity)
+        return cost.eflops * forest.limits.price_factor
 
 
 def price_of(answer: Answer, pricing: Pricing, generator: Architecture | None = None) -> Price | None:
-    """Return what an Answer's search cost (App. D.3), or None when nothing was run.
+    """Return what an Answer's search cost (App. D.3), at the price it began with, or None when nothing was run.
 
     Args:
         answer: With its trace.
@@ -102,14 +103,16 @@ def price_of(answer: Answer, pricing: Pricing, generator: Architecture | None = 
         served = answer.verifier.model or answer.verifier.name if answer.verifier else pricing.verifier
         raise UnpricedAnswer(answer.query_id, "verifier", served)
     cost = eflops.price(answer.prompt_tokens, answer.trace, model, scorer, pricing.intensity)
+    factor = answer.limits.price_factor if answer.limits is not None else 1.0
     return Price(
-        eflops=cost.eflops,
-        prefill_eflops=cost.prefill.eflops(cost.intensity),
-        decoding_eflops=cost.decoding.eflops(cost.intensity),
-        verifier_eflops=cost.verifier_eflops,
+        eflops=factor * cost.eflops,
+        prefill_eflops=factor * cost.prefill.eflops(cost.intensity),
+        decoding_eflops=factor * cost.decoding.eflops(cost.intensity),
+        verifier_eflops=factor * cost.verifier_eflops,
         compute_flops=cost.compute_flops,
         memory_bytes=cost.memory_bytes,
         intensity=cost.intensity,
+        factor=factor,
     )
 
 

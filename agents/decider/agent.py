@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 from operator import attrgetter
@@ -67,6 +67,7 @@ class Decider:
         seq: Next sequence number of decisions and updates.
         clock: Decisions made.
         offered: Ids of the actions that can be chosen.
+        price_factors: What an eFLOP costs on each model where that is not 1.
         prior: SHA-256 of the prior that the log began from; empty for none.
         ended: Ids of queries that have ended, by which a duplicate is recognised once the row has left the log.
         verdicts: How many rewards met which fate; for metrics.
@@ -84,13 +85,20 @@ class Decider:
     verdicts: Counter[str] = field(default_factory=Counter)
     actions: dict[str, ActionRow] = field(default_factory=dict)
     offered: tuple[str, ...] = ()
+    price_factors: Mapping[str, float] = field(default_factory=dict)
     prior: str = ""
     ended: EndedIds = field(default_factory=EndedIds)
 
-    def offer(self, actions: Sequence[ActionVector]) -> list[tuple[bytes, bytes]]:
-        """Make exactly these actions choosable; return the rows of new ones, to be written before deciding.
+    def offer(
+        self, actions: Sequence[ActionVector], price_factors: Mapping[str, float] | None = None
+    ) -> list[tuple[bytes, bytes]]:
+        """Make exactly these actions choosable; return the rows of what is new, to be written before deciding.
 
         An action keeps the vector of its first appearance: x of the past is made of it.
+
+        Args:
+            actions: What is on offer.
+            price_factors: What an eFLOP costs on each model where that is not 1.
         """
         first = not self.actions
         fresh = [a for a in actions if a.action_id not in self.actions]
@@ -108,11 +116,11 @@ class Decider:
             self.actions[a.action_id] = known
             rows.append((known.key, encode_row(known)))
         wanted = tuple(dict.fromkeys(a.action_id for a in actions))
-        offer(self.policy, wanted, self.actions)
-        if wanted != self.offered:
-            row = OfferRow(seq=self.seq, actions=wanted)
+        row = OfferRow(seq=self.seq, actions=wanted, price_factors=dict(price_factors or {}))
+        offer(self.policy, row, self.actions)
+        if (wanted, row.price_factors) != (self.offered, self.price_factors):
             rows.append((row.key, encode_row(row)))
-            self.offered = wanted
+            self.offered, self.price_factors = wanted, row.price_factors
         return rows
 
     def decide(
@@ -200,7 +208,8 @@ class Decider:
         restored = restore(self.policy, log, snapshots, self.ended, whole=whole)
         self.seq, self.clock = restored.seq, restored.clock
         self.context_offset, self.reward_offset = restored.context_offset, restored.reward_offset
-        self.actions, self.offered = restored.actions, restored.offered
+        self.actions, self.offered = restored.actions, restored.offered.actions
+        self.price_factors = restored.offered.price_factors
         self.prior, self.ended = restored.prior, restored.ended
         return restored.found
 
@@ -278,6 +287,7 @@ class Decider:
                 policy=self.policy.name,
                 seq=self.seq + i,
                 seed=self.seed,
+                price_factors=self.price_factors,
             )
             embedding = contexts[i].embedding.astype("<f4").tobytes()
             made.append(self._made(record, origin, decision, choice, embedding, self.clock + i))

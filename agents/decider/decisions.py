@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -76,6 +77,7 @@ def decision_of(
     policy: str,
     seq: int,
     seed: int,
+    price_factors: Mapping[str, float],
 ) -> Decision:
     """Return the Decision of a choice, with every term that explains it.
 
@@ -87,6 +89,7 @@ def decision_of(
         policy: The policy's name.
         seq: Sequence number among decisions and updates.
         seed: The decider's; the query's derives from it.
+        price_factors: What an eFLOP costs on each model where that is not 1, as the policy knew it.
     """
     action = Action.parse(choice.action_id)
     catalogue, living = around.steering.catalogue, around.living
@@ -123,6 +126,7 @@ def decision_of(
         propensity_draws=choice.propensity_draws,
         propensity_error=choice.propensity_error,
         appended_ms=record.appended_ms,
+        price_factor=price_factors.get(action.model, 1.0),
     )
 
 

@@ -8,7 +8,7 @@ control group) shows in the propensities instead.
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final, Literal
 
 import msgspec
@@ -128,10 +128,12 @@ def preview(decider: Decider, record: ContextRecord, around: Surroundings) -> Pr
     )
 
 
-def offering(decider: Decider, actions: Sequence[ActionVector]) -> Decider:
+def offering(
+    decider: Decider, actions: Sequence[ActionVector], price_factors: Mapping[str, float]
+) -> Decider:
     """Return a copy of a learner that has these actions on offer, for previews before the learner itself has."""
     other = copy.deepcopy(decider)
-    other.offer(actions)
+    other.offer(actions, price_factors)
     return other
 
 

@@ -57,6 +57,7 @@ def limits_of(decision: Decision, sampling: Sampling, rules: SearchRules) -> Lim
         answers=query.n,
         deadline_ms=began_ms and began_ms + int(timeout_s * rules.search_share * 1000),
         expires_ms=began_ms and began_ms + int(timeout_s * 1000),
+        price_factor=decision.price_factor,
     )
 
 

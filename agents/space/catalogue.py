@@ -63,14 +63,25 @@ class Catalogue(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         return {group: tuple(m.name for m in self.models if m.group == group) for group in names}
 
     @property
+    def price_factors(self) -> dict[str, float]:
+        """Return the price factor of each model that costs other than its eFLOPs."""
+        return {m.name: m.price_factor for m in self.models if m.price_factor != 1.0}
+
+    @property
     def smallest(self) -> Model:
         """Return the model with the fewest parameters: the one the TTS scenario scales."""
         return min(self.models, key=lambda each: each.architecture.parameters)
 
     @property
     def fingerprint(self) -> str:
-        """Return a digest of all but the version: equal for equal content, however it came about."""
-        content = msgspec.json.encode(msgspec.structs.replace(self, version=-1), order="sorted")
+        """Return a digest of all but version and prices: equal for equal content, however it came about.
+
+        A recording made under other prices holds the same searches.
+        """
+        plain = msgspec.to_builtins(msgspec.structs.replace(self, version=-1))
+        for model in plain["models"]:
+            del model["price_factor"]
+        content = msgspec.json.encode(plain, order="sorted")
         return hashlib.sha256(content).hexdigest()[:16]
 
     def model(self, name: str) -> Model:
@@ -136,6 +147,19 @@ class Catalogue(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
                 f"catalogue {self.name!r}: {name!r} is the last model; add another one first"
             )
         return self._changed(tuple(each for each in self.models if each is not gone), version)
+
+    def price(self, name: str, factor: float, version: int | None = None) -> "Catalogue":
+        """Return the catalogue with another price factor for a model, which keeps its place.
+
+        Raises:
+            CatalogueError: when the model is not there, the factor is no price, or the version does not grow.
+        """
+        before = self.model(name)
+        try:
+            after = msgspec.structs.replace(before, price_factor=float(factor))
+        except ValueError as error:
+            raise CatalogueError(f"catalogue {self.name!r}, model {name!r}: {error}") from None
+        return self._changed(tuple(after if each is before else each for each in self.models), version)
 
     def unchanged(self, version: int) -> "Catalogue":
         """Return the same models under a later version.

@@ -15,6 +15,9 @@ Name = Annotated[str, Meta(pattern=r"^[a-z0-9][a-z0-9._-]*$", max_length=100)]
 Label = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_.'+-]+$", max_length=60)]
 Dtype = Literal["float32", "bfloat16", "float16"]
 
+# Costs are priced eFLOPs; within these bounds every logarithm of one stays far from what a regression could not take.
+PRICE_FACTORS = (1e-12, 1e12)
+
 DTYPE_BYTES: dict[str, int] = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 
@@ -99,9 +102,11 @@ class Model(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     endpoint: Endpoint = Endpoint()
     engine: EngineSettings = EngineSettings()
     anchors: tuple[Anchor, ...] = ()
+    price_factor: float = 1.0  # what an eFLOP costs on it: a query's cost is its eFLOPs times this
 
     def __post_init__(self) -> None:
-        """Refuse an anchor given twice: the description would print both."""
+        """Refuse an anchor given twice, which the description would print, and a price that is none."""
+        check_price_factor(self.price_factor)
         labels = [anchor.label for anchor in self.anchors]
         if twice := first_repeated(labels):
             raise ValueError(f"anchors holds {twice!r} twice: keep one")
@@ -144,6 +149,19 @@ class Hardware(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         """Refuse an intensity that is not a number."""
         if not math.isfinite(self.intensity):
             raise ValueError(f"intensity is {self.intensity}: give FLOPs per byte, 156 for an A800")
+
+
+def check_price_factor(factor: float) -> None:
+    """Refuse a price factor that no cost can be multiplied by.
+
+    Raises:
+        ValueError: It is not a number within PRICE_FACTORS.
+    """
+    low, high = PRICE_FACTORS
+    if not low <= factor <= high:  # NaN fails every comparison
+        raise ValueError(
+            f"price_factor is {factor}: give a finite number above 0, from {low:g} to {high:g}; 1 charges the eFLOPs"
+        )
 
 
 def size_label(parameters: int) -> str:

@@ -2,7 +2,9 @@
 
 Every process folds the same topic, but compaction drops records that others have read: what is in force must
 follow from the last record of each key alone. So an entry for a model that is there replaces it *at the end*,
-where it would stand had the first never been seen; and to remove what is not there still counts as a change.
+where it would stand had the first never been seen; and to remove what is not there still counts as a change. Likewise
+an entry brings its own price, and a price for what is not there counts as a change: the entry that it was meant for
+has been replaced by a later one.
 One thing cannot be fixed here: to remove the last model is refused, so whoever writes `control` must refuse
 it first.
 """
@@ -11,7 +13,14 @@ from dataclasses import dataclass, replace
 
 from agents.space.catalogue import Catalogue, decode_model
 from agents.space.objectives import Objectives, goal_of
-from schemas.control import CatalogueEntry, ControlRecord, CostBoundsEntry, KeyEntry, ObjectiveEntry
+from schemas.control import (
+    CatalogueEntry,
+    ControlRecord,
+    CostBoundsEntry,
+    KeyEntry,
+    ObjectiveEntry,
+    PriceEntry,
+)
 
 
 @dataclass(frozen=True)
@@ -47,6 +56,12 @@ class Steering:
         match record:
             case CatalogueEntry():
                 return replace(self, catalogue=self._catalogue_after(record, offset), offset=offset)
+            case PriceEntry(name=name, factor=factor):
+                there = name in self.catalogue.model_names
+                change = (
+                    self.catalogue.price(name, factor, offset) if there else self.catalogue.unchanged(offset)
+                )
+                return replace(self, catalogue=change, offset=offset)
             case ObjectiveEntry():
                 return replace(self, objectives=self._objectives_after(record, offset), offset=offset)
             case CostBoundsEntry(cost_range=cost_range):

@@ -87,6 +87,8 @@ def _answered(s: Story, w: World) -> Iterator[str]:
         yield f"the Answer ran {a.action}, decided was {d.action}"
     elif a.seq not in (None, d.seq):
         yield f"the Answer has sequence number {a.seq}, its Decision {d.seq}"
+    elif a.factor not in (None, d.factor):
+        yield f"the Answer is priced at {a.factor} per eFLOP, its Decision says {d.factor}"
 
 
 def _rewarded(s: Story, w: World) -> Iterator[str]:

@@ -14,7 +14,7 @@ import orjson
 
 from streams.audit.ledger import Ledger
 from streams.audit.log import Plain, Raw
-from streams.audit.price import Catalogue
+from streams.audit.price import Catalogue, factor_of
 from streams.audit.records import (
     Answer,
     Chunk,
@@ -112,7 +112,7 @@ class Facts:
                 r.get("reason", "policy"), r.get("mean"), r.get("width"), r["origin"]["partition"],
                 r["origin"]["offset"], _asked(query),
                 orjson.dumps(query.get("reference")), r.get("appended_ms", 0), query.get("learn", True),
-                *_waits(query),
+                *_waits(query), r.get("price_factor", 1.0),
             )
         )  # fmt: skip
 
@@ -125,7 +125,7 @@ class Facts:
                 r.get("error") or "", _action(r["action"]) if r.get("action") else None, r.get("seq"),
                 r.get("text") is not None, r.get("extracted"), r.get("score"),
                 sum(scores) / len(scores) if scores else None, bool((r.get("spent") or {}).get("verify_s")),
-                orjson.dumps([*map(list, self._catalogue.prices(r))]),
+                orjson.dumps([*map(list, self._catalogue.prices(r))]), factor_of(r),
             )
         )  # fmt: skip
 
@@ -157,7 +157,7 @@ class Facts:
             _same(_without(r["decision"], "query")), _digest(vector), r.get("stage", "pending"),
             r.get("learned_seq", -1), r.get("corrected_seq", -1), r.get("ended_seq", -1), ",".join(r.get("kinds", ())),
             r.get("reward_offset", -1), r.get("entered"), r.get("correct"), r.get("score", 0.0),
-            r.get("log_cost", 0.0), r.get("imputed", 0.0), *_coefficients(r["objective"]),
+            r.get("log_cost", 0.0), r.get("imputed", 0.0), *_coefficients(r["objective"]), r.get("price_factor", 1.0),
         )  # fmt: skip
         self._ledger.add(row)
         self._ledger.add(Vector(row.query_id, vector))

@@ -54,10 +54,16 @@ class Price(NamedTuple):
     compute_flops: float
     memory_bytes: float
     intensity: float
+    factor: float = 1.0
 
 
 def price(
-    prompt: int, trace: Sequence[Mapping[str, Any]], generator: Numbers, verifier: Numbers, intensity: float
+    prompt: int,
+    trace: Sequence[Mapping[str, Any]],
+    generator: Numbers,
+    verifier: Numbers,
+    intensity: float,
+    factor: float = 1.0,
 ) -> Price:
     """Return what a search cost.
 
@@ -67,6 +73,7 @@ def price(
         generator: Of the model that drafted.
         verifier: Of the model that scored.
         intensity: I, operations a byte is worth.
+        factor: What an eFLOP costs.
     """
     m, v = generator, verifier
     # Prop. D.13: one pass over the prompt, whose token i attends to i positions.
@@ -95,9 +102,10 @@ def price(
         checked_operations += 2 * v.P * read + 4 * v.W * read_contexts
         checked_bytes += v.weights * verified + v.kappa * read
     parts = (prefill, (operations, moved), (checked_operations, checked_bytes))
-    first, second, third = (float(flops + intensity * volume) for flops, volume in parts)
+    first, second, third = (float(flops + intensity * volume) * factor for flops, volume in parts)
     compute, memory = (float(sum(part[at] for part in parts)) for at in (0, 1))
-    return Price(compute + intensity * memory, first, second, third, compute, memory, intensity)
+    whole = (compute + intensity * memory) * factor
+    return Price(whole, first, second, third, compute, memory, intensity, factor)
 
 
 class Catalogue:
@@ -132,7 +140,10 @@ class Catalogue:
             known.append(found)
 
     def prices(self, answer: Mapping[str, Any]) -> list[Price]:
-        """Return what an Answer's search may have cost; empty when nothing was run or its model is not known."""
+        """Return what an Answer's search may have cost; empty when nothing was run or its model is not known.
+
+        The model's numbers are any that the catalogue has had; the price factor is the one that the search began with.
+        """
         action, trace = answer.get("action"), answer.get("trace")
         if not action or not trace:
             return []
@@ -141,9 +152,22 @@ class Catalogue:
             (n for n in (served.get("model"), served.get("name")) if n in self.verifiers), self.verifier
         )
         return [
-            price(answer["prompt_tokens"], trace, each, self.verifiers[named], self.intensity)
+            price(
+                answer["prompt_tokens"],
+                trace,
+                each,
+                self.verifiers[named],
+                self.intensity,
+                factor_of(answer) or 1.0,
+            )
             for each in self.models.get(action["model"], ())
         ]
+
+
+def factor_of(answer: Mapping[str, Any]) -> float | None:
+    """Return the price factor that an Answer's search began with; None for one that never began."""
+    limits = answer.get("limits")
+    return None if limits is None else float(limits.get("price_factor", 1.0))
 
 
 def numbers(entry: Mapping[str, Any]) -> Numbers:

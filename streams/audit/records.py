@@ -58,10 +58,14 @@ class Decision(NamedTuple):
     learn: bool
     timeout_ms: int | None
     wait_ms: int | None
+    factor: float
 
 
 class Answer(NamedTuple):
-    """How a query ended. `said` leaves out what differs whenever a search is run: its seconds. `timed`: it has some."""
+    """How a query ended. `said` leaves out what differs whenever a search is run: its seconds. `timed`: it has some.
+
+    `factor` is the price factor that its search began with; None for one that never began.
+    """
 
     query_id: str
     part: int
@@ -81,6 +85,7 @@ class Answer(NamedTuple):
     path_score: float | None
     timed: bool
     prices: bytes
+    factor: float | None
 
 
 class Reward(NamedTuple):
@@ -151,6 +156,7 @@ class Row(NamedTuple):
     w_score: float
     w_log_cost: float
     w_one: float
+    factor: float
 
 
 class JoinRow(NamedTuple):

@@ -2,6 +2,8 @@
 
 from collections.abc import Iterator
 
+import orjson
+
 from streams.audit.records import Reward, Row
 from streams.audit.stories import CLOSING, Story
 from streams.audit.world import BATCH, World
@@ -48,8 +50,14 @@ def _applied(s: Story, row: Row, w: World) -> Iterator[str]:
         said = next((r.correct for r in entered if r.correct is not None), None)
         # A deployment may count an answer that nobody graded as wrong.
         correct = 0.0 if said is None and row.correct == 0.0 else said
-        pairs = (("score", row.score, entered[0].score), ("log_cost", row.log_cost, entered[0].log_cost))
-        for name, found, wanted in (*pairs, ("correct", row.correct, correct)):
+        price = orjson.loads(entered[0].price) or {}
+        pairs = (
+            ("score", row.score, entered[0].score),
+            ("log_cost", row.log_cost, entered[0].log_cost),
+            ("correct", row.correct, correct),
+            ("price_factor", row.factor, price.get("factor", 1.0)),
+        )
+        for name, found, wanted in pairs:
             if found != wanted:
                 yield f"the learner's row: {name} is {found}, its Reward's {wanted}"
 

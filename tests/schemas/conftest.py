@@ -8,7 +8,7 @@ from schemas.action import Action
 from schemas.answer import Answer, Completion
 from schemas.base import Record
 from schemas.cancel import Cancel
-from schemas.control import CatalogueEntry, CostBoundsEntry, KeyEntry, ObjectiveEntry
+from schemas.control import CatalogueEntry, CostBoundsEntry, KeyEntry, ObjectiveEntry, PriceEntry
 from schemas.dead_letter import DeadLetter
 from schemas.decision import Candidate, Decision, PolicyState, Predicted
 from schemas.errors import InvalidField
@@ -186,6 +186,7 @@ SAMPLES: tuple[Record, ...] = (
         latency_s=0.4,
     ),
     CatalogueEntry(name="mini-6", op="add", model={"name": "mini-6", "group": "mini"}),
+    PriceEntry(name="mini-6", factor=3.0),
     ObjectiveEntry(name="thrifty", op="set", weights=Weights(cost=1.0)),
     ObjectiveEntry(name="nearly-best", op="set", accuracy=0.98),
     Cancel(query_id="q-1", by="gateway", reason="client disconnected"),

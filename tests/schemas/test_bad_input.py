@@ -9,7 +9,7 @@ import pytest
 from schemas.action import Action
 from schemas.answer import Answer
 from schemas.base import MAX_TEXT, Record, decode, encode, load
-from schemas.control import ControlRecord, decode_control
+from schemas.control import ControlRecord, PriceEntry, decode_control
 from schemas.dead_letter import HEAD_BYTES, DeadLetter
 from schemas.errors import InvalidField, UnknownSchema, UnreadableRecord
 from schemas.objective import CostRange, ObjectiveInForce
@@ -220,6 +220,7 @@ def test_control_records_are_told_apart_by_schema(samples: tuple[Record, ...]) -
     assert [decode_control(encode(each)) for each in records] == records
     assert [each.key for each in records] == [
         "model/mini-6",
+        "price/mini-6",
         "objective/thrifty",
         "objective/nearly-best",
         "cost-bounds",
@@ -277,3 +278,9 @@ def test_a_dead_letter_names_field_and_query() -> None:
     )
     assert (letter.field, letter.query_id) == ("text", "q-1")
     assert letter.reason == "Query: text: is empty; ask something"
+
+
+@pytest.mark.parametrize("factor", [0.0, -1.0, float("inf"), float("nan")])
+def test_what_is_no_price_is_refused(factor: float) -> None:
+    with pytest.raises(InvalidField, match=r"PriceEntry.*factor.*give a finite number above 0"):
+        PriceEntry(name="m", factor=factor)

@@ -52,26 +52,27 @@ def events(rows: Iterable[AnyRow], after: int = -1) -> list[Event]:
     return sorted(kept, key=lambda event: (event.seq, event.told != "offer"))
 
 
-def offer(policy: Policy, offered: Sequence[str], actions: Mapping[str, ActionRow]) -> None:
-    """Make exactly these actions choosable.
+def offer(policy: Policy, row: OfferRow, actions: Mapping[str, ActionRow]) -> None:
+    """Make exactly these actions choosable, at these prices.
 
     Args:
         policy: The policy.
-        offered: Their ids, in the order of the offer.
+        row: What is on offer.
         actions: Every action ever added, by id.
     """
-    policy.add_actions([actions[action_id].vector() for action_id in offered])
-    policy.remove_actions(sorted(set(actions) - set(offered)))
+    policy.add_actions([actions[action_id].vector() for action_id in row.actions])
+    policy.remove_actions(sorted(set(actions) - set(row.actions)))
+    policy.reprice(row.price_factors)
 
 
 def resume_offer(
     policy: Policy, rows: Iterable[AnyRow], after: int, actions: Mapping[str, ActionRow]
-) -> tuple[str, ...]:
+) -> OfferRow:
     """Make choosable what was on offer at a sequence number, and return it; nothing where no offer is known."""
     before = [row for row in rows if isinstance(row, OfferRow) and row.seq <= after]
     if not before:
-        return ()
-    offered = max(before, key=lambda row: row.seq).actions
+        return OfferRow(seq=after, actions=())
+    offered = max(before, key=lambda row: row.seq)
     offer(policy, offered, actions)
     return offered
 

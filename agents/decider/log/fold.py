@@ -59,7 +59,7 @@ def fold(
         if actions:
             for row in rows_of_kind:
                 if isinstance(row, OfferRow):
-                    offer(policy, row.actions, actions)
+                    offer(policy, row, actions)
         alike = [row for row in rows_of_kind if isinstance(row, Row)]
         for start in range(0, len(alike), BATCH):
             tell(policy, kind, alike[start : start + BATCH])

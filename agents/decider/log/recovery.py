@@ -25,7 +25,7 @@ class Restored:
     context_offset: int
     reward_offset: int
     actions: dict[str, ActionRow]
-    offered: tuple[str, ...]
+    offered: OfferRow
     prior: str
     ended: EndedIds
     found: Recovered
@@ -77,7 +77,7 @@ def restore(policy: Policy, log: Records, snapshots: Records, ended: EndedIds, *
         context_offset=context_offset,
         reward_offset=reward_offset,
         actions=actions,
-        offered=max(offers, key=lambda offer: offer.seq).actions if offers else (),
+        offered=max(offers, key=lambda offer: offer.seq) if offers else OfferRow(seq=after, actions=()),
         prior=snapshot.prior_of(known),
         ended=ended,
         found=Recovered(

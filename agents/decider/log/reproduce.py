@@ -97,7 +97,7 @@ def mismatches(policy: Policy, rows: Iterable[AnyRow], seed: int, after: int = -
         kind = told[0]
         for row in rows_of_kind:
             if isinstance(row, OfferRow):
-                offered = row.actions
+                offered = row
                 offer(policy, offered, actions)
         decided = [row for row in rows_of_kind if isinstance(row, Row)]
         if kind == "expect":
@@ -114,13 +114,16 @@ def _together(event: Event) -> tuple[Told, int]:
     return event.told, event.seq
 
 
-def _compared(policy: Policy, rows: Sequence[Row], offered: tuple[str, ...], seed: int) -> Iterator[Mismatch]:
+def _compared(policy: Policy, rows: Sequence[Row], offered: OfferRow, seed: int) -> Iterator[Mismatch]:
     """Yield what differs in decisions that were made together, from the state before the first of them."""
     decisions = [decode(bytes(row.decision), Decision) for row in rows]
-    contexts = [_context(row, made, offered) for row, made in zip(rows, decisions, strict=True)]
+    contexts = [_context(row, made, offered.actions) for row, made in zip(rows, decisions, strict=True)]
     objectives = [policy_objective(row.objective) for row in rows]
     scored = policy.scores(contexts, objectives, seed)
     for row, made, scores in zip(rows, decisions, scored, strict=True):
+        factor = offered.price_factors.get(made.action.model, 1.0)
+        if made.price_factor != factor:
+            yield Mismatch(row.query_id, row.seq, "price_factor", made.price_factor, factor)
         for field, logged, replayed in _differences(policy, row, made, scores):
             yield Mismatch(row.query_id, row.seq, field, logged, replayed)
 

@@ -83,6 +83,7 @@ def applied(
         "imputed": imputed,
         "entered": correct,
         "correct": correct,
+        "price_factor": reward.price.factor if reward.price is not None else 1.0,
     }
     change |= {"stage": "closed" if reward.closes else "learned", "learned_seq": seq}
     return "learned", _move("update", row, change)

@@ -38,7 +38,7 @@ OFFER_KEY: Final = b"\x00offer/"
 
 
 GROWTH: Final = 1024
-"""Bytes that rewards may add to a row, generously: three sequence numbers, four kinds, an offset and five numbers."""
+"""Bytes that rewards may add to a row, generously: three sequence numbers, four kinds, an offset and six numbers."""
 
 
 class Row(Struct, frozen=True, kw_only=True, omit_defaults=True, tag="decider-row.v1", tag_field="schema"):
@@ -61,6 +61,7 @@ class Row(Struct, frozen=True, kw_only=True, omit_defaults=True, tag="decider-ro
             where it was made alone.
         entered: Correct as it entered A; None when the imputed value did.
         correct, score, log_cost, imputed: The raw terms as they stand.
+        price_factor: What an eFLOP cost: `log_cost` is ln(eFLOPs) plus its logarithm.
     """
 
     query_id: str
@@ -85,6 +86,7 @@ class Row(Struct, frozen=True, kw_only=True, omit_defaults=True, tag="decider-ro
     score: float = 0.0
     log_cost: float = 0.0
     imputed: float = 0.0
+    price_factor: float = 1.0
 
     @property
     def key(self) -> bytes:
@@ -122,6 +124,7 @@ class Row(Struct, frozen=True, kw_only=True, omit_defaults=True, tag="decider-ro
             imputed=self.imputed,
             objective=policy_objective(self.objective),
             clock=self.clock,
+            price_factor=self.price_factor,
         )
 
 
@@ -153,11 +156,19 @@ class ActionRow(Struct, frozen=True, kw_only=True, tag="decider-action.v1", tag_
         return ActionVector(self.action, self.model, embedding, self.size)
 
 
-class OfferRow(Struct, frozen=True, kw_only=True, tag="decider-offer.v1", tag_field="schema"):
-    """Which actions could be chosen from a sequence number on; replays need it. Key: OFFER_KEY + seq."""
+class OfferRow(
+    Struct, frozen=True, kw_only=True, omit_defaults=True, tag="decider-offer.v1", tag_field="schema"
+):
+    """Which actions could be chosen from a sequence number on, and at what prices. Key: OFFER_KEY + seq.
+
+    Attributes:
+        actions: Their ids.
+        price_factors: What an eFLOP costs on each model where that is not 1.
+    """
 
     seq: int
     actions: tuple[str, ...]
+    price_factors: dict[str, float] = {}
 
     @property
     def key(self) -> bytes:

@@ -10,7 +10,7 @@ Identity is kept one level above: `log.rewards.applied` makes every `update` and
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Literal, Protocol, runtime_checkable
 
@@ -190,6 +190,7 @@ class Observation:
         objective: The objective in force when the decision was made. Policies that learn a scalar reward use
             it; policies that learn one column per term ignore it.
         clock: Decisions made before this one; forgetting by discount counts in it.
+        price_factor: What an eFLOP cost: `log_cost` is ln(eFLOPs) plus its logarithm.
     """
 
     observation_id: str
@@ -201,6 +202,7 @@ class Observation:
     imputed: float
     objective: Objective
     clock: int = 0
+    price_factor: float = 1.0
 
     @property
     def entered(self) -> float:
@@ -267,6 +269,14 @@ class Policy(Protocol):
 
     def remove_actions(self, action_ids: Sequence[str]) -> None:
         """Stop choosing actions. Their outstanding rewards are still learned."""
+        ...
+
+    def reprice(self, factors: Mapping[str, float]) -> None:
+        """Charge so many times its eFLOPs for each of these models, and its eFLOPs for every other.
+
+        A policy that learns what queries cost without their prices multiplies when it decides; any other has to learn
+        the new prices from rewards, and ignores this.
+        """
         ...
 
     def scores(self, contexts: Sequence[Context], objectives: Sequence[Objective], seed: int) -> list[Scores]:

@@ -9,7 +9,7 @@ as it runs.
 from __future__ import annotations
 
 import hmac
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
@@ -106,6 +106,10 @@ class Explored:
     def remove_actions(self, action_ids: Sequence[str]) -> None:
         """Stop choosing actions."""
         self.inner.remove_actions(action_ids)
+
+    def reprice(self, factors: Mapping[str, float]) -> None:
+        """Pass on."""
+        self.inner.reprice(factors)
 
     def scores(self, contexts: Sequence[Context], objectives: Sequence[Objective], seed: int) -> list[Scores]:
         """Return the inner scores with the drawn action and the mixed probabilities."""

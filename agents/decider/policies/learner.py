@@ -6,7 +6,7 @@ observations (`take`, `amend`) and what of it must be saved (`saved`, `restored`
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -61,6 +61,9 @@ class Learner:
     def remove_actions(self, action_ids: Sequence[str]) -> None:
         """Stop choosing actions. What they taught stays, and their outstanding rewards are still learned."""
         self.features.remove(action_ids)
+
+    def reprice(self, factors: Mapping[str, float]) -> None:
+        """Do nothing: what queries cost is learned as it is charged."""
 
     def scores(self, contexts: Sequence[Context], objectives: Sequence[Objective], seed: int) -> list[Scores]:
         """Score every allowed action of every context. Changes no state."""

@@ -13,7 +13,14 @@ from agents.space.errors import CatalogueError
 from agents.space.objectives import Accuracy, Goal, MeanCost
 from agents.space.steering import Steering
 from schemas.base import encode
-from schemas.control import CatalogueEntry, ControlRecord, CostBoundsEntry, ObjectiveEntry, decode_control
+from schemas.control import (
+    CatalogueEntry,
+    ControlRecord,
+    CostBoundsEntry,
+    ObjectiveEntry,
+    PriceEntry,
+    decode_control,
+)
 from schemas.errors import UniscaleError
 from schemas.objective import CostRange
 from schemas.query import Weights
@@ -47,7 +54,7 @@ def _send(settings: Settings, entry: ControlRecord) -> int:
 
 @click.group()
 def catalogue() -> None:
-    """Add or remove a model while everything runs, or list the models."""
+    """Add, remove or price a model while everything runs, or list the models."""
 
 
 @catalogue.command("list")
@@ -60,10 +67,14 @@ def show(settings: Settings) -> None:
         "group",
         "parameters",
         "endpoint",
+        "an eFLOP costs",
         title=f"{found.catalogue.name}, control offset {found.offset}",
     )
     for m in found.catalogue.models:
-        table.add_row(m.name, m.group, f"{m.architecture.parameters:,}", m.endpoint.url or m.endpoint.kind)
+        table.add_row(
+            m.name, m.group, f"{m.architecture.parameters:,}", m.endpoint.url or m.endpoint.kind,
+            f"{m.price_factor:g}",
+        )  # fmt: skip
     Console().print(table)
 
 
@@ -110,6 +121,21 @@ def remove(settings: Settings, name: str) -> None:
     record = CatalogueEntry(name=name, op="remove")
     before.after(record, before.offset + 1)
     click.echo(f"{name} removed, control offset {_send(settings, record)}")
+
+
+@catalogue.command("price")
+@click.argument("name")
+@click.argument("factor", type=float)
+@click.pass_obj
+def price(settings: Settings, name: str, factor: float) -> None:
+    """Let an eFLOP on model NAME cost FACTOR (1 at first): a query costs its eFLOPs times that.
+
+    It takes effect with the next decision. What was decided before keeps its price.
+    """
+    record = PriceEntry(name=name, factor=factor)
+    before = steering(settings)
+    before.catalogue.price(name, factor, before.offset + 1)  # refuses here what every process would refuse
+    click.echo(f"an eFLOP of {name} costs {factor:g}, control offset {_send(settings, record)}")
 
 
 @click.group()

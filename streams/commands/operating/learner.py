@@ -204,7 +204,9 @@ def _logged(settings: Settings, topics: Topics) -> Iterator[dict[str, Any]]:
             continue
         yield {
             "text": decision.query.text, "action": decision.action.id, "correct": found.correct, "score": found.score,
-            "cost": math.exp(found.log_cost), "propensity": decision.propensity,
+            # In eFLOPs, as a prior is: what they cost is the catalogue's to say.
+            "cost": math.exp(found.log_cost) / (found.price.factor if found.price else 1.0),
+            "propensity": decision.propensity,
         }  # fmt: skip
 
 

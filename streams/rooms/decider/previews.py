@@ -100,7 +100,7 @@ class Previews:
         if kept is not None and kept[0] is decider and kept[1:3] == (decider.seq, version):
             return kept[3]
         vectors = await self.room.runtime.in_thread(lambda: self.room.vectors(catalogue))
-        made = offering(decider, vectors)
+        made = offering(decider, vectors, catalogue.price_factors)
         self._copy = (decider, decider.seq, version, made)
         return made
 

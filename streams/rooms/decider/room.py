@@ -227,7 +227,7 @@ class DeciderRoom:
         control = self.runtime.control
         catalogue, version = control.catalogue, control.catalogue_version
         vectors = await self.runtime.in_thread(lambda: self.vectors(catalogue))
-        await self._write(decider.offer(vectors))
+        await self._write(decider.offer(vectors, catalogue.price_factors))
         self.space, self._catalogue_version = control.space(catalogue), version
         log.info("on offer: %s", ", ".join(catalogue.model_names))
 

@@ -61,6 +61,19 @@ def test_the_price_of_an_answer_is_the_worked_example() -> None:
     assert cost.intensity == 156.0
 
 
+def test_a_price_factor_multiplies_what_is_paid_and_not_what_was_done() -> None:
+    limits = Limits(depth_limit=4, step_tokens=9, price_factor=3.0)
+    cost, plain = price_of(answer(limits=limits), PRICING), price_of(answer(), PRICING)
+    assert cost is not None
+    assert plain is not None
+    assert (cost.factor, plain.factor) == (3.0, 1.0)
+    for part in ("eflops", "prefill_eflops", "decoding_eflops", "verifier_eflops"):
+        assert getattr(cost, part) == 3.0 * getattr(plain, part)
+    assert (cost.compute_flops, cost.memory_bytes) == (plain.compute_flops, plain.memory_bytes)
+    forest = Forest(action=ACTION, limits=limits, drafts=TRACE, step=2, scored=2, prompt_tokens=10, best=2)
+    assert PRICING.forest_eflops(forest) == cost.eflops
+
+
 def test_a_search_under_way_costs_what_its_drafts_cost() -> None:
     limits = Limits(depth_limit=4, step_tokens=9)
     forest = Forest(action=ACTION, limits=limits, drafts=TRACE, step=2, scored=2, prompt_tokens=10, best=2)

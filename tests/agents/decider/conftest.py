@@ -23,7 +23,7 @@ from schemas.base import decode
 from schemas.decision import Decision
 from schemas.query import Context as ContextRecord
 from schemas.query import Origin, Query
-from schemas.reward import Reward
+from schemas.reward import Price, Reward
 
 CATALOGUES = Path(__file__).parents[3] / "infra" / "catalogue"
 
@@ -168,6 +168,7 @@ class Shard:
         self.table = Log()
         self.around = Surroundings(Steering.of(self.catalogue), self.space)
         self.vectors: dict[str, ActionVector] = {}
+        self.price_factors: dict[str, float] = {}
         self.asked = self.rewarded = 0
         self.decider = self.fresh()
         self.offer()
@@ -183,7 +184,13 @@ class Shard:
             if action.id not in self.vectors:
                 row = unit(self.rng.normal(size=10) + 2.0)
                 self.vectors[action.id] = ActionVector(action.id, action.model, row)
-        self.table |= self.decider.offer([self.vectors[action.id] for action in self.space])
+        vectors = [self.vectors[action.id] for action in self.space]
+        self.table |= self.decider.offer(vectors, self.price_factors)
+
+    def reprice(self, factor: float) -> None:
+        """Let an eFLOP cost so much on the first model."""
+        self.price_factors = {self.space.models[0]: factor} if factor != 1.0 else {}
+        self.offer()
 
     def use(self, space: ActionSpace) -> None:
         self.space = space
@@ -216,13 +223,20 @@ class Shard:
             "status": "ok",
         }
         at, self.rewarded = self.rewarded, self.rewarded + 1
+        price = None
+        if (factor := decision.price_factor) != 1.0:
+            terms["log_cost"] += float(np.log(factor))
+            price = Price(
+                eflops=float(np.exp(terms["log_cost"])), prefill_eflops=0.0, decoding_eflops=0.0, verifier_eflops=0.0,
+                compute_flops=0.0, memory_bytes=0.0, intensity=156.0, factor=factor,
+            )  # fmt: skip
         record = Reward(
             reward_id=f"{decided.query_id}/{kind}",
             query_id=decided.query_id,
             kind=kind,
             seq=decision.seq,
             action=decision.action,
-            price=None,
+            price=price,
             objective=decision.objective,
             **(terms | changes),
         )
@@ -259,7 +273,7 @@ class Shard:
         snapshots = {k: v for k, v in self.table.items() if snapshot.is_record(k)}
         since = self.table.since(snapshot.start_of(snapshots))
         found = self.decider.recover([*since, *snapshots.items()])
-        self.table |= self.decider.offer([self.vectors[action.id] for action in self.space])
+        self.offer()
         return found
 
     def same_as(self, other: Decider) -> None:

@@ -139,7 +139,7 @@ def test_a_copy_offers_what_the_learner_does_not_yet(make_shard: Any) -> None:
     more = uis_space(shard.catalogue).restrict(set(shard.catalogue.model_names[:2]))
     other = make_shard(LinUCB)
     other.use(more)
-    copied = offering(shard.decider, [other.vectors[action.id] for action in more])
+    copied = offering(shard.decider, [other.vectors[action.id] for action in more], {})
     assert pickle.dumps(shard.decider) == before
     assert copied.policy.version == shard.decider.policy.version
     found = preview(copied, shard.context(PREVIEW)[0], other.around)

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Sequence
 
+import msgspec
 import pytest
 
 from agents.executor.agent import Job, begin, draft, failed, resume
@@ -190,6 +191,13 @@ def test_a_price_budget_is_asked_of_whoever_prices() -> None:
         finish(begin(decision(), SAMPLING, rules=RULES, now_ms=START_MS), CountingEngine(), Clock()).status
         == "ok"
     )
+
+
+def test_a_search_keeps_the_price_it_was_decided_at() -> None:
+    asked = msgspec.structs.replace(decision(), price_factor=3.0)
+    answer = finish(begin(asked, SAMPLING, rules=RULES, now_ms=START_MS), CountingEngine(), Clock())
+    assert answer.limits is not None
+    assert answer.limits.price_factor == 3.0
 
 
 def test_a_deadline_ends_the_search_while_there_is_time_to_say_so() -> None:

@@ -130,6 +130,7 @@ def test_a_changed_entry_is_loaded_anew_unless_only_its_description_changed() ->
         first = await fleet.get(model("a"))
         described = replace(model("a"), anchors=(Anchor(label="math", score=50.0, source="x"),))
         assert await fleet.get(described) is first
+        assert await fleet.get(replace(model("a"), price_factor=3.0)) is first
         second = await fleet.get(model("a", "elsewhere"))
         assert second is not first
         assert first.closed

@@ -197,6 +197,29 @@ def test_the_fingerprint_is_of_the_content_alone(qwen3: Catalogue) -> None:
     last = qwen3.model("qwen3-32b")
     assert qwen3.remove("qwen3-32b").add(last).fingerprint == qwen3.fingerprint
     assert qwen3.remove("qwen3-32b").fingerprint != qwen3.fingerprint
+    assert qwen3.price("qwen3-32b", 3.0).fingerprint == qwen3.fingerprint
+
+
+def test_a_price_changes_nothing_but_itself(qwen3: Catalogue) -> None:
+    dear = qwen3.price("qwen3-4b", 3)
+    assert dear.price_factors == {"qwen3-4b": 3.0}
+    assert (dear.model_names, dear.version) == (qwen3.model_names, qwen3.version + 1)
+    assert dear.price("qwen3-4b", 1.0).models == qwen3.models
+    with pytest.raises(CatalogueError, match="no model 'gone'"):
+        qwen3.price("gone", 2.0)
+
+
+@pytest.mark.parametrize("factor", [0, -1.0, float("inf"), float("nan"), 1e300])
+def test_what_is_no_price_is_refused_naming_field_and_fix(qwen3: Catalogue, factor: float) -> None:
+    with pytest.raises(
+        CatalogueError, match=r"model 'qwen3-4b'.*price_factor is .*give a finite number above 0"
+    ):
+        qwen3.price("qwen3-4b", factor)
+    entry = msgspec.to_builtins(qwen3.model("qwen3-4b")) | {"price_factor": factor}
+    with pytest.raises(
+        CatalogueError, match=r"control, offset 3, model 'qwen3-4b'.*price_factor.*give a finite"
+    ):
+        decode_model(entry, "control, offset 3")
 
 
 def test_the_smallest_is_by_parameters_not_by_place(qwen3: Catalogue) -> None:

@@ -9,7 +9,13 @@ from agents.space.catalogue import Catalogue
 from agents.space.errors import CatalogueError
 from agents.space.steering import Steering
 from schemas.base import encode
-from schemas.control import CatalogueEntry, CostBoundsEntry, ObjectiveEntry, decode_control
+from schemas.control import (
+    CatalogueEntry,
+    CostBoundsEntry,
+    ObjectiveEntry,
+    PriceEntry,
+    decode_control,
+)
 from schemas.objective import CostRange
 from schemas.query import Weights
 
@@ -44,10 +50,19 @@ NAMES = ("qwen3-0.6b", "qwen3-32b", "new", "newer")
 
 
 @settings(max_examples=60, deadline=None)
-@given(st.lists(st.tuples(st.sampled_from(NAMES), st.sampled_from(("remove", "one", "other"))), max_size=12))
+@given(
+    st.lists(
+        st.tuples(st.sampled_from(NAMES), st.sampled_from(("remove", "one", "other", "3", "0.5"))),
+        max_size=12,
+    )
+)
 def test_what_compaction_drops_changes_nothing(qwen3: Catalogue, changes: list[tuple[str, str]]) -> None:
     records = [
-        CatalogueEntry(name=name, op="remove") if what == "remove" else adding(qwen3, name, group=what)
+        CatalogueEntry(name=name, op="remove")
+        if what == "remove"
+        else PriceEntry(name=name, factor=float(what))
+        if what[0].isdigit()
+        else adding(qwen3, name, group=what)
         for name, what in changes
     ]
     last = {record.key: offset for offset, record in enumerate(records)}
@@ -67,6 +82,16 @@ def test_a_record_seen_before_changes_nothing(qwen3: Catalogue) -> None:
     once = Steering.of(qwen3).after(record, 5)
     assert once.after(record, 5) is once
     assert once.after(CatalogueEntry(name="new", op="remove"), 4) is once
+
+
+def test_a_price_holds_until_the_next_one_or_the_models_next_entry(qwen3: Catalogue) -> None:
+    dear, cheap = PriceEntry(name="qwen3-4b", factor=3.0), PriceEntry(name="qwen3-4b", factor=0.5)
+    after = fold(Steering.of(qwen3), dear, cheap)
+    assert after.catalogue.price_factors == {"qwen3-4b": 0.5}
+    assert (after.catalogue.model_names, after.catalogue.version) == (qwen3.model_names, 1)
+    again = fold(Steering.of(qwen3), dear, adding(qwen3, "qwen3-4b", price_factor=2.0))
+    assert again.catalogue.price_factors == {"qwen3-4b": 2.0}
+    assert fold(Steering.of(qwen3), PriceEntry(name="gone", factor=2.0)).catalogue.models == qwen3.models
 
 
 def test_objectives_and_the_cost_range_follow(qwen3: Catalogue) -> None:

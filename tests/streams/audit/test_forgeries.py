@@ -1,5 +1,6 @@
 """Whatever is done to a sound log, the audit names the queries it was done to, and no other."""
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -15,6 +16,7 @@ from schemas.action import Action
 from schemas.answer import Answer
 from schemas.base import encode
 from schemas.decision import Decision
+from schemas.forest import Limits
 from schemas.query import Context, Query
 from schemas.reward import Reward, reward_id
 
@@ -59,6 +61,21 @@ def changed_price(log: Any) -> None:
     real = log.find(log.topics.reward, Reward, "h24")
     price = msgspec.structs.replace(real.price, decoding_eflops=real.price.decoding_eflops * 1.001)
     log.change(log.topics.reward, Reward, "h24", price=price)
+
+
+def changed_price_factor(log: Any) -> None:
+    # Answer and Reward agree with each other, and not with what was decided.
+    real = log.find(log.topics.reward, Reward, "h50")
+    three = {name: 3.0 * getattr(real.price, name) for name in _PAID} | {"factor": 3.0}
+    price = msgspec.structs.replace(real.price, **three)
+    log.change(log.topics.reward, Reward, "h50", price=price, log_cost=math.log(price.eflops))
+    log.change(
+        log.topics.answer, Answer, "h50", limits=Limits(depth_limit=8, step_tokens=64, price_factor=3.0)
+    )
+    rewritten(log, "h50", log_cost=lambda _: math.log(price.eflops), price_factor=lambda _: 3.0)
+
+
+_PAID = ("eflops", "prefill_eflops", "decoding_eflops", "verifier_eflops")
 
 
 def changed_log_cost(log: Any) -> None:
@@ -106,6 +123,10 @@ def changed_row(log: Any) -> None:
 
 def row_learned_twice(log: Any) -> None:
     rewritten(log, "h35", log_cost=lambda row: row.log_cost + 0.5)
+
+
+def changed_factor_of_a_row(log: Any) -> None:
+    rewritten(log, "h51", price_factor=lambda row: 3.0)
 
 
 def removed_join_row(log: Any) -> None:
@@ -187,6 +208,8 @@ FORGERIES: list[tuple[Callable[[Any], None], set[str], str]] = [
     (closed_twice, {"h23"}, "final"),
     (changed_price, {"h24"}, "the trace's"),
     (changed_log_cost, {"h25"}, "log_cost"),
+    (changed_price_factor, {"h50"}, "priced at 3.0 per eFLOP, its Decision says 1.0"),
+    (changed_factor_of_a_row, {"h51"}, "price_factor is 3.0, its Reward's 1.0"),
     (changed_trace, {"h26"}, "the trace's"),
     (doubled_answer, {"h27"}, "twice"),
     (another_answer, {"h28"}, "differ"),

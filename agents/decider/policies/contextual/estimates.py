@@ -3,10 +3,14 @@
 Five columns of B share one A: Correct, Score, log C, 1, and C itself. Costs are measured in units of each action's
 anchor, so that dear and cheap ones share a scale. With the column of ones every term is regressed towards its own mean
 rather than towards zero.
+
+What is learned are eFLOPs. The price factors in force multiply them on the way out, so that another price counts at
+once and nothing is unlearned for it.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Final
 
 import numpy as np
@@ -29,6 +33,8 @@ class Estimates:
     Attributes:
         ridge: A and B.
         totals: Sum of the targets, shape (5,).
+        price_factors: What an eFLOP costs on each model where that is not 1.
+        factors: The same for each action, shape (n,).
     """
 
     def __init__(self, design: Design, penalty: float) -> None:
@@ -36,6 +42,8 @@ class Estimates:
         self.penalty = penalty
         self.ridge = Ridge(0, 5, penalty)
         self.totals: Vector = np.zeros(5)
+        self.price_factors: dict[str, float] = {}
+        self.factors: Vector = np.ones(0)
 
     def any(self) -> bool:
         """Say whether anything has been learned."""
@@ -44,6 +52,12 @@ class Estimates:
     def grow(self) -> None:
         """Append the columns of new features."""
         self.ridge.grow(self.design.dim)
+        self.reprice(self.price_factors)
+
+    def reprice(self, price_factors: Mapping[str, float]) -> None:
+        """Let an eFLOP cost so much on each of these models, and 1 on every other."""
+        self.price_factors = dict(price_factors)
+        self.factors = np.array([self.price_factors.get(model, 1.0) for model in self.design.models])
 
     def means(self) -> Vector:
         """Return the mean of each target; a guess while there is none."""
@@ -51,7 +65,10 @@ class Estimates:
         return self.totals / count if count else np.array([0.5, 0.5, 0.0, 1.0, 1.0])
 
     def predicted(self, z: Vector) -> Matrix:
-        """Return the predicted terms of every known action, shape (n, 5): Correct, Score, log C, 1, C in eFLOPs."""
+        """Return the predicted terms of every known action, shape (n, 5): Correct, Score, log C, 1, C.
+
+        C is in eFLOPs at the prices in force.
+        """
         d = self.design
         means = self.means()
         # θ_t - m_t·θ_1 is the regression of t - m_t: towards its mean.
@@ -59,6 +76,9 @@ class Estimates:
         terms = means + lifted
         terms[:, LOG_COST] += np.log(d.anchors)
         terms[:, COST] = d.anchors * np.maximum(terms[:, COST], CHEAPEST * means[COST])
+        if self.price_factors:
+            terms[:, LOG_COST] += np.log(self.factors)
+            terms[:, COST] *= self.factors
         terms[:, ONE] = 1.0
         return np.asarray(terms)
 
@@ -71,7 +91,8 @@ class Estimates:
             column = self.ridge.theta[:, term] - means[term] * self.ridge.theta[:, ONE]
             parts = np.add.reduceat(z[:, d.which] * column, d.starts[:-1], axis=1)
             found.append(means[term] + parts @ sides.T)
-        return np.clip(found[0], 0.0, 1.0), anchors * np.maximum(found[1], CHEAPEST * means[COST])
+        cost = anchors * np.maximum(found[1], CHEAPEST * means[COST])
+        return np.clip(found[0], 0.0, 1.0), cost * self.factors[actions]
 
     def deviations(self, z: Vector, actions: np.ndarray) -> Vector:
         """Return √(xᵀA⁻¹x) of some actions for one query, shape (n,)."""
@@ -81,7 +102,10 @@ class Estimates:
         return np.asarray(np.sqrt(np.maximum(np.einsum("nj,nj->n", sides @ q, sides), 0.0)))
 
     def targets(self, correct: float, score: float, log_cost: float, action: int) -> Vector:
-        """Return what enters B for one outcome: costs in units of the action's anchor, shape (5,)."""
+        """Return what enters B for one outcome: costs in units of the action's anchor, shape (5,).
+
+        `log_cost` is ln(eFLOPs), without a price.
+        """
         anchor = float(self.design.anchors[action])
         return np.array([correct, score, log_cost - np.log(anchor), 1.0, np.exp(log_cost) / anchor])
 

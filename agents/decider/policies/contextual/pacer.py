@@ -12,7 +12,7 @@ It is a fold over events in the one order of decisions and updates; the price in
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
 import numpy as np
@@ -52,8 +52,9 @@ class Pace:
         rewarded: Decisions whose outcome is known, and the sums
         predicted: of their predicted accuracy and
         correct: of their true one: the calibration.
-        told, paid: Predicted and realised cost, recent outcomes weighing most: where prices change, their ratio
-            says so long before the regression does.
+        told, paid: Predicted and realised cost, recent outcomes weighing most: where searches come to cost more than
+            they did, their ratio says so long before the regression does.
+        factors: The models' price factors that λ was solved under.
     """
 
     price: float = 0.0
@@ -64,6 +65,7 @@ class Pace:
     correct: float = 0.0
     told: float = 0.0
     paid: float = 0.0
+    factors: dict[str, float] = field(default_factory=dict)
 
 
 class Pacer:
@@ -73,12 +75,14 @@ class Pacer:
         self.paces: dict[str, Pace] = {}
         self.open: dict[str, tuple[str, float, float]] = {}
 
-    def price(self, aim: Aim) -> float | None:
-        """Return the price in force; None for an aim that is new."""
+    def price(self, aim: Aim, factors: dict[str, float]) -> float | None:
+        """Return λ as it was last solved for; None for an aim that is new, or where models have other prices since."""
         pace = self.paces.get(aim.key)
-        return None if pace is None else pace.price
+        return None if pace is None or pace.factors != factors else pace.price
 
-    def decided(self, aim: Aim, query_id: str, cost: float, accuracy: float, price: float) -> bool:
+    def decided(
+        self, aim: Aim, query_id: str, cost: float, accuracy: float, price: float, factors: dict[str, float]
+    ) -> bool:
         """Enter a decision; return whether the price is due to be solved for.
 
         Args:
@@ -86,9 +90,11 @@ class Pacer:
             query_id: Its query.
             cost: Predicted cost of the chosen action.
             accuracy: Its predicted accuracy.
-            price: What was in force, for an aim that is new.
+            price: λ that was in force.
+            factors: The models' price factors that it was solved under.
         """
-        pace = self.paces.pop(aim.key, None) or Pace(price=price)
+        pace = self.paces.pop(aim.key, None) or Pace()
+        pace.price, pace.factors = price, factors
         self.paces[aim.key] = pace  # the newest stands last
         if len(self.paces) > KEYS:
             oldest = next(iter(self.paces))
@@ -138,7 +144,7 @@ class Pacer:
     def snapshot(self) -> dict[str, Any]:
         """Return the accounts as plain values."""
         return {
-            "paces": {key: asdict(pace) for key, pace in self.paces.items()},
+            "paces": {key: _plain(pace) for key, pace in self.paces.items()},
             "open": {query_id: list(entry) for query_id, entry in self.open.items()},
         }
 
@@ -146,6 +152,11 @@ class Pacer:
         """Become what `snapshot` returned."""
         self.paces = {key: Pace(**pace) for key, pace in meta["paces"].items()}
         self.open = {query_id: (e[0], e[1], e[2]) for query_id, e in meta["open"].items()}
+
+
+def _plain(pace: Pace) -> dict[str, Any]:
+    """Return an account as plain values, without `factors` where every model costs its eFLOPs."""
+    return {name: value for name, value in asdict(pace).items() if value != {}}
 
 
 def price_for_cost(accuracy: Matrix, cost: Matrix, target: float) -> float:

@@ -7,6 +7,8 @@ the faithful policy is `linucb`.
 - Five columns of B share one A: Correct, Score, log C, 1, and C itself. A budget, and a mix of configurations, are
   linear in cost; costs are measured in units of each action's anchor, so that dear and cheap ones share a scale.
   With the column of ones every term is regressed towards its own mean rather than towards zero.
+- What searches cost is learned in eFLOPs; a model's price multiplies it at the decision, so that a new one counts at
+  once, and λ is solved for again.
 - Exploration is priced. Optimism is α·√(xᵀA⁻¹x), divided for an action that costs more than the best predicted one
   by how many times more it costs, as far as the objective has a price: 500 times as expensive is not explored like the
   others.
@@ -19,7 +21,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
@@ -97,6 +99,10 @@ class Contextual(Learner):
         """Append the columns of new features."""
         self.estimates.grow()
 
+    def reprice(self, factors: Mapping[str, float]) -> None:
+        """Let an eFLOP cost so much on each of these models from the next decision on."""
+        self.estimates.reprice(factors)
+
     def scores(self, contexts: Sequence[Context], objectives: Sequence[Objective], seed: int) -> list[Scores]:
         """Score every allowed action of every context."""
         queries = self.features.queries([(c.query_id, c.embedding) for c in contexts])
@@ -140,8 +146,8 @@ class Contextual(Learner):
         return np.asarray(self.estimates.predicted(self.design.short(query))[keep][:, :ONE])
 
     def price(self, aim: Aim) -> float:
-        """Return λ of an aim: the one in force, or the solution on the window for one that is new."""
-        found = self.pacer.price(aim)
+        """Return λ of an aim: the one in force, or the solution on the window where it, or a model's price, is new."""
+        found = self.pacer.price(aim, self.estimates.price_factors)
         return self._solved(aim) if found is None else found
 
     def expect(self, decisions: Sequence[Pending]) -> None:
@@ -153,7 +159,8 @@ class Contextual(Learner):
                 price = self.price(aim)
                 terms = self.estimates.predicted(z)[self._place(decision)]
                 cost, accuracy = float(terms[COST]), float(terms[CORRECT])
-                if self.pacer.decided(aim, decision.observation_id, cost, accuracy, price):
+                factors = self.estimates.price_factors
+                if self.pacer.decided(aim, decision.observation_id, cost, accuracy, price, factors):
                     self.pacer.paces[aim.key].price = self._solved(aim)
             self.window.append(z)
 
@@ -168,11 +175,12 @@ class Contextual(Learner):
         queries = self.features.queries([(o.observation_id, o.embedding) for o in observations])
         for o, query in zip(observations, queries, strict=True):
             at = self._place(o)
-            targets = self.estimates.targets(o.entered, o.score, o.log_cost, at)
+            unpriced = o.log_cost - math.log(o.price_factor)
+            targets = self.estimates.targets(o.entered, o.score, unpriced, at)
             self.estimates.add(self.design.short(query), at, targets)
             self.pacer.settled(o.observation_id, float(np.exp(o.log_cost)), o.entered)
             if self.lessons:
-                self._remember(o, query, at)
+                self._remember(o, query, at, unpriced)
 
     def amend(self, observations: Sequence[Observation]) -> None:
         """Add (correct - imputed)·x to the column of Correct; A is untouched."""
@@ -218,6 +226,8 @@ class Contextual(Learner):
             "lessons": list(self.lessons),
             "memory": list(self.memory),
         }
+        if self.estimates.price_factors:
+            meta["price_factors"] = self.estimates.price_factors
         kept = list(self.memory.values())
         arrays = {
             "window": np.array(self.window).reshape(len(self.window), self.design.rank),
@@ -230,6 +240,7 @@ class Contextual(Learner):
     def restored(self, meta: dict[str, Any], arrays: dict[str, np.ndarray]) -> None:
         """Take them back."""
         self.estimates.restore(meta["rows"], arrays)
+        self.estimates.reprice(meta.get("price_factors", {}))
         self.window = deque(arrays["window"], maxlen=WINDOW)
         self.pacer.restore(meta["pacer"])
         self.lessons = tuple(meta["lessons"])
@@ -270,9 +281,9 @@ class Contextual(Learner):
             predicted=(correct, path_score, log_cost),
         )
 
-    def _remember(self, o: Observation, query: Vector, at: int) -> None:
-        """Keep an outcome for the next lesson, and take the lesson when it is due."""
-        self.memory[o.observation_id] = (query, at, o.entered, o.score, o.log_cost)
+    def _remember(self, o: Observation, query: Vector, at: int, unpriced: float) -> None:
+        """Keep an outcome for the next lesson, its cost without a price, and take the lesson when it is due."""
+        self.memory[o.observation_id] = (query, at, o.entered, o.score, unpriced)
         if len(self.memory) < self.lessons[0]:
             return
         queries, actions, correct, score, log_cost = (
@@ -297,7 +308,8 @@ class Contextual(Learner):
 
     def calibration(self) -> dict[str, dict[str, float]]:
         """Return the account of every objective that is paced: λ, decisions, spend, predicted and true accuracy."""
-        return {key: asdict(pace) for key, pace in self.pacer.paces.items()}
+        accounts = {key: asdict(pace) for key, pace in self.pacer.paces.items()}
+        return {key: {n: v for n, v in each.items() if n != "factors"} for key, each in accounts.items()}
 
     def _place(self, item: Pending | Observation) -> int:
         return self.features.position(item.observation_id, item.action_id)

@@ -6,7 +6,7 @@ from typing import Any, Final
 
 from msgspec import Struct
 
-from schemas.control import CatalogueEntry, ControlRecord, CostBoundsEntry, ObjectiveEntry
+from schemas.control import CatalogueEntry, ControlRecord, CostBoundsEntry, ObjectiveEntry, PriceEntry
 
 _KEPT: Final = 100
 
@@ -46,6 +46,8 @@ class Marks:
                 what = "changed" if name in self._models else "added"
                 self._models.add(name)
                 self._add(at_ms, "catalogue", f"model {name} {what}")
+            case PriceEntry(name=name, factor=factor):
+                self._add(at_ms, "catalogue", f"an eFLOP of model {name} costs {factor:g}")
             case ObjectiveEntry(name=name, op=op):
                 self._add(at_ms, "objective", f"objective {name} {'set' if op == 'set' else 'removed'}")
             case CostBoundsEntry():

@@ -196,6 +196,7 @@ def story(
             ],
             "candidates": decision.candidates,
             "propensity": decision.propensity,
+            "price_factor": decision.price_factor,
         }
     if answer is not None:
         found["answer"] = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from msgspec import Raw
 from msgspec.structs import replace
 
 from agents.decider.features import FeatureSettings
@@ -18,7 +20,7 @@ from agents.decider.policies.base import ActionVector, Aim, Context, Objective, 
 from agents.decider.policies.contextual.design import Design
 from agents.decider.policies.contextual.policy import COST, Contextual, ContextualSettings
 from agents.decider.policies.exploration import Explored
-from schemas.base import decode
+from schemas.base import decode, encode
 from schemas.decision import Decision
 
 DIM = 21  # 12 of an embedding and nine counts
@@ -155,6 +157,54 @@ def test_an_accuracy_is_kept_at_a_part_of_the_cost() -> None:
     )
 
 
+def test_a_new_price_counts_at_once_and_teaches_nothing() -> None:
+    """Two learners see the same searches, one of them at three times the price: they learn the same."""
+    plain, charged, traffic = contextual(), contextual(), Traffic(5)
+    aim = Aim("a", accuracy=0.9)
+    for policy in (plain, charged):
+        policy.add_actions(actions())
+    charged.reprice({"middle": 3.0})
+    for _ in range(200):
+        query_id, query, hard = traffic.question()
+        chosen = plain.design.ids[int(traffic.rng.integers(len(plain.design.ids)))]
+        correct, log_cost = traffic.outcome(chosen, hard)
+        factor = 3.0 if chosen.startswith("middle") else 1.0
+        for policy, paid in ((plain, 1.0), (charged, factor)):
+            policy.expect([Pending(query_id, query, chosen, aim)])
+            priced = float(log_cost + np.log(paid))
+            observed = Observation(query_id, query, chosen, correct, correct, priced, correct, _plain())
+            policy.update([replace_factor(observed, paid)])
+    assert np.allclose(plain.estimates.ridge.theta, charged.estimates.ridge.theta, rtol=1e-9)
+    dear = np.array([3.0 if action.startswith("middle") else 1.0 for action in plain.design.ids])
+    z = plain.design.short(query)
+    ours, theirs = plain.estimates.predicted(z), charged.estimates.predicted(z)
+    assert np.allclose(theirs[:, COST], ours[:, COST] * dear)
+    assert np.allclose(np.exp(theirs[:, 2]), np.exp(ours[:, 2]) * dear)
+    # λ was solved under the old price; the next decision solves for it again, and a price that goes back does not.
+    before = plain.price(aim)
+    plain.reprice({"middle": 3.0})
+    assert plain.price(aim) != before
+    plain.reprice({})
+    assert plain.price(aim) == before
+    # The middle model is worth its price only while it is not too dear.
+    objective = Objective(1, 0, 0, 0, 30, before)
+    shares = []
+    for factors in ({}, {"middle": 100.0}):
+        plain.reprice(factors)
+        asked = [Context(f"p{n}", traffic.question()[1]) for n in range(40)]
+        made = plain.select(asked, [objective] * 40, 1)
+        shares.append(sum(choice.action_id.startswith("middle") for choice in made))
+    assert shares[0] > shares[1] == 0
+    other = contextual()
+    other.load(charged.state())
+    assert other.state() == charged.state()
+    assert np.array_equal(other.estimates.predicted(z), theirs)
+
+
+def replace_factor(observed: Observation, factor: float) -> Observation:
+    return dataclasses.replace(observed, price_factor=factor)
+
+
 def shard_of(make_shard: Callable[..., Any]) -> Any:
     def policy(_: Any) -> Explored:
         lessons = ContextualSettings(lessons=(8, 14))
@@ -166,7 +216,9 @@ def shard_of(make_shard: Callable[..., Any]) -> Any:
 
 AIMS: tuple[dict[str, Any], ...] = ({}, {"mean_cost": 2e13}, {"accuracy": 0.9}, {"mean_cost": 5e13})
 steps = st.lists(
-    st.tuples(st.sampled_from(["ask", "reward", "snapshot", "crash"]), st.integers(0, 3), st.integers(1, 4)),
+    st.tuples(
+        st.sampled_from(["ask", "reward", "price", "snapshot", "crash"]), st.integers(0, 3), st.integers(1, 4)
+    ),
     min_size=4,
     max_size=25,
 )
@@ -186,6 +238,8 @@ def test_a_crash_anywhere_changes_no_later_decision(make_shard: Callable[..., An
         for shard, decided in zip((mortal, eternal), made, strict=True):
             if act == "ask":
                 decided += shard.ask(*(shard.context(**AIMS[which]) for _ in range(count)))
+            elif act == "price":
+                shard.reprice((1.0, 3.0, 0.2, 1.0)[which])
             elif act == "reward" and decided:
                 kind = ("final", "provisional", "default", "correction")[which]
                 shard.tell(*(shard.reward(each, kind) for each in decided[-count:]))
@@ -196,17 +250,24 @@ def test_a_crash_anywhere_changes_no_later_decision(make_shard: Callable[..., An
 def test_prices_and_decisions_are_reproduced_from_the_log(make_shard: Callable[..., Any]) -> None:
     shard = shard_of(make_shard)
     for round_ in range(30):
+        if round_ % 10 == 4:
+            shard.reprice((3.0, 0.5, 1.0)[round_ // 10])
         made = shard.ask(*(shard.context(**AIMS[(round_ + i) % 4]) for i in range(4)))
         shard.tell(*(shard.reward(each) for each in made[:3]))
     rows, after = opened(shard.policy(), shard.table)
     assert list(mismatches(shard.policy(), rows, 7, after)) == []
-    prices = {decode(bytes(r.decision), Decision).objective.price for r in rows if isinstance(r, Row)}
-    assert len(prices) >= 4
+    logged = {r.query_id: decode(bytes(r.decision), Decision) for r in rows if isinstance(r, Row)}
+    assert len({made.objective.price for made in logged.values()}) >= 4
+    assert {made.price_factor for made in logged.values()} == {1.0, 3.0, 0.5}
+    learned = [r for r in rows if isinstance(r, Row) and r.stage == "closed"]
+    assert all(r.price_factor == logged[r.query_id].price_factor for r in learned)
     at = next(i for i, r in enumerate(rows) if isinstance(r, Row) and r.objective.price)
     forged = rows[at]
     assert isinstance(forged, Row)
     rows[at] = replace(forged, objective=replace(forged.objective, price=forged.objective.price * 1.5))
     assert "objective.price" in {m.field for m in mismatches(shard.policy(), rows, 7, after)}
+    rows[at] = replace(forged, decision=Raw(encode(replace(logged[forged.query_id], price_factor=9.0))))
+    assert "price_factor" in {m.field for m in mismatches(shard.policy(), rows, 7, after)}
 
 
 def test_the_log_keeps_what_a_row_needs(make_shard: Callable[..., Any]) -> None:
