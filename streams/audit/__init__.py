@@ -1,17 +1,20 @@
-"""The audit: every query_id accounted for, from the raw topics, by code that what it checks knows nothing of.
+"""The audit: accounts for every query_id from the raw topics, with code that shares nothing with what it checks.
 
-It imports topic names, settings and the connection to the broker; the rest is a reading of its own of the records, of
-the price (App. D.3) and of the learner's sums. See docs/audit.md.
+It imports only topic names, settings and the connection to the broker. It decodes the records, computes the price
+(App. D.3) and adds up the learner's sums with its own code. See docs/audit.md.
 
-    run        captures the ends, reads, accounts, reports
-    log        the raw topics; the seam for tests
-    facts      what is kept of each record
-    ledger     where it is kept: SQLite on disk
-    stories    one query's facts together, and its state
-    checks     what must hold of one query
+    run        reads the topics, accounts for every query, reports
+    log        the raw topics; tests replace it
+    facts      from raw records to facts
+    records    what is kept of each kind of record
+    ledger     where facts are kept: SQLite on disk
+    stories    all facts of one query, and its state
+    checks     what must hold for one query
+    rows       what must hold for its row in the learner's log
+    world      what the checks know besides the query
     price      what a search costs
-    learner    the policy as the fold of its log
-    snapshots  the policy's snapshots in that log
+    learner    whether the policy is the fold of its log
+    snapshots  the policy's snapshots
 """
 
 from streams.audit.log import BrokerLog, Log, Raw, Span

@@ -1,8 +1,8 @@
-"""What must hold of one query: Decision = Answer = Reward = row, each price its trace's, and nothing passed over.
+"""What must hold for one query: Decision, Answer, Reward and row agree, prices follow from traces, nothing is skipped.
 
-A record before the first capture of the ends must agree with what lies before the second (see `run`). That something
-is missing is a discrepancy only where a later record of the same room proves that the room is past it; until then the
-query is pending. What retention has removed is not missing.
+A record before the first capture of the ends must agree with the records before the second (see `run`). A missing
+record is a discrepancy only if a later record of the same room proves that the room has moved past it; until then the
+query is pending. A record that retention has removed does not count as missing.
 """
 
 import math
@@ -16,14 +16,14 @@ from streams.audit.stories import CLOSING, Story
 from streams.audit.world import BATCH, World
 
 CLOSE = 1e-9
-"""Relative difference that two ways of adding the same numbers may make."""
+"""Relative difference allowed between two ways of adding the same numbers."""
 
 KEPT_MS = 6 * 24 * 3_600_000
-"""A closed row of the join stays seven days; a day for clocks."""
+"""A closed row of the join stays for seven days; one day less allows for clocks that differ."""
 
 
 def discrepancies(story: Story, world: World) -> Iterator[str]:
-    """Yield what is wrong with one query."""
+    """Yield what is wrong with one query, in words."""
     yield from _asked(story, world)
     yield from _decided(story, world)
     yield from _answered(story, world)
@@ -53,7 +53,7 @@ def _decided(s: Story, w: World) -> Iterator[str]:
     if d is not None and d.early:
         if s.query is None:
             if w.holds(Query, d.q_part, d.q_off):
-                yield f"its Decision names a Query at {d.q_part}/{d.q_off}, where another lies"
+                yield f"its Decision names a Query at {d.q_part}/{d.q_off}, where there is another record"
         elif s.query.asked is not None and s.query.asked != d.asked:
             yield "the question in its Decision is not that of its Query"
         kept = w.holds(Query, d.q_part, d.q_off) or s.contexts
@@ -71,7 +71,7 @@ def _answered(s: Story, w: World) -> Iterator[str]:
         return
     for other in s.answers[1:]:
         if other.early and other.timed and other.whole in {each.whole for each in s.answers if each != other}:
-            yield "its Answer is there twice, with the very same seconds: a copy, not a second search"
+            yield "its Answer exists twice with the same measured seconds: a copy, not a second search"
         elif other.early and other.status == a.status and other.room == a.room and other.said != a.said:
             yield f"two Answers with status {a.status} that differ"
     if a.path_score is not None and a.score is not None and not _close(a.path_score, a.score):
@@ -84,7 +84,7 @@ def _answered(s: Story, w: World) -> Iterator[str]:
         ):
             yield "an Answer without a Decision"
     elif a.action not in (None, d.action):
-        yield f"the Answer ran {a.action}, decided was {d.action}"
+        yield f"the Answer ran {a.action}, but {d.action} was decided"
     elif a.seq not in (None, d.seq):
         yield f"the Answer has sequence number {a.seq}, its Decision {d.seq}"
     elif a.factor not in (None, d.factor):
@@ -101,7 +101,7 @@ def _rewarded(s: Story, w: World) -> Iterator[str]:
         or {"final", "provisional"} <= kinds
         or "correction" in kinds - {"provisional"} == kinds
     ):
-        yield f"Rewards of kinds {', '.join(sorted(kinds))}: one alone, or a provisional and what resolves it"
+        yield f"Rewards of kinds {', '.join(sorted(kinds))}: expected one, or a provisional and what resolves it"
     for r in s.rewards:
         if r.early:
             yield from _terms(s, r, w)
@@ -119,7 +119,7 @@ def _terms(s: Story, r: Reward, w: World) -> Iterator[str]:
             ("learn", bool(r.learn), bool(d.learn)),
         ):
             if found != wanted:
-                yield f"{what}: {name} is {found}, decided was {wanted}"
+                yield f"{what}: {name} is {found}, but {wanted} was decided"
         if r.objective != d.objective:
             yield f"{what}: its objective is not the Decision's"
     if a is None:
@@ -128,7 +128,7 @@ def _terms(s: Story, r: Reward, w: World) -> Iterator[str]:
     else:
         if r.status != a.status:
             yield f"{what}: status is {r.status}, the Answer's {a.status}"
-        # Of a search that was cancelled only the price is known.
+        # Only the price of a cancelled search is known.
         score = a.score if a.text and a.status != "cancelled" else None
         if r.score != score:
             yield f"{what}: score is {r.score}, the Answer's {score}"
@@ -136,19 +136,19 @@ def _terms(s: Story, r: Reward, w: World) -> Iterator[str]:
         if r.graded_by == "reference" and d is not None:
             grade = plain_grade(a, orjson.loads(d.reference))
             if grade is not None and r.correct != grade:
-                yield f"{what}: correct is {r.correct}, the Answer against its reference {grade}"
+                yield f"{what}: correct is {r.correct}, but the Answer compared with its reference gives {grade}"
     if (
         r.graded_by == "feedback"
         and w.keeps(Feedback, s.since_ms)
         and r.correct not in {f.grade for f in s.feedback}
     ):
-        yield f"{what}: correct is {r.correct}, which no Feedback says"
+        yield f"{what}: correct is {r.correct}, but no Feedback says so"
     if (r.correct is None) != (r.kind in ("provisional", "default")):
         yield f"{what}: correct is {r.correct}"
     if (r.scalar is None) != (r.reward is None) or (
         r.scalar is not None and not _close(r.scalar, r.reward or 0.0)
     ):
-        yield f"{what}: the scalar is {r.reward}, its terms give {r.scalar}"
+        yield f"{what}: the scalar is {r.reward}, but its terms give {r.scalar}"
 
 
 def _price(r: Reward, a: Answer, what: str) -> Iterator[str]:
@@ -173,7 +173,7 @@ def _joined(s: Story, w: World) -> Iterator[str]:
 
 
 def plain_grade(a: Answer, reference: object) -> float | None:
-    """Return whether an Answer is right where no mathematics is needed to tell; else None."""
+    """Return the grade of an Answer if comparing whole numbers is enough to tell; else None."""
     if not a.text or a.extracted is None:
         return 0.0
     gold, said = str(reference).strip(), a.extracted.strip()

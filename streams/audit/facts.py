@@ -1,6 +1,6 @@
-"""From raw records to facts: what the checks need of each, by a reading of its own of the fields on the wire.
+"""From raw records to facts: the fields that the checks need, decoded without the product's own schemas.
 
-A record that cannot be read leaves no fact; where it should have been given up, the checks look for its dead letter.
+A record that cannot be read leaves no fact. If its room should have given it up, the checks look for its dead letter.
 """
 
 import hashlib
@@ -36,15 +36,15 @@ _WRONG: Final = (KeyError, TypeError, ValueError, AttributeError, IndexError, Ov
 
 
 class Facts:
-    """Take records, keep facts.
+    """Turns records into facts and keeps them in the ledger.
 
     Attributes:
         actions: s_a of every action ever offered, by its id; base64.
-        queries_done: By partition of the queries, the newest one that became a Context, before the first capture.
-        contexts_done: Offset of the newest Context that was decided by then.
-        decisions_done: The most decisions made by then.
-        rewards_done: Offset of the newest Reward that was applied by then.
-        unreadable: Records that left no fact, by topic.
+        queries_done: Offset of the newest Query that had become a Context by the first capture, by partition.
+        contexts_done: Offset of the newest Context that had been decided by then.
+        decisions_done: Largest number of decisions made by then.
+        rewards_done: Offset of the newest Reward that had been applied by then.
+        unreadable: Number of records that left no fact, by kind of topic.
     """
 
     def __init__(self, ledger: Ledger, catalogue: Catalogue) -> None:
@@ -55,7 +55,14 @@ class Facts:
         self.unreadable: dict[str, int] = {}
 
     def take(self, kind: str, part: int, raw: Raw, early: bool) -> None:
-        """Take one record of a kind of topic: query, context, decision, answer, reward, feedback or another."""
+        """Take one record.
+
+        Args:
+            kind: Kind of its topic: query, context, decision, answer, reward, feedback or another.
+            part: Its partition.
+            raw: The record.
+            early: Whether it lies before the first capture.
+        """
         keyed = raw.value is None or raw.key is None or raw.key.startswith(b"\x00")
         if kind == "snapshot" or (kind in ("learner", "join") and keyed):
             self._keyed(kind, raw)
@@ -173,7 +180,7 @@ class Facts:
 _SORTED: Final = orjson.OPT_SORT_KEYS
 
 
-# The contextual policy's rows hold nine counts of the question behind the embedding, float32 each.
+# In rows of the contextual policy, nine counts of the question follow the embedding, float32 each.
 _COUNTING: Final = "contextual"
 _COUNTS_BYTES: Final = 9 * 4
 
@@ -195,13 +202,13 @@ def _action(a: dict[str, Any]) -> str:
 
 
 def _objective(r: dict[str, Any]) -> bytes:
-    """Return a digest of an objective; what is left out is what it would be anyway."""
+    """Return a digest of an objective. Fields with their default value are left out, as on the wire."""
     plain = {"name": None, "version": -1, "price": 0.0, "mean_cost": None, "accuracy": None}
     return _same({name: value for name, value in r["objective"].items() if plain.get(name, r) != value})
 
 
 def _coefficients(objective: dict[str, Any]) -> tuple[float, float, float, float]:
-    """Return what w₁·Correct + w₂·Score + w₃·(1 − C̃) (Eq. 4) makes of Correct, Score, log C and 1."""
+    """Return the coefficients of Correct, Score, log C and 1 in w₁·Correct + w₂·Score + w₃·(1 − C̃) (Eq. 4)."""
     w, bounds = objective["weights"], objective["cost_range"]
     low, high = math.log(bounds["low_eflops"]), math.log(bounds["high_eflops"])
     slope = w["cost"] / (high - low)
@@ -209,7 +216,7 @@ def _coefficients(objective: dict[str, Any]) -> tuple[float, float, float, float
 
 
 def _scalar(r: dict[str, Any]) -> float | None:
-    """Return the reward of Eq. 4, less λ·C where the objective has a price; None where a term is not known."""
+    """Return the reward of Eq. 4, minus λ·C if the objective has a price; None if a term is not known."""
     if r["correct"] is None or r["score"] is None or r["log_cost"] is None:
         return None
     w, v, u, c = _coefficients(r["objective"])
@@ -218,7 +225,7 @@ def _scalar(r: dict[str, Any]) -> float | None:
 
 
 def _asked(q: dict[str, Any]) -> bytes:
-    """Return a digest of what was asked, and against what it is graded."""
+    """Return a digest of the question and of the reference that its Answer is graded against."""
     turns = [[m["role"], m["content"]] for m in q.get("messages") or ()]
     return _same([q.get("text"), turns, q.get("reference")])
 

@@ -1,9 +1,9 @@
-"""Is the policy the fold of its log? The learner's rows are told again, in their one order, to plain sums.
+"""Is the policy the fold of its log? The learner's rows are replayed into plain sums, by sequence number.
 
-Decisions and updates share one order without gaps or doubles, and the policy version in a Decision is the number of
-rewards and corrections before it: that is checked for every policy. For the linear ones with the paper's features
-A = λI + Σ x xᵀ and B = Σ x (Correct, Score, log C, 1)ᵀ, x = [s_q; s_a], are added up in plain numpy, and compared with
-the newest snapshot and with the mean and width that a sample of Decisions state.
+Checked for every policy: decisions and updates share one sequence without gaps or duplicates, and the policy version in
+a Decision is the number of rewards and corrections before it. For linear policies with the paper's features,
+A = λI + Σ x xᵀ and B = Σ x (Correct, Score, log C, 1)ᵀ with x = [s_q; s_a] are also added up in plain numpy, and
+compared with the newest snapshot and with the mean and width in a sample of Decisions.
 """
 
 from base64 import b64decode
@@ -21,7 +21,7 @@ FAR: Final = 1e-6
 """Relative difference from which a policy is not the fold of its log. The product itself promises 1e-9."""
 
 SAMPLE: Final = 8
-"""Decisions whose mean and width are worked out again: each costs one solution of d equations."""
+"""Decisions whose mean and width are computed again; each costs one solution of d equations."""
 
 _BATCH: Final = 512
 _EVENTS: Final = """
@@ -33,12 +33,12 @@ ORDER BY 1"""
 
 
 class Setup(Struct, frozen=True):
-    """How the live policy is set up, as far as its sums depend on it.
+    """The settings of the live policy that its sums depend on.
 
     Attributes:
-        linear: Whether it is linear over x = [s_q; s_a]; else versions and counts are compared.
-        widths: Whether a Decision's width is α√(xᵀA⁻¹x) over what was rewarded.
-        scalar: Whether B is the one column Σ r x instead of one column a term.
+        linear: Whether it is linear in x = [s_q; s_a]; if not, only versions and counts are compared.
+        widths: Whether a Decision's width is α√(xᵀA⁻¹x), with A over rewarded decisions only.
+        scalar: Whether B is the single column Σ r x instead of one column per term.
     """
 
     linear: bool
@@ -64,11 +64,11 @@ class Learner(Struct):
     """What the fold found.
 
     Attributes:
-        updates: Rewards and corrections that entered the policy, by the learner's rows.
-        max_difference: Largest relative difference between what is stated and what was worked out; None when only
-            versions and counts could be compared.
+        updates: Rewards and corrections that entered the policy, counted in the learner's rows.
+        max_difference: Largest relative difference between a stated and a computed number; None if only versions and
+            counts could be compared.
         compared: What was compared, in words.
-        discrepancies: (query_id, or else what it is, what is wrong).
+        discrepancies: Pairs of a query_id (or another subject) and what is wrong.
     """
 
     updates: int = 0
@@ -92,23 +92,23 @@ class _Event(NamedTuple):
 
 
 class Fold:
-    """Tell the rows of a ledger again.
+    """Replays the rows of a ledger.
 
     Args:
-        ledger: Flushed.
+        ledger: A flushed ledger.
         actions: s_a of every action by its id, base64.
-        setup: Of the live policy.
+        setup: Setup of the live policy.
     """
 
     def __init__(self, ledger: Ledger, actions: dict[str, str], setup: Setup) -> None:
         self.ledger, self.setup, self.found = ledger, setup, Learner()
         self.later, self.found.discrepancies = snapshots(ledger.of_kind(Chunk, "key"))
-        # Where rows have left the log, the oldest snapshot holds them; a prior is the snapshot before all rows.
+        # If rows have left the log, the oldest snapshot contains them. A prior is the snapshot before all rows.
         begins = bool(self.later) and (self.later[0].version < 0 or ledger.one(_GAPS))
         base = self.later.pop(0) if begins else None
         self.found.updates = ledger.one("SELECT SUM((learned >= 0) + (corrected >= 0)) FROM Row") or 0
         self.after = -1 if base is None else base.version
-        # A policy that may have had a prior counts from where its first Decision says.
+        # A policy that may have started from a prior counts from the version in its first Decision.
         none = 0 if setup.linear else None
         self.version: int | None = none if base is None else base.counted
         self.sums = _Sums.of(ledger, actions, setup, base) if setup.linear else None
@@ -137,7 +137,7 @@ class Fold:
             stated = self.ledger.one(f"SELECT version {_OWN} AND query_id = ?", event.query_id)
             if stated is not None and stated != self.version:
                 if self.version is not None:
-                    what = f"its policy version is {stated}, {self.version} rewards came before it"
+                    what = f"its policy version is {stated}, but {self.version} rewards came before it"
                     self.found.discrepancies.append((event.query_id, what))
                 self.version = stated
             if self.sums is not None and event.query_id in self.sample:
@@ -155,7 +155,7 @@ class Fold:
     def _compare(self, snapshot: Snapshot) -> None:
         who = f"snapshot {snapshot.version}"
         if None not in (snapshot.counted, self.version) and snapshot.counted != self.version:
-            what = f"it counts {snapshot.counted} rewards, {self.version} came before it"
+            what = f"it counts {snapshot.counted} rewards, but {self.version} came before it"
             self.found.discrepancies.append((who, what))
         if self.sums is not None and (stated := snapshot.sums()) is not None:
             for name, one, two in zip("AB", stated, self.sums.now(), strict=True):
@@ -163,7 +163,7 @@ class Fold:
                     self.found.differs(who, f"its {name}", one, two)
 
     def _sampled(self) -> frozenset[str]:
-        """Return Decisions of the policy, evenly over the log, the newest among them."""
+        """Return a sample of the policy's Decisions, evenly spaced over the log and including the newest."""
         where = f"{_OWN} AND mean IS NOT NULL AND reason = 'policy' AND price = 0 AND Decision.seq > ?"
         count = self.ledger.one(f"SELECT COUNT(*) {where}", self.after)
         wanted = sorted({count - 1 - at * count // SAMPLE for at in range(min(SAMPLE, count))})
@@ -172,7 +172,7 @@ class Fold:
 
 
 class _Sums:
-    """S = Σ x xᵀ and B, in the coordinates of the embeddings themselves."""
+    """The sums S = Σ x xᵀ and B, in the coordinates of the embeddings."""
 
     def __init__(self, ledger: Ledger, actions: dict[str, Matrix], setup: Setup, dim: int) -> None:
         self.ledger, self.actions, self.setup = ledger, actions, setup
@@ -184,7 +184,7 @@ class _Sums:
     def of(
         cls, ledger: Ledger, actions: dict[str, str], setup: Setup, base: Snapshot | None
     ) -> "_Sums | None":
-        """Return the sums to begin with; None where a snapshot is not of this kind, or there is nothing to sum."""
+        """Return the sums to start with; None if the snapshot has no such sums, or if there is nothing to sum."""
         vector = ledger.one("SELECT vector FROM Vector LIMIT 1")
         if vector is None or not actions:
             return None
@@ -199,7 +199,7 @@ class _Sums:
         return made
 
     def tell(self, event: _Event) -> None:
-        """Enter a reward, or correct one that was entered."""
+        """Add a reward, or correct one that was added before."""
         row = self.ledger.db.execute(_TERMS, (event.query_id,)).fetchone()
         entered, correct, score, log_cost, imputed, w, v, u, c = row
         x = self._x(event.query_id)
@@ -217,7 +217,7 @@ class _Sums:
             self.now()
 
     def now(self) -> tuple[Matrix, Matrix]:
-        """Return S and B with everything told so far."""
+        """Return S and B with everything added so far."""
         if self._waiting:
             x = np.array([each[0] for each in self._waiting])
             self.b += x.T @ np.array([each[1] for each in self._waiting])
@@ -227,7 +227,7 @@ class _Sums:
         return self.s, self.b
 
     def compare(self, query_id: str, found: Learner) -> None:
-        """Compare the mean and width a Decision states with what the sums give."""
+        """Compare the mean and width in a Decision with those that the sums give."""
         s, b = self.now()
         mean, width, *weights = self.ledger.db.execute(_STATED, (query_id,)).fetchone()
         x = self._x(query_id)
@@ -247,12 +247,11 @@ class _Sums:
         return np.concatenate([np.frombuffer(vector, "<f4").astype(np.float64), self.actions[action]])
 
 
-# w, v, u, c: what an objective makes of (Correct, Score, log C, 1).
 _GAPS: Final = """SELECT MAX(MAX(seq), MAX(learned), MAX(corrected), MAX(ended)) + 1
  <> SUM((seq >= 0) + (learned >= 0) + (corrected >= 0) + (ended >= 0)) FROM Row"""
 _TERMS: Final = """SELECT entered, correct, score, log_cost, imputed, w_correct, w_score, w_log_cost, w_one
 FROM Row WHERE query_id = ?"""
-# A Decision beside the one in the learner's row was forged: it is named by the checks, and nothing is learned from it.
+# A Decision other than the one in the learner's row was forged. The checks name it; nothing was learned from it.
 _OWN: Final = "FROM Decision JOIN Row USING (query_id) WHERE whole = decision"
 _STATED: Final = f"SELECT mean, width, w_correct, w_score, w_log_cost, w_one {_OWN} AND query_id = ?"
 _VECTOR: Final = "SELECT Vector.vector, action FROM Row JOIN Vector USING (query_id) WHERE query_id = ?"

@@ -1,4 +1,4 @@
-"""Where the facts are kept while the log is read: SQLite on disk, so that memory does not grow with the log."""
+"""Keeps the facts while the log is read: SQLite on disk, so that memory does not grow with the log."""
 
 import sqlite3
 from collections.abc import Iterator
@@ -10,7 +10,7 @@ from streams.audit.records import PER_QUERY, Chunk, Feedback, JoinRow, Letter, R
 _BATCH: Final = 500
 F = TypeVar("F", bound=NamedTuple)
 
-# The last record of a key stands, or its tombstone; a key seen once is enough for vectors.
+# Of these kinds, a later record or tombstone replaces an earlier one of the same key; of vectors, the first stays.
 _KEYS: Final[dict[type[Any], str]] = {
     Row: "query_id", JoinRow: "query_id", Letter: "topic, part, off", Vector: "query_id", Chunk: "key",
 }  # fmt: skip
@@ -18,7 +18,7 @@ _HUGE: Final = 2**63
 
 
 def _allowed(hint: Any) -> frozenset[type]:
-    """Return the types a field may have: a whole number may stand for a float, and None only where the hint says so."""
+    """Return the types that a field may have: its hint's, and int where the hint allows float."""
     types = set(get_args(hint)) or {hint}
     return frozenset(types | {int} if float in types else types)
 
@@ -33,7 +33,7 @@ class Ledger:
     """The facts, on disk.
 
     Args:
-        folder: Where the file lies; whoever made it removes it.
+        folder: Where the file is created; the caller removes it.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -48,10 +48,10 @@ class Ledger:
         self.db.execute("BEGIN")
 
     def add(self, fact: Any) -> None:
-        """Keep a fact; of a keyed kind the last one stands.
+        """Keep a fact. Of a keyed kind, it replaces the earlier one of the same key.
 
         Raises:
-            ValueError: A field has another type than it should: the record came from a stranger.
+            ValueError: A field has the wrong type, so the product did not write the record.
         """
         kind = type(fact)
         for value, allowed in zip(fact, _TYPES[kind], strict=True):
@@ -63,12 +63,12 @@ class Ledger:
             self._write(kind)
 
     def drop(self, kind: type[Any], key: object) -> None:
-        """Forget the fact of a key: its tombstone was met."""
+        """Forget the fact of a key, whose tombstone was read."""
         self._write(kind)
         self.db.execute(f"DELETE FROM {kind.__name__} WHERE {_KEYS[kind]} = ?", (key,))
 
     def flush(self) -> None:
-        """Write what waits, and sort by query."""
+        """Write what is buffered, and build the indexes by query."""
         for kind in list(self._waiting):
             self._write(kind)
         self.db.execute("COMMIT")
@@ -79,7 +79,7 @@ class Ledger:
                 )
 
     def query_ids(self) -> Iterator[str]:
-        """Yield every query_id that anything but a Feedback tells of, sorted."""
+        """Yield the query_id of every fact except Feedback and the aggregator's rows, sorted."""
         kinds = [kind.__name__ for kind in PER_QUERY if kind not in (Feedback, JoinRow)]
         union = " UNION ".join(f"SELECT query_id FROM {name} WHERE query_id IS NOT NULL" for name in kinds)
         yield from (query_id for (query_id,) in self.db.execute(f"{union} ORDER BY query_id"))
@@ -91,14 +91,14 @@ class Ledger:
             yield from map(kind._make, rows)
 
     def letter(self, topic: str, part: int, off: int) -> str | None:
-        """Return the error for which a record was given up; None when it was not."""
+        """Return the error for which a record was given up; None if it was not."""
         found = self.db.execute(
             "SELECT error FROM Letter WHERE topic = ? AND part = ? AND off = ?", (topic, part, off)
         ).fetchone()
         return None if found is None else str(found[0])
 
     def one(self, statement: str, *values: object) -> Any:
-        """Return the first column of the first row a statement finds, None when it finds none."""
+        """Return the first column of the first row that a statement returns; None without rows."""
         found = self.db.execute(statement, values).fetchone()
         return None if found is None else found[0]
 

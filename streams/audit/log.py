@@ -1,7 +1,7 @@
-"""The raw topics: where they begin and end, and their records up to there, one partition after the other.
+"""The raw topics: where they begin and end, and the records in between, one partition after the other.
 
-`Log` is the seam: the broker's is `BrokerLog`; a test hands in lists. Whatever bytes a record holds, reading it takes
-bounded memory, and what cannot be read is None.
+`Log` is the interface: `BrokerLog` reads from a broker, and a test passes lists. Reading a record takes bounded memory
+whatever bytes it holds, and a value that cannot be read is None.
 """
 
 import time
@@ -16,7 +16,7 @@ from streams.runtime.kafka.clients import connections
 from streams.settings import Settings
 
 MAX_PLAIN: Final = 16 * 1024 * 1024
-"""Bytes a zstd frame may unfold to, twice what the product writes: a small hostile frame must not fill the memory."""
+"""Most bytes of a decompressed zstd frame, twice what the product writes: a hostile frame must not fill the memory."""
 
 _ZSTD_MAGIC: Final = b"\x28\xb5\x2f\xfd"
 _STALLED_S: Final = 30.0
@@ -26,7 +26,7 @@ Part = tuple[str, int]
 
 
 class Raw(NamedTuple):
-    """One record as it lies on the broker."""
+    """One record as the broker stores it."""
 
     offset: int
     timestamp_ms: int
@@ -35,7 +35,7 @@ class Raw(NamedTuple):
 
 
 class Span(NamedTuple):
-    """The offsets a partition holds: from `begin` up to, but without, `end`."""
+    """The offsets that a partition holds, from `begin` up to but excluding `end`."""
 
     begin: int
     end: int
@@ -45,20 +45,20 @@ class Log(Protocol):
     """The topics of one deployment, read only."""
 
     def spans(self, topics: Iterable[str]) -> dict[Part, Span]:
-        """Return what each partition holds now. A topic that does not exist has no partition."""
+        """Return the offsets that each partition holds now. A topic that does not exist has no partitions."""
 
     def read(self, part: Part, span: Span) -> Iterator[Raw]:
-        """Yield the records of a span in offset order. Compaction may have left holes."""
+        """Yield the records of a span in offset order. Compaction may have left gaps."""
 
 
 class BrokerStalled(LookupError):
-    """A partition gives no more records although its end is not reached."""
+    """A partition returned no more records before its end was reached."""
 
 
 class BrokerLog:
-    """The topics on a broker, read by a consumer without a group: nothing is committed, nobody is disturbed.
+    """The topics on a broker, read by a consumer without a group, so that no other reader is affected.
 
-    Only committed records count.
+    It reads committed records only.
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -69,7 +69,7 @@ class BrokerLog:
         )
 
     def spans(self, topics: Iterable[str]) -> dict[Part, Span]:
-        """Return what each partition holds now, asking in the order of the topics."""
+        """Return the offsets that each partition holds now, reading them in the order of the topics."""
         found: dict[Part, Span] = {}
         for topic in topics:
             parts = [TopicPartition(topic, p) for p in sorted(self._reader.partitions_for_topic(topic) or ())]
@@ -84,7 +84,7 @@ class BrokerLog:
         """Yield the records of a span.
 
         Raises:
-            BrokerStalled: nothing came for half a minute.
+            BrokerStalled: no record arrived for half a minute.
         """
         if span.begin >= span.end:
             return
@@ -110,13 +110,13 @@ class BrokerLog:
 
 
 class Plain:
-    """Values as plain JSON objects; None for a value that is not an object."""
+    """Decodes values to plain JSON objects."""
 
     def __init__(self) -> None:
         self._zstd = zstandard.ZstdDecompressor(max_window_size=MAX_PLAIN)
 
     def __call__(self, value: bytes | None) -> dict[str, Any] | None:
-        """Return the JSON object in a value, from its zstd frame where it is in one."""
+        """Return the JSON object in a value, compressed or not; None for a value that is not an object."""
         if not value:
             return None
         try:

@@ -1,9 +1,9 @@
-"""What a search costs, worked out a second time: the catalogue's numbers, and App. D.3 (see docs/eflops.md).
+"""What a search costs, computed a second time from the catalogue's numbers and App. D.3 (see docs/eflops.md).
 
     eFLOPs = operations + I · bytes                                            Definition D.1
 
-Every token costs 2P operations in the linear layers and 4·l·W in attention over a context of l; bytes are those of
-the weights, P·prec_p, and of the cached keys and values, κ a position. Assumption D.5.
+Every token costs 2P operations in the linear layers and 4·l·W in attention over a context of l tokens. Bytes are those
+of the weights, P·prec_p, and of the cached keys and values, κ per position (Assumption D.5).
 """
 
 import json
@@ -30,12 +30,12 @@ class Numbers(NamedTuple):
 
     @property
     def W(self) -> int:
-        """Return the numbers that one token's queries have, over all layers."""
+        """Return how many numbers the queries of one token have, over all layers."""
         return self.layers * self.q * self.head
 
     @property
     def kappa(self) -> int:
-        """Return the bytes of keys and values of one position."""
+        """Return the bytes of keys and values per position."""
         return 2 * self.layers * self.kv * self.head * self.prec_kv
 
     @property
@@ -45,7 +45,7 @@ class Numbers(NamedTuple):
 
 
 class Price(NamedTuple):
-    """The terms a Reward's `price` holds, in its order of fields."""
+    """The terms of a Reward's `price`, in the order of its fields."""
 
     eflops: float
     prefill_eflops: float
@@ -72,7 +72,7 @@ def price(
         trace: The drafts of an Answer; `parent`, `depth`, `tokens` and `score` of each are read.
         generator: Of the model that drafted.
         verifier: Of the model that scored.
-        intensity: I, operations a byte is worth.
+        intensity: I, the operations that one byte is worth.
         factor: What an eFLOP costs.
     """
     m, v = generator, verifier
@@ -95,10 +95,10 @@ def price(
             step[5] = 1
     operations = moved = checked_operations = checked_bytes = 0
     for tokens, positions, contexts, read, read_contexts, verified in steps.values():
-        # Prop. D.14: the weights are loaded once a position, each branch reads its own context.
+        # Prop. D.14: the weights are loaded once per position; each branch reads its own context.
         operations += 2 * m.P * tokens + 4 * m.W * contexts
         moved += m.weights * positions + m.kappa * contexts
-        # Prop. D.15: every scored draft is read whole; the weights are loaded once a step.
+        # Prop. D.15: every scored draft is read whole; the weights are loaded once per step.
         checked_operations += 2 * v.P * read + 4 * v.W * read_contexts
         checked_bytes += v.weights * verified + v.kappa * read
     parts = (prefill, (operations, moved), (checked_operations, checked_bytes))
@@ -134,13 +134,13 @@ class Catalogue:
         self.intensity = float(content["hardware"]["intensity"])
 
     def add(self, entry: Mapping[str, Any]) -> None:
-        """Take in a model, or other numbers of one that is known."""
+        """Add a model, or another version of a known one."""
         known = self.models.setdefault(entry["name"], [])
         if (found := numbers(entry)) not in known:
             known.append(found)
 
     def prices(self, answer: Mapping[str, Any]) -> list[Price]:
-        """Return what an Answer's search may have cost; empty when nothing was run or its model is not known.
+        """Return what an Answer's search may have cost; empty if nothing was run or its model is not known.
 
         The model's numbers are any that the catalogue has had; the price factor is the one that the search began with.
         """
@@ -171,7 +171,7 @@ def factor_of(answer: Mapping[str, Any]) -> float | None:
 
 
 def numbers(entry: Mapping[str, Any]) -> Numbers:
-    """Return the numbers of an entry; bytes that are not given follow from the dtype it is served in."""
+    """Return the numbers of an entry; bytes that are not given follow from the dtype that it is served in."""
     a = entry["architecture"]
     width = _WIDTH.get((entry.get("engine") or {}).get("dtype", "bfloat16"), 2)
     return Numbers(
@@ -210,14 +210,14 @@ def _checkpoint(folder: Path) -> dict[str, int]:
 
 
 def _stored(file: Path) -> int:
-    """Return the numbers that a safetensors file stores, by its header."""
+    """Return how many numbers a safetensors file stores, from its header."""
     with file.open("rb") as stream:
         header = json.loads(stream.read(int.from_bytes(stream.read(8), "little")))
     return sum(math.prod(tensor["shape"]) for name, tensor in header.items() if name != "__metadata__")
 
 
 def _laid(typed: list[dict[str, Any]], family: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Lay what the checkpoints say over what the file says of the same models; models of the file alone follow."""
+    """Complete the checkpoints' entries from the file's entries of the same models; models only in the file follow."""
     said = {each.get("name"): each for each in typed}
     names = {each["name"] for each in family}
     return [_over(each, said.get(each["name"], {})) for each in family] + [

@@ -1,14 +1,14 @@
-"""What is kept of each record: one NamedTuple a kind, and in the ledger one table of the same columns.
+"""What is kept of each record: one NamedTuple per kind, stored in a table of the ledger with the same columns.
 
-`early` says that the record lies before the first capture of the ends (see `run`). `whole` and the like are digests:
-equal for equal content.
+`early` says that the record lies before the first capture of the ends (see `run`). Fields of type bytes, such as
+`whole`, are digests unless their class says otherwise: equal for equal content.
 """
 
 from typing import Any, Final, NamedTuple
 
 
 class Query(NamedTuple):
-    """A question where it lies. `query_id` is None when it could not be read."""
+    """A question. `query_id` is None if the record could not be read."""
 
     query_id: str | None
     part: int
@@ -21,7 +21,7 @@ class Query(NamedTuple):
 
 
 class Context(NamedTuple):
-    """A question with its embedding; `q_part` and `q_off` say where its Query lies."""
+    """A question with its embedding; `q_part` and `q_off` are partition and offset of its Query."""
 
     query_id: str
     part: int
@@ -34,7 +34,7 @@ class Context(NamedTuple):
 
 
 class Decision(NamedTuple):
-    """An action chosen for a query."""
+    """An action chosen for a query. `reference` is JSON."""
 
     query_id: str
     part: int
@@ -62,9 +62,10 @@ class Decision(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """How a query ended. `said` leaves out what differs whenever a search is run: its seconds. `timed`: it has some.
+    """How a query ended.
 
-    `factor` is the price factor that its search began with; None for one that never began.
+    `said` is a digest without the measured seconds, which differ whenever a search is run; `timed` says whether there
+    are any. `prices` is JSON. `factor` is the price factor that its search began with; None for one that never began.
     """
 
     query_id: str
@@ -89,7 +90,7 @@ class Answer(NamedTuple):
 
 
 class Reward(NamedTuple):
-    """The terms of a query's reward."""
+    """The terms of a query's reward. `price` is JSON."""
 
     query_id: str
     part: int
@@ -113,7 +114,7 @@ class Reward(NamedTuple):
 
 
 class Feedback(NamedTuple):
-    """What a client said of an Answer."""
+    """A client's grade of an Answer."""
 
     query_id: str
     part: int
@@ -124,7 +125,7 @@ class Feedback(NamedTuple):
 
 
 class Row(NamedTuple):
-    """The learner's row of a query, as its log leaves it; w_… is what its objective makes of the four terms."""
+    """The newest row of a query in the learner's log; w_… are the coefficients of its objective for the four terms."""
 
     query_id: str
     part: int
@@ -172,7 +173,7 @@ class JoinRow(NamedTuple):
 
 
 class Letter(NamedTuple):
-    """A record that was given up, by where it lies."""
+    """A record that was given up, by its topic, partition and offset."""
 
     topic: str
     part: int
@@ -190,11 +191,11 @@ class Vector(NamedTuple):
 
 
 class Chunk(NamedTuple):
-    """A record of a snapshot of the policy."""
+    """A raw record of a snapshot of the policy."""
 
     key: bytes
     value: bytes
 
 
 PER_QUERY: Final[tuple[type[Any], ...]] = (Query, Context, Decision, Answer, Reward, Feedback, Row, JoinRow)
-"""The kinds that tell of one query."""
+"""The kinds that concern a single query."""

@@ -1,4 +1,4 @@
-"""What must hold of a query's row in the learner's log: its Decision, its Context, and what its Rewards make of it."""
+"""What must hold for a query's row in the learner's log: it agrees with its Decision, its Context and its Rewards."""
 
 from collections.abc import Iterator
 
@@ -32,7 +32,7 @@ def row_discrepancies(s: Story, w: World) -> Iterator[str]:
 
 
 def _applied(s: Story, row: Row, w: World) -> Iterator[str]:
-    """Yield where the row is not what its Rewards make of it."""
+    """Yield where the row differs from what its Rewards make of it."""
     stage, kinds, entered = told(s, row)
     after = [r for r in _own(s, row) if r.off > row.r_off and moved(stage, kinds, r) is not None]
     if after and after[0].early and after[0].off + BATCH <= w.facts.rewards_done:
@@ -63,7 +63,11 @@ def _applied(s: Story, row: Row, w: World) -> Iterator[str]:
 
 
 def told(s: Story, row: Row) -> tuple[str, list[str], list[Reward]]:
-    """Return the stage, the kinds and the Rewards that entered the policy, told up to the row's last in their order."""
+    """Apply the Rewards in order, up to the row's last one.
+
+    Returns:
+        The stage, the kinds of Rewards applied, and the Rewards that entered the policy.
+    """
     stage, kinds, entered = "pending", list[str](), list[Reward]()
     for r in _own(s, row):
         if r.off <= row.r_off and (after := moved(stage, kinds, r)) is not None:
@@ -79,7 +83,7 @@ def _own(s: Story, row: Row) -> list[Reward]:
 
 
 def moved(stage: str, kinds: list[str], r: Reward) -> str | None:
-    """Return the stage a row is in after a Reward; None when the Reward changes nothing."""
+    """Return the stage of a row after a Reward; None if the Reward changes nothing."""
     if (
         r.kind in kinds
         or stage in ("closed", "abandoned")

@@ -1,10 +1,11 @@
-"""The audit: capture the ends twice, read every topic once up to there, then account for every query_id.
+"""The audit: capture the end offsets twice, read every topic once up to there, then account for every query_id.
 
-**Why twice.** Records go on arriving while the ends are asked for. What lies before the first capture is what has to
-be accounted for; what lies before the second may explain it. Every record before the first capture was written before
-the second began, and so was all that had to be there before it: its cause, and whatever its room had finished first.
-Within a capture, effects come before causes: the learner's log, its snapshots, then rewards, answers, decisions,
-contexts, queries, dead letters. So a Reward, for instance, never lacks a Decision that came between the two questions.
+**Why twice.** Records keep arriving while the end offsets are being read. Records before the first capture must be
+accounted for; records before the second may explain them. Every record before the first capture was written before the
+second capture began, and so was everything that precedes it: its cause, and whatever its room had to finish first.
+Within a capture, the ends of effects are read before those of their causes: the learner's log, its snapshots, then
+rewards, answers, decisions, contexts, queries, dead letters. So a Reward, for instance, cannot seem to lack a Decision
+that was written between the two reads.
 """
 
 import resource
@@ -32,7 +33,7 @@ from streams.settings import Settings
 from streams.topics import Topics
 
 MOST_NAMED: Final = 10_000
-"""Discrepancies that are listed; more are counted."""
+"""Discrepancies that are listed; any more are only counted."""
 
 _KINDS: Final[dict[str, type]] = {
     "learner": Row, "join": JoinRow, "reward": Reward, "feedback": Feedback, "answer": Answer, "decision": Decision,
@@ -41,7 +42,7 @@ _KINDS: Final[dict[str, type]] = {
 
 
 class Pending(Struct, frozen=True):
-    """A query that has not ended: what it waits for, how old it is, and when it should have ended."""
+    """A query that has not ended: what it waits for, its age, and the time left until its deadline."""
 
     query_id: str
     waits_for: str
@@ -53,18 +54,18 @@ class Report(Struct, kw_only=True):
     """What the audit found.
 
     Attributes:
-        queries: How many ids were accounted for.
-        states: How many are in each state.
-        discrepancies: Each with the query_id or sequence number it concerns, and what is wrong; MOST_NAMED at most.
-        wrong: How many discrepancies there are.
-        pending: The oldest hundred.
-        overdue: How many are pending past their deadline.
-        repeated: How many records are there again, without harm: what at-least-once delivery makes.
-        unreadable: How many records could not be read, by kind of topic.
-        learner: Updates by its rows, applied rewards by the Rewards' own order, and the fold.
-        records: How many were read.
-        peak_mb: Largest resident memory of this process.
-        seconds: What it took.
+        queries: Number of ids accounted for.
+        states: Number of queries in each state.
+        discrepancies: The query_id or sequence number of each, and what is wrong; at most MOST_NAMED.
+        wrong: Number of discrepancies.
+        pending: The hundred oldest.
+        overdue: Number of queries pending past their deadline.
+        repeated: Number of harmless repeats, which at-least-once delivery allows.
+        unreadable: Number of records that could not be read, by kind of topic.
+        learner: Updates counted in the learner's rows, applied rewards counted in the Rewards, and the fold's result.
+        records: Number of records read.
+        peak_mb: Peak resident memory of this process.
+        seconds: Duration of the audit.
     """
 
     queries: int = 0
@@ -82,7 +83,7 @@ class Report(Struct, kw_only=True):
 
     @property
     def line(self) -> str:
-        """Return the whole in one line."""
+        """Return the report in one line."""
         most = self.learner["max_difference"]
         return (
             f"{self.queries:,} queries, {self.wrong:,} discrepancies, {self.states.get('pending', 0):,} pending "
@@ -93,7 +94,7 @@ class Report(Struct, kw_only=True):
 
     @property
     def ids(self) -> list[str]:
-        """Return what is named, each once, in order."""
+        """Return what the discrepancies concern, each once, in order."""
         return list(dict.fromkeys(each["query_id"] for each in self.discrepancies))
 
     def name(self, query_id: str, what: str) -> None:
@@ -107,9 +108,9 @@ def audit(log: Log, settings: Settings, now_ms: int | None = None) -> Report:
     """Account for every query of a deployment, running or not.
 
     Args:
-        log: Its topics.
-        settings: Those of the deployment: prefix, catalogue, waits and policy are read.
-        now_ms: The time, ms since the epoch; by default that of this machine.
+        log: The deployment's topics.
+        settings: The deployment's settings; prefix, catalogue, waits and policy are used.
+        now_ms: The time in ms since the epoch; the default is the clock of this machine.
 
     Raises:
         LookupError: none of the topics exists.
@@ -162,7 +163,7 @@ def _read(
     facts: Facts,
     report: Report,
 ) -> dict[Part, int]:
-    """Read everything once; return the append time of the first record of partitions that have lost some."""
+    """Read everything once; return the append time of the first record in each partition that has lost records."""
     oldest_ms: dict[Part, int] = {}
     # The catalogue first: Answers are priced as they are read.
     for kind in sorted(names, key=lambda name: name != "control"):

@@ -1,8 +1,8 @@
-"""The learner's snapshots, read a second time: chunks, manifest, ids, and the sums of a linear policy in them.
+"""The learner's snapshots, decoded independently: chunks, manifest, ids, and the sums of a linear policy.
 
-A state is `USPOLICY`, a SHA-256 of what follows, the length of a header, the header as JSON, and arrays one after the
-other. A policy that explores wraps the state of the one inside. Ids of queries that have ended lie in arrays: n digests
-of 8 bytes, sorted, then n places of 8 bytes.
+A state is `USPOLICY`, a SHA-256 of the rest, the length of a header, the header as JSON, and arrays one after the
+other. A policy that explores wraps the state of an inner policy. The ids of ended queries are arrays: n sorted digests
+of 8 bytes, then n places (partition and offset) of 8 bytes.
 """
 
 import hashlib
@@ -30,11 +30,11 @@ class Snapshot:
     """One version of the policy.
 
     Attributes:
-        version: The sequence number up to which it holds everything.
-        kind: Name of the policy inside.
-        settings: Of that policy.
+        version: The sequence number up to which it contains everything.
+        kind: Name of the innermost policy.
+        settings: Settings of that policy.
         meta: Plain values of its state.
-        arrays: Its arrays.
+        arrays: Arrays of its state.
     """
 
     version: int
@@ -45,7 +45,7 @@ class Snapshot:
 
     @property
     def counted(self) -> int | None:
-        """Return the rewards and corrections it has counted; None where its policy counts otherwise."""
+        """Return the number of rewards and corrections it contains; None if its policy does not count them."""
         if "updates" not in self.meta or "corrections" not in self.meta:
             return None
         return int(self.meta["updates"]) + int(self.meta["corrections"])
@@ -53,7 +53,7 @@ class Snapshot:
     def sums(self) -> tuple[Matrix, Matrix] | None:
         """Return S = A − λI and B in the coordinates of the embeddings; None for another kind of policy.
 
-        The state has them in a basis of the span of the action vectors, one row of `basis` an axis.
+        The state stores them in a basis of the span of the action vectors; each row of `basis` is an axis.
         """
         policy, features = self.settings.get("policy", {}), self.settings.get("features", {})
         if features.get("action_features") != "raw" or features.get("interactions") != "none":
@@ -73,7 +73,7 @@ class Snapshot:
 
 
 def snapshots(chunks: Iterable[Chunk]) -> tuple[list[Snapshot], list[tuple[str, str]]]:
-    """Return the newest whole snapshots, oldest first, and (name, what is wrong) of those that are damaged."""
+    """Return the newest complete snapshots, oldest first, and name and fault of those that are damaged."""
     records = {chunk.key: chunk.value for chunk in chunks}
     whole = sorted(
         int(key[len(_PREFIX) :].partition(b"/")[0]) for key in records if key.endswith(b"/manifest")
@@ -88,9 +88,9 @@ def snapshots(chunks: Iterable[Chunk]) -> tuple[list[Snapshot], list[tuple[str, 
 
 
 class Ended:
-    """The queries that both newest snapshots call ended: their rows may have left the log.
+    """The queries that both of the newest snapshots list as ended: their rows may have left the log.
 
-    There may be one alone where the start of reading has moved: a repaired log begins with it.
+    A repaired log starts from a single snapshot, which then is enough.
 
     Args:
         chunks: Every record of the snapshots.
@@ -113,7 +113,7 @@ class Ended:
         try:
             held = [arrays[part["sha256"]] for part in manifests[whole[0]].get("ended", ())]
         except (KeyError, TypeError):
-            return  # it is damaged, and named as such where the policy is folded
+            return  # the snapshot is damaged, and `learner` reports it
         found = [np.frombuffer(data[: len(data) // 16 * 8], "<u8") for data in held]
         self.digests = np.sort(np.concatenate([self.digests, *found]))
 

@@ -1,8 +1,8 @@
-"""One query's facts together, and the one state it is in.
+"""All facts of one query, and the one state that the query is in.
 
-answered and learned               an Answer, and a row that entered the policy and is closed
-answered, not learnable (why)      an Answer, but no score, no price, or learn: false, so nothing may enter the policy
-expired                            the deadline passed first
+answered and learned               it has an Answer, and its row entered the policy and is closed
+answered, not learnable (why)      it has an Answer, but no score, no price, or learn: false
+expired                            its deadline passed before an Answer came
 rejected (why)                     it could not be read, or nothing could be chosen for it
 pending                            anything else, with what it waits for, its age and its deadline
 """
@@ -25,20 +25,20 @@ from streams.audit.records import (
 )  # fmt: skip
 
 CLOSING: Final = ("final", "correction", "default")
-_LONGEST_MS: Final = 60 * 24 * 3_600_000  # no query waits longer for its Answer and its feedback together
+_LONGEST_MS: Final = 60 * 24 * 3_600_000  # no query waits longer than this for its Answer and its feedback
 
 Waits = Literal["embedder", "decider", "executor", "feedback", "aggregator", "learner"]
 
 
 class State(NamedTuple):
-    """Where a query stands.
+    """The state of a query.
 
     Attributes:
         name: One of the terminal states, or `pending`.
-        why: What made it end so, where the state says that.
-        waits_for: What a pending one waits for.
+        why: The reason, for states that have one.
+        waits_for: What a pending query waits for.
         since_ms: When the query was asked.
-        deadline_ms: When a pending one should have ended.
+        deadline_ms: When a pending query should have ended.
     """
 
     name: str
@@ -54,7 +54,7 @@ class State(NamedTuple):
 
 @dataclass(slots=True)
 class Story:
-    """All that is known of one query_id. Records that were given up are in `given_up`, with the error."""
+    """Everything known about one query_id. `given_up` holds the records that were given up, with their errors."""
 
     query_id: str
     queries: list[Query] = field(default_factory=list)
@@ -79,7 +79,7 @@ class Story:
 
     @property
     def query(self) -> Query | None:
-        """Return the Query that was decided, or else the first: others under its id are duplicates."""
+        """Return the Query that was decided, or else the first; others with its id are duplicates."""
         at = self.decision or self.row
         if at is not None:
             for query in self.queries:
@@ -90,12 +90,12 @@ class Story:
 
     @property
     def closing(self) -> Reward | None:
-        """Return the Reward that closes it."""
+        """Return the Reward that closes the query."""
         return next((r for r in self.rewards if r.kind in CLOSING), None)
 
     @property
     def since_ms(self) -> int:
-        """Return a time before which none of its records was written."""
+        """Return a time before which none of its records can have been written."""
         asked = [query.ts for query in self.queries]
         asked += [each.appended_ms or each.ts for each in self.decisions]
         if self.row is not None:
@@ -110,7 +110,7 @@ class Story:
         return [record for record, _ in self.given_up if isinstance(record, kind)]
 
     def error(self, kind: type[Any]) -> str | None:
-        """Return why a record of a kind was given up; None when none was."""
+        """Return why a record of a kind was given up; None if none was."""
         return next((error for record, error in self.given_up if isinstance(record, kind)), None)
 
 
@@ -143,8 +143,8 @@ def state_of(story: Story, timeout_ms: int, wait_ms: int) -> State:
 
     Args:
         story: Its facts.
-        timeout_ms: What a query waits for its Answer when it does not say.
-        wait_ms: What an Answer waits for feedback when its query does not say.
+        timeout_ms: How long a query waits for its Answer, unless it says otherwise.
+        wait_ms: How long an Answer waits for feedback, unless its query says otherwise.
     """
     query, decision, answer = story.query, story.decision, story.answer
     since = query.ts if query else decision.appended_ms if decision else story.since_ms
@@ -186,7 +186,7 @@ def state_of(story: Story, timeout_ms: int, wait_ms: int) -> State:
 
 
 def _ended(story: Story, status: str) -> State:
-    """Return the state of a query that is closed; where its row has left the log, its Reward tells."""
+    """Return the state of a query that is closed, from its row, or from its Reward if the row has left the log."""
     if status == "expired":
         return State("expired")
     row, closing = story.row, story.closing
@@ -212,7 +212,7 @@ class _Sorted:
         self._next = next(facts, None)
 
     def take(self, query_id: str) -> list[Any]:
-        """Return the facts of a query; those of ids before it are passed over."""
+        """Return the facts of a query; those of earlier ids are skipped."""
         taken = []
         while self._next is not None and (self._next.query_id is None or self._next.query_id <= query_id):
             if self._next.query_id == query_id:

@@ -1,4 +1,4 @@
-"""What the checks know beside the query: how far each room had come, and what retention has removed."""
+"""What the checks know besides the query itself: how far each room had come, and what retention has removed."""
 
 from collections.abc import Container
 from dataclasses import dataclass
@@ -7,20 +7,20 @@ from streams.audit.facts import Facts
 from streams.audit.log import Part, Span
 
 BATCH = 64
-"""Records that the decider takes at once are fewer: what lies so far behind its newest row is done with."""
+"""More records than the decider handles at once: it has finished with whatever lies this far behind its newest row."""
 
 
 @dataclass(slots=True)
 class World:
-    """What the checks know beside the query.
+    """What the checks know besides the query itself.
 
     Attributes:
         facts: How far each room had come by the first capture.
         names: Topic of each kind of record.
-        spans: What each partition holds.
-        oldest_ms: Append time of the first record of each partition that has lost some to retention.
+        spans: The offsets that each partition holds.
+        oldest_ms: Append time of the first record of each partition that has lost records to retention.
         now_ms: The time.
-        ended: Queries whose rows may have left the learner's log, as its snapshots hold them.
+        ended: Queries that the learner's snapshots list as ended: their rows may have left its log.
     """
 
     facts: Facts
@@ -31,11 +31,11 @@ class World:
     ended: Container[str]
 
     def keeps(self, kind: type, ts: int) -> bool:
-        """Say whether a record of a kind, appended after `ts`, must still be there."""
+        """Return whether a record of a kind, appended after `ts`, must still be there."""
         topic = self.names[kind]
         return all(oldest < ts for (name, _), oldest in self.oldest_ms.items() if name == topic)
 
     def holds(self, kind: type, part: int, off: int) -> bool:
-        """Say whether a place in a topic is retained."""
+        """Return whether a partition still holds an offset."""
         span = self.spans.get((self.names[kind], part))
         return span is not None and span.begin <= off < span.end

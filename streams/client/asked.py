@@ -1,4 +1,4 @@
-"""A set of queries in flight: which were sent, answered and rewarded, and how each ended."""
+"""A set of queries: which have been sent, answered and rewarded, and how each ended."""
 
 import time
 from collections import Counter
@@ -16,16 +16,16 @@ from streams.topics import Topics
 
 
 class Asked:
-    """Progress and outcome of queries that a Client sent and waits for.
+    """Progress and outcome of queries that a Client has sent and waits for.
 
-    Answers are matched by key and decoded when they are read, so that waiting costs next to nothing.
+    Answers are matched by key and decoded only when `answers` is read, so waiting costs next to nothing.
 
     Attributes:
         total: Number of queries.
-        sent: How many the producer has taken so far.
-        taken: Ids that had been used before: the earlier query keeps its Answer, this one was dropped.
-        rewarded: Ids whose reward is closed; filled only where rewards are waited for.
-        wall_s: Seconds from the first send until the last record waited for, or until waiting ended.
+        sent: Number passed to the producer so far.
+        taken: Ids that were already used: the earlier query keeps its Answer, and this one was dropped.
+        rewarded: Ids whose reward is closed; filled only if the Client waits for rewards.
+        wall_s: Seconds from the first send until the last expected record arrived or waiting ended.
     """
 
     def __init__(self, queries: Iterable[Query], *, rewards: bool = False) -> None:
@@ -58,7 +58,7 @@ class Asked:
 
     @property
     def ends(self) -> Mapping[str, int]:
-        """How many queries ended in which way: the statuses of their Answers, and `id taken`."""
+        """Number of queries by how they ended: the status of their Answer, or `id taken`."""
         counts = Counter(answer.status for answer in self.answers.values())
         return {**dict(counts.most_common()), **({"id taken": len(self.taken)} if self.taken else {})}
 
@@ -104,7 +104,7 @@ class Asked:
         try:
             letter = decode(value, DeadLetter)
         except UniscaleError:
-            return  # a letter of another release; our queries still end by their Answers
+            return  # a letter of another release; our queries still end with their Answers
         if letter.error != "DuplicateQuery" or letter.query_id is None:
             return
         if self._waiting.pop(letter.query_id.encode(), None) is not None:

@@ -22,20 +22,20 @@ from streams.runtime.kafka.clients import connections
 from streams.settings import Settings
 from streams.topics import Topics
 
-# Seconds past a query's own deadline in which its Answer may still arrive: the rooms write an `expired` one.
+# How long after a query's deadline to keep waiting: the rooms then still write an `expired` Answer.
 _MARGIN_S = 60.0
-# With every query answered and nothing heard for this long, the rewards still open are waiting for feedback.
+# If all queries are answered and no record has arrived for this long, the open rewards wait for feedback.
 _REWARDS_IDLE_S = 10.0
 _POLL_S = 0.3
 _SEND_S = 60.0
 
 
 class NoAnswer(UniscaleError):
-    """A query has no Answer in time. Check that the rooms are running (`python -m streams monitor`)."""
+    """A query got no Answer in time. Check that the rooms are running (`python -m streams monitor`)."""
 
 
 class IdTaken(UniscaleError):
-    """A query was sent under an id that had been used before; the first query keeps its Answer."""
+    """A query was sent under an id that was already used; the first query keeps its Answer."""
 
 
 class Client:
@@ -106,8 +106,8 @@ class Client:
             **fields: Further fields of the Query, for instance `reference="7"` or `objective="quality-priority"`.
 
         Raises:
-            NoAnswer: none arrived by the query's deadline and a minute.
-            IdTaken: the Query's id had been used before.
+            NoAnswer: no Answer had arrived one minute after the query's deadline.
+            IdTaken: the Query's id was already used.
             InvalidField: a field does not fit; the message names it.
         """
         query = query_from(question, timeout_s=timeout_s, **fields)
@@ -132,16 +132,16 @@ class Client:
         """Send queries and wait until each has its Answer.
 
         Args:
-            queries: What to send, each with an id of its own.
+            queries: What to send; every id must be different.
             pace: When each is due; the default sends as fast as the broker accepts them.
-            rewards: Also wait until each reward is closed. Waiting ends when every query is answered and no
-                reward has come for 10 s: the others wait for feedback.
-            timeout_s: Seconds to wait after the last send; the default is the longest deadline among the
-                queries, and a minute.
+            rewards: Also wait until each reward is closed. Waiting ends when every query is answered and no reward has
+                come for 10 s, because the others wait for feedback.
+            timeout_s: Seconds to wait after the last send; the default is the longest deadline among the queries, plus
+                one minute.
             progress: Called with the present state while sending and waiting.
 
         Returns:
-            What became of each query. It does not raise for a query without an Answer: look at `missing`.
+            The outcome of each query. A query without an Answer raises nothing: see `Asked.missing`.
 
         Raises:
             RecordTooLarge: a query does not fit into a record; nothing has been sent.
@@ -182,11 +182,11 @@ class Client:
         follow: bool = True,
         on_unreadable: Callable[[str, UniscaleError], None] | None = None,
     ) -> Iterator[Answer]:
-        """Yield Answers, the first of each query only: that is the one that counts.
+        """Yield the first Answer of each query, which is the one that counts.
 
         Args:
-            everything: Start with the oldest that is kept, instead of from now on.
-            follow: Continue forever; False stops at the present end.
+            everything: Start with the oldest Answer still kept, instead of from now on.
+            follow: Continue forever; False stops at the present end of the topic.
             on_unreadable: See Follower.
         """
         seen: set[str] = set()
@@ -200,13 +200,13 @@ class Client:
     def feedback(
         self, query_id: str, correct: bool | float, *, source: str = "client", **metadata: Any
     ) -> None:
-        """Tell whether an Answer was right, now or up to the deployment's retention later.
+        """Say whether an Answer was right, at any time within the deployment's retention.
 
         Args:
             query_id: The query's id.
             correct: True, False, or a grade from 0 to 1.
-            source: Who says so.
-            **metadata: Anything worth keeping beside it.
+            source: Who gives the grade.
+            **metadata: Anything to store with it.
 
         Raises:
             InvalidField: the grade is outside 0 to 1.
@@ -221,7 +221,7 @@ class Client:
             query_id: The query's id.
 
         Returns:
-            Its story; empty when nothing is on record, see `Story.found`.
+            Its story, which is empty if nothing is on record (see `Story.found`).
         """
         ledger = read_ledger(self.settings, executor_groups(self.settings), about=query_id)
         story = ledger.story(query_id)
@@ -239,7 +239,7 @@ class Client:
         return Follower(self.settings, kinds, groups=groups, tail=tail)
 
     def close(self) -> None:
-        """Close the connections. Whatever was sent has been stored."""
+        """Close the connections. Everything sent has been stored by then."""
         with self._opening:
             if self._producer is not None:
                 self._producer.close()
@@ -284,7 +284,7 @@ class Client:
         return producer.send(topic, key=key, value=value)
 
     def _at_the_end(self, rewards: bool) -> Any:
-        """Return a consumer that delivers the ends, and on request the rewards, of queries sent from now on."""
+        """Return a consumer of the Answers and dead letters, and on request the rewards, that arrive from now on."""
         reader = self._readers.get(rewards)
         if reader is None:
             names = [self.topics.answer, self.topics.dead_letter, *([self.topics.reward] if rewards else [])]
@@ -293,12 +293,12 @@ class Client:
         parts = list(reader.assignment())
         reader.seek_to_end(*parts)
         for tp in parts:
-            reader.position(tp)  # until it is asked for, the end is not fixed
+            reader.position(tp)  # the seek takes effect only when the position is read
         return reader
 
 
 def query_from(question: str | Query, *, prefix: str = "ask", **fields: Any) -> Query:
-    """Return a Query from a text, under a new id, or an existing one with some fields replaced.
+    """Return a Query with a new id from a text, or an existing Query with some fields replaced.
 
     Args:
         question: The text, or a whole Query.

@@ -7,11 +7,11 @@ from streams.client.ledger import Story
 
 
 def compared(stories: Iterable[Story], found: Uplift | None = None) -> Uplift:
-    """Return policy and control group compared over queries whose cohort a draw chose and whose reward is closed.
+    """Compare policy and control group over queries whose cohort was drawn at random and whose reward is closed.
 
     Args:
-        stories: Each once: the intervals count outcomes.
-        found: A comparison to go on with, which is changed; None begins one.
+        stories: The queries; each must appear once, because the intervals count outcomes.
+        found: A comparison to extend in place; None starts a new one.
 
     >>> compared([]).sentence()
     'Too few outcomes to compare the policy with the control group.'

@@ -18,7 +18,7 @@ from streams.topics import Topics
 Kind = Literal[
     "query", "context", "decision", "step", "verification", "answer", "feedback", "reward", "dead-letter"
 ]
-"""What a record tells, in the order of a query's life."""
+"""The kinds of records, in the order of a query's life."""
 
 KINDS: tuple[Kind, ...] = get_args(Kind)
 
@@ -39,7 +39,7 @@ class Event(Struct, frozen=True, kw_only=True):
     """One record about a query.
 
     Attributes:
-        kind: What the record tells.
+        kind: Kind of the record.
         query_id: The query it is about; empty for a dead letter whose query cannot be read.
         record: The decoded record: an Answer for kind `answer`, and so on.
         at_ms: When the broker appended it, in milliseconds since the epoch.
@@ -58,8 +58,8 @@ def topic_names(topics: Topics, kinds: Iterable[Kind], groups: Iterable[str] = (
 
     Args:
         topics: The deployment's topics.
-        kinds: What to read.
-        groups: The executor groups; `verification` has one topic for each.
+        kinds: The kinds to read.
+        groups: The executor groups; `verification` has one topic per group.
     """
     wanted = set(kinds)
     names = [name for name, kind in _plain(topics).items() if kind in wanted]
@@ -70,14 +70,14 @@ def topic_names(topics: Topics, kinds: Iterable[Kind], groups: Iterable[str] = (
 
 @lru_cache(maxsize=512)
 def kind_of(topics: Topics, name: str) -> Kind | None:
-    """Return what the records of a topic tell, None for a topic that does not concern clients."""
+    """Return the kind of the records of a topic; None for a topic that does not concern clients."""
     if name.startswith(topics.verification_for("")):
         return "verification"
     return _plain(topics).get(name)
 
 
 def event_of(topics: Topics, raw: Any) -> Event | None:
-    """Return the event in a raw record of kafka-python, None for a tombstone or a topic of another purpose.
+    """Return the event in a raw record of kafka-python; None for a tombstone, or for a topic without a kind.
 
     Raises:
         RecordError: the record cannot be decoded.

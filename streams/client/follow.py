@@ -17,17 +17,17 @@ log = logging.getLogger("streams.client")
 class Follower:
     """Iterator over the records of some kinds, from now on.
 
-    It has no consumer group: it takes nothing away from the rooms, and every follower sees every record. Within
-    one query, records of the same kind arrive in order; across kinds the order is that of the broker's replies.
-    A follower belongs to one thread.
+    It has no consumer group, so it takes nothing away from the rooms, and every follower sees every record. Records of
+    one query and kind arrive in order; across kinds, the order is that of the broker's responses. Use a follower from
+    one thread only.
 
     Args:
         settings: The deployment.
         kinds: What to follow, for instance `("decision", "step", "answer")`.
         groups: The executor groups, needed for `verification` only.
-        tail: Also deliver up to this many earlier records of each partition; -1 delivers everything kept.
-        on_unreadable: Called with the topic/partition/offset of a record that cannot be decoded, and with the
-            error; by default both are logged. The record is skipped.
+        tail: Also deliver up to this many earlier records of each partition; -1 delivers everything still kept.
+        on_unreadable: Called with the topic/partition/offset of a record that cannot be decoded, and with the error;
+            the default logs both. The record is skipped.
 
     Raises:
         BrokerUnreachable: no broker answers.
@@ -78,7 +78,7 @@ class Follower:
             yield from self.poll(0.2)
 
     def idle_s(self) -> float:
-        """Return how long ago the last record arrived, in seconds."""
+        """Return the seconds since the last record arrived."""
         return time.monotonic() - self._heard
 
     def close(self) -> None:

@@ -131,8 +131,8 @@ def read_ledger(
     Args:
         settings: The deployment.
         groups: Its executor groups.
-        only: Names of topics to read instead of all.
-        about: Read the records of this query alone; the others are skipped without decoding them.
+        only: Names of the topics to read; empty reads all.
+        about: A query_id, to read only its records; the others are skipped without being decoded.
 
     Raises:
         BrokerUnreachable: no broker answers.
@@ -157,7 +157,7 @@ def executor_groups(settings: Settings) -> list[str]:
 
 
 def _concerns(topics: Topics, raw: Any, query_id: bytes) -> bool:
-    """Whether a record may be about a query: by its key, or by its text where the key is something else."""
+    """Return whether a record may concern a query: by its key, or by its text on topics with another key."""
     if raw.topic in (topics.context, topics.reward, topics.dead_letter):
         return query_id in (raw.value or b"")
     return bool(raw.key == query_id)

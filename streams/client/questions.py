@@ -1,7 +1,7 @@
 """Questions from a file: one JSON object per line, in any of the usual shapes, as Query records.
 
-A line may be a Query already (`query_id`, `text` or `messages`, …), or hold `question`, `problem` or `prompt`
-for the text and `reference` or `answer` for the right answer. Of a worked answer in the style of GSM8K, the part
+A line may be a Query already (`query_id`, `text` or `messages`, …), or have the text in `question`, `problem` or
+`prompt` and the right answer in `reference`, `answer` or `solution`. If the answer is worked out as in GSM8K, the part
 after the last `####` counts.
 """
 
@@ -30,7 +30,7 @@ def read_questions(path: Path, *, run: str = "") -> Iterator[Query]:
 
     Args:
         path: A file of JSON lines.
-        run: Put before generated ids, so that two runs of one file do not collide.
+        run: Prefix of generated ids, so that two runs of one file do not collide.
 
     Raises:
         QuestionError: a line is not an object, or has no question.
@@ -44,7 +44,7 @@ def read_questions(path: Path, *, run: str = "") -> Iterator[Query]:
             try:
                 entry = orjson.loads(line)
             except orjson.JSONDecodeError as error:
-                raise QuestionError(f"{where}: not JSON ({error}); write one object a line") from None
+                raise QuestionError(f"{where}: not JSON ({error}); write one object per line") from None
             if not isinstance(entry, dict):
                 raise QuestionError(f"{where}: a {type(entry).__name__}, not an object")
             yield query_of(entry, where=where, default_id=f"{run}{path.stem}-{number}")
@@ -54,7 +54,7 @@ def query_of(entry: Mapping[str, Any], *, where: str, default_id: str) -> Query:
     """Return the query that a line describes.
 
     Raises:
-        QuestionError: naming the line and the field.
+        QuestionError: the message names line and field.
     """
     fields = {f.name for f in msgspec.structs.fields(Query)}
     values = {name: value for name, value in entry.items() if name in fields and value is not None}
@@ -77,7 +77,7 @@ def query_of(entry: Mapping[str, Any], *, where: str, default_id: str) -> Query:
 
 
 def renamed(queries: Iterable[Query], run: str) -> Iterator[Query]:
-    """Yield the queries under new ids that start with the run's name, so that replays and originals never mix."""
+    """Yield the queries with new ids that start with the run's name, so that replays and originals never mix."""
     for query in queries:
         query_id = f"{run}:{query.query_id}"
         if len(query_id) > 200:

@@ -203,7 +203,7 @@ def rewritten(log: Any, query_id: str, **changes: Callable[[Row], Any]) -> None:
 # What is done, to whom, and words of what is said. A removed row also leaves a sequence number without a row.
 FORGERIES: list[tuple[Callable[[Any], None], set[str], str]] = [
     (forged_reward, {"h20"}, "two Rewards h20/final that differ"),
-    (changed_correctness, {"h21"}, "against its reference"),
+    (changed_correctness, {"h21"}, "compared with its reference"),
     (reward_of_nobody, {"nobody"}, "without a Decision"),
     (closed_twice, {"h23"}, "final"),
     (changed_price, {"h24"}, "the trace's"),
@@ -214,7 +214,7 @@ FORGERIES: list[tuple[Callable[[Any], None], set[str], str]] = [
     (doubled_answer, {"h27"}, "twice"),
     (another_answer, {"h28"}, "differ"),
     (changed_score, {"h30"}, "the mean of its path"),
-    (another_action, {"h31"}, "decided was"),
+    (another_action, {"h31"}, "was decided"),
     (removed_row, {"h32"}, "row is missing"),
     (lost_row, {"h33"}, "row is missing"),
     (changed_row, {"h34"}, "correct is"),
@@ -223,7 +223,7 @@ FORGERIES: list[tuple[Callable[[Any], None], set[str], str]] = [
     (lost_reward, {"h37"}, "there is no such Reward"),
     (lost_decision, {"h38"}, "without a Decision"),
     (two_decisions, {"h40"}, "two Decisions"),
-    (lost_query, {"h41", "stranger"}, "another lies"),
+    (lost_query, {"h41", "stranger"}, "where there is another record"),
     (lost_context, {"h42"}, "passed over"),
     (changed_embedding, {"h43"}, "embedding"),
 ]
