@@ -1,4 +1,4 @@
-"""python -m experiments: record outcomes, rerun the paper on them, judge policies on anyone's history."""
+"""python -m experiments: record outcomes, rerun the paper's experiments on them, evaluate policies on anyone's data."""
 
 import click
 
@@ -13,7 +13,7 @@ from experiments.commands.rerun import depth_limit, latency
 
 @click.group()
 def cli() -> None:
-    """Record outcomes of every configuration, and learn from them without Kafka."""
+    """Record the outcomes of every configuration, and evaluate policies on them without Kafka."""
 
 
 for command in (record, paper, frontier, prior, ope, card, latency, depth_limit):

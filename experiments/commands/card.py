@@ -10,16 +10,16 @@ from experiments.commands.options import PATH, RECORDING
 @click.command()
 @click.argument("recording", type=PATH, default=RECORDING)
 def card(recording: Path) -> None:
-    """Say what a RECORDING holds: the figures of its data card."""
+    """Print the figures of a RECORDING's data card."""
     import orjson
     import pyarrow.compute as pc
     import pyarrow.parquet as pq
 
     if not recording.is_file():
-        raise click.ClickException(f"{recording}: no such file; give a recording of ours")
+        raise click.ClickException(f"{recording}: no such file; give a file made by `experiments record`")
     table = pq.read_table(recording)
     if b"uniscale.settings" not in (table.schema.metadata or {}):
-        raise click.ClickException(f"{recording}: is no recording of ours")
+        raise click.ClickException(f"{recording}: not a recording; give a file made by `experiments record`")
     told = orjson.loads(table.schema.metadata[b"uniscale.settings"])
     questions = orjson.loads(table.schema.metadata[b"uniscale.questions"])
     levels: dict[str, int] = {}

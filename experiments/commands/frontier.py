@@ -1,4 +1,4 @@
-"""`python -m experiments frontier`: cost at equal accuracy alone, on anybody's outcomes."""
+"""`python -m experiments frontier`: only the cost at equal accuracy, on anyone's outcomes."""
 
 import contextlib
 from pathlib import Path
@@ -12,18 +12,30 @@ from experiments.commands.options import CATALOGUE, PATH, RECORDING
 @click.command()
 @click.option(
     "--outcomes", "source", type=PATH, default=RECORDING, show_default=True,
-    help="A recording of ours, or any CSV, JSONL or Parquet with --mapping.",
+    help="A recording, or any CSV, JSONL or Parquet file together with --mapping.",
 )  # fmt: skip
-@click.option("--mapping", type=PATH, help="What the columns mean (experiments/outcomes/foreign.py).")
+@click.option("--mapping", type=PATH, help="File that names the columns (experiments/outcomes/foreign.py).")
 @click.option("--catalogue", type=PATH, default=CATALOGUE, show_default=True)
-@click.option("--orders", type=click.IntRange(min=1), default=20, show_default=True, help="Of the questions.")
 @click.option(
-    "--policy", "policies", multiple=True, help="Only these rows, beside the fixed mix and the ceilings."
+    "--orders",
+    type=click.IntRange(min=1),
+    default=20,
+    show_default=True,
+    help="Number of random orders of the questions.",
 )
-@click.option("--trees", is_flag=True, help="Boosted trees compete for the ceiling: minutes.")
-@click.option("--jobs", type=click.IntRange(min=1), help="Processes; one a core by default.")
-@click.option("--cache", type=PATH, default=Path("out/vectors"), show_default=True, help="Of embeddings.")
-@click.option("--out", type=PATH, help="A JSON file for the whole table.")
+@click.option(
+    "--policy", "policies", multiple=True, help="Only these policies, next to the fixed mix and the ceilings."
+)
+@click.option("--trees", is_flag=True, help="Also try boosted trees as the ceiling; takes minutes.")
+@click.option("--jobs", type=click.IntRange(min=1), help="Processes; default: one per core.")
+@click.option(
+    "--cache",
+    type=PATH,
+    default=Path("out/vectors"),
+    show_default=True,
+    help="Folder that caches embeddings.",
+)
+@click.option("--out", type=PATH, help="JSON file to which the whole table is written.")
 def frontier(
     source: Path,
     mapping: Path | None,
@@ -35,7 +47,7 @@ def frontier(
     cache: Path,
     out: Path | None,
 ) -> None:
-    """Say what each policy pays for an accuracy, against the cheapest mix of fixed arms that has it."""
+    """Print what each policy pays for an accuracy, relative to the cheapest mix of fixed arms that reaches it."""
     import orjson
     from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 

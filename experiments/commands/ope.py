@@ -1,4 +1,4 @@
-"""`python -m experiments ope`: what each action, taken always, would have earned on a log."""
+"""`python -m experiments ope`: what each action would have earned on a log if it had always been taken."""
 
 import contextlib
 from pathlib import Path
@@ -11,12 +11,12 @@ from experiments.commands.options import PATH
 @click.command()
 @click.argument("log", type=PATH)
 @click.option(
-    "--floor", default=50.0, show_default=True, help="Fewest effective decisions an estimate may rest on."
+    "--floor", default=50.0, show_default=True, help="Fewest effective decisions that an estimate needs."
 )
 def ope(log: Path, floor: float) -> None:
-    """Estimate what each action, taken always, would have earned on a LOG of randomised decisions.
+    """Estimate what each action would have earned if always taken, from a LOG of randomised decisions.
 
-    LOG is a CSV, JSONL or Parquet with the columns action, propensity and reward.
+    LOG is a CSV, JSONL or Parquet file with the columns action, propensity and reward.
     """
     import numpy as np
 

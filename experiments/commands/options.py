@@ -1,4 +1,4 @@
-"""What several commands share: default paths, and where something that belongs to outcomes is kept."""
+"""Default paths of the commands, and the paths of files that accompany a table of outcomes."""
 
 from pathlib import Path
 
@@ -10,7 +10,7 @@ PATH = click.Path(path_type=Path)
 
 
 def beside_of(outcomes: Path, kind: str) -> Path:
-    """Return where something that belongs to outcomes is kept.
+    """Return the path of a file of some kind that accompanies a table of outcomes.
 
     >>> beside_of(Path("data/math.parquet"), "latency").as_posix()
     'data/math.latency.json'

@@ -22,38 +22,48 @@ STEP_SCORES = Path("../shared/data/tts_prm")
 @click.option("--out", type=PATH, default=Path("out/paper"), show_default=True)
 @click.option(
     "--outcomes", "source", type=PATH, default=RECORDING, show_default=True,
-    help="A recording of ours, or any CSV, JSONL or Parquet with --mapping.",
+    help="A recording, or any CSV, JSONL or Parquet file together with --mapping.",
 )  # fmt: skip
-@click.option("--mapping", type=PATH, help="What the columns mean (experiments/outcomes/foreign.py).")
+@click.option("--mapping", type=PATH, help="File that names the columns (experiments/outcomes/foreign.py).")
 @click.option("--catalogue", type=PATH, default=CATALOGUE, show_default=True)
 @click.option(
     "--coding", type=PATH,
-    help="A recording of the second task; code.parquet beside the outcomes where it is there.",
+    help="A recording of the second task; default: code.parquet next to the outcomes, if it exists.",
 )  # fmt: skip
-@click.option("--verifier", help="Whose runs of a recording; those of the one in use by default.")
-@click.option("--seeds", type=click.IntRange(min=1), help="At most so many of the paper's and of the others.")
+@click.option("--verifier", help="Use the runs of this verifier; default: the one in use.")
+@click.option(
+    "--seeds",
+    type=click.IntRange(min=1),
+    help="Use at most this many of the paper's seeds and of the others.",
+)
 @click.option(
     "--quick",
     is_flag=True,
-    help="Five further seeds for twenty, without long streams, boosted trees, off-policy estimates.",
+    help="Five further seeds instead of twenty; no long streams, boosted trees or off-policy estimates.",
 )
 @click.option(
     "--networks", type=PATH,
-    help="What MLP and NeuralUCB chose; NAME.networks.json beside the outcomes by default.",
+    help="The choices of MLP and NeuralUCB; default: NAME.networks.json next to the outcomes.",
 )  # fmt: skip
 @click.option(
     "--rebuild-networks", is_flag=True,
-    help="Train what that file lacks, by the paper's recipe: hours on two cores. Killed, it goes on where it was.",
+    help="Train what that file lacks, by the paper's recipe: hours on two cores. Can be stopped and resumed.",
 )  # fmt: skip
-@click.option("--jobs", type=click.IntRange(min=1), help="Processes; one a core by default.")
+@click.option("--jobs", type=click.IntRange(min=1), help="Processes; default: one per core.")
 @click.option(
     "--step-scores", type=PATH, default=STEP_SCORES, show_default=True,
-    help="Folder with samples.csv.gz of recorded step scores: early exit is replayed on them where it is there.",
+    help="Folder with recorded step scores (samples.csv.gz); if it exists, early exit is replayed on them.",
 )  # fmt: skip
-@click.option("--cache", type=PATH, default=Path("out/vectors"), show_default=True, help="Of embeddings.")
+@click.option(
+    "--cache",
+    type=PATH,
+    default=Path("out/vectors"),
+    show_default=True,
+    help="Folder that caches embeddings.",
+)
 @click.option(
     "--results", type=PATH,
-    help="A folder for figures and a summary in words too: docs/results is made so.",
+    help="Also write figures and a summary in words to this folder, as in docs/results.",
 )  # fmt: skip
 def paper(
     out: Path,
@@ -71,7 +81,7 @@ def paper(
     cache: Path,
     results: Path | None,
 ) -> None:
-    """Run the paper's tables on outcomes: report.html, tables.json and PNG figures."""
+    """Compute the paper's tables from outcomes; write report.html, tables.json and PNG figures."""
     from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 
     from experiments.report.summary import write_summary

@@ -9,16 +9,23 @@ from experiments.commands.options import CATALOGUE, PATH
 
 @click.command()
 @click.argument("outcomes", type=PATH)
-@click.option("-o", "--out", type=PATH, required=True, help="Where the prior is written.")
-@click.option("--mapping", type=PATH, help="Names the columns of a table that is not one of our recordings.")
+@click.option("-o", "--out", type=PATH, required=True, help="File to which the prior is written.")
+@click.option("--mapping", type=PATH, help="File that names the columns of a table that is not a recording.")
 @click.option(
     "--logged", is_flag=True, help="OUTCOMES is a log: one configuration per row, with its propensity."
 )
-@click.option("--catalogue", type=PATH, default=CATALOGUE, show_default=True, help="Of the deployment.")
+@click.option("--catalogue", type=PATH, default=CATALOGUE, show_default=True, help="The deployment's.")
 @click.option(
-    "--history-only", is_flag=True, help="Use the third of the questions that the lab calls history."
+    "--history-only",
+    is_flag=True,
+    help="Use only the third of the questions that the other commands call history.",
 )
-@click.option("--cap", default=2000.0, show_default=True, help="Questions that history counts as, at most.")
+@click.option(
+    "--cap",
+    default=2000.0,
+    show_default=True,
+    help="Weight of the prior: it counts as at most this many questions.",
+)
 @click.option(
     "--options", default="{}", show_default=True, help="The policy's options, as in UNISCALE_POLICY_OPTIONS."
 )
@@ -32,7 +39,7 @@ def prior(
     cap: float,
     options: str,
 ) -> None:
-    """Make a prior of OUTCOMES: a recording, a whole table with its --mapping, or a log with --logged.
+    """Make a prior from OUTCOMES: a recording, a complete table with --mapping, or a log with --logged.
 
     A log is CSV, JSONL or Parquet with the columns text, action (model/qp/cp/bs), correct, cost and propensity, and
     score where there is one. Start the decider with UNISCALE_PRIOR=FILE and an empty log.

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     type=click.Path(path_type=Path),
     default=Path(),
     show_default=True,
-    help="What the catalogue's checkpoints start from.",
+    help="Folder to which the checkpoint paths in the catalogue are relative.",
 )
 @click.option(
     "--task",
@@ -41,51 +41,55 @@ if TYPE_CHECKING:
     help="Of the mini family, whose tasks are asked; 1 if none, 2 for mixed traffic.",
 )
 @click.option(
-    "--samples", type=click.IntRange(min=1), help="Of every search; 1 if none, 2 for mixed traffic."
+    "--samples", type=click.IntRange(min=1), help="Samples per search; default: 1, or 2 for mixed traffic."
 )
-@click.option("--short", is_flag=True, help="Mixed traffic with 500 live questions in place of 1,000.")
+@click.option("--short", is_flag=True, help="Mixed traffic with 500 live questions instead of 1,000.")
 @click.option(
     "--estimate",
     "few",
     type=click.IntRange(min=1),
-    help="Record only so many of the questions, say how long all will take, and stop.",
+    help="Record only this many questions, print how long all of them will take, and stop.",
 )
 @click.option(
     "--share",
     type=click.FloatRange(0, 1, min_open=True),
     default=1.0,
     show_default=True,
-    help="Of the questions of each level.",
+    help="Share of the questions of each level.",
 )
 @click.option("--model", "models", multiple=True, help="Only these models.")
 @click.option(
-    "--verifiers", type=click.IntRange(min=1), help="How many, the one in use first; all by default."
+    "--verifiers",
+    type=click.IntRange(min=1),
+    help="Number of verifiers, starting with the one in use; default: all.",
 )
 @click.option("--engine", type=click.Choice(["torch", "vllm"]), default="torch", show_default=True)
-@click.option("--device", default="cpu", show_default=True, help="Of the torch engine: cpu or cuda.")
-@click.option("--threads", type=click.IntRange(min=1), help="CPU threads, if not all cores.")
+@click.option("--device", default="cpu", show_default=True, help="Device of the torch engine: cpu or cuda.")
+@click.option("--threads", type=click.IntRange(min=1), help="CPU threads; default: all cores.")
 @click.option(
     "--in-flight",
     type=click.IntRange(min=1),
     default=48,
     show_default=True,
-    help="(question, model) pairs at a time, 28 searches each.",
+    help="Pairs of question and model in progress at a time; each takes 28 searches.",
 )
 @click.option(
     "--part",
     default="1/1",
     show_default=True,
-    help="K/N: the K-th of N processes that record together, each with questions of its own and in the same WORK.",
+    help="K/N: this is the K-th of N processes that record together. They share WORK and divide the questions.",
 )
-@click.option("--seed", type=int, default=0, show_default=True, help="Of all drafts.")
+@click.option("--seed", type=int, default=0, show_default=True, help="Seed of all drafts.")
 @click.option(
     "--work",
     type=click.Path(path_type=Path),
     default=Path("out/record"),
     show_default=True,
-    help="Folder of the journal: the same command goes on where it was.",
+    help="Folder of the journal, from which the same command resumes.",
 )
-@click.option("--out", type=click.Path(path_type=Path), help="The Parquet file; WORK/<task>.parquet if none.")
+@click.option(
+    "--out", type=click.Path(path_type=Path), help="The Parquet file; default: WORK/<task>.parquet."
+)
 def record(
     catalogue: Path,
     folder: Path,
@@ -106,9 +110,9 @@ def record(
     work: Path,
     out: Path | None,
 ) -> None:
-    """Run every (question, configuration) for real and write one Parquet file of outcomes.
+    """Run every question with every configuration for real, and write the outcomes to a Parquet file.
 
-    Killed at any moment, the same command goes on where it was.
+    It can be stopped at any moment; the same command then resumes.
     """
     from tqdm import tqdm
 

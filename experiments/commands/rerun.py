@@ -27,21 +27,29 @@ VERSIONS = ("torch", "onnxruntime", "numpy")
     "--mode",
     default="quality-priority",
     show_default=True,
-    help="Of the objective (agents/space/objectives.py).",
+    help="The objective (agents/space/objectives.py).",
 )
-@click.option("--seed", type=int, default=3, show_default=True, help="Of the order of questions.")
+@click.option("--seed", type=int, default=3, show_default=True, help="Seed of the order of questions.")
 @click.option(
     "--threads",
     type=click.IntRange(min=1),
     default=1,
     show_default=True,
-    help="Of generation and verification.",
+    help="Threads for generation and verification.",
 )
 @click.option(
-    "--rounds", type=click.IntRange(min=51), help="Fewer than 210, 50 of them warm-up: for a trial."
+    "--rounds",
+    type=click.IntRange(min=51),
+    help="Queries, for a trial run; default: 210, 50 of them warm-up.",
 )
-@click.option("--cache", type=PATH, default=Path("out/vectors"), show_default=True, help="Of embeddings.")
-@click.option("--out", type=PATH, help="NAME.latency.json beside the recording by default.")
+@click.option(
+    "--cache",
+    type=PATH,
+    default=Path("out/vectors"),
+    show_default=True,
+    help="Folder that caches embeddings.",
+)
+@click.option("--out", type=PATH, help="Default: NAME.latency.json next to the recording.")
 def latency(
     recording: Path,
     catalogue: Path,
@@ -52,11 +60,11 @@ def latency(
     cache: Path,
     out: Path | None,
 ) -> None:
-    """Run the joint space's queries of one seed for real, one after another, and say where the time goes.
+    """Run the queries of one seed in the joint space for real, one after another, and print where the time goes.
 
-    Beside it: what the bandit takes at the paper's d = 2,048, on random vectors of that length.
+    Also print what the bandit takes at the paper's d = 2,048, on random vectors of that length.
 
-    Minutes; on a machine that does nothing else, or its load is what is measured.
+    This takes minutes. Run it on an otherwise idle machine; any other load distorts the result.
     """
     import orjson
     import torch
@@ -100,10 +108,10 @@ def latency(
 @click.command("depth-limit")
 @click.argument("recording", type=PATH, default=RECORDING)
 @click.option("--catalogue", type=PATH, default=CATALOGUE, show_default=True)
-@click.option("--threads", type=click.IntRange(min=1), help="CPU threads, if not all cores.")
-@click.option("--out", type=PATH, help="NAME.depth-limit.json beside the recording by default.")
+@click.option("--threads", type=click.IntRange(min=1), help="CPU threads; default: all cores.")
+@click.option("--out", type=PATH, help="Default: NAME.depth-limit.json next to the recording.")
 def depth_limit(recording: Path, catalogue: Path, threads: int | None, out: Path | None) -> None:
-    """Run every search that met its depth limit again, with paths cut off there kept out and completed."""
+    """Rerun every search that reached its depth limit, first excluding the paths cut off there, then counting them."""
     import torch
 
     from experiments.outcomes.table import load_recording
