@@ -18,6 +18,11 @@ DAY_MS = 24 * HOUR_MS
 SHARD = b"0"
 
 
+def writer_of(changelog: str) -> str:
+    """Return the transactional id under which a changelog is written that has one writer."""
+    return f"{changelog}.writer"
+
+
 class Topic(msgspec.Struct, frozen=True, kw_only=True):
     """One topic as it must be on the broker. `retention_ms` is -1 for compacted topics.
 

@@ -99,6 +99,10 @@ class SendFailed(Unavailable):
     """The broker did not accept a record. The message gives its reason."""
 
 
+class NotAllowed(SendFailed):
+    """The broker does not let this process read or write a topic: its access control lists do not say so."""
+
+
 class RowTooLarge(UniscaleError, ValueError):
     """A row would exceed the record limit: the record that would cause it is refused."""
 
@@ -242,6 +246,7 @@ class Runtime(Protocol):
         """Append the record that lies at an origin to its topic again, as it is; return whether the topic holds it.
 
         Raises:
+            NotAllowed: this process may not read or write that topic.
             SendFailed: the broker did not take it.
         """
 

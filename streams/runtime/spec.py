@@ -15,6 +15,10 @@ class RoomSpec(Struct, frozen=True, kw_only=True):
         name: Its name on the command line, in consumer groups and in metrics.
         inputs: The topics it handles, by their names without the prefix. `.<group>` stands for its own group.
         outputs: The topics it writes. `.<group>` stands for the group of a Decision.
+        follows: The topics it reads beside its inputs, without a consumer group. `control` and `heartbeat`, which every
+            room follows, are not named.
+        state: The topics of its own state: it alone writes them, and reads them when it starts.
+        one_writer: Whether one of its workers at a time may write its state, in transactions.
         build: Loads what the room needs and binds its handlers. It imports the room's code only when called.
         grouped: Whether there is one deployment of it for each executor group.
         optional: Whether `up` starts it only on request.
@@ -24,12 +28,24 @@ class RoomSpec(Struct, frozen=True, kw_only=True):
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
     build: Callable[[Runtime], Awaitable[None]]
+    follows: tuple[str, ...] = ()
+    state: tuple[str, ...] = ()
+    one_writer: bool = False
     grouped: bool = False
     optional: bool = False
 
     def reads(self, topics: Topics, group: str = "") -> tuple[str, ...]:
         """Return the full names of the topics it handles."""
-        return tuple(topics.prefix + name.replace("<group>", group) for name in self.inputs)
+        return _full(topics, self.inputs, group)
+
+    def looks_at(self, topics: Topics, group: str = "") -> tuple[str, ...]:
+        """Return the full names of all topics that it may read, handled ones and its own state included."""
+        beside = (*self.follows, *self.state, "control", "heartbeat")
+        return _full(topics, (*self.inputs, *beside), group)
+
+    def keeps(self, topics: Topics) -> tuple[str, ...]:
+        """Return the full names of the topics of its own state."""
+        return _full(topics, self.state)
 
     def writes(self, topics: Topics, topic: str) -> bool:
         """Return whether it may write a topic."""
@@ -46,3 +62,7 @@ class RoomSpec(Struct, frozen=True, kw_only=True):
         if not self.grouped:
             return (topics.app_id(self.name),)
         return tuple(topics.app_id(self.name, group) for group in groups)
+
+
+def _full(topics: Topics, names: tuple[str, ...], group: str = "") -> tuple[str, ...]:
+    return tuple(topics.prefix + name.replace("<group>", group) for name in names)

@@ -1,4 +1,4 @@
-"""`topics create|check|list`: create the topics that `streams/topics.py` declares, or report differences."""
+"""`topics create|check|list|acls`: create the topics that `streams/topics.py` declares, or report differences."""
 
 from pathlib import Path
 
@@ -7,6 +7,7 @@ from rich.console import Console
 from rich.table import Table
 
 from agents.space.catalogue import load_catalogue
+from streams.acls import command, grants
 from streams.runtime.kafka.clients import admin
 from streams.settings import Settings
 from streams.topics import Topic, Topics
@@ -68,6 +69,30 @@ def show(settings: Settings, groups: tuple[str, ...]) -> None:
             str(t.max_bytes),
         )
     Console().print(table)
+
+
+@topics.command("acls")
+@_group
+@click.option(
+    "--principal", default="User:{worker}", show_default=True,
+    help="Principal of each process; {worker} stands for decider, executor.GROUP, …, client or operator.",
+)  # fmt: skip
+@click.option(
+    "--tool", default="kafka-acls.sh", show_default=True, help="Kafka's tool, as your shell finds it."
+)
+@click.option(
+    "--command-config", default="admin.properties", show_default=True,
+    help="File with the security settings under which the tool connects.",
+)  # fmt: skip
+@click.pass_obj
+def acls(settings: Settings, groups: tuple[str, ...], principal: str, tool: str, command_config: str) -> None:
+    """Print the commands that give each room's principal the rights it needs, and no others; needs no broker."""
+    known = load_catalogue(Path(settings.catalogue)).groups
+    connection = [tool, "--bootstrap-server", settings.kafka.bootstrap, "--command-config", command_config]
+    for worker, granted in grants(Topics(settings), [*known, *groups]).items():
+        click.echo(f"# {worker}")
+        for grant in granted:
+            click.echo(command(grant, principal.replace("{worker}", worker), connection))
 
 
 COMMANDS = [topics]

@@ -21,5 +21,6 @@ SPEC = RoomSpec(
     name="aggregator",
     inputs=("action-decision", "answer", "feedback", "due"),
     outputs=("reward", "answer", "due", "feedback", "dead-letter"),
+    state=("aggregator-join-changelog",),
     build=build,
 )

@@ -22,5 +22,7 @@ SPEC = RoomSpec(
     name="decider",
     inputs=("context", "reward"),
     outputs=("action-decision", "action-decision.<group>", "answer", "dead-letter"),
+    state=("decider-pending-changelog", "learner-snapshot"),
+    one_writer=True,
     build=build,
 )

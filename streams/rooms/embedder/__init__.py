@@ -16,5 +16,6 @@ SPEC = RoomSpec(
     name="embedder",
     inputs=("query",),
     outputs=("context", "answer", "dead-letter"),
+    follows=("answer", "dead-letter"),
     build=build,
 )

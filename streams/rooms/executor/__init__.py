@@ -19,6 +19,7 @@ SPEC = RoomSpec(
     name="executor",
     inputs=("action-decision.<group>", "verification.<group>"),
     outputs=("search-step", "answer", "heartbeat", "dead-letter"),
+    follows=("cancel.<group>",),
     build=build,
     grouped=True,
 )

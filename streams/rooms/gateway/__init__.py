@@ -18,6 +18,7 @@ SPEC = RoomSpec(
     name="gateway",
     inputs=(),
     outputs=("query", "feedback", "control", "cancel.<group>"),
+    follows=("query", "action-decision", "answer", "reward", "feedback", "dead-letter", "search-step"),
     build=build,
     optional=True,
 )

@@ -10,6 +10,7 @@ from typing import Any, NoReturn, TypeVar
 from aiokafka.errors import KafkaError
 from faust.exceptions import ConsumerNotStarted
 from kafka.errors import KafkaError as ClientError
+from kafka.errors import TopicAuthorizationFailedError
 
 from schemas.base import MAX_RECORD, MAX_VALUE
 from schemas.query import Origin
@@ -21,6 +22,7 @@ from streams.runtime.base import (
     Crash,
     Group,
     Handler,
+    NotAllowed,
     Outgoing,
     Record,
     SendFailed,
@@ -211,6 +213,8 @@ class KafkaRuntime:
 
         try:
             return await self.in_thread(again)
+        except TopicAuthorizationFailedError as error:
+            raise NotAllowed(f"{origin}: {error}") from error
         except (ClientError, connections.BrokerUnreachable) as error:
             raise SendFailed(f"{origin}: {error}") from error
 

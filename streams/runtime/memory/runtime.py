@@ -126,6 +126,9 @@ class MemoryRuntime:
         if begins is not None and not one_writer:
             raise ValueError(f"{name}: only a table of one writer begins at an offset")
         changelog = self.topics.changelog(self.room, name)
+        self.require_own(changelog)
+        if one_writer != self.spec.one_writer:
+            raise ValueError(f"{self.room}: one_writer of {name} differs from its RoomSpec")
         self.broker.create(changelog, partitions)
         table = MemoryTable(self, changelog, source, recovered, begins)
         self.tables.append(table)
@@ -136,6 +139,7 @@ class MemoryRuntime:
     ) -> None:
         """Show what is there, then what is appended; see the protocol."""
         for topic in topics:
+            self._require_read(topic)
             for partition in range(self.broker.partitions(topic)):
                 first, end = self.broker.first(topic, partition), self.broker.end(topic, partition)
                 at = first if begin == "beginning" else end
@@ -155,6 +159,15 @@ class MemoryRuntime:
     def _show(self, on_record: Callable[[Record], None], record: Record) -> None:
         if not self.dead:
             on_record(record)
+
+    def require_own(self, topic: str) -> None:
+        """Refuse to write a topic that is not of the room's own state."""
+        if topic not in self.spec.keeps(self.topics):
+            raise ValueError(f"{self.room}: {topic} is not among the state of its RoomSpec")
+
+    def _require_read(self, topic: str) -> None:
+        if topic not in self.spec.looks_at(self.topics, self.group):
+            raise ValueError(f"{self.room}: reads {topic}, which its RoomSpec does not name")
 
     async def send(self, *records: Outgoing) -> None:
         """Append in order, each an effect of its own; see the protocol."""
@@ -221,6 +234,7 @@ class MemoryRuntime:
 
     async def latest(self, topic: str, begin: int = 0) -> dict[bytes, bytes]:
         """Ask the broker; see the protocol."""
+        self._require_read(topic)
         found: dict[bytes, bytes] = {}
         for partition in range(self.broker.partitions(topic)):
             found |= self.broker.changelog(topic, partition, begin)
@@ -228,6 +242,7 @@ class MemoryRuntime:
 
     async def find(self, topic: str, key: bytes, since_ms: int, until_ms: int) -> Record | None:
         """Ask the broker; see the protocol."""
+        self._require_read(topic)
         partition = partition_for(key, self.broker.partitions(topic))
         at = self.broker.first(topic, partition)
         while (found := self.broker.at(topic, partition, at)) is not None:

@@ -97,5 +97,6 @@ class MemoryTable:
 
     async def post(self, topic: str, records: Iterable[tuple[bytes, bytes | None]]) -> None:
         """Write records of another topic, each an effect of its own."""
+        self.runtime.require_own(topic)
         for key, value in records:
             await self.runtime.effect("row", topic, key, value, 0)

@@ -25,11 +25,12 @@ def test_every_topic_is_written_and_read_by_a_room_or_a_client(in_memory: Callab
     written = {name for spec in ROOMS.values() for name in spec.outputs}
     assert read | written <= declared
     by_clients = {"query", "feedback", "control", "cancel.<group>"}
-    followed = {"answer", "dead-letter", "control", "heartbeat"}
-    # A room's own state: its changelogs, and the learner's snapshots beside its log.
-    tables = {name for name in declared if name.endswith("-changelog")} | {"learner-snapshot"}
-    assert declared - written - tables <= by_clients
-    assert declared - read - followed - tables <= {"cancel.<group>"}
+    followed = {"control", "heartbeat"} | {name for spec in ROOMS.values() for name in spec.follows}
+    # The learner's snapshots lie beside its log.
+    kept = {name for spec in ROOMS.values() for name in spec.state}
+    assert kept == {name for name in declared if name.endswith("-changelog")} | {"learner-snapshot"}
+    assert declared - written - kept <= by_clients
+    assert declared - read - followed - kept == set()
 
 
 def test_a_room_binds_exactly_the_topics_of_its_spec(in_memory: Callable[..., Settings]) -> None:

@@ -45,7 +45,13 @@ def test_a_row_that_is_too_large_is_refused_before_anything_is_written(
 
             runtime.each(runtime.topics.answer, on_answer, stage="put")
 
-        spec = RoomSpec(name="aggregator", inputs=("answer",), outputs=(), build=build)
+        spec = RoomSpec(
+            name="aggregator",
+            inputs=("answer",),
+            outputs=(),
+            state=("aggregator-join-changelog",),
+            build=build,
+        )
         cluster = Cluster(settings, {"aggregator": spec})
         await cluster.up()
         cluster.produce(cluster.topics.answer, b"k", b"v")

@@ -124,12 +124,18 @@ TOYS = {
         name="embedder", inputs=("query",), outputs=("context", "answer", "dead-letter"), build=build_copier
     ),
     "aggregator": RoomSpec(
-        name="aggregator", inputs=("answer",), outputs=("due", "answer", "dead-letter"), build=build_counter
+        name="aggregator",
+        inputs=("answer",),
+        outputs=("due", "answer", "dead-letter"),
+        state=("aggregator-join-changelog",),
+        build=build_counter,
     ),
     "decider": RoomSpec(
         name="decider",
         inputs=("context",),
         outputs=("action-decision", "answer", "dead-letter"),
+        state=("decider-pending-changelog", "learner-snapshot"),
+        one_writer=True,
         build=build_keeper,
     ),
 }

@@ -9,6 +9,7 @@ from streams.rooms.gateway.limits import Credential
 from streams.rooms.gateway.openai.errors import ApiError, invalid, not_found
 from streams.rooms.gateway.routes.guard import Listing, object_of, reply, whole
 from streams.rooms.gateway.service import Service
+from streams.runtime.base import NotAllowed
 
 log = logging.getLogger("streams.gateway")
 
@@ -57,6 +58,12 @@ class Letters:
         found = False
         try:
             found = await self.service.runtime.send_again(letter.origin)
+        except NotAllowed:
+            raise ApiError(
+                403, f"the broker does not let the gateway send {letter.origin.topic} again; do it as an operator: "
+                f"`python -m streams dead-letters retry {origin}`",
+                type="permission_error", param="origin", code="not_allowed",
+            ) from None  # fmt: skip
         finally:
             if not found:
                 index.retried(origin, False)

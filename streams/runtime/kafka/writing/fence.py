@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from streams.runtime.base import Crash
+from streams.topics import writer_of
 
 log = logging.getLogger("streams.fence")
 
@@ -49,7 +50,7 @@ class Fence:
         """
         async with self._one_at_a_time:
             await self._drop()
-            producer = self._connect(f"{self.topic}.writer" if self._transactions else None)
+            producer = self._connect(writer_of(self.topic) if self._transactions else None)
             await producer.start()
             self._producer = producer
 

@@ -1,0 +1,130 @@
+"""What each process may do on the broker, as access control lists of Apache Kafka.
+
+Derived from the rooms' specs and the names of the topics. Each worker gets what its room does and nothing else, so
+that no other room, and no client, can write the learner's log, its snapshots, or what the learner learns from:
+
+    worker      embedder, executor.<group>, …: reads what its room handles and follows, writes what its room sends
+    client      a program that asks: sends queries and feedback, reads what became of them
+    operator    every command of `python -m streams`, creating the topics included
+
+`python -m streams topics acls` prints them as commands. Everything of a deployment begins with its prefix.
+"""
+
+import shlex
+from collections.abc import Iterable, Iterator
+from typing import Final, Literal, TypeAlias
+
+from msgspec import Struct
+
+from streams.client.events import KINDS, topic_names
+from streams.rooms import ROOMS
+from streams.runtime.spec import RoomSpec
+from streams.topics import Topics, writer_of
+
+Resource: TypeAlias = Literal["topic", "group", "transactional-id"]
+
+CLIENT: Final = "client"
+OPERATOR: Final = "operator"
+
+_GROUP: Final = "<group>"
+
+
+class Grant(Struct, frozen=True, kw_only=True):
+    """The right to do something with some resources.
+
+    Attributes:
+        operations: As Kafka names them.
+        resources: Kind and name of each.
+        prefixed: Whether the names are beginnings of names.
+    """
+
+    operations: tuple[str, ...]
+    resources: tuple[tuple[Resource, str], ...]
+    prefixed: bool = False
+
+
+def grants(topics: Topics, groups: Iterable[str]) -> dict[str, list[Grant]]:
+    """Return what each process of a deployment may do: workers by name, `client` and `operator`.
+
+    A group that is added later needs grants of its own for its executor alone: whoever writes to all groups may write
+    to every topic of that kind.
+
+    Args:
+        topics: Its topics.
+        groups: Its executor groups.
+    """
+    found = {}
+    for spec in ROOMS.values():
+        for group in sorted(set(groups)) if spec.grouped else ("",):
+            found[f"{spec.name}.{group}" if group else spec.name] = list(_worker(topics, spec, group))
+    return found | {CLIENT: list(_client(topics)), OPERATOR: list(_operator(topics))}
+
+
+def _worker(topics: Topics, spec: RoomSpec, group: str) -> Iterator[Grant]:
+    yield _looks(topics)
+    own: tuple[tuple[Resource, str], ...] = ()
+    if spec.inputs:
+        own = (("group", topics.app_id(spec.name, group)),)
+    read: tuple[tuple[Resource, str], ...] = tuple(("topic", name) for name in spec.looks_at(topics, group))
+    yield Grant(operations=("Read",), resources=(*read, *own))
+    written = (*spec.outputs, *spec.state)
+    if plain := [name for name in written if _GROUP not in name]:
+        yield Grant(operations=("Write",), resources=_topics(topics, plain))
+    if grouped := [name.removesuffix(_GROUP) for name in written if _GROUP in name]:
+        yield Grant(operations=("Write",), resources=_topics(topics, grouped), prefixed=True)
+    if spec.one_writer:
+        ids = (writer_of(topics.prefix + name) for name in spec.state if name.endswith("-changelog"))
+        yield Grant(operations=("Write",), resources=tuple(("transactional-id", each) for each in ids))
+    if not spec.inputs:
+        # It shows how many records wait for the groups of the others.
+        yield _everything("group", topics, "Describe")
+
+
+def _client(topics: Topics) -> Iterator[Grant]:
+    yield _looks(topics)
+    yield Grant(operations=("Write",), resources=_topics(topics, ["query", "feedback"]))
+    # Verifications are for executors: the same scores stand in the steps.
+    names = topic_names(topics, [kind for kind in KINDS if kind != "verification"])
+    yield Grant(operations=("Read",), resources=tuple(("topic", name) for name in names))
+
+
+def _operator(topics: Topics) -> Iterator[Grant]:
+    resources: tuple[Resource, ...] = ("topic", "group", "transactional-id")
+    for resource in resources:
+        yield _everything(resource, topics, "All")
+
+
+def _looks(topics: Topics) -> Grant:
+    """Every process checks at its start whether the topics are as declared."""
+    return _everything("topic", topics, "Describe", "DescribeConfigs")
+
+
+def _everything(resource: Resource, topics: Topics, *operations: str) -> Grant:
+    return Grant(
+        operations=operations, resources=((resource, topics.prefix or "*"),), prefixed=bool(topics.prefix)
+    )
+
+
+def _topics(topics: Topics, names: Iterable[str]) -> tuple[tuple[Resource, str], ...]:
+    return tuple(("topic", topics.prefix + name) for name in dict.fromkeys(names))
+
+
+def command(grant: Grant, principal: str, connection: Iterable[str] = ()) -> str:
+    """Return the command that makes a grant, for a shell.
+
+    Args:
+        grant: What is granted.
+        principal: To whom, such as `User:decider`.
+        connection: The tool and how it connects.
+
+    >>> command(Grant(operations=("Read",), resources=(("topic", "a"),)), "User:x", ["kafka-acls.sh"])
+    'kafka-acls.sh --add --allow-principal User:x --operation Read --topic a'
+    """
+    words = [*connection, "--add", "--allow-principal", principal]
+    for operation in grant.operations:
+        words += ["--operation", operation]
+    for kind, name in grant.resources:
+        words += [f"--{kind}", name]
+    if grant.prefixed:
+        words += ["--resource-pattern-type", "prefixed"]
+    return shlex.join(words)
