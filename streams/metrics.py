@@ -109,6 +109,10 @@ class Metrics:
         self.cohort_eflops = counter("cohort_eflops", "Equivalent FLOPs of those", "cohort")
         self.late = counter("late", "Feedback after its deadline, and rewards after the default", "topic")
         self.open_rows = gauge("join_rows", "Queries the aggregator has open")
+        self.overdue = gauge(
+            "join_overdue_seconds",
+            "How long ago the oldest deadline passed that an open row still has; up to 20 are normal",
+        )
 
     def text(self) -> bytes:
         """Return the registry in Prometheus' text format."""

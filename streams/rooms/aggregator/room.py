@@ -66,6 +66,9 @@ class AggregatorRoom:
         # One record of a partition at a time, whichever of the four topics it comes from.
         self._locks = [asyncio.Lock() for _ in range(settings.kafka.join_partitions)]
         self._due: list[tuple[int, str, str, int]] = []
+        self._passed: dict[
+            tuple[str, str], int
+        ] = {}  # deadlines that were sent; their rows may still have them
 
     @classmethod
     async def build(cls, runtime: Runtime) -> Self:
@@ -225,7 +228,7 @@ class AggregatorRoom:
             heapq.heappush(self._due, (due.deadline_ms, row.query_id, due.kind, due.deadline_ms))
 
     async def _recovered(self) -> None:
-        self._due = []
+        self._due, self._passed = [], {}
         for key, data in self.table.items():
             try:
                 self._watch(decode_row(data))
@@ -236,17 +239,23 @@ class AggregatorRoom:
         while True:
             await self.runtime.sleep(_TICK_S)
             self.runtime.metrics.open_rows.set(len(self.table))
+            now_ms = self.runtime.now_ms()
             try:
-                await self._send_due(self.runtime.now_ms())
+                await self._send_due(now_ms)
             except Unavailable as error:
                 log.warning("deadlines wait: %s", error)
+            self.runtime.metrics.overdue.set(
+                max(0, now_ms - min(self._passed.values(), default=now_ms)) / 1000
+            )
 
     async def _send_due(self, now_ms: int) -> None:
         overdue: list[Outgoing] = []
         while self._due and self._due[0][0] <= now_ms and len(overdue) < 500:
             _, query_id, kind, deadline_ms = heapq.heappop(self._due)
+            self._passed.pop((query_id, kind), None)
             if not self._awaits(query_id, kind, deadline_ms):
                 continue
+            self._passed[query_id, kind] = deadline_ms
             due = Due(query_id=query_id, kind=kind, deadline_ms=deadline_ms)  # type: ignore[arg-type]
             overdue.append(Outgoing(self.runtime.topics.due, key_of(query_id), encode(due)))
             heapq.heappush(self._due, (now_ms + _AGAIN_MS, query_id, kind, deadline_ms))

@@ -181,6 +181,30 @@ def test_contexts_that_expired_unread_are_reported(
     assert "up to 2 records expired unread (offsets 1 to 2)" in caplog.text
 
 
+def test_a_deadline_that_nothing_comes_of_shows_in_a_metric(in_memory: InMemory, ask: Ask) -> None:
+    async def main() -> None:
+        rooms = {name: spec for name, spec in ROOMS.items() if name != "executor"}
+        cluster = Cluster(in_memory(timeout_s=30.0), rooms, seed=3)
+        await cluster.up()
+        (aggregator,) = (worker for worker in cluster.workers if worker.room == "aggregator")
+        overdue_s = lambda: aggregator.metrics.overdue.collect()[0].samples[0].value  # noqa: E731
+        cluster.broker.refuses = lambda topic, key: "full" if topic == cluster.topics.due else ""
+        send(cluster, ask(0))
+        await asyncio.sleep(25)
+        assert len(cluster.broker.records(cluster.topics.decision)) == 1
+        assert overdue_s() == 0
+        await asyncio.sleep(95)
+        assert 88 < overdue_s() < 92, "30 of 120 s were its own"
+        assert answered(cluster) == set()
+        cluster.broker.refuses = lambda topic, key: ""
+        await cluster.until(lambda: len(answered(cluster)) == 1, 30)
+        await asyncio.sleep(30)
+        assert overdue_s() == 0
+        await cluster.close()
+
+    run(main())
+
+
 def opened(query_id: str, at_ms: int) -> bytes:
     return encode_row(
         Row(
