@@ -67,6 +67,20 @@ def test_build_targets_are_stages_of_the_dockerfile(services: dict[str, dict[str
             assert source == "models" or (COMPOSE.parent / source).exists(), source
 
 
+def test_no_image_of_ours_runs_as_root_or_shares_what_is_the_host_s(
+    services: dict[str, dict[str, Any]],
+) -> None:
+    dockerfile = (INFRA / "docker" / "Dockerfile").read_text()
+    for stage in re.split(r"^FROM ", dockerfile, flags=re.MULTILINE)[1:]:
+        users = re.findall(r"^USER (\w+)$", stage, re.MULTILINE)
+        assert users == ["uniscale"], stage.splitlines()[0]
+    for name, service in services.items():
+        shared = {"privileged", "ipc", "pid", "network_mode", "user", "cap_add"} & set(service)
+        assert not shared, f"{name}: {shared}"
+        for volume in service.get("volumes", ()):
+            assert "docker.sock" not in volume, name
+
+
 def test_every_rooms_command_is_one_of_the_command_line(services: dict[str, dict[str, Any]]) -> None:
     from streams.commands import main
 
