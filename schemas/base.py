@@ -44,6 +44,7 @@ MAX_TEXT: Final = 1024 * 1024
 MAX_NAME: Final = 200
 """Characters of a name in a record: of a model, a tenant, a source."""
 
+_GROUP = re.compile(r"[a-z0-9][a-z0-9._-]{0,99}")
 _ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
 _ZSTD_LEVEL = (
     3  # zstd's default: at 1 a forest of repeated wording grows by a sixth, at 9 it shrinks by little
@@ -211,6 +212,17 @@ def check_id(kind: str, query_id: str, field: str = "query_id") -> None:
         raise InvalidField(
             kind, field, f"is {query_id[:40]!r}; give 1 to 200 printable ASCII characters, no spaces"
         )
+
+
+def check_group(kind: str, group: str, field: str = "group") -> None:
+    """Refuse the name of an executor group that a catalogue would refuse: topics are named by it.
+
+    Raises:
+        InvalidField: naming the field.
+    """
+    if not _GROUP.fullmatch(group):
+        why = f"is {group[:40]!r}; give 1 to 100 small letters, digits, '.', '_' and '-', a letter or digit first"
+        raise InvalidField(kind, field, why)
 
 
 def check_json(kind: str, field: str, value: object, most_bytes: int) -> None:

@@ -5,8 +5,7 @@ from typing import Annotated, Literal
 from msgspec import Meta, Struct
 
 from schemas.action import Action
-from schemas.base import Record
-from schemas.errors import InvalidField
+from schemas.base import Record, check_group
 from schemas.forest import Count, PriceFactor
 from schemas.objective import ObjectiveInForce
 from schemas.query import Origin, Query
@@ -118,8 +117,7 @@ class Decision(Record, frozen=True, kw_only=True, tag="decision.v1"):
 
     def __post_init__(self) -> None:
         """Refuse a decision that no executor could take up."""
-        if not self.group:
-            raise InvalidField("Decision", "group", "is empty; name the executor group of the model")
+        check_group("Decision", self.group)
 
     @property
     def query_id(self) -> str:

@@ -8,7 +8,7 @@ from typing import Annotated, ClassVar
 
 from msgspec import Meta, Struct, field
 
-from schemas.base import Record, check_id
+from schemas.base import Record, check_group, check_id
 from schemas.decision import Seed
 from schemas.errors import InvalidField
 from schemas.forest import Count, Forest, Unit
@@ -80,6 +80,7 @@ class SearchStep(Record, frozen=True, kw_only=True, tag="search-step.v1"):
     def __post_init__(self) -> None:
         """Refuse a step that asks for nothing."""
         check_id("SearchStep", self.query_id)
+        check_group("SearchStep", self.group)
         if not self.messages:
             raise InvalidField("SearchStep", "messages", "is empty; send the question")
         if not self.forest.pending:

@@ -293,6 +293,13 @@ class Runtime(Protocol):
             UnknownTopic: the topic does not exist.
         """
 
+    async def has_topic(self, topic: str) -> bool:
+        """Return whether a topic exists.
+
+        Raises:
+            Unavailable: the broker does not say.
+        """
+
     async def find(self, topic: str, key: bytes, since_ms: int, until_ms: int) -> Record | None:
         """Return the first record of a key that was appended in a span of time, None if the topic has none.
 

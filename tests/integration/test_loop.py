@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import orjson
 import pytest
 
 from agents.aggregator.agent import Pricing, price_of
@@ -17,7 +18,7 @@ from agents.decider.log.rows import Row, decode_row, encode_row
 from agents.space.catalogue import load_catalogue
 from schemas.action import Action
 from schemas.answer import Answer
-from schemas.base import decode, encode
+from schemas.base import decode, encode, load
 from schemas.control import ObjectiveEntry
 from schemas.dead_letter import DeadLetter
 from schemas.decision import Decision
@@ -363,3 +364,22 @@ def test_what_is_delivered_again_to_new_processes_and_after_the_end_changes_no_r
     # Every applied reward and correction counts one, and none of those sent again.
     applied = sum(1 for r in rewards if not r.startswith("silent/default"))
     assert decision.policy.version <= applied
+
+
+def test_a_step_of_no_group_holds_up_no_other(loop: Any) -> None:
+    """Steps name the topic that their scores go to: one that nobody has must not be waited for."""
+    t = loop.topics
+    step = loop.raw(t.search_step)[0]
+    plain = load(step.value, "SearchStep", framed=True)
+    for group in (" ", "nobody"):
+        forged = orjson.dumps(plain | {"query_id": "forged-step", "group": group})
+        for partition in range(loop.settings.kafka.group_partitions):
+            loop.put(t.search_step, b"forged-step", forged, partition)
+    loop.send(Query(query_id="after-forged", text="What is 2 + 3, number 0?", reference="5"))
+    loop.until(
+        lambda: any(r.query_id == "after-forged" for r in loop.read(t.reward, Reward)),
+        60,
+        "the good query's reward",
+    )
+    letters = [x for x in loop.read(t.dead_letter, DeadLetter) if x.query_id == "forged-step"]
+    assert {letter.error for letter in letters} == {"InvalidField", "UnknownGroup"}

@@ -7,9 +7,14 @@ from agents.verifier.agent import verify
 from agents.verifier.prm import Verifier
 from schemas.answer import Answer
 from schemas.base import decode, encode
+from schemas.errors import UniscaleError
 from schemas.search import SearchStep
 from streams.rooms.executor.hosting import verifier_of
 from streams.runtime.base import Crash, Outgoing, Record, Runtime, key_of
+
+
+class UnknownGroup(UniscaleError):
+    """A step names an executor group that does not exist. Only the executors may write steps, see SECURITY.md."""
 
 
 class VerifierRoom:
@@ -31,6 +36,8 @@ class VerifierRoom:
         """Score one step."""
         runtime = self.runtime
         step = decode(record.value, SearchStep)
+        topic = runtime.topics.verification_for(step.group)
+        await self._require_group(step, topic)
         try:
             verification = await verify(
                 step, verifier=self.verifier, clock=runtime.monotonic, now_ms=runtime.now_ms()
@@ -46,5 +53,16 @@ class VerifierRoom:
             )  # fmt: skip
             await runtime.send(Outgoing(runtime.topics.answer, key_of(step.query_id), encode(answer)))
             return
-        topic = runtime.topics.verification_for(step.group)
         await runtime.send(Outgoing(topic, key_of(step.query_id), encode(verification)))
+
+    async def _require_group(self, step: SearchStep, topic: str) -> None:
+        """Refuse a group without a topic: a producer would wait for that topic, and hold up the steps behind this one.
+
+        Raises:
+            UnknownGroup: naming it.
+            Unavailable: the broker does not say.
+        """
+        # A group may have left the catalogue while its last searches run.
+        known = {model.group for model in self.runtime.control.models.values()}
+        if step.group not in known and not await self.runtime.has_topic(topic):
+            raise UnknownGroup(f"{step.query_id}: group: {step.group!r} has no topic {topic}")

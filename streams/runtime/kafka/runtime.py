@@ -281,6 +281,21 @@ class KafkaRuntime:
         """Read the topic outside faust; see the protocol."""
         return await reading.latest(self.settings, topic, begin)
 
+    async def has_topic(self, topic: str) -> bool:
+        """Ask the broker with a client of its own; see the protocol."""
+
+        def found() -> bool:
+            reader = connections.consumer(self.settings)
+            try:
+                return bool(reader.partitions_for_topic(topic))
+            finally:
+                reader.close()
+
+        try:
+            return await self.in_thread(found)
+        except (ClientError, connections.BrokerUnreachable) as error:
+            raise Unavailable(f"{topic}: {error}") from error
+
     async def find(self, topic: str, key: bytes, since_ms: int, until_ms: int) -> Record | None:
         """Read from the time on, with a client of its own; see the protocol."""
         try:

@@ -71,6 +71,10 @@ class Broker:
         """Create a topic that is not there."""
         self._topics.setdefault(name, [_Partition() for _ in range(partitions)])
 
+    def has(self, topic: str) -> bool:
+        """Return whether there is such a topic."""
+        return topic in self._topics
+
     def partitions(self, topic: str) -> int:
         """Return how many partitions a topic has.
 

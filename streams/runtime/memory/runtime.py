@@ -240,6 +240,10 @@ class MemoryRuntime:
             found |= self.broker.changelog(topic, partition, begin)
         return found
 
+    async def has_topic(self, topic: str) -> bool:
+        """Ask the broker; see the protocol."""
+        return self.broker.has(topic)
+
     async def find(self, topic: str, key: bytes, since_ms: int, until_ms: int) -> Record | None:
         """Ask the broker; see the protocol."""
         self._require_read(topic)
