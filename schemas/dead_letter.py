@@ -24,7 +24,7 @@ class DeadLetter(Record, frozen=True, kw_only=True, tag="dead-letter.v1"):
         reason: What is wrong and what to do.
         field: The field at fault, where there is one.
         query_id: Its query, where the id is readable.
-        head: The first 4 KB of the value; base64 on the wire.
+        head: The first 4 KB of the value, or as much of it as the deployment keeps; base64 on the wire.
         size: Bytes of the whole value.
         sha256: Digest of the whole value, in hex.
         attempts: How often it was tried.
@@ -54,6 +54,7 @@ class DeadLetter(Record, frozen=True, kw_only=True, tag="dead-letter.v1"):
         origin: Origin,
         query_id: str | None = None,
         attempts: int = 1,
+        keep_bytes: int = HEAD_BYTES,
     ) -> "DeadLetter":
         """Return the dead letter of a value.
 
@@ -64,6 +65,7 @@ class DeadLetter(Record, frozen=True, kw_only=True, tag="dead-letter.v1"):
             origin: Where it lies.
             query_id: Its query where known; otherwise it is read from the value when it can be.
             attempts: How often it was tried.
+            keep_bytes: How much of the value is kept, at most.
         """
         data = value or b""
         return cls(
@@ -72,7 +74,7 @@ class DeadLetter(Record, frozen=True, kw_only=True, tag="dead-letter.v1"):
             error=type(error).__name__,
             # A message may quote bytes that are not UTF-8; the letter must be writable all the same.
             reason=str(error)[:MAX_REASON].encode(errors="replace").decode() or type(error).__name__,
-            head=data[:HEAD_BYTES],
+            head=data[: min(keep_bytes, HEAD_BYTES)],
             size=len(data),
             sha256=hashlib.sha256(data).hexdigest(),
             field=error.field if isinstance(error, RecordError) else "",

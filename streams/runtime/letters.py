@@ -19,6 +19,7 @@ def letter_of(
     *,
     room: str,
     origin: Origin,
+    keep_bytes: int,
     attempts: int = 1,
     query_origin: Origin | None = None,
 ) -> DeadLetter:
@@ -29,11 +30,18 @@ def letter_of(
         error: Why it could not be handled.
         room: The room that could not handle it.
         origin: The record's topic, partition and offset.
+        keep_bytes: How much of the value is kept, at most.
         attempts: How often it was tried.
         query_origin: Origin of a query refused because its id is taken.
     """
     letter = DeadLetter.of(
-        value, error, room=room, origin=origin, attempts=attempts, query_id=readable_id(value)
+        value,
+        error,
+        room=room,
+        origin=origin,
+        attempts=attempts,
+        query_id=readable_id(value),
+        keep_bytes=keep_bytes,
     )
     return msgspec.structs.replace(
         letter,

@@ -5,6 +5,7 @@ from typing import Any, Final, Literal
 import msgspec
 
 from schemas.base import MAX_RECORD
+from schemas.dead_letter import HEAD_BYTES
 from schemas.errors import UniscaleError
 
 ENV_PREFIX: Final = "UNISCALE_"
@@ -61,6 +62,8 @@ class Kafka(Section, frozen=True):
     # One limit for producers, consumers, topics and the preflight.
     max_record_bytes: int = MAX_RECORD
     max_batch_bytes: int = 65_536
+    # Of a record that could not be handled, in its dead letter: with a Query, its prompt. 0 keeps none.
+    dead_letter_bytes: int = HEAD_BYTES
     session_timeout_s: float = 30.0
     rebalance_timeout_s: float = 60.0
     commit_interval_s: float = 1.0
@@ -83,6 +86,8 @@ class Kafka(Section, frozen=True):
         for field in ("session_timeout_s", "rebalance_timeout_s", "commit_interval_s"):
             self._require(getattr(self, field) > 0, field, "must be above 0 seconds")
         self._require(self.send_interval_ms >= 0, "send_interval_ms", "must be 0 (send at once) or more")
+        kept = 0 <= self.dead_letter_bytes <= HEAD_BYTES
+        self._require(kept, "dead_letter_bytes", f"must be 0 (keep none) to {HEAD_BYTES}")
         self._require(self.max_record_bytes >= 65_536, "max_record_bytes", "must be at least 65536")
 
 

@@ -76,7 +76,7 @@ def retry(settings: Settings, origins: tuple[str, ...], everything: bool) -> Non
                 click.echo(f"sent again: {origin}")
                 continue
             click.echo(
-                f"error: {origin}: the topic no longer holds it; the letter has the first 4096 of "
+                f"error: {origin}: the topic no longer holds it; the letter has the first {len(letter.head)} of "
                 f"{letter.size} bytes",
                 err=True,
             )

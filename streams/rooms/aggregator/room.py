@@ -161,6 +161,7 @@ class AggregatorRoom:
             room="aggregator",
             origin=out.origin or record.origin,
             query_id=query_id,
+            keep_bytes=self.runtime.settings.kafka.dead_letter_bytes,
         )
         self.runtime.metrics.dead_letters.labels(topics.feedback, letter.error).inc()
         return Outgoing(topics.dead_letter, letter.key.encode(), encode(letter))

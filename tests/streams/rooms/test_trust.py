@@ -181,6 +181,29 @@ def test_contexts_that_expired_unread_are_reported(
     assert "up to 2 records expired unread (offsets 1 to 2)" in caplog.text
 
 
+@pytest.mark.parametrize("keep_bytes", [0, 20, 4096])
+def test_a_dead_letter_keeps_as_much_of_a_prompt_as_the_deployment_says(
+    in_memory: InMemory, keep_bytes: int
+) -> None:
+    async def main() -> None:
+        cluster = await deployment(in_memory(dead_letter_bytes=keep_bytes))
+        t = cluster.topics
+        bad = b'{"schema":"query.v1","text":"my secret","query_id":"bad","n":0}'
+        orphan = (
+            b'{"schema":"feedback.v1","query_id":"nobody","correct":true,"metadata":{"said":"my secret"}}'
+        )
+        cluster.produce(t.query, b"bad", bad)
+        cluster.produce(t.feedback, b"nobody", orphan)
+        await cluster.until(lambda: len(cluster.broker.records(t.dead_letter)) == 2, 60)
+        for letter in read(cluster, t.dead_letter, DeadLetter):
+            assert len(letter.head) == min(keep_bytes, letter.size)
+            assert letter.size > 60
+            assert len(letter.sha256) == 64
+        await cluster.close()
+
+    run(main())
+
+
 def test_a_deadline_that_nothing_comes_of_shows_in_a_metric(in_memory: InMemory, ask: Ask) -> None:
     async def main() -> None:
         rooms = {name: spec for name, spec in ROOMS.items() if name != "executor"}

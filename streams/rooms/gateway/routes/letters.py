@@ -68,7 +68,8 @@ class Letters:
             if not found:
                 index.retried(origin, False)
         if not found:
-            why = f"the topic no longer holds {origin}; its dead letter has the first 4096 of {letter.size} bytes"
+            kept = f"its dead letter has the first {len(letter.head)} of {letter.size} bytes"
+            why = f"the topic no longer holds {origin}; {kept}"
             raise ApiError(410, why, param="origin", code="gone")
         log.info("dead letter %s sent again by %s", origin, who.name)
         return reply({"object": "dead-letter.retry", "origin": origin, "duplicate": False})
