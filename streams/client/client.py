@@ -10,6 +10,7 @@ import msgspec
 
 from schemas.answer import Answer
 from schemas.base import encode
+from schemas.control import ControlRecord
 from schemas.errors import UniscaleError
 from schemas.query import Query
 from schemas.reward import Feedback
@@ -213,6 +214,15 @@ class Client:
         """
         record = Feedback(query_id=query_id, correct=correct, source=source, metadata=metadata)
         self._produce(self.topics.feedback, record.query_id.encode(), encode(record)).get(timeout=_SEND_S)
+
+    def steer(self, record: ControlRecord) -> int:
+        """Write a control record, which every process follows; return its offset: the version of what it changes.
+
+        Args:
+            record: What to change: a price, an objective, a model.
+        """
+        sent = self._produce(self.topics.control, record.key.encode(), encode(record))
+        return int(sent.get(timeout=_SEND_S).offset)
 
     def explain(self, query_id: str) -> Story:
         """Return everything on record about one query, from its Decision to its Reward.

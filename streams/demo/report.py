@@ -7,12 +7,15 @@ from typing import Any
 
 from streams.client import Ledger, Story
 from streams.client.comparison import compared
+from streams.demo.drift import is_further
 
 _STYLE = """body{font:15px/1.5 system-ui,sans-serif;max-width:900px;margin:2em auto;padding:0 1em;color:#222}
 table{border-collapse:collapse;margin:1em 0}td,th{padding:.25em .7em;border-bottom:1px solid #ddd;text-align:right}
 th:first-child,td:first-child{text-align:left}svg{background:#fafafa;border:1px solid #ddd}h2{margin-top:2em}"""
 
 _WINDOW = 20
+
+_SHOWN_ABOVE = ("latency_ms", "sentence", "drift_sentence")
 
 
 def render(ledger: Ledger, summary: Mapping[str, Any]) -> str:
@@ -21,7 +24,8 @@ def render(ledger: Ledger, summary: Mapping[str, Any]) -> str:
         (s for s in ledger.stories.values() if s.decision and s.closing),
         key=lambda s: s.decision.seq if s.decision else 0,
     )
-    stories = [s for s in closed if s.decision and s.decision.query.learn]
+    further = [s for s in closed if is_further(s)]
+    stories = [s for s in closed if s.decision and s.decision.query.learn and not is_further(s)]
     twins = [s for s in closed if s.decision and not s.decision.query.learn]
     rewards = [s.closing.reward for s in stories if s.closing and s.closing.reward is not None]
     warm = sum(1 for s in stories if s.decision and s.decision.reason == "warm-up")
@@ -40,8 +44,9 @@ def render(ledger: Ledger, summary: Mapping[str, Any]) -> str:
             "<h2>Cost, eFLOPs a query</h2>", curve(_costs(stories), warm, _costs(twins)),
             "<h2>Accuracy</h2>", curve(_correct(stories), warm, _correct(twins)),
             "<h2>Choices by level</h2>", choices(stories),
+            *_after_the_price_rose(stories, further, summary),
             "<h2>Where the time goes</h2>", latencies(summary["latency_ms"]),
-            "<h2>Numbers</h2>", numbers({k: v for k, v in summary.items() if k != "latency_ms"}),
+            "<h2>Numbers</h2>", numbers({k: v for k, v in summary.items() if k not in _SHOWN_ABOVE}),
         ]
     )  # fmt: skip
 
@@ -50,6 +55,23 @@ def _against_control_group(stories: Sequence[Story]) -> list[str]:
     if not any(s.decision and s.decision.cohort == "control" for s in stories):
         return []
     return [f"<p>{html.escape(compared(stories).sentence())}</p>"]
+
+
+def _after_the_price_rose(
+    stories: Sequence[Story], further: Sequence[Story], summary: Mapping[str, Any]
+) -> list[str]:
+    if "drift" not in summary:
+        return []
+    model = summary["drift"]["model"]
+    before = stories[-len(further) :] if further else []
+    part = [s for s in (*before, *further) if s.decision]
+    share = [float(s.decision.action.model == model) for s in part if s.decision]
+    return [
+        f"<h2>{html.escape(model)} costs {summary['drift']['times']:g} times as much</h2>",
+        f"<p>{html.escape(summary['drift_sentence'])} The dashed line is the moment of the change.</p>",
+        "<h3>Its share of the choices</h3>", curve(share, len(before)),
+        "<h3>Cost, eFLOPs a query</h3>", curve(_costs(part), len(before)),
+    ]  # fmt: skip
 
 
 def gained(summary: Mapping[str, Any]) -> str:

@@ -2,15 +2,14 @@
 
 It stops everything it starts. Questions are shuffled with the levels alike in each third, so that their order
 cannot look like learning. Every question is asked twice: the policy chooses for the one, its twin takes the control's
-configuration and is not learned from.
+configuration and is not learned from. Then the price of the model that was chosen most rises, and some questions are
+asked again: see `drift`.
 """
 
 import importlib.util
-import random
 import time
 import uuid
 from collections.abc import Callable, Sequence
-from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
 
@@ -18,18 +17,22 @@ import msgspec
 import orjson
 import psutil
 
+from schemas.control import PriceEntry
 from schemas.errors import UniscaleError
 from schemas.query import Query
 from streams.audit import BrokerLog, Report, audit
 from streams.client import Asked, Client, read_ledger, read_questions
 from streams.control import Control
+from streams.demo import drift
 from streams.demo.report import render
+from streams.demo.sampling import thirds
 from streams.demo.summary import summarise
 from streams.demo.twins import compared, sentence, twin_of
 from streams.local.deployment import Deployment
 from streams.local.launch import with_previews
 from streams.local.signals import stopped_by_signals
 from streams.settings import Settings
+from streams.topics import Topics
 
 QUESTIONS = Path("models/mini-math-test.jsonl")
 
@@ -81,6 +84,7 @@ class Demo(msgspec.Struct, frozen=True, kw_only=True):
         recording: Answers come from this file instead of engines.
         timeout_s: Seconds a query may take.
         gateway: Whether the page is served while it runs.
+        drift: How many questions are asked again after the price of the policy's favourite model has risen; 0: none.
     """
 
     out: Path
@@ -96,31 +100,7 @@ class Demo(msgspec.Struct, frozen=True, kw_only=True):
     recording: str = ""
     timeout_s: float = 900.0
     gateway: bool = False
-
-
-def thirds(queries: Sequence[Query], count: int, seed: int) -> list[Query]:
-    """Return `count` queries in random order, every level in each third with the share that it has of all.
-
-    >>> qs = [Query(query_id=f"{l}{i}", text="x", metadata={"level": l}) for l in "ab" for i in range(6)]
-    >>> [sorted(q.metadata["level"] for q in thirds(qs, 12, 1)[t * 4 : t * 4 + 4]) for t in range(3)]
-    [['a', 'a', 'b', 'b'], ['a', 'a', 'b', 'b'], ['a', 'a', 'b', 'b']]
-    """
-    rng = random.Random(seed)
-    levels: dict[str, list[Query]] = {}
-    for query in queries:
-        levels.setdefault(str(query.metadata.get("level", "")), []).append(query)
-    for group in levels.values():
-        rng.shuffle(group)
-    # Each level's questions are spread evenly over the whole, so that any prefix has nearly the same shares.
-    spread = [((i + 0.5) / len(group), query) for group in levels.values() for i, query in enumerate(group)]
-    dealt = [query for _, query in sorted(spread, key=lambda each: each[0])][:count]
-    cuts = [round(len(dealt) * part / 3) for part in range(4)]
-    ordered = []
-    for begin, end in pairwise(cuts):
-        part = dealt[begin:end]
-        rng.shuffle(part)
-        ordered += part
-    return ordered
+    drift: int = 60
 
 
 def check_machine(demo: Demo, settings: Settings) -> None:
@@ -201,6 +181,14 @@ def run(
             say(f"the page: http://{settings.gateway.host}:{settings.gateway.port}/")
         with Client(deployment.settings) as client:
             asked = client.ask_all(both, rewards=True, timeout_s=demo.timeout_s + 60, progress=progress)
+            later = _dearer(demo, deployment, client, queries, say)
+            missing = (
+                client.ask_all(
+                    later.queries, rewards=True, timeout_s=demo.timeout_s + 60, progress=progress
+                ).missing
+                if later
+                else []
+            )
         ledger = read_ledger(deployment.settings, deployment.groups)
         audited = _audited(deployment.settings)
         say(f"audit: {audited.line}")
@@ -217,10 +205,34 @@ def run(
         summary |= compared(ledger, pairs, action=demo.control, seed=demo.seed)
         summary["sentence"] = sentence(summary)
         summary["unanswered"] += len(set(asked.missing) & {twin.query_id for twin in twins})
+    summary["adapted_after"] = None
+    if later is not None:
+        ids = [query.query_id for query in queries], [query.query_id for query in later.queries]
+        summary |= drift.followed(ledger, *ids, later.model)
+        summary["drift_sentence"] = drift.sentence(summary)
+        summary["unanswered"] += len(missing)
     summary["audit"] = msgspec.to_builtins(audited)
     (demo.out / "summary.json").write_bytes(orjson.dumps(summary, option=orjson.OPT_INDENT_2))
     (demo.out / "report.html").write_text(render(ledger, summary), encoding="utf-8")
     return summary
+
+
+def _dearer(
+    demo: Demo, deployment: Deployment, client: Client, queries: Sequence[Query], say: Callable[[str], None]
+) -> drift.Later | None:
+    """Raise the price of the policy's favourite model; return it with what is asked then, or None for neither."""
+    if not demo.drift:
+        return None
+    settings = deployment.settings
+    ledger = read_ledger(settings, deployment.groups, only=[Topics(settings).decision])
+    model = drift.favourite(drift.chosen(ledger, [query.query_id for query in queries]))
+    if model is None:
+        say("the policy has chosen nothing yet, so no price is raised: ask more questions")
+        return None
+    factor = Control(settings).catalogue.model(model).price_factor * drift.FACTOR
+    client.steer(PriceEntry(name=model, factor=factor))
+    say(f"{model}, which the policy chose most, costs {drift.FACTOR:g} times as much from now on")
+    return drift.Later(model, drift.further(queries, demo.drift, demo.seed))
 
 
 def _prior(demo: Demo, settings: Settings) -> str:

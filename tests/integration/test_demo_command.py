@@ -17,7 +17,7 @@ from streams.local.broker import free_port, listening
 
 pytestmark = [pytest.mark.broker, pytest.mark.timeout(600)]
 
-QUESTIONS = 15
+QUESTIONS, AGAIN = 15, 9
 
 
 def test_make_demo_streams_its_questions_serves_the_page_and_leaves_a_summary_and_a_report(
@@ -40,7 +40,8 @@ def test_make_demo_streams_its_questions_serves_the_page_and_leaves_a_summary_an
         )
     )
     out = tmp_path / "out"
-    words = f"--questions {QUESTIONS} --warm-up 5 --questions-file {questions} --recording {recording} --out {out}"
+    counts = f"--questions {QUESTIONS} --drift {AGAIN} --warm-up 5"
+    words = f"{counts} --questions-file {questions} --recording {recording} --out {out}"
     port = free_port()
     with subprocess.Popen(
         ["make", "demo", f"ARGS={words} --gateway"], cwd=root, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
@@ -63,10 +64,13 @@ def test_make_demo_streams_its_questions_serves_the_page_and_leaves_a_summary_an
     audit = summary["audit"]
     assert audit["discrepancies"] == audit["pending"] == []
     # Every question has a twin, which is answered and not learned from.
-    assert audit["queries"] == sum(audit["states"].values()) == 2 * QUESTIONS
+    assert audit["queries"] == sum(audit["states"].values()) == 2 * QUESTIONS + AGAIN
     assert audit["states"]["answered, not learnable (learn: false)"] == QUESTIONS
-    assert audit["learner"]["updates"] == audit["learner"]["applied"] == QUESTIONS
-    assert f"audit: {2 * QUESTIONS} queries, 0 discrepancies" in said
+    assert audit["learner"]["updates"] == audit["learner"]["applied"] == QUESTIONS + AGAIN
+    assert f"audit: {2 * QUESTIONS + AGAIN} queries, 0 discrepancies" in said
+    assert "adapted_after" in summary
+    assert (summary["drift"]["queries"], summary["drift"]["times"]) == (AGAIN, 3.0)
+    assert summary["drift_sentence"] in " ".join(said.split())
     assert summary["control"]["queries"] == summary["policy"]["queries"] == QUESTIONS
     assert f"of always asking {CONTROL}" in " ".join(said.split())
     assert {"broker", "engine", "mean_reward_warmup", "mean_reward_last_third", "latency_ms"} <= set(summary)

@@ -11,7 +11,8 @@ import pytest
 from agents.space.errors import ObjectiveError
 from schemas.query import Query
 from streams.client.questions import read_questions
-from streams.demo.run import QUESTIONS, Demo, DemoCannotRun, check_machine, run, thirds
+from streams.demo.run import QUESTIONS, Demo, DemoCannotRun, check_machine, run
+from streams.demo.sampling import thirds
 from streams.settings import Settings
 
 

@@ -17,7 +17,7 @@ _SHOWN = (
     "broker", "engine", "queries", "answers", "unanswered", "rewards", "dead_letters", "duplicates", "mode", "accuracy",
     "accuracy_last_third",
     "mean_reward_warmup", "mean_reward_policy", "mean_reward_first_third", "mean_reward_last_third",
-    "mean_cost_eflops_first_third", "mean_cost_eflops_last_third", "distinct_actions", "wall_s",
+    "mean_cost_eflops_first_third", "mean_cost_eflops_last_third", "distinct_actions", "adapted_after", "wall_s",
 )  # fmt: skip
 
 
@@ -70,6 +70,13 @@ _SHOWN = (
     show_default=True,
     help="Configuration that a twin of every question takes, for comparison; `none` asks each question once.",
 )
+@click.option(
+    "--drift",
+    type=click.IntRange(min=0),
+    default=60,
+    show_default=True,
+    help="Questions asked again once the model that was chosen most costs three times as much; 0 for none.",
+)
 @click.option("--broker", type=click.Choice(["embedded", "kafka", "auto"]), default="embedded", show_default=True,
               help="`kafka` needs KAFKA_HOME and Java.")  # fmt: skip
 @click.option(
@@ -86,13 +93,14 @@ _SHOWN = (
 @click.pass_obj
 def demo(settings: Settings, count: int, questions_file: Path, seed: int, in_flight: int, warm_up: int | None,
          policy: str, accuracy: float, objective: str | None, control: str,
-         broker: Literal["auto", "kafka", "embedded"], recording: str, gateway: bool,
+         drift: int, broker: Literal["auto", "kafka", "embedded"], recording: str, gateway: bool,
          out: Path) -> None:  # fmt: skip
     """Stream questions through the whole loop on this machine and see the choices improve.
 
     Starts a broker and all rooms with the six mini models and sends the questions with several in flight. The policy
-    chooses for each question; its twin takes the control's configuration and is not learned from. Prints what the
-    policy is worth against the control, and a summary; writes summary.json and report.html; audits the log; stops
+    chooses for each question; its twin takes the control's configuration and is not learned from. Then the model chosen
+    most costs three times as much, and some questions are asked again. Prints what the policy is worth against the
+    control, how it follows the price, and a summary; writes summary.json and report.html; audits the log; stops
     everything it started. Exits with 1 if a query has no Answer or the audit finds a discrepancy.
     """
     console = Console()
@@ -102,7 +110,7 @@ def demo(settings: Settings, count: int, questions_file: Path, seed: int, in_fli
     what = Demo(
         out=out, questions=questions_file, count=count, seed=seed, in_flight=in_flight, warm_up=warm_up, broker=broker,
         recording=recording, policy=policy, accuracy=None if weighted else accuracy,
-        control="" if control == "none" else control, gateway=gateway,
+        control="" if control == "none" else control, gateway=gateway, drift=drift,
     )  # fmt: skip
     with bars(console) as bar:
         answered, rewarded = bar.add_task("answered", total=None), bar.add_task("rewarded", total=None)
@@ -126,6 +134,8 @@ def demo(settings: Settings, count: int, questions_file: Path, seed: int, in_fli
     console.print(table)
     if "sentence" in summary:
         console.print(summary["sentence"], style="bold")
+    if "drift_sentence" in summary:
+        console.print(summary["drift_sentence"])
     console.print(f"{out / 'summary.json'}, {out / 'report.html'}")
     sys.exit(1 if summary["unanswered"] or summary["audit"]["wrong"] else 0)
 
