@@ -7,6 +7,7 @@ ridge      the regression, exact to the bit
 pacer      the price λ at which an objective by mean cost or accuracy is met
 history    history as a table of outcomes
 fitting    what the design takes from history
+lessons    a policy without a prior relearns from its own first outcomes
 prior      a complete state made from history, to begin from
 """
 

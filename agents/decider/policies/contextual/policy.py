@@ -28,7 +28,6 @@ from typing import Any, Final
 import numpy as np
 
 from agents.decider import intake
-from agents.decider.errors import PriorRefused
 from agents.decider.features import FeatureSettings
 from agents.decider.policies.base import (
     ActionVector,
@@ -47,17 +46,15 @@ from agents.decider.policies.contextual.design import CORRECT, COST, ONE, Design
 from agents.decider.policies.contextual.estimates import Estimates
 from agents.decider.policies.contextual.fitting import fit_transform, set_anchors
 from agents.decider.policies.contextual.history import History
+from agents.decider.policies.contextual.lessons import LESSONS, Lessons
 from agents.decider.policies.contextual.pacer import Pacer, price_for_accuracy, price_for_cost, recent
-from agents.decider.policies.envelope import header, plain, unpack
+from agents.decider.policies.contextual.prior import require_fit
 from agents.decider.policies.learner import Learner
 from agents.decider.policies.registry import Inputs, Options, policy
 from agents.decider.surface import COUNTS
 
 WINDOW: Final = 500
 """Contexts that λ is solved on."""
-
-LESSONS: Final = (500, 1000, 2000, 4000)
-"""Outcomes after which a policy without a prior fits its query transform to what it has seen: about a second each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,8 +89,7 @@ class Contextual(Learner):
         self.estimates = Estimates(design, self.settings.ridge)
         self.pacer = Pacer()
         self.window: deque[Vector] = deque(maxlen=WINDOW)
-        self.lessons = self.settings.lessons
-        self.memory: dict[str, tuple[Vector, int, float, float, float]] = {}
+        self.lessons = Lessons(self.settings.lessons)
 
     def grown(self, kept: Sequence[int]) -> None:
         """Append the columns of new features."""
@@ -119,22 +115,7 @@ class Contextual(Learner):
         Raises:
             PriorRefused: It was made with another encoder, other features, or from another catalogue.
         """
-        kind, settings = header(prior)
-        mine = plain(self.identity())
-        if kind != self.name:
-            raise PriorRefused("policy", kind, self.name)
-        for part, name in (("contextual", "encoder"), ("contextual", "ridge")):
-            if settings[part][name] != mine[part][name]:
-                raise PriorRefused(name, settings[part][name], mine[part][name])
-        for name, wanted in mine["features"].items():
-            if settings["features"].get(name) != wanted:
-                raise PriorRefused(f"features: {name}", settings["features"].get(name), wanted)
-        meta, _ = unpack(prior, self.name, self.identity())
-        known = meta["features"]
-        theirs = dict(zip(known["models"], known["sizes"], strict=True))
-        ours = {action.model: action.size for action in actions}
-        if theirs != ours:
-            raise PriorRefused("catalogue", _models(theirs), _models(ours))
+        require_fit(prior, self.name, self.identity(), actions)
         self.load(prior)
         # What is on offer is said next; until then nothing is.
         self.remove_actions(list(self.design.ids))
@@ -179,8 +160,8 @@ class Contextual(Learner):
             targets = self.estimates.targets(o.entered, o.score, unpriced, at)
             self.estimates.add(self.design.short(query), at, targets)
             self.pacer.settled(o.observation_id, float(np.exp(o.log_cost)), o.entered)
-            if self.lessons:
-                self._remember(o, query, at, unpriced)
+            if (history := self.lessons.take(o, query, at, unpriced)) is not None:
+                self.relearn(history)
 
     def amend(self, observations: Sequence[Observation]) -> None:
         """Add (correct - imputed)·x to the column of Correct; A is untouched."""
@@ -189,8 +170,7 @@ class Contextual(Learner):
         for o, query in zip(observations, queries, strict=True):
             late = o.entered - o.imputed
             self.estimates.adjust(self.design.short(query), self._place(o), late)
-            if (kept := self.memory.get(o.observation_id)) is not None:
-                self.memory[o.observation_id] = (kept[0], kept[1], o.entered, *kept[3:])
+            self.lessons.correct(o)
 
     def relearn(self, history: History, cap: float = math.inf) -> None:
         """Fit anchors and query transform to history, and learn it anew on them.
@@ -220,22 +200,12 @@ class Contextual(Learner):
     def saved(self) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
         """Return regression, means, window and accounts: all of it to the bit."""
         rows, learned = self.estimates.snapshot()
-        meta = {
-            "rows": rows,
-            "pacer": self.pacer.snapshot(),
-            "lessons": list(self.lessons),
-            "memory": list(self.memory),
-        }
+        ahead, outcomes = self.lessons.snapshot()
+        meta = {"rows": rows, "pacer": self.pacer.snapshot()} | ahead
         if self.estimates.price_factors:
             meta["price_factors"] = self.estimates.price_factors
-        kept = list(self.memory.values())
-        arrays = {
-            "window": np.array(self.window).reshape(len(self.window), self.design.rank),
-            "memory.queries": np.array([row[0] for row in kept], dtype="<f4"),
-            "memory.actions": np.array([row[1] for row in kept], dtype="<i8"),
-            "memory.terms": np.array([row[2:] for row in kept], dtype=np.float64).reshape(len(kept), 3),
-        }
-        return meta, learned | arrays
+        window = np.array(self.window).reshape(len(self.window), self.design.rank)
+        return meta, learned | {"window": window} | outcomes
 
     def restored(self, meta: dict[str, Any], arrays: dict[str, np.ndarray]) -> None:
         """Take them back."""
@@ -243,15 +213,7 @@ class Contextual(Learner):
         self.estimates.reprice(meta.get("price_factors", {}))
         self.window = deque(arrays["window"], maxlen=WINDOW)
         self.pacer.restore(meta["pacer"])
-        self.lessons = tuple(meta["lessons"])
-        rows = zip(
-            meta["memory"],
-            arrays["memory.queries"].astype(np.float64),
-            arrays["memory.actions"].tolist(),
-            arrays["memory.terms"].tolist(),
-            strict=True,
-        )
-        self.memory = {name: (query, action, *terms) for name, query, action, terms in rows}
+        self.lessons.restore(meta, arrays)
 
     def identity(self) -> dict[str, Any]:
         """Return the settings that must be equal where a state is loaded; α may change."""
@@ -281,20 +243,6 @@ class Contextual(Learner):
             predicted=(correct, path_score, log_cost),
         )
 
-    def _remember(self, o: Observation, query: Vector, at: int, unpriced: float) -> None:
-        """Keep an outcome for the next lesson, its cost without a price, and take the lesson when it is due."""
-        self.memory[o.observation_id] = (query, at, o.entered, o.score, unpriced)
-        if len(self.memory) < self.lessons[0]:
-            return
-        queries, actions, correct, score, log_cost = (
-            np.array(column) for column in zip(*self.memory.values(), strict=True)
-        )
-        ones = np.ones(len(queries))
-        self.relearn(History(queries, np.arange(len(queries)), actions, correct, score, log_cost, ones))
-        self.lessons = self.lessons[1:]
-        if not self.lessons:
-            self.memory = {}
-
     def _solved(self, aim: Aim) -> float:
         """Return the price at which an aim is met on the window, with today's predictions."""
         on_offer = np.flatnonzero(self.design.active)
@@ -318,10 +266,6 @@ class Contextual(Learner):
         for o in observations:
             intake.outcome(o.observation_id, o.correct, o.score, o.log_cost, o.imputed)
             self._place(o)
-
-
-def _models(sizes: dict[str, float]) -> str:
-    return ", ".join(f"{model} ({size:.4g})" for model, size in sorted(sizes.items()))
 
 
 class ContextualOptions(Options, frozen=True, kw_only=True):

@@ -8,11 +8,16 @@ differ from it.
 from __future__ import annotations
 
 import hashlib
-from typing import Final
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Final
 
-from agents.decider.errors import CorruptState
+from agents.decider.errors import CorruptState, PriorRefused
+from agents.decider.policies.base import ActionVector
 from agents.decider.policies.contextual.history import History
-from agents.decider.policies.contextual.policy import Contextual
+from agents.decider.policies.envelope import header, plain, unpack
+
+if TYPE_CHECKING:
+    from agents.decider.policies.contextual.policy import Contextual
 
 CAP: Final = 2000.0
 """Questions that history counts as, at most."""
@@ -33,10 +38,45 @@ def teach(policy: Contextual, history: History, cap: float = CAP) -> bytes:
         raise CorruptState("the policy", "rewards learned", "a fresh policy")
     policy.relearn(history, cap)
     # What history taught is not unlearned for the few outcomes that come first.
-    policy.lessons = ()
+    policy.lessons.due = ()
     return policy.state()
+
+
+def require_fit(prior: bytes, name: str, identity: dict[str, Any], actions: Sequence[ActionVector]) -> None:
+    """Refuse a prior that was made for another policy or from another catalogue.
+
+    Args:
+        prior: A state made by `teach`.
+        name: Name of the policy that is to begin from it.
+        identity: Settings of that policy.
+        actions: What will be on offer.
+
+    Raises:
+        PriorRefused: It was made with another encoder, other features, or from another catalogue.
+        CorruptState: The bytes are not whole.
+    """
+    kind, settings = header(prior)
+    mine = plain(identity)
+    if kind != name:
+        raise PriorRefused("policy", kind, name)
+    for field in ("encoder", "ridge"):
+        if settings["contextual"][field] != mine["contextual"][field]:
+            raise PriorRefused(field, settings["contextual"][field], mine["contextual"][field])
+    for field, wanted in mine["features"].items():
+        if settings["features"].get(field) != wanted:
+            raise PriorRefused(f"features: {field}", settings["features"].get(field), wanted)
+    meta, _ = unpack(prior, name, identity)
+    known = meta["features"]
+    theirs = dict(zip(known["models"], known["sizes"], strict=True))
+    ours = {action.model: action.size for action in actions}
+    if theirs != ours:
+        raise PriorRefused("catalogue", _models(theirs), _models(ours))
 
 
 def digest(prior: bytes) -> str:
     """Return the SHA-256 of a prior: what a log says it began from."""
     return hashlib.sha256(prior).hexdigest()
+
+
+def _models(sizes: dict[str, float]) -> str:
+    return ", ".join(f"{model} ({size:.4g})" for model, size in sorted(sizes.items()))
