@@ -2,13 +2,13 @@
 
 agent       Context in, Decision out; Reward in, learning
 decisions   from a Context to what the policy sees, and from its choice to the Decision
-redelivery  what a Context leads to whose query has been decided
+redelivery  what happens to a Context whose query has been decided already
 features    the joint vector x; `surface` counts what an embedding loses
 policies    UniScale's LinUCB, the paper's baselines and ours, behind one protocol
 log         the learner's log: rows, rewards, snapshots, and the fold back to policy state
-preview     what would be chosen now, without a trace
+preview     what would be chosen now; changes nothing
 uplift      the policy compared with its control group
-intake      what an outcome must be before it is learned
+intake      checks on an outcome before it is learned
 """
 
 from agents.decider.policies.base import (

@@ -1,9 +1,9 @@
 """The decider: Context in, Decision out; Reward in, learning (Alg. 1).
 
-Pure over lists. Every call returns the rows that must be durable before anything is sent or acknowledged; the
-wiring writes them, waits, then sends. Should a write fail the process must end: its memory is ahead of its
-log, and `recover` rebuilds it from the rows. Each record has its own result, so that one bad record of a
-batch becomes a dead letter alone.
+It works on lists and does no I/O. Every call returns the rows that must be durable before anything is sent or
+acknowledged; the room writes them, waits, then sends. If a write fails, the process must end, because its memory is
+then ahead of its log; `recover` rebuilds it from the rows. Each record has its own result, so one bad record in a batch
+does not affect the others.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ from schemas.query import Origin
 from schemas.reward import Reward
 
 Rows = Callable[[str], bytes | None]
-"""Looks a row up by query_id in the table; None when there is none."""
+"""Looks up a row of the table by query_id; None if there is none."""
 
 
 @dataclass(slots=True)
@@ -56,21 +56,20 @@ class Decider:
 
     Args:
         policy: Any policy, with no action added yet.
-        rules: How missing correctness is learned.
+        rules: What to learn from a reward without correctness.
         seed: Seed of every random choice.
-        encoder: Id of the encoder of the action vectors; a Context of another one is refused. Empty trusts
-            all.
-        limit: Most bytes of a row. A Context whose row could outgrow it is refused before it is decided; the
-            Decision, which the row holds, fits then too.
+        encoder: Id of the encoder of the action vectors; a Context from another encoder is refused. Empty accepts any.
+        limit: Most bytes of a row. A Context whose row could exceed it is refused before it is decided. The Decision is
+            part of the row, so it fits as well.
 
     Attributes:
         seq: Next sequence number of decisions and updates.
         clock: Decisions made.
         offered: Ids of the actions that can be chosen.
         price_factors: What an eFLOP costs on each model where that is not 1.
-        prior: SHA-256 of the prior that the log began from; empty for none.
-        ended: Ids of queries that have ended, by which a duplicate is recognised once the row has left the log.
-        verdicts: How many rewards met which fate; for metrics.
+        prior: SHA-256 of the prior that the log started from; empty for none.
+        ended: Ids of queries that have ended; they reveal a duplicate whose row has left the log.
+        verdicts: Number of rewards by verdict; for metrics.
     """
 
     policy: Policy
@@ -92,13 +91,13 @@ class Decider:
     def offer(
         self, actions: Sequence[ActionVector], price_factors: Mapping[str, float] | None = None
     ) -> list[tuple[bytes, bytes]]:
-        """Make exactly these actions choosable; return the rows of what is new, to be written before deciding.
+        """Offer exactly these actions; return the new rows, which must be written before deciding.
 
-        An action keeps the vector of its first appearance: x of the past is made of it.
+        An action keeps the vector of its first appearance, because every x in A was made with it.
 
         Args:
-            actions: What is on offer.
-            price_factors: What an eFLOP costs on each model where that is not 1.
+            actions: The actions to offer.
+            price_factors: Price of an eFLOP on each model; models left out have 1.
         """
         first = not self.actions
         fresh = [a for a in actions if a.action_id not in self.actions]
@@ -129,7 +128,7 @@ class Decider:
         """Choose an action for each Context.
 
         Args:
-            asked: Contexts with where each lies, in offset order.
+            asked: Contexts with their origins, in offset order.
             rows: The table.
             around: Catalogue, objectives and living executors.
         """
@@ -196,14 +195,14 @@ class Decider:
         is missing.
 
         Args:
-            log: Every key and value of the log from where the snapshots say reading may begin, in any order. A log of
-                0.1.0 holds snapshots, too.
-            snapshots: Every key and value of the topic of the snapshots.
+            log: Every key and value of the log, in any order, starting at the offset that the snapshots name. A log
+                written by 0.1.0 also contains snapshots.
+            snapshots: Every key and value of the snapshots' topic.
             whole: Whether to refuse a log in which a sequence number is missing.
 
         Raises:
-            CorruptState: A row of another release; a sequence number that no row has, or two; or no snapshot that is
-                whole where the rows before it are gone.
+            CorruptState: A row comes from another release; a sequence number has no row, or two; or rows have been
+                removed and no snapshot that replaces them is complete.
         """
         restored = restore(self.policy, log, snapshots, self.ended, whole=whole)
         self.seq, self.clock = restored.seq, restored.clock
@@ -216,7 +215,7 @@ class Decider:
     def begin(
         self, prior: bytes, actions: Sequence[ActionVector], chunk_bytes: int = snapshot.CHUNK_BYTES
     ) -> list[tuple[bytes, bytes]]:
-        """Begin from a prior; return the records of snapshot -1, to be written before anything else.
+        """Start from a prior; return the records of snapshot -1, which must be written before anything else.
 
         Args:
             prior: A policy's state made from history.
@@ -225,7 +224,7 @@ class Decider:
 
         Raises:
             PriorRefused: It does not fit; nothing has changed.
-            CorruptState: The bytes are not whole, or this log has begun already.
+            CorruptState: The bytes are damaged, or the log is not empty.
         """
         if self.seq or self.actions:
             raise CorruptState("the log", f"sequence number {self.seq}", "an empty log to start from a prior")
@@ -240,13 +239,13 @@ class Decider:
         carried: snapshot.Carried | None = None,
         present: Collection[bytes] = (),
     ) -> list[tuple[bytes, bytes]]:
-        """Return the records of a snapshot of this moment, in the order they must be written.
+        """Return the records of a snapshot of the present state, in the order in which they must be written.
 
         Args:
             chunk_bytes: Size of a chunk.
-            prior: SHA-256 of the prior that this is, where it is one.
-            carried: What it holds beside the policy; None for a snapshot that needs the whole log.
-            present: Keys of the snapshot records there are.
+            prior: SHA-256 of the prior, if this is the snapshot of one.
+            carried: What it contains besides the policy; None for a snapshot that needs the whole log.
+            present: Keys of the snapshot records that exist already.
         """
         offsets = {"context_offset": self.context_offset, "reward_offset": self.reward_offset}
         written = snapshot.write(
@@ -273,7 +272,7 @@ class Decider:
         return results
 
     def _choose(self, asked: Sequence[tuple[ContextRecord, Origin]], around: Surroundings) -> list[Decided]:
-        """Choose for all or raise for all; nothing is changed before every row is known to fit."""
+        """Choose for all of them, or raise; nothing changes before every row is known to fit."""
         in_force = [self.in_force(record, around) for record, _ in asked]
         contexts = [context_of(record, around, self.encoder, self.policy.surface) for record, _ in asked]
         choices = self.policy.select(contexts, [policy_objective(o) for o in in_force], self.seed)
@@ -298,11 +297,11 @@ class Decider:
         return [decided for decided, _ in made]
 
     def in_force(self, record: ContextRecord, around: Surroundings) -> ObjectiveInForce:
-        """Return what a Context is served for, with the price of its aim. Changes nothing.
+        """Return the objective of a Context, with the price λ of its aim. Changes nothing.
 
         Raises:
-            ObjectiveError: It names an objective that is not there.
-            UnservedObjective: The policy cannot aim at it.
+            ObjectiveError: It names an objective that does not exist.
+            UnservedObjective: It states a mean cost or an accuracy, and the policy cannot aim at either.
         """
         objective = around.steering.objectives.of(record.query)
         aim = aim_of(objective)

@@ -1,4 +1,4 @@
-"""From a Context record to what the policy sees, and from its choice to the Decision on the wire."""
+"""From a Context record to the policy's input, and from the policy's choice to the Decision on the wire."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from schemas.query import Context as ContextRecord
 
 @dataclass(frozen=True, slots=True)
 class Surroundings:
-    """What a decision depends on besides query and policy.
+    """What a decision depends on, besides the query and the policy.
 
     Attributes:
         steering: Catalogue and objectives in force.
         space: The actions of that catalogue.
-        living: Models with a fresh executor heartbeat; None trusts all.
+        living: Models with a recent executor heartbeat; None takes all to be running.
     """
 
     steering: Steering
@@ -37,17 +37,17 @@ class Surroundings:
 def context_of(
     record: ContextRecord, around: Surroundings, encoder: str = "", surface: bool = False
 ) -> Context:
-    """Return a Context as the policy is asked it.
+    """Return a Context as the policy takes it.
 
     Args:
         record: The record.
         around: What can be chosen now.
-        encoder: Id of the encoder of the action vectors; empty trusts all.
+        encoder: Id of the encoder of the action vectors; empty accepts any.
         surface: Whether surface counts of the question follow the embedding.
 
     Raises:
         InvalidObservation: The embedding comes from another encoder.
-        ActionError: Pin, allowed models and living executors leave nothing to choose.
+        ActionError: The pin, the allowed models and the running executors together leave no action.
     """
     if encoder and record.encoder != encoder:
         fix = f"embed the query with {encoder!r}"
@@ -79,7 +79,7 @@ def decision_of(
     seed: int,
     price_factors: Mapping[str, float],
 ) -> Decision:
-    """Return the Decision of a choice, with every term that explains it.
+    """Return the Decision for a choice, with every term that explains it.
 
     Args:
         record: The Context.
@@ -88,7 +88,7 @@ def decision_of(
         around: What could be chosen.
         policy: The policy's name.
         seq: Sequence number among decisions and updates.
-        seed: The decider's; the query's derives from it.
+        seed: The decider's seed, from which the query's seed derives.
         price_factors: What an eFLOP costs on each model where that is not 1, as the policy knew it.
     """
     action = Action.parse(choice.action_id)

@@ -2,15 +2,15 @@
 
 UniscaleError
 └── DeciderError
-    ├── InvalidObjective    weights or cost bounds that are no convex combination
+    ├── InvalidObjective    weights or cost bounds that cannot be used
     ├── InvalidObservation  a reward term or an embedding that must not reach A
     ├── PolicyRefused       a policy or an option that does not exist, or a value out of range
     ├── PriorRefused        a prior of another policy, encoder, feature setting or catalogue
-    ├── UnservedObjective   an objective by mean cost or accuracy, under a policy that prices nothing
+    ├── UnservedObjective   an objective by mean cost or accuracy, which the policy cannot aim at
     ├── UnknownAction       an action id that was never added
-    ├── NoAction            nothing is left to choose from
+    ├── NoAction            no action is left to choose from
     ├── DuplicateQuery      a query_id that was decided for another Query
-    └── CorruptState        bytes that are not a whole, unaltered state of this policy
+    └── CorruptState        bytes that are not a complete, unaltered state of this policy
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class DeciderError(UniscaleError):
 
 
 class InvalidObjective(DeciderError):
-    """An objective is no convex combination with ordered cost bounds. Correct the field it names."""
+    """An objective has unusable weights, cost bounds or price. Correct the field that the message names."""
 
     def __init__(self, name: str, value: object, fix: str) -> None:
         super().__init__(f"objective: {name} is {value!r}; {fix}")
@@ -38,7 +38,7 @@ class PolicyRefused(DeciderError, ValueError):
 
 
 class PriorRefused(DeciderError):
-    """A prior does not fit this deployment. Make it again from history, with this encoder and catalogue."""
+    """A prior does not fit this deployment. Make a new one from history, with this encoder and catalogue."""
 
     def __init__(self, what: str, found: object, wanted: object) -> None:
         super().__init__(
@@ -68,7 +68,7 @@ class InvalidObservation(DeciderError):
 
 
 class UnknownAction(DeciderError):
-    """An action id names nothing that was ever added. Add the action with its description first."""
+    """An action id that was never added. Add the action with its description first."""
 
     def __init__(self, subject: str, action_id: str) -> None:
         super().__init__(f"{subject}: action {action_id!r} was never added; add it to the catalogue first")
@@ -79,21 +79,23 @@ class NoAction(DeciderError):
     """No action is both active and allowed. Widen allowed_models or add a model to the catalogue."""
 
     def __init__(self, query_id: str, allowed: Sequence[str] | None) -> None:
-        among = (
-            "the catalogue is empty" if allowed is None else f"allowed are {', '.join(sorted(allowed)[:5])}"
+        among = "the catalogue is empty" if allowed is None else f"allowed: {', '.join(sorted(allowed)[:5])}"
+        super().__init__(
+            f"{query_id}: no action is left to choose from ({among}); allow more models, or add one"
         )
-        super().__init__(f"{query_id}: no action is left to choose from ({among}); widen it or add a model")
 
 
 class DuplicateQuery(DeciderError):
-    """A second Query carries an id that is taken. Send it again under an id of its own."""
+    """A second Query has an id that is already used. Send it again with a new id."""
 
     def __init__(self, query_id: str, first: object, second: object) -> None:
-        super().__init__(f"{query_id}: query_id is taken by {first}, this one is at {second}; send a new id")
+        super().__init__(
+            f"{query_id}: this query_id belongs to the Query at {first}, and another came at {second}; send a new id"
+        )
 
 
 class CorruptState(DeciderError):
-    """Bytes that are not a whole, unaltered state. Use the snapshot before it, or fold the log again."""
+    """Bytes that are not a complete, unaltered state. Use the snapshot before it, or fold the log again."""
 
     def __init__(
         self, what: str, found: object, wanted: object, fix: str = "use an earlier state or fold the log"
@@ -102,11 +104,11 @@ class CorruptState(DeciderError):
         self.what, self.found, self.wanted, self.fix = what, found, wanted, fix
 
     def within(self, whole: str) -> CorruptState:
-        """Return the same error, said of a part of something."""
+        """Return the same error with the name of the whole that the faulty part belongs to."""
         return CorruptState(f"{whole} {self.what}", self.found, self.wanted, self.fix)
 
 
 FIX_LOG: Final = (
     "`python -m streams learner check` names every record that is refused, `learner repair` removes them"
 )
-"""What to do about a log that is not whole."""
+"""What to do about a log with missing or foreign rows."""

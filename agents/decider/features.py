@@ -1,16 +1,16 @@
 """The joint vector x = [s_q; f_a] of a query and an action (UniScale §3.2, App. B.2).
 
-Faithful: f_a is the embedding of the action's description, unit length (`raw`), or a one-hot vector (the
-paper's "without semantics"). `centred` subtracts the mean over the first catalogue and scales to unit RMS:
-under a small encoder the descriptions have cosines of 0.96 and more, so what they share drowns what they
-differ in. The centre stays that of the first catalogue, else every x already in A would change its meaning.
+As in the paper, f_a is the embedding of the action's description at unit length (`raw`), or a one-hot vector (its
+"without semantics"). `centred` subtracts the mean over the first catalogue and scales to unit RMS: a small encoder
+gives the descriptions cosines of 0.96 and more, so that what they share hides their differences. The centre stays that
+of the first catalogue; otherwise every x already in A would change its meaning.
 
-The action vectors span at most |A| dimensions and ridge regression is invariant under rotation, so f_a is
-given in coordinates of an orthonormal basis of that span: shorter, with the same scores. A description
-outside the span adds one basis vector.
+The action vectors span at most |A| dimensions, and ridge regression is invariant under rotation. So f_a is given in the
+coordinates of an orthonormal basis of that span, which are shorter and give the same scores. A description outside the
+span adds one basis vector.
 
-Departure, a switch: with x = [s_q; s_a] and one θ the exploit ranking of actions is the same for every query.
-Interactions append z_q ⊗ v_a, where z_q is a short projection of the query and v_a the action's leading
+An optional departure: with x = [s_q; s_a] and a single θ, the ranking of actions by predicted mean is the same for
+every query. Interactions append z_q ⊗ v_a, where z_q is a short projection of the query and v_a the action's leading
 principal coordinates (`bilinear`) or its model as one-hot (`model`: per-model corrections).
 """
 
@@ -26,26 +26,26 @@ from agents.decider.errors import InvalidObservation, NoAction, UnknownAction
 from agents.decider.policies.base import ActionVector, Matrix, Vector
 
 SPANNED: Final = 1e-12
-"""Norm of a unit vector's rest outside the basis below which it counts as inside: float64 rounding."""
+"""Norm of a unit vector's part outside the basis below which the vector counts as inside: float64 rounding."""
 
 LONG: Final = 1e6
-"""Squared length above which a vector is no embedding: encoders give unit vectors, and one of length 1,000
-would weigh as a million observations in A."""
+"""Squared length above which a vector cannot be an embedding. Encoders return unit vectors; one of length 1,000 would
+weigh as much as a million observations in A."""
 
 
 @dataclass(frozen=True, slots=True)
 class FeatureSettings:
-    """How x is made.
+    """Settings of x.
 
     Attributes:
         query_dim: Length of s_q.
         action_dim: Length of s_a.
-        action_features: `raw` is the paper's, `one-hot` its ablation, `centred` ours.
-        interactions: `none` is the paper's; `bilinear` and `model` append z_q ⊗ v_a.
+        action_features: `raw` as in the paper, `one-hot` as in its ablation, or our `centred`.
+        interactions: `none` as in the paper; `bilinear` and `model` append z_q ⊗ v_a.
         query_rank: Length of z_q.
         action_rank: Length of v_a for `bilinear`.
         interaction_scale: Factor on z_q ⊗ v_a; its square is the prior variance of a correction, in λ.
-        basis_seed: Seed of the random query projection, used where no fitted one is given.
+        basis_seed: Seed of the random query projection, which is used unless a fitted one is given.
     """
 
     query_dim: int
@@ -121,7 +121,7 @@ class FeatureMap:
 
     @property
     def static(self) -> bool:
-        """Say whether f_a is the same for every query."""
+        """Return whether f_a is the same for every query."""
         return self.settings.interactions == "none"
 
     @property
@@ -131,10 +131,10 @@ class FeatureMap:
         return int(self.coordinates.shape[1] + rank * self.sides.shape[1])
 
     def add(self, actions: Sequence[ActionVector]) -> list[int]:
-        """Make actions choosable; return the new columns at which the old columns of f_a now stand.
+        """Make actions choosable; return the new position of each old column of f_a.
 
         Raises:
-            InvalidObservation: An embedding of wrong length, not finite, or zero.
+            InvalidObservation: An embedding has the wrong length, is not finite, or is zero.
         """
         old_rank, old_rest = self.coordinates.shape[1], self.action_dim - self.coordinates.shape[1]
         fresh = list({a.action_id: a for a in actions if a.action_id not in self.index}.values())
@@ -151,10 +151,10 @@ class FeatureMap:
         return [*range(old_rank), *range(old_rank + shift, old_rank + shift + old_rest)]
 
     def remove(self, action_ids: Sequence[str]) -> None:
-        """Stop offering actions; their vectors stay known, for rewards still outstanding.
+        """Stop offering actions; their vectors are kept for outstanding rewards.
 
         Raises:
-            UnknownAction: An id that was never added.
+            UnknownAction: An id was never added.
         """
         for action_id in action_ids:
             self.active[self.position("remove_actions", action_id)] = False
@@ -171,7 +171,7 @@ class FeatureMap:
         """Return the rows that are active and allowed.
 
         Raises:
-            NoAction: None is.
+            NoAction: There is none.
         """
         rows = self._choosable.get(allowed)
         if rows is None:
@@ -179,7 +179,7 @@ class FeatureMap:
                 on and (allowed is None or i in allowed) for i, on in zip(self.ids, self.active, strict=True)
             ]
             rows = np.flatnonzero(keep)
-            if len(self._choosable) > 256:  # sets of allowed actions are few; this bounds the odd client
+            if len(self._choosable) > 256:  # there are usually few such sets; this bounds an unusual client
                 self._choosable.clear()
             self._choosable[allowed] = rows
         if not len(rows):
@@ -234,7 +234,7 @@ class FeatureMap:
         return meta, arrays
 
     def restore(self, meta: dict[str, Any], arrays: dict[str, np.ndarray]) -> None:
-        """Become the map that was taken by `snapshot`."""
+        """Become the map that `snapshot` saved."""
         self.ids, self.models, self.active = list(meta["ids"]), list(meta["models"]), list(meta["active"])
         self.index = {action_id: i for i, action_id in enumerate(self.ids)}
         self.vectors, self.coordinates = arrays["vectors"], arrays["coordinates"]
@@ -288,7 +288,7 @@ class FeatureMap:
                 rest -= self.basis.T @ (self.basis @ rest)
             size = np.linalg.norm(rest)
             if size > SPANNED:
-                # The rest of a vector nearly inside the span is mostly rounding: clean it once more.
+                # The part of a vector that is nearly inside the span is mostly rounding: clean it once more.
                 unit = rest / size
                 unit -= self.basis.T @ (self.basis @ unit)
                 self.basis = np.concatenate([self.basis, unit[None] / np.linalg.norm(unit)])
@@ -296,10 +296,10 @@ class FeatureMap:
 
 
 def checked(subject: str, vector: Vector, dim: int, name: str) -> Vector:
-    """Return a vector as float64 once it is known to be usable.
+    """Return a vector as float64, after checking it.
 
     Raises:
-        InvalidObservation: Wrong length, not finite, or zero norm, named by the field.
+        InvalidObservation: It has the wrong length or zero norm, or is not finite; the message names the field.
     """
     out = np.asarray(vector, dtype=np.float64)
     if out.shape != (dim,):

@@ -1,4 +1,4 @@
-"""What an outcome must be before it may touch A or B."""
+"""Checks on an outcome before it enters A or B."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Final
 from agents.decider.errors import InvalidObservation
 
 LOG_COST_LIMIT: Final = 200.0
-"""|log C| above this is no price: a search of 64 paths on a 32 B model is e^38 eFLOPs. One such row would
-outweigh millions of true ones in the log-cost column."""
+"""Largest plausible |log C|: a search of 64 paths on a 32 B model costs e^38 eFLOPs. One row beyond it would outweigh
+millions of true ones in the log-cost column."""
 
 
 def share(subject: str, name: str, value: float) -> float:
@@ -27,7 +27,7 @@ def log_cost(subject: str, value: float) -> float:
 
 
 def outcome(subject: str, correct: float | None, score: float, cost: float, imputed: float) -> None:
-    """Refuse an outcome of which any term is not finite or out of range."""
+    """Refuse an outcome with a term that is not finite or out of range."""
     if correct is not None:
         share(subject, "correct", correct)
     share(subject, "score", score)

@@ -1,8 +1,8 @@
 """What the policy would choose for a query now, with every configuration's predicted terms. Changes nothing.
 
-A preview draws from the streams of one fixed id, `PREVIEW`: it consumes no randomness of any query, and tells nobody
-which ids belong to the control group. What the deployment draws beside the policy (warm-up, exploration floor,
-control group) shows in the propensities instead.
+A preview uses the random streams of one fixed id, `PREVIEW`. So it consumes no query's randomness, and does not reveal
+which ids belong to the control group. The draws that a deployment makes around the policy (warm-up, exploration floor,
+control group) show in the propensities instead.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ class Configuration(Struct, frozen=True, kw_only=True):
     Attributes:
         action: Its id, `model/qp/cp/bs`.
         mean: Predicted reward.
-        width: Its uncertainty: α·√(xᵀA⁻¹x), or what the policy has in its place.
-        score: What is ranked.
+        width: Its uncertainty: α·√(xᵀA⁻¹x), or the policy's equivalent.
+        score: The value by which actions are ranked.
         propensity: Probability that a query like this runs it; None when it is not known.
         predicted: The predicted terms, where the policy models them.
     """
@@ -86,12 +86,12 @@ def preview(decider: Decider, record: ContextRecord, around: Surroundings) -> Pr
     """Return what would be chosen for a context.
 
     Args:
-        decider: The learner. Nothing of it changes.
+        decider: The learner, which is not changed.
         record: The context; its query comes from `anonymous`.
         around: Catalogue, objectives and living executors.
 
     Raises:
-        UniscaleError: what would also refuse the query itself.
+        UniscaleError: any error that would refuse the query itself.
     """
     policy = decider.policy
     objective = decider.in_force(record, around)

@@ -1,4 +1,4 @@
-"""What a Context leads to whose query has been decided: the same Decision again, nothing, or a duplicate."""
+"""A Context whose query has been decided already: send the same Decision again, send nothing, or refuse a duplicate."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from schemas.query import Context, Origin
 
 
 def again(context: Context, value: bytes) -> Decided:
-    """Return what a Context leads to whose query has a row: the Decision that was made, or a duplicate."""
+    """Return the result for a Context whose query has a row: the Decision already made, or DuplicateQuery."""
     row = decode_row(context.query_id.encode(), value)
     assert isinstance(row, Row)
     if row.query_origin != context.origin:
@@ -24,7 +24,7 @@ def again(context: Context, value: bytes) -> Decided:
 
 
 def over(context: Context, place: tuple[int, int]) -> Decided:
-    """Return what a Context leads to whose query has ended and whose row is gone: nothing, or a duplicate."""
+    """Return the result for a Context whose query has ended and lost its row: nothing, or DuplicateQuery."""
     partition, offset = place
     if (context.origin.partition, context.origin.offset) == place:
         return Decided(context.query_id)

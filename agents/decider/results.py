@@ -1,4 +1,4 @@
-"""What the decider returns for each record: a Decision, a changed row, or an error; and what recovery found."""
+"""What the decider returns: for each record a Decision, a changed row or an error; and the result of a recovery."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from schemas.errors import UniscaleError
 
 @dataclass(frozen=True, slots=True)
 class Decided:
-    """What one Context led to: a Decision to send, or the error for its dead letter.
+    """The result for one Context: a Decision to send, or the error for its dead letter.
 
     Attributes:
-        value: The Decision's bytes; None with an error, and where the query has ended and its row has left the log.
-        group: The executor group it goes to, beside `action-decision`.
-        row: Key and value to write before sending; None when the row is there already (a redelivery).
+        value: The Decision's bytes; None with an error, or if the query has ended and its row has left the log.
+        group: The executor group that also gets it, besides the topic `action-decision`.
+        row: Key and value to write before sending; None if the row exists already (a redelivery).
     """
 
     query_id: str
@@ -29,13 +29,13 @@ class Decided:
 
     @property
     def resent(self) -> bool:
-        """Return whether this is a redelivery: answered with the bytes of the first time, or not at all once ended."""
+        """Return whether this is a redelivery: the same bytes are sent again, or nothing if the query has ended."""
         return self.error is None and self.row is None
 
 
 @dataclass(frozen=True, slots=True)
 class Learned:
-    """What one Reward led to: a changed row to write, or nothing; or the error for its dead letter."""
+    """The result for one Reward: a changed row to write, nothing, or the error for its dead letter."""
 
     query_id: str
     verdict: Verdict | None = None
@@ -45,17 +45,16 @@ class Learned:
 
 @dataclass(frozen=True, slots=True)
 class Recovered:
-    """What recovery found.
+    """The result of a recovery.
 
     Attributes:
-        folded: What was told to the policy beyond the snapshot.
+        folded: What the policy was told in addition to the snapshot.
         snapshot_version: Sequence number of the snapshot used; -1 for none.
         refused: Newer snapshots that were damaged, each with its reason.
-        next_context, next_reward: First offsets the log does not hold. Read from here when the group's commit
-            is further on: it ran ahead of the changelog.
-        carried: Rows that the snapshot held and the log that was read does not, by key.
-        foreign: Keys of records that the learner never wrote, and which were skipped: in the log, and in the topic of
-            the snapshots.
+        next_context, next_reward: First offsets that the log does not cover. If the group's commit is ahead of the log,
+            reading restarts here.
+        carried: Rows, by key, that come from the snapshot because the log no longer has them.
+        foreign: Keys of skipped records, which the learner cannot have written, in the log and in the snapshots' topic.
     """
 
     folded: Folded

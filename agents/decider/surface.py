@@ -1,7 +1,7 @@
-"""Surface counts of a question: what a sentence embedding loses, though it tells how hard a question is.
+"""Surface counts of a question, which a sentence embedding loses although they show how hard a question is.
 
-How many numbers stand in a word problem, and how long it is, says more about its level than MiniLM's 384 dimensions
-together. The counts follow the embedding in the vector of policies that read them (`Policy.surface`).
+The number of figures in a word problem, and its length, say more about its level than all 384 dimensions of MiniLM. For
+policies that read them (`Policy.surface`), the counts follow the embedding in one vector.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _SYMBOL = re.compile(r"[-+*/=^<>%$\\{}()\[\]]")
 
 
 def counts(text: str) -> Vector:
-    """Return ln(1 + n) of each of `COUNTS`, shape (9,): long questions differ by factors, not by differences.
+    """Return ln(1 + n) of each of `COUNTS`, shape (9,); logarithms, because long questions differ by factors.
 
     >>> np.expm1(counts("Tom has 5 pens. He buys 16 more.")).round().astype(int).tolist()
     [2, 3, 8, 20, 2, 1, 0, 2, 2]
@@ -48,5 +48,5 @@ def counts(text: str) -> Vector:
         sum(c.isupper() for c in text),
         max(map(len, numbers), default=0),
     )
-    # As in the log, whose rows hold float32: a replay then sees the same numbers.
+    # Rounded as in the log, whose rows hold float32, so that a replay sees the same numbers.
     return np.log1p(found).astype(np.float32).astype(np.float64)

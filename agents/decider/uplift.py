@@ -4,12 +4,12 @@ People watch a running experiment and stop when they like what they see; an ordi
 often than once in twenty. A confidence *sequence* covers the truth at all times at once, with the stated probability:
 
     accuracy   Robbins' normal mixture for outcomes between 0 and 1, which holds at any sample size
-    cost       the same with the standard deviation estimated as it goes, which holds as samples grow: costs have no
-               bound (Waudby-Smith, Arbour, Sinha, Kennedy and Ramdas, 2021)
+    cost       the same with an estimated standard deviation, which holds asymptotically, because costs have no bound
+               (Waudby-Smith, Arbour, Sinha, Kennedy and Ramdas, 2021)
 
-Each group gets half of the error probability, and the difference, or the ratio, of the two follows. A failed query is a
-wrong answer at the price of what it took; one whose correctness nobody told counts in the cost and in the feedback
-rate.
+Each group gets half of the error probability; the interval of their difference or ratio follows. A failed query counts
+as a wrong answer with the cost it caused. A query whose correctness is not known counts only in the cost and in the
+feedback rate.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ BOUNDED: Final = 0.5
 """Standard deviation that no outcome between 0 and 1 exceeds."""
 
 SHARPEST: Final = 250.0
-"""Observations at which the sequence is tightest for its error probability: a control group's first days."""
+"""Number of observations at which the sequence is tightest: what a control group collects in its first days."""
 
 FEWEST: Final = 20
-"""Observations below which a standard deviation is no estimate."""
+"""Fewest observations from which a standard deviation is estimated."""
 
 
 @dataclass(frozen=True)
 class Interval:
-    """An estimate and what it lies between, at all times at once."""
+    """An estimate with the bounds of its confidence sequence."""
 
     mean: float
     low: float
@@ -43,14 +43,14 @@ class Interval:
 
 @dataclass(slots=True)
 class Running:
-    """Count, mean and sum of squares about it (Welford), of one group and one term."""
+    """Count, mean, and sum of squared deviations (Welford) of one term in one group."""
 
     count: int = 0
     mean: float = 0.0
     squares: float = 0.0
 
     def add(self, value: float) -> None:
-        """Enter one value."""
+        """Add one value."""
         self.count += 1
         step = value - self.mean
         self.mean += step / self.count
@@ -67,10 +67,10 @@ class Group:
     """One cohort's outcomes.
 
     Attributes:
-        queries: Answered, failed and expired ones together.
-        failed: Of them, those without an answer.
-        told: Of them, those whose correctness is known.
-        accuracy, cost: Of those where it is known.
+        queries: Number of answered, failed and expired queries together.
+        failed: How many of them have no answer.
+        told: For how many of them correctness is known.
+        accuracy, cost: Over the queries for which each is known.
     """
 
     queries: int = 0
@@ -81,12 +81,12 @@ class Group:
 
     @property
     def feedback_rate(self) -> float:
-        """Return the share of queries whose correctness is known: where it differs, the comparison is biased."""
+        """Return the share of queries whose correctness is known; if it differs, the comparison is biased."""
         return self.told / self.queries if self.queries else 0.0
 
 
 class Uplift:
-    """Compare the policy with the control group, outcome by outcome.
+    """Compares the policy with the control group, outcome by outcome.
 
     Args:
         error: Probability that an interval ever misses the truth.
@@ -99,13 +99,13 @@ class Uplift:
         self.groups: dict[Cohort, Group] = {"policy": Group(), "control": Group()}
 
     def add(self, cohort: Cohort, status: Status, *, correct: float | None, cost: float | None) -> None:
-        """Enter the outcome of one query; a rejected or cancelled one is left out.
+        """Add the outcome of one query; a rejected or cancelled one is left out.
 
         Args:
             cohort: `Decision.cohort`.
-            status: How it ended.
-            correct: From 0 to 1; None while nobody knows. A failure counts as 0 whatever is given.
-            cost: In eFLOPs; None where nothing was run.
+            status: How the query ended.
+            correct: From 0 to 1; None if not known. A failure counts as 0, whatever is given.
+            cost: In eFLOPs; None if nothing was run.
         """
         if status in UNCOUNTED:
             return
@@ -121,7 +121,7 @@ class Uplift:
             group.cost.add(cost)
 
     def accuracy_difference(self) -> Interval | None:
-        """Return accuracy of the policy less that of the control group; None while one has no outcome."""
+        """Return the policy's accuracy minus the control group's; None while either has no outcome."""
         mine, other = (self.groups[name].accuracy for name in ("policy", "control"))
         if not mine.count or not other.count:
             return None
@@ -130,7 +130,7 @@ class Uplift:
         return Interval(mean, max(-1.0, mean - reach), min(1.0, mean + reach))
 
     def cost_ratio(self) -> Interval | None:
-        """Return mean cost of the policy over that of the control group; None while there is too little of either."""
+        """Return the policy's mean cost divided by the control group's; None while either has too few outcomes."""
         mine, other = (self.groups[name].cost for name in ("policy", "control"))
         if min(mine.count, other.count) < FEWEST or not other.mean > 0:
             return None
@@ -138,7 +138,7 @@ class Uplift:
         return Interval(mine.mean / other.mean, low / most, high / least if least > 0 else math.inf)
 
     def report(self, control: str = "the control group") -> dict[str, Any]:
-        """Return the comparison as a sentence and in numbers, ready for JSON: an end without a bound is None.
+        """Return the comparison as a sentence and as numbers, ready for JSON; an infinite bound becomes None.
 
         Args:
             control: What the policy is compared with, in words.

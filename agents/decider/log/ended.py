@@ -1,10 +1,10 @@
-"""Ids of queries whose rows have ended, in 16 bytes each: what recognises a duplicate once the row has left memory.
+"""Ids of queries whose rows have ended, in 16 bytes each. They reveal a duplicate after the row has left memory.
 
 An id is kept as the first 8 bytes of its BLAKE2b digest, together with the partition and offset of its Query. The
-digests lie in sorted arrays of up to 65,536 ids. A full array never changes again, so a snapshot writes it once, under
-the SHA-256 of its bytes, and later snapshots refer to it.
+digests are in sorted arrays of up to 65,536 ids. A full array never changes again, so it is written once, under the
+SHA-256 of its bytes, and later snapshots refer to it.
 
-Among N remembered ids, a new id is taken for one of them with probability N/2⁶⁴: 5·10⁻¹³ at ten million.
+Among N remembered ids, a new id is mistaken for one of them with probability N/2⁶⁴: 5·10⁻¹³ at ten million.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from agents.decider.errors import CorruptState
 from schemas.query import Origin
 
 ID_BYTES: Final = 16
-"""Bytes of an id: its digest and the place of its Query."""
+"""Bytes of an id: its digest, and its Query's partition and offset."""
 
 ARRAY_IDS: Final = 65_536
 """Ids of a full array: 1 MiB, a quarter of the record limit."""
@@ -40,9 +40,9 @@ class Part(Struct, frozen=True, kw_only=True):
     """An array of ids as a snapshot refers to it.
 
     Attributes:
-        sha256: Of its bytes, which names its record.
-        count: Ids in it.
-        context_offset: Newest Context of its queries.
+        sha256: Digest of its bytes; part of its record's key.
+        count: Number of ids in it.
+        context_offset: Largest offset of a Context of its queries.
     """
 
     sha256: str
@@ -58,11 +58,11 @@ class _Array:
 
 
 class EndedIds:
-    """The ids of queries that have ended, with where each Query lies.
+    """The ids of queries that have ended, each with the partition and offset of its Query.
 
     Args:
-        most: Ids remembered at most; the oldest full arrays are forgotten beyond that.
-        array_ids: Ids of a full array.
+        most: Ids remembered at most; beyond that, the oldest full arrays are forgotten.
+        array_ids: Number of ids in a full array.
     """
 
     def __init__(self, most: int = MOST, array_ids: int = ARRAY_IDS) -> None:
@@ -77,12 +77,12 @@ class EndedIds:
         return len(self._newest) + sum(array.part.count for array in self._full)
 
     def add(self, query_id: str, query: Origin, context_offset: int) -> None:
-        """Remember a query that has ended; once is enough.
+        """Remember a query that has ended. This has no effect on an id that is known already.
 
         Args:
             query_id: Its id.
-            query: Where its Query lies.
-            context_offset: Where its Context lies.
+            query: Origin of its Query.
+            context_offset: Offset of its Context.
         """
         if self.find(query_id) is not None:
             return
@@ -93,7 +93,7 @@ class EndedIds:
             self._newest, self._newest_context = {}, -1
 
     def find(self, query_id: str) -> tuple[int, int] | None:
-        """Return partition and offset of the Query that ended under this id; None when none did."""
+        """Return partition and offset of the Query that ended with this id; None if there is none."""
         digest = _digest(query_id)
         place = self._newest.get(digest)
         if place is None:
@@ -106,14 +106,14 @@ class EndedIds:
         return None if place is None else (place >> _OFFSET_BITS, place & _OFFSETS)
 
     def forget(self, first_queries: Mapping[int, int], first_context: int) -> tuple[int, int]:
-        """Forget full arrays whose queries can no longer come again, then the oldest of too many.
+        """Forget full arrays whose queries can no longer be redelivered, then the oldest ones beyond `most`.
 
         Args:
             first_queries: Oldest Query offset on the broker, by partition.
             first_context: Oldest Context offset on the broker.
 
         Returns:
-            How many ids were forgotten because nothing can repeat them, and how many for want of room.
+            How many ids were forgotten because they cannot be redelivered, and how many because there were too many.
         """
         before = len(self)
         firsts = {part: np.uint64(first) for part, first in first_queries.items()}
@@ -124,7 +124,7 @@ class EndedIds:
         return gone, before - gone - len(self)
 
     def parts(self) -> list[tuple[Part, bytes]]:
-        """Return every array with its bytes, oldest first; the last is not full yet."""
+        """Return every array with its bytes, oldest first; the last one may not be full yet."""
         arrays = [*self._full, self._array()] if self._newest else self._full
         return [(array.part, _bytes(array)) for array in arrays]
 
@@ -142,7 +142,7 @@ class EndedIds:
             parts: Its arrays, oldest first.
             load: Returns the bytes of an array by their SHA-256.
             most: Ids remembered at most.
-            array_ids: Ids of a full array.
+            array_ids: Number of ids in a full array.
 
         Raises:
             CorruptState: An array is missing or damaged.
@@ -178,7 +178,7 @@ class EndedIds:
 
 
 def _held(array: _Array, firsts: Mapping[int, np.uint64]) -> bool:
-    """Say whether the broker still holds one of the Queries."""
+    """Return whether the broker still has one of the Queries."""
     partitions = array.places >> np.uint64(_OFFSET_BITS)
     offsets = array.places & np.uint64(_OFFSETS)
     return any(

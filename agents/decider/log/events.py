@@ -1,7 +1,7 @@
-"""The one order of decisions and updates: what a log tells a policy, event by event.
+"""The events of a log, in their single order: what a policy is told, one event after the other.
 
-The live run, recovery and `verify-decisions` all tell a policy through `tell` and `offer`, and the latter two take
-what there is to tell from `events`. So they cannot come to differ.
+The live run, recovery and `verify-decisions` all tell a policy through `tell` and `offer`; the latter two take the
+events from `events`. So the three cannot diverge.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ class Event(NamedTuple):
 
     Attributes:
         seq: Its sequence number; an offer precedes the decision with the same number.
-        told: How the policy is told it.
-        row: The row as it stands now.
+        told: The method by which the policy is told.
+        row: The present row.
     """
 
     seq: int
@@ -33,8 +33,8 @@ def events(rows: Iterable[AnyRow], after: int = -1) -> list[Event]:
     """Return every event of the log after a sequence number, in order.
 
     Args:
-        rows: Rows in any order; those of actions tell nothing themselves.
-        after: Last sequence number that the policy's state holds already; -1 for none.
+        rows: Rows in any order; rows of actions are no events.
+        after: Last sequence number that the policy's state already contains; -1 for none.
     """
     found: list[Event] = []
     for row in rows:
@@ -68,7 +68,7 @@ def offer(policy: Policy, row: OfferRow, actions: Mapping[str, ActionRow]) -> No
 def resume_offer(
     policy: Policy, rows: Iterable[AnyRow], after: int, actions: Mapping[str, ActionRow]
 ) -> OfferRow:
-    """Make choosable what was on offer at a sequence number, and return it; nothing where no offer is known."""
+    """Offer the actions that were on offer at a sequence number, and return their ids; empty if none is known."""
     before = [row for row in rows if isinstance(row, OfferRow) and row.seq <= after]
     if not before:
         return OfferRow(seq=after, actions=())
@@ -78,7 +78,7 @@ def resume_offer(
 
 
 def tell(policy: Policy, told: Told, rows: Sequence[Row]) -> None:
-    """Tell a policy decisions, or what became of them, of one kind and in order."""
+    """Tell a policy, in order, about decisions or outcomes of one kind."""
     match told:
         case "expect":
             policy.expect([row.pending() for row in rows])

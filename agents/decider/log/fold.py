@@ -1,8 +1,7 @@
-"""From rows to policy state: recovery, replay and the live run are one function of the log.
+"""From rows to policy state: recovery, replay and the live run compute the same function of the log.
 
-A policy whose state depends only on the set of observations takes all decisions, then all updates, then all
-corrections, in large batches of BLAS-3. The others (networks, windows, k-NN's ties) are told in the order of
-the live run.
+A policy whose state depends only on the set of observations gets all decisions, then all updates, then all corrections,
+in large batches (BLAS-3). The others (networks, windows, ties of k-NN) are told in the order of the live run.
 """
 
 from __future__ import annotations
@@ -20,12 +19,12 @@ from agents.decider.log.rows import ActionRow, AnyRow, OfferRow, Row
 from agents.decider.policies.base import Policy
 
 BATCH: Final = 2048
-"""Rows told at once: each batch costs one factorisation, and holds 20 MB of joint vectors at d = 1,192."""
+"""Rows per batch; each batch costs one factorisation, and takes 20 MB for joint vectors at d = 1,192."""
 
 
 @dataclass(frozen=True, slots=True)
 class Folded:
-    """What a fold told the policy."""
+    """Counts of what a fold told the policy."""
 
     decisions: int
     updates: int
@@ -41,10 +40,10 @@ def fold(
     """Tell a policy everything in the log after a sequence number.
 
     Args:
-        policy: With the actions of the log added, in its initial state or in that of a snapshot.
+        policy: The policy, with the actions of the log added, in its initial state or that of a snapshot.
         rows: Rows in any order.
-        after: Last sequence number that the policy's state holds already; -1 for none.
-        actions: Every action of the log by id, for policies whose state depends on what was on offer; None tells no
+        after: Last sequence number that the policy's state already contains; -1 for none.
+        actions: Every action of the log by id, for policies whose state depends on what was on offer; None skips
             offers.
     """
     whole = list(rows)
@@ -76,14 +75,13 @@ def fold(
 
 
 def untold(rows: Sequence[Row], after: int = -1) -> CorruptState | None:
-    """Return what is missing from the log, None when it is whole.
+    """Return the first missing or repeated sequence number of a log as an error; None if the log is complete.
 
-    Decisions and updates share one order without gaps, so a row that was lost, or not yet read, leaves a
-    sequence number without a row.
+    Decisions and updates share one sequence without gaps, so a row that was lost or not yet read leaves a gap.
 
     Args:
         rows: Rows in any order.
-        after: Last sequence number that a snapshot holds already; -1 for none.
+        after: Last sequence number that a snapshot already contains; -1 for none.
     """
     found = sorted((seq, row.query_id) for row in rows for seq in row.seqs if seq > after)
     for wanted, (seq, query_id) in enumerate(found, after + 1):
@@ -97,7 +95,7 @@ def untold(rows: Sequence[Row], after: int = -1) -> CorruptState | None:
 
 
 def introduce(policy: Policy, actions: Iterable[ActionRow]) -> None:
-    """Add the log's actions in order of appearance, the first catalogue as one: it fixes the centre."""
+    """Add the log's actions in order of appearance, those of the first catalogue together: they fix the centre."""
     known = sorted(actions, key=lambda row: row.position)
     policy.add_actions([row.vector() for row in known if row.anchor])
     policy.add_actions([row.vector() for row in known if not row.anchor])

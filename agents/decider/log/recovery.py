@@ -18,7 +18,7 @@ Records = Iterable[tuple[bytes, bytes]]
 
 @dataclass(frozen=True, slots=True)
 class Restored:
-    """What a learner knows beside its policy's state, as the log has it; see the attributes of `Decider`."""
+    """What a learner knows besides its policy's state; see the attributes of `Decider`."""
 
     seq: int
     clock: int

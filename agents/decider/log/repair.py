@@ -1,12 +1,12 @@
-"""What in the learner's log keeps a learner from starting, and what is left of it without that.
+"""Finds what in its log keeps a learner from starting, and repairs the log without it.
 
-A log is refused for a row of another release, for a sequence number that two rows have, or for one that no row has. The
-first two are named by their keys and can be left out. A missing row cannot be brought back: a snapshot of what is
-there then stands for the log so far, and the missing sequence numbers stay empty. Records that the learner cannot have
-written, which it skips when it starts, are named too. A row that one of them has replaced is restored, as long as the
-topic still has it.
+A log is refused for a row of another release, for a sequence number that two rows have, or for one that no row has.
+Rows of the first two kinds are named by their keys and can be left out. A missing row cannot be restored: a snapshot of
+the remaining rows then replaces the log, and the missing sequence numbers stay empty. Records that the learner cannot
+have written, which it skips at startup, are named too. If one of them has replaced a row, the row is restored as long
+as the topic still has it.
 
-Of two rows with one sequence number, the learner's is the one whose Decision was sent.
+If two rows have the same sequence number, the one whose Decision was sent is the learner's.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ Sent = Callable[[Collection[bytes]], Mapping[bytes, bytes]]
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """Something for which the fold refuses a log, or a record that it skips.
+    """A fault for which a log is refused, or a record that is skipped.
 
     Attributes:
-        key: Key of the record to leave out; None where a row is missing.
+        key: Key of the record to leave out; None if a row is missing.
         what: What is wrong, in words.
-        among_snapshots: Whether the record lies in the topic of the snapshots, not in the log.
+        among_snapshots: Whether the record is in the snapshots' topic instead of the log.
     """
 
     key: bytes | None
@@ -45,13 +45,13 @@ def refused(
     accept: Callable[[bytes], None] = lambda state: None,
     sent: Sent = lambda keys: {},
 ) -> list[Refused]:
-    """Return everything for which the fold of a log is refused, and what it skips; nothing where it is whole.
+    """Return every fault for which a log is refused, and every record that is skipped; empty for a sound log.
 
     Args:
-        log: The rows from where startup reads, the newest of each key, in the order in which they were written.
+        log: The newest row of each key, from the offset at which startup reads, in the order of writing.
         snapshots: The snapshot records.
         accept: Takes the state of a snapshot, or raises CorruptState: `Policy.load` of a fresh policy.
-        sent: Reads the Decisions of some queries, value by key, that are still on the broker. Called only for rows that
+        sent: Reads the Decisions of some queries that are still on the broker, value by key. Called only for rows that
             contradict others.
     """
     found, rows = list[Refused](), Rows()
@@ -93,20 +93,20 @@ def repaired(
     chunk_bytes: int = snapshot.CHUNK_BYTES,
     earlier: Mapping[bytes, bytes] | None = None,
 ) -> tuple[list[tuple[bytes, bytes | None]], list[bytes]]:
-    """Return the records of snapshots that let a learner start again, then the keys to delete from the log.
+    """Return the snapshot records that let a learner start again, and the keys to delete from the log.
 
-    The queries of rows that are left out count as ended: sent again, they are refused as duplicates, and their rewards
+    Queries whose rows are left out count as ended: if sent again, they are refused as duplicates, and their rewards
     come too late.
 
     Args:
-        decider: Fresh; it becomes the learner that will start.
+        decider: A fresh one; it becomes the learner that will start.
         log: As for `refused`.
         snapshots: As for `refused`.
         without: Keys of the rows to leave out.
         log_offset: The end of the log.
         chunk_bytes: Size of a chunk.
-        earlier: The value that each key had before its newest, where the topic still has it: the row that a record to
-            leave out has replaced.
+        earlier: The previous value of each key, if the topic still has it. It is the row that a record to leave out has
+            replaced.
     """
     kept = {key: value for key, value in log.items() if key not in without}
     replaced = {key: value for key, value in (earlier or {}).items() if key in without}
@@ -137,7 +137,7 @@ def shown(key: bytes) -> str:
 
 
 def _foreign(snapshots: Mapping[bytes, bytes], after: int) -> list[Refused]:
-    """Return the records that belong to no snapshot, and the versions beyond the one in use that are not whole."""
+    """Return the records that belong to no snapshot, and the versions newer than the one in use, which are damaged."""
     found = [
         Refused(
             key, f"{shown(key) or 'a record without a key'} is not part of a snapshot", among_snapshots=True
@@ -154,7 +154,7 @@ def _foreign(snapshots: Mapping[bytes, bytes], after: int) -> list[Refused]:
 
 
 def _without_doubled(rows: Rows, after: int, sent: Sent) -> tuple[Rows, list[Refused]]:
-    """Leave out rows with a sequence number that another one has: first those that were not sent, then the later."""
+    """Leave out rows that share a sequence number with another: first those never sent, then the later ones."""
     had = Counter(seq for _, row in rows for seq in row.seqs if seq > after)
     disputed = [key for key, row in rows if any(had[seq] > 1 for seq in row.seqs)]
     if not disputed:
@@ -173,7 +173,7 @@ def _without_doubled(rows: Rows, after: int, sent: Sent) -> tuple[Rows, list[Ref
 
 
 def _without_unsent(rows: Rows, after: int, sent: Sent) -> tuple[Rows, list[Refused]]:
-    """Leave out the rows beyond a missing sequence number whose Decision was never sent."""
+    """Leave out the rows after a missing sequence number whose Decision was never sent."""
     gaps = _missing(rows, after)
     beyond = {key for key, row in rows if gaps and row.last_seq > gaps[0][0]}
     decisions = sent(beyond) if beyond else {}

@@ -1,8 +1,8 @@
-"""Was every Decision in the log the one its state calls for? Replay the log and compare.
+"""Does the log reproduce every Decision? Replay it and compare.
 
-Decisions and updates share one order, so the policy that made a Decision is the fold of what came before it.
-The live run may have scored in batches; sums in another order differ in their last digits, so an action
-counts as reproduced when its score is within TOLERANCE of the best.
+Decisions and updates share one order, so the policy that made a Decision is the fold of everything before it. The live
+run may have scored in batches, and sums in another order differ in their last digits. So an action counts as reproduced
+if its score is within TOLERANCE of the best.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ from schemas.base import decode
 from schemas.decision import Decision
 
 TOLERANCE: Final = 1e-9
-"""Relative difference of scores that rounding may make: what is promised between a fold and the live run."""
+"""Relative difference of scores that rounding may cause; a fold and the live run agree within it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Mismatch:
-    """A Decision that the log does not call for."""
+    """A field of a Decision that the replay does not reproduce."""
 
     query_id: str
     seq: int
@@ -49,15 +49,15 @@ class Mismatch:
 def opened(policy: Policy, records: Mapping[bytes, bytes]) -> tuple[list[AnyRow], int]:
     """Return the rows of a log and the sequence number after which they can be replayed.
 
-    That number is -1, before everything, unless rows have left the log: then a snapshot holds them, and the
-    policy becomes the oldest whole one.
+    That number is -1, before everything, unless rows have left the log. In that case a snapshot contains them, and the
+    policy is loaded from the oldest complete one.
 
     Args:
-        policy: Of the settings of the live run; fresh.
-        records: Every key and value of the whole log, and of the snapshots.
+        policy: A fresh policy with the settings of the live run.
+        records: Every key and value of the whole log and of the snapshots.
 
     Raises:
-        CorruptState: There is no row, a row cannot be read, or rows are missing that no snapshot holds.
+        CorruptState: There is no row, a row cannot be read, or rows are missing that no snapshot contains.
     """
     snapshots = {k: v for k, v in records.items() if snapshot.is_record(k)}
     log = [decode_row(k, v) for k, v in records.items() if k not in snapshots]

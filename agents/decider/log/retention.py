@@ -31,12 +31,15 @@ ENDED: Final = ("closed", "abandoned")
 def carry(
     rows: Iterable[tuple[bytes, bytes, AnyRow]], log_offset: int, ended: EndedIds
 ) -> tuple[Carried, dict[bytes, int]]:
-    """Return what a snapshot of this moment holds beside the policy, and the place of the last change of ended rows.
+    """Return what a snapshot of the present state must contain besides the policy, and the rows that have ended.
 
     Args:
         rows: Key, value and content of every row in memory.
         log_offset: The end of the log.
-        ended: Ids of the queries that have ended; those of these rows are added.
+        ended: Ids of the queries that have ended; those of these rows are added to it.
+
+    Returns:
+        What the snapshot carries; and the key of each ended row with the sequence number of its last change.
     """
     needed, done, offers = list[bytes](), dict[bytes, int](), list[tuple[int, bytes]]()
     for key, value, row in rows:
@@ -53,10 +56,10 @@ def carry(
 
 
 def floor_of(known: Mapping[int, Manifest]) -> Manifest | None:
-    """Return the oldest version that stays: what it holds may leave the log. None while there are too few.
+    """Return the oldest version that stays; what it contains may leave the log. None while there are too few.
 
     Args:
-        known: Manifests of the complete versions by version. Those that need the whole log do not count.
+        known: Manifests of the complete versions, by version. Those that need the whole log do not count.
     """
     own = sorted(version for version, manifest in known.items() if manifest.log_offset >= 0)
     return known[own[-KEPT]] if len(own) >= KEPT else None
@@ -66,7 +69,7 @@ def obsolete(keys: Iterable[bytes], known: Mapping[int, Manifest]) -> list[bytes
     """Return the keys of the snapshot records that no kept version needs.
 
     Args:
-        keys: Keys of the snapshot records there are.
+        keys: Keys of all snapshot records.
         known: Manifests of the complete versions, by version.
     """
     floor = floor_of(known)
@@ -74,7 +77,7 @@ def obsolete(keys: Iterable[bytes], known: Mapping[int, Manifest]) -> list[bytes
         return []
     kept = {v: m for v, m in known.items() if v >= floor.version}
     arrays = {IDS_KEY + part.sha256.encode() for manifest in kept.values() for part in manifest.ended}
-    # The beginning stays: a replay of the whole log starts from it.
+    # Version -1 stays, because a replay of the whole log starts from it.
     return [
         key
         for key in keys

@@ -1,6 +1,7 @@
 """What a reward does to the row of its decision.
 
-x enters A once, at the first reward that can be learned. What arrives twice, late, or for no row changes nothing.
+x enters A once, with the first reward that can be learned. A reward that is repeated, late or without a row changes
+nothing.
 """
 
 from __future__ import annotations
@@ -19,12 +20,12 @@ Tell = Literal["update", "correct", "abandon", "nothing"]
 
 
 class RewardRules(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How a reward without correctness is learned.
+    """What to learn from a reward without correctness.
 
     Attributes:
-        impute: What stands for Correct until it is known: the path's `score`, or a constant from 0 to 1.
-        default: What becomes of a row whose correctness never comes: `impute` keeps what was imputed, `wrong`
-            counts it as 0, `drop` lets a row that has not entered A yet never enter it.
+        impute: Value used for Correct until it is known: the path's `score`, or a constant from 0 to 1.
+        default: What to do if correctness never becomes known: `impute` keeps the imputed value, `wrong` counts it as
+            0, `drop` keeps a row that has not entered A out of it.
     """
 
     impute: Literal["score"] | float = "score"
@@ -37,7 +38,7 @@ class RewardRules(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
 
 
 class Move(Struct, frozen=True):
-    """What the policy is to be told after a reward."""
+    """What to tell the policy after a reward."""
 
     tell: Tell
     row: Row
@@ -46,14 +47,14 @@ class Move(Struct, frozen=True):
 def applied(
     row: Row | None, reward: Reward, offset: int, seq: int, rules: RewardRules
 ) -> tuple[Verdict, Move | None]:
-    """Return what a reward does: its verdict, and the changed row with what to tell the policy.
+    """Return the verdict on a reward, and the changed row with what to tell the policy.
 
     Args:
-        row: The decision's row; None when there is none.
+        row: The decision's row; None if there is none.
         reward: The reward.
         offset: The reward's offset in its topic.
-        seq: The next sequence number, used up when a move is returned.
-        rules: How missing correctness is learned.
+        seq: The next sequence number; a returned move has used it.
+        rules: What to learn from a reward without correctness.
 
     Raises:
         InvalidObservation: A term is out of range; nothing has changed.

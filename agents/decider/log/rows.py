@@ -1,10 +1,9 @@
 """The rows of the learner's log: one per decision, rewritten when a reward changes it.
 
-State is a fold over rows, never a matrix on the wire. A row is written when its decision is made (`pending`,
-with the whole Decision, so that a redelivered Context sends the same bytes again) and rewritten when a reward
-changes it. Each change carries its sequence number in one order of decisions and updates, so the fold repeats the live
-run, and the offsets it came from, so that after a crash the learner trusts its rows over the consumer group's
-commits.
+State is a fold over rows, never a matrix on the wire. A row is written when its decision is made (`pending`, with the
+whole Decision, so that a redelivered Context sends the same bytes again) and rewritten when a reward changes it. Each
+change has a sequence number in one order of decisions and updates, so that the fold repeats the live run. It also has
+the offsets it came from: after a crash, the learner trusts its rows more than the consumer group's commits.
 
     pending ──provisional──▶ learned ──correction, default──▶ closed
        ├──final, correction, default──────────────────────────▶ closed
@@ -38,7 +37,7 @@ OFFER_KEY: Final = b"\x00offer/"
 
 
 GROWTH: Final = 1024
-"""Bytes that rewards may add to a row, generously: three sequence numbers, four kinds, an offset and six numbers."""
+"""Generous bound on the bytes that rewards add to a row: three sequence numbers, four kinds, an offset, six numbers."""
 
 
 class Row(Struct, frozen=True, kw_only=True, omit_defaults=True, tag="decider-row.v1", tag_field="schema"):
@@ -50,8 +49,8 @@ class Row(Struct, frozen=True, kw_only=True, omit_defaults=True, tag="decider-ro
         action: Id of the chosen action.
         embedding: s_q as little-endian float32.
         objective: The objective in force at the decision.
-        query_origin: Where the Query lies; the same id from elsewhere is a duplicate.
-        context_origin: Where the Context lies.
+        query_origin: Origin of the Query; a Query with the same id and another origin is a duplicate.
+        context_origin: Origin of the Context.
         decision: The Decision's value, byte for byte as it was sent.
         learned_seq, corrected_seq, ended_seq: Sequence numbers of the updates; -1 where there was none.
         kinds: Rewards applied, in order.
@@ -60,7 +59,7 @@ class Row(Struct, frozen=True, kw_only=True, omit_defaults=True, tag="decider-ro
         batch: Sequence number of the first decision made together with this one: prices are those of its state; -1
             where it was made alone.
         entered: Correct as it entered A; None when the imputed value did.
-        correct, score, log_cost, imputed: The raw terms as they stand.
+        correct, score, log_cost, imputed: The present values of the raw terms.
         price_factor: What an eFLOP cost: `log_cost` is ln(eFLOPs) plus its logarithm.
     """
 
@@ -95,7 +94,7 @@ class Row(Struct, frozen=True, kw_only=True, omit_defaults=True, tag="decider-ro
 
     @property
     def seqs(self) -> tuple[int, ...]:
-        """Return the sequence numbers of the decision and of each change; -1 stands for one that has not come."""
+        """Return the sequence numbers of the decision and of each change; -1 for a change that has not happened."""
         return self.seq, self.learned_seq, self.corrected_seq, self.ended_seq
 
     @property
@@ -108,12 +107,12 @@ class Row(Struct, frozen=True, kw_only=True, omit_defaults=True, tag="decider-ro
         return np.frombuffer(self.embedding, dtype="<f4").astype(np.float64)
 
     def pending(self) -> Pending:
-        """Return the decision as the policy is told it."""
+        """Return the decision in the form that the policy takes."""
         aim = aim_of(self.objective) if self.paced else None
         return Pending(self.query_id, self.vector(), self.action, aim)
 
     def observation(self, correct: float | None) -> Observation:
-        """Return the outcome as the policy is told it, with Correct as it stood then."""
+        """Return the outcome in the form that the policy takes, with Correct as it was known at the time."""
         return Observation(
             observation_id=self.query_id,
             embedding=self.vector(),
@@ -129,13 +128,13 @@ class Row(Struct, frozen=True, kw_only=True, omit_defaults=True, tag="decider-ro
 
 
 class ActionRow(Struct, frozen=True, kw_only=True, tag="decider-action.v1", tag_field="schema"):
-    """An action ever offered: rows of the log refer to it after its model is gone. Key: ACTION_KEY + id.
+    """An action that was ever offered; rows refer to it even after its model is gone. Key: ACTION_KEY + id.
 
     Attributes:
         position: Order of first appearance.
         anchor: Whether it belongs to the first catalogue, whose centre the features keep.
         embedding: s_a as little-endian float32.
-        size: Parameters of its model; 0 where they were not known.
+        size: Number of parameters of its model; 0 if it was not known.
     """
 
     action: str
@@ -151,7 +150,7 @@ class ActionRow(Struct, frozen=True, kw_only=True, tag="decider-action.v1", tag_
         return ACTION_KEY + self.action.encode()
 
     def vector(self) -> ActionVector:
-        """Return the action as the policy is told it."""
+        """Return the action in the form that the policy takes."""
         embedding = np.frombuffer(self.embedding, "<f4").astype(np.float64)
         return ActionVector(self.action, self.model, embedding, self.size)
 
@@ -188,9 +187,9 @@ def policy_objective(objective: ObjectiveInForce) -> Objective:
 
 
 def aim_of(objective: ObjectiveInForce) -> Aim | None:
-    """Return what an objective is after, None where it states weights.
+    """Return the aim of an objective; None if it states weights.
 
-    The key holds the target: a new target is paced from the start, a repeated one is not.
+    The key includes the target, so a new target is paced from the start and a repeated one is not.
     """
     if objective.mean_cost is not None:
         key = f"{objective.name or ''}/mean_cost={objective.mean_cost!r}"
@@ -208,7 +207,7 @@ def encode_row(row: AnyRow, limit: int = MAX_VALUE) -> bytes:
         limit: Most bytes it may take.
 
     Raises:
-        RecordTooLarge: It would exceed the limit; refuse its source record before it is decided.
+        RecordTooLarge: It would exceed the limit; refuse the source record before it is decided.
     """
     value = msgspec.json.encode(row)
     if len(value) > limit:
@@ -222,7 +221,7 @@ def decode_row(key: bytes, value: bytes) -> AnyRow:
     """Return the row in a value.
 
     Raises:
-        CorruptState: It is not a row, or of a version this release does not know.
+        CorruptState: It is not a row, or of a version that this release does not know.
     """
     try:
         row: AnyRow = _DECODER.decode(value)
@@ -232,12 +231,12 @@ def decode_row(key: bytes, value: bytes) -> AnyRow:
 
 
 def own_row(key: bytes, value: bytes) -> AnyRow | None:
-    """Return the row in a record of the log; None where it is not a row, or the row of another key.
+    """Return the row in a record of the log; None if the record is not a row, or the row of another key.
 
-    The learner never writes such a record, but whoever may write to its topic can.
+    The learner never writes such a record, but anyone with write access to its topic can.
 
     Raises:
-        CorruptState: It is a row of another release, which may hold what this one must not miss.
+        CorruptState: It is a row of another release, which may contain something that must not be lost.
     """
     try:
         row = decode_row(key, value)

@@ -33,7 +33,7 @@ START_KEY: Final = b"\x00start"
 """Key of the offset at which startup begins to read the log."""
 
 CHUNK_BYTES: Final = 1 << 20
-"""Bytes of a chunk: a quarter of the record limit. Larger gains nothing and stalls the producer's batch."""
+"""Bytes of a chunk: a quarter of the record limit. Larger chunks gain nothing and stall the producer's batch."""
 
 BEGINNING: Final = -1
 """Version of a prior: the state before the first decision."""
@@ -46,19 +46,19 @@ _IDS: Final = re.compile(rb"\x00ended/[0-9a-f]{64}")
 
 
 class Manifest(Struct, frozen=True, kw_only=True, tag="decider-snapshot.v1", tag_field="schema"):
-    """What makes a version complete. Key: SNAPSHOT_KEY + version + "/manifest".
+    """The record that makes a version complete. Key: SNAPSHOT_KEY + version + "/manifest".
 
     Attributes:
-        version: The sequence number up to which the state holds everything.
+        version: The sequence number up to which the state contains everything.
         clock: Decisions made by then.
         context_offset, reward_offset: Newest offsets in it; -1 for none.
         chunks: SHA-256 of each chunk, in order.
-        sha256: Of all chunks together.
+        sha256: SHA-256 of all chunks together.
         size: Bytes of all chunks together.
-        prior: SHA-256 of the prior that version -1 is made of; empty in all others.
-        log_offset: First offset of the log that is not in it; -1 for a snapshot that lies in the log itself, as those
-            of 0.1.0 do, and needs the whole log beside it.
-        rows: SHA-256 of each chunk of the rows from before that offset, one JSON row a line.
+        prior: SHA-256 of the prior that version -1 consists of; empty in other versions.
+        log_offset: First offset of the log that it does not cover; -1 for a snapshot in the log itself, as 0.1.0 wrote
+            them, which needs the whole log as well.
+        rows: SHA-256 of each chunk of the rows from before that offset; a chunk has one JSON row per line.
         ended: The arrays of ids, oldest first.
     """
 
@@ -77,10 +77,10 @@ class Manifest(Struct, frozen=True, kw_only=True, tag="decider-snapshot.v1", tag
 
 @dataclass(frozen=True, slots=True)
 class Carried:
-    """What a snapshot holds beside the policy, so that the log before an offset is not needed.
+    """What a snapshot contains besides the policy, so that the log before an offset is not needed.
 
     Attributes:
-        log_offset: First offset of the log that is not in it.
+        log_offset: First offset of the log that it does not cover.
         rows: Values of the rows still needed.
         ended: Ids of the queries whose rows have ended.
     """
@@ -92,11 +92,11 @@ class Carried:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """A version as it was read back.
+    """A version that was read back.
 
     Attributes:
-        manifest: What it says of itself.
-        rows: The rows it holds, by key.
+        manifest: Its manifest.
+        rows: Its rows, by key.
         ended: Ids of the queries whose rows had ended.
     """
 
@@ -106,7 +106,7 @@ class Snapshot:
 
     @property
     def version(self) -> int:
-        """Return the place in the order up to which it holds everything."""
+        """Return the sequence number up to which it contains everything."""
         return self.manifest.version
 
 
@@ -122,18 +122,18 @@ def write(
     carried: Carried | None = None,
     present: Collection[bytes] = (),
 ) -> Iterator[tuple[bytes, bytes]]:
-    """Yield the records of a version in the order they must be written, the manifest last.
+    """Yield the records of a version in the order in which they must be written, the manifest last.
 
     Args:
         state: `Policy.state()`.
-        version: Last sequence number that the state holds.
+        version: Last sequence number that the state contains.
         clock: Decisions made.
         context_offset: Newest Context offset in the state.
         reward_offset: Newest Reward offset in the state.
         chunk_bytes: Size of a chunk.
-        prior: SHA-256 of the prior that this is, for version -1.
-        carried: What it holds beside the state; None for a snapshot that needs the whole log.
-        present: Keys that are there already: an array of ids is written once.
+        prior: SHA-256 of the prior, for version -1.
+        carried: What it contains besides the state; None for a snapshot that needs the whole log.
+        present: Keys that exist already; an array of ids is written only once.
     """
     carried = carried or Carried()
     arrays = carried.ended.parts()
@@ -172,12 +172,12 @@ def read(
 ) -> tuple[Snapshot | None, list[CorruptState]]:
     """Return the newest complete, verified and accepted version, and why each newer one was refused.
 
-    Chunks without a manifest are a version whose writing was cut short; they are no error.
+    Chunks without a manifest belong to a version whose writing was interrupted; they are no error.
 
     Args:
-        records: Every snapshot record there is.
+        records: Every snapshot record.
         accept: Takes the state, or raises CorruptState: `Policy.load`.
-        oldest: Begin with the oldest version instead: a replay wants the most rows after it.
+        oldest: Try the oldest version first; a replay then has the most rows after it.
         most_ids: Ids remembered at most; None for the default.
     """
     refused: list[CorruptState] = []
@@ -195,13 +195,13 @@ def read(
 
 
 def prior_of(records: Mapping[bytes, bytes]) -> str:
-    """Return the SHA-256 of the prior that a log began from; empty where it began from nothing."""
+    """Return the SHA-256 of the prior that a log started from; empty if there was none."""
     beginning = manifests(records).get(BEGINNING)
     return "" if beginning is None else beginning.prior
 
 
 def is_record(key: bytes) -> bool:
-    """Return whether a record belongs to a snapshot; else it is a row of the log, or foreign to both."""
+    """Return whether a record belongs to a snapshot; if not, it is a row of the log, or foreign."""
     return key == START_KEY or bool(_RECORD.fullmatch(key) or _IDS.fullmatch(key))
 
 
@@ -211,14 +211,14 @@ def manifest_key(version: int) -> bytes:
 
 
 def versions(records: Iterable[bytes]) -> set[int]:
-    """Return the versions that have a manifest, whole or not."""
+    """Return the versions that have a manifest, sound or not."""
     return {
         version for key in records if key.endswith(b"/manifest") and (version := version_of(key)) is not None
     }
 
 
 def manifests(records: Mapping[bytes, bytes]) -> dict[int, Manifest]:
-    """Return the manifests that are as they were written, by version; `read` verifies what they say."""
+    """Return the undamaged manifests by version; only `read` verifies the chunks that they list."""
     found = {}
     for version in versions(records):
         try:
@@ -229,10 +229,10 @@ def manifests(records: Mapping[bytes, bytes]) -> dict[int, Manifest]:
 
 
 def start_of(records: Mapping[bytes, bytes]) -> int:
-    """Return the offset at which startup begins to read the log; 0 where the whole log is needed.
+    """Return the offset at which startup begins to read the log; 0 if the whole log is needed.
 
-    It is always that of a snapshot. Where the record says anything else, somebody else has written it, and the lowest
-    offset of a snapshot stands: reading more of the log than is needed does no harm.
+    It is always the offset of a snapshot. If the record says anything else, the learner did not write it, and the
+    lowest offset of a snapshot is used: reading more of the log than necessary does no harm.
     """
     value = records.get(START_KEY)
     if value is None:
@@ -244,7 +244,7 @@ def start_of(records: Mapping[bytes, bytes]) -> int:
 
 
 def is_prior(key: bytes) -> bool:
-    """Return whether a record belongs to the state that a log began from."""
+    """Return whether a record belongs to the prior that a log started from."""
     return version_of(key) == BEGINNING
 
 

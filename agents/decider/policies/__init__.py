@@ -1,13 +1,13 @@
-"""The policies behind one protocol, named by the paper's words.
+"""The policies, behind one protocol and with the paper's names.
 
 base         the protocol, and the values that cross it
 registry     policies by name, each with its options
 build        the one factory
-learner      what every policy has beside its mathematics
+learner      what all policies share besides their mathematics
 choosing     from scores to a choice and its propensity
 envelope     a policy's state as bytes
 exploration  recorded randomisation around any policy
-history      observations kept, for policies that learn from all of them again
+history      all observations, for policies that retrain on them
 
 linear       LinUCB, Greedy, Thompson sampling, forgetting
 neural       MLP, NeuralUCB

@@ -1,10 +1,10 @@
 """The Policy protocol and the values that cross it (UniScale §3.2, Alg. 1).
 
-A policy is asked (`select`) and told (`expect`, `update`, `correct`). It is pure: no clock, no global
-randomness, no I/O. The same state, contexts and seed give the same choices, whatever the size of the batch,
-because every context draws from a generator of its own, derived from the seed and its query_id.
+A policy is asked (`select`) and told (`expect`, `update`, `correct`). It is pure: no clock, no global randomness, no
+I/O. The same state, contexts and seed give the same choices for any batch size, because every context has its own
+random generator, derived from the seed and the query_id.
 
-Identity is kept one level above: `log.rewards.applied` makes every `update` and `correct` happen once.
+Policies do not detect repeated rewards: `log.rewards.applied` makes every `update` and `correct` happen once.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ Cohort = Literal["policy", "control"]
 
 @dataclass(frozen=True, slots=True)
 class Objective:
-    """Weigh the terms of the reward: w₁·Correct + w₂·Score + w₃·(1 − C̃) − λ·C (Eq. 4 and a linear price).
+    """Weights of the reward's terms: w₁·Correct + w₂·Score + w₃·(1 − C̃) − λ·C (Eq. 4 and a linear price).
 
-    C̃ = (log C − log_cost_min) / (log_cost_max − log_cost_min), never clipped: the exact change of objective
-    needs it linear in log C. Weights are normalised to sum 1, else α would change its meaning.
+    C̃ = (log C − log_cost_min) / (log_cost_max − log_cost_min) is never clipped, because an exact change of objective
+    needs it linear in log C. Weights are normalised to sum 1; otherwise α would change its meaning.
 
     >>> Objective(correct=1, score=1, cost=2, log_cost_min=0.0, log_cost_max=2.0).coefficients.tolist()
     [0.25, 0.25, -0.25, 0.5]
@@ -52,7 +52,8 @@ class Objective:
         """Validate and normalise.
 
         Raises:
-            InvalidObjective: A weight is negative or not finite, all are zero, or the bounds are not ordered.
+            InvalidObjective: A weight or the price is negative or not finite, all weights are zero, or the bounds are
+                not in order.
         """
         weights = {"correct": self.correct, "score": self.score, "cost": self.cost}
         for name, weight in weights.items():
@@ -84,10 +85,10 @@ class Objective:
 
 @dataclass(frozen=True, slots=True)
 class Aim:
-    """What an objective by mean cost or by accuracy is after; exactly one of the two is given.
+    """The target of an objective by mean cost or by accuracy; exactly one of the two is given.
 
     Attributes:
-        key: Identity of the objective: its pacer's.
+        key: Identity of the objective, under which it is paced.
         mean_cost: Mean eFLOPs per query.
         accuracy: Share of the best configuration's predicted accuracy.
     """
@@ -102,10 +103,10 @@ class ActionVector:
     """One known configuration: its identity, its model, and the embedding s_a of its description.
 
     Args:
-        action_id: Identity of the configuration, stable forever.
-        model: Name of its model; per-model corrections key on it.
+        action_id: Identity of the configuration; it never changes.
+        model: Name of its model, which per-model corrections use.
         embedding: s_a, shape (d_a,), float64, unit length.
-        size: Parameters of its model; 0 where they are not known.
+        size: Number of parameters of its model; 0 if it is not known.
     """
 
     action_id: str
@@ -125,7 +126,7 @@ class Context:
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """One action as it was scored: predicted mean, width α·√(xᵀA⁻¹x), and the score that was ranked."""
+    """One scored action: predicted mean, width α·√(xᵀA⁻¹x), and the score by which it was ranked."""
 
     action_id: str
     mean: float
@@ -139,14 +140,14 @@ class Choice:
 
     Attributes:
         candidates: Number of actions that could be chosen.
-        propensity: Probability of this action given state and context. Exact when propensity_draws is 0,
-            a Monte Carlo estimate otherwise, None when it is not known.
+        propensity: Probability of this action given state and context. Exact if propensity_draws is 0, otherwise a
+            Monte Carlo estimate; None if it is not known.
         propensity_error: Standard error of that estimate; 0.0 when exact.
-        predicted: Predicted (Correct, Score, log C) of the chosen action, where the policy models the terms.
+        predicted: Predicted (Correct, Score, log C) of the chosen action, if the policy models the terms.
         version: Rewards and corrections applied to the state that chose.
-        reason: Whether the policy, the warm-up, the exploration floor or the control group drew the action.
-        cohort: Whether the query belongs to the control group.
-        randomised: Whether a draw decided that.
+        reason: Whether the policy, the warm-up, the exploration floor or the control group chose the action.
+        cohort: Whether the query belongs to the policy or to the control group.
+        randomised: Whether a random draw decided the cohort.
     """
 
     query_id: str
@@ -171,7 +172,7 @@ class Pending:
     """A decision whose reward is outstanding: x is known, r is not.
 
     Attributes:
-        aim: What its objective is after; None for plain weights, and in the control group, which nobody paces.
+        aim: Target of its objective; None for plain weights, and in the control group, which is not paced.
     """
 
     observation_id: str
@@ -185,8 +186,8 @@ class Observation:
     """One decision with the raw terms of its reward.
 
     Attributes:
-        correct: 1.0, 0.0 or a grade between; None while it is not known.
-        imputed: What stands for `correct` in B until it is known (READINGS "two-stage reward").
+        correct: 1.0, 0.0 or a grade in between; None while it is not known.
+        imputed: Value used for `correct` in B until it is known (docs/readings.md, "Two-stage reward").
         objective: The objective in force when the decision was made. Policies that learn a scalar reward use
             it; policies that learn one column per term ignore it.
         clock: Decisions made before this one; forgetting by discount counts in it.
@@ -206,7 +207,7 @@ class Observation:
 
     @property
     def entered(self) -> float:
-        """Return the value of Correct that enters B: the true one where known, else the imputed."""
+        """Return the value of Correct that enters B: the true one if known, otherwise the imputed one."""
         return self.imputed if self.correct is None else self.correct
 
     def terms(self) -> Vector:
@@ -216,15 +217,15 @@ class Observation:
 
 @dataclass(slots=True)
 class Scores:
-    """One context's scoring over the actions it may use; what wrappers build on.
+    """The scores of one context's allowed actions. Policies return it, and wrappers modify it.
 
     Attributes:
         action_ids: The n actions scored.
         mean, width, score: Shape (n,).
         chosen: Index of the choice.
-        probability: Probability of each action, shape (n,); None when not known.
-        cohort: Whether the query belongs to the control group.
-        randomised: Whether a draw decided that.
+        probability: Probability of each action, shape (n,); None if not known.
+        cohort: Whether the query belongs to the policy or to the control group.
+        randomised: Whether a random draw decided the cohort.
         draws: Monte Carlo draws behind `probability`; 0 when exact.
         error: Standard error of the chosen action's probability; 0.0 when exact.
         predicted: Predicted (Correct, Score, log C) of the chosen action.
@@ -246,7 +247,7 @@ class Scores:
 
 @runtime_checkable
 class Policy(Protocol):
-    """What every policy does. One contract suite runs over all of them."""
+    """The protocol of all policies. One contract suite tests every implementation."""
 
     name: str
     order_free: bool
@@ -254,7 +255,7 @@ class Policy(Protocol):
     counts_decisions: bool
     """Whether a decision changes the next one before any reward, so that decisions are made one at a time."""
     paces: bool
-    """Whether it fills in the price of an objective by mean cost or accuracy."""
+    """Whether it determines the price λ of an objective by mean cost or accuracy."""
     surface: bool
     """Whether it reads the surface counts of the question behind the embedding (`agents.decider.surface`)."""
 
@@ -299,7 +300,7 @@ class Policy(Protocol):
         ...
 
     def expect(self, decisions: Sequence[Pending]) -> None:
-        """Record decisions made: they advance the decision clock and may count in widths."""
+        """Record decisions. They advance the decision clock and may count in widths."""
         ...
 
     def abandon(self, decisions: Sequence[Pending]) -> None:
@@ -315,7 +316,7 @@ class Policy(Protocol):
         ...
 
     def begin(self, prior: bytes, actions: Sequence[ActionVector]) -> None:
-        """Become a prior made from history, before anything is learned, or raise PriorRefused and stay as it is."""
+        """Start from a prior made from history, before anything is learned; or raise PriorRefused, changing nothing."""
         ...
 
     def state(self) -> bytes:
@@ -323,15 +324,15 @@ class Policy(Protocol):
         ...
 
     def load(self, data: bytes) -> None:
-        """Become the state that was serialised by a policy of the same settings.
+        """Become a state that a policy with the same settings serialised.
 
         Raises:
-            CorruptState: Truncated, altered, of another version, policy, dimension or setting.
+            CorruptState: The state is truncated or altered, or of another version, policy, dimension or setting.
         """
         ...
 
 
 def generator(seed: int, query_id: str, purpose: str) -> np.random.Generator:
-    """Return the random stream of one query and purpose: the same bytes on every machine and in any batch."""
+    """Return the random stream of one query and purpose; it is the same on every machine and in any batch."""
     digest = hashlib.blake2b(f"{seed}\x1f{purpose}\x1f{query_id}".encode(), digest_size=16).digest()
     return np.random.default_rng(int.from_bytes(digest, "little"))

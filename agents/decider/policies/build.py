@@ -1,6 +1,7 @@
-"""A policy by name and options: the one factory, used by the service and by the lab.
+"""A policy from its name and options: the only factory, used by the service and by `experiments`.
 
-Defaults are the paper's, but for `reward`: one column of b per reward term lets objectives change without relearning.
+The defaults are the paper's, except for `reward`: one column of b per reward term lets objectives change without
+relearning.
 """
 
 from __future__ import annotations
@@ -18,10 +19,10 @@ from agents.decider.policies.registry import Inputs, Options, kinds
 
 
 def options_of(name: str, given: Mapping[str, Any] | None = None) -> Options:
-    """Return the options of a policy, with its defaults where none are given.
+    """Return the options of a policy; options not given have their defaults.
 
     Args:
-        name: The policy's.
+        name: The policy's name.
         given: Options by name, as parsed from JSON.
 
     Raises:
@@ -54,12 +55,12 @@ def build_policy(
     """Return a policy with no action added yet.
 
     Args:
-        name: Which one.
+        name: The policy's name.
         given: Its options.
         query_dim: Length of s_q.
-        action_dim: Length of s_a; with one-hot features, the room for actions ever added.
-        query_basis: Projection of queries for interactions; by default a random one.
-        encoder: Identity of the encoder, which a prior must share.
+        action_dim: Length of s_a; with one-hot features, the most actions that can ever be added.
+        query_basis: Projection of queries for interactions; the default is a random one.
+        encoder: Identity of the encoder; a prior must come from the same one.
 
     Raises:
         PolicyRefused: There is no such policy or option, or a value is out of range; the message names it.

@@ -11,8 +11,8 @@ import numpy as np
 from agents.decider.policies.base import Candidate, Choice, Context, Scores, Vector, generator
 
 TIE: Final = 1e-12
-"""Scores closer than this, relative to the largest, are equal: the rounding of two equal float64 sums of a
-few thousand terms. Larger would randomise real preferences, smaller would let the order of summation
+"""Scores closer than this, relative to the largest, count as equal: two equal float64 sums of a few thousand terms
+differ by no more. A larger value would randomise real preferences; with a smaller one, the order of summation would
 decide."""
 
 RUNNERS_UP: Final = 3
@@ -29,7 +29,7 @@ def tied(score: Vector) -> np.ndarray:
 
 
 def pick(score: Vector, seed: int, query_id: str, purpose: str = "tie") -> tuple[int, Vector]:
-    """Return the index of the maximum, ties broken by seeded chance, and each index's probability."""
+    """Return the index of the maximum, with ties broken at random by the seed, and the probability of each index."""
     best = tied(score)
     probability = np.zeros(len(score))
     probability[best] = 1.0 / len(best)
@@ -39,9 +39,9 @@ def pick(score: Vector, seed: int, query_id: str, purpose: str = "tie") -> tuple
 
 
 def estimate(hits: np.ndarray, chosen: int, draws: int) -> Vector:
-    """Return Monte Carlo probabilities from counts per action, the choice itself counted as one more draw.
+    """Return Monte Carlo probabilities from counts per action, counting the choice itself as one more draw.
 
-    Counting it keeps the propensity of what was chosen above zero; the bias is below 1 / (draws + 1).
+    This keeps the propensity of the chosen action above zero; the bias is below 1 / (draws + 1).
     """
     counts = hits.astype(np.float64)
     counts[chosen] += 1.0

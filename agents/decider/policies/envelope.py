@@ -1,8 +1,8 @@
 """A policy's state as bytes: magic, SHA-256, header, arrays.
 
-The digest covers everything after itself, so a truncated, altered or mixed file is refused before a number of
-it is used. The header names the format version, the kind of policy and its settings: a state never loads into
-a policy that was set up differently.
+The digest covers everything after it, so a truncated or altered state is refused before any number in it is used. The
+header names the format version, the kind of policy and its settings, so a state never loads into a policy that was set
+up differently.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def pack(kind: str, settings: dict[str, Any], meta: dict[str, Any], arrays: dict
 
     Args:
         kind: The policy's name.
-        settings: What must be equal where the state is loaded.
+        settings: Settings that must be equal when the state is loaded.
         meta: JSON values of the state.
         arrays: Arrays of the state, of any numeric type.
     """
@@ -51,10 +51,10 @@ def pack(kind: str, settings: dict[str, Any], meta: dict[str, Any], arrays: dict
 
 
 def unpack(data: bytes, kind: str, settings: dict[str, Any]) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-    """Return (meta, arrays) of a whole, unaltered state of this kind and these settings.
+    """Return (meta, arrays) of a complete, unaltered state of this kind and these settings.
 
     Raises:
-        CorruptState: Naming what differs.
+        CorruptState: The message names what differs.
     """
     head, payload = _opened(data)
     for what, has, needs in (
@@ -74,7 +74,7 @@ def unpack(data: bytes, kind: str, settings: dict[str, Any]) -> tuple[dict[str, 
 
 
 def header(data: bytes) -> tuple[str, dict[str, Any]]:
-    """Return the kind and the settings of a whole, unaltered state of any policy.
+    """Return the kind and the settings of a complete, unaltered state of any policy.
 
     Raises:
         CorruptState: It is not one.
@@ -84,7 +84,7 @@ def header(data: bytes) -> tuple[str, dict[str, Any]]:
 
 
 def plain(settings: dict[str, Any]) -> dict[str, Any]:
-    """Return settings as they come back from JSON, so that a tuple equals the list it became."""
+    """Return settings as JSON returns them, so that a tuple equals the list it becomes."""
     return dict(msgspec.json.decode(msgspec.json.encode(settings)))
 
 

@@ -1,9 +1,9 @@
 """Recorded randomisation around any policy: an exploration floor, a uniform warm-up, a control group.
 
-Off-policy evaluation needs the probability with which the served action was drawn. A deterministic policy
-gives other actions none; the floor gives each at least ε/n, exactly. The warm-up is the paper's 50 uniform
-rounds. The control group takes one fixed action, so that what the policy gains over it can be measured for as long
-as it runs.
+Off-policy evaluation needs the probability with which the served action was drawn. A deterministic policy gives other
+actions a probability of zero; the floor gives each at least ε/n, known exactly. The warm-up is the paper's 50 uniform
+rounds.
+The control group always gets one fixed action, so that the policy's gain over it can be measured continuously.
 """
 
 from __future__ import annotations
@@ -33,19 +33,19 @@ from agents.decider.policies.envelope import pack, unpack
 from schemas.action import Action
 
 CONTROL_DRAW: Final = 1 << 64
-"""Values of the keyed hash that draws the control group: its share is exact to 2⁻⁶⁴."""
+"""Number of values of the keyed hash that draws the control group, whose share is exact to 2⁻⁶⁴."""
 
 
 @dataclass(frozen=True, slots=True)
 class ControlGroup:
-    """A share of the queries that take one action, whatever the policy thinks.
+    """A share of the queries that get one action, whatever the policy prefers.
 
-    Who belongs to it follows from the query's id and a secret salt alone: a redelivery stays where it was, and a
-    client that knows no salt cannot choose an id that is in, or out.
+    Membership depends only on the query's id and a secret salt. So a redelivery keeps its cohort, and a client that
+    does not know the salt cannot choose an id to be in or out.
 
     Attributes:
-        share: Probability of belonging to it.
-        action_id: What it takes.
+        share: Probability that a query belongs to it.
+        action_id: The action of the group.
         salt: The secret.
     """
 
@@ -54,7 +54,7 @@ class ControlGroup:
     salt: str = field(default="", repr=False)
 
     def __post_init__(self) -> None:
-        """Refuse a share outside 0 to 1 and an action that is not one."""
+        """Refuse a share outside 0 to 1, and an action that cannot be parsed."""
         if not 0.0 <= self.share <= 1.0:
             raise ValueError(f"control_share is {self.share!r}; give a number between 0 and 1")
         Action.parse(self.action_id)
@@ -66,16 +66,16 @@ class ControlGroup:
 
 
 class Explored:
-    """Draw uniformly with probability ε, and in the first `warm_up` rounds; else let the policy choose.
+    """A policy that draws uniformly with probability ε, and in the first `warm_up` rounds; otherwise `inner` chooses.
 
-    A round is a decision told through `expect`; the i-th context of a batch is i rounds later.
+    A round is a decision passed to `expect`; the i-th context of a batch is i rounds later.
 
     Args:
         inner: The policy.
         floor: ε in [0, 1].
         warm_up: Rounds of uniform choice at the start (50 in the paper's experiments).
-        control: The control group; queries for which its action is not allowed, or that have no choice, and the
-            warm-up belong to the policy.
+        control: The control group. Queries of the warm-up, queries for which its action is not allowed, and queries
+            with a single allowed action belong to the policy.
     """
 
     def __init__(
@@ -88,7 +88,7 @@ class Explored:
         self.inner = inner
         self.name = f"explored-{inner.name}"
         self.order_free = inner.order_free
-        # The warm-up counts rounds, and `scores` counts those of its own batch: no need to decide one at a time.
+        # The warm-up counts rounds, but `scores` counts those within its batch, so batches need not be split.
         self.counts_decisions = inner.counts_decisions
         self.paces, self.surface = inner.paces, inner.surface
         self.floor, self.warm_up, self.control = floor, warm_up, control
@@ -139,19 +139,19 @@ class Explored:
         self.inner.expect(decisions)
 
     def abandon(self, decisions: Sequence[Pending]) -> None:
-        """Pass on; a round once made stays counted."""
+        """Tell the inner policy; the rounds stay counted."""
         self.inner.abandon(decisions)
 
     def update(self, observations: Sequence[Observation]) -> None:
-        """Let the policy learn, warm-up rounds included."""
+        """Let the inner policy learn, also from warm-up rounds."""
         self.inner.update(observations)
 
     def correct(self, observations: Sequence[Observation]) -> None:
-        """Let the policy correct."""
+        """Let the inner policy correct."""
         self.inner.correct(observations)
 
     def begin(self, prior: bytes, actions: Sequence[ActionVector]) -> None:
-        """Let the inner policy become a prior."""
+        """Let the inner policy start from a prior."""
         self.inner.begin(prior, actions)
 
     def state(self) -> bytes:
@@ -166,13 +166,13 @@ class Explored:
         self.decisions = meta["decisions"]
 
     def _identity(self) -> dict[str, float]:
-        # The control group changes no state: it may come and go between two snapshots.
+        # The control group is left out: it changes no state, so it may differ between two snapshots.
         return {"floor": self.floor, "warm_up": self.warm_up}
 
     def _mixed(self, context: Context, scores: Scores, seed: int, *, warming: bool) -> Scores:
         n = len(scores.action_ids)
         if warming:
-            # The stream of `Uniform`, so that all policies of a seed share their warm-up choices.
+            # The same stream as `Uniform`, so that all policies with one seed share their warm-up choices.
             chosen = int(generator(seed, context.query_id, "uniform").integers(n))
             everywhere = np.full(n, 1.0 / n)
             return replace(
@@ -204,7 +204,7 @@ class Explored:
 
 
 def _split(scores: Scores, context: Context, control: ControlGroup) -> Scores:
-    """Give a query to the control group or to the policy, with the probabilities of both together."""
+    """Assign a query to the control group or to the policy; the probabilities account for both."""
     ids = list(scores.action_ids)
     if control.action_id not in ids or len(ids) == 1:
         return scores

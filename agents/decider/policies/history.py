@@ -1,4 +1,4 @@
-"""Every observation kept, for policies that learn from all of them again: k-NN, MLP, NeuralUCB.
+"""All observations, for the policies that need each of them again: k-NN, MLP, NeuralUCB.
 
 They learn the paper's scalar reward: r of Eq. 4 under the objective in force when the decision was made.
 """
@@ -62,7 +62,7 @@ class History:
             self.ids.append(o.observation_id)
 
     def correct(self, features: FeatureMap, observations: Sequence[Observation]) -> None:
-        """Replace the reward of known rows by the one with the true Correct."""
+        """Replace the reward of known rows with the one that uses the true Correct."""
         features.queries([(o.observation_id, o.embedding) for o in observations])
         for o in observations:
             intake.outcome(o.observation_id, o.correct, o.score, o.log_cost, o.imputed)
@@ -75,7 +75,7 @@ class History:
         return {"ids": self.ids}, arrays
 
     def restore(self, meta: dict[str, Any], arrays: dict[str, np.ndarray]) -> None:
-        """Become the rows that were taken by `snapshot`."""
+        """Become the rows that `snapshot` saved."""
         self.ids = list(meta["ids"])
         self.index = {observation_id: i for i, observation_id in enumerate(self.ids)}
         room = max(64, len(self.ids))

@@ -1,9 +1,8 @@
 """k-NN router (App. B.3, Eq. 8): the mean reward of the k most similar past (query, action) pairs.
 
-Similarity is the cosine of the joint vectors. Ties are frequent (repeated pairs, few rows): both which of
-equally near rows count and which of equally good actions is taken are decided by seeded chance, never by
-lowest index. Where chance decides among neighbours the propensity has no simple closed form and is logged as
-not known.
+Similarity is the cosine of the joint vectors. Ties are frequent (repeated pairs, few rows). A seeded random draw, never
+the lowest index, decides which of equally near rows count and which of equally good actions is taken. If it decides
+among neighbours, the propensity has no simple closed form and is logged as unknown.
 """
 
 from __future__ import annotations
@@ -21,14 +20,14 @@ from agents.decider.policies.learner import Learner
 from agents.decider.policies.registry import Inputs, Options, policy
 
 EQUAL_DIGITS: Final = 12
-"""Decimals at which two cosines are the same: above the rounding of a sum of 2,048 products."""
+"""Decimals to which two cosines are compared, coarser than the rounding of a sum of 2,048 products."""
 
 
 class KNN(Learner):
     """k nearest neighbours in the joint space, greedy in their mean reward."""
 
     name = "knn"
-    order_free = False  # which of tied rows is drawn depends on their order
+    order_free = False  # the draw among tied rows depends on their order
 
     def __init__(self, features: FeatureMap, k: int = 5) -> None:
         super().__init__(features)
@@ -65,7 +64,7 @@ class KNN(Learner):
         return Scores(ids, mean, np.zeros(len(rows)), mean, chosen, None if ambiguous else probability)
 
     def _means(self, query: Vector, rows: np.ndarray, context: Context, seed: int) -> tuple[Vector, bool]:
-        """Return each action's neighbour mean and whether chance decided which rows were neighbours."""
+        """Return the neighbours' mean of each action, and whether a draw decided which rows were neighbours."""
         history, actions = self.history, self.features.coordinates
         n = len(history)
         if not n:
@@ -88,7 +87,7 @@ class KNNOptions(Options, frozen=True, kw_only=True):
     """Options of k-NN.
 
     Attributes:
-        k: How many neighbours.
+        k: Number of neighbours.
     """
 
     k: int = 5

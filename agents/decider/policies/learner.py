@@ -1,7 +1,7 @@
-"""What every policy has beside its mathematics: features, counters, select, save and load.
+"""What all policies share besides their mathematics: features, counters, select, save and load.
 
-A policy is a subclass that says how it scores (`score`, or `scores` for a whole batch), what it takes from
-observations (`take`, `amend`) and what of it must be saved (`saved`, `restored`).
+A subclass defines how the policy scores (`score`, or `scores` for a whole batch), how it learns from observations
+(`take`, `amend`), and which state is saved (`saved`, `restored`).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from agents.decider.policies.envelope import pack, unpack
 
 
 class Learner:
-    """Base of all policies on joint features x = [s_q; f_a]; implements the `Policy` protocol.
+    """Base class of all policies on joint features x = [s_q; f_a]; implements the `Policy` protocol.
 
     Attributes:
         name: Name of the policy, in Decisions and in saved states.
@@ -59,11 +59,11 @@ class Learner:
         self.grown(self.features.add(actions))
 
     def remove_actions(self, action_ids: Sequence[str]) -> None:
-        """Stop choosing actions. What they taught stays, and their outstanding rewards are still learned."""
+        """Stop choosing actions. What was learned from them stays, and outstanding rewards are still learned."""
         self.features.remove(action_ids)
 
     def reprice(self, factors: Mapping[str, float]) -> None:
-        """Do nothing: what queries cost is learned as it is charged."""
+        """Do nothing: this policy learns costs with their price included."""
 
     def scores(self, contexts: Sequence[Context], objectives: Sequence[Objective], seed: int) -> list[Scores]:
         """Score every allowed action of every context. Changes no state."""
@@ -75,14 +75,14 @@ class Learner:
         return choices(contexts, self.scores(contexts, objectives, seed), self.version)
 
     def terms(self, context: Context) -> Matrix | None:
-        """Return None: only a policy with one regression per term predicts them."""
+        """Return None: only a policy with one regression per term predicts terms."""
         return None
 
     def expect(self, decisions: Sequence[Pending]) -> None:
-        """Do nothing: no decision changes the next one before its reward."""
+        """Do nothing: a decision does not change the next one before its reward."""
 
     def abandon(self, decisions: Sequence[Pending]) -> None:
-        """Do nothing: what was never expected need not be taken back."""
+        """Do nothing: decisions were not recorded, so there is nothing to take back."""
 
     def update(self, observations: Sequence[Observation]) -> None:
         """Learn the first reward of each observation."""
@@ -102,10 +102,10 @@ class Learner:
         return pack(self.name, self.identity(), {"features": features} | counters | meta, arrays | more)
 
     def load(self, data: bytes) -> None:
-        """Become the state that was serialised by a policy of the same settings.
+        """Become a state that a policy with the same settings serialised.
 
         Raises:
-            CorruptState: Truncated, altered, of another version, policy, dimension or setting.
+            CorruptState: The state is truncated or altered, or of another version, policy, dimension or setting.
         """
         meta, arrays = unpack(data, self.name, self.identity())
         self.features.restore(meta["features"], arrays)
@@ -113,31 +113,31 @@ class Learner:
         self.restored(meta, arrays)
 
     def price(self, aim: Aim) -> float:
-        """Refuse: only a policy that `paces` fills in the price of an aim."""
+        """Refuse: only a policy that `paces` determines the price of an aim."""
         raise NotImplementedError(f"policy {self.name!r} cannot aim at a mean cost or an accuracy")
 
     def begin(self, prior: bytes, actions: Sequence[ActionVector]) -> None:
-        """Refuse: only the contextual policy begins from a prior."""
+        """Refuse: only the contextual policy can start from a prior."""
         raise PriorRefused("policy", "contextual", self.name)
 
     def identity(self) -> dict[str, Any]:
-        """Return the settings that must be equal where a state is loaded."""
+        """Return the settings that must be equal when a state is loaded."""
         return {"features": asdict(self.features.settings)}
 
     def grown(self, kept: Sequence[int]) -> None:
-        """Follow the feature map after actions were added.
+        """Adapt to a feature map to which actions were added.
 
         Args:
-            kept: The columns at which the old columns of f_a now stand.
+            kept: The new position of each old column of f_a.
         """
 
     def score(self, query: Vector, context: Context, seed: int) -> Scores:
-        """Score the allowed actions of one context, for policies that override `scores` no further.
+        """Score the allowed actions of one context; policies that override `scores` do not need it.
 
         Args:
             query: The checked s_q, shape (query_dim,).
             context: The context.
-            seed: Of random choices.
+            seed: Seed of random choices.
         """
         raise NotImplementedError
 
@@ -150,7 +150,7 @@ class Learner:
         raise NotImplementedError
 
     def saved(self) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-        """Return the plain values and arrays of the state, beside the features' and the counters."""
+        """Return the plain values and arrays of the state, without the features' and the counters."""
         return {}, {}
 
     def restored(self, meta: dict[str, Any], arrays: dict[str, np.ndarray]) -> None:

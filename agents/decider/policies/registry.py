@@ -1,11 +1,11 @@
-"""Policies by name: a policy's own file registers it with its options, and everything else derives from that.
+"""Policies by name: each policy's file registers it with its options, and everything else is derived from that.
 
     @policy("knn", KNNOptions)
     def _knn(options: KNNOptions, on: Inputs) -> Policy:
         return KNN(on.features(options), options.k)
 
-Service and lab build by these names, settings are validated against these options, and the documentation's table is
-held to them by a test. To add a policy: one file here and one row in docs/policies.md.
+The service and `experiments` build policies by these names, settings are validated against these options, and a test
+compares the table in the documentation with them. A new policy needs one file here and one row in docs/policies.md.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from agents.decider.policies.base import Policy
 
 
 class Options(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What every policy can be set up with; a policy's own options extend it.
+    """Options of every policy; a policy's own options extend them.
 
     Attributes:
         floor: ε of the recorded exploration floor.
         warm_up: Uniform rounds at the start; 50 in the paper's experiments.
-        control_share: Share of the queries that take `control_action` whatever the policy thinks.
+        control_share: Share of the queries that get `control_action`, whatever the policy prefers.
         control_action: The action of the control group, `model/qp/cp/bs`.
-        control_salt: Secret of the draw into the control group, so that nobody can choose ids to be in it.
+        control_salt: Secret that decides who is in the control group, so that nobody can choose an id to be in it.
         action_features, interactions, query_rank, action_rank, interaction_scale, basis_seed: see FeatureSettings.
     """
 
@@ -60,19 +60,19 @@ class Options(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
             )
 
     def positive(self, *names: str) -> None:
-        """Refuse what is not above zero."""
+        """Refuse values that are not above zero."""
         for name in names:
             if not getattr(self, name) > 0:
                 raise ValueError(f"{name} is {getattr(self, name)!r}; give a number above zero")
 
     def not_negative(self, *names: str) -> None:
-        """Refuse what is below zero."""
+        """Refuse values below zero."""
         for name in names:
             if not getattr(self, name) >= 0:
                 raise ValueError(f"{name} is {getattr(self, name)!r}; give zero or more")
 
     def share(self, *names: str) -> None:
-        """Refuse what is not a share."""
+        """Refuse values outside 0 to 1."""
         for name in names:
             if not 0.0 <= getattr(self, name) <= 1.0:
                 raise ValueError(f"{name} is {getattr(self, name)!r}; give a number between 0 and 1")
@@ -84,10 +84,10 @@ class Inputs:
 
     Attributes:
         query_dim: Length of s_q.
-        action_dim: Length of s_a; with one-hot features, the room for actions ever added.
-        query_basis: Projection of queries for interactions, fitted on queries that are not evaluated; None draws
-            a random one.
-        encoder: Identity of the encoder that makes both; a prior of another one is refused.
+        action_dim: Length of s_a; with one-hot features, the most actions that can ever be added.
+        query_basis: Projection of queries for interactions, fitted on queries that are not evaluated; None draws a
+            random one.
+        encoder: Identity of the encoder of both; a prior from another encoder is refused.
     """
 
     query_dim: int
@@ -139,7 +139,7 @@ def policy(name: str, options: type[O]) -> Callable[[Callable[[O, Inputs], Polic
 
 
 def kinds() -> Mapping[str, Kind]:
-    """Return every policy there is, by name."""
+    """Return every policy by name."""
     _import_all()
     return _KINDS
 

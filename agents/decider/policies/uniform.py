@@ -14,7 +14,7 @@ from agents.decider.policies.registry import Inputs, Options, policy
 
 
 class Uniform(Learner):
-    """Choose by seeded chance alone; observations are checked and counted, nothing is learned."""
+    """Draws at random, by the seed alone. Observations are checked and counted, but nothing is learned."""
 
     name = "random"
 

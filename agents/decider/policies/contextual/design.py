@@ -1,11 +1,11 @@
 """The design of the contextual policy: x = z_q ⊗ g_a, of 20 to 150 dimensions.
 
-z_q = [1, a short projection of the whole embedding and of the surface counts]: the query's side. g_a: the action's
-side, in two parts. *Interacting* features meet every coordinate of z_q: plain coordinates of the action (size, log
-QP, log CP, size·width), and each model on its own where there are few or where sizes are not known. *Effects* meet
-the constant only: which model and which shape it is, for what no smooth coordinate says.
+z_q = [1, a short projection of the embedding and the surface counts] is the query's side. g_a, the action's side, has
+two parts. *Interacting* features are multiplied with every coordinate of z_q: plain coordinates of the action (size,
+log QP, log CP, size·width), and an indicator for each model if there are few or if sizes are not known. *Effects* are
+multiplied with the constant only: indicators of model and shape, for what no smooth coordinate explains.
 
-New actions may bring new features, which append columns; a column once there keeps its place and its meaning.
+New actions may bring new features, which append columns. Existing columns keep their position and meaning.
 """
 
 from __future__ import annotations
@@ -26,19 +26,20 @@ CORRECT, SCORE, LOG_COST, ONE, COST = range(5)
 """Columns of B in the contextual policy."""
 
 FEW_MODELS: Final = 4
-"""Models up to which each gets coordinates of its own in every direction of z: 4 × 21 columns."""
+"""Most models for which each one gets its own coordinate in every direction of z: 4 × 21 columns."""
 
 CLIP: Final = 3.0
-"""Bound of each coordinate of z, whose scale is one: a question far from all others must not weigh like twenty."""
+"""Bound of each coordinate of z, which have unit scale: a question unlike all others must not weigh like twenty."""
 
-# Mean and spread of the counts' logarithms over GSM8K's training questions: fixed, so that a learner without history
-# has a scale for them. Numbers, digits, words, letters, sentences, lines, symbols, capitals, longest number.
+# Mean and standard deviation of the counts' logarithms over GSM8K's training questions. They are fixed, so that a
+# learner without history has a scale. In order: numbers, digits, words, letters, sentences, lines, symbols, capitals,
+# longest number.
 _USUAL: Final = np.array([1.38, 1.81, 3.77, 5.1, 1.46, 0.69, 0.53, 1.72, 1.18])
 _SPREAD: Final = np.array([0.41, 0.52, 0.36, 0.4, 0.27, 0.3, 0.61, 0.4, 0.33])
 
 
 class Design(FeatureMap):
-    """Known actions with their side of the design, and the projection of queries.
+    """The known actions with their features, and the projection of queries.
 
     Args:
         settings: `query_dim` counts embedding and surface counts; `query_rank` is the length of z without its
@@ -72,7 +73,7 @@ class Design(FeatureMap):
         return int(self.starts[-1])
 
     def queries(self, pairs: Sequence[tuple[str, Vector]]) -> Matrix:
-        """Return the checked vectors of (id, vector) pairs as rows; counts do not make up for an empty embedding."""
+        """Return the checked vectors of (id, vector) pairs as rows; an empty embedding is refused even with counts."""
         out = super().queries(pairs)
         for (subject, _), row in zip(pairs, out, strict=True):
             checked(subject, row[: -len(COUNTS)], len(row) - len(COUNTS), "embedding")
@@ -84,7 +85,7 @@ class Design(FeatureMap):
         return np.concatenate([[1.0], np.clip(z, -CLIP, CLIP)])
 
     def project(self, z: Vector, columns: Matrix) -> Matrix:
-        """Return each feature's part of xᵀΘ for one query: z contracted away.
+        """Return the contribution of each feature to xᵀΘ for one query.
 
         Args:
             z: Shape (rank,).
@@ -112,7 +113,7 @@ class Design(FeatureMap):
         return np.asarray(z[:, self.which] * self.sides[actions][:, self.feature])
 
     def transform(self, offset: Vector, directions: Matrix) -> None:
-        """Take another projection; only before anything is learned, since x changes its meaning."""
+        """Replace the projection; only before anything is learned, because x changes its meaning."""
         self.offset, self.directions = offset, directions
         self._shape()
 
@@ -136,7 +137,7 @@ class Design(FeatureMap):
         return meta, arrays
 
     def restore(self, meta: dict[str, Any], arrays: dict[str, np.ndarray]) -> None:
-        """Become the map that was taken by `snapshot`."""
+        """Become the design that `snapshot` saved."""
         self.ids, self.models, self.active = list(meta["ids"]), list(meta["models"]), list(meta["active"])
         self.sizes, self.names = list(meta["sizes"]), list(meta["names"])
         self._size_range = tuple(meta["size_range"])
@@ -175,7 +176,7 @@ class Design(FeatureMap):
         self._shape()
 
     def _varying(self, few: bool) -> list[str]:
-        """Return the plain coordinates that differ among the first actions: a constant one would only repeat."""
+        """Return the plain coordinates that differ among the first actions; a constant one would be redundant."""
         widths = [_widths(action_id) for action_id in self.ids]
         found = []
         if sized := self._size_range[0] < self._size_range[1] and not few:
@@ -210,7 +211,7 @@ class Design(FeatureMap):
         return [plain.get(name, 0.0) for name in self.names]
 
     def _anchor(self, at: int) -> float:
-        """Return what an action may cost: parameters times paths, in the unit of the anchors there are."""
+        """Return a guess of an action's cost: parameters times paths, in the unit of the existing anchors."""
         qp, cp = _widths(self.ids[at])
         guess = max(self.sizes[at], 1.0) * qp * cp
         before = range(len(self.anchors))
@@ -221,7 +222,7 @@ class Design(FeatureMap):
         return guess * math.exp(float(np.median(np.log(self.anchors) - np.log(guesses))))
 
     def _shape(self) -> None:
-        """Lay the columns out: feature by feature, each with all of z or with its constant."""
+        """Lay out the columns: feature by feature, each with all of z or with its constant only."""
         lengths = [self.rank if meets else 1 for meets in self.meets]
         self.starts = np.concatenate([[0], np.cumsum(lengths)]).astype(np.intp)
         self.feature = np.repeat(np.arange(len(lengths)), lengths)

@@ -1,11 +1,11 @@
 """What the contextual policy has learned: the expected terms of every action for a query.
 
 Five columns of B share one A: Correct, Score, log C, 1, and C itself. Costs are measured in units of each action's
-anchor, so that dear and cheap ones share a scale. With the column of ones every term is regressed towards its own mean
-rather than towards zero.
+anchor, so that expensive and cheap actions share a scale. The column of ones makes every term regress towards its own
+mean rather than towards zero.
 
-What is learned are eFLOPs. The price factors in force multiply them on the way out, so that another price counts at
-once and nothing is unlearned for it.
+Costs are learned in eFLOPs. Predictions are multiplied by the price factors in force, so a new price takes effect at
+once and nothing has to be relearned.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ from agents.decider.policies.contextual.design import CORRECT, COST, LOG_COST, O
 from agents.decider.policies.contextual.ridge import Ridge
 
 CHEAPEST: Final = 0.05
-"""Least predicted cost as a share of the mean ratio of cost to anchor: a linear prediction may fall below zero."""
+"""Least predicted cost, as a share of the mean ratio of cost to anchor; a linear prediction could fall below zero."""
 
 
 class Estimates:
     """Five ridge regressions on z_q ⊗ g_a.
 
     Args:
-        design: Makes x. It grows with the actions; `grow` follows it.
+        design: Computes x. It grows with the actions; call `grow` after it has grown.
         penalty: λ of A.
 
     Attributes:
         ridge: A and B.
         totals: Sum of the targets, shape (5,).
-        price_factors: What an eFLOP costs on each model where that is not 1.
+        price_factors: Price of an eFLOP on each model; models left out have 1.
         factors: The same for each action, shape (n,).
     """
 
@@ -46,7 +46,7 @@ class Estimates:
         self.factors: Vector = np.ones(0)
 
     def any(self) -> bool:
-        """Say whether anything has been learned."""
+        """Return whether anything has been learned."""
         return bool(self.totals.any())
 
     def grow(self) -> None:
@@ -55,12 +55,12 @@ class Estimates:
         self.reprice(self.price_factors)
 
     def reprice(self, price_factors: Mapping[str, float]) -> None:
-        """Let an eFLOP cost so much on each of these models, and 1 on every other."""
+        """Set the price of an eFLOP on each of these models, and 1 on all others."""
         self.price_factors = dict(price_factors)
         self.factors = np.array([self.price_factors.get(model, 1.0) for model in self.design.models])
 
     def means(self) -> Vector:
-        """Return the mean of each target; a guess while there is none."""
+        """Return the mean of each target; a guess before the first outcome."""
         count = self.totals[ONE]
         return self.totals / count if count else np.array([0.5, 0.5, 0.0, 1.0, 1.0])
 
@@ -71,7 +71,7 @@ class Estimates:
         """
         d = self.design
         means = self.means()
-        # θ_t - m_t·θ_1 is the regression of t - m_t: towards its mean.
+        # θ_t - m_t·θ_1 is the regression of t - m_t, so predictions shrink towards the mean.
         lifted = d.sides @ d.project(z, self.ridge.theta - np.outer(self.ridge.theta[:, ONE], means))
         terms = means + lifted
         terms[:, LOG_COST] += np.log(d.anchors)
@@ -102,7 +102,7 @@ class Estimates:
         return np.asarray(np.sqrt(np.maximum(np.einsum("nj,nj->n", sides @ q, sides), 0.0)))
 
     def targets(self, correct: float, score: float, log_cost: float, action: int) -> Vector:
-        """Return what enters B for one outcome: costs in units of the action's anchor, shape (5,).
+        """Return the row for B of one outcome, with costs in units of the action's anchor, shape (5,).
 
         `log_cost` is ln(eFLOPs), without a price.
         """
@@ -110,12 +110,12 @@ class Estimates:
         return np.array([correct, score, log_cost - np.log(anchor), 1.0, np.exp(log_cost) / anchor])
 
     def add(self, z: Vector, action: int, targets: Vector) -> None:
-        """Enter one outcome."""
+        """Add one outcome."""
         self.ridge.add(self.design.row(z, action), targets)
         self.totals += targets
 
     def adjust(self, z: Vector, action: int, late: float) -> None:
-        """Add to the column of Correct what an outcome lacked there; A is untouched."""
+        """Add a correction to the column of Correct; A does not change."""
         self.ridge.adjust(self.design.row(z, action), CORRECT, late)
         self.totals[CORRECT] += late
 
@@ -137,6 +137,6 @@ class Estimates:
         return self.ridge.rows, self.ridge.snapshot() | {"totals": self.totals}
 
     def restore(self, rows: int, arrays: dict[str, Any]) -> None:
-        """Become what `snapshot` took."""
+        """Become what `snapshot` returned."""
         self.ridge.restore(arrays, rows)
         self.totals = arrays["totals"]

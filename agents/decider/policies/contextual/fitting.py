@@ -1,9 +1,9 @@
 """What the design takes from history: each action's anchor, and the query transform.
 
-The anchors are each action's mean cost. The transform is a ridge regression from the whole embedding and the counts to
-how much better or worse, and at what relative cost, each kind of action does on a question, reduced to its leading
-directions (reduced-rank regression). A question's directions are fitted without it: otherwise what was memorised of it
-would pass for skill.
+An action's anchor is its mean cost. The transform is a ridge regression from the embedding and the counts to how much
+better or worse, and at what relative cost, each kind of action does on a question, reduced to its leading directions
+(reduced-rank regression). The directions used for a question are fitted without it; otherwise memorising the question
+would look like skill.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from agents.decider.policies.contextual.history import History
 from agents.decider.surface import COUNTS
 
 FOLDS: Final = 10
-"""Parts of the questions, each transformed by what was fitted on the others."""
+"""Number of folds of the questions; each is transformed by a fit on the others."""
 
 RIDGES: Final = tuple(10.0 ** (k / 2) for k in range(0, 11))
-"""λ of the transform, chosen by generalised cross-validation."""
+"""Candidates for λ of the transform; generalised cross-validation chooses one."""
 
 DOUBT: Final = 10.0
-"""Rows at which an action's own mean cost and its guess count alike."""
+"""Number of rows at which an action's mean cost and its guess have the same weight."""
 
 
 def set_anchors(design: Design, history: History) -> None:
-    """Take each action's mean cost for its anchor, drawn towards its guess where few rows say it.
+    """Set each action's anchor to its mean cost, shrunk towards a guess if it has few rows.
 
-    The guess is what the anchor was, brought to the scale of what was seen; an action without a row keeps it.
+    The guess is the previous anchor, rescaled to the costs that were seen. An action without rows keeps the guess.
     """
     guess = design.anchors.copy()
     counts = np.bincount(history.action, minlength=len(guess))
@@ -62,7 +62,7 @@ def fit_transform(design: Design, history: History, targets: Matrix) -> Matrix:
     spread = np.maximum(held_out.std(axis=0), 1e-12)
     directions = np.zeros((design.settings.query_rank, design.settings.query_dim))
     directions[:rank] = ((whole @ axes[:rank].T) / spread).T / scale
-    # The counts stay beside: the learner may find other uses for them than history did.
+    # The counts are kept as well: the learner may find other uses for them than history did.
     at = np.arange(len(COUNTS))
     directions[rank + at, design.settings.query_dim - len(COUNTS) + at] = 1.0 / scale[-len(COUNTS) :]
     design.transform(offset, directions)
@@ -72,7 +72,7 @@ def fit_transform(design: Design, history: History, targets: Matrix) -> Matrix:
 
 
 def _standardised(queries: Matrix) -> tuple[Matrix, Vector, Vector]:
-    """Return centred inputs in one scale for the embedding and one for each count, with offset and scale."""
+    """Return the inputs, centred and scaled (one scale for the embedding, one per count), with offset and scale."""
     offset = queries.mean(axis=0)
     spread = queries.std(axis=0)
     embedded = len(offset) - len(COUNTS)
@@ -82,10 +82,10 @@ def _standardised(queries: Matrix) -> tuple[Matrix, Vector, Vector]:
 
 
 def _wanted(design: Design, history: History, targets: Matrix) -> Matrix:
-    """Return what the transform is to predict of each question, shape (Q, outputs), each of unit spread.
+    """Return what the transform has to predict for each question, shape (Q, outputs), each output with unit spread.
 
-    For Correct and for cost: how the question's rows depart from what is usual for their actions, on every
-    interacting feature of the actions.
+    The outputs say, for Correct and for cost, how the question's rows deviate from the usual value of their actions,
+    along every interacting feature of the actions.
     """
     sides = design.sides[:, design.meets]
     weights = history.weights
@@ -107,7 +107,7 @@ def _wanted(design: Design, history: History, targets: Matrix) -> Matrix:
 
 
 def _chosen_ridge(inputs: Matrix, wanted: Matrix) -> float:
-    """Return λ of least generalised cross-validation error."""
+    """Return the λ with the least generalised cross-validation error."""
     left, sizes, _ = np.linalg.svd(inputs, full_matrices=False)
     along = left.T @ wanted
     rest = float(np.sum(wanted**2) - np.sum(along**2))

@@ -1,7 +1,7 @@
-"""History as a table: what configurations answered, one outcome a row.
+"""History as a table of outcomes of configurations, one per row.
 
-Either every configuration answered every question, or these are logged decisions, one configuration each, with its
-propensity. A question weighs as one observation however many configurations answered it.
+Either every configuration answered every question, or the rows are logged decisions with one configuration each and its
+propensity. A question weighs as one observation, however many configurations answered it.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from agents.decider.errors import InvalidObservation
 from agents.decider.policies.base import Matrix, Vector
 
 MOST_WEIGHT: Final = 10.0
-"""Bound of 1/propensity: a rare action's rows must not be all that is seen."""
+"""Bound of 1/propensity, so that the rows of a rare action do not dominate."""
 
 
 @dataclass(frozen=True)
 class History:
-    """Rows of history: one outcome each.
+    """Rows of history, each with one outcome.
 
     Attributes:
         queries: Embedding and surface counts of every question, shape (Q, d).
-        question: Which question, shape (m,).
-        action: Which action, as an index into the policy's, shape (m,).
+        question: Index of the question, shape (m,).
+        action: Index of the action among the policy's, shape (m,).
         correct, score, log_cost: The terms, shape (m,).
         propensity: Probability with which the action was drawn; ones for a full table.
     """
@@ -39,7 +39,7 @@ class History:
     propensity: Vector
 
     def __post_init__(self) -> None:
-        """Refuse what would poison A or B, naming the field."""
+        """Refuse values that would poison A or B; the message names the field."""
         for name in ("correct", "score", "propensity"):
             values = getattr(self, name)
             if not (np.isfinite(values).all() and (values >= 0).all() and (values <= 1).all()):
@@ -51,6 +51,6 @@ class History:
 
     @property
     def weights(self) -> Vector:
-        """Return the weight of each row: a question's rows sum to 1 on average, and propensities are corrected."""
+        """Return the weight of each row: a question's rows sum to 1 on average, corrected for propensities."""
         inverse = np.minimum(1.0 / self.propensity, MOST_WEIGHT)
         return np.asarray(inverse * len(self.queries) / inverse.sum())

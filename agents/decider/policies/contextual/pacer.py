@@ -6,7 +6,7 @@ Both look back on the last contexts and ask what the policy, as it predicts now,
     since the target was set; so a bias of the predictions cannot accumulate accuracy     the largest λ at which the
     mean predicted accuracy is the wanted share of the best single configuration's
 
-It is a fold over events in the one order of decisions and updates; the price in force is asked once per batch.
+Its state is a fold over events in the one order of decisions and updates. The price in force is read once per batch.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ import numpy as np
 from agents.decider.policies.base import Aim, Matrix, Vector
 
 EVERY: Final = 20
-"""Decisions between two solutions for λ: one takes about 5 ms at 168 actions."""
+"""Decisions between two solutions for λ; one solution takes about 5 ms with 168 actions."""
 
 CATCH_UP: Final = 100.0
-"""Decisions over which what was spent too much or too little is made good."""
+"""Decisions over which earlier overspending or underspending is compensated."""
 
 TRUST: Final = 20.0
-"""Outcomes for which predictions are taken at their word before the account corrects them."""
+"""Weight of the predictions, in outcomes, against the account's correction of them."""
 
 FADING: Final = 0.95
-"""Weight of an outcome's cost against the next one's: the last 20 count for two thirds."""
+"""Weight of an outcome's cost relative to the next one's: the last 20 make up two thirds of the total."""
 
 MARGIN: Final = (0.3, 2.0)
-"""Bounds of the momentary target as a share of the target: a debt is paid off slowly, not by refusing all quality."""
+"""Bounds of the momentary target, as shares of the target: a debt is paid off slowly, not by giving up all quality."""
 
 KEYS: Final = 64
-"""Objectives paced at once; the one that was asked for least recently goes first."""
+"""Most objectives paced at a time; the least recently used one is dropped first."""
 
 STEPS: Final = 30
 """Halvings of the interval of ln λ, e^±10 around the scale of the predictions: λ to eight digits."""
@@ -43,7 +43,7 @@ STEPS: Final = 30
 
 @dataclass(slots=True)
 class Pace:
-    """One objective's account.
+    """The account of one objective.
 
     Attributes:
         price: λ in force.
@@ -54,7 +54,7 @@ class Pace:
         correct: of their true one: the calibration.
         told, paid: Predicted and realised cost, recent outcomes weighing most: where searches come to cost more than
             they did, their ratio says so long before the regression does.
-        factors: The models' price factors that λ was solved under.
+        factors: The models' price factors for which λ was solved.
     """
 
     price: float = 0.0
@@ -69,29 +69,29 @@ class Pace:
 
 
 class Pacer:
-    """The accounts of every objective with an aim."""
+    """The accounts of all objectives with an aim."""
 
     def __init__(self) -> None:
         self.paces: dict[str, Pace] = {}
         self.open: dict[str, tuple[str, float, float]] = {}
 
     def price(self, aim: Aim, factors: dict[str, float]) -> float | None:
-        """Return λ as it was last solved for; None for an aim that is new, or where models have other prices since."""
+        """Return the last solution for λ; None if the aim is new, or if models' prices have changed since."""
         pace = self.paces.get(aim.key)
         return None if pace is None or pace.factors != factors else pace.price
 
     def decided(
         self, aim: Aim, query_id: str, cost: float, accuracy: float, price: float, factors: dict[str, float]
     ) -> bool:
-        """Enter a decision; return whether the price is due to be solved for.
+        """Record a decision; return whether the price is due to be solved again.
 
         Args:
-            aim: What it was made for.
+            aim: The aim of its objective.
             query_id: Its query.
             cost: Predicted cost of the chosen action.
             accuracy: Its predicted accuracy.
             price: λ that was in force.
-            factors: The models' price factors that it was solved under.
+            factors: The models' price factors for which it was solved.
         """
         pace = self.paces.pop(aim.key, None) or Pace()
         pace.price, pace.factors = price, factors
@@ -106,12 +106,12 @@ class Pacer:
         return pace.decisions % EVERY == 0
 
     def settled(self, query_id: str, cost: float | None, correct: float | None) -> None:
-        """Enter what became of a decision.
+        """Record the outcome of a decision.
 
         Args:
-            query_id: Its query; one that was not paced changes nothing.
-            cost: What it cost; None where nothing was run.
-            correct: Its correctness, or what stands for it.
+            query_id: Its query; a query that was not paced changes nothing.
+            cost: Its cost; None if nothing was run.
+            correct: Its correctness, or the imputed value.
         """
         entry = self.open.pop(query_id, None)
         if entry is None:
@@ -128,7 +128,7 @@ class Pacer:
             pace.correct += correct
 
     def momentary(self, aim: Aim) -> float:
-        """Return the predicted mean cost to aim at now, given what was spent and how bills compare with predictions."""
+        """Return the predicted mean cost to aim at now, given what was spent and how costs compare with predictions."""
         assert aim.mean_cost is not None
         pace = self.paces.get(aim.key) or Pace()
         saved = aim.mean_cost * pace.decisions - pace.spent
@@ -137,7 +137,7 @@ class Pacer:
         return wanted * pace.told / pace.paid if pace.paid > 0 and pace.told > 0 else wanted
 
     def optimism(self, aim: Aim) -> float:
-        """Return true over predicted accuracy of what was chosen: the best of many predictions is a lucky one."""
+        """Return true divided by predicted accuracy of the choices: the best of many predictions is often too high."""
         pace = self.paces.get(aim.key) or Pace()
         return min(1.0, (pace.correct + TRUST) / (pace.predicted + TRUST))
 
@@ -155,7 +155,7 @@ class Pacer:
 
 
 def _plain(pace: Pace) -> dict[str, Any]:
-    """Return an account as plain values, without `factors` where every model costs its eFLOPs."""
+    """Return an account as plain values, without `factors` if no model has a price."""
     return {name: value for name, value in asdict(pace).items() if value != {}}
 
 

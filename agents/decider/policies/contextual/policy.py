@@ -1,20 +1,19 @@
 """The contextual policy: exact ridge on few, interacting coordinates, with a linear price of cost.
 
-LinUCB on the paper's joint vector ranks actions alike for every query, and 552 dimensions learn little in a few
-hundred rounds. Here x = z_q ⊗ g_a (`design`) has 20 to 150, and every query has a ranking of its own. Not Algorithm 1;
-the faithful policy is `linucb`.
+LinUCB on the paper's joint vector ranks actions in the same order for every query as far as the mean goes, and with
+552 dimensions it learns little in a few hundred rounds. Here x = z_q ⊗ g_a (`design`) has 20 to 150 dimensions, and
+each query has its own ranking. This is not Algorithm 1; the paper's policy is `linucb`.
 
 - Five columns of B share one A: Correct, Score, log C, 1, and C itself. A budget, and a mix of configurations, are
-  linear in cost; costs are measured in units of each action's anchor, so that dear and cheap ones share a scale.
-  With the column of ones every term is regressed towards its own mean rather than towards zero.
-- What searches cost is learned in eFLOPs; a model's price multiplies it at the decision, so that a new one counts at
-  once, and λ is solved for again.
-- Exploration is priced. Optimism is α·√(xᵀA⁻¹x), divided for an action that costs more than the best predicted one
-  by how many times more it costs, as far as the objective has a price: 500 times as expensive is not explored like the
-  others.
-- A prior from history (`prior`) is a complete state to begin from. Without one the policy fits its query
-  transform to its own history after 500, 1,000, 2,000 and 4,000 outcomes.
-- The pacer (`pacer`) fills in λ for objectives by mean cost and by accuracy.
+  linear in cost. Costs are measured in units of each action's anchor, so that expensive and cheap actions share a
+  scale. The column of ones makes every term regress towards its own mean rather than towards zero.
+- Costs are learned in eFLOPs. A model's price multiplies its predicted cost when a decision is made, so a new price
+  takes effect at once, and λ is solved again.
+- Exploration accounts for cost. If the objective has a price, the optimism α·√(xᵀA⁻¹x) of an action that costs k times
+  as much as the best predicted one is divided by k, so that very expensive actions are not explored like the others.
+- A prior from history (`prior`) is a complete state to start from. Without one, the policy fits its query transform to
+  its own history after 500, 1,000, 2,000 and 4,000 outcomes (`lessons`).
+- The pacer (`pacer`) determines λ for objectives by mean cost and by accuracy.
 """
 
 from __future__ import annotations
@@ -54,18 +53,18 @@ from agents.decider.policies.registry import Inputs, Options, policy
 from agents.decider.surface import COUNTS
 
 WINDOW: Final = 500
-"""Contexts that λ is solved on."""
+"""Number of recent contexts on which λ is solved."""
 
 
 @dataclass(frozen=True, slots=True)
 class ContextualSettings:
-    """How it learns.
+    """Settings of the contextual policy.
 
     Attributes:
         alpha: Exploration factor.
         ridge: λ of A.
-        encoder: Identity of the encoder of the queries; a state of another one is refused.
-        lessons: Outcomes after which it fits the query transform to its own history; none with a prior.
+        encoder: Identity of the encoder of the queries; a state from another encoder is refused.
+        lessons: Numbers of outcomes after which the query transform is fitted to them, if there was no prior.
     """
 
     alpha: float = 0.05
@@ -96,7 +95,7 @@ class Contextual(Learner):
         self.estimates.grow()
 
     def reprice(self, factors: Mapping[str, float]) -> None:
-        """Let an eFLOP cost so much on each of these models from the next decision on."""
+        """Set the price of an eFLOP on each of these models, from the next decision on."""
         self.estimates.reprice(factors)
 
     def scores(self, contexts: Sequence[Context], objectives: Sequence[Objective], seed: int) -> list[Scores]:
@@ -106,18 +105,18 @@ class Contextual(Learner):
         return [self._scored(query, context, objective, seed) for query, context, objective in asked]
 
     def begin(self, prior: bytes, actions: Sequence[ActionVector]) -> None:
-        """Become a prior, or raise and stay as it is.
+        """Start from a prior, or raise and change nothing.
 
         Args:
             prior: A state made by `prior.teach`.
-            actions: What will be on offer: the models of another catalogue are another policy's history.
+            actions: What will be on offer; the prior must come from the same models.
 
         Raises:
             PriorRefused: It was made with another encoder, other features, or from another catalogue.
         """
         require_fit(prior, self.name, self.identity(), actions)
         self.load(prior)
-        # What is on offer is said next; until then nothing is.
+        # The first offer comes next; until then nothing is on offer.
         self.remove_actions(list(self.design.ids))
 
     def terms(self, context: Context) -> Matrix | None:
@@ -127,12 +126,12 @@ class Contextual(Learner):
         return np.asarray(self.estimates.predicted(self.design.short(query))[keep][:, :ONE])
 
     def price(self, aim: Aim) -> float:
-        """Return λ of an aim: the one in force, or the solution on the window where it, or a model's price, is new."""
+        """Return λ of an aim: the one in force, or a new solution on the window for a new aim or price of a model."""
         found = self.pacer.price(aim, self.estimates.price_factors)
         return self._solved(aim) if found is None else found
 
     def expect(self, decisions: Sequence[Pending]) -> None:
-        """Enter decisions into the window and into the account of their aims."""
+        """Add decisions to the window and to the account of their aims."""
         queries = self.features.queries([(d.observation_id, d.embedding) for d in decisions])
         for decision, query in zip(decisions, queries, strict=True):
             z = self.design.short(query)
@@ -151,7 +150,7 @@ class Contextual(Learner):
             self.pacer.settled(decision.observation_id, None, None)
 
     def take(self, observations: Sequence[Observation]) -> None:
-        """Enter x once per observation, with its five terms, in order."""
+        """Add x once per observation, with its five terms, in order."""
         self._check(observations)
         queries = self.features.queries([(o.observation_id, o.embedding) for o in observations])
         for o, query in zip(observations, queries, strict=True):
@@ -164,7 +163,7 @@ class Contextual(Learner):
                 self.relearn(history)
 
     def amend(self, observations: Sequence[Observation]) -> None:
-        """Add (correct - imputed)·x to the column of Correct; A is untouched."""
+        """Add (correct - imputed)·x to the column of Correct; A does not change."""
         self._check(observations)
         queries = self.features.queries([(o.observation_id, o.embedding) for o in observations])
         for o, query in zip(observations, queries, strict=True):
@@ -173,13 +172,13 @@ class Contextual(Learner):
             self.lessons.correct(o)
 
     def relearn(self, history: History, cap: float = math.inf) -> None:
-        """Fit anchors and query transform to history, and learn it anew on them.
+        """Fit anchors and query transform to a history, then learn the history with them.
 
         A policy without a prior does this with its own outcomes; `prior.teach` does it with a table.
 
         Args:
-            history: What was seen. It replaces what has been learned, and the window.
-            cap: Questions that history counts as, at most.
+            history: The outcomes. They replace what has been learned, and the window.
+            cap: Weight of the history: it counts as at most this many questions.
         """
         design = self.design
         set_anchors(design, history)
@@ -198,7 +197,7 @@ class Contextual(Learner):
         self.window.extend(out_of_fold)
 
     def saved(self) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-        """Return regression, means, window and accounts: all of it to the bit."""
+        """Return regression, means, window and accounts, all bit for bit."""
         rows, learned = self.estimates.snapshot()
         ahead, outcomes = self.lessons.snapshot()
         meta = {"rows": rows, "pacer": self.pacer.snapshot()} | ahead
@@ -208,7 +207,7 @@ class Contextual(Learner):
         return meta, learned | {"window": window} | outcomes
 
     def restored(self, meta: dict[str, Any], arrays: dict[str, np.ndarray]) -> None:
-        """Take them back."""
+        """Restore them."""
         self.estimates.restore(meta["rows"], arrays)
         self.estimates.reprice(meta.get("price_factors", {}))
         self.window = deque(arrays["window"], maxlen=WINDOW)
@@ -216,7 +215,7 @@ class Contextual(Learner):
         self.lessons.restore(meta, arrays)
 
     def identity(self) -> dict[str, Any]:
-        """Return the settings that must be equal where a state is loaded; α may change."""
+        """Return the settings that must be equal when a state is loaded; α may change."""
         own = {"ridge": self.settings.ridge, "encoder": self.settings.encoder}
         return {"contextual": own, "features": asdict(self.features.settings)}
 
@@ -244,7 +243,7 @@ class Contextual(Learner):
         )
 
     def _solved(self, aim: Aim) -> float:
-        """Return the price at which an aim is met on the window, with today's predictions."""
+        """Return the price at which an aim is met on the window, with the present predictions."""
         on_offer = np.flatnonzero(self.design.active)
         if not self.window or not len(on_offer) or not self.estimates.any():
             return 0.0

@@ -1,8 +1,8 @@
-"""A prior from history: a complete state of the contextual policy, to begin from.
+"""A prior from history: a complete state of the contextual policy, from which it can start.
 
-`Contextual.relearn` makes it: the anchors and the query transform first (`fitting`), then A₀ and B₀ from history's rows
-on these directions. All questions together weigh as `cap` observations at most: history is a start, and traffic may
-differ from it.
+`Contextual.relearn` makes it: first the anchors and the query transform (`fitting`), then A₀ and B₀ from history's rows
+in these directions. All questions together weigh as much as `cap` observations at most, because traffic may differ from
+history.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ if TYPE_CHECKING:
     from agents.decider.policies.contextual.policy import Contextual
 
 CAP: Final = 2000.0
-"""Questions that history counts as, at most."""
+"""Weight of a history: it counts as at most this many questions."""
 
 
 def teach(policy: Contextual, history: History, cap: float = CAP) -> bytes:
-    """Let a fresh policy begin from history; return its state, the prior.
+    """Let a fresh policy learn a history; return its state, the prior.
 
     Args:
-        policy: With its actions added, and nothing learned.
-        history: What was seen.
-        cap: Questions that history counts as, at most.
+        policy: A policy with its actions added and nothing learned.
+        history: The outcomes.
+        cap: Weight of the history: it counts as at most this many questions.
 
     Raises:
         CorruptState: The policy has learned already.
@@ -37,7 +37,7 @@ def teach(policy: Contextual, history: History, cap: float = CAP) -> bytes:
     if policy.version or policy.estimates.any():
         raise CorruptState("the policy", "rewards learned", "a fresh policy")
     policy.relearn(history, cap)
-    # What history taught is not unlearned for the few outcomes that come first.
+    # The policy must not discard what history taught for its first few outcomes.
     policy.lessons.due = ()
     return policy.state()
 
@@ -74,7 +74,7 @@ def require_fit(prior: bytes, name: str, identity: dict[str, Any], actions: Sequ
 
 
 def digest(prior: bytes) -> str:
-    """Return the SHA-256 of a prior: what a log says it began from."""
+    """Return the SHA-256 of a prior, by which a log names the prior it started from."""
     return hashlib.sha256(prior).hexdigest()
 
 

@@ -1,9 +1,8 @@
-"""Ridge regression of few dimensions, row by row: A = λI + Σ w x xᵀ, B = Σ w x tᵀ, Θ = A⁻¹B.
+"""Ridge regression with few dimensions, row by row: A = λI + Σ w x xᵀ, B = Σ w x tᵀ, Θ = A⁻¹B.
 
-Unlike `gram`, which is fast at a thousand dimensions and exact to rounding, this is exact to the bit: a row enters
-in the same few operations whether it comes alone or in a batch, live or from the log, and the inverse is saved with
-the state. What is computed from it, such as a price λ, is then the same after a recovery as it would have been
-without.
+`gram` is fast at a thousand dimensions and exact up to rounding. This is exact to the bit: a row is added by the same
+operations whether it comes alone or in a batch, live or from the log, and the inverse is saved with the state. So
+everything computed from it, such as a price λ, is the same after a recovery as without one.
 """
 
 from __future__ import annotations
@@ -16,11 +15,11 @@ from scipy.linalg import lapack
 from agents.decider.policies.base import Matrix, Vector
 
 REFRESH: Final = 1000
-"""Rows between two factorisations of A: at 150 dimensions the inverse drifts by 1e-12 in as many rank-one steps."""
+"""Rows between two factorisations of A; at 150 dimensions, the inverse drifts by 1e-12 over as many rank-one steps."""
 
 
 class Ridge:
-    """A, B, A⁻¹ and Θ; dimensions may be added at any time.
+    """A, B, A⁻¹ and Θ; dimensions can be added at any time.
 
     Args:
         dim: D.
@@ -42,7 +41,7 @@ class Ridge:
         return len(self.a)
 
     def grow(self, dim: int) -> None:
-        """Append dimensions at λ, of which no row has told yet."""
+        """Append dimensions at λ, in which no row has a value yet."""
         more = dim - self.dim
         if more <= 0:
             return
@@ -51,7 +50,7 @@ class Ridge:
         self.b, self.theta = (np.pad(m, ((0, more), (0, 0))) for m in (self.b, self.theta))
 
     def add(self, x: Vector, targets: Vector) -> None:
-        """Enter one row.
+        """Add one row.
 
         Args:
             x: Shape (D,).
@@ -68,13 +67,13 @@ class Ridge:
             self.factorise()
 
     def add_all(self, x: Matrix, targets: Matrix, weights: Vector) -> None:
-        """Enter many weighted rows at once: how a prior is made."""
+        """Add many weighted rows at once, to make a prior."""
         self.a += x.T @ (x * weights[:, None])
         self.b += x.T @ (targets * weights[:, None])
         self.factorise()
 
     def adjust(self, x: Vector, column: int, amount: float) -> None:
-        """Add amount·x to one column of B: the row itself is in A already."""
+        """Add amount·x to one column of B; the row itself is in A already."""
         self.b[:, column] += amount * x
         self.theta[:, column] += amount * (self.inverse @ x)
 
@@ -82,7 +81,7 @@ class Ridge:
         """Recompute A⁻¹ and Θ from A and B.
 
         Raises:
-            LinAlgError: A is not positive definite any more; fold the log again.
+            LinAlgError: A is no longer positive definite; fold the log again.
         """
         low, info = lapack.dpotrf(self.a, lower=1, clean=1)
         if info:
@@ -92,7 +91,7 @@ class Ridge:
         self.theta = self.inverse @ self.b
 
     def snapshot(self) -> dict[str, np.ndarray]:
-        """Return every array: `restore` goes on from the same bits."""
+        """Return every array, from which `restore` continues with the same bits."""
         return {
             "ridge.a": self.a,
             "ridge.inverse": self.inverse,
@@ -101,7 +100,7 @@ class Ridge:
         }
 
     def restore(self, arrays: dict[str, np.ndarray], rows: int) -> None:
-        """Become what `snapshot` returned after so many rows."""
+        """Become what `snapshot` returned after this many rows."""
         self.a, self.inverse = arrays["ridge.a"], arrays["ridge.inverse"]
         self.b, self.theta = arrays["ridge.b"], arrays["ridge.theta"]
         self.rows = rows

@@ -1,8 +1,8 @@
 """LinUCB that forgets, for traffic that drifts; off by default, since the paper keeps every observation.
 
-`SlidingWindow` takes the oldest row out exactly: A - x xᵀ by a downdate of A⁻¹. `Discounted` weighs a row by
-γ^(age in decisions). Age counts decisions, not rewards, so that a burst of late rewards ages nothing (FIELD:
-the rule of ParetoBandit). The width stays α√(xᵀA⁻¹x); D-LinUCB's second matrix is not kept.
+`SlidingWindow` removes the oldest row exactly: A - x xᵀ by a downdate of A⁻¹. `Discounted` weighs a row by
+γ^(age in decisions). Age counts decisions, not rewards, so that a burst of late rewards ages nothing (as in
+ParetoBandit). The width stays α√(xᵀA⁻¹x); the second matrix of D-LinUCB is not kept.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from agents.decider.policies.linear.linucb import LinearOptions, LinUCB, LinUCBS
 from agents.decider.policies.registry import Inputs, policy
 
 RIDGE_FLOOR: Final = 0.9
-"""Share of λ left by the discount at which A is factorised again with a whole λ. Decay also shrinks the
-regulariser, and restoring it is of full rank: O(d³), once in ln(0.9)/ln(γ) decisions (105 at γ = 0.999)."""
+"""When the discount has left this share of λ, A is factorised again with the full λ. Decay also shrinks the
+regulariser, and restoring it is a full-rank change: O(d³), once in ln(0.9)/ln(γ) decisions (105 at γ = 0.999)."""
 
 
 class SlidingWindow(LinUCB):
-    """Keep the last `window` rewarded rows, in the order their rewards came."""
+    """LinUCB over the last `window` rewarded rows, in the order in which their rewards came."""
 
     order_free = False
 
@@ -38,7 +38,7 @@ class SlidingWindow(LinUCB):
         self._kept: deque[Observation] = deque()
 
     def update(self, observations: Sequence[Observation]) -> None:
-        """Enter new rows and take out those that leave the window."""
+        """Add new rows and remove those that leave the window."""
         super().update(observations)
         self._kept.extend(observations)
         leaving = [self._kept.popleft() for _ in range(len(self._kept) - self.window)]
@@ -48,7 +48,7 @@ class SlidingWindow(LinUCB):
             self._widen_by(leaving, -1.0)
 
     def correct(self, observations: Sequence[Observation]) -> None:
-        """Correct rows still in the window; the others are counted and change nothing."""
+        """Correct rows that are still in the window; corrections of other rows are counted but change nothing."""
         late = {o.observation_id: o for o in observations}
         inside = {o.observation_id for o in self._kept} & late.keys()
         super().correct([o for o in observations if o.observation_id in inside])
@@ -99,10 +99,10 @@ class SlidingWindow(LinUCB):
 
 
 class Discounted(LinUCB):
-    """Weigh each row by γ to the number of decisions made since its own.
+    """LinUCB that weighs each row by γ to the power of the number of decisions made since its own.
 
-    A is kept in units of an epoch t₀: A_t = γ^(t - t₀)·A. A row decided at s then enters with the fixed
-    weight γ^(t₀ - s), θ̂ is the same in either unit, and only the width carries the factor γ^(-(t - t₀)/2).
+    A is kept in units of an epoch t₀: A_t = γ^(t - t₀)·A. A row decided at s then enters with the fixed weight
+    γ^(t₀ - s), θ̂ is the same in both units, and only the width needs the factor γ^(-(t - t₀)/2).
     """
 
     def __init__(self, features: FeatureMap, settings: LinUCBSettings | None = None, *, gamma: float) -> None:
@@ -127,7 +127,7 @@ class Discounted(LinUCB):
     def expect(self, decisions: Sequence[Pending]) -> None:
         """Advance the decision clock; restore λ when the discount has eaten a tenth of it."""
         self.clock += len(decisions)
-        # Epochs are multiples of the period, so that decisions told together or singly end in one state.
+        # Epochs are multiples of the period, so that decisions lead to the same state alone or in a batch.
         epoch = self.clock // self._period * self._period
         if epoch > self._epoch:
             self.gram.rescale(self.gamma ** (epoch - self._epoch))

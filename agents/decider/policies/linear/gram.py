@@ -4,10 +4,10 @@ x = [s_q; f_a] splits A⁻¹ into blocks P (query), Q (cross) and R (action), wi
 span at most |A| dimensions (`features`). Then xᵀA⁻¹x = s_qᵀP s_q + 2 f_aᵀQᵀs_q + f_aᵀR f_a costs one product
 with P for *all* actions.
 
-Sherman-Morrison is exact but bound by memory when written row by row, so the last few rank-one terms wait:
-A⁻¹ = base - Σ σ g gᵀ with g = A⁻¹x / √(1 + σ xᵀA⁻¹x), and `flush` folds them into the base in one rank-k
-product. Symmetric blocks live on one triangle (`dsymv`, `dsyrk`). A itself is kept too: it gives the residual
-that watches the inverse, the refactorisation that corrects it, and the state that is saved.
+Sherman-Morrison is exact but memory-bound if applied row by row, so the last few rank-one terms wait:
+A⁻¹ = base - Σ σ g gᵀ with g = A⁻¹x / √(1 + σ xᵀA⁻¹x), and `flush` folds them into the base in one rank-k product.
+Symmetric blocks use one triangle (`dsymv`, `dsyrk`). A itself is kept as well: for the residual that monitors the
+inverse, for the factorisation that corrects it, and for the saved state.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from scipy.linalg import blas, lapack, solve_triangular
 from agents.decider.policies.base import Matrix, Vector
 
 BLOCK: Final = 32
-"""Rank-one terms that wait. One rank-32 product at d = 1,192 takes 0.8 ms; 32 rank-one ones take 4 ms. More
-waiting terms lengthen the pause without being cheaper per row."""
+"""Most rank-one terms that wait. At d = 1,192, one rank-32 product takes 0.8 ms and 32 rank-one products take 4 ms.
+With more terms, a flush takes longer without being cheaper per row."""
 
 BATCH: Final = 64
-"""Rows entered by one rank-k step; more need room in the waiting rows and gain nothing."""
+"""Most rows added in one rank-k step; more would need larger buffers and gain nothing."""
 
 DRIFT: Final = 1e-10
 """Residual |A·A⁻¹x - x| / |x| above which A is factorised again; scores are promised to 1e-9."""
 
 THIN: Final = 1e-6
-"""Smallest 1 - xᵀA⁻¹x at which taking a row out by Sherman-Morrison keeps ten digits; below it, factorise."""
+"""Smallest 1 - xᵀA⁻¹x at which removing a row by Sherman-Morrison keeps ten digits; below it, factorise."""
 
 
 class Gram:
@@ -68,7 +68,7 @@ class Gram:
         return self.q + self.e
 
     def attach(self, actions: Matrix) -> None:
-        """Name the action rows f_a, shape (n, e), whose quadratic forms are kept ready."""
+        """Set the action rows f_a, shape (n, e), whose quadratic forms are precomputed."""
         self.actions = np.ascontiguousarray(actions)
         self._ready()
 
@@ -77,7 +77,7 @@ class Gram:
 
         Args:
             queries: s_q of m contexts, shape (m, q).
-            blocks: f_a for each query, shape (m, n, e), where they depend on it; else the attached rows.
+            blocks: f_a for each query, shape (m, n, e), if they depend on it; None uses the attached rows.
         """
         k = self._k
         if len(queries) == 1:
@@ -100,7 +100,7 @@ class Gram:
         return np.asarray(np.sqrt(np.maximum(squares, 0.0)))
 
     def marginal(self, query: Vector) -> tuple[float, Vector, Matrix]:
-        """Return (s_qᵀP s_q, Qᵀs_q, R): the covariance of (s_qᵀθ_q, θ_a), which is all that scores need."""
+        """Return (s_qᵀP s_q, Qᵀs_q, R), the covariance of (s_qᵀθ_q, θ_a); scores need no more."""
         k = self._k
         h = self._gq[:k] @ query
         signed = self._ga[:k] * self._sign[:k, None]
@@ -125,7 +125,7 @@ class Gram:
         return u
 
     def add(self, x: Matrix, targets: Matrix, sign: float = 1.0) -> None:
-        """Add x xᵀ to A and x·target to B for each row; with sign -1 take them out again.
+        """Add x xᵀ to A and x·target to B for each row; with sign -1, subtract them again.
 
         Args:
             x: Rows [s_q; f_a], shape (m, q + e), already scaled by the root of their weight.
@@ -145,7 +145,7 @@ class Gram:
             self._enter(x[start : start + BATCH], targets[start : start + BATCH], sign)
 
     def adjust(self, x: Matrix, column: int, amounts: Vector) -> None:
-        """Add amounts·x to one column of B. A is not touched: the rows are in it already."""
+        """Add amounts·x to one column of B. A does not change, because the rows are in it already."""
         if len(x):
             self.b[:, column] += amounts @ x
             self.theta[:, column] = self.solve(self.b[None, :, column])[0]
@@ -273,7 +273,7 @@ class Gram:
 
     @staticmethod
     def _healthy(gains: Vector, sign: float) -> bool:
-        """Say whether Sherman-Morrison is safe: A⁻¹ is positive, and what is left of A is not thin."""
+        """Return whether Sherman-Morrison is safe: A⁻¹ is positive, and what remains of A is well conditioned."""
         if sign > 0:
             return bool(gains.min() > -DRIFT)
         return bool(1.0 + gains.sum() > THIN)

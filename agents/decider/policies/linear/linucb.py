@@ -2,13 +2,12 @@
 
 a_t = argmax over a of xᵀθ̂ + α√(xᵀA⁻¹x), θ̂ = A⁻¹b, A = λI + Σ x xᵀ. α = 0 is the paper's Greedy.
 
-`reward="scalar"` is the faithful form: b = Σ r x, with r scalarised by the objective in force when the
-decision was made. `reward="terms"` keeps b as columns (Correct, Score, log C, 1) over the same A⁻¹. The
-reward of Eq. 4 is linear in them, so θ(w) = A⁻¹Bw equals the θ̂ of a learner that had always used those
-weights and bounds.
+`reward="scalar"` is the paper's form: b = Σ r x, with r computed by the objective in force when the decision was made.
+`reward="terms"` keeps b as columns (Correct, Score, log C, 1) over the same A⁻¹. The reward of Eq. 4 is linear in them,
+so θ(w) = A⁻¹Bw equals the θ̂ of a learner that has always used those weights and bounds.
 
-`widths="decided"` is a departure for delayed rewards: decisions whose reward is outstanding count in the
-width, so that a burst of decisions does not repeat one exploration; means never see them.
+`widths="decided"` is a departure for delayed rewards: decisions whose reward is outstanding count in the width, so that
+a burst of decisions does not repeat one exploration. They do not affect means.
 """
 
 from __future__ import annotations
@@ -66,7 +65,7 @@ class LinUCB(Learner):
         self._attach()
 
     def grown(self, kept: Sequence[int]) -> None:
-        """Widen A, where a description lies outside the span, by one dimension at λ."""
+        """Widen A by one dimension at λ for each description outside the span."""
         if self.features.action_dim != self.gram.e:
             for _, gram in self._grams():
                 gram.widen(self.features.action_dim, kept)
@@ -79,7 +78,7 @@ class LinUCB(Learner):
     def scores_at(
         self, contexts: Sequence[Context], objectives: Sequence[Objective], seed: int, alpha: float
     ) -> list[Scores]:
-        """Score with another α than the settings' (forgetting scales it)."""
+        """Score with an α other than the settings' (forgetting scales it)."""
         f = self.features
         rows = [f.choosable(c.query_id, c.allowed) for c in contexts]
         queries = f.queries([(c.query_id, c.embedding) for c in contexts])
@@ -114,7 +113,7 @@ class LinUCB(Learner):
         return np.asarray((queries[0] @ self.gram.theta[:q] + block @ self.gram.theta[q:])[:, :3])
 
     def expect(self, decisions: Sequence[Pending]) -> None:
-        """Count outstanding decisions in the width, where the settings say so."""
+        """Count outstanding decisions in the width, if the settings say so."""
         if self.decided is None:
             return
         fresh = [d for d in decisions if d.observation_id not in self._pending]
@@ -131,7 +130,7 @@ class LinUCB(Learner):
             del self._pending[d.observation_id]
 
     def take(self, observations: Sequence[Observation]) -> None:
-        """Enter x once per observation, with its reward terms (Alg. 1, Lines 3-5)."""
+        """Add x once per observation, with its reward terms (Alg. 1, Lines 3-5)."""
         x, targets = self.rows(observations)
         self.learn(x, targets, 1.0)
         if self.decided is not None:
@@ -140,16 +139,16 @@ class LinUCB(Learner):
                 self._pending.pop(o.observation_id, None)
 
     def amend(self, observations: Sequence[Observation]) -> None:
-        """Add (correct - imputed)·x to the column that Correct entered; A is untouched."""
+        """Add (correct - imputed)·x to the column that contains Correct; A does not change."""
         x, _ = self.rows(observations)
         self.gram.adjust(x, 0, self.corrections(observations))
 
     def learn(self, x: Matrix, targets: Matrix, sign: float) -> None:
-        """Enter rows into A and B, or take them out again (sliding window)."""
+        """Add rows to A and B, or subtract them again (sliding window)."""
         self.gram.add(x, targets, sign)
 
     def rows(self, observations: Sequence[Observation]) -> tuple[Matrix, Matrix]:
-        """Return x, shape (m, q + e), and what enters B, shape (m, columns), of checked observations."""
+        """Return x, shape (m, q + e), and the rows for B, shape (m, columns), of checked observations."""
         for o in observations:
             intake.outcome(o.observation_id, o.correct, o.score, o.log_cost, o.imputed)
         x = self._joint(observations)
@@ -175,7 +174,7 @@ class LinUCB(Learner):
         return {"pending": list(self._pending)}, arrays
 
     def restored(self, meta: dict[str, Any], arrays: dict[str, np.ndarray]) -> None:
-        """Take them back; A⁻¹ is factorised from A again."""
+        """Restore them; A⁻¹ is factorised from A again."""
         self._pending = dict.fromkeys(meta["pending"])
         for name, gram in self._grams():
             gram.restore(self.features.action_dim, arrays[f"{name}.a"], arrays[f"{name}.b"])

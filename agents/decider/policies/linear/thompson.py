@@ -1,8 +1,8 @@
 """Linear Thompson sampling (App. B.3): one draw θ̃ ~ N(θ̂, α²A⁻¹) a round, then argmax of xᵀθ̃.
 
-A draw of θ̃ in d dimensions is not needed: xᵀθ̃ = s_qᵀθ̃_q + f_aᵀθ̃_a, and (s_qᵀθ̃_q, θ̃_a) is Gaussian with
-covariance ((s_qᵀP s_q, s_qᵀQ), (Qᵀs_q, R)), of 1 + e dimensions. Sampling that is the same draw, exactly, at
-a thousandth of the price. The propensity has no closed form; it is estimated by further draws, and said so.
+A draw of θ̃ in d dimensions is not needed: xᵀθ̃ = s_qᵀθ̃_q + f_aᵀθ̃_a, and (s_qᵀθ̃_q, θ̃_a) is Gaussian in 1 + e
+dimensions, with covariance ((s_qᵀP s_q, s_qᵀQ), (Qᵀs_q, R)). Sampling that has exactly the same distribution at a
+thousandth of the cost. The propensity has no closed form; it is estimated by further draws and marked as an estimate.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from agents.decider.policies.registry import Inputs, policy
 
 
 class Thompson(LinUCB):
-    """LinUCB's state with a posterior draw in place of the width.
+    """LinUCB's state with a posterior draw instead of the width.
 
     Args:
         features: The feature map.
@@ -48,8 +48,7 @@ class Thompson(LinUCB):
         e = len(cross)
         covariance = np.empty((1 + e, 1 + e))
         covariance[0, 0], covariance[0, 1:], covariance[1:, 0], covariance[1:, 1:] = own, cross, cross, action
-        # s_q/|s_q| and the action axes are orthonormal, so this is a compression of A⁻¹ and as well
-        # conditioned.
+        # s_q/|s_q| and the action axes are orthonormal, so this compression of A⁻¹ is as well conditioned as A⁻¹.
         root = np.linalg.cholesky(covariance) * self.settings.alpha
         blocks = self.features.blocks(query[None])
         rows = self.features.coordinates if blocks is None else blocks[0]

@@ -1,8 +1,8 @@
 """MLP router (App. B.3): greedy in a two-layer network retrained on the whole history after each observation.
 
-Warm start: weights and Adam moments carry on. That is 1,000 full-batch iterations per observation, 80-200 s
-for a run of 210 rounds on two cores; a smaller `iterations` is a different method and the settings say so.
-torch is imported when a network is made: processes with a linear policy stay without it.
+Training continues from the previous weights and Adam moments. It takes 1,000 full-batch iterations per observation, or
+80-200 s for a run of 210 rounds on two cores; fewer `iterations` are a different method. torch is imported only when a
+network is created, so processes with a linear policy do not need it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from agents.decider.policies.registry import Inputs, Options, policy
 
 @dataclass(frozen=True, slots=True)
 class NetworkSettings:
-    """Hyperparameters of App. B.3; `seed` draws the initial weights. Fewer iterations are another method."""
+    """Hyperparameters of App. B.3; `seed` draws the initial weights. Fewer iterations are a different method."""
 
     hidden: int = 100
     learning_rate: float = 1e-3
@@ -34,7 +34,7 @@ class NetworkSettings:
 class MLP(Learner):
     """Predict the scalar reward from x = [s_q; s_a] and take the best action."""
 
-    order_free = False  # training visits the history as it grew
+    order_free = False  # training follows the history as it grows
 
     def __init__(
         self, features: FeatureMap, settings: NetworkSettings | None = None, *, name: str = "mlp"
@@ -51,7 +51,7 @@ class MLP(Learner):
         self.history = History(f.query_dim)
 
     def take(self, observations: Sequence[Observation]) -> None:
-        """Append each observation and train on the whole history after it."""
+        """Append each observation, and train on the whole history after each."""
         for observation in observations:
             self.history.append(self.features, [observation])
             x = self.inputs(self.history.queries, self.history.places)
@@ -76,8 +76,7 @@ class MLP(Learner):
     def inputs(self, queries: Matrix, places: np.ndarray) -> Matrix:
         """Return x = [s_q; s_a] in the embedding's own axes, shape (m, query_dim + action_dim).
 
-        Adam is not invariant under rotation, so the shorter basis of the linear policies would be another
-        method.
+        Adam is not invariant under rotation, so the shorter basis of the linear policies would be a different method.
         """
         vectors = self.features.vectors[places]
         room = self.features.settings.action_dim
@@ -96,7 +95,7 @@ class MLP(Learner):
         return {}
 
     def regain(self, arrays: dict[str, np.ndarray]) -> None:
-        """Take back what `extra` gave; nothing here."""
+        """Restore the arrays of `extra`; none here."""
 
     def widths(self, x: Matrix) -> Vector:
         """Return the exploration bonus of each row: zero here."""

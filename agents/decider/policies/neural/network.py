@@ -1,8 +1,8 @@
 """The two-layer network of the neural baselines: d → hidden → 1, ReLU, MSE, Adam (App. B.3).
 
-The paper states the hidden width (100), the loss, the learning rate and 1,000 iterations per observation;
-activation and optimiser are not stated. Gradients are written out: two products instead of an autograd graph,
-and NeuralUCB needs their closed form anyway.
+The paper states the hidden width (100), the loss, the learning rate and 1,000 iterations per observation, but not the
+activation and the optimiser. Gradients are written out: that takes two products instead of an autograd graph, and
+NeuralUCB needs their closed form anyway.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ PARTS: Final = ("w1", "b1", "w2", "b2")
 
 
 class Network:
-    """f(x) = w₂ᵀ relu(W₁x + b₁) + b₂ with its Adam state; training continues from where it stands."""
+    """f(x) = w₂ᵀ relu(W₁x + b₁) + b₂ with its Adam state; training continues from the present state."""
 
     def __init__(self, dim: int, settings: NetworkSettings) -> None:
         self.settings = settings
@@ -82,7 +82,7 @@ class Network:
         return arrays
 
     def restore(self, arrays: dict[str, np.ndarray]) -> None:
-        """Become the network that was taken by `snapshot`."""
+        """Become the network that `snapshot` saved."""
         self.parts = [torch.from_numpy(arrays[name].copy()) for name in PARTS]
         self._optimiser = torch.optim.Adam(self.parts, lr=self.settings.learning_rate, fused=True)
         for name, part in zip(PARTS, self.parts, strict=True):

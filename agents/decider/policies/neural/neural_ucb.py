@@ -1,11 +1,11 @@
-"""NeuralUCB (App. B.3): the MLP's prediction plus α√(gᵀZ⁻¹g), g the gradient over all parameters.
+"""NeuralUCB (App. B.3): the MLP's prediction plus α√(gᵀZ⁻¹g), where g is the gradient over all parameters.
 
 Z = λI + Σ g gᵀ has 205,001 rows at d = 2,048: 336 GB. Its dual is exact and small: with K the n×n Gram matrix
 of past gradients and k the products with g, gᵀZ⁻¹g = (gᵀg - kᵀ(λI + K)⁻¹k)/λ. Gradients of a two-layer
-network have closed-form inner products (`network.factors`), so no gradient is ever written down. As in Alg. 1
-of NeuralUCB, the gradient of a row is taken with the parameters before that row is trained on.
+network have closed-form inner products (`network.factors`), so no gradient is ever stored. As in Alg. 1 of NeuralUCB,
+the gradient of a row is taken with the parameters before that row is trained on.
 
-The paper under reproduction prints no 1/m; `per_width` gives the original's g/√m, reported beside.
+UniScale's paper has no factor 1/m; `per_width` uses g/√m as the original NeuralUCB does, and is reported separately.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class NeuralUCB(MLP):
 
     Args:
         features: The feature map.
-        settings: The network's.
+        settings: Settings of the network.
         alpha: Factor of the bonus.
         ridge: λ of Z.
         per_width: Divide gradients by √hidden.
@@ -78,7 +78,7 @@ class NeuralUCB(MLP):
         return {"grad.x": self._x, "grad.u": self._u, "grad.z": self._z, "grad.low": self._low}
 
     def regain(self, arrays: dict[str, np.ndarray]) -> None:
-        """Take back what `extra` gave."""
+        """Restore the arrays of `extra`."""
         self._x, self._u, self._z = arrays["grad.x"], arrays["grad.u"], arrays["grad.z"]
         self._low = arrays["grad.low"]
 
@@ -100,7 +100,7 @@ class NeuralUCBOptions(NetworkOptions, frozen=True, kw_only=True):
 
     Attributes:
         alpha, ridge: Factor of the bonus, and λ of Z.
-        per_width: Whether gradients are divided by √hidden, which the paper does not print.
+        per_width: Whether gradients are divided by √hidden, which the paper does not do.
     """
 
     alpha: float = 1.0

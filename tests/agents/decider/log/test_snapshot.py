@@ -169,7 +169,7 @@ def test_an_open_row_is_carried_and_an_ended_one_is_remembered_by_its_id(make_sh
     moved = msgspec.structs.replace(context, origin=msgspec.structs.replace(context.origin, offset=999))
     error = shard.ask((moved, origin))[0].error
     assert isinstance(error, DuplicateQuery)
-    assert "taken by query/0/0, this one is at query/0/999" in str(error)
+    assert "the Query at query/0/0, and another came at query/0/999" in str(error)
     seq = shard.decider.seq
     assert shard.tell(shard.reward(old, "correction"))[0].verdict == "late"
     assert shard.decider.seq == seq
