@@ -1,8 +1,8 @@
 """The executor's logic: Decision to the first step; Verification to the next step, or to the Answer (§3.3).
 
-`begin` and `resume` return a Job, the drafts an engine is to make, or the Answer. `draft` makes them and
-returns the SearchStep for the verifier. Nothing is kept between records: the forest travels in them.
-`Progress` only remembers which step of a query was last done, so that a record delivered twice is dropped.
+`begin` and `resume` return the Answer, or a Job: the drafts that an engine has to make. `draft` makes them and returns
+the SearchStep for the verifier. Nothing is kept between records, because the forest travels in them. `Progress` only
+remembers which step of a query was done last, so that a record delivered twice is dropped.
 """
 
 from collections.abc import Callable
@@ -34,15 +34,15 @@ from schemas.query import Message
 from schemas.search import SearchStep, Served, Spent, Verification
 
 Price = Callable[[Forest], float]
-"""eFLOPs of a search so far. Pricing is the aggregator's; who binds the rooms hands it in."""
+"""Returns the price of a search so far, in eFLOPs. The aggregator owns pricing, so the room passes it in."""
 
 
 @dataclass(frozen=True)
 class Job:
-    """One step to be drafted: the search so far, and what to ask the engine for.
+    """One step to draft: the search so far, and what to request from the engine.
 
-    Not a SearchStep: that one is the record of a step that has been drafted, and refuses a forest without drafts to
-    score. A Job comes before it, never travels, and holds the request to the engine in place of its drafts.
+    A SearchStep is the record of a step that has been drafted, and must contain drafts to score. A Job comes before it
+    and is never sent; instead of drafts, it contains the request to the engine.
     """
 
     query_id: str
@@ -73,12 +73,12 @@ def begin(
     now_ms: int,
     arrived_ms: int | None = None,
 ) -> Job | Answer:
-    """Return the first step of a search, or the Answer when not even that may be spent.
+    """Return the first step of a search, or the Answer if the budget does not allow even that.
 
     Args:
-        decision: What was chosen.
-        sampling: Of the chosen model, from the catalogue.
-        rules: Of this deployment.
+        decision: The Decision.
+        sampling: Sampling of the chosen model, from the catalogue.
+        rules: The deployment's rules.
         now_ms: Time since the epoch.
         arrived_ms: When the Decision was appended, for the time it queued.
     """
@@ -104,11 +104,11 @@ def resume(
     Args:
         verification: The scored step with its forest.
         now_ms: Time since the epoch.
-        price: Of the search so far; needed where queries may have a budget in eFLOPs.
-        engine: What generates, for the Answer; by default what made the step.
+        price: Prices the search so far; needed if queries can have a budget in eFLOPs.
+        engine: Named in the Answer as the generator; the default is the one that made the step.
 
     Raises:
-        SearchError: when the scores do not fit the step.
+        SearchError: the scores do not match the step.
     """
     step = verification.search
     round_trip_s = max(0, now_ms - step.sent_ms) / 1000 if step.sent_ms else 0.0
@@ -131,16 +131,16 @@ def resume(
 
 
 async def draft(job: Job, *, engine: Engine, clock_ms: Callable[[], int]) -> SearchStep:
-    """Have a step drafted and return it for scoring.
+    """Draft a step with an engine and return it for scoring.
 
     Args:
-        job: From `begin` or `resume`.
-        engine: Of the job's model.
-        clock_ms: Tells the time since the epoch.
+        job: A job from `begin` or `resume`.
+        engine: The engine of the job's model.
+        clock_ms: Returns the time since the epoch.
 
     Raises:
         DeadlinePassedError: the search ran out of time first; `overdue` makes its Answer.
-        ServingError: what the engine raised.
+        ServingError: the engine failed.
     """
     limits, request = job.forest.limits, job.ask
     began_ms = clock_ms()
@@ -174,7 +174,7 @@ async def draft(job: Job, *, engine: Engine, clock_ms: Callable[[], int]) -> Sea
 
 
 def time_left_s(job: Job, now_ms: int) -> float | None:
-    """Return the seconds until a search must stop; None when it has no deadline."""
+    """Return the seconds until a search must stop; None if it has no deadline."""
     deadline_ms = job.forest.limits.deadline_ms
     return None if deadline_ms is None else max(0.0, (deadline_ms - now_ms) / 1000)
 
@@ -189,12 +189,12 @@ def overdue(job: Job, engine: Served | None = None) -> Answer:
 def failed(
     source: Decision | Job | SearchStep, error: Exception | str, engine: Served | None = None
 ) -> Answer:
-    """Return the Answer of a search that cannot go on: status `failed`, with the best completed path if any.
+    """Return the Answer of a search that cannot continue: status `failed`, with the best completed path if any.
 
     Args:
-        source: What could not be gone on with.
-        error: Why, and what to do. A fault of the infrastructure is marked: nothing is learned from it.
-        engine: What generates, where it is known.
+        source: The step at which it failed.
+        error: The cause and the fix. A fault of the infrastructure is marked, and nothing is learned from it.
+        engine: The generator to name in the Answer, if known.
     """
     fault: Fault = "infrastructure" if isinstance(error, ServingError) and error.infrastructure else ""
     why = error if isinstance(error, str) else f"{type(error).__name__}: {error}"
@@ -215,10 +215,10 @@ def failed(
 
 
 def cancelled(source: Decision | Job, why: str) -> Answer:
-    """Return the Answer of a search that nobody waits for: status `cancelled`, with what was spent.
+    """Return the Answer of a search that nobody waits for any more: status `cancelled`, with what was spent.
 
     Args:
-        source: What would have been gone on with.
+        source: The step at which it was cancelled.
         why: Who cancelled it, and the reason they gave.
     """
     if not isinstance(source, Decision):
@@ -263,7 +263,7 @@ def _answer(
     engine: Served | None = None,
     verifier: Served | None = None,
 ) -> Answer:
-    """Return the Answer that the path ending at `index` makes; -1 for none."""
+    """Return the Answer with the path that ends at `index`; -1 for none."""
     path = forest.path(index)
     text = forest.text(index) if path else None
     wanted = forest.limits.answers if forest.limits.answers > 1 else 0

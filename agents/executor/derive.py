@@ -1,8 +1,7 @@
-"""From a recorded search to the one that other limits, or fewer subtrees, would have been.
+"""From a recorded search to the search that other limits, or fewer subtrees, would have given.
 
-A draft's seed depends on its path and on nothing else, so a wider search holds every draft of a narrower one:
-one run of 64 whole paths holds best-of-N for each N, and a run without early exit nearly always the run
-with it.
+A draft's seed depends only on its path, so a wider search contains every draft of a narrower one. One run with 64 whole
+paths contains best-of-N for every N, and a run without early exit nearly always contains the run with it.
 """
 
 from agents.executor.engine import Drafted
@@ -23,19 +22,19 @@ Place = tuple[int, ...]  # (tree, slot, slot, …)
 
 
 def derive(recorded: Forest, *, action: Action | None = None, limits: Limits | None = None) -> Forest | None:
-    """Return the search that would have been run on the same drafts, or None where one was never recorded.
+    """Return the search that would have been run on the same drafts; None if it needs a draft that was not recorded.
 
-    None is rare, and real: a pruned path's descendants may have pushed out of the recorded beam a path that
-    H_max, risen since, would let live. Such a search has to be run.
+    None is rare but does happen. In the recording, descendants of a path that is pruned here can have taken the place
+    of a path that survives here, because H_max has risen in the meantime. Such a search has to be run.
 
     Args:
-        recorded: A whole search, told with `forget=False` where texts matter.
-        action: Other widths; by default its own.
-        limits: Other limits; by default its own. A budget can be derived only
-            while it is not reached, a price or a deadline not at all.
+        recorded: A whole search, recorded with `forget=False` if texts matter.
+        action: Other widths; the default is its own.
+        limits: Other limits; the default is its own. A token budget can be derived only if it is not reached; a price
+            or a deadline cannot be derived.
 
     Raises:
-        SearchError: when the limits sample otherwise than the recording.
+        SearchError: the limits need other sampling than the recording's.
     """
     wanted = limits or recorded.limits
     for name in _SAMPLING:
@@ -51,7 +50,7 @@ def derive(recorded: Forest, *, action: Action | None = None, limits: Limits | N
             above = place_of(forest, expansion.parent) if expansion.parent >= 0 else (expansion.tree,)
             for k in range(request.n):
                 draft = known.get((*above, k))
-                # A draft longer than the budget leaves room for would have been cut.
+                # A draft longer than the rest of the budget would have been cut.
                 if draft is None or draft.score is None or draft.tokens > request.max_tokens:
                     return None
                 found.append(draft)
@@ -66,6 +65,6 @@ def derive(recorded: Forest, *, action: Action | None = None, limits: Limits | N
 
 
 def place_of(forest: Forest, index: int) -> Place:
-    """Return what names a draft in any search: its subtree, then its slot at each step."""
+    """Return the identity of a draft in any search: its subtree, then its slot at each step."""
     path = [forest.drafts[at] for at in forest.path(index)]
     return (path[0].tree, *(draft.slot for draft in path))

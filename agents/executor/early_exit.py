@@ -1,9 +1,9 @@
-"""Search control of one scored step (UniScale §3.3): what is completed, cut, pruned, kept.
+"""Search control of one scored step (UniScale §3.3): which paths are completed, cut, pruned, kept.
 
 The order: finished paths enter P_done and set V_max, D_best, H_max; unfinished ones at the limit are cut; the
-early-exit bound prunes; the best BS of each subtree are kept. Pruning only removes from the bottom, so
-whether it comes before or after the cut to BS is the same. Where a query wants n answers, the score of the n-th
-best completed path takes the place of V_max, and nothing is stopped before n paths are completed.
+early-exit bound prunes; the best BS of each subtree are kept. Pruning only removes the worst paths, so it makes no
+difference whether it comes before or after the selection of the best BS. If a query wants n answers, the score of the
+n-th best completed path replaces V_max, and nothing is stopped before n paths are completed.
 """
 
 import math
@@ -19,7 +19,7 @@ BEST_STEP = 1.0  # v_sup, the highest score a step can have
 
 @dataclass(frozen=True)
 class Judgement:
-    """What became of a step's drafts: each one's fate, the bounds of those pruned, the new best path."""
+    """The result for a step's drafts: the fate of each, the bounds of those pruned, the new best path."""
 
     fates: dict[int, Fate]
     bounds: dict[int, float]
@@ -28,14 +28,14 @@ class Judgement:
 
 @dataclass(frozen=True)
 class StepControl:
-    """What search control knew after a step: the state that its bounds were held against.
+    """The state of search control after a step, with which the bounds were compared.
 
     Attributes:
         step: The step.
         v_max: The best completed path's score.
         best_depth: Its depth.
         limit: H_max.
-        bar: What a bound must reach: V_max, or the score of the last answer where several are wanted.
+        bar: The score that a bound must reach: V_max, or the score of the last answer if several are wanted.
     """
 
     step: int
@@ -49,8 +49,8 @@ def judge(forest: Forest, values: dict[int, float]) -> Judgement:
     """Judge the drafts of a step.
 
     Args:
-        forest: The search, its last step pending.
-        values: V(p) of the paths that end in that step's drafts, in their order.
+        forest: The search, with its last step pending.
+        values: V(p) of each path that ends in a draft of that step, in order.
     """
     limits, j, pending = forest.limits, forest.step, list(values)
     fates: dict[int, Fate] = {}
@@ -75,7 +75,7 @@ def judge(forest: Forest, values: dict[int, float]) -> Judgement:
         else:
             trees.setdefault(forest.drafts[at].tree, []).append(at)
     for tree in trees.values():
-        # The sort is stable: of equal paths the one drafted first stands first.
+        # The sort is stable: among equal paths, the one drafted first comes first.
         for rank, at in enumerate(sorted(tree, key=lambda at: -values[at])):
             fates[at] = "kept" if rank < forest.action.bs else "beam"
     if limits.cut_completes:
@@ -108,7 +108,7 @@ def potential(depth: int, path_score: float, limit: int) -> float:
 
 
 def history(forest: Forest) -> list[StepControl]:
-    """Return V_max, D_best and H_max after each scored step, from the fates alone: for explanations."""
+    """Return V_max, D_best and H_max after each scored step, from the fates alone; for explanations."""
     found: list[StepControl] = []
     done: Iterable[str] = ("finished", "cut") if forest.limits.cut_completes else ("finished",)
     best: Draft | None = None
@@ -146,7 +146,7 @@ def _finished(forest: Forest, at: int) -> bool:
 def _best(
     forest: Forest, values: dict[int, float], done: Sequence[int], best: int
 ) -> tuple[int, float | None]:
-    """Return the best completed path and V_max; of equals the one completed first."""
+    """Return the best completed path and V_max; among equals, the one completed first."""
     v_max = None if best < 0 else values[best] if best in values else forest.path_score(best)
     for at in done:
         if v_max is None or values[at] > v_max:

@@ -1,8 +1,8 @@
 """The engine protocol: prefixes in, drafts of one step out.
 
-An engine serves one model. Behind it stands vLLM in this process, a server elsewhere, or a recording; the
-search cannot tell. Every draft has its own seed, so that a path's text depends on its own identity and not on
-what else was in the batch, as far as floating-point sums over another batch allow.
+An engine serves one model. It may be vLLM in this process, a remote server or a recording; the search cannot tell.
+Every draft has its own seed, so a path's text depends on its own identity and not on the rest of the batch, as far as
+floating-point sums over different batches allow.
 """
 
 from collections.abc import Sequence
@@ -18,16 +18,16 @@ from schemas.search import Served
 
 
 class Drafted(Struct, frozen=True):
-    """One draft as an engine made it: a generated step.
+    """One draft that an engine generated.
 
     Attributes:
-        text: The step with its delimiter. Empty when the model's context was full before it began.
-        finish: Why it ended: `separator`, `eos`, `length` (cut at `step_tokens`, the path goes on in the
-            middle of a step) or `context` (the model's context is full, the path cannot go on).
-        tokens: How many tokens were generated, the end-of-sequence token included.
-        prompt_tokens: Length of the prompt before it: template, question and prefix. For a first step this
-            is the price's L_in.
-        token_ids: The tokens generated, where the engine tells them.
+        text: The step with its delimiter. Empty if the model's context was full before it began.
+        finish: Why it ended: `separator`, `eos`, `length` (cut at `step_tokens`; the path continues in the middle of
+            the step) or `context` (the model's context is full; the path cannot continue).
+        tokens: Number of tokens generated, including the end-of-sequence token.
+        prompt_tokens: Length of the prompt before it: template, question and prefix. For a first step, it is L_in of
+            the price.
+        token_ids: The tokens generated, if the engine returns them.
     """
 
     text: str
@@ -38,10 +38,10 @@ class Drafted(Struct, frozen=True):
 
 
 class Prefix(Struct, frozen=True, kw_only=True):
-    """What a draft continues: the conversation and the steps taken so far.
+    """What a draft continues: the conversation and the path's steps so far.
 
     Attributes:
-        messages: The conversation, as `Query.chat` has it.
+        messages: The conversation, as in `Query.chat`.
         steps: The texts of the path's steps, in order, delimiters included; empty for a first step.
     """
 
@@ -51,14 +51,14 @@ class Prefix(Struct, frozen=True, kw_only=True):
 
 @dataclass
 class EngineCounts:
-    """What an engine met that was not a plain draft, since it was made. For metrics.
+    """Counts of unusual events since the engine was created; for metrics.
 
     Attributes:
-        refused_prompts: Questions too long for the model: `PromptTooLongError` was raised.
+        refused_prompts: Questions too long for the model, for which `PromptTooLongError` was raised.
         full_contexts: Drafts that ended with `context`.
         cut_steps: Drafts that ended with `length`.
-        reencoded_paths: Prefixes whose token ids were no longer remembered, after a restart for instance,
-            and were made from the text again.
+        reencoded_paths: Prefixes that were encoded from their text again, because their token ids were no longer
+            remembered, for instance after a restart.
     """
 
     refused_prompts: int = 0
@@ -72,8 +72,8 @@ class Engine(Protocol):
 
     Attributes:
         model: Its name in the catalogue.
-        served: What runs, for the Answer.
-        counts: What it met.
+        served: Name and version of what runs, for the Answer.
+        counts: Counts of unusual events.
     """
 
     model: str
@@ -90,20 +90,20 @@ class Engine(Protocol):
         Args:
             step_id: Names the step in errors and at the server, e.g. `query_id/3`.
             prefixes: What to continue.
-            n: Drafts for each.
-            seeds: One a draft, 0 <= seed < 2**63; `seeds[i * n + k]` is draft k of prefix i.
-            sampling: Temperature, tokens a step, delimiter.
+            n: Number of drafts for each.
+            seeds: One per draft, 0 <= seed < 2**63; `seeds[i * n + k]` is for draft k of prefix i.
+            sampling: Temperature, tokens per step, delimiter.
 
         Raises:
             PromptTooLongError: The question alone fills the model's context.
-            RequestRefusedError: The model will never take this request.
+            RequestRefusedError: The model will never accept this request.
             EngineFaultError: Another attempt may succeed.
             EngineDiedError: Only a restart of the process helps.
         """
         ...
 
     async def close(self) -> None:
-        """Free what the engine holds."""
+        """Free the engine's resources."""
         ...
 
 
@@ -111,7 +111,7 @@ def check_seeds(prefixes: Sequence[Prefix], n: int, seeds: Sequence[int]) -> Non
     """Refuse a call whose seeds do not match its drafts.
 
     Raises:
-        ValueError: A mistake of the caller, not of the query.
+        ValueError: The caller made a mistake; the query is not at fault.
     """
     if n < 1 or len(seeds) != len(prefixes) * n:
         raise ValueError(

@@ -1,7 +1,7 @@
 """Why a search went as it did: each draft with its score, its path's score and its fate in words (§3.3).
 
-For a path that was pruned early the words hold the proof: the best mean it could still reach by H_max, and
-the score it would have had to beat.
+For a path that was pruned early, the words state the proof: the best mean that it could still reach by H_max, and the
+score that it would have had to beat.
 """
 
 from dataclasses import dataclass
@@ -17,14 +17,14 @@ class DraftExplained:
     """One draft.
 
     Attributes:
-        index: Its place in the trace.
+        index: Its index in the trace.
         place: Subtree, then slot at each step, as in `0.3.1`.
         tokens: Tokens generated.
         score: v(s); None when it was never scored.
-        path_score: V(p), the mean over its path.
-        fate: What became of it.
+        path_score: V(p), the mean score over its path.
+        fate: Its fate.
         why: Its fate in words.
-        chosen: Whether it belongs to the path that was answered.
+        chosen: Whether it belongs to the path in the Answer.
     """
 
     index: int
@@ -39,17 +39,17 @@ class DraftExplained:
 
 @dataclass(frozen=True)
 class StepExplained:
-    """One step: its drafts, best path first, and what search control knew after it."""
+    """One step: its drafts, best path first, and the state of search control after it."""
 
     control: StepControl
     drafts: tuple[DraftExplained, ...]
 
 
 def explain(answer: Answer) -> tuple[StepExplained, ...]:
-    """Return the steps of an Answer's search; none when nothing was run.
+    """Return the steps of an Answer's search; empty if nothing was run.
 
     Raises:
-        ValueError: the trace is not that of a search.
+        ValueError: the trace is not the trace of a search.
     """
     if answer.action is None or answer.limits is None or not answer.trace:
         return ()
@@ -73,7 +73,7 @@ def explain(answer: Answer) -> tuple[StepExplained, ...]:
 
 
 def bounds_in_words(control: StepControl, eta: float) -> str:
-    """Return what search control knew after a step, as one sentence.
+    """Return the state of search control after a step in one sentence.
 
     >>> bounds_in_words(StepControl(step=5, v_max=0.81, best_depth=5, limit=6, bar=0.81), eta=1.2)
     'V_max = 0.810 at D_best = 5, so H_max = ⌈1.2·5⌉ = 6'

@@ -1,14 +1,13 @@
 """Path-aware search forest (UniScale §3.3): `ask` says what to draft, two `tell`s take drafts and scores.
 
-Pure functions on `schemas.forest.Forest`; a forest can be stored after any call and resumed
-elsewhere. A step is told once: telling it again, with whatever content, returns the forest as it is. What
-is kept and what is pruned is `early_exit.py`. Equal path scores: the draft that was made first wins, so all of
-it is deterministic.
+These are pure functions on `schemas.forest.Forest`; a forest can be stored after any call and resumed elsewhere. A step
+is told once: telling it again, with whatever content, returns the forest unchanged. `early_exit.py` decides what is
+kept and what is pruned. If path scores are equal, the draft that was made first wins, so everything is deterministic.
 
-Departures: a path cut off unfinished stays out of V_max, D_best and the argmax and is returned only when
-nothing finished, flagged (`cut_completes` gives the literal reading); H_max never exceeds the first depth
-limit. A draft cut by its token limit is neither dropped nor finished: it is scored as a step and its path
-goes on in the middle of it.
+Departures from the paper: a path that is cut off unfinished does not count for V_max, D_best and the argmax. It is
+returned, flagged, only if nothing finished (`cut_completes` gives the literal reading). H_max never exceeds the first
+depth limit. A draft cut by its token limit is neither dropped nor finished: it is scored as a step, and its path
+continues in the middle of it.
 """
 
 import hashlib
@@ -27,7 +26,7 @@ from schemas.search import Scored
 
 
 class SearchError(UniscaleError):
-    """What was told does not fit what was asked: a mistake of an engine or verifier, not of the query."""
+    """Drafts or scores do not match what was asked for: an engine or verifier made a mistake, not the query."""
 
 
 @dataclass(frozen=True)
@@ -66,15 +65,15 @@ def plant(action: Action, limits: Limits) -> Forest:
 
 
 def ask(forest: Forest, query_id: str, seed: int = 0) -> Ask | None:
-    """Return the drafts to make next, or None when the search is over or waits for scores.
+    """Return the drafts to make next; None if the search is over or waits for scores.
 
-    CP drafts for each of QP subtrees at the root, then CP/BS for each kept path. The token budget is shared
-    out evenly, so that it cannot be exceeded.
+    The first step has CP drafts for each of QP subtrees; later ones have CP/BS for each kept path. The token budget is
+    divided evenly, so that it cannot be exceeded.
 
     Args:
-        forest: Its state.
-        query_id: With `seed`, step and path, what each draft's own seed derives from.
-        seed: Of the query; the same seed makes the same drafts, on an engine that is reproducible.
+        forest: The search.
+        query_id: The query's id. The seed of each draft derives from it, `seed`, the step and the path.
+        seed: The query's seed; the same seed gives the same drafts, if the engine is reproducible.
     """
     if forest.over or forest.scored != forest.step or spent(forest) is not None:
         return None
@@ -93,7 +92,7 @@ def ask(forest: Forest, query_id: str, seed: int = 0) -> Ask | None:
 def draft_seeds(
     query_id: str, seed: int, step: int, tree: int, above: Sequence[int], n: int
 ) -> tuple[int, ...]:
-    """Return the seeds of one prefix's drafts, 0 to 2**63 - 1: stable hashes of their places, and of nothing else.
+    """Return the seeds of one prefix's drafts, from 0 to 2**63 - 1. They are stable hashes of their places only.
 
     Args:
         query_id: The query's id.
@@ -101,7 +100,7 @@ def draft_seeds(
         step: The step to be drafted, from 1.
         tree: The subtree.
         above: Slots of the drafts above, root first.
-        n: How many drafts the prefix gets.
+        n: Number of drafts for the prefix.
 
     >>> draft_seeds("q-1", 0, 1, 0, [], 3)[:2] == draft_seeds("q-1", 0, 1, 0, [], 2)
     True
@@ -123,13 +122,13 @@ def tell_drafts(
     """Return the forest with a step's drafts, waiting for their scores.
 
     Args:
-        forest: Its state.
-        step: The step they are of. One already told changes nothing.
-        drafts: All that was asked, expansion by expansion.
+        forest: The search.
+        step: The step of the drafts. A step that was told already changes nothing.
+        drafts: All drafts that were asked for, expansion by expansion.
         prompt_tokens: L_in; needed with the first step.
 
     Raises:
-        SearchError: when the step was not asked yet, or the count differs from what was asked.
+        SearchError: the step was not asked for yet, or the number of drafts is wrong.
     """
     if step <= forest.step:
         return forest
@@ -149,7 +148,7 @@ def tell_drafts(
             parent=parent,
             depth=step,
             tokens=draft.tokens,
-            # Nothing at all, and not for want of tokens: the context is full.
+            # An empty draft that ended by length means that the context is full.
             finish="context" if draft.finish == "length" and not draft.tokens else draft.finish,
             tree=tree,
             slot=index % n,
@@ -166,13 +165,13 @@ def tell_scores(forest: Forest, step: int, scores: Sequence[Scored], *, forget: 
     """Return the forest after search control on a scored step (§3.3, steps 3 and 4).
 
     Args:
-        forest: Its state.
-        step: The step they are of. One already told changes nothing.
+        forest: The search.
+        step: The step of the scores. A step that was told already changes nothing.
         scores: One for each pending draft, in order.
-        forget: Whether texts that no live or best path needs are dropped; recordings keep them.
+        forget: Whether to drop texts that no live or best path needs; recordings keep them.
 
     Raises:
-        SearchError: when the step has not been drafted, a score is missing or one is outside [0, 1].
+        SearchError: the step has not been drafted, or a score is missing or outside [0, 1].
     """
     if step <= forest.scored:
         return forest
@@ -208,12 +207,12 @@ def tell_scores(forest: Forest, step: int, scores: Sequence[Scored], *, forget: 
 
 
 def spent(forest: Forest, *, eflops: float = 0.0, now_ms: int | None = None) -> Stop | None:
-    """Return which budget has run out, if one has. Looked at between steps.
+    """Return which budget has run out, if any; checked between steps.
 
     Args:
-        forest: Its state.
+        forest: The search.
         eflops: Price of the search so far.
-        now_ms: Time since the epoch; None looks at no deadline.
+        now_ms: Time since the epoch; None ignores deadlines.
     """
     limits = forest.limits
     if (left := _tokens_left(forest)) is not None:
@@ -228,10 +227,10 @@ def spent(forest: Forest, *, eflops: float = 0.0, now_ms: int | None = None) -> 
 
 
 def stop(forest: Forest, why: Stop) -> Forest:
-    """Return the forest ended by a budget: what lives is stopped. A search that is over stays as it is.
+    """Return the forest ended by a budget: its live paths are stopped. A search that is over does not change.
 
     Raises:
-        SearchError: while a step waits for its scores: they are paid for, take them first.
+        SearchError: a step waits for its scores; they are paid for, so take them first.
     """
     if forest.over:
         return forest
@@ -247,7 +246,7 @@ def outcome(forest: Forest) -> Outcome:
     """Return y*, the best completed path, or the best unfinished one flagged as such (§3.3, step 4).
 
     Raises:
-        SearchError: when the search is not over.
+        SearchError: the search is not over.
     """
     if not forest.over:
         raise SearchError("the search is not over; keep asking and telling")
@@ -261,7 +260,7 @@ def outcome(forest: Forest) -> Outcome:
 
 
 def _path_scores(forest: Forest, pending: Sequence[int], scores: Sequence[Scored]) -> dict[int, float]:
-    """Return V(p) of each pending path: the same sum as `Forest.path_score`, its prefix looked up once a parent."""
+    """Return V(p) of each pending path: the same sum as `Forest.path_score`, looking up each prefix only once."""
     prefixes: dict[int, list[float]] = {}
     values = {}
     for at, verified in zip(pending, scores, strict=True):
@@ -273,7 +272,7 @@ def _path_scores(forest: Forest, pending: Sequence[int], scores: Sequence[Scored
 
 
 def _needed(forest: Forest, verdict: Judgement, values: dict[int, float]) -> set[int]:
-    """Return the drafts whose texts a live path needs, or the path that would be the answer now."""
+    """Return the drafts whose texts are needed by a live path, or by the path that would be the answer now."""
     ends = [at for at in values if verdict.fates[at] == "kept"]
     if verdict.best >= 0:
         ends.append(verdict.best)
@@ -300,7 +299,7 @@ def _best_unfinished(forest: Forest) -> int:
 
 
 def _starts(forest: Forest) -> tuple[list[tuple[int, int]], int]:
-    """Return (parent, tree) of each prefix of the next step, and the drafts each gets."""
+    """Return (parent, tree) of each prefix of the next step, and the number of drafts for each."""
     action = forest.action
     if forest.step == 0:
         return [(-1, tree) for tree in range(action.qp)], action.cp

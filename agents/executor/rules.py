@@ -1,4 +1,4 @@
-"""How a search is run: settled when it begins, by catalogue, deployment and query, then unchanged."""
+"""The limits of a search: set once when it begins, from catalogue, deployment and query."""
 
 from dataclasses import dataclass
 
@@ -11,12 +11,12 @@ from schemas.forest import Limits
 
 @dataclass(frozen=True)
 class SearchRules:
-    """How searches are run here. Attributes as in `schemas.forest.Limits`, whose defaults they replace.
+    """The deployment's rules for searches. Attributes as in `schemas.forest.Limits`, whose defaults they replace.
 
     Attributes:
-        timeout_s: For queries that bring none.
-        search_share: Of the time until a query expires, how much its search may take: the rest is for the
-            step in progress and the way back.
+        timeout_s: For queries without their own.
+        search_share: Share of the time until a query expires that its search may take. The rest is for the step in
+            progress and for returning the Answer.
     """
 
     eta: float = 1.2
@@ -28,7 +28,7 @@ class SearchRules:
 
 
 def limits(sampling: Sampling, rules: SearchRules) -> Limits:
-    """Return what bounds any search: the model's sampling and the rules; no budget, no deadline."""
+    """Return the limits of any search, from the model's sampling and the rules; no budget, no deadline."""
     return Limits(
         depth_limit=sampling.depth_limit,
         step_tokens=sampling.step_tokens,
@@ -45,10 +45,10 @@ def limits(sampling: Sampling, rules: SearchRules) -> Limits:
 
 
 def limits_of(decision: Decision, sampling: Sampling, rules: SearchRules) -> Limits:
-    """Return what bounds a query's search: the model's sampling, the rules, the query's budget and time."""
+    """Return the limits of a query's search, from the model's sampling, the rules, and the query's budget and time."""
     query = decision.query
     timeout_s = query.timeout_s if query.timeout_s is not None else rules.timeout_s
-    # Without an append time there is nothing to count from.
+    # Without an append time, a deadline has no starting point.
     began_ms = decision.appended_ms or None
     return msgspec.structs.replace(
         limits(sampling, rules),
@@ -62,7 +62,7 @@ def limits_of(decision: Decision, sampling: Sampling, rules: SearchRules) -> Lim
 
 
 def sampling_of(limits: Limits, max_tokens: int) -> Sampling:
-    """Return the sampling a search was begun with, whatever the catalogue says by now."""
+    """Return the sampling with which a search began, whatever the catalogue says now."""
     return Sampling(
         temperature=limits.temperature,
         step_tokens=max_tokens,

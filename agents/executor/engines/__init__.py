@@ -1,1 +1,1 @@
-"""The engines: vLLM in this process, a server over HTTP, a recording."""
+"""The engines: vLLM in this process, a server over HTTP, or a recording."""

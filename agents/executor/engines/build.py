@@ -26,12 +26,12 @@ from schemas.heartbeat import ModelHealth
 
 
 class EngineOptions(HostingOptions, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a deployment says about its engines.
+    """A deployment's settings for its engines.
 
     Attributes:
-        dialect: For HTTP endpoints: `vllm`, or `plain` for servers that do not say why a text stopped.
-        instruction: A system message for conversations that have none, e.g. to reason step by step. The mini
-            family is trained without one.
+        dialect: For HTTP endpoints: `vllm`, or `plain` for servers that do not report why a text stopped.
+        instruction: A system message for conversations without one, e.g. to reason step by step. The mini family is
+            trained without one.
     """
 
     dialect: Dialect = "vllm"
@@ -39,7 +39,7 @@ class EngineOptions(HostingOptions, frozen=True, kw_only=True, forbid_unknown_fi
 
 
 class EngineSet:
-    """Engines by model, all loaded, and the host behind those in process."""
+    """Loaded engines by model, and the host of those that run in this process."""
 
     def __init__(self, engines: dict[str, Engine], host: EngineHost | None) -> None:
         self.engines = engines
@@ -49,7 +49,7 @@ class EngineSet:
         """Return the engine of a model.
 
         Raises:
-            KeyError: it is not one of them.
+            KeyError: it has no engine here.
         """
         return self.engines[model]
 
@@ -62,11 +62,11 @@ class EngineSet:
 
 
 class GroupEngines:
-    """The engines of one executor group, loaded in the background and as the catalogue changes.
+    """The engines of one executor group, loaded in the background and whenever the catalogue changes.
 
     Args:
-        options: Of the deployment.
-        recording: Answers instead of the models, when given.
+        options: The deployment's settings.
+        recording: If given, it answers instead of the models.
     """
 
     def __init__(self, options: EngineOptions, recording: Recording | None = None) -> None:
@@ -76,19 +76,19 @@ class GroupEngines:
         self._fleet: Fleet[Engine] = Fleet(self._load)
 
     def want(self, models: Sequence[Model]) -> None:
-        """Start to load the models that are new or changed. Returns at once."""
+        """Start loading the models that are new or have changed. Returns at once."""
         self._fleet.want(models)
 
     async def settled(self) -> None:
         """Wait until every model is ready or has failed.
 
         Raises:
-            ServingError: none is ready; the error of the first.
+            ServingError: none is ready; it is the first model's error.
         """
         await self._fleet.settled()
 
     async def get(self, model: Model) -> Engine:
-        """Return the engine of a model, once it is loaded.
+        """Wait until a model is loaded and return its engine.
 
         Raises:
             ServingError: it cannot be loaded.
@@ -96,7 +96,7 @@ class GroupEngines:
         return await self._fleet.get(model)
 
     async def probe(self) -> None:
-        """Ask every endpoint that was left alone long enough whether it is back."""
+        """Check every endpoint whose breaker is due for a retry, and mark those that answer as available."""
         await self._fleet.probe()
 
     def health(self) -> tuple[ModelHealth, ...]:
@@ -114,7 +114,7 @@ class GroupEngines:
             return Loaded(RecordedEngine(self._recording, model.name))
         if model.endpoint.kind == "http":
             server = server_of(model, self._options)
-            # Reading a tokenizer takes seconds, in which the searches of other models go on.
+            # Reading a tokenizer takes seconds, during which searches of other models continue.
             engine = await asyncio.to_thread(_http_engine, model, self._options, server)
             return Loaded(engine, server)
         if self._host is None:
@@ -124,11 +124,11 @@ class GroupEngines:
 
 
 async def start_engines(models: Sequence[Model], options: EngineOptions) -> EngineSet:
-    """Load or connect every model; return when all can draft.
+    """Load or connect to every model; return when all can draft.
 
     Args:
         models: Catalogue entries of one group.
-        options: Of the deployment.
+        options: The deployment's settings.
 
     Raises:
         EngineStartError: a model or its tokenizer could not be loaded.
@@ -148,12 +148,12 @@ def engine_for(model: Model, options: EngineOptions, host: EngineHost | None) ->
     """Return the engine of one catalogue entry.
 
     Args:
-        model: Its entry.
-        options: Of the deployment.
-        host: Hosts the model when its endpoint is in process.
+        model: The entry.
+        options: The deployment's settings.
+        host: Hosts the model if its endpoint is in process.
 
     Raises:
-        EngineStartError: its tokenizer cannot be read, or no host has it.
+        EngineStartError: the tokenizer cannot be read, or the model needs a host that has not loaded it.
     """
     if model.endpoint.kind == "http":
         return _http_engine(model, options, server_of(model, options))

@@ -1,8 +1,8 @@
-"""From a prefix to the token ids an engine continues, and from what it says back to a draft.
+"""From a prefix to the token ids that an engine continues, and from its result to a draft.
 
-Records carry a path as text. Encoding a text again may cut it into other tokens than the model generated, and
-then neither the prefix cache nor the distribution is the same; so the token ids of living paths are
-remembered here, and made from the text again only when they are not (counted).
+Records contain a path as text. Encoding a text again may give other tokens than the model generated; then the prefix
+cache misses and the distribution differs. So the token ids of live paths are remembered here. Only paths that are not
+remembered are encoded again, and counted.
 """
 
 from collections import OrderedDict
@@ -24,10 +24,10 @@ class Continuation(Struct, frozen=True):
     """A prompt ready for an engine.
 
     Attributes:
-        prefix: What it continues.
+        prefix: The prefix.
         prompt_ids: The whole prompt.
-        answer_ids: Its end: the tokens of the steps taken so far.
-        max_tokens: What the step and the context allow, the smaller; 0 when the context is full.
+        answer_ids: The end of the prompt: the tokens of the path's steps so far.
+        max_tokens: The smaller of what the step and the context allow; 0 if the context is full.
     """
 
     prefix: Prefix
@@ -37,15 +37,15 @@ class Continuation(Struct, frozen=True):
 
 
 class Continuer:
-    """Makes prompts for one model and reads its drafts.
+    """Makes prompts for one model and interprets its output as drafts.
 
     Args:
-        model: Named in errors.
+        model: The model's name, for errors.
         prompts: The model's chat template and tokenizer.
         context_tokens: Its longest prompt plus output.
-        counts: Counted into.
-        instruction: A system message for conversations that have none, e.g. to reason step by step.
-        remembered: How many paths' token ids are kept.
+        counts: Counts of unusual events, to be updated.
+        instruction: A system message for conversations without one, e.g. to reason step by step.
+        remembered: Number of paths whose token ids are kept.
     """
 
     def __init__(
@@ -67,11 +67,11 @@ class Continuer:
         self._paths: OrderedDict[Prefix, tuple[int, ...]] = OrderedDict()
 
     def plan(self, prefix: Prefix, sampling: Sampling) -> Continuation:
-        """Return what the engine is to continue.
+        """Return what the engine has to continue.
 
         Raises:
-            PromptTooLongError: The question alone fills the context. A path that fills it later does not
-                raise: its continuation has `max_tokens` 0.
+            PromptTooLongError: The question alone fills the context. If a path fills it later, nothing is raised; its
+                continuation has `max_tokens` 0.
         """
         question = self._prompts.prompt(self._dialogue(prefix.messages))
         answer = self._answer_ids(prefix)
@@ -97,14 +97,14 @@ class Continuer:
         token_ids: Sequence[int] | None,
         tokens: int,
     ) -> Drafted:
-        """Return the draft an engine made of a continuation, and remember its tokens for the next step.
+        """Return the draft that an engine generated, and remember its tokens for the next step.
 
         Args:
-            continuation: What it continued.
-            text: With the delimiter.
-            finish: As the engine tells.
-            token_ids: As the engine tells, or None.
-            tokens: How many it generated.
+            continuation: What the engine continued.
+            text: The generated text, with the delimiter.
+            finish: Why it ended, as reported by the engine.
+            token_ids: The generated tokens; None if the engine does not return them.
+            tokens: Number of generated tokens.
         """
         prompt_tokens = len(continuation.prompt_ids)
         ids = None if token_ids is None else tuple(token_ids)
@@ -117,7 +117,7 @@ class Continuer:
         return Drafted(text=text, finish=finish, tokens=tokens, prompt_tokens=prompt_tokens, token_ids=ids)
 
     def text_of(self, continuation: Continuation) -> str:
-        """Return a prompt as text, special tokens included, for servers that take no token ids."""
+        """Return a prompt as text, including special tokens, for servers that do not accept token ids."""
         return self._prompts.decode(continuation.prompt_ids, skip_special_tokens=False)
 
     def tokens_of(self, text: str) -> int:
@@ -140,7 +140,7 @@ class Continuer:
         return self._prompts.encode("".join(prefix.steps))
 
     def _whole(self, text: str, ids: tuple[int, ...]) -> bool:
-        """Tell whether the text is all of its tokens: the last may reach beyond the delimiter."""
+        """Return whether the text contains all of its tokens: the last one may extend beyond the delimiter."""
         return text.endswith(self._prompts.piece(ids[-1]))
 
     def _remember(self, continuation: Continuation, text: str, ids: tuple[int, ...]) -> None:

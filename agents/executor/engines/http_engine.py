@@ -1,9 +1,9 @@
-"""The engine of a server elsewhere: any OpenAI-compatible `/v1/completions`.
+"""The engine of a remote server with an OpenAI-compatible `/v1/completions`.
 
-The prompt is rendered here, by the model's own chat template, so a step is continued as exactly as in
-process. vLLM takes and tells token ids and says which stop string it met; a server that does neither is asked
-for more than a step and its text is cut at the delimiter here (`dialect="plain"`): that works anywhere and
-wastes what was generated beyond the delimiter.
+The prompt is rendered here with the model's own chat template, so a step is continued as exactly as in process. vLLM
+accepts and returns token ids, and reports which stop string it met. From a server that does neither, more than one step
+is requested, and its text is cut at the delimiter here (`dialect="plain"`). That works with any server, but wastes what
+was generated beyond the delimiter.
 """
 
 import asyncio
@@ -25,16 +25,16 @@ Dialect = Literal["vllm", "plain"]
 
 
 class HttpEngine:
-    """Draft steps with a model that a server serves. Closing the engine closes the server's connections.
+    """Drafts steps with a model on a server. Closing the engine closes its connections to the server.
 
     Args:
-        server: Where it is.
+        server: The server.
         model: Its name in the catalogue.
         prompts: Its chat template, from a local copy of its tokenizer.
-        context_tokens: Its longest prompt plus output, as the server was started with.
-        served_name: Its name at the server; the same as `model` when empty.
-        instruction: A system message for conversations that have none.
-        dialect: `vllm`, or `plain` for servers that do not say why a text stopped.
+        context_tokens: Its longest prompt plus output, with which the server was started.
+        served_name: Its name at the server; empty if it is the same as `model`.
+        instruction: A system message for conversations without one.
+        dialect: `vllm`, or `plain` for servers that do not report why a text stopped.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class HttpEngine:
     async def generate(
         self, step_id: str, prefixes: Sequence[Prefix], n: int, seeds: Sequence[int], sampling: Sampling
     ) -> list[Drafted]:
-        """Return `n` drafts for each prefix, one request a draft; see `Engine.generate`."""
+        """Return `n` drafts for each prefix, with one request per draft; see `Engine.generate`."""
         check_seeds(prefixes, n, seeds)
         plans = [plan for prefix in prefixes for plan in [self._continuer.plan(prefix, sampling)] * n]
         return await _all(self._draft(plan, seed, sampling) for plan, seed in zip(plans, seeds, strict=True))
@@ -115,7 +115,7 @@ class HttpEngine:
 
 
 class Choice(msgspec.Struct):
-    """The part of a completion that is read; servers send much more."""
+    """The part of a completion that is used; servers send much more."""
 
     text: str
     finish_reason: Literal["stop", "length"]
@@ -124,7 +124,7 @@ class Choice(msgspec.Struct):
 
 
 class Choices(msgspec.Struct):
-    """A reply of `/v1/completions`."""
+    """A response of `/v1/completions`."""
 
     choices: list[Choice]
 
@@ -140,7 +140,7 @@ def _choice(reply: dict[str, Any]) -> Choice:
 
 
 async def _all(calls: "Sequence[Coroutine[Any, Any, T]] | Any") -> list[T]:
-    """Await all, or cancel the others at the first failure."""
+    """Await all; at the first failure, cancel the others."""
     tasks = [asyncio.ensure_future(call) for call in calls]
     try:
         return list(await asyncio.gather(*tasks))

@@ -1,4 +1,4 @@
-"""The engine of a recording: drafts at once, no model."""
+"""The engine of a recording: it returns drafts at once, without a model."""
 
 from collections.abc import Sequence
 
@@ -9,11 +9,11 @@ from schemas.search import Served
 
 
 class RecordedEngine:
-    """Draft steps by looking them up.
+    """Looks up drafts in a recording.
 
     Args:
-        recording: What was recorded.
-        model: Whose drafts to return.
+        recording: The recording.
+        model: The model whose drafts to return.
     """
 
     def __init__(self, recording: Recording, model: str) -> None:
@@ -28,7 +28,7 @@ class RecordedEngine:
         """Return `n` recorded drafts for each prefix; `sampling` was fixed when they were recorded.
 
         Raises:
-            RecordingError: Nothing was recorded there.
+            RecordingError: The recording has no such draft.
         """
         check_seeds(prefixes, n, seeds)
         return [
@@ -38,7 +38,7 @@ class RecordedEngine:
         ]
 
     async def close(self) -> None:
-        """Do nothing: a recording holds no connection."""
+        """Do nothing: a recording has no connection."""
 
     def _draft(self, prefix: Prefix, seed: int) -> Drafted:
         node = self._recording.draw(question_of(prefix.messages), self.model, prefix.steps, seed)

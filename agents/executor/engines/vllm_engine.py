@@ -13,14 +13,14 @@ from schemas.search import Served
 
 
 class VllmEngine:
-    """Draft steps with one model of an engine host; whoever started the host closes it.
+    """Drafts steps with one model of an engine host; whoever started the host closes it.
 
     Args:
-        host: Started, with the model loaded.
-        model: Its name there.
-        prompts: Its chat template.
-        instruction: A system message for conversations that have none.
-        retries: How often a batch that failed is tried.
+        host: A started host that has loaded the model.
+        model: The model's name there.
+        prompts: The model's chat template.
+        instruction: A system message for conversations without one.
+        retries: How often and when to retry a batch that fails.
     """
 
     def __init__(
