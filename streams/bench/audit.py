@@ -8,6 +8,7 @@ import struct
 import tempfile
 import time
 import uuid
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
@@ -70,13 +71,17 @@ def measure(
         began_s = time.monotonic()
         history = History(settings, int(time.time() * 1000))
         write = _to_broker if on_broker else _to_files
-        records, size = write(settings, Path(folder), history, queries)
-        took_s = time.monotonic() - began_s
+        records, sizes = write(settings, Path(folder), history, queries)
+        took_s, size = time.monotonic() - began_s, sizes.total()
         say(f"{records} records of {queries} queries written in {took_s:.0f} s, {size / 1e6:.0f} MB")
         fresh = multiprocessing.get_context("spawn")
         with ProcessPoolExecutor(1, mp_context=fresh) as process:
             report = process.submit(_audited, settings, None if on_broker else folder).result()
-    return {"queries": queries, "records": records, "mb": round(size / 1e6, 1), "d": 2 * half, **report}
+    each = {
+        topic.removeprefix(settings.kafka.prefix): round(bytes_ / queries) for topic, bytes_ in sizes.items()
+    }
+    found = {"queries": queries, "records": records, "mb": round(size / 1e6, 1), "d": 2 * half}
+    return {**found, "bytes_per_query": each, **report}
 
 
 def _audited(settings: Settings, folder: str | None) -> dict[str, Any]:
@@ -91,36 +96,40 @@ def _audited(settings: Settings, folder: str | None) -> dict[str, Any]:
     return {**kept, "cpu_s": round(time.process_time(), 1)}
 
 
-def _to_files(settings: Settings, folder: Path, history: History, queries: int) -> tuple[int, int]:
+def _to_files(settings: Settings, folder: Path, history: History, queries: int) -> tuple[int, Counter[str]]:
+    """Return how many records were written, and how many bytes to each topic."""
     files: dict[str, BinaryIO] = {}
-    records = size = 0
+    records, sizes = 0, Counter[str]()
     try:
         for w in history.records(queries):
             if w.topic not in files:
                 files[w.topic] = (folder / w.topic).open("wb")
             files[w.topic].write(_HEAD.pack(w.timestamp_ms, len(w.key), len(w.value)) + w.key + w.value)
-            records, size = records + 1, size + len(w.key) + len(w.value)
+            records += 1
+            sizes[w.topic] += len(w.key) + len(w.value)
     finally:
         for file in files.values():
             file.close()
-    return records, size
+    return records, sizes
 
 
-def _to_broker(settings: Settings, folder: Path, history: History, queries: int) -> tuple[int, int]:
+def _to_broker(settings: Settings, folder: Path, history: History, queries: int) -> tuple[int, Counter[str]]:
+    """Return what `_to_files` does."""
     admin.create(settings, Topics(settings).declared(load_catalogue(Path(settings.catalogue)).groups))
     alone = settings.kafka.max_batch_bytes <= 1  # the embedded broker miscounts batches of several records
     producer = connections.producer(settings, **({"batch_size": 0} if alone else {"linger_ms": 5}))
-    records = size = 0
+    records, sizes = 0, Counter[str]()
     try:
         for w in history.records(queries):
             sent = producer.send(w.topic, key=w.key, value=w.value, partition=w.partition)
-            records, size = records + 1, size + len(w.key) + len(w.value)
+            records += 1
+            sizes[w.topic] += len(w.key) + len(w.value)
             if alone or records % _IN_FLIGHT == 0:
                 sent.get(timeout=120)
         producer.flush(timeout=120)
     finally:
         producer.close()
-    return records, size
+    return records, sizes
 
 
 def _raws(file: BinaryIO) -> Iterator[Raw]:
