@@ -113,8 +113,8 @@ def miscounted(topics: Iterable[Topic], found: Callable[[str], int]) -> list[str
             else "recreate it with a single partition"
         )
         wrong.append(
-            f"{topic.name}: partitions is {count}, must be {topic.partitions}, because the count decides which worker "
-            f"gets a query's records; {fix}, see docs/operating.md, 'Change a partition count'"
+            f"{topic.name}: partitions is {count}, must be {topic.partitions}; the count decides which worker gets a "
+            f"query's records: {fix}, see docs/operating.md, 'Change a partition count'"
         )
     return wrong
 
