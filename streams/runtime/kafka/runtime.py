@@ -282,7 +282,7 @@ class KafkaRuntime:
         return await reading.latest(self.settings, topic, begin)
 
     async def has_topic(self, topic: str) -> bool:
-        """Ask the broker with a client of its own; see the protocol."""
+        """Ask the broker with a separate client; see the protocol."""
 
         def found() -> bool:
             reader = connections.consumer(self.settings)
@@ -297,7 +297,7 @@ class KafkaRuntime:
             raise Unavailable(f"{topic}: {error}") from error
 
     async def find(self, topic: str, key: bytes, since_ms: int, until_ms: int) -> Record | None:
-        """Read from the time on, with a client of its own; see the protocol."""
+        """Read from that time on, with a separate client; see the protocol."""
         try:
             found = await reading.find(self.settings, topic, key, since_ms, until_ms)
         except (KafkaError, connections.BrokerUnreachable) as error:
@@ -332,7 +332,7 @@ class KafkaRuntime:
         await asyncio.sleep(seconds)
 
     async def in_thread(self, work: Callable[[], T]) -> T:
-        """Run beside the event loop."""
+        """Run in a thread, while the event loop continues."""
         return await asyncio.to_thread(work)
 
     def background(self, name: str, run: Callable[[], Awaitable[None]]) -> None:
