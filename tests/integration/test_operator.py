@@ -186,6 +186,13 @@ def test_a_model_and_an_objective_come_and_go_at_run_time(live: Any) -> None:
     assert "mini-1 added to group mini" in done.stdout
     assert "mini-1" in live.run("catalogue", "list").stdout
     assert "ok, mini-1/1/1/1" in live.run("ask", "What is 2 + 3, number 0?", "--pin", "mini-1/1/1/1").stderr
+    assert "an eFLOP of mini-1 costs 2.5" in live.run("catalogue", "price", "mini-1", "2.5").stdout
+    assert re.search(r"mini-1.*2\.5", live.run("catalogue", "list").stdout)
+    dear = json.loads(live.run("ask", "What is 2 + 3, number 0?", "--pin", "mini-1/1/1/1", "--json").stdout)
+    assert "an eFLOP costs 2.5" in " ".join(live.run("explain", dear["query_id"]).stdout.split())
+    assert (
+        "factor: is 0.0; give a finite number" in live.run("catalogue", "price", "mini-1", "0", code=1).stderr
+    )
     live.run("catalogue", "remove", "mini-1")
     assert "rejected]" in live.run("ask", "What?", "--model", "mini-1", code=1).stderr
     assert "no model 'mini-1'" in live.run("catalogue", "remove", "mini-1", code=1).stderr

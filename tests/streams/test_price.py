@@ -16,6 +16,7 @@ from schemas.decision import Decision
 from schemas.query import Budget, Query
 from schemas.reward import Reward
 from streams.audit import Report
+from streams.demo.drift import adapted_after
 from streams.rooms import ROOMS
 from streams.rooms.decider.policies import policy_of
 from streams.rooms.embedder.encoders import encoder_of
@@ -149,3 +150,36 @@ def test_a_budget_is_spent_at_the_price(in_memory: InMemory, ask: Ask) -> None:
     found = answers(run(life()))
     assert found["enough"].status == "ok"
     assert (found["short"].status, found["short"].error) == ("budget", "the budget of eflops ran out")
+
+
+def test_the_default_policy_follows_a_price_at_once_and_linucb_as_it_learns_it(
+    in_memory: InMemory, ask: Ask
+) -> None:
+    took: dict[str, int | None] = {}
+    for policy in ("contextual", "linucb"):
+        settings = in_memory(policy=policy, warm_up=30, seed=1)
+
+        async def life(settings: Settings = settings) -> Cluster:
+            cluster = Cluster(settings, ROOMS)
+            await cluster.up()
+            for part in ("before", "after"):
+                for at in range(0, 80, 8):
+                    asked = [ask(n % 12, query_id=f"{part}-{n}") for n in range(at, at + 8)]
+                    send(cluster, asked)
+                    await rewarded(cluster, asked)
+                if part == "before":
+                    # Both policies take the small model for the cheaper one.
+                    await priced(cluster, "small", 12.0)
+            await cluster.close()
+            return cluster
+
+        made = sorted(decisions(run(life())).values(), key=lambda d: d.seq)
+        own = [d for d in made if d.reason == "policy"]
+        before, after = (
+            [d.action.model for d in own if d.query_id.startswith(part)] for part in ("before", "after")
+        )
+        assert before.count("small") > len(before) / 2
+        took[policy] = adapted_after(before, after, "small")
+    assert took["contextual"] is not None
+    assert took["contextual"] <= 12  # about ten is the least: the last 20 choices reach back over the change
+    assert took["linucb"] is None or took["linucb"] > took["contextual"]
