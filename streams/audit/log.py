@@ -4,6 +4,7 @@
 whatever bytes it holds, and a value that cannot be read is None.
 """
 
+import re
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final, NamedTuple, Protocol
@@ -16,6 +17,10 @@ from streams.runtime.kafka.clients import connections
 from streams.settings import Settings
 
 MAX_PLAIN: Final = 16 * 1024 * 1024
+_MOST_VALUES: Final = (
+    256 * 1024
+)  # in one record, twice what a room reads: millions of empty lists take seconds each
+_STRINGS: Final = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)
 """Most bytes of a decompressed zstd frame, twice what the product writes: a hostile frame must not fill the memory."""
 
 _ZSTD_MAGIC: Final = b"\x28\xb5\x2f\xfd"
@@ -124,7 +129,18 @@ class Plain:
                 if not 0 <= zstandard.frame_content_size(value) <= MAX_PLAIN:
                     return None
                 value = self._zstd.decompress(value)
+            if _is_crowded(value):
+                return None
             found = orjson.loads(value)
         except (orjson.JSONDecodeError, zstandard.ZstdError):
             return None
         return found if isinstance(found, dict) else None
+
+
+def _is_crowded(value: bytes) -> bool:
+    """Return whether a JSON text holds too many values, by its commas and brackets outside strings."""
+    marks = (b",", b"[", b"{")
+    if sum(map(value.count, marks)) <= _MOST_VALUES:
+        return False
+    bare = _STRINGS.sub(b"", value)
+    return sum(map(bare.count, marks)) > _MOST_VALUES

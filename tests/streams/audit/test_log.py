@@ -1,0 +1,21 @@
+"""What the audit reads of hostile values: each in bounded time."""
+
+import time
+
+import orjson
+import zstandard
+
+from streams.audit.log import Plain
+
+
+def test_millions_of_empty_lists_in_a_small_frame_are_no_record_and_take_no_time() -> None:
+    bomb = zstandard.ZstdCompressor().compress(b"[" + b"[]," * 4_000_000 + b"[]]")
+    assert len(bomb) < 10_000
+    began_s = time.process_time()
+    assert Plain()(bomb) is None
+    assert time.process_time() - began_s < 0.5, "seconds before"
+
+
+def test_a_text_may_hold_as_many_commas_as_it_likes() -> None:
+    said = {"text": ',[{"' * 300_000, "n": [1, 2]}
+    assert Plain()(orjson.dumps(said)) == said
