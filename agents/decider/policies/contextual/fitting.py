@@ -103,6 +103,10 @@ def _wanted(design: Design, history: History, targets: Matrix) -> Matrix:
         out.append(projected)
     wanted = np.concatenate(out, axis=1)
     spread = wanted.std(axis=0)
+    if not (spread > 1e-9).any():
+        return np.zeros(
+            (len(wanted), 1)
+        )  # no outcome differs from its action's usual one: nothing to predict
     return np.asarray((wanted / np.where(spread > 1e-9, spread, 1.0))[:, spread > 1e-9])
 
 

@@ -137,7 +137,7 @@ def test_only_allowed_actions_are_chosen(policy: Policy, world: Any, quality: An
     allowed = frozenset(a.action_id for a in world.actions()[2:4])
     contexts = [world.context(allowed) for _ in range(12)]
     assert {c.action_id for c in policy.select(contexts, [quality] * 12, seed=1)} <= allowed
-    with pytest.raises(NoAction, match=r"q-none.*widen"):
+    with pytest.raises(NoAction, match=r"q-none.*allow more models"):
         policy.select([Context("q-none", world.query(), frozenset({"other/1/1/1"}))], [quality], seed=1)
 
 
