@@ -21,6 +21,5 @@ def compared(stories: Iterable[Story], found: Uplift | None = None) -> Uplift:
         decision, closing, answer = story.decision, story.closing, story.answer
         if decision is None or closing is None or answer is None or not decision.randomised:
             continue
-        cost = None if closing.price is None else closing.price.eflops
-        found.add(decision.cohort, answer.status, correct=closing.correct, cost=cost)
+        found.add(decision.cohort, answer.status, correct=closing.correct, cost=story.eflops)
     return found

@@ -58,6 +58,17 @@ class Story:
         return next((r for r in self.rewards if r.closes), None)
 
     @property
+    def seq(self) -> int:
+        """Its place in the order of decisions; 0 without a Decision."""
+        return self.decision.seq if self.decision else 0
+
+    @property
+    def eflops(self) -> float | None:
+        """What the query cost, by the Reward that closed it; None while that is open, and where nothing was run."""
+        closing = self.closing
+        return None if closing is None or closing.price is None else closing.price.eflops
+
+    @property
     def repeats(self) -> int:
         """How many records repeat an earlier one."""
         extra = sum(max(0, len(records) - 1) for records in (self.contexts, self.decisions, self.answers))

@@ -55,7 +55,7 @@ def chosen(ledger: Ledger, ids: Iterable[str]) -> list[Story]:
     wanted = set(ids)
     stories = [s for s in ledger.stories.values() if s.query_id in wanted and s.decision]
     own = [s for s in stories if s.decision and s.decision.reason == "policy"]
-    return sorted(own, key=lambda s: s.decision.seq if s.decision else 0)
+    return sorted(own, key=lambda s: s.seq)
 
 
 def favourite(stories: Sequence[Story]) -> str | None:
@@ -149,9 +149,7 @@ def _model(story: Story) -> str:
 
 
 def _cost(story: Story) -> float:
-    return (
-        story.closing.price.eflops if story.closing is not None and story.closing.price is not None else 0.0
-    )
+    return story.eflops or 0.0
 
 
 def _accuracy(stories: Sequence[Story]) -> float | None:

@@ -22,7 +22,7 @@ def render(ledger: Ledger, summary: Mapping[str, Any]) -> str:
     """Return the page of a run as HTML."""
     closed = sorted(
         (s for s in ledger.stories.values() if s.decision and s.closing),
-        key=lambda s: s.decision.seq if s.decision else 0,
+        key=lambda s: s.seq,
     )
     further = [s for s in closed if is_further(s)]
     stories = [s for s in closed if s.decision and s.decision.query.learn and not is_further(s)]
@@ -133,7 +133,7 @@ def _running(values: Sequence[float]) -> list[float]:
 
 
 def _costs(stories: Sequence[Story]) -> list[float]:
-    return [s.closing.price.eflops for s in stories if s.closing and s.closing.price]
+    return [cost for s in stories if (cost := s.eflops) is not None]
 
 
 def _correct(stories: Sequence[Story]) -> list[float]:

@@ -29,7 +29,7 @@ def summarise(
     stories = [ledger.stories[q] for q in ids if q in ledger.stories]
     rewarded = sorted(
         (s for s in stories if s.decision and s.closing and s.closing.reward is not None),
-        key=lambda s: s.decision.seq if s.decision else 0,
+        key=lambda s: s.seq,
     )
     third = max(1, len(rewarded) // 3)
     first, last = rewarded[:third], rewarded[-third:]
@@ -99,8 +99,7 @@ def _reward(story: Story) -> float:
 
 
 def _cost(story: Story) -> float:
-    assert story.closing is not None
-    return story.closing.price.eflops if story.closing.price else 0.0
+    return story.eflops or 0.0
 
 
 def _reason(story: Story) -> str:

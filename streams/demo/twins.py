@@ -82,7 +82,7 @@ def sentence(report: dict[str, Any]) -> str:
 def _outcomes(stories: Sequence[Story]) -> tuple[Array, Array]:
     closings = [story.closing for story in stories]
     right = [float(c.correct or 0.0) if c is not None else 0.0 for c in closings]
-    cost = [c.price.eflops if c is not None and c.price is not None else 0.0 for c in closings]
+    cost = [story.eflops or 0.0 for story in stories]
     return np.array(right), np.array(cost)
 
 

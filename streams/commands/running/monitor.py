@@ -16,7 +16,7 @@ from rich.table import Table
 
 from agents.decider.uplift import Uplift
 from agents.space.catalogue import load_catalogue
-from streams.client import Follower, Ledger, Story
+from streams.client import Follower, Ledger
 from streams.client.comparison import compared
 from streams.rooms import ROOMS
 from streams.runtime.kafka.clients import admin
@@ -111,7 +111,7 @@ class Seen:
 
 def numbers(ledger: Ledger, lag: dict[str, dict[str, int]]) -> dict[str, Any]:
     """Return what is shown, over the latest queries in the order of decisions."""
-    stories = sorted((s for s in ledger.stories.values() if s.decision), key=_seq)[-_WINDOW:]
+    stories = sorted((s for s in ledger.stories.values() if s.decision), key=lambda s: s.seq)[-_WINDOW:]
     closed = [s.closing for s in stories if s.closing]
     times = sorted(s.at_ms["answer"] for s in stories if s.answer)
     span_s = (times[-1] - times[0]) / 1000 if len(times) > 1 else 0.0
@@ -157,10 +157,6 @@ def picture(now: Mapping[str, Any]) -> Group:
         behind.add_row("no room has committed anything yet", "–")
     compared = [now["uplift"]["sentence"]] if now.get("uplift") else []
     return Group(head, *compared, chosen, behind)
-
-
-def _seq(story: Story) -> int:
-    return story.decision.seq if story.decision else 0
 
 
 def _mean(values: list[float]) -> float | None:
