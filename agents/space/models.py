@@ -105,7 +105,7 @@ class Model(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     price_factor: float = 1.0  # what an eFLOP costs on it: a query's cost is its eFLOPs times this
 
     def __post_init__(self) -> None:
-        """Refuse an anchor given twice, which the description would print, and a price that is none."""
+        """Refuse a price factor that is out of range, and an anchor given twice: the description would print both."""
         check_price_factor(self.price_factor)
         labels = [anchor.label for anchor in self.anchors]
         if twice := first_repeated(labels):

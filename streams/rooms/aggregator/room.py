@@ -66,9 +66,8 @@ class AggregatorRoom:
         # One record of a partition at a time, whichever of the four topics it comes from.
         self._locks = [asyncio.Lock() for _ in range(settings.kafka.join_partitions)]
         self._due: list[tuple[int, str, str, int]] = []
-        self._passed: dict[
-            tuple[str, str], int
-        ] = {}  # deadlines that were sent; their rows may still have them
+        # Deadlines that were sent; their rows may still have them.
+        self._passed: dict[tuple[str, str], int] = {}
 
     @classmethod
     async def build(cls, runtime: Runtime) -> Self:

@@ -103,11 +103,11 @@ def _wanted(design: Design, history: History, targets: Matrix) -> Matrix:
         out.append(projected)
     wanted = np.concatenate(out, axis=1)
     spread = wanted.std(axis=0)
-    if not (spread > 1e-9).any():
-        return np.zeros(
-            (len(wanted), 1)
-        )  # no outcome differs from its action's usual one: nothing to predict
-    return np.asarray((wanted / np.where(spread > 1e-9, spread, 1.0))[:, spread > 1e-9])
+    varies = spread > 1e-9
+    if not varies.any():
+        # No outcome differs from its action's usual one: there is nothing to predict.
+        return np.zeros((len(wanted), 1))
+    return np.asarray(wanted[:, varies] / spread[varies])
 
 
 def _chosen_ridge(inputs: Matrix, wanted: Matrix) -> float:
