@@ -2,7 +2,7 @@
 
 from msgspec import Struct
 
-from schemas.base import check_name
+from schemas.checks import check_name
 from schemas.errors import InvalidField
 
 MAX_DRAFTS = 4096

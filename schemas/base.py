@@ -5,10 +5,8 @@ newer record; a new field has a default; a changed meaning is a new version. NaN
 """
 
 import functools
-import math
 import re
 import threading
-from collections.abc import Iterable, Iterator
 from typing import Any, ClassVar, Final, TypeVar
 
 import msgspec
@@ -16,7 +14,8 @@ import orjson
 import zstandard
 from msgspec import Struct
 
-from schemas.errors import InvalidField, RecordTooLarge, UniscaleError, UnknownSchema, UnreadableRecord
+from schemas.checks import check_all_finite, is_id
+from schemas.errors import InvalidField, RecordTooLarge, UniscaleError, UnknownSchema, UnreadableRecord, shown
 
 MAX_RECORD: Final = 4 * 1024 * 1024
 """Bytes of one record. Producer, consumer, topic and preflight are all set from it."""
@@ -35,27 +34,15 @@ MAX_VALUES: Final = 128 * 1024
 """JSON values in one record. A list costs two bytes on the wire and about ninety in memory, so a limit on
 bytes alone does not limit memory. The largest search has some 30,000 values."""
 
-MAX_NESTING: Final = 16
-"""Levels of lists and objects inside a field that takes any JSON. orjson writes at most 254 for a whole record."""
-
-MAX_TEXT: Final = 1024 * 1024
-"""Bytes of a question as JSON, all messages together: it travels in every record of its search."""
-
-MAX_NAME: Final = 200
-"""Characters of a name in a record: of a model, a tenant, a source."""
-
-_GROUP = re.compile(r"[a-z0-9][a-z0-9._-]{0,99}")
 _ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
-_ZSTD_LEVEL = (
-    3  # zstd's default: at 1 a forest of repeated wording grows by a sixth, at 9 it shrinks by little
-)
+# zstd's default: at 1 a forest of repeated wording grows by a sixth, at 9 it shrinks by little.
+_ZSTD_LEVEL = 3
 _MARKS = (b",", b"[", b"{")
 _STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)
 _TWO_BYTES = re.compile(rb"[\xc4-\xef]|\\u")
 _FOUR_BYTES = re.compile(rb"[\xf0-\xff]|\\u[dD][89a-bA-B]")
 # Larger values come in frames only. msgspec reads them without a copy of its own, which orjson makes.
 _LARGE = MAX_RECORD
-_QUERY_ID = re.compile(r"[\x21-\x7e]{1,200}")
 _PLACE = re.compile(r"^(?P<what>.*?)(?: - at `(?:key in )?\$\.?(?P<field>.*)`)?$", re.DOTALL)
 _MISSING = re.compile(r"^Object missing required field `(?P<field>.+)`$")
 
@@ -88,8 +75,7 @@ def encode(record: Record) -> bytes:
         raise InvalidField(kind, "", f"cannot be written as JSON ({error}); use plain, flat values") from None
     # orjson writes NaN and infinity as null: without a null there is nothing to look for.
     if b"null" in value:
-        for field in _not_finite(plain, ""):
-            raise InvalidField(kind, field, "is not a finite number; NaN and infinity never travel")
+        check_all_finite(kind, plain)
     if record.framed:
         if len(value) > MAX_UNFOLDED:
             raise RecordTooLarge(
@@ -184,89 +170,9 @@ def readable_id(value: bytes | None) -> str | None:
     for carrier in (plain, plain.get("query"), plain.get("search")):
         if isinstance(carrier, dict):
             found = carrier.get("query_id")
-            if isinstance(found, str) and _QUERY_ID.fullmatch(found):
+            if isinstance(found, str) and is_id(found):
                 return found
     return None
-
-
-def shown(value: object, most: int = 80) -> str:
-    """Return a value from outside for an error message: short, and safe for any nesting.
-
-    >>> shown("query.v9"), shown([[[]]])
-    ("'query.v9'", 'a list')
-    """
-    if isinstance(value, str):
-        return repr(value[:most])
-    return (
-        repr(value)[:most] if value is None or isinstance(value, int | float) else f"a {type(value).__name__}"
-    )
-
-
-def check_id(kind: str, query_id: str, field: str = "query_id") -> None:
-    """Refuse an id that cannot be a key: 1 to 200 printable ASCII characters without spaces.
-
-    Raises:
-        InvalidField: naming the field.
-    """
-    if not _QUERY_ID.fullmatch(query_id):
-        raise InvalidField(
-            kind, field, f"is {query_id[:40]!r}; give 1 to 200 printable ASCII characters, no spaces"
-        )
-
-
-def check_group(kind: str, group: str, field: str = "group") -> None:
-    """Refuse the name of an executor group that a catalogue would refuse: topics are named by it.
-
-    Raises:
-        InvalidField: naming the field.
-    """
-    if not _GROUP.fullmatch(group):
-        why = f"is {group[:40]!r}; give 1 to 100 small letters, digits, '.', '_' and '-', a letter or digit first"
-        raise InvalidField(kind, field, why)
-
-
-def check_json(kind: str, field: str, value: object, most_bytes: int) -> None:
-    """Refuse a free field that is too large, nested too deeply, or not JSON.
-
-    Whatever passes can be written again, also inside the records that carry this one.
-
-    Raises:
-        InvalidField: naming the field and the limit.
-    """
-    level: list[object] = [value]
-    for _ in range(MAX_NESTING + 1):
-        level = [inner for outer in level for inner in _inside(outer)]
-        if not level:
-            break
-    else:
-        raise InvalidField(kind, field, f"is nested more than {MAX_NESTING} levels deep; send it flatter")
-    try:
-        size = len(orjson.dumps(value))
-    except TypeError as error:  # orjson's own error is a TypeError
-        raise InvalidField(kind, field, f"cannot be written as JSON ({error}); use plain values") from None
-    if size > most_bytes:
-        raise InvalidField(kind, field, f"takes {size} bytes of {most_bytes}; shorten it")
-
-
-def check_name(kind: str, field: str, name: str, most: int = MAX_NAME) -> None:
-    """Refuse a name that is empty or too long.
-
-    Raises:
-        InvalidField: naming the field.
-    """
-    if not 1 <= len(name) <= most:
-        raise InvalidField(kind, field, f"has {len(name)} characters; give 1 to {most} characters")
-
-
-def check_finite(kind: str, **fields: float | None) -> None:
-    """Refuse NaN and infinity.
-
-    Raises:
-        InvalidField: naming the first field at fault.
-    """
-    for field, number in fields.items():
-        if number is not None and not math.isfinite(number):
-            raise InvalidField(kind, field, f"is {number}; give a finite number")
 
 
 class _Zstd(threading.local):
@@ -325,12 +231,6 @@ def _widened(value: bytes) -> int:
     return size + longest
 
 
-def _inside(value: object) -> Iterable[object]:
-    if isinstance(value, dict):
-        return value.values()
-    return value if isinstance(value, list | tuple) else ()
-
-
 def _invalid(kind: str, error: msgspec.ValidationError) -> InvalidField:
     place = _PLACE.match(str(error))
     what, field = (place["what"], place["field"] or "") if place else (str(error), "")
@@ -341,17 +241,3 @@ def _invalid(kind: str, error: msgspec.ValidationError) -> InvalidField:
             kind, f"{field}.{missing['field']}" if field else missing["field"], "is missing; give it"
         )
     return InvalidField(kind, field, f"{what[0].lower()}{what[1:]}; correct it")
-
-
-def _not_finite(plain: Any, at: str) -> Iterator[str]:
-    if type(plain) is float:
-        if not math.isfinite(plain):
-            yield at
-    elif type(plain) is dict:
-        for key, inner in plain.items():
-            if type(inner) is not str:
-                yield from _not_finite(inner, f"{at}.{key}" if at else key)
-    elif type(plain) is list or type(plain) is tuple:
-        for index, inner in enumerate(plain):
-            if type(inner) is not str and type(inner) is not int:
-                yield from _not_finite(inner, f"{at}[{index}]")

@@ -1,6 +1,7 @@
 """Cancel: whoever asked no longer waits for the answer; the executor drops the search at its next step."""
 
-from schemas.base import Record, check_id
+from schemas.base import Record
+from schemas.checks import check_id
 from schemas.errors import InvalidField
 
 MAX_CANCEL_REASON = 500

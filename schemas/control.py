@@ -4,8 +4,9 @@ import math
 import re
 from typing import Any, Literal, TypeAlias
 
-from schemas.base import Record, check_finite, check_json, decode, load, shown
-from schemas.errors import InvalidField, UnknownSchema
+from schemas.base import Record, decode, load
+from schemas.checks import check_finite, check_json
+from schemas.errors import InvalidField, UnknownSchema, shown
 from schemas.objective import CostRange
 from schemas.query import Weights, check_aims
 

@@ -5,7 +5,8 @@ from typing import Annotated, Literal
 from msgspec import Meta, Struct
 
 from schemas.action import Action
-from schemas.base import Record, check_group
+from schemas.base import Record
+from schemas.checks import check_group
 from schemas.forest import Count, PriceFactor
 from schemas.objective import ObjectiveInForce
 from schemas.query import Origin, Query

@@ -54,3 +54,16 @@ class InvalidField(RecordError):
 
 class RecordTooLarge(RecordError):
     """The encoded value exceeds MAX_RECORD. Shorten the text, or narrow the search."""
+
+
+def shown(value: object, most: int = 80) -> str:
+    """Return a value from outside for an error message: short, and safe for any nesting.
+
+    >>> shown("query.v9"), shown([[[]]])
+    ("'query.v9'", 'a list')
+    """
+    if isinstance(value, str):
+        return repr(value[:most])
+    return (
+        repr(value)[:most] if value is None or isinstance(value, int | float) else f"a {type(value).__name__}"
+    )

@@ -10,7 +10,7 @@ from typing import Literal
 
 from msgspec import Struct
 
-from schemas.base import check_name
+from schemas.checks import check_name
 from schemas.errors import InvalidField
 from schemas.query import Weights, check_aims
 

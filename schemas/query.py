@@ -10,8 +10,12 @@ import orjson
 from msgspec import Struct, field
 
 from schemas.action import Action
-from schemas.base import MAX_NAME, MAX_TEXT, Record, check_finite, check_id, check_json, check_name
+from schemas.base import Record
+from schemas.checks import MAX_NAME, check_finite, check_id, check_json, check_name
 from schemas.errors import InvalidField
+
+MAX_TEXT = 1024 * 1024
+"""Bytes of a question as JSON, all messages together: it travels in every record of its search."""
 
 MAX_METADATA = 16 * 1024
 """Bytes of `metadata` as JSON: it travels with the query."""

@@ -6,7 +6,8 @@ from msgspec import Struct, field
 
 from schemas.action import Action
 from schemas.answer import Fault, Status
-from schemas.base import Record, check_finite, check_id, check_json, check_name
+from schemas.base import Record
+from schemas.checks import check_finite, check_id, check_json, check_name
 from schemas.errors import InvalidField
 from schemas.forest import Count, PriceFactor, Unit
 from schemas.objective import ObjectiveInForce

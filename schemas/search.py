@@ -8,7 +8,8 @@ from typing import Annotated, ClassVar
 
 from msgspec import Meta, Struct, field
 
-from schemas.base import Record, check_group, check_id
+from schemas.base import Record
+from schemas.checks import check_group, check_id
 from schemas.decision import Seed
 from schemas.errors import InvalidField
 from schemas.forest import Count, Forest, Unit

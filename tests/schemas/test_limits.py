@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 
 from schemas.answer import Answer, Completion
 from schemas.base import (
-    MAX_NESTING,
     MAX_RECORD,
     MAX_UNFOLDED,
     MAX_VALUES,
@@ -23,6 +22,7 @@ from schemas.base import (
     load,
     readable_id,
 )
+from schemas.checks import MAX_NESTING
 from schemas.control import CatalogueEntry, decode_control
 from schemas.dead_letter import DeadLetter
 from schemas.errors import InvalidField, RecordTooLarge, UniscaleError, UnknownSchema, UnreadableRecord
