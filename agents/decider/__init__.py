@@ -1,7 +1,7 @@
 """The decider: chooses one joint configuration per query and learns from its reward.
 
 agent       Context in, Decision out; Reward in, learning
-decisions   from a Context to what the policy sees, and from its choice to the Decision
+decisions   from Contexts to Decisions, with the rows that they leave in the log
 redelivery  what happens to a Context whose query has been decided already
 features    the joint vector x; `surface` counts what an embedding loses
 policies    UniScale's LinUCB, the paper's baselines and ours, behind one protocol

@@ -15,11 +15,10 @@ from dataclasses import dataclass, field
 from itertools import groupby
 from operator import attrgetter
 
-import msgspec
 import numpy as np
 
-from agents.decider.decisions import Surroundings, context_of, decision_of
-from agents.decider.errors import CorruptState, DeciderError, UnservedObjective
+from agents.decider.decisions import Surroundings, choose
+from agents.decider.errors import CorruptState, DeciderError
 from agents.decider.log import snapshot
 from agents.decider.log.ended import EndedIds
 from agents.decider.log.events import offer, tell
@@ -30,18 +29,14 @@ from agents.decider.log.rows import (
     ActionRow,
     OfferRow,
     Row,
-    aim_of,
     decode_row,
     encode_row,
-    policy_objective,
 )
-from agents.decider.policies.base import ActionVector, Choice, Policy
+from agents.decider.policies.base import ActionVector, Policy
 from agents.decider.redelivery import again, over
 from agents.decider.results import Decided, Learned, Recovered
-from schemas.base import MAX_VALUE, encode
-from schemas.decision import Decision
+from schemas.base import MAX_VALUE
 from schemas.errors import UniscaleError
-from schemas.objective import ObjectiveInForce
 from schemas.query import Context as ContextRecord
 from schemas.query import Origin
 from schemas.reward import Reward
@@ -273,69 +268,15 @@ class Decider:
 
     def _choose(self, asked: Sequence[tuple[ContextRecord, Origin]], around: Surroundings) -> list[Decided]:
         """Choose for all of them, or raise; nothing changes before every row is known to fit."""
-        in_force = [self.in_force(record, around) for record, _ in asked]
-        contexts = [context_of(record, around, self.encoder, self.policy.surface) for record, _ in asked]
-        choices = self.policy.select(contexts, [policy_objective(o) for o in in_force], self.seed)
-        made = []
-        for i, ((record, origin), objective, choice) in enumerate(zip(asked, in_force, choices, strict=True)):
-            decision = decision_of(
-                record,
-                choice,
-                objective,
-                around,
-                policy=self.policy.name,
-                seq=self.seq + i,
-                seed=self.seed,
-                price_factors=self.price_factors,
-            )
-            embedding = contexts[i].embedding.astype("<f4").tobytes()
-            made.append(self._made(record, origin, decision, choice, embedding, self.clock + i))
+        made = choose(
+            self.policy, asked, around, seq=self.seq, clock=self.clock, seed=self.seed, encoder=self.encoder,
+            price_factors=self.price_factors, limit=self.limit - GROWTH,
+        )  # fmt: skip
         tell(self.policy, "expect", [row for _, row in made])
         self.seq += len(made)
         self.clock += len(made)
         self.context_offset = max([self.context_offset, *(origin.offset for _, origin in asked)])
         return [decided for decided, _ in made]
-
-    def in_force(self, record: ContextRecord, around: Surroundings) -> ObjectiveInForce:
-        """Return the objective of a Context, with the price λ of its aim. Changes nothing.
-
-        Raises:
-            ObjectiveError: It names an objective that does not exist.
-            UnservedObjective: It states a mean cost or an accuracy, and the policy cannot aim at either.
-        """
-        objective = around.steering.objectives.of(record.query)
-        aim = aim_of(objective)
-        if aim is None:
-            return objective
-        if not self.policy.paces:
-            raise UnservedObjective(record.query_id, objective.aim, self.policy.name)
-        return msgspec.structs.replace(objective, price=self.policy.price(aim))
-
-    def _made(
-        self,
-        record: ContextRecord,
-        origin: Origin,
-        decision: Decision,
-        choice: Choice,
-        embedding: bytes,
-        clock: int,
-    ) -> tuple[Decided, Row]:
-        value = encode(decision)
-        row = Row(
-            query_id=record.query_id,
-            seq=decision.seq,
-            clock=clock,
-            action=choice.action_id,
-            embedding=embedding,
-            objective=decision.objective,
-            query_origin=record.origin,
-            context_origin=origin,
-            decision=msgspec.Raw(value),
-            batch=self.seq,
-            paced=choice.cohort == "policy" and record.query.learn,
-        )
-        stored = (record.query_id.encode(), encode_row(row, self.limit - GROWTH))
-        return Decided(record.query_id, value, decision.group, stored), row
 
     def _row(self, query_id: str, rows: Rows) -> Row | None:
         value = rows(query_id)

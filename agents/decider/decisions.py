@@ -1,22 +1,31 @@
-"""From a Context record to the policy's input, and from the policy's choice to the Decision on the wire."""
+"""From Context records to Decisions, each with the row that it leaves in the learner's log.
+
+A Context becomes the policy's input, the policy chooses, and the choice becomes the Decision on the wire. Nothing here
+changes the learner: it counts and logs what is returned.
+"""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import msgspec
 import numpy as np
 
-from agents.decider.errors import InvalidObservation
-from agents.decider.policies.base import Choice, Context
+from agents.decider.errors import InvalidObservation, UnservedObjective
+from agents.decider.log.rows import Row, aim_of, encode_row, policy_objective
+from agents.decider.policies.base import Choice, Context, Policy
+from agents.decider.results import Decided
 from agents.decider.surface import counts
 from agents.space.action_space import ActionSpace
 from agents.space.steering import Steering
 from schemas.action import Action
+from schemas.base import encode
 from schemas.decision import MAX_SEED, Candidate, Decision, PolicyState, Predicted
 from schemas.objective import ObjectiveInForce
 from schemas.query import Context as ContextRecord
+from schemas.query import Origin
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +41,78 @@ class Surroundings:
     steering: Steering
     space: ActionSpace
     living: frozenset[str] | None = None
+
+
+def choose(
+    policy: Policy,
+    asked: Sequence[tuple[ContextRecord, Origin]],
+    around: Surroundings,
+    *,
+    seq: int,
+    clock: int,
+    seed: int,
+    encoder: str,
+    price_factors: Mapping[str, float],
+    limit: int,
+) -> list[tuple[Decided, Row]]:
+    """Return a Decision for each Context, all made from one state of the policy, with their rows.
+
+    Args:
+        policy: The policy, which is not told yet what it chose.
+        asked: New Contexts with their origins, in offset order.
+        around: What can be chosen now.
+        seq: Sequence number of the first Decision; those of the others follow.
+        clock: Decisions made before the first.
+        seed: The decider's seed.
+        encoder: Id of the encoder of the action vectors; empty accepts any.
+        price_factors: What an eFLOP costs on each model where that is not 1, as the policy knows it.
+        limit: Most bytes of a row.
+
+    Raises:
+        UniscaleError: One of them must be refused, whatever the others are.
+    """
+    objectives = [in_force(record, around, policy) for record, _ in asked]
+    contexts = [context_of(record, around, encoder, policy.surface) for record, _ in asked]
+    choices = policy.select(contexts, [policy_objective(o) for o in objectives], seed)
+    made = []
+    for i, ((record, origin), objective, choice) in enumerate(zip(asked, objectives, choices, strict=True)):
+        decision = decision_of(
+            record, choice, objective, around,
+            policy=policy.name, seq=seq + i, seed=seed, price_factors=price_factors,
+        )  # fmt: skip
+        value = encode(decision)
+        row = Row(
+            query_id=record.query_id,
+            seq=decision.seq,
+            clock=clock + i,
+            action=choice.action_id,
+            embedding=contexts[i].embedding.astype("<f4").tobytes(),
+            objective=decision.objective,
+            query_origin=record.origin,
+            context_origin=origin,
+            decision=msgspec.Raw(value),
+            batch=seq,
+            paced=choice.cohort == "policy" and record.query.learn,
+        )
+        stored = (record.query_id.encode(), encode_row(row, limit))
+        made.append((Decided(record.query_id, value, decision.group, stored), row))
+    return made
+
+
+def in_force(record: ContextRecord, around: Surroundings, policy: Policy) -> ObjectiveInForce:
+    """Return the objective of a Context, with the policy's price λ of its aim.
+
+    Raises:
+        ObjectiveError: It names an objective that does not exist.
+        UnservedObjective: It states a mean cost or an accuracy, and the policy cannot aim at either.
+    """
+    objective = around.steering.objectives.of(record.query)
+    aim = aim_of(objective)
+    if aim is None:
+        return objective
+    if not policy.paces:
+        raise UnservedObjective(record.query_id, objective.aim, policy.name)
+    return msgspec.structs.replace(objective, price=policy.price(aim))
 
 
 def context_of(

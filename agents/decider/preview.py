@@ -16,7 +16,7 @@ import numpy as np
 from msgspec import Struct
 
 from agents.decider.agent import Decider
-from agents.decider.decisions import Surroundings, context_of
+from agents.decider.decisions import Surroundings, context_of, in_force
 from agents.decider.log.rows import policy_objective
 from agents.decider.policies.base import ActionVector
 from schemas.decision import PolicyState, Predicted
@@ -94,7 +94,7 @@ def preview(decider: Decider, record: ContextRecord, around: Surroundings) -> Pr
         UniscaleError: any error that would refuse the query itself.
     """
     policy = decider.policy
-    objective = decider.in_force(record, around)
+    objective = in_force(record, around, policy)
     context = context_of(record, around, decider.encoder, policy.surface)
     (scores,) = policy.scores([context], [policy_objective(objective)], decider.seed)
     terms = policy.terms(context)
