@@ -15,23 +15,15 @@ from dataclasses import dataclass, field
 from itertools import groupby
 from operator import attrgetter
 
-import numpy as np
-
 from agents.decider.decisions import Surroundings, choose
 from agents.decider.errors import CorruptState, DeciderError
 from agents.decider.log import snapshot
 from agents.decider.log.ended import EndedIds
-from agents.decider.log.events import offer, tell
+from agents.decider.log.events import tell
+from agents.decider.log.offers import ActionRow, OfferRow, offer
 from agents.decider.log.recovery import Records, restore
 from agents.decider.log.rewards import Move, RewardRules, applied
-from agents.decider.log.rows import (
-    GROWTH,
-    ActionRow,
-    OfferRow,
-    Row,
-    decode_row,
-    encode_row,
-)
+from agents.decider.log.rows import GROWTH, Row, decode_row, encode_row
 from agents.decider.policies.base import ActionVector, Policy
 from agents.decider.redelivery import again, over
 from agents.decider.results import Decided, Learned, Recovered
@@ -95,19 +87,10 @@ class Decider:
             price_factors: Price of an eFLOP on each model; models left out have 1.
         """
         first = not self.actions
-        fresh = [a for a in actions if a.action_id not in self.actions]
         rows = []
-        for a in fresh:
-            vector = np.asarray(a.embedding).astype("<f4").tobytes()
-            known = ActionRow(
-                action=a.action_id,
-                model=a.model,
-                position=len(self.actions),
-                anchor=first,
-                embedding=vector,
-                size=a.size,
-            )
-            self.actions[a.action_id] = known
+        for action in [each for each in actions if each.action_id not in self.actions]:
+            known = ActionRow.of(action, len(self.actions), anchor=first)
+            self.actions[known.action] = known
             rows.append((known.key, encode_row(known)))
         wanted = tuple(dict.fromkeys(a.action_id for a in actions))
         row = OfferRow(seq=self.seq, actions=wanted, price_factors=dict(price_factors or {}))

@@ -14,7 +14,8 @@ import numpy as np
 
 from agents.decider.agent import Decider
 from agents.decider.features import FeatureMap, FeatureSettings
-from agents.decider.log.rows import ActionRow, Row, encode_row
+from agents.decider.log.offers import ActionRow
+from agents.decider.log.rows import Row, encode_row
 from agents.decider.policies.linear.linucb import LinUCB
 from experiments.bench import peers
 from experiments.bench.stream import OBJECTIVE, Stream

@@ -9,8 +9,9 @@ import pytest
 from agents.decider.agent import Decider
 from agents.decider.errors import CorruptState
 from agents.decider.log import snapshot
+from agents.decider.log.offers import ActionRow
 from agents.decider.log.repair import refused, repaired
-from agents.decider.log.rows import ActionRow, Row, decode_row, encode_row
+from agents.decider.log.rows import Row, decode_row, encode_row
 from schemas.base import encode
 from schemas.query import Query
 from streams.audit import Report

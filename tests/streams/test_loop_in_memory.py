@@ -12,7 +12,8 @@ from hypothesis import HealthCheck, Phase, given
 from hypothesis import settings as examples
 from hypothesis import strategies as st
 
-from agents.decider.log.rows import ActionRow, Row, decode_row
+from agents.decider.log.offers import ActionRow
+from agents.decider.log.rows import Row, decode_row
 from schemas.answer import Answer
 from schemas.base import decode, encode
 from schemas.dead_letter import DeadLetter

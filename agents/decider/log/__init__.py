@@ -1,6 +1,7 @@
 """The learner's log: what is written of every decision and reward, and how the learner recovers from it.
 
 rows       one row per decision
+offers     which actions could be chosen when
 rewards    what a reward does to its row
 events     the one order of decisions and updates
 fold       from rows to policy state

@@ -1,15 +1,16 @@
 """The events of a log, in their single order: what a policy is told, one event after the other.
 
-The live run, recovery and `verify-decisions` all tell a policy through `tell` and `offer`; the latter two take the
-events from `events`. So the three cannot diverge.
+The live run, recovery and `verify-decisions` all tell a policy through `tell` and `offers.offer`; the latter two take
+the events from `events`. So the three cannot diverge.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Literal, NamedTuple
 
-from agents.decider.log.rows import ActionRow, AnyRow, OfferRow, Row
+from agents.decider.log.offers import OfferRow
+from agents.decider.log.rows import AnyRow, Row
 from agents.decider.policies.base import Policy
 
 Told = Literal["offer", "expect", "update", "correct", "abandon", "nothing"]
@@ -50,31 +51,6 @@ def events(rows: Iterable[AnyRow], after: int = -1) -> list[Event]:
             ]
     kept = (event for event in found if event.seq > after)
     return sorted(kept, key=lambda event: (event.seq, event.told != "offer"))
-
-
-def offer(policy: Policy, row: OfferRow, actions: Mapping[str, ActionRow]) -> None:
-    """Make exactly these actions choosable, at these prices.
-
-    Args:
-        policy: The policy.
-        row: What is on offer.
-        actions: Every action ever added, by id.
-    """
-    policy.add_actions([actions[action_id].vector() for action_id in row.actions])
-    policy.remove_actions(sorted(set(actions) - set(row.actions)))
-    policy.reprice(row.price_factors)
-
-
-def resume_offer(
-    policy: Policy, rows: Iterable[AnyRow], after: int, actions: Mapping[str, ActionRow]
-) -> OfferRow:
-    """Offer the actions that were on offer at a sequence number, and return their ids; empty if none is known."""
-    before = [row for row in rows if isinstance(row, OfferRow) and row.seq <= after]
-    if not before:
-        return OfferRow(seq=after, actions=())
-    offered = max(before, key=lambda row: row.seq)
-    offer(policy, offered, actions)
-    return offered
 
 
 def tell(policy: Policy, told: Told, rows: Sequence[Row]) -> None:

@@ -14,8 +14,9 @@ from operator import attrgetter
 from typing import Final
 
 from agents.decider.errors import FIX_LOG, CorruptState
-from agents.decider.log.events import events, offer, resume_offer, tell
-from agents.decider.log.rows import ActionRow, AnyRow, OfferRow, Row
+from agents.decider.log.events import events, tell
+from agents.decider.log.offers import ActionRow, OfferRow, offer, resume_offer
+from agents.decider.log.rows import AnyRow, Row
 from agents.decider.policies.base import Policy
 
 BATCH: Final = 2048
@@ -92,10 +93,3 @@ def untold(rows: Sequence[Row], after: int = -1) -> CorruptState | None:
             )
             return CorruptState("the log's next sequence number", seq, wanted, why)
     return None
-
-
-def introduce(policy: Policy, actions: Iterable[ActionRow]) -> None:
-    """Add the log's actions in order of appearance, those of the first catalogue together: they fix the centre."""
-    known = sorted(actions, key=lambda row: row.position)
-    policy.add_actions([row.vector() for row in known if row.anchor])
-    policy.add_actions([row.vector() for row in known if not row.anchor])

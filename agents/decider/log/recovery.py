@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from agents.decider.errors import FIX_LOG, CorruptState, DeciderError
 from agents.decider.log import snapshot
 from agents.decider.log.ended import EndedIds
-from agents.decider.log.fold import fold, introduce, untold
-from agents.decider.log.rows import ActionRow, AnyRow, OfferRow, Row, decode_row, own_row
+from agents.decider.log.fold import fold, untold
+from agents.decider.log.offers import ActionRow, OfferRow, introduce, on_offer
+from agents.decider.log.rows import AnyRow, Row, decode_row, own_row
 from agents.decider.policies.base import Policy
 from agents.decider.results import Recovered
 
@@ -77,7 +78,7 @@ def restore(policy: Policy, log: Records, snapshots: Records, ended: EndedIds, *
         context_offset=context_offset,
         reward_offset=reward_offset,
         actions=actions,
-        offered=max(offers, key=lambda offer: offer.seq) if offers else OfferRow(seq=after, actions=()),
+        offered=on_offer(offers),
         prior=snapshot.prior_of(known),
         ended=ended,
         found=Recovered(

@@ -14,17 +14,10 @@ from typing import Final
 
 from agents.decider.errors import CorruptState
 from agents.decider.log import snapshot
-from agents.decider.log.events import Event, Told, events, offer, resume_offer, tell
-from agents.decider.log.fold import introduce, untold
-from agents.decider.log.rows import (
-    ActionRow,
-    AnyRow,
-    OfferRow,
-    Row,
-    aim_of,
-    decode_row,
-    policy_objective,
-)
+from agents.decider.log.events import Event, Told, events, tell
+from agents.decider.log.fold import untold
+from agents.decider.log.offers import ActionRow, OfferRow, introduce, offer, resume_offer
+from agents.decider.log.rows import AnyRow, Row, aim_of, decode_row, policy_objective
 from agents.decider.policies.base import Context, Policy, Scores
 from agents.space.action_space import ActionSpace
 from schemas.action import Action

@@ -18,7 +18,8 @@ from collections.abc import Iterable, Mapping
 from typing import Final
 
 from agents.decider.log.ended import EndedIds
-from agents.decider.log.rows import ActionRow, AnyRow, OfferRow, Row
+from agents.decider.log.offers import ActionRow, OfferRow
+from agents.decider.log.rows import AnyRow, Row
 from agents.decider.log.snapshot import BEGINNING, IDS_KEY, Carried, Manifest, version_of
 
 KEPT: Final = 2

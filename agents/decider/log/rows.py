@@ -1,4 +1,4 @@
-"""The rows of the learner's log: one per decision, rewritten when a reward changes it.
+"""The rows of the learner's log: one per decision, rewritten when a reward changes it; see `offers` for the others.
 
 State is a fold over rows, never a matrix on the wire. A row is written when its decision is made (`pending`, with the
 whole Decision, so that a redelivered Context sends the same bytes again) and rewritten when a reward changes it. Each
@@ -20,7 +20,8 @@ import numpy as np
 from msgspec import Struct
 
 from agents.decider.errors import FIX_LOG, CorruptState
-from agents.decider.policies.base import ActionVector, Aim, Objective, Observation, Pending, Vector
+from agents.decider.log.offers import ActionRow, OfferRow
+from agents.decider.policies.base import Aim, Objective, Observation, Pending, Vector
 from schemas.base import MAX_VALUE
 from schemas.errors import RecordTooLarge
 from schemas.objective import ObjectiveInForce
@@ -28,13 +29,6 @@ from schemas.query import Origin
 from schemas.reward import Kind
 
 Stage = Literal["pending", "learned", "closed", "abandoned"]
-
-ACTION_KEY: Final = b"\x00action/"
-"""Prefix of action rows. A query_id is printable ASCII, so no query's row can begin like this."""
-
-OFFER_KEY: Final = b"\x00offer/"
-"""Prefix of the rows that say which actions were on offer."""
-
 
 GROWTH: Final = 1024
 """Generous bound on the bytes that rewards add to a row: three sequence numbers, four kinds, an offset, six numbers."""
@@ -125,54 +119,6 @@ class Row(Struct, frozen=True, kw_only=True, omit_defaults=True, tag="decider-ro
             clock=self.clock,
             price_factor=self.price_factor,
         )
-
-
-class ActionRow(Struct, frozen=True, kw_only=True, tag="decider-action.v1", tag_field="schema"):
-    """An action that was ever offered; rows refer to it even after its model is gone. Key: ACTION_KEY + id.
-
-    Attributes:
-        position: Order of first appearance.
-        anchor: Whether it belongs to the first catalogue, whose centre the features keep.
-        embedding: s_a as little-endian float32.
-        size: Number of parameters of its model; 0 if it was not known.
-    """
-
-    action: str
-    model: str
-    position: int
-    anchor: bool
-    embedding: bytes
-    size: float = 0.0
-
-    @property
-    def key(self) -> bytes:
-        """Return the row's key."""
-        return ACTION_KEY + self.action.encode()
-
-    def vector(self) -> ActionVector:
-        """Return the action in the form that the policy takes."""
-        embedding = np.frombuffer(self.embedding, "<f4").astype(np.float64)
-        return ActionVector(self.action, self.model, embedding, self.size)
-
-
-class OfferRow(
-    Struct, frozen=True, kw_only=True, omit_defaults=True, tag="decider-offer.v1", tag_field="schema"
-):
-    """Which actions could be chosen from a sequence number on, and at what prices. Key: OFFER_KEY + seq.
-
-    Attributes:
-        actions: Their ids.
-        price_factors: What an eFLOP costs on each model where that is not 1.
-    """
-
-    seq: int
-    actions: tuple[str, ...]
-    price_factors: dict[str, float] = {}
-
-    @property
-    def key(self) -> bytes:
-        """Return the row's key."""
-        return OFFER_KEY + str(self.seq).encode()
 
 
 AnyRow = Row | ActionRow | OfferRow
