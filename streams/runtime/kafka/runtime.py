@@ -1,4 +1,7 @@
-"""The Runtime protocol on Kafka: composes app, consumer, outbox and tables for one room."""
+"""The Runtime protocol on Kafka: composes app, consumer, outbox and tables for one room.
+
+What a room asks the broker outside its consumer group is in `lookups`.
+"""
 
 import asyncio
 import contextlib
@@ -20,27 +23,25 @@ from streams.runtime.base import (
     BatchHandler,
     Begin,
     Crash,
-    Group,
     Handler,
     NotAllowed,
     Outgoing,
     Record,
     SendFailed,
-    Unavailable,
 )
 from streams.runtime.crashes import Crashes, InFlightFile
 from streams.runtime.guard import Guard
 from streams.runtime.kafka import handlers
-from streams.runtime.kafka.app import changelogged, crash, create_app
-from streams.runtime.kafka.clients import admin, connections, reading
+from streams.runtime.kafka.app import crash, create_app
+from streams.runtime.kafka.clients import connections
 from streams.runtime.kafka.clients.again import Again
 from streams.runtime.kafka.consuming.consumer import wait_while
+from streams.runtime.kafka.lookups import Lookups
+from streams.runtime.kafka.tables import Tables
 from streams.runtime.kafka.tail import Follower
 from streams.runtime.kafka.transport import consumer_of, sender_of
-from streams.runtime.kafka.writing.fence import Fence
-from streams.runtime.kafka.writing.fenced import FencedTable
 from streams.runtime.kafka.writing.outbox import Outbox
-from streams.runtime.kafka.writing.table import Changelogged, KafkaTable
+from streams.runtime.kafka.writing.table import KafkaTable
 from streams.runtime.partitions import partition_for
 from streams.settings import Settings
 from streams.topics import Topics
@@ -48,13 +49,13 @@ from streams.topics import Topics
 T = TypeVar("T")
 
 
-class KafkaRuntime:
+class KafkaRuntime(Lookups):
     """One worker of one room on Kafka; see `streams.runtime.base.Runtime` for what each method promises."""
 
     def __init__(
         self, settings: Settings, metrics: Metrics, *, room: str, group: str = "", instance: str = "0"
     ) -> None:
-        self.settings = settings
+        super().__init__(settings)
         self.metrics = metrics
         self.room = room
         self.group = group
@@ -70,6 +71,7 @@ class KafkaRuntime:
             self, Crashes(settings.state_path("crashes", f"{name}.{instance}.json")), self.in_flight
         )
         self._outbox = Outbox(sender_of(self.app), settings)
+        self._tables = Tables(self.app, settings, metrics, room)
         self._tasks: set[asyncio.Task[None]] = set()
         self._closers: list[Callable[[], Awaitable[None]]] = []
         self._counters = functools.cache(
@@ -116,74 +118,10 @@ class KafkaRuntime:
         begins: Callable[[], Awaitable[int]] | None = None,
     ) -> KafkaTable:
         """Declare a table; see the protocol."""
-        if begins is not None and not one_writer:
-            raise ValueError(f"{name}: only a table with one_writer=True can start at an offset")
-        rows = changelogged(self.app, name, partitions)
-        changelog = rows.changelog_topic.get_topic_name()
-
-        def owned() -> frozenset[int]:
-            return self.assigned(source)
-
-        if one_writer:
-            return self._fenced(rows, changelog, owned, recovered, begins)
-        began_s = self.monotonic()
-
-        async def on_assigned(*_: Any, **__: Any) -> None:
-            nonlocal began_s
-            began_s = self.monotonic()
-
-        async def on_recover() -> None:
-            self.metrics.recovery_seconds.labels("read").set(self.monotonic() - began_s)
-            with consumer_of(self.app).at_work():
-                await recovered()
-
-        async def write(topic: str, rows: Sequence[tuple[bytes, bytes | None, int]]) -> None:
-            await sender_of(self.app).send([(topic, partition, key, value) for key, value, partition in rows])
-
-        rows.on_recover(self._or_crash(on_recover))
-        self.app.on_partitions_assigned.connect(on_assigned, weak=False)
-        limit = self.settings.kafka.max_record_bytes
-        return KafkaTable(changelog, rows.data, rows.places, write, owned, limit)
-
-    def _fenced(
-        self,
-        known: Changelogged,
-        changelog: str,
-        owned: Callable[[], frozenset[int]],
-        recovered: Callable[[], Awaitable[None]],
-        begins: Callable[[], Awaitable[int]] | None,
-    ) -> FencedTable:
-        """Declare a table with a single writer; faust knows it only to assign its changelog."""
-        connect: Any = self.app.producer
-        # Batches of a single record mean the embedded broker, which has no transactions.
-        transactions = self.settings.kafka.max_batch_bytes > 1
-        fence = Fence(changelog, connect._new_producer, transactions=transactions)
-        consumer = consumer_of(self.app)
-        consumer.fences[changelog] = fence
-
-        async def from_the_beginning() -> int:
-            return 0
-
-        async def on_recovered() -> None:
-            self.metrics.recovery_seconds.labels("read").set(table.read_s)
-            await recovered()
-
-        table = FencedTable(
-            self.settings, fence, consumer, owned, begins=begins or from_the_beginning, recovered=on_recovered
-        )
-        known.on_recover(self._or_crash(table.recover))
-        return table
-
-    def _or_crash(self, recover: Callable[[], Awaitable[None]]) -> Callable[[], Awaitable[None]]:
-        """End the room if recovery fails: faust drops exceptions of its callbacks, and would continue without rows."""
-
-        async def whole() -> None:
-            try:
-                await recover()
-            except Exception as error:
-                crash(f"the {self.room} cannot recover: {error}", error)
-
-        return whole
+        return self._tables.declare(
+            name, partitions,
+            owned=lambda: self.assigned(source), recovered=recovered, one_writer=one_writer, begins=begins,
+        )  # fmt: skip
 
     async def follow(
         self, topics: Sequence[str], on_record: Callable[[Record], None], *, begin: Begin
@@ -239,73 +177,6 @@ class KafkaRuntime:
             return frozenset(tp.partition for tp in self.app.consumer.assignment() if tp.topic == topic)
         except ConsumerNotStarted:
             return frozenset()
-
-    async def first_offsets(self, topics: Sequence[str]) -> Mapping[tuple[str, int], int]:
-        """Ask the broker; see the protocol."""
-        return await asyncio.to_thread(self._first_offsets, topics)
-
-    def _first_offsets(self, topics: Sequence[str]) -> dict[tuple[str, int], int]:
-        reader = connections.consumer(self.settings)
-        try:
-            parts = connections.partitions(reader, topics)
-            return {(tp.topic, tp.partition): o for tp, o in reader.beginning_offsets(parts).items()}
-        finally:
-            reader.close()
-
-    async def end_offsets(self, topics: Sequence[str]) -> Mapping[tuple[str, int], int]:
-        """Ask the broker; see the protocol."""
-        return await asyncio.to_thread(self._end_offsets, topics)
-
-    def _end_offsets(self, topics: Sequence[str]) -> dict[tuple[str, int], int]:
-        reader = connections.consumer(self.settings)
-        try:
-            parts = connections.partitions(reader, topics)
-            return {(tp.topic, tp.partition): o for tp, o in reader.end_offsets(parts).items()}
-        finally:
-            reader.close()
-
-    async def groups(self, app_ids: Sequence[str]) -> Mapping[str, Group]:
-        """Ask the broker with separate clients; see the protocol."""
-
-        def found() -> dict[str, Group]:
-            members = admin.members(self.settings, app_ids)
-            lag = admin.lag(self.settings, app_ids)
-            return {app_id: Group(waiting, members.get(app_id)) for app_id, waiting in lag.items()}
-
-        try:
-            return await self.in_thread(found)
-        except (ClientError, connections.BrokerUnreachable) as error:
-            raise Unavailable(f"the consumer groups cannot be read: {error}") from error
-
-    async def latest(self, topic: str, begin: int = 0) -> dict[bytes, bytes]:
-        """Read the topic outside faust; see the protocol."""
-        return await reading.latest(self.settings, topic, begin)
-
-    async def has_topic(self, topic: str) -> bool:
-        """Ask the broker with a separate client; see the protocol."""
-
-        def found() -> bool:
-            reader = connections.consumer(self.settings)
-            try:
-                return bool(reader.partitions_for_topic(topic))
-            finally:
-                reader.close()
-
-        try:
-            return await self.in_thread(found)
-        except (ClientError, connections.BrokerUnreachable) as error:
-            raise Unavailable(f"{topic}: {error}") from error
-
-    async def find(self, topic: str, key: bytes, since_ms: int, until_ms: int) -> Record | None:
-        """Read from that time on, with a separate client; see the protocol."""
-        try:
-            found = await reading.find(self.settings, topic, key, since_ms, until_ms)
-        except (KafkaError, connections.BrokerUnreachable) as error:
-            raise Unavailable(f"{topic}: {error}") from error
-        if found is None:
-            return None
-        tp, record = found
-        return Record(topic, tp.partition, record.offset, record.timestamp, record.key, record.value)
 
     async def hold_back(self, offsets: Mapping[str, int]) -> Mapping[str, int]:
         """Commit lower offsets, to which faust then seeks; see the protocol."""
