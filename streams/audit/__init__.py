@@ -4,10 +4,7 @@ It imports only topic names, settings and the connection to the broker. It decod
 (App. D.3) and adds up the learner's sums with its own code. See docs/audit.md.
 
     run        reads the topics, accounts for every query, reports
-    log        the raw topics; tests replace it
-    facts      from raw records to facts
-    records    what is kept of each kind of record
-    ledger     where facts are kept: SQLite on disk
+    reading    from the raw topics to facts on disk
     stories    all facts of one query, and its state
     checks     what must hold for one query
     rows       what must hold for its row in the learner's log
@@ -17,7 +14,7 @@ It imports only topic names, settings and the connection to the broker. It decod
     snapshots  the policy's snapshots
 """
 
-from streams.audit.log import BrokerLog, Log, Raw, Span
+from streams.audit.reading.log import BrokerLog, Log, Raw, Span
 from streams.audit.run import Report, audit
 
 __all__ = ["BrokerLog", "Log", "Raw", "Report", "Span", "audit"]

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import orjson
 
-from streams.audit.records import Answer, Context, Decision, Feedback, Query, Reward
+from streams.audit.reading.records import Answer, Context, Decision, Feedback, Query, Reward
 from streams.audit.rows import row_discrepancies
 from streams.audit.stories import CLOSING, Story
 from streams.audit.world import BATCH, World

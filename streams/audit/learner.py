@@ -13,8 +13,8 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from msgspec import Struct
 
-from streams.audit.ledger import Ledger
-from streams.audit.records import Chunk
+from streams.audit.reading.ledger import Ledger
+from streams.audit.reading.records import Chunk
 from streams.audit.snapshots import Matrix, Snapshot, snapshots
 
 FAR: Final = 1e-6

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import orjson
 
-from streams.audit.records import Reward, Row
+from streams.audit.reading.records import Reward, Row
 from streams.audit.stories import CLOSING, Story
 from streams.audit.world import BATCH, World
 

@@ -19,12 +19,22 @@ from typing import Any, Final
 from msgspec import Struct
 
 from streams.audit.checks import discrepancies
-from streams.audit.facts import Facts
 from streams.audit.learner import Fold, Learner, Setup
-from streams.audit.ledger import Ledger
-from streams.audit.log import Log, Part, Span
 from streams.audit.price import Catalogue
-from streams.audit.records import Answer, Chunk, Context, Decision, Feedback, JoinRow, Query, Reward, Row
+from streams.audit.reading.facts import Facts
+from streams.audit.reading.ledger import Ledger
+from streams.audit.reading.log import Log, Part, Span
+from streams.audit.reading.records import (
+    Answer,
+    Chunk,
+    Context,
+    Decision,
+    Feedback,
+    JoinRow,
+    Query,
+    Reward,
+    Row,
+)
 from streams.audit.rows import told
 from streams.audit.snapshots import Ended
 from streams.audit.stories import State, Story, state_of, stories

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import orjson
 
-from streams.audit.records import Chunk
+from streams.audit.reading.records import Chunk
 
 Matrix = npt.NDArray[np.float64]
 

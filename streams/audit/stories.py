@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal, NamedTuple
 
-from streams.audit.ledger import Ledger
-from streams.audit.records import (
+from streams.audit.reading.ledger import Ledger
+from streams.audit.reading.records import (
     PER_QUERY,
     Answer,
     Context,

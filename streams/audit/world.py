@@ -3,8 +3,8 @@
 from collections.abc import Container
 from dataclasses import dataclass
 
-from streams.audit.facts import Facts
-from streams.audit.log import Part, Span
+from streams.audit.reading.facts import Facts
+from streams.audit.reading.log import Part, Span
 
 BATCH = 64
 """More records than the decider handles at once: it has finished with whatever lies this far behind its newest row."""

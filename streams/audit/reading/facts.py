@@ -12,10 +12,10 @@ from typing import Any, Final
 
 import orjson
 
-from streams.audit.ledger import Ledger
-from streams.audit.log import Plain, Raw
 from streams.audit.price import Catalogue, factor_of
-from streams.audit.records import (
+from streams.audit.reading.ledger import Ledger
+from streams.audit.reading.log import Plain, Raw
+from streams.audit.reading.records import (
     Answer,
     Chunk,
     Context,

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeVar, get_args, get_type_hints
 
-from streams.audit.records import PER_QUERY, Chunk, Feedback, JoinRow, Letter, Row, Vector
+from streams.audit.reading.records import PER_QUERY, Chunk, Feedback, JoinRow, Letter, Row, Vector
 
 _BATCH: Final = 500
 F = TypeVar("F", bound=NamedTuple)

@@ -17,12 +17,11 @@ from streams.runtime.kafka.clients import connections
 from streams.settings import Settings
 
 MAX_PLAIN: Final = 16 * 1024 * 1024
-_MOST_VALUES: Final = (
-    256 * 1024
-)  # in one record, twice what a room reads: millions of empty lists take seconds each
-_STRINGS: Final = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)
 """Most bytes of a decompressed zstd frame, twice what the product writes: a hostile frame must not fill the memory."""
 
+# In one record, twice what a room reads: millions of empty lists take seconds each.
+_MOST_VALUES: Final = 256 * 1024
+_STRINGS: Final = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)
 _ZSTD_MAGIC: Final = b"\x28\xb5\x2f\xfd"
 _STALLED_S: Final = 30.0
 
