@@ -6,16 +6,14 @@ from typing import Any
 
 import click
 
-from experiments.commands.options import CATALOGUE, PATH, RECORDING
+from experiments.commands import options
+from experiments.commands.options import PATH
 
 
 @click.command()
-@click.option(
-    "--outcomes", "source", type=PATH, default=RECORDING, show_default=True,
-    help="A recording, or any CSV, JSONL or Parquet file together with --mapping.",
-)  # fmt: skip
-@click.option("--mapping", type=PATH, help="File that names the columns (experiments/outcomes/foreign.py).")
-@click.option("--catalogue", type=PATH, default=CATALOGUE, show_default=True)
+@options.outcomes
+@options.mapping
+@options.catalogue
 @click.option(
     "--orders",
     type=click.IntRange(min=1),
@@ -27,14 +25,8 @@ from experiments.commands.options import CATALOGUE, PATH, RECORDING
     "--policy", "policies", multiple=True, help="Only these policies, next to the fixed mix and the ceilings."
 )
 @click.option("--trees", is_flag=True, help="Also try boosted trees as the ceiling; takes minutes.")
-@click.option("--jobs", type=click.IntRange(min=1), help="Processes; default: one per core.")
-@click.option(
-    "--cache",
-    type=PATH,
-    default=Path("out/vectors"),
-    show_default=True,
-    help="Folder that caches embeddings.",
-)
+@options.jobs
+@options.cache
 @click.option("--out", type=PATH, help="JSON file to which the whole table is written.")
 def frontier(
     source: Path,

@@ -1,4 +1,4 @@
-"""Default paths of the commands, and the paths of files that accompany a table of outcomes."""
+"""Options that several commands share, and the paths of files that accompany a table of outcomes."""
 
 from pathlib import Path
 
@@ -7,6 +7,25 @@ import click
 CATALOGUE = Path("infra/catalogue/mini.yaml")
 RECORDING = Path("experiments/data/math.parquet")
 PATH = click.Path(path_type=Path)
+
+outcomes = click.option(
+    "--outcomes", "source", type=PATH, default=RECORDING, show_default=True,
+    help="A recording, or any CSV, JSONL or Parquet file together with --mapping.",
+)  # fmt: skip
+mapping = click.option(
+    "--mapping", type=PATH, help="File that names the columns (experiments/outcomes/foreign.py)."
+)
+catalogue = click.option(
+    "--catalogue", type=PATH, default=CATALOGUE, show_default=True, help="The models and verifiers."
+)
+jobs = click.option("--jobs", type=click.IntRange(min=1), help="Processes; default: one per core.")
+cache = click.option(
+    "--cache",
+    type=PATH,
+    default=Path("out/vectors"),
+    show_default=True,
+    help="Folder that caches embeddings.",
+)
 
 
 def beside_of(outcomes: Path, kind: str) -> Path:

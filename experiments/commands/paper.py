@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from experiments.commands.options import CATALOGUE, PATH, RECORDING, beside_of
+from experiments.commands import options
+from experiments.commands.options import PATH, beside_of
 
 if TYPE_CHECKING:
     from experiments.outcomes.world import World
@@ -20,12 +21,9 @@ STEP_SCORES = Path("../shared/data/tts_prm")
 
 @click.command()
 @click.option("--out", type=PATH, default=Path("out/paper"), show_default=True)
-@click.option(
-    "--outcomes", "source", type=PATH, default=RECORDING, show_default=True,
-    help="A recording, or any CSV, JSONL or Parquet file together with --mapping.",
-)  # fmt: skip
-@click.option("--mapping", type=PATH, help="File that names the columns (experiments/outcomes/foreign.py).")
-@click.option("--catalogue", type=PATH, default=CATALOGUE, show_default=True)
+@options.outcomes
+@options.mapping
+@options.catalogue
 @click.option(
     "--coding", type=PATH,
     help="A recording of the second task; default: code.parquet next to the outcomes, if it exists.",
@@ -49,18 +47,12 @@ STEP_SCORES = Path("../shared/data/tts_prm")
     "--rebuild-networks", is_flag=True,
     help="Train what that file lacks, by the paper's recipe: hours on two cores. Can be stopped and resumed.",
 )  # fmt: skip
-@click.option("--jobs", type=click.IntRange(min=1), help="Processes; default: one per core.")
+@options.jobs
 @click.option(
     "--step-scores", type=PATH, default=STEP_SCORES, show_default=True,
     help="Folder with recorded step scores (samples.csv.gz); if it exists, early exit is replayed on them.",
 )  # fmt: skip
-@click.option(
-    "--cache",
-    type=PATH,
-    default=Path("out/vectors"),
-    show_default=True,
-    help="Folder that caches embeddings.",
-)
+@options.cache
 @click.option(
     "--results", type=PATH,
     help="Also write figures and a summary in words to this folder, as in docs/results.",

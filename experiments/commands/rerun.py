@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from experiments.commands.options import CATALOGUE, PATH, RECORDING, beside_of
+from experiments.commands import options
+from experiments.commands.options import PATH, RECORDING, beside_of
 
 if TYPE_CHECKING:
     from experiments.rerun.reopen import Reopened
@@ -22,7 +23,7 @@ VERSIONS = ("torch", "onnxruntime", "numpy")
 
 @click.command()
 @click.argument("recording", type=PATH, default=RECORDING)
-@click.option("--catalogue", type=PATH, default=CATALOGUE, show_default=True)
+@options.catalogue
 @click.option(
     "--mode",
     default="quality-priority",
@@ -42,13 +43,7 @@ VERSIONS = ("torch", "onnxruntime", "numpy")
     type=click.IntRange(min=51),
     help="Queries, for a trial run; default: 210, 50 of them warm-up.",
 )
-@click.option(
-    "--cache",
-    type=PATH,
-    default=Path("out/vectors"),
-    show_default=True,
-    help="Folder that caches embeddings.",
-)
+@options.cache
 @click.option("--out", type=PATH, help="Default: NAME.latency.json next to the recording.")
 def latency(
     recording: Path,
@@ -107,7 +102,7 @@ def latency(
 
 @click.command("depth-limit")
 @click.argument("recording", type=PATH, default=RECORDING)
-@click.option("--catalogue", type=PATH, default=CATALOGUE, show_default=True)
+@options.catalogue
 @click.option("--threads", type=click.IntRange(min=1), help="CPU threads; default: all cores.")
 @click.option("--out", type=PATH, help="Default: NAME.depth-limit.json next to the recording.")
 def depth_limit(recording: Path, catalogue: Path, threads: int | None, out: Path | None) -> None:
