@@ -37,6 +37,7 @@ _MODULES: Final = {
     "bench-audit": "bench.audit",
     "bench-gateway": "bench.gateway",
     "bench-closed": "bench.recovery",
+    "bench-kills": "bench.recovery",
     "bench-recovery": "bench.recovery",
 }
 

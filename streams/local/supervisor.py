@@ -22,8 +22,8 @@ READY = "uniscale: ready"
 
 _FIRST_PAUSE_S = 0.5
 _LONGEST_PAUSE_S = 30.0
-# A process that has run for this long has recovered: the next pause is short again.
-_STEADY_S = 60.0
+STEADY_S = 60.0
+"""A process that has run for this long has recovered: the next pause is short again."""
 
 
 class RoomFailed(UniscaleError):
@@ -57,7 +57,7 @@ class Room:
 
     def later(self, lived_s: float) -> float:
         """Put the next start off, twice as long after each short life; return for how many seconds."""
-        self.pause_s = _FIRST_PAUSE_S if lived_s > _STEADY_S else min(_LONGEST_PAUSE_S, self.pause_s * 2)
+        self.pause_s = _FIRST_PAUSE_S if lived_s > STEADY_S else min(_LONGEST_PAUSE_S, self.pause_s * 2)
         self.due_at = time.monotonic() + self.pause_s
         return self.pause_s
 

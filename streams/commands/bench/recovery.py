@@ -1,4 +1,4 @@
-"""`bench-recovery`, `bench-closed`: measure the recovery of the learner, and what a long life leaves of it."""
+"""`bench-recovery`, `bench-closed`, `bench-kills`: recovery of the learner, a learner after a long life, any room."""
 
 import os
 from collections.abc import Callable
@@ -72,6 +72,48 @@ def bench_closed(ctx: click.Context, queries: int, lived: int, half: int, kind: 
     _measured(ctx, kind, lambda settings, say: measure(settings, queries, lived, half, say))
 
 
+@click.command("bench-kills")
+@click.option(
+    "--rounds",
+    type=click.IntRange(min=1),
+    default=5,
+    show_default=True,
+    help="How often each room is killed.",
+)
+@click.option("--room", "rooms", multiple=True, help="Kill only this room; may be repeated. [all rooms]")
+@click.option(
+    "--rate",
+    type=click.FloatRange(min=0.0),
+    default=4.0,
+    show_default=True,
+    help="Other queries per second, all the time.",
+)
+@click.option(
+    "--engines/--no-engines",
+    default=False,
+    show_default=True,
+    help="Run the catalogue's engines instead of a recording.",
+)
+@_BROKER
+@click.pass_context
+def bench_kills(
+    ctx: click.Context, rounds: int, rooms: tuple[str, ...], rate: float, engines: bool, kind: str | None
+) -> None:
+    """Kill every room in turn (kill -9) and measure the seconds until it serves again; the last line is JSON.
+
+    A recovery counts from the kill until the reward of a query sent at that moment is closed; `ready_s` of it pass
+    until the room's next process is ready. Each process lives for a minute before it is killed, so a round takes
+    little more than that. All queries sent in between must end with a closed reward.
+    """
+    from streams.bench.kills import measure  # with numpy and more, which `--help` need not wait for
+
+    _measured(
+        ctx,
+        kind,
+        lambda settings, say: measure(settings, rounds, rate=rate, engines=engines, say=say, rooms=rooms),
+    )
+
+
 def _measured(
     ctx: click.Context, kind: str | None, measure: Callable[[Settings, Callable[[str], None]], dict[str, Any]]
 ) -> None:
@@ -91,4 +133,4 @@ def _measured(
     click.echo(orjson.dumps(found).decode())
 
 
-COMMANDS = [bench_recovery, bench_closed]
+COMMANDS = [bench_recovery, bench_closed, bench_kills]

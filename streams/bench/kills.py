@@ -1,0 +1,276 @@
+"""How long a deployment takes to recover when a room is killed: from kill -9 to the closed reward of a query sent then.
+
+The rooms are those of a whole deployment, under the supervisor that restarts them, and other queries keep coming at a
+steady rate. The rooms are killed in turn, each after it has lived for a minute: the supervisor restarts one that died
+young after a longer pause. While one recovers the others age, so a round takes little more than that minute.
+"""
+
+import os
+import tempfile
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from itertools import count
+from pathlib import Path
+from statistics import median
+from typing import Any, Final, Self
+
+import msgspec
+
+from agents.serving.recording import write_paths
+from agents.space.catalogue import load_catalogue
+from schemas.query import Query
+from streams.bench.run import BenchFailed, cpu_s, recording
+from streams.bench.turns import versions
+from streams.client import Client, Follower
+from streams.local.launch import room_commands
+from streams.local.supervisor import STEADY_S, Room, Supervisor
+from streams.runtime.kafka.clients import admin
+from streams.settings import Settings
+from streams.topics import Topics
+
+_LIVED_S: Final = STEADY_S + 2.0
+_PATIENCE_S: Final = 300.0
+_STEPS: Final = 5
+_QUESTIONS: Final = tuple(f"Question {n}: how many are {n} and {n + 3} together?" for n in range(50))
+_ONE_THREAD: Final = {name: "1" for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")}
+
+
+class Kill(msgspec.Struct, frozen=True, kw_only=True):
+    """One recovery.
+
+    Attributes:
+        room: The room that was killed.
+        ready_s: Seconds from the kill until its successor was ready.
+        seconds: Seconds from the kill until the reward of the query sent at that moment was closed.
+        cpu_s: Processor seconds that the successor had used by then.
+        lived_s: How long the killed process had lived.
+    """
+
+    room: str
+    ready_s: float
+    seconds: float
+    cpu_s: float
+    lived_s: float
+
+
+def measure(
+    settings: Settings,
+    rounds: int,
+    *,
+    rate: float,
+    engines: bool,
+    say: Callable[[str], None],
+    rooms: Sequence[str] = (),
+) -> dict[str, Any]:
+    """Return the seconds of every recovery by room, with their medians and the worst.
+
+    Args:
+        settings: The deployment, whose broker runs.
+        rounds: How often each room is killed.
+        rate: Other queries per second.
+        engines: Whether the catalogue's engines run; otherwise searches take five steps from a recording.
+        say: Called with a line for each kill.
+        rooms: The rooms to kill; empty for all of them.
+
+    Raises:
+        BrokerUnreachable: no broker answers.
+        RoomFailed: a room does not start.
+        BenchFailed: there is no such room, or a query has no closed reward five minutes after it was sent.
+    """
+    with tempfile.TemporaryDirectory(prefix="uniscale-bench-") as folder:
+        catalogue = load_catalogue(Path(settings.catalogue))
+        recorded = Path(folder) / "recording.jsonl"
+        write_paths(recorded, recording(catalogue, _QUESTIONS, _STEPS))
+        settings = settings.replace(
+            prefix=f"kills-{uuid.uuid4().hex[:6]}.", state_dir=folder, recorded="" if engines else str(recorded),
+            engine_threads=1,
+        )  # fmt: skip
+        groups = list(catalogue.groups)
+        commands = room_commands(groups)
+        if unknown := set(rooms) - set(commands):
+            raise BenchFailed(f"no room {', '.join(sorted(unknown))}; there are {', '.join(commands)}")
+        admin.create(settings, Topics(settings).declared(groups))
+        environ = {**os.environ, **_ONE_THREAD, **settings.environ()}
+        with Supervisor(commands, environ=environ, log_path=Path(folder) / "log") as supervisor:
+            supervisor.wait_ready(600)
+            with Client(settings) as client, Rewards(settings) as rewards:
+                # One path a search: what is measured is the way back, not wide forests.
+                pin = f"{catalogue.smallest.name}/1/1/1"
+                queries = _queries("killed-", pin)
+                _rewarded(client, rewards, next(queries))
+                with _others(client, rewards, _queries("other-", pin), rate):
+                    kills = list(
+                        killed(
+                            supervisor, list(rooms or commands) * rounds,
+                            lambda: _rewarded(client, rewards, next(queries)), say,
+                        )
+                    )  # fmt: skip
+    return {
+        "cpus": os.cpu_count(),
+        "versions": versions(Path.cwd()),
+        "engine": "vLLM" if engines else f"recorded, {_STEPS} steps a search, one path",
+        "encoder": settings.encoder.kind,
+        "other_queries_per_s": rate,
+        **figures(kills),
+    }
+
+
+def killed(
+    supervisor: Supervisor,
+    order: Sequence[str],
+    recovered: Callable[[], object],
+    say: Callable[[str], None],
+    lived_s: float = _LIVED_S,
+) -> Iterator[Kill]:
+    """Kill rooms in this order and yield how long each recovery took.
+
+    Args:
+        supervisor: Of the rooms.
+        order: Which room is killed; one that comes again is killed again.
+        recovered: Called right after each kill; returns when the deployment serves again.
+        say: Called with a line for each kill.
+        lived_s: A room is not killed before it has lived for this long.
+
+    Raises:
+        RoomFailed: a room does not come back.
+    """
+    for name in order:
+        supervisor.wait_ready(_PATIENCE_S)
+        room = supervisor.rooms[name]
+        time.sleep(max(0.0, room.started_at + lived_s - time.monotonic()))
+        before, began_s = room.started_at, time.monotonic()
+        supervisor.kill(name)
+        ready = _Noted(room, began_s)
+        recovered()
+        seconds = time.monotonic() - began_s
+        supervisor.wait_ready(_PATIENCE_S)  # a reward can be closed before the room says that it is ready
+        kill = Kill(
+            room=name, ready_s=round(ready.after_s(), 2), seconds=round(seconds, 2),
+            cpu_s=round(cpu_s(room.pid), 2), lived_s=round(began_s - before, 1),
+        )  # fmt: skip
+        say(f"{name}: ready after {kill.ready_s:.2f} s, rewarded after {kill.seconds:.2f} s")
+        yield kill
+
+
+def figures(kills: Sequence[Kill]) -> dict[str, Any]:
+    """Return what is reported of recoveries: of each room, and of all together."""
+    by_room: dict[str, list[Kill]] = {}
+    for kill in kills:
+        by_room.setdefault(kill.room, []).append(kill)
+    return {
+        "kills": len(kills),
+        **_spread(kills),
+        "rooms": {
+            name: {
+                **_spread(each),
+                "ready_s": round(median(k.ready_s for k in each), 2),
+                "cpu_s": round(median(k.cpu_s for k in each), 2),
+                "seconds": [k.seconds for k in each],
+            }
+            for name, each in by_room.items()
+        },
+        "least_lived_s": min(k.lived_s for k in kills),
+    }
+
+
+def _spread(kills: Sequence[Kill]) -> dict[str, float]:
+    return {
+        "p50_s": round(median(k.seconds for k in kills), 2),
+        "worst_s": round(max(k.seconds for k in kills), 2),
+    }
+
+
+class _Noted:
+    """Note when a room's next process is ready, while something else is waited for."""
+
+    def __init__(self, room: Room, began_s: float) -> None:
+        self._ready_s = 0.0
+        self._thread = threading.Thread(target=self._wait, args=(room, began_s), daemon=True)
+        self._thread.start()
+
+    def _wait(self, room: Room, began_s: float) -> None:
+        room.ready.wait(_PATIENCE_S)
+        self._ready_s = time.monotonic() - began_s
+
+    def after_s(self) -> float:
+        self._thread.join()
+        return self._ready_s
+
+
+class Rewards:
+    """The queries whose reward is closed, followed in a thread."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._follower = Follower(settings, ["reward"])
+        self._closed: set[str] = set()
+        self._changed = threading.Condition()
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._follow, daemon=True)
+
+    def wait(self, query_ids: Sequence[str]) -> None:
+        """Wait until these have a closed reward.
+
+        Raises:
+            BenchFailed: one has none after five minutes.
+        """
+        with self._changed:
+            if not self._changed.wait_for(lambda: self._closed.issuperset(query_ids), _PATIENCE_S):
+                missing = sorted(set(query_ids) - self._closed)
+                raise BenchFailed(
+                    f"{len(missing)} queries have no closed reward after {_PATIENCE_S:.0f} s: {missing[:5]}"
+                )
+
+    def _follow(self) -> None:
+        while not self._ended.is_set():
+            events = self._follower.poll(0.2)
+            with self._changed:
+                self._closed.update(e.query_id for e in events if e.record.closes)
+                self._changed.notify_all()
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        self._ended.set()
+        self._thread.join()
+        self._follower.close()
+
+
+def _queries(name: str, pin: str) -> Iterator[Query]:
+    for n in count():
+        yield Query(
+            query_id=f"{name}{n}", text=_QUESTIONS[n % len(_QUESTIONS)], reference="0", pin_action=pin
+        )
+
+
+def _rewarded(client: Client, rewards: Rewards, query: Query) -> None:
+    client.send([query])
+    rewards.wait([query.query_id])
+
+
+@contextmanager
+def _others(client: Client, rewards: Rewards, queries: Iterator[Query], rate: float) -> Iterator[None]:
+    """Send queries at a steady rate, whatever becomes of the earlier ones; at the end, wait for all their rewards."""
+    ended = threading.Event()
+    sent: list[str] = []
+
+    def run() -> None:
+        while not ended.wait(1 / rate):
+            query = next(queries)
+            client.send([query])
+            sent.append(query.query_id)
+
+    thread = threading.Thread(target=run, daemon=True)
+    if rate:
+        thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        if rate:
+            thread.join()
+    rewards.wait(sent)
