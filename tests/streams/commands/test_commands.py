@@ -11,9 +11,9 @@ from streams.commands import main
 from streams.commands.queries.client import show
 
 COMMANDS = [
-    "answers", "ask", "audit", "bench", "bench-audit", "bench-closed", "bench-gateway", "bench-recovery", "broker",
-    "catalogue", "dead-letters", "demo", "explain", "feedback", "keys", "learner", "monitor", "objective", "produce",
-    "replay", "settings", "topics", "up", "verify-decisions", "worker",
+    "answers", "ask", "audit", "bench", "bench-audit", "bench-closed", "bench-gateway", "bench-kills", "bench-recovery",
+    "broker", "catalogue", "dead-letters", "demo", "explain", "feedback", "keys", "learner", "monitor", "objective",
+    "produce", "replay", "settings", "topics", "up", "verify-decisions", "worker",
 ]  # fmt: skip
 
 
