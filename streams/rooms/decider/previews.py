@@ -24,6 +24,7 @@ from starlette.routing import Route
 from agents.decider.agent import Decider
 from agents.decider.preview import Preview, anonymous, offering, preview
 from agents.embedder.agent import Arrival, embed, embedded_text
+from agents.embedder.encoder import encoder_id
 from agents.embedder.errors import EncoderUnavailable
 from agents.space.catalogue import Catalogue
 from schemas.base import MAX_VALUE, decode
@@ -88,9 +89,9 @@ class Previews:
     async def _read(self, context: Context) -> Preview:
         room, control = self.room, self.room.runtime.control
         decider, catalogue = room.decider, control.catalogue
-        if decider is None or not room.log.assigned:
+        if decider is None or not room.learner.log.assigned:
             raise NotNow("this decider does not hold the policy: another one does, or it is still recovering")
-        if not room.offers(control.catalogue_version):
+        if not room.learner.offers(control.catalogue_version):
             decider = await self._offering(decider, catalogue)
         return preview(decider, context, room.surroundings(context, catalogue))
 
@@ -99,7 +100,7 @@ class Previews:
         kept, version = self._copy, catalogue.version
         if kept is not None and kept[0] is decider and kept[1:3] == (decider.seq, version):
             return kept[3]
-        vectors = await self.room.runtime.in_thread(lambda: self.room.vectors(catalogue))
+        vectors = await self.room.runtime.in_thread(lambda: self.room.learner.vectors(catalogue))
         made = offering(decider, vectors, catalogue.price_factors)
         self._copy = (decider, decider.seq, version, made)
         return made
@@ -119,7 +120,7 @@ class Previews:
                     query=query,
                     embedding=vector,
                     origin=_NOWHERE,
-                    encoder=self.room.encoder_id,
+                    encoder=encoder_id(self.room.encoder),
                     appended_ms=0,
                 )
             self._vectors[text] = context.embedding
@@ -152,7 +153,7 @@ class Previews:
 
     async def serve(self) -> None:
         """Serve the endpoint until the room stops. While the port is taken, decisions go on and this waits for it."""
-        settings, runtime = self.room.settings.previews, self.room.runtime
+        runtime, settings = self.room.runtime, self.room.runtime.settings.previews
         told = False
         while True:
             try:
