@@ -7,11 +7,11 @@ from typing import Any
 import click
 
 from experiments.commands import options
-from experiments.commands.options import PATH
+from experiments.commands.options import PATH, RECORDING
 
 
 @click.command()
-@options.outcomes
+@options.outcomes(RECORDING)
 @options.mapping
 @options.catalogue
 @click.option(

@@ -1,17 +1,17 @@
 """Options that several commands share, and the paths of files that accompany a table of outcomes."""
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any, TypeVar
 
 import click
+
+F = TypeVar("F", bound=Callable[..., Any] | click.Command)
 
 CATALOGUE = Path("infra/catalogue/mini.yaml")
 RECORDING = Path("experiments/data/math.parquet")
 PATH = click.Path(path_type=Path)
 
-outcomes = click.option(
-    "--outcomes", "source", type=PATH, default=RECORDING, show_default=True,
-    help="A recording, or any CSV, JSONL or Parquet file together with --mapping.",
-)  # fmt: skip
 mapping = click.option(
     "--mapping", type=PATH, help="File that names the columns (experiments/outcomes/foreign.py)."
 )
@@ -26,6 +26,14 @@ cache = click.option(
     show_default=True,
     help="Folder that caches embeddings.",
 )
+
+
+def outcomes(default: Path) -> Callable[[F], F]:
+    """Return the option `--outcomes`, which a command takes as `source`."""
+    return click.option(
+        "--outcomes", "source", type=PATH, default=default, show_default=True,
+        help="A recording, or any CSV, JSONL or Parquet file together with --mapping.",
+    )  # fmt: skip
 
 
 def beside_of(outcomes: Path, kind: str) -> Path:

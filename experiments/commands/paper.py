@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from experiments.commands import options
-from experiments.commands.options import PATH, beside_of
+from experiments.commands.options import PATH, RECORDING, beside_of
 
 if TYPE_CHECKING:
     from experiments.outcomes.world import World
@@ -21,7 +21,7 @@ STEP_SCORES = Path("../shared/data/tts_prm")
 
 @click.command()
 @click.option("--out", type=PATH, default=Path("out/paper"), show_default=True)
-@options.outcomes
+@options.outcomes(RECORDING)
 @options.mapping
 @options.catalogue
 @click.option(
