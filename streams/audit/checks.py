@@ -157,11 +157,12 @@ def _price(r: Reward, a: Answer, what: str) -> Iterator[str]:
         if worked:
             yield f"{what}: no price, the trace's is {worked[0][0]:.6g} eFLOPs"
         return
-    if stated is None or r.log_cost is None or not _close(math.log(stated["eflops"]), r.log_cost):
-        yield f"{what}: log_cost is {r.log_cost}, the price's {stated and stated['eflops']}"
+    paid = stated and stated["eflops"]
+    if not paid or paid < 0 or r.log_cost is None or not _close(math.log(paid), r.log_cost):
+        yield f"{what}: log_cost is {r.log_cost}, the price's {paid}"
     elif not any(all(map(_close, each, stated.values())) for each in worked):
         trace = f"{worked[0][0]:.6g}" if worked else "none"
-        yield f"{what}: the price is {stated['eflops']:.6g} eFLOPs, the trace's {trace}"
+        yield f"{what}: the price is {paid:.6g} eFLOPs, the trace's {trace}"
 
 
 def _joined(s: Story, w: World) -> Iterator[str]:

@@ -140,7 +140,7 @@ class Facts:
         self._ledger.add(
             Reward(
                 r["query_id"], *where, _same(r), r["kind"], r["seq"], _action(r["action"]), r["status"], r["correct"],
-                r["score"], r["log_cost"], orjson.dumps(r["price"]), _objective(r), r.get("reward"), _scalar(r),
+                r["score"], r["log_cost"], orjson.dumps(_price(r["price"])), _objective(r), r.get("reward"), _scalar(r),
                 r.get("graded_by", ""), r.get("learn", True),
             )
         )  # fmt: skip
@@ -199,6 +199,10 @@ def _without(record: dict[str, Any], *fields: str) -> dict[str, Any]:
 
 def _action(a: dict[str, Any]) -> str:
     return f"{a['model']}/{a['qp']}/{a['cp']}/{a['bs']}"
+
+
+def _price(price: dict[str, Any] | None) -> dict[str, float] | None:
+    return None if price is None else {name: float(price[name]) for name in ("eflops", *price)}
 
 
 def _objective(r: dict[str, Any]) -> bytes:

@@ -63,6 +63,11 @@ def changed_price(log: Any) -> None:
     log.change(log.topics.reward, Reward, "h24", price=price)
 
 
+def price_of_nothing(log: Any) -> None:
+    real = log.find(log.topics.reward, Reward, "h52")
+    log.change(log.topics.reward, Reward, "h52", price=msgspec.structs.replace(real.price, eflops=0.0))
+
+
 def changed_price_factor(log: Any) -> None:
     # Answer and Reward agree with each other, and not with what was decided.
     real = log.find(log.topics.reward, Reward, "h50")
@@ -207,6 +212,7 @@ FORGERIES: list[tuple[Callable[[Any], None], set[str], str]] = [
     (reward_of_nobody, {"nobody"}, "without a Decision"),
     (closed_twice, {"h23"}, "final"),
     (changed_price, {"h24"}, "the trace's"),
+    (price_of_nothing, {"h52"}, "the price's 0.0"),
     (changed_log_cost, {"h25"}, "log_cost"),
     (changed_price_factor, {"h50"}, "priced at 3.0 per eFLOP, its Decision says 1.0"),
     (changed_factor_of_a_row, {"h51"}, "price_factor is 3.0, its Reward's 1.0"),
