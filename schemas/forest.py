@@ -126,14 +126,23 @@ class Forest(Struct, frozen=True, kw_only=True, omit_defaults=True):
     stopped: Stop | None = None
 
     def __post_init__(self) -> None:
-        """Refuse what is not a tree: every walk to the root relies on it."""
+        """Refuse what is not a tree, or is scored in part: walks to the root and path scores rely on it."""
         for index, draft in enumerate(self.drafts):
             above = self.drafts[draft.parent].depth if -1 < draft.parent < index else 0
             if draft.parent >= index or draft.depth != above + 1:
                 raise ValueError(
                     f"drafts[{index}] continues {draft.parent} at depth {draft.depth}: send a tree"
                 )
-        if not self.step - 1 <= self.scored <= self.step or self.best >= len(self.drafts):
+            scored = draft.depth <= self.scored
+            if scored != (draft.score is not None) or not (scored or draft.fate == "open"):
+                raise ValueError(
+                    f"drafts[{index}] at depth {draft.depth} of {self.scored} scored steps has score {draft.score} and "
+                    f"fate {draft.fate!r}: give a score and a fate to the drafts of scored steps, and to no others"
+                )
+        most = next(
+            (at for at, draft in enumerate(self.drafts) if draft.depth > self.scored), len(self.drafts)
+        )
+        if not self.step - 1 <= self.scored <= self.step or self.best >= most:
             raise ValueError(
                 f"step {self.step}, scored {self.scored}, best {self.best} contradict each other"
             )

@@ -108,13 +108,13 @@ def potential(depth: int, path_score: float, limit: int) -> float:
 
 
 def history(forest: Forest) -> list[StepControl]:
-    """Return V_max, D_best and H_max after each scored step, from the fates alone; for explanations."""
+    """Return V_max, D_best and H_max after each step, from the fates alone; for explanations."""
     found: list[StepControl] = []
     done: Iterable[str] = ("finished", "cut") if forest.limits.cut_completes else ("finished",)
     best: Draft | None = None
     v_max: float | None = None
     scores: list[float] = []
-    for step in range(1, forest.scored + 1):
+    for step in range(1, forest.step + 1):
         for at, draft in enumerate(forest.drafts):
             if draft.depth == step and draft.fate in done:
                 scores.append(forest.path_score(at))

@@ -53,12 +53,14 @@ def explain(answer: Answer) -> tuple[StepExplained, ...]:
     """
     if answer.action is None or answer.limits is None or not answer.trace:
         return ()
+    # A search that failed at its verifier ends with a step that has no scores.
+    unscored = any(draft.score is None for draft in answer.trace)
     forest = Forest(
         action=answer.action,
         limits=answer.limits,
         drafts=answer.trace,
         step=answer.steps,
-        scored=answer.steps,
+        scored=answer.steps - unscored,
         prompt_tokens=answer.prompt_tokens,
     )
     steps = []

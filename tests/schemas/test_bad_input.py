@@ -167,6 +167,21 @@ def test_a_forest_that_is_no_tree_is_refused(samples: tuple[Record, ...]) -> Non
     assert caught.value.field.startswith("forest")
 
 
+@pytest.mark.parametrize(
+    ("changed", "fix"),
+    [({"score": 0.5}, "give a score"), ({"fate": "finished"}, "give a score"), ({"best": 0}, "best 0")],
+)
+def test_a_forest_scored_in_part_is_refused(
+    changed: dict[str, Any], fix: str, samples: tuple[Record, ...]
+) -> None:
+    # Its first step waits for its scores: no draft has one yet, and none is the best.
+    plain = of(SearchStep, samples)
+    plain["forest"] |= changed if "best" in changed else {}
+    plain["forest"]["drafts"][0] |= {} if "best" in changed else changed
+    with pytest.raises(InvalidField, match=fix):
+        decode(orjson.dumps(plain), SearchStep)
+
+
 def test_an_answer_cannot_contradict_itself() -> None:
     for wrong, field in (
         ({"status": "ok"}, "text"),

@@ -129,3 +129,24 @@ def test_every_fate_is_explained() -> None:
             assert reach < known
     assert all(draft.why and draft.path_score is not None for draft in drafts)
     assert explain(Answer(query_id="q", status="expired", by="aggregator", error="silent")) == ()
+
+
+def test_a_search_that_failed_at_its_verifier_is_explained() -> None:
+    forest = tell_drafts(
+        plant(action(2, 1, 1), OPEN),
+        1,
+        [Drafted("a\n\n", 3, "separator"), Drafted("b", 2, "eos")],
+        prompt_tokens=7,
+    )
+    answer = Answer(
+        query_id="q",
+        status="failed",
+        by="verifier",
+        action=forest.action,
+        error="the verifier is gone",
+        trace=forest.drafts,
+        limits=forest.limits,
+        steps=forest.step,
+        prompt_tokens=7,
+    )
+    assert [draft.path_score for step in explain(answer) for draft in step.drafts] == [None, None]
