@@ -202,3 +202,11 @@ def test_a_row_that_cannot_be_read_stops_recovery(shard: Any) -> None:
     shard.table[b"q1"] = b'{"schema":"decider-row.v9"}'
     with pytest.raises(CorruptState, match="row b'q1'"):
         shard.crash()
+
+
+def test_a_row_without_a_key_is_nobodys(shard: Any) -> None:
+    # No release writes one, so it is no row of another release either.
+    before = shard.decider
+    shard.table[b""] = b'{"schema":"decider-row.v9"}'
+    shard.crash()
+    shard.same_as(before)
