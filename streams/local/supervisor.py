@@ -23,7 +23,7 @@ READY = "uniscale: ready"
 _FIRST_PAUSE_S = 0.5
 _LONGEST_PAUSE_S = 30.0
 STEADY_S = 60.0
-"""A process that has run for this long has recovered: the next pause is short again."""
+"""A process that has run for this long has recovered: its successor starts at once, the pause after that is short."""
 
 
 class RoomFailed(UniscaleError):
@@ -57,9 +57,12 @@ class Room:
 
     def later(self, lived_s: float) -> float:
         """Put the next start off, twice as long after each short life; return for how many seconds."""
-        self.pause_s = _FIRST_PAUSE_S if lived_s > STEADY_S else min(_LONGEST_PAUSE_S, self.pause_s * 2)
-        self.due_at = time.monotonic() + self.pause_s
-        return self.pause_s
+        if lived_s > STEADY_S:
+            self.pause_s, wait_s = _FIRST_PAUSE_S, 0.0
+        else:
+            self.pause_s = wait_s = min(_LONGEST_PAUSE_S, self.pause_s * 2)
+        self.due_at = time.monotonic() + wait_s
+        return wait_s
 
 
 class Supervisor:

@@ -188,3 +188,24 @@ def test_two_fetches_from_one_node_are_apart(monkeypatch: pytest.MonkeyPatch) ->
         assert await waiting is False
 
     asyncio.run(main())
+
+
+def test_a_fetch_waits_briefly_while_positions_are_about_to_move() -> None:
+    async def main() -> None:
+        waits: list[int] = []
+
+        class Fetcher:
+            _client = None
+
+            async def _proc_fetch_request(self, assignment: Any, node_id: int, request: Any) -> bool:
+                waits.append(request.build(FetchRequest_v11).max_wait_time)
+                return True
+
+        fetcher: Any = Fetcher()
+        moving = iter([True, False, True])
+        fetching.improve(fetcher, sessions=False, moving=lambda: next(moving))
+        for asked in (fetch({("a", 0): (0, 1000)}), fetch({}), FetchRequest(20, 1, 1000, 0, [])):
+            await fetcher._proc_fetch_request(None, 0, asked)
+        assert waits == [fetching.MOVING_WAIT_MS, 500, 20]
+
+    asyncio.run(main())

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from streams.local.logfile import LogFile
-from streams.local.supervisor import READY, RoomFailed, Supervisor
+from streams.local.supervisor import READY, STEADY_S, Room, RoomFailed, Supervisor
 
 READY_THEN_SLEEP = f"import time; print({READY!r}, flush=True); time.sleep(60)"
 
@@ -40,6 +40,13 @@ def test_a_killed_room_comes_back_and_a_stopped_supervisor_leaves_none(tmp_path:
     text = log.read_text()
     assert "a exited with code -9" in text
     assert text.count(READY) == 2
+
+
+def test_a_room_that_was_steady_starts_again_at_once_and_one_that_dies_young_ever_later() -> None:
+    room = Room("a", [], {})
+    lived_s = [1.0, 1.0, STEADY_S + 1, 1.0, 1.0, STEADY_S + 1, STEADY_S + 1]
+    assert [room.later(s) for s in lived_s] == [1.0, 2.0, 0.0, 1.0, 2.0, 0.0, 0.0]
+    assert [room.later(1.0) for _ in range(8)][-3:] == [30.0, 30.0, 30.0]
 
 
 def test_a_parked_room_stays_dead_until_it_is_unparked(tmp_path: Path) -> None:

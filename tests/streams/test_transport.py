@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import pytest
@@ -11,8 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streams.runtime.base import Record
+from streams.runtime.kafka import handlers
 from streams.runtime.kafka.app import changelogged, create_app
-from streams.runtime.kafka.consuming.consumer import Consumer
+from streams.runtime.kafka.consuming.consumer import _MOVING_S, Consumer
 from streams.runtime.kafka.consuming.lanes import Lanes
 from streams.runtime.kafka.consuming.offsets import Course, Offsets, SkippedRecord
 from streams.runtime.kafka.transport import consumer_of
@@ -328,5 +330,65 @@ def test_a_partition_of_which_nothing_is_committed_or_more_than_there_is_is_read
         assert await receiver.hand_over(7) is False, "2 to 6 were dropped before the seek"
         assert await receiver.hand_over(2, 3, 4, 5, 6, 7)
         assert receiver.given == [2, 3, 4, 5, 6, 7]
+
+    asyncio.run(main())
+
+
+def test_tables_start_without_a_pause_and_by_then_every_topic_is_named(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def main() -> None:
+        app: Any = create_app(Settings(), "aggregator")
+
+        async def handle(records: Sequence[Record]) -> None:
+            raise AssertionError("nothing is fetched here")
+
+        for topic in ("answer", "feedback"):
+            handlers.bind(app, topic, handle, name=topic)
+        table = changelogged(app, "join", 2)
+
+        async def pause(seconds: float) -> None:
+            raise AssertionError(f"a pause of {seconds} s")
+
+        async def subscribed() -> None:
+            found.extend(await app.topics._update_indices())
+
+        found: list[str] = []
+        monkeypatch.setattr(app.tables, "sleep", pause)
+        monkeypatch.setattr(app.tables.recovery, "start", subscribed)
+        monkeypatch.setattr(app.consumer, "assignment", set)
+        monkeypatch.setattr(type(table), "maybe_start", nothing)
+        await app.agents.on_start()
+        await app.tables.on_start()
+        assert app.tables._tables_registered.is_set()
+        assert set(found) == {"answer", "feedback", table.changelog_topic.get_topic_name()}
+        await app.agents.on_stop()
+
+    asyncio.run(main())
+
+
+async def nothing(self: Any) -> None:
+    """Connect to no broker."""
+
+
+def test_while_partitions_move_the_consumer_looks_again_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> None:
+        consumer = Receiver().consumer
+        consumer.app.rebalancing = True
+        asked: list[float] = []
+        fetcher = SimpleNamespace(should_stop=False)
+
+        async def records(timeout: float) -> tuple[None, None]:
+            asked.append(timeout)
+            consumer.app.rebalancing, fetcher.should_stop = False, len(asked) == 2
+            return None, None
+
+        monkeypatch.setattr(consumer, "_wait_next_records", records)
+        draining = asyncio.ensure_future(consumer._drain_messages(fetcher))
+        await asyncio.sleep(0.02)
+        assert not asked, "faust would wait for a second where no partition is active"
+        consumer._set_active_tps({TP_})
+        await draining
+        assert asked == [_MOVING_S, 1.0]
 
     asyncio.run(main())

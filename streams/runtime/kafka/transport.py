@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 import faust
+from faust.tables.manager import TableManager
 from faust.transport.drivers import aiokafka
 
 from streams.runtime.kafka.consuming.consumer import Consumer
@@ -20,8 +21,21 @@ class Transport(aiokafka.Transport):
     Consumer = Consumer
 
 
+class Tables(TableManager):
+    """faust's tables, which subscribe at once.
+
+    faust waits for a second, in which a program may still declare tables. Ours are declared before the app starts, and
+    its agents have named their topics when they start, which is before the tables do.
+    """
+
+    async def on_start(self) -> None:
+        """Name the changelogs and begin to recover what will be assigned."""
+        await self._update_channels()
+        await self.recovery.start()
+
+
 class App(faust.App):
-    """faust's app, with our transport.
+    """faust's app, with our transport and tables.
 
     Attributes:
         sender: Sends every record of the process.
@@ -31,7 +45,7 @@ class App(faust.App):
     """
 
     def __init__(self, *args: Any, send_interval_s: float = 0.0, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
+        super().__init__(*args, TableManager=Tables, **kwargs)
         self.sender = Sender(self._connected_producer, send_interval_s)
         self.fail: Callable[[BaseException], None] = _unheard
         self.replaced: Callable[[], None] = lambda: None

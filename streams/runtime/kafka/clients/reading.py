@@ -25,7 +25,7 @@ async def read(settings: Settings, topic: str, begin: int = 0) -> AsyncIterator[
     """
     reader, parts = await connected(settings, [topic])
     try:
-        starts, ends = await reader.beginning_offsets(parts), await _ends(settings, parts)
+        starts, ends = await reader.beginning_offsets(parts), await _ends(settings, topic, parts)
         assign(reader, {tp: max(begin, starts[tp]) for tp in parts})
         async for tp, records in to_ends(reader, ends):
             yield [record for record in records if record.offset < ends[tp]]
@@ -77,7 +77,7 @@ async def find(
 
 
 async def connected(
-    settings: Settings, topics: Sequence[str]
+    settings: Settings, topics: Sequence[str], isolation_level: str = "read_committed"
 ) -> tuple[AIOKafkaConsumer, list[TopicPartition]]:
     """Return a connected consumer and the partitions of topics, none of them assigned. The caller stops the consumer.
 
@@ -85,7 +85,7 @@ async def connected(
         BrokerUnreachable: no broker answers.
         UnknownTopic: a topic does not exist.
     """
-    reader = connections.follower(settings)
+    reader = connections.follower(settings, isolation_level=isolation_level)
     try:
         await reader.start()
     except (KafkaError, OSError) as error:
@@ -116,14 +116,16 @@ async def to_ends(
             yield tp, records
 
 
-async def _ends(settings: Settings, parts: Sequence[TopicPartition]) -> Mapping[TopicPartition, int]:
+async def _ends(
+    settings: Settings, topic: str, parts: Sequence[TopicPartition]
+) -> Mapping[TopicPartition, int]:
     """Return where partitions end, including transactions that are still open.
 
     A consumer of committed records gets only those before the oldest open transaction. If a foreign producer leaves one
     open, its end of the log hides every later record. With these ends, reading waits until that transaction ends.
     """
-    reader = connections.follower(settings, isolation_level="read_uncommitted")
-    await reader.start()
+    # Connected with the topic: without it, the first request fails for want of metadata and waits to be repeated.
+    reader, _ = await connected(settings, [topic], "read_uncommitted")
     try:
         ends: Mapping[TopicPartition, int] = await reader.end_offsets(parts)
         return ends

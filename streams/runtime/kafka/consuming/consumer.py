@@ -34,6 +34,9 @@ from streams.runtime.kafka.writing.fence import Fence
 # How long records in flight may continue when a room stops or loses partitions; longer work is repeated elsewhere.
 SETTLE_S = 3.0
 
+# How long to wait for records while partitions are assigned and tables recovered: which ones are wanted changes soon.
+_MOVING_S = 0.05
+
 
 class Consumer(aiokafka.Consumer):
     """faust's consumer with our own hand-over and offset bookkeeping; see the module."""
@@ -176,7 +179,14 @@ class Consumer(aiokafka.Consumer):
         try:
             while not (self.should_stop or fetcher.should_stop):
                 await asyncio.sleep(0)
-                records, active = await self._wait_next_records(1.0)
+                if (
+                    (moving := self.app.rebalancing)
+                    and self.flow_active
+                    and not self._get_active_partitions()
+                ):
+                    await asyncio.sleep(_MOVING_S)  # faust would look again after a second
+                    continue
+                records, active = await self._wait_next_records(_MOVING_S if moving else 1.0)
                 for tp, batch in (records or {}).items():
                     if not await self._hand_over(tp, batch, active) and (course := self._courses.get(tp)):
                         with contextlib.suppress(IllegalStateError, AssertionError):  # it moves elsewhere
