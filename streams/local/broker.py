@@ -144,7 +144,11 @@ class Broker:
         self._end(signal.SIGKILL)
 
     def __enter__(self) -> Self:
-        return self.start()
+        try:
+            return self.start()
+        except BaseException:  # a signal too: `__exit__` is not called when `__enter__` fails
+            self.stop()
+            raise
 
     def __exit__(self, *raised: object) -> None:
         self.stop()

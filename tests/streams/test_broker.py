@@ -2,6 +2,7 @@
 
 import os
 import socket
+import sys
 from pathlib import Path
 
 import pytest
@@ -29,6 +30,24 @@ def test_missing_java_is_said_with_the_way_out(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(BrokerError, match="Java 17"):
         Broker("kafka", directory=tmp_path / "data", home=tmp_path).start()
+
+
+def test_a_broker_that_is_given_up_while_it_starts_is_stopped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broker = Broker("embedded", directory=tmp_path / "data")
+    monkeypatch.setattr(broker, "_command", lambda: [sys.executable, "-c", "import time; time.sleep(60)"])
+
+    def pressed(port: int) -> bool:
+        if broker.process is not None:
+            raise KeyboardInterrupt
+        return False
+
+    monkeypatch.setattr("streams.local.broker.listening", pressed)
+    with pytest.raises(KeyboardInterrupt), broker:
+        pass
+    assert broker.process is not None
+    assert broker.process.poll() is not None
 
 
 def test_a_taken_port_is_said() -> None:

@@ -9,6 +9,7 @@ import orjson
 
 from streams.local.broker import Broker
 from streams.local.launch import settings_for
+from streams.local.signals import stopped_by_signals
 from streams.settings import Settings
 
 _BROKER: Final = click.option(
@@ -124,12 +125,13 @@ def _measured(
     def say(text: str) -> None:
         click.echo(text, err=True)
 
-    if (kind or ("none" if given else "auto")) == "none":
-        found = {**measure(settings, say), "broker": f"at {settings.kafka.bootstrap}"}
-    else:
-        with Broker.choose(kind or "auto", os.environ) as broker:  # type: ignore[arg-type]
-            say(broker.version)
-            found = {**measure(settings_for(settings, broker), say), "broker": broker.version}
+    with stopped_by_signals():
+        if (kind or ("none" if given else "auto")) == "none":
+            found = {**measure(settings, say), "broker": f"at {settings.kafka.bootstrap}"}
+        else:
+            with Broker.choose(kind or "auto", os.environ) as broker:  # type: ignore[arg-type]
+                say(broker.version)
+                found = {**measure(settings_for(settings, broker), say), "broker": broker.version}
     click.echo(orjson.dumps(found).decode())
 
 
