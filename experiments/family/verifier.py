@@ -49,7 +49,7 @@ class Judge:
 
 VERIFIERS = (
     Judge("mini-prm-s", 32, 8, 64, 5, 6_000, 3_000, 8e-3),
-    Judge("mini-prm-l", 96, 6, 256, 4, 800, 800, 4e-3, "mini-500k"),
+    Judge("mini-prm-l", 96, 6, 256, 4, 2_400, 2_000, 4e-3, "mini-500k"),
 )
 
 
