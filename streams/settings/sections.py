@@ -95,17 +95,23 @@ class Security(Section, frozen=True, rename={"protocol": "security_protocol"}):
     """TLS and SASL of every connection to the broker."""
 
     protocol: Literal["PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"] = "PLAINTEXT"
-    sasl_mechanism: Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"] = "PLAIN"
+    sasl_mechanism: Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512", "OAUTHBEARER"] = "PLAIN"
     sasl_username: str = ""
     sasl_password: str = ""
+    sasl_token_file: str = ""
     ssl_cafile: str = ""
     ssl_certfile: str = ""
     ssl_keyfile: str = ""
 
     def __post_init__(self) -> None:
         """Refuse what cannot work."""
-        named = bool(self.sasl_username) or not self.protocol.startswith("SASL")
-        self._require(named, "sasl_username", f"is needed by {variable('security_protocol')}={self.protocol}")
+        if self.protocol.startswith("SASL"):
+            if self.sasl_mechanism == "OAUTHBEARER":
+                needs = f"is needed by {variable('sasl_mechanism')}=OAUTHBEARER"
+                self._require(bool(self.sasl_token_file), "sasl_token_file", needs)
+            else:
+                needs = f"is needed by {variable('security_protocol')}={self.protocol}"
+                self._require(bool(self.sasl_username), "sasl_username", needs)
 
 
 class Queries(Section, frozen=True):

@@ -1,9 +1,12 @@
 """TLS and SASL settings reach every client: kafka-python, aiokafka and faust, on a broker that insists on both."""
 
+import base64
+import json
 import re
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -15,6 +18,10 @@ from streams.local.broker import Broker
 from streams.local.supervisor import Supervisor
 
 pytestmark = pytest.mark.broker
+
+_OAUTH = "org.apache.kafka.common.security.oauthbearer"
+VALIDATOR = f"{_OAUTH}.internals.unsecured.OAuthBearerUnsecuredValidatorCallbackHandler"
+"""Of tokens without a signature, which Kafka has for tests."""
 
 
 @pytest.fixture(scope="module")
@@ -39,6 +46,7 @@ def secured(broker: Broker, tmp_path_factory: pytest.TempPathFactory) -> Iterato
         'org.apache.kafka.common.security.plain.PlainLoginModule required username="broker" password="b" '
         'user_broker="b" user_operator="right";'
     )
+    oauth = f"{_OAUTH}.OAuthBearerLoginModule required;"
     # The last of two lines with one name holds.
     with properties.open("a") as more:
         more.write("\n".join([
@@ -46,7 +54,10 @@ def secured(broker: Broker, tmp_path_factory: pytest.TempPathFactory) -> Iterato
             f"advertised.listeners=SASL_SSL://127.0.0.1:{safe.port}",
             "listener.security.protocol.map=SASL_SSL:SASL_SSL,CONTROLLER:PLAINTEXT",
             "inter.broker.listener.name=SASL_SSL", "sasl.mechanism.inter.broker.protocol=PLAIN",
-            "sasl.enabled.mechanisms=PLAIN", f"listener.name.sasl_ssl.plain.sasl.jaas.config={jaas}",
+            "sasl.enabled.mechanisms=PLAIN,OAUTHBEARER",
+            f"listener.name.sasl_ssl.oauthbearer.sasl.jaas.config={oauth}",
+            f"listener.name.sasl_ssl.oauthbearer.sasl.server.callback.handler.class={VALIDATOR}",
+            f"listener.name.sasl_ssl.plain.sasl.jaas.config={jaas}",
             "ssl.keystore.type=PEM", f"ssl.keystore.location={store}",
             "ssl.truststore.type=PEM", f"ssl.truststore.location={folder / 'cert.pem'}",
         ]) + "\n")  # fmt: skip
@@ -64,6 +75,20 @@ def secrets(secured: tuple[Broker, Path], **other: str) -> Mapping[str, Any]:
         "bootstrap": running.bootstrap, "security_protocol": "SASL_SSL", "ssl_cafile": str(certificate),
         "sasl_username": "operator", "sasl_password": "right", **other,
     }  # fmt: skip
+
+
+def tokens(folder: Path, life_s: float) -> dict[str, str]:
+    """Return the settings of a token that Kafka's validator for tests accepts while it lives."""
+    parts = ({"alg": "none"}, {"sub": "operator", "iat": time.time(), "exp": time.time() + life_s})
+    encoded = (base64.urlsafe_b64encode(json.dumps(part).encode()).rstrip(b"=").decode() for part in parts)
+    file = folder / "token"
+    file.write_text(".".join(encoded) + ".\n")
+    return {
+        "sasl_mechanism": "OAUTHBEARER",
+        "sasl_token_file": str(file),
+        "sasl_username": "",
+        "sasl_password": "",
+    }
 
 
 def streams(environ: Mapping[str, str], *words: str) -> "subprocess.CompletedProcess[str]":
@@ -93,6 +118,23 @@ def test_commands_and_rooms_connect_by_tls_and_password(
     plain = streams(settings.environ() | {"UNISCALE_SECURITY_PROTOCOL": "PLAINTEXT"}, "topics", "check")
     assert plain.returncode == 1
     assert "accepts connections, but not ours as PLAINTEXT" in plain.stderr
+
+
+def test_commands_and_rooms_connect_by_token(
+    secured: tuple[Broker, Path], recorded: Callable[..., Any], tmp_path: Path
+) -> None:
+    environ = recorded(tmp_path, prefix="token.", **secrets(secured, **tokens(tmp_path, 600))).environ()
+    done = streams(environ, "topics", "create")
+    assert done.returncode == 0, done.stderr
+    room = {
+        "decider": [sys.executable, "-m", "streams", "worker", "decider"]
+    }  # it writes in transactions, too
+    with Supervisor(room, environ={"PATH": "/usr/bin:/bin", **environ}, log_path=tmp_path / "log") as rooms:
+        rooms.wait_ready(200)
+    tokens(tmp_path, -600)
+    late = streams(environ, "topics", "check")
+    assert late.returncode == 1
+    assert "sasl_token_file" in late.stderr
 
 
 @pytest.mark.parametrize(

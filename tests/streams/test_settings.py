@@ -33,9 +33,9 @@ NAMES = [
     "gateway_recent", "group_partitions", "guarantee", "heartbeat_grace_s", "heartbeat_s", "instruction",
     "join_partitions", "log_level", "max_batch_bytes", "max_in_flight", "max_record_bytes", "metrics_port",
     "objective", "offline", "policy", "policy_options", "prefix", "prior", "query_partitions",
-    "rebalance_timeout_s", "recorded", "replication", "sasl_mechanism", "sasl_password", "sasl_username",
-    "security_protocol", "seed", "send_interval_ms", "session_timeout_s", "snapshot_every", "ssl_cafile",
-    "ssl_certfile", "ssl_keyfile", "state_dir", "timeout_s", "verifier_system", "warm_up",
+    "rebalance_timeout_s", "recorded", "replication", "sasl_mechanism", "sasl_password", "sasl_token_file",
+    "sasl_username", "security_protocol", "seed", "send_interval_ms", "session_timeout_s", "snapshot_every",
+    "ssl_cafile", "ssl_certfile", "ssl_keyfile", "state_dir", "timeout_s", "verifier_system", "warm_up",
 ]  # fmt: skip
 
 

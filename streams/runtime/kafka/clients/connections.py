@@ -7,6 +7,7 @@ consumer group, and to write in transactions.
 import socket
 import ssl
 from collections.abc import Iterable, Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kafka import KafkaConsumer, KafkaProducer, TopicPartition
@@ -15,6 +16,8 @@ from kafka.errors import KafkaError as KafkaError  # for modules that may not im
 
 from schemas.errors import UniscaleError
 from streams.runtime.base import UnknownTopic
+from streams.runtime.kafka.clients import tokens
+from streams.runtime.kafka.clients.tokens import TokenFile
 from streams.settings import Settings, SettingsError
 
 # A command that only asks or sends must not pay for importing faust and aiokafka.
@@ -43,7 +46,8 @@ def ssl_context(settings: Settings) -> ssl.SSLContext | None:
     return context
 
 
-def _shared(settings: Settings) -> dict[str, Any]:
+def _shared(settings: Settings, *, asynchronous: bool = False) -> dict[str, Any]:
+    """Return the arguments that connections of kafka-python share, or those of aiokafka."""
     kwargs: dict[str, Any] = {
         "bootstrap_servers": [part.strip() for part in settings.kafka.bootstrap.split(",")],
         "security_protocol": settings.security.protocol,
@@ -51,27 +55,33 @@ def _shared(settings: Settings) -> dict[str, Any]:
     if context := ssl_context(settings):
         kwargs["ssl_context"] = context
     if settings.security.protocol.startswith("SASL"):
-        kwargs |= {
-            "sasl_mechanism": settings.security.sasl_mechanism,
-            "sasl_plain_username": settings.security.sasl_username,
-            "sasl_plain_password": settings.security.sasl_password,
-        }
+        kwargs["sasl_mechanism"] = settings.security.sasl_mechanism
+        if settings.security.sasl_mechanism == "OAUTHBEARER":
+            file = TokenFile(Path(settings.security.sasl_token_file))
+            kwargs["sasl_oauth_token_provider"] = tokens.asynchronous(file) if asynchronous else file
+        else:
+            kwargs["sasl_plain_username"] = settings.security.sasl_username
+            kwargs["sasl_plain_password"] = settings.security.sasl_password
     return kwargs
 
 
 def faust_credentials(settings: Settings) -> Any:
     """Return faust's `broker_credentials`; None for plain text."""
     import faust
+    from faust.auth import OAuthCredentials
 
     context = ssl_context(settings)
-    if settings.security.protocol.startswith("SASL"):
-        return faust.SASLCredentials(
-            mechanism=settings.security.sasl_mechanism,
-            username=settings.security.sasl_username,
-            password=settings.security.sasl_password,
-            ssl_context=context,
-        )
-    return faust.SSLCredentials(context) if context else None
+    if not settings.security.protocol.startswith("SASL"):
+        return faust.SSLCredentials(context) if context else None
+    if settings.security.sasl_mechanism == "OAUTHBEARER":
+        file = TokenFile(Path(settings.security.sasl_token_file))
+        return OAuthCredentials(oauth_cb=tokens.asynchronous(file), ssl_context=context)
+    return faust.SASLCredentials(
+        mechanism=settings.security.sasl_mechanism,
+        username=settings.security.sasl_username,
+        password=settings.security.sasl_password,
+        ssl_context=context,
+    )
 
 
 def faust_brokers(settings: Settings) -> list[str]:
@@ -127,7 +137,7 @@ def follower(settings: Settings, **kwargs: Any) -> "AIOKafkaConsumer":
         enable_auto_commit=False,
         auto_offset_reset="earliest",
         max_partition_fetch_bytes=settings.kafka.max_record_bytes + 65_536,
-        **{"isolation_level": "read_committed", **_shared(settings), **kwargs},
+        **{"isolation_level": "read_committed", **_shared(settings, asynchronous=True), **kwargs},
     )
 
 
@@ -144,7 +154,7 @@ def writer(settings: Settings, transactional_id: str | None) -> "AIOKafkaProduce
         acks="all",
         transactional_id=transactional_id,
         max_request_size=settings.kafka.max_record_bytes,
-        **_shared(settings),
+        **_shared(settings, asynchronous=True),
     )
 
 
@@ -253,7 +263,8 @@ def unreachable(settings: Settings, error: object) -> BrokerUnreachable:
     if settings.security.protocol.endswith("SSL"):
         names += ["ssl_cafile", "ssl_certfile", "ssl_keyfile"]
     if settings.security.protocol.startswith("SASL"):
-        names += ["sasl_mechanism", "sasl_username", "sasl_password"]
+        oauth = settings.security.sasl_mechanism == "OAUTHBEARER"
+        names += ["sasl_mechanism", *(["sasl_token_file"] if oauth else ["sasl_username", "sasl_password"])]
     return BrokerUnreachable(
         f"bootstrap={settings.kafka.bootstrap} accepts connections, but not ours as {settings.security.protocol} "
         f"({error or 'closed'}). Check {', '.join(names)} (`python -m streams settings` shows them), and whether the "
