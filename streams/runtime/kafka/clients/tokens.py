@@ -35,7 +35,7 @@ def read_token(path: Path) -> str:
     return token
 
 
-class TokenFile(AbstractTokenProvider):
+class TokenFile(AbstractTokenProvider):  # type: ignore[misc]
     """Tokens for kafka-python.
 
     Args:
@@ -63,7 +63,7 @@ def asynchronous(file: TokenFile) -> "AsyncTokenProvider":
     """Return the same tokens for aiokafka and faust."""
     from aiokafka.abc import AbstractTokenProvider as Base
 
-    class AsyncTokens(Base):
+    class AsyncTokens(Base):  # type: ignore[misc]
         async def token(self) -> str:
             return file.token()
 
