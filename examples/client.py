@@ -16,14 +16,14 @@ from agents.space import load_catalogue
 from streams.client import Client, Kafka, Settings
 from streams.local.deployment import Deployment
 
-QUESTION = "Ann has 3 apples and buys 4. How many has she?"
+QUESTION = "How much is 9 times 7?"
 
 
 def recording(folder: Path) -> Path:
     """Record one answer for each model of the mini family, so that no model has to be loaded."""
     steps = (
-        RecordedStep(text="She has 3 and buys 4.\n\n", tokens=9, score=0.8),
-        RecordedStep(text="So she has \\boxed{7}.", tokens=8, score=0.9, finish="eos"),
+        RecordedStep(text="9 times 7.\n\n", tokens=9, score=0.8),
+        RecordedStep(text="9*7=\\boxed{63}.", tokens=8, score=0.9, finish="eos"),
     )
     models = load_catalogue(Path("infra/catalogue/mini.yaml")).model_names
     paths = [RecordedPath(question=QUESTION, model=m, path=0, prompt_tokens=20, steps=steps) for m in models]

@@ -7,11 +7,11 @@ from typing import Any
 import click
 
 from experiments.commands import options
-from experiments.commands.options import PATH, RECORDING
+from experiments.commands.options import PATH, TRAFFIC
 
 
 @click.command()
-@options.outcomes(RECORDING)
+@options.outcomes(TRAFFIC)
 @options.mapping
 @options.catalogue
 @click.option(

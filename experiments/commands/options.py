@@ -10,6 +10,7 @@ F = TypeVar("F", bound=Callable[..., Any] | click.Command)
 
 CATALOGUE = Path("infra/catalogue/mini.yaml")
 RECORDING = Path("experiments/data/math.parquet")
+TRAFFIC = Path("experiments/data/mixed.parquet")
 PATH = click.Path(path_type=Path)
 
 mapping = click.option(

@@ -171,7 +171,6 @@ def _load(
             without_exit=optional(verifier=names[0], early_exit=False),
             other_verifier=build_world(other, encoder, loaded, cache) if other else None,
             verifiers=(names[0], names[-1]),
-            edition=settings.get("edition", "first"),
             coding=build_world(second, encoder, loaded, cache) if second else None,
             depth_limit=load_limit(limit, source, settings),
             latency=orjson.loads(measured.read_bytes()) if measured.is_file() else None,

@@ -33,12 +33,7 @@ if TYPE_CHECKING:
     type=click.Choice(["math", "code", "mixed"]),
     default="math",
     show_default=True,
-    help="Mixed traffic is of the second edition, and has seven configurations a model.",
-)
-@click.option(
-    "--edition",
-    type=click.IntRange(1, 2),
-    help="Of the mini family, whose tasks are asked; 1 if none, 2 for mixed traffic.",
+    help="Mixed traffic has questions of all families, and seven configurations a model.",
 )
 @click.option(
     "--samples", type=click.IntRange(min=1), help="Samples per search; default: 1, or 2 for mixed traffic."
@@ -94,7 +89,6 @@ def record(
     catalogue: Path,
     folder: Path,
     task: str,
-    edition: int | None,
     samples: int | None,
     short: bool,
     few: int | None,
@@ -123,7 +117,7 @@ def record(
     from experiments.record.bench import Kind, open_bench, weights
     from experiments.record.estimate import estimate
     from experiments.record.journal import Journal, JournalError, journals
-    from experiments.record.questions import Edition, Task, fingerprint, mixed_traffic, questions_of
+    from experiments.record.questions import Task, fingerprint, mixed_traffic, questions_of
     from experiments.record.run import Plan
     from experiments.record.run import record as run
 
@@ -137,14 +131,11 @@ def record(
             f"--model {sorted(unknown)[0]}: choose one of {', '.join(loaded.model_names)}"
         )
     mixed = task == "mixed"
-    if (mixed and edition == 1) or (short and not mixed):
-        raise click.BadParameter("--task mixed is of the second edition, and --short is for it alone")
-    edition = edition or (2 if mixed else 1)
+    if short and not mixed:
+        raise click.BadParameter("--short is for --task mixed alone")
     of_samples = samples or (2 if mixed else 1)
     questions = (
-        mixed_traffic(share=share, short=short)
-        if mixed
-        else questions_of(cast(Task, task), share=share, edition=cast(Edition, edition))
+        mixed_traffic(share=share, short=short) if mixed else questions_of(cast(Task, task), share=share)
     )
     found = re.fullmatch(r"([1-9]\d*)/([1-9]\d*)", part)
     number, parts = (int(found[1]), int(found[2])) if found else (1, 0)
@@ -171,7 +162,6 @@ def record(
         settings = {
             "catalogue": loaded.fingerprint,
             "task": task,
-            "edition": edition,
             # Of the whole traffic: a short recording can be made longer, and its searches stay.
             "questions": fingerprint(mixed_traffic(share=share) if mixed else questions),
             "models": list(dict.fromkeys(action.model for action in plan.actions)),

@@ -1,197 +1,143 @@
-"""python -m experiments.mini: make, measure and publish the mini family."""
+"""python -m experiments.mini: make, measure and release the mini family."""
 
-import json
 import os
-import sys
-from itertools import islice
 from pathlib import Path
 
 import click
 
-from experiments.mini.corpus import MIXTURE, problems_of
-from experiments.mini.ladder import GENERATORS, VERIFIERS, rung
-from experiments.mini.problems import SPLITS
-from experiments.mini.programs import inputs_for
+from experiments.mini.measuring import WORK, evaluate, release, select
 
-WORK = Path("out/mini/work")
-MODELS = Path("models")
-SOLUTIONS_EACH = 2_400
+POOL = 240_000
 
 
 @click.group()
 def cli() -> None:
-    """Make, measure and publish the mini family: six generators and two process reward models."""
+    """Make the mini family, six generators and two verifiers. Every part goes on where it was killed."""
     # Before torch or a tokenizer starts its threads.
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
 @cli.command()
-@click.argument("names", nargs=-1, required=True)
-@click.option(
-    "--work", type=click.Path(path_type=Path), default=WORK, show_default=True, help="Working folder."
-)
-@click.option("--seed", default=0, show_default=True, help="Seed of data order and weights.")
-@click.option("--steps", type=click.IntRange(min=1), help="Steps, if not the ladder's.")
-@click.option("--threads", type=click.IntRange(min=1), help="CPU threads, if not all cores.")
-def train(names: tuple[str, ...], work: Path, seed: int, steps: int | None, threads: int | None) -> None:
-    """Train models by NAME, or `all`. A killed run goes on where it was; a trained model is left alone.
+@click.option("--write/--no-write", default=False, help="Also replace the kept tokenizer.")
+def tokenizer(write: bool) -> None:
+    """Measure vocabularies: tokens a validation problem and a GSM8K question takes, by number of entries."""
+    from experiments.mini.corpus import MIXTURE, problems, sample_texts
+    from experiments.mini.tasks.gsm import MISSING, sources
+    from experiments.mini.tokenizer import ENTRIES, FILE, prompt_of, trained
 
-    Verifiers learn from solutions that the trained generators sample, so those come first.
-    """
-    import torch
-
-    from experiments.mini.judging import train_verifier
-    from experiments.mini.solutions import training_set
-    from experiments.mini.train import Schedule, train_generator
-
-    if threads:
-        torch.set_num_threads(threads)
-    shapes = [*GENERATORS, *VERIFIERS] if names == ("all",) else [_rung(name) for name in names]
-    for shape in shapes:
-        if (work / shape.name / "training.json").exists():
-            click.echo(f"{shape.name}: already trained, in {work / shape.name}")
-            continue
-        schedule = Schedule(steps or shape.steps, shape.learning_rate, seed)
-        if shape in GENERATORS:
-            _, outcome = train_generator(shape, schedule, work)
-        else:
-            untrained = [r.name for r in GENERATORS if not (work / r.name / "training.json").exists()]
-            if untrained:
-                raise click.ClickException(
-                    f"{shape.name} learns from all generators; train first: {', '.join(untrained)}"
-                )
-            data = training_set(work, [r.name for r in GENERATORS], SOLUTIONS_EACH, seed)
-            _, outcome = train_verifier(shape, schedule, data, work)
-        click.echo(
-            f"{shape.name}: loss {outcome.first_loss:.3f} to {outcome.last_loss:.4f}, {outcome.minutes:.1f} minutes"
-        )
-
-
-@cli.command()
-@click.option(
-    "--questions",
-    default=500,
-    show_default=True,
-    help="Mini-math questions, as many for each of five levels.",
-)
-@click.option("--seed", default=11, show_default=True, help="Seed of the questions.")
-@click.option(
-    "--models",
-    type=click.Path(path_type=Path),
-    default=MODELS,
-    show_default=True,
-    help="The family's folder.",
-)
-@click.option(
-    "--out", type=click.Path(path_type=Path), default=Path("out/mini/evaluation.json"), show_default=True
-)
-@click.option(
-    "--write-tables/--no-write-tables",
-    default=False,
-    help="Also put the tables into models/README.md and the cards.",
-)
-def evaluate(questions: int, seed: int, models: Path, out: Path, write_tables: bool) -> None:
-    """Evaluate the family through vLLM: greedy, one sample, pass@16, best-of-16, and the verifiers' AUROC."""
-    from experiments.mini import evaluate as evaluation
-    from experiments.mini import publish as publishing
-
-    generators, verifiers = [r.name for r in GENERATORS], [r.name for r in VERIFIERS]
-    missing = [
-        name for name in (*generators, *verifiers) if not (models / name / "model.safetensors").exists()
+    texts = sample_texts()
+    chosen = [
+        p for level, share in MIXTURE.items() for p in problems(level, "validation", 5, round(3000 * share))
     ]
-    if missing:
-        raise click.ClickException(
-            f"{models} lacks {', '.join(missing)}; make them with: python -m experiments.mini all"
-        )
-    try:
-        report = evaluation.evaluate(models, generators, verifiers, questions, seed, out)
-    except ValueError as error:
-        raise click.BadParameter(str(error)) from error
-    click.echo(publishing.tables(report))
-    click.echo(f"written: {out}")
-    if write_tables:
-        publishing.write_tables(models, report)
+    measured = [prompt_of(p.question) + p.solution for p in chosen]
+    people = [question for question, _ in sources()[:500]]
+    if not people:
+        click.echo(MISSING)
+    for entries in (1_024, 1_280, 1_536, 2_048, 3_072):
+        made = trained(texts, entries)
+        each = sum(len(e.ids) for e in made.encode_batch(measured)) / len(measured)
+        real = sum(len(e.ids) for e in made.encode_batch(people)) / max(1, len(people))
+        click.echo(f"{entries:5}  {each:6.1f} tokens a problem  {real:6.1f} a GSM8K question")
+        if write and entries == ENTRIES:
+            made.save(str(FILE))
 
 
 @cli.command()
-@click.option(
-    "--work", type=click.Path(path_type=Path), default=WORK, show_default=True, help="Working folder."
-)
-@click.option(
-    "--models", type=click.Path(path_type=Path), default=MODELS, show_default=True, help="Where to publish."
-)
-@click.option(
-    "--questions", default=60, show_default=True, help="Validation questions a level for the anchors."
-)
-def publish(work: Path, models: Path, questions: int) -> None:
-    """Copy trained models to the models folder with cards, measure their anchors and write family.json."""
-    from experiments.mini import publish as publishing
-    from experiments.mini.anchors import measure_anchors
+@click.option("--size", default=POOL, show_default=True, help="Problems, GSM8K's wording apart.")
+@click.option("--seed", default=0, show_default=True)
+@click.option("--processes", default=1, show_default=True)
+@click.option("--work", type=click.Path(path_type=Path), default=WORK, show_default=True)
+def corpus(size: int, seed: int, processes: int, work: Path) -> None:
+    """Make the training corpus, once."""
+    from experiments.mini.corpus import make_pool
+    from experiments.mini.tasks.gsm import MISSING, QUESTIONS
 
-    try:
-        publishing.publish(work, models)
-    except FileNotFoundError as error:
-        raise click.ClickException(str(error)) from error
-    anchors = measure_anchors(models, [r.name for r in GENERATORS], questions)
-    publishing.write_family(models, anchors)
-    click.echo(f"published: {models}")
-
-
-@cli.command(name="all")
-@click.option("--seed", default=0, show_default=True, help="Seed of data order and weights.")
-@click.pass_context
-def everything(context: click.Context, seed: int) -> None:
-    """Train all eight models, publish them and evaluate them: the whole family from nothing."""
-    context.invoke(train, names=("all",), work=WORK, seed=seed, steps=None, threads=None)
-    context.invoke(publish, work=WORK, models=MODELS, questions=60)
-    context.invoke(
-        evaluate,
-        questions=500,
-        seed=11,
-        models=MODELS,
-        out=Path("out/mini/evaluation.json"),
-        write_tables=True,
+    if not QUESTIONS.exists():
+        click.echo(MISSING)
+    pool = make_pool(size, seed, work / "pool", processes)
+    click.echo(
+        f"{len(pool):,} problems, {len(pool.tokens):,} tokens, {pool.learnt.mean():.0%} of them learnt"
     )
 
 
 @cli.command()
-@click.option(
-    "--level",
-    "levels",
-    multiple=True,
-    type=click.Choice(list(MIXTURE)),
-    help="Levels; all of mini-math if none.",
-)
-@click.option("--split", type=click.Choice(SPLITS), default="test", show_default=True)
-@click.option("--count", default=30, show_default=True, help="Questions of each level.")
+@click.argument("names", nargs=-1)
 @click.option("--seed", default=0, show_default=True)
-@click.option("--out", type=click.Path(path_type=Path), help="File to write; standard output if none.")
-def questions(levels: tuple[str, ...], split: str, count: int, seed: int, out: Path | None) -> None:
-    """Write questions with their references as JSON lines, ready for `python -m streams produce`."""
-    from agents.aggregator.program import run
+@click.option("--steps", type=click.IntRange(min=1), help="Another number than the ladder's.")
+@click.option("--size", default=POOL, show_default=True)
+@click.option("--work", type=click.Path(path_type=Path), default=WORK, show_default=True)
+def train(names: tuple[str, ...], seed: int, steps: int | None, size: int, work: Path) -> None:
+    """Train generators by NAME, or all; one that is finished is left alone."""
+    import torch
 
-    lines = []
-    for level in levels or [level for level in MIXTURE if not level.startswith("code")]:
-        for problem in islice(problems_of(level, split, seed), count):
-            reference: object = problem.answer
-            if problem.task == "code":
-                reference = {"tests": [[value, run(problem.answer, value)] for value in inputs_for(problem)]}
-            lines.append(
-                json.dumps({"text": problem.question, "reference": reference, "metadata": {"level": level}})
-            )
-    text = "\n".join(lines) + "\n"
-    if out is None:
-        sys.stdout.write(text)
-    else:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        out.write_text(text)
+    from experiments.mini.checkpoints import finished
+    from experiments.mini.corpus import make_pool
+    from experiments.mini.ladder import GENERATORS, rung
+    from experiments.mini.train import train as run
+
+    torch.set_num_threads(1)
+    for name in names or [shape.name for shape in GENERATORS]:
+        if (folder := finished(name, work)) is not None:
+            click.echo(f"{name}: already trained, in {folder}")
+            continue
+        outcome = run(rung(name), make_pool(size, seed, work / "pool"), work / name, seed, steps)
+        assert outcome is not None
+        click.echo(
+            f"{name}: loss {outcome.last_loss:.4f}, {outcome.tokens:,} tokens, {outcome.minutes:.1f} minutes"
+        )
 
 
-def _rung(name: str):  # type: ignore[no-untyped-def]
-    try:
-        return rung(name)
-    except ValueError as error:
-        raise click.BadParameter(str(error)) from error
+@cli.command()
+@click.argument("names", nargs=-1)
+@click.option(
+    "--solutions", default=2_400, show_default=True, help="Sampled of each generator a temperature."
+)
+@click.option("--seed", default=0, show_default=True)
+@click.option("--size", default=POOL, show_default=True)
+@click.option("--work", type=click.Path(path_type=Path), default=WORK, show_default=True)
+def verifiers(names: tuple[str, ...], solutions: int, seed: int, size: int, work: Path) -> None:
+    """Train verifiers by NAME, or all, on solutions that the finished generators sample."""
+    import torch
+
+    from experiments.mini.checkpoints import finished
+    from experiments.mini.corpus import make_pool
+    from experiments.mini.judging import train_verifier
+    from experiments.mini.ladder import GENERATORS
+    from experiments.mini.solutions import training_set
+    from experiments.mini.verifier import VERIFIERS
+
+    torch.set_num_threads(1)
+    folders = {shape.name: finished(shape.name, work) for shape in GENERATORS}
+    checkpoints = [folder for folder in folders.values() if folder is not None]
+    if len(checkpoints) < len(folders):
+        waiting = ", ".join(name for name, folder in folders.items() if folder is None)
+        raise click.UsageError(f"verifiers learn from all generators; train first: {waiting}")
+    for shape in VERIFIERS:
+        if (names and shape.name not in names) or finished(shape.name, work) is not None:
+            continue
+        data = training_set(checkpoints, work, solutions, seed)
+        pool = make_pool(size, seed, work / "pool")
+        source = folders[shape.inherits] if shape.inherits else None
+        outcome = train_verifier(shape, data, pool, work / shape.name, source, seed)
+        click.echo(f"{shape.name}: loss {outcome.last_loss:.4f}, {outcome.minutes:.1f} minutes")
+
+
+@cli.command(name="all")
+@click.option("--processes", default=1, show_default=True, help="For the corpus.")
+@click.pass_context
+def everything(context: click.Context, processes: int) -> None:
+    """Make everything from nothing, or go on where it was; what ships already is not trained again."""
+    context.invoke(corpus, size=POOL, seed=0, processes=processes, work=WORK)
+    context.invoke(train, names=(), seed=0, steps=None, size=POOL, work=WORK)
+    context.invoke(verifiers, names=(), solutions=2_400, seed=0, size=POOL, work=WORK)
+    context.invoke(select, each=25, work=WORK)
+    context.invoke(evaluate, work=WORK)
+    context.invoke(release)
+
+
+for command in (evaluate, select, release):
+    cli.add_command(command)
 
 
 if __name__ == "__main__":

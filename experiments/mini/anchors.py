@@ -1,50 +1,63 @@
-"""Benchmark anchors of the mini models (App. B.2): greedy accuracy on validation questions, through vLLM.
+"""Benchmark anchors of the models (App. B.2): greedy accuracy on validation questions, measured once a checkpoint.
 
-Measured on the validation split, never on test or recorded questions: an anchor describes an action to the policy,
-and must not carry what the policy is judged on.
+Never on test or recorded questions: an anchor describes an action to the policy, and must not carry what the policy
+is judged on.
 """
 
-from collections.abc import Sequence
-from itertools import islice
+import hashlib
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
 
-from experiments.mini.corpus import problems_of
-from experiments.mini.evaluate import open_engine, sampled
-from experiments.mini.labels import is_right
+from experiments.mini.checkpoints import read_report, write_report
+from experiments.mini.corpus import problems
+from experiments.mini.grading import is_right
+from experiments.mini.sampling import load_generator, sample
 
 SEED = 5
-# One anchor a label of the paper's kind: what it stands for, and the levels it is measured on.
+FILE = "anchors.json"
+# One anchor a label of the paper's kind: the levels it is measured on.
 ANCHORS = {
-    "Math_Level1": ("level_1",),
-    "Math_Level2": ("level_2",),
-    "Math_Level3": ("level_3",),
-    "Math_Level4": ("level_4",),
-    "Math_Level5": ("level_5",),
+    "Math_Quick": ("quick",),
+    **{f"Math_Level{n}": (f"level_{n}",) for n in range(1, 6)},
     "Math_Contest": ("contest",),
-    "Coding_MiniCode": ("code_2", "code_3", "code_4"),
+    "Math_Procedures": ("procedure_1", "procedure_2", "procedure_3"),
+    "Coding_MiniCode": ("code_2", "code_3", "code_4", "code_6"),
 }
 
 
-def measure_anchors(models: Path, generators: Sequence[str], each: int) -> dict[str, dict[str, float]]:
-    """Return the anchors of every generator in per cent, from `each` validation questions a level."""
-    asked = {level: list(islice(problems_of(level, "validation", SEED), each)) for level in _levels()}
-    flat = [problem for problems in asked.values() for problem in problems]
-    anchors: dict[str, dict[str, float]] = {}
-    for name in generators:
-        engine = open_engine(models / name, SEED)
-        texts = sampled(engine, flat, 1, 0.0)
-        right = {
-            level: [is_right(p, t[0]) for p, t in zip(flat, texts, strict=True) if p.level == level]
-            for level in asked
-        }
-        anchors[name] = {
-            label: round(100 * float(np.mean([ok for level in levels for ok in right[level]])), 1)
-            for label, levels in ANCHORS.items()
-        }
-    return anchors
+def measured(generators: Mapping[str, Path], each: int, work: Path) -> dict[str, dict[str, float]]:
+    """Return the anchors of generators in per cent; those of the same weights are measured once.
+
+    Args:
+        generators: Checkpoints by name.
+        each: Validation questions a level.
+        work: Where they are kept.
+    """
+    kept = read_report(FILE, work)
+    found = {}
+    for name, folder in generators.items():
+        digest = hashlib.sha256((folder / "model.safetensors").read_bytes()).hexdigest()[:16]
+        key = f"{name}/{digest}/{each}"
+        if key not in kept:
+            kept[key] = anchors(folder, each)
+            write_report(FILE, work, kept)
+        found[name] = kept[key]
+    return found
 
 
-def _levels() -> list[str]:
-    return [level for levels in ANCHORS.values() for level in levels]
+def anchors(folder: Path, each: int) -> dict[str, float]:
+    """Return one generator's anchors."""
+    levels = [level for levels in ANCHORS.values() for level in levels]
+    asked = [problem for level in levels for problem in problems(level, "validation", SEED, each)]
+    texts = sample(load_generator(folder), [problem.question for problem in asked])
+    right = [is_right(problem, text) for problem, text in zip(asked, texts, strict=True)]
+    return {
+        label: round(
+            100
+            * float(np.mean([ok for problem, ok in zip(asked, right, strict=True) if problem.level in of])),
+            1,
+        )
+        for label, of in ANCHORS.items()
+    }

@@ -1,267 +1,144 @@
-"""The family's evaluation: every generator and verifier through vLLM, on test questions made from the seed given.
-
-One sample is the mean over all 16; pass@16 asks whether any is right; best-of-16 is the one whose path mean the
-verifier scores highest. Results of finished models are kept beside the output, so a killed run goes on where it was.
-"""
+"""What a generator reaches: its own families, everyday questions, SVAMP, GSM8K, its depths and its price ratio."""
 
 import json
-import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from hashlib import sha256
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from tqdm import tqdm
 
-from experiments.measures.verifier_scores import Judged, measure
-from experiments.mini.corpus import problems_of
-from experiments.mini.labels import is_right, split_steps
-from experiments.mini.problems import CONTEST, LEVELS, Problem
-from experiments.mini.programs import LEVELS as CODE_LEVELS
-from experiments.mini.sampling import MAX_NEW_TOKENS
-from experiments.mini.tokenizer import END, STEP, prompt_of, token_id
-from experiments.mini.verifier import GOOD_LABEL, verifier_tokens
+from agents.aggregator.eflops import price
+from agents.space.family import read_architecture
+from agents.space.models import Architecture
+from experiments.mini.corpus import FAMILIES, problems
+from experiments.mini.grading import answer_of, is_right, same_answer, split_steps
+from experiments.mini.sampling import sample
+from experiments.mini.tasks.problem import Problem
 
-SAMPLES = 16
+SEED = 11
+EVERYDAY = Path(__file__).parent / "everyday"
+QUESTIONS = Path("../shared/data/questions")
 TEMPERATURE = 0.8
-CONTEXT_TOKENS = 1024
-
-
-@dataclass(frozen=True)
-class Questions:
-    """The evaluated questions: mini-math of five levels, the contest set, and mini-code."""
-
-    math: tuple[Problem, ...]
-    contest: tuple[Problem, ...]
-    code: tuple[Problem, ...]
-
-
-def test_questions(count: int, seed: int) -> Questions:
-    """Return `count` mini-math questions (a fifth each level), and as many contest and code ones as a level has.
-
-    Raises:
-        ValueError: when the count is not a positive multiple of five.
-    """
-    if count < 5 or count % len(LEVELS):
-        raise ValueError(
-            f"--questions {count}: give a positive multiple of {len(LEVELS)}, as many for each level"
-        )
-    each = count // len(LEVELS)
-
-    def drawn(level: str, number: int) -> list[Problem]:
-        return list(islice(problems_of(level, "test", seed), number))
-
-    return Questions(
-        tuple(problem for level in LEVELS for problem in drawn(level, each)),
-        tuple(drawn(CONTEST, each)),
-        tuple(problem for level in CODE_LEVELS for problem in drawn(level, max(1, each // len(CODE_LEVELS)))),
-    )
-
-
-# An engine that is collected takes the process group of all others with it.
-_ENGINES: list[Any] = []
-
-
-def open_engine(folder: Path, seed: int, pooling: bool = False) -> Any:
-    """Return a vLLM engine over a checkpoint of the family. Engines live in this process until it ends."""
-    os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
-    os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
-    os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
-    os.environ.setdefault("HF_HUB_OFFLINE", "1")
-    os.environ.setdefault("SETUPTOOLS_USE_DISTUTILS", "stdlib")
-    from vllm import LLM
-    from vllm.config import PoolerConfig
-
-    shared: dict[str, Any] = {
-        "dtype": "float32",
-        "enforce_eager": True,
-        "max_model_len": CONTEXT_TOKENS,
-        "max_num_seqs": 256,
-        "distributed_executor_backend": "uni",
-        "seed": seed,
-        "disable_log_stats": True,
-    }
-    if not pooling:
-        _ENGINES.append(LLM(str(folder), enable_prefix_caching=True, **shared))
-        return _ENGINES[-1]
-    tag = token_id(STEP)
-    pooler = PoolerConfig(tok_pooling_type="STEP", step_tag_id=tag)
-    _ENGINES.append(LLM(str(folder), runner="pooling", pooler_config=pooler, **shared))
-    return _ENGINES[-1]
-
-
-def sampled(engine: Any, problems: Sequence[Problem], count: int, temperature: float) -> list[list[str]]:
-    """Return `count` solutions a problem, sampled through vLLM."""
-    from vllm import SamplingParams
-
-    end = token_id(END)
-    sampling = SamplingParams(
-        n=count, temperature=temperature, max_tokens=MAX_NEW_TOKENS, stop_token_ids=[end]
-    )
-    outputs = engine.generate([prompt_of(p.question) for p in problems], sampling)
-    return [[choice.text for choice in output.outputs] for output in outputs]
-
-
-def path_means(engine: Any, pairs: Sequence[tuple[str, str]]) -> dict[tuple[str, str], float]:
-    """Return the mean step score of each (question, solution), scored by vLLM's pooling runner.
-
-    Raises:
-        RuntimeError: when the engine returns another number of scores than there are steps.
-    """
-    wanted = [pair for pair in dict.fromkeys(pairs) if split_steps(pair[1])]
-    prompts = [{"prompt_token_ids": verifier_tokens(q, split_steps(s))} for q, s in wanted]
-    outputs = engine.encode(prompts, pooling_task="token_classify")
-    means = dict.fromkeys(pairs, 0.0)
-    for (question, solution), output in zip(wanted, outputs, strict=True):
-        scores = np.asarray(output.outputs.data, dtype=np.float64)[:, GOOD_LABEL]
-        if len(scores) != len(split_steps(solution)):
-            raise RuntimeError(
-                f"{len(scores)} scores for {len(split_steps(solution))} steps: is the step tag right?"
-            )
-        means[question, solution] = float(scores.mean())
-    return means
+# What the plan measured on `tts_prm` (Llama 1B–8B on MATH-500), to stand beside the family's depths.
+TTS_PRM = {
+    "median": "6-7",
+    "p95": "13-25",
+    "maximum": "63-144",
+    "p95_right": "8-11",
+    "p95_wrong": "15-34",
+    "differ": "0.81-0.92",
+    "ratio": 1.4,
+}
+# A typical query: tokens of the prompt, steps, tokens of a step.
+TYPICAL = (70, 5, 11)
+QWEN3 = {
+    "qwen3-0.6b": Architecture(parameters=750_000_000, layers=28, query_heads=16, kv_heads=8, head_dim=128),
+    "qwen3-14b": Architecture(parameters=14_800_000_000, layers=40, query_heads=40, kv_heads=8, head_dim=128),
+}
+SKYWORK = Architecture(parameters=1_540_000_000, layers=28, query_heads=12, kv_heads=2, head_dim=128)
 
 
 def evaluate(
-    models: Path, generators: Sequence[str], verifiers: Sequence[str], count: int, seed: int, out: Path
-) -> dict[str, object]:
-    """Evaluate the family found in `models` and write the result to `out`; return what was written."""
-    import vllm
-
-    questions = test_questions(count, seed)
-    kept = out.with_suffix("") / f"{count}-{seed}"
-    kept.mkdir(parents=True, exist_ok=True)
-    drawn = {
-        name: _samples(models / name, questions, seed, kept) for name in tqdm(generators, desc="generators")
-    }
-    scores = {
-        name: _scores(models / name, questions, drawn, seed, kept)
-        for name in tqdm(verifiers, desc="verifiers")
-    }
-    report = {
-        "engine": {"name": "vllm", "version": vllm.__version__},
-        "questions": count,
-        "seed": seed,
-        "samples": SAMPLES,
-        "temperature": TEMPERATURE,
-        "generators": [_generator_row(models, name, questions, drawn[name], scores) for name in generators],
-        "verifiers": [_verifier_row(models, name, questions, drawn, scores[name]) for name in verifiers],
-    }
-    out.parent.mkdir(parents=True, exist_ok=True)
-    out.write_text(json.dumps(report, indent=2) + "\n")
+    model: Any, each: int = 100, everyday: Sequence[str] = ("development",), svamp: int = 500, gsm8k: int = 300,
+    samples: int = 3, seed: int = SEED,
+) -> dict[str, Any]:  # fmt: skip
+    """Return the keys `families`, `everyday`, `svamp`, `gsm8k` and `depths` of one generator."""
+    report: dict[str, Any] = {"families": families(model, each, seed)}
+    report["everyday"] = {name: _everyday(model, EVERYDAY / f"{name}.jsonl") for name in everyday}
+    report["svamp"] = _outside(model, QUESTIONS / "svamp_first_half.jsonl", svamp)
+    report["gsm8k"] = _outside(model, QUESTIONS / "gsm8k_test.jsonl", gsm8k)
+    if samples:
+        report["depths"] = depths(model, each // 4, samples, seed)
     return report
 
 
-Drawn = dict[str, list[list[str]]]
-
-
-def _kept_file(kept: Path, folder: Path, *others: Path) -> Path:
-    """Return where the part of one model is kept, by its weights: a model trained anew is measured anew."""
-    digest = sha256()
-    for each in (folder, *others):
-        digest.update((each / "model.safetensors").read_bytes())
-    return kept / f"{folder.name}-{digest.hexdigest()[:12]}.json"
-
-
-def _samples(folder: Path, questions: Questions, seed: int, kept: Path) -> Drawn:
-    file = _kept_file(kept, folder)
-    if not file.exists():
-        engine = open_engine(folder, seed)
-        drawn: Drawn = {
-            "greedy": sampled(engine, [*questions.math, *questions.contest, *questions.code], 1, 0.0),
-            "math": sampled(engine, questions.math, SAMPLES, TEMPERATURE),
-            "code": sampled(engine, questions.code, SAMPLES, TEMPERATURE),
+def families(model: Any, each: int, seed: int = SEED) -> dict[str, dict[str, float]]:
+    """Return greedy accuracy on test questions by family and level; `all` of stories is the mean of levels 1 to 5."""
+    asked: list[Problem] = [
+        p for levels in FAMILIES.values() for level in levels for p in problems(level, "test", seed, each)
+    ]
+    right = [is_right(p, t) for p, t in zip(asked, sample(model, [p.question for p in asked]), strict=True)]
+    table = {
+        family: {
+            level: float(np.mean([ok for p, ok in zip(asked, right, strict=True) if p.level == level]))
+            for level in levels
         }
-        file.write_text(json.dumps(drawn))
-    return dict(json.loads(file.read_text()))
+        for family, levels in FAMILIES.items()
+    }
+    table["stories"]["all"] = float(np.mean([table["stories"][f"level_{i}"] for i in range(1, 6)]))
+    return table
 
 
-def _scores(
-    folder: Path, questions: Questions, drawn: dict[str, Drawn], seed: int, kept: Path
-) -> dict[tuple[str, str], float]:
-    # Another generator draws other solutions, which have no scores yet: its weights are part of the name too.
-    file = _kept_file(kept, folder, *(folder.parent / name for name in drawn))
-    pairs = [
-        (problem.question, text)
-        for each in drawn.values()
-        for problem, texts in zip(questions.math, each["math"], strict=True)
-        for text in texts
-    ]
+def _everyday(model: Any, file: Path) -> dict[str, float]:
+    rows = [json.loads(line) for line in file.read_text().splitlines()]
+    right = _right(model, rows, [str(row["answer"]) for row in rows])
+    kinds = [f"{row['kind']}_{row['steps']}" for row in rows]
+    return {"all": float(np.mean(right))} | {
+        kind: float(np.mean([ok for is_, ok in zip(kinds, right, strict=True) if is_ == kind]))
+        for kind in sorted(set(kinds))
+    }
+
+
+def _outside(model: Any, file: Path, count: int) -> float | None:
+    """Return greedy accuracy on a file of questions; None when the file is not there."""
     if not file.exists():
-        engine = open_engine(folder, seed, pooling=True)
-        file.write_text(json.dumps([[*pair, score] for pair, score in path_means(engine, pairs).items()]))
-    return {(question, text): score for question, text, score in json.loads(file.read_text())}
+        return None
+    rows = [json.loads(line) for line in file.read_text().splitlines()][:count]
+    answers = [row["answer"].rpartition("####")[2].strip().replace(",", "") for row in rows]
+    return float(np.mean(_right(model, rows, answers)))
 
 
-def _generator_row(
-    models: Path,
-    name: str,
-    questions: Questions,
-    drawn: Drawn,
-    scores: dict[str, dict[tuple[str, str], float]],
-) -> dict[str, object]:
-    asked = [*questions.math, *questions.contest, *questions.code]
-    greedy = [is_right(problem, texts[0]) for problem, texts in zip(asked, drawn["greedy"], strict=True)]
+def _right(model: Any, rows: Sequence[Mapping[str, Any]], answers: Sequence[str]) -> list[bool]:
+    texts = sample(model, [" ".join(row["question"].split()) for row in rows])
+    return [same_answer(answer_of(text), answer) for text, answer in zip(texts, answers, strict=True)]
 
-    def share(levels: Sequence[str]) -> float:
-        return float(
-            np.mean([ok for problem, ok in zip(asked, greedy, strict=True) if problem.level in levels])
-        )
 
-    right = _right(questions.math, drawn["math"])
-    code = _right(questions.code, drawn["code"])
-    best = {
-        verifier: float(
-            np.mean(
-                [
-                    right[i, int(np.argmax([table[problem.question, text] for text in texts]))]
-                    for i, (problem, texts) in enumerate(zip(questions.math, drawn["math"], strict=True))
-                ]
-            )
-        )
-        for verifier, table in scores.items()
-    }
+def depths(model: Any, each: int, samples: int, seed: int = SEED) -> dict[str, Any]:
+    """Return the steps of sampled solutions, right and wrong, and how they differ within a question."""
+    levels = [level for family in ("quick", "stories", "procedures") for level in FAMILIES[family]]
+    asked = [p for level in levels for p in problems(level, "test", seed, each)]
+    drawn = [sample(model, [p.question for p in asked], TEMPERATURE, seed) for seed in range(samples)]
+    counts = np.array([[len(split_steps(text)) for text in texts] for texts in drawn])
+    right = np.array([[is_right(p, t) for p, t in zip(asked, texts, strict=True)] for texts in drawn])
+    ratio = counts.max(0) / np.maximum(1, counts.min(0))
     return {
-        "name": name,
-        "parameters": parameters_of(models / name),
-        "greedy": {level: share([level]) for level in (*LEVELS, CONTEST)} | {"all": share(LEVELS)},
-        "one_sample": float(right.mean()),
-        f"pass_at_{SAMPLES}": float(right.any(axis=1).mean()),
-        f"best_of_{SAMPLES}": best,
-        "code": {
-            "greedy": share(CODE_LEVELS),
-            "one_sample": float(code.mean()),
-            f"pass_at_{SAMPLES}": float(code.any(axis=1).mean()),
-        },
+        "median": float(np.median(counts)),
+        "p95": float(np.percentile(counts, 95)),
+        "maximum": int(counts.max()),
+        "p95_right": float(np.percentile(counts[right], 95)) if right.any() else None,
+        "p95_wrong": float(np.percentile(counts[~right], 95)) if (~right).any() else None,
+        "differ": float(np.mean(counts.max(0) > counts.min(0))),
+        "ratio": float(np.median(ratio)),
+        "tts_prm": TTS_PRM,
     }
 
 
-def _verifier_row(
-    models: Path,
-    name: str,
-    questions: Questions,
-    drawn: dict[str, Drawn],
-    scores: dict[tuple[str, str], float],
-) -> dict[str, object]:
-    judged = [
-        Judged(f"{generator}/{i}", scores[problem.question, text], is_right(problem, text))
-        for generator, each in drawn.items()
-        for i, (problem, texts) in enumerate(zip(questions.math, each["math"], strict=True))
-        for text in texts
-    ]
-    return {"name": name, "parameters": parameters_of(models / name), **measure(judged)}
+@dataclass(frozen=True)
+class Draft:
+    """One draft of a typical search, for its price."""
+
+    parent: int
+    tokens: int
+    score: float | None = 0.5
 
 
-def _right(problems: Sequence[Problem], drawn: Sequence[Sequence[str]]) -> Any:
-    return np.array([[is_right(p, text) for text in texts] for p, texts in zip(problems, drawn, strict=True)])
+def price_ratio_64(generator: Architecture, verifier: Architecture | None) -> float:
+    """Return the price of 64 single paths over one, for a typical query; the verifier's part left out if None."""
+
+    def cost(paths: int) -> float:
+        prompt, steps, tokens = TYPICAL
+        score = None if verifier is None else 0.5
+        drafts = [
+            Draft(-1 if s == 0 else (s - 1) * paths + p, tokens, score)
+            for s in range(steps)
+            for p in range(paths)
+        ]
+        return price(prompt, drafts, generator, verifier or generator).eflops
+
+    return cost(64) / cost(1)
 
 
-def parameters_of(folder: Path) -> int:
-    """Return the number of stored weights, read from the header of the safetensors file."""
-    from safetensors import safe_open
-
-    with safe_open(folder / "model.safetensors", framework="np") as weights:
-        return sum(int(np.prod(weights.get_slice(key).get_shape())) for key in weights.keys())  # noqa: SIM118
+def architecture(folder: Path) -> Architecture:
+    """Return the numbers of a checkpoint that the price needs."""
+    return Architecture(**read_architecture(folder))

@@ -1,45 +1,48 @@
 """How a verifier is trained: first to read, then to compare what it would write with what is written.
 
 Trained on step labels alone, a verifier of this size learns how hard a question is and never to compare solutions of
-one question (`models/README.md`, What was tried). So its lower layers first learn to write right solutions, as the
-language models under Skywork's and Qwen's verifiers did; then they are frozen, and the layers above learn to judge:
-step labels, the first wrong digit of a wrong result, and how surprised the lower layers are at each token.
+one question (`models/README.md`, What was tried). So its lower layers first learn to write right solutions; then they
+are frozen, and the layers above learn to judge: step labels, the first wrong digit of a wrong result, and how
+surprised the lower layers are at each token and were at most.
 """
 
+import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from experiments.mini.corpus import IGNORED, POOL, Batch, batches, make_pool
+from experiments.mini.corpus import Batch, Pool, batches
+from experiments.mini.grading import split_steps
 from experiments.mini.inheritance import inherit, look_back
-from experiments.mini.labels import first_wrong_character, split_steps
-from experiments.mini.ladder import HEAD_DIM, ROPE_THETA, Rung, verifier_config
-from experiments.mini.problems import DELIMITER
+from experiments.mini.labels import first_wrong_character
+from experiments.mini.ladder import BATCH_TOKENS
+from experiments.mini.lean import norm, product
 from experiments.mini.sampling import load_generator
+from experiments.mini.solutions import Labelled
+from experiments.mini.tasks.problem import DELIMITER
 from experiments.mini.tokenizer import STEP, make_tokenizer, prompt_of, token_id
-from experiments.mini.train import BATCH_TOKENS, Outcome, Schedule, Trainer, device
-from experiments.mini.verifier import ProcessRewardModel, save_verifier, verifier_tokens
+from experiments.mini.train import STATE, Outcome, Schedule, fit
+from experiments.mini.verifier import (
+    Judge,
+    ProcessRewardModel,
+    save_verifier,
+    trunk_states,
+    verifier_config,
+    verifier_tokens,
+)
 
 NO_LABEL = -100
-# What the first part of a training leaves for the second, under `work/<name>`.
+# What the first part of a training leaves for the second.
 READ = "read.pt"
 # Weight of recalling the token just read while learning to write: predicting alone forgets it, and what is forgotten
 # cannot be compared.
 RECALL_WEIGHT = 0.3
-
-
-@dataclass(frozen=True)
-class Labelled:
-    """One sampled solution: the question, its text, and a label a step."""
-
-    question: str
-    solution: str
-    labels: tuple[bool, ...]
 
 
 @dataclass(frozen=True)
@@ -63,150 +66,133 @@ class LabelledBatch:
 
 
 def train_verifier(
-    shape: Rung,
-    schedule: Schedule,
+    shape: Judge,
     data: Sequence[Labelled],
-    work: Path,
+    pool: Pool,
+    folder: Path,
+    generator: Path | None,
+    seed: int = 0,
     rows: int = 48,
-    pool_size: int = POOL,
-) -> tuple[ProcessRewardModel, Outcome]:
-    """Train one process reward model and leave it, with its tokenizer, under `work/<name>`.
+    compiled: bool = True,
+) -> Outcome:
+    """Train one process reward model and leave it, with its tokenizer, under `folder`.
 
     Args:
         shape: What is trained.
-        schedule: Of the second part; the first has `shape.reading_steps` at the same rate.
         data: Sampled solutions with step labels.
-        work: The working folder; a generator that the verifier inherits from is there.
-        rows: Solutions a batch.
-        pool_size: Reference solutions of the first part.
-
-    Raises:
-        ValueError: when no layer is left above those that read.
+        pool: Reference solutions, for the first part.
+        folder: Where its state is kept while it trains, and the checkpoint after.
+        generator: The checkpoint that it inherits from, if it does.
+        seed: Of weights and order.
+        rows: Solutions a batch of the second part.
+        compiled: Whether the first part's loss is compiled.
     """
-    if not 0 < shape.reading < shape.layers:
-        raise ValueError(
-            f"{shape.name}: reading {shape.reading} must lie between 0 and its {shape.layers} layers"
-        )
-    torch.manual_seed(schedule.seed)
-    module = ProcessRewardModel(verifier_config(shape)).to(device())
+    torch.manual_seed(seed)
+    module = ProcessRewardModel(verifier_config(shape))
     encoded = [encode(sample) for sample in data]
-    folder = work / shape.name
-    minutes = _learn_to_read(module, shape, schedule, encoded, work, pool_size)
-    outcome = _learn_to_judge(module, shape, schedule, encoded, rows, folder)
-    outcome = replace(outcome, minutes=outcome.minutes + minutes, steps=outcome.steps + shape.reading_steps)
+    if shape.inherits and generator is not None:
+        inherit(
+            module.model,
+            load_generator(generator),
+            [e.tokens for e in encoded[:: max(1, len(encoded) // 200)]],
+        )
+    _learn_to_read(module, shape, pool, folder, seed, compiled)
+    outcome = _learn_to_judge(module, shape, encoded, rows, folder, seed)
     save_verifier(module, folder, outcome)
+    (folder / STATE).unlink()
     (folder / READ).unlink()
-    return module, outcome
+    return outcome
 
 
 def _learn_to_read(
-    module: ProcessRewardModel,
-    shape: Rung,
-    schedule: Schedule,
-    encoded: Sequence[Encoded],
-    work: Path,
-    pool_size: int,
-) -> float:
-    """Train the lower layers to write right solutions in a verifier's format; return the minutes it took."""
-    file = work / shape.name / READ
-    if file.exists():
-        kept = torch.load(file, weights_only=True, map_location=device())
-        module.load_state_dict(kept["module"])
-        return float(kept["minutes"])
-    if shape.inherits:
-        sequences = [each.tokens for each in encoded[:: max(1, len(encoded) // 200)]]
-        inherit(module.model, load_generator(work / shape.inherits), sequences, HEAD_DIM)
-    pool = make_pool(pool_size, schedule.seed, work / "pool")
+    module: ProcessRewardModel, shape: Judge, pool: Pool, folder: Path, seed: int, compiled: bool
+) -> None:
+    """Train the lower layers to write right solutions in a verifier's format."""
+    if (folder / READ).exists():
+        module.load_state_dict(torch.load(folder / READ, weights_only=True))
+        return
     (delimiter,) = make_tokenizer().encode(DELIMITER, add_special_tokens=False)
-    pool.tokens[pool.tokens == delimiter] = token_id(STEP)
-    layers = module.model.layers
-    reader = nn.ModuleDict(
-        {"model": module.model, "recall": nn.Linear(shape.hidden, module.config.vocab_size)}
-    ).to(device())
+    tagged = Pool(np.where(pool.tokens == delimiter, token_id(STEP), pool.tokens), pool.learnt, pool.starts)
+    recall = nn.Linear(shape.hidden, module.config.vocab_size)
+    reader = nn.ModuleDict({"model": module.model, "recall": recall})
+    weights = dict(module.model.named_parameters())
 
-    def loss(batch: Batch) -> Tensor:
-        tokens, labels = (torch.from_numpy(part).to(device()) for part in (batch.tokens, batch.labels))
-        hidden = module.model(input_ids=tokens).last_hidden_state
-        wanted = labels != IGNORED
-        told = functional.linear(hidden[wanted], module.model.embed_tokens.weight)
-        recalled = reader["recall"](hidden[wanted])
-        language = functional.cross_entropy(told, labels[wanted])
-        return language + RECALL_WEIGHT * functional.cross_entropy(recalled, tokens[wanted])
+    def mean(tokens: Tensor, rows: Tensor, targets: Tensor) -> Tensor:
+        states = trunk_states(weights, shape, tokens, shape.reading)
+        hidden = norm(states[-1], weights["norm.weight"]).flatten(0, 1).index_select(0, rows)
+        told = product(hidden, weights["embed_tokens.weight"]).float()
+        recalled = product(hidden, recall.weight).float() + recall.bias
+        language = functional.cross_entropy(told, targets)
+        return language + RECALL_WEIGHT * functional.cross_entropy(
+            recalled, tokens.flatten().index_select(0, rows)
+        )
 
-    reading = replace(schedule, steps=shape.reading_steps)
-    module.model.layers = layers[: shape.reading]
-    trainer = Trainer(
-        reader,
-        loss,
-        lambda first: batches(pool, BATCH_TOKENS, schedule.seed, first),
-        reading,
-        file.parent / "reading",
-    )
-    outcome = trainer.run(f"{shape.name} reads")
-    module.model.layers = layers
-    file.parent.mkdir(parents=True, exist_ok=True)
-    torch.save({"module": module.state_dict(), "minutes": outcome.minutes}, file.with_suffix(".partial"))
-    file.with_suffix(".partial").rename(file)
-    trainer.finish()
-    return outcome.minutes
+    loss_of: Any = torch.compile(mean, dynamic=True) if compiled else mean
+
+    def advance(batch: Batch) -> tuple[float, int]:
+        loss = loss_of(*(torch.from_numpy(each) for each in (batch.tokens, batch.rows, batch.targets)))
+        loss.backward()
+        return float(loss.detach()), batch.tokens.size
+
+    schedule = Schedule(shape.reading_steps, shape.learning_rate, seed)
+    fit(f"{shape.name} reads", reader, advance, lambda first: batches(tagged, BATCH_TOKENS, seed, first), schedule,
+        folder / "reading")  # fmt: skip
+    folder.mkdir(parents=True, exist_ok=True)
+    partial = (folder / READ).with_suffix(".partial")
+    torch.save(module.state_dict(), partial)
+    partial.replace(folder / READ)
+    (folder / "reading" / STATE).unlink()
 
 
 def _learn_to_judge(
-    module: ProcessRewardModel,
-    shape: Rung,
-    schedule: Schedule,
-    encoded: Sequence[Encoded],
-    rows: int,
-    folder: Path,
+    module: ProcessRewardModel, shape: Judge, encoded: Sequence[Encoded], rows: int, folder: Path, seed: int
 ) -> Outcome:
     """Train the upper layers and the head on labelled solutions; the lower layers stay as they are."""
     module.requires_grad_(False)
-    size = _residual_size(module, shape.reading, encoded[:: max(1, len(encoded) // 64)])
-    torch.manual_seed(schedule.seed)
+    weights = dict(module.model.named_parameters())
+    sample = _padded(encoded[:: max(1, len(encoded) // 64)])
+    with torch.no_grad():
+        below = trunk_states(weights, shape, sample.tokens, shape.reading)[-1]
+    torch.manual_seed(seed)
     upper = module.model.layers[shape.reading :]
-    look_back(upper[0], HEAD_DIM, ROPE_THETA, size, schedule.seed)
+    look_back(upper[0], float(below[sample.written].pow(2).mean().sqrt()), seed)
     heads = {
         name: nn.Linear(shape.hidden, outputs) for name, outputs in (("mark", 2), ("token", 1), ("path", 1))
     }
     judge = nn.ModuleDict({"upper": nn.ModuleDict({"layers": upper}), "score": module.score, **heads})
-    judge.to(device()).requires_grad_(True)
+    judge.requires_grad_(True)
 
-    def loss(batch: LabelledBatch) -> Tensor:
-        states = module.model(input_ids=batch.tokens, output_hidden_states=True)
-        hidden, looked = states.last_hidden_state, states.hidden_states[shape.reading + 1]
-        expected = _expected(module, states.hidden_states[shape.reading], batch.tokens)
+    def advance(batch: LabelledBatch) -> tuple[float, int]:
+        states = trunk_states(weights, shape, batch.tokens)
+        hidden, looked = norm(states[-1], weights["norm.weight"]), states[shape.reading + 1]
+        expected = _expected(weights, states[shape.reading], batch.tokens)
         tagged, marked = batch.labels != NO_LABEL, batch.marks != NO_LABEL
         plain = batch.written & (batch.tokens != token_id(STEP))
         least = torch.where(plain, expected, torch.ones_like(expected)).cummin(1).values
-        return (
+        loss = (
             functional.cross_entropy(module.score(hidden[tagged]), batch.labels[tagged])
             + functional.cross_entropy(judge["mark"](hidden[marked]), batch.marks[marked])
             + _told(judge["token"](looked[plain]), expected[plain])
             + _told(judge["path"](hidden[tagged]), least[tagged])
         )
+        loss.backward()  # type: ignore[no-untyped-call]
+        return float(loss.detach()), batch.tokens.numel()
 
-    trainer = Trainer(
-        judge, loss, lambda first: _batches(encoded, rows, schedule.seed, first), schedule, folder
-    )
-    outcome = trainer.run(f"{shape.name} judges")
-    trainer.finish()
+    outcome = fit(
+        shape.name, judge, advance, lambda first: _batches(encoded, rows, seed, first),
+        Schedule(shape.steps, shape.learning_rate, seed), folder,
+    )  # fmt: skip
+    assert outcome is not None
     return outcome
 
 
 @torch.no_grad()
-def _expected(module: ProcessRewardModel, read: Tensor, tokens: Tensor) -> Tensor:
+def _expected(weights: dict[str, Tensor], read: Tensor, tokens: Tensor) -> Tensor:
     """Return the probability (b, t) that the lower layers gave each token before they read it; 1 for the first."""
-    logits = functional.linear(module.model.norm(read[:, :-1]), module.model.embed_tokens.weight)
+    hidden = norm(read[:, :-1], weights["norm.weight"])
+    logits = product(hidden, weights["embed_tokens.weight"]).float()
     given = logits.log_softmax(-1).gather(-1, tokens[:, 1:, None])[..., 0].exp()
     return functional.pad(given, (1, 0), value=1.0)
-
-
-@torch.no_grad()
-def _residual_size(module: ProcessRewardModel, layer: int, encoded: Sequence[Encoded]) -> float:
-    """Return the root mean square of the residual stream below `layer` on written tokens."""
-    batch = _padded(encoded)
-    read = module.model(input_ids=batch.tokens, output_hidden_states=True).hidden_states[layer]
-    return float(read[batch.written].pow(2).mean().sqrt())
 
 
 def _told(logits: Tensor, probability: Tensor) -> Tensor:
@@ -226,9 +212,14 @@ def encode(sample: Labelled) -> Encoded:
         if right:
             marks[begin:end] = [1] * (end - begin)
         elif (wrong := first_wrong_character(step)) is not None:
-            # Digits and signs of an equation are one token each, so characters count from the end as tokens do.
-            at = end - (len(step) - wrong)
-            marks[at:end] = [0] * (end - at)
+            number = re.match(r"\d+", step[wrong:])
+            last = wrong + (len(number[0]) if number else 0)
+            offsets = make_tokenizer()(step, add_special_tokens=False, return_offsets_mapping=True)[
+                "offset_mapping"
+            ]
+            for token, (first, _) in enumerate(offsets):
+                if wrong <= first < last:
+                    marks[begin + token] = 0
         begin = end + 1
     return Encoded(tokens, labels, marks, start)
 
@@ -238,10 +229,9 @@ def _batches(encoded: Sequence[Encoded], rows: int, seed: int, first: int) -> It
     for epoch in range(1_000_000):
         rng = np.random.default_rng((seed, epoch))
         order = rng.permutation(len(encoded))
-        windows = np.array_split(order, max(1, len(order) // 4096))
         groups = [
             group
-            for window in windows
+            for window in np.array_split(order, max(1, len(order) // 4096))
             for group in np.array_split(
                 window[np.argsort([len(encoded[i].tokens) for i in window], kind="stable")],
                 max(1, len(window) // rows),
@@ -257,7 +247,7 @@ def _padded(samples: Sequence[Encoded]) -> LabelledBatch:
     width = max(len(sample.tokens) for sample in samples)
 
     def column(rows: list[list[int]], fill: int) -> Tensor:
-        return torch.tensor([row + [fill] * (width - len(row)) for row in rows], device=device())
+        return torch.tensor([row + [fill] * (width - len(row)) for row in rows])
 
     written = [[0] * s.begin + [1] * (len(s.tokens) - s.begin) for s in samples]
     return LabelledBatch(

@@ -1,60 +1,48 @@
-"""Plain batched sampling with transformers: training data for the verifiers, and a quick look at accuracy.
-
-What is reported of the family is sampled through vLLM (`evaluate`); this is the fast way while it is being made.
-"""
+"""Batched sampling with a key-value cache: a quick look while the family is made, and the verifiers' training data."""
 
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
-from tqdm import tqdm
-from transformers import AutoTokenizer, Qwen3ForCausalLM
+from transformers import Qwen3ForCausalLM
 
-from experiments.mini.tokenizer import prompt_of
-from experiments.mini.train import device
+from experiments.mini.tokenizer import END, PAD, make_tokenizer, prompt_of, token_id
 
-MAX_NEW_TOKENS = 128
+# Twice what the longest references take; a path that is not done by then is wrong.
+MAX_NEW_TOKENS = 400
 
 
 def load_generator(folder: Path) -> Any:
     """Load a generator from its Hugging Face folder."""
     model: Any = Qwen3ForCausalLM.from_pretrained(folder, dtype=torch.float32, local_files_only=True)
-    return model.to(device()).eval()
+    return model.eval()
 
 
 @torch.inference_mode()
 def sample(
-    model: Any,
-    folder: Path,
-    questions: Sequence[str],
-    temperature: float,
-    seed: int,
-    batch: int = 256,
-    title: str | None = None,
+    model: Any, questions: Sequence[str], temperature: float = 0.0, seed: int = 0, batch: int = 128
 ) -> list[str]:
     """Return one solution a question; greedy at temperature 0. The same seed gives the same text."""
-    tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, padding_side="left")
-    prompts = [prompt_of(question) for question in questions]
+    tokenizer = make_tokenizer()
+    prompts = [tokenizer.encode(prompt_of(q), add_special_tokens=False) for q in questions]
     order = sorted(range(len(prompts)), key=lambda i: len(prompts[i]))
     texts = [""] * len(prompts)
     torch.manual_seed(seed)
-    drawing = (
-        {"do_sample": False}
-        if temperature == 0
-        else {"do_sample": True, "temperature": temperature, "top_k": 0}
-    )
-    for start in tqdm(range(0, len(order), batch), desc=title, disable=title is None, unit="batch"):
+    how: dict[str, Any] = {"do_sample": temperature > 0}
+    if temperature > 0:
+        how |= {"temperature": temperature, "top_k": 0}
+    for start in range(0, len(order), batch):
         rows = order[start : start + batch]
-        asked = [prompts[i] for i in rows]
-        encoded = tokenizer(asked, return_tensors="pt", padding=True, add_special_tokens=False).to(device())
+        width = max(len(prompts[i]) for i in rows)
+        padded = torch.tensor([[token_id(PAD)] * (width - len(prompts[i])) + prompts[i] for i in rows])
+        mask = torch.tensor([[0] * (width - len(prompts[i])) + [1] * len(prompts[i]) for i in rows])
         out = model.generate(
-            input_ids=encoded["input_ids"],
-            attention_mask=encoded["attention_mask"],
-            max_new_tokens=MAX_NEW_TOKENS,
-            **drawing,
-        )
-        new = out[:, encoded["input_ids"].shape[1] :]
-        for i, text in zip(rows, tokenizer.batch_decode(new, skip_special_tokens=True), strict=True):
+            input_ids=padded, attention_mask=mask, max_new_tokens=MAX_NEW_TOKENS, eos_token_id=token_id(END),
+            pad_token_id=token_id(PAD), **how,
+        )  # fmt: skip
+        for i, text in zip(
+            rows, tokenizer.batch_decode(out[:, width:], skip_special_tokens=True), strict=True
+        ):
             texts[i] = text
     return texts

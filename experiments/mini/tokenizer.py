@@ -1,26 +1,25 @@
-"""The family's one tokenizer: whole words of the task, single digits, and single characters for everything else.
+"""The family's one tokenizer: byte-level BPE, single digits, and a few special tokens; kept as a file beside this one.
 
-It accepts any text. A word outside the vocabulary falls apart into characters, a character outside printable ASCII
-becomes `<unk>`. Digits stand one by one because that is what makes arithmetic learnable at this size.
+`python -m experiments.mini tokenizer` measures sizes and trains it anew. Any text is accepted. Digits stand one by
+one because that is what makes arithmetic learnable at this size; a blank line and the box are one token each.
 """
 
-import re
-import string
+from collections.abc import Iterable
 from functools import cache
+from pathlib import Path
+from typing import Any
 
-from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
-from experiments.mini.problems import DELIMITER, ORDINALS
-from experiments.mini.programs import CLOSING, LISTS, OPENINGS, STRINGS
-from experiments.mini.stories import NAMES, STORIES, Event
-
-PAD, START, END, UNKNOWN, STEP = "<|endoftext|>", "<|im_start|>", "<|im_end|>", "<unk>", "<|step|>"
-SPECIAL = (PAD, START, END, UNKNOWN, STEP)
+PAD, START, END, STEP = "<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|step|>"
+SPECIAL = (PAD, START, END, STEP)
 BOX = "\\boxed{"
+FILE = Path(__file__).parent / "tokenizer.json"
+ENTRIES = 1_280
 CONTEXT_TOKENS = 16_384
-# One piece: the box, a blank line, a word or a digit with the space before it, or any other character.
-PIECE = r"\\boxed\{|\n\n| ?[A-Za-z]+| ?[0-9]| ?[^\sA-Za-z0-9]|\s"
+# One piece: the box, a blank line, a word, a digit or a mark with the space before it, any other white space.
+PIECE = r"\\boxed\{|\n\n| ?\p{L}+| ?\d| ?[^\s\p{L}\d]|\s"
 CHAT_TEMPLATE = (
     "{% for message in messages %}"
     "{{ '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>' + '\\n' }}"
@@ -29,58 +28,37 @@ CHAT_TEMPLATE = (
 )
 
 
-def _texts() -> list[str]:
-    """Every text the generators can write, with the placeholders taken out."""
-    texts = [f"a {label}:" for label in ("user", "assistant", "system")] + ["user", "assistant", "system"]
-    for story in STORIES:
-        events: tuple[Event, ...] = (*story.plus, *story.minus, *story.times, *story.share, *story.packs)
-        texts += [wording for event in events for wording in event.wordings]
-        texts += [event.label for event in events]
-        texts += [*story.opening, *story.question, *story.distractors]
-        texts += [f"a {word}" for word in (*story.things, *story.boxes)]
-    texts += [form for name in NAMES for form in (name, f"a {name}")]
-    texts += [form for word in ORDINALS for form in (word, f"a {word}")]
-    for phrase in (*LISTS, *STRINGS):
-        texts += [f": {wording}." for wording in phrase.wordings] + [phrase.code, f"| {phrase.code}"]
-    texts += [
-        *OPENINGS["list"],
-        *OPENINGS["text"],
-        *(f"a {text}" for text in (*OPENINGS["list"], *OPENINGS["text"])),
-    ]
-    texts += [f"a {text}" for text in CLOSING]
-    # A sentence may stand anywhere after the first, so its first word is met with and without a space before it.
-    return texts + [f" {text}" for text in texts if text[:1].isupper()]
-
-
-def vocabulary() -> list[str]:
-    """Return the tokens in order of their ids: special tokens, characters, digits and marks after a space, words."""
-    pieces = {piece for text in _texts() for piece in re.findall(PIECE, re.sub(r"\{\w+\}", "", text))}
-    words = sorted(piece for piece in pieces if len(piece.strip()) > 1)
-    characters = [*string.printable[:95], "\n"]
-    joined = [DELIMITER, BOX, *(f" {digit}" for digit in string.digits), " |"]
-    # A single letter with the space before it, as mini-code names letters.
-    letters = [f" {letter}" for letter in string.ascii_lowercase] + [" A"]
-    return [*SPECIAL, *dict.fromkeys([*characters, *joined, *letters, *words])]
+def trained(texts: Iterable[str], entries: int = ENTRIES) -> Tokenizer:
+    """Return a tokenizer of `entries` entries, special tokens and the 256 bytes included, trained on texts."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(PIECE), behavior="isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=entries,
+        special_tokens=[AddedToken(token, special=True, normalized=False) for token in SPECIAL],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    # The frame of every prompt and the box are met often enough to become entries.
+    frame = ["user\n", "assistant\n", "system\n", "\n\n", BOX] * 2_000
+    tokenizer.train_from_iterator([*texts, *frame], trainer)
+    return tokenizer
 
 
 @cache
-def make_tokenizer() -> PreTrainedTokenizerFast:
-    """Build the tokenizer with its chat template.
+def make_tokenizer() -> Any:
+    """Return the kept tokenizer with its chat template.
 
-    >>> tokens = make_tokenizer().tokenize("sold: 312-7=305")
-    >>> tokens
-    ['sold', ':', ' 3', '1', '2', '-', '7', '=', '3', '0', '5']
+    >>> make_tokenizer().tokenize("17+25=42")
+    ['1', '7', '+', '2', '5', '=', '4', '2']
     """
-    ids = {token: index for index, token in enumerate(vocabulary())}
-    # With ignore_merges a piece that is a token stays whole; with no merges any other piece becomes characters.
-    model = models.BPE(vocab=ids, merges=[], unk_token=UNKNOWN, fuse_unk=True, ignore_merges=True)
-    tokenizer = Tokenizer(model)
-    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(PIECE), behavior="isolated")
-    tokenizer.decoder = decoders.Fuse()
-    tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in SPECIAL])
     return PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
-        tokenizer_object=tokenizer,
-        unk_token=UNKNOWN,
+        tokenizer_object=Tokenizer.from_file(str(FILE)),
         pad_token=PAD,
         eos_token=END,
         additional_special_tokens=[START, STEP],
@@ -98,7 +76,4 @@ def token_id(token: str) -> int:
 
 def prompt_of(question: str) -> str:
     """Return the question as the chat template renders it, ready for the first step."""
-    rendered = make_tokenizer().apply_chat_template(
-        [{"role": "user", "content": question}], tokenize=False, add_generation_prompt=True
-    )
-    return str(rendered)
+    return f"{START}user\n{question}{END}\n{START}assistant\n"

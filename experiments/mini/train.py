@@ -1,177 +1,199 @@
-"""Training of one model of the family: seeded, resumable after a kill, with a progress bar.
+"""Training: seeded, saved every few minutes, resumed wherever it was killed; the same loop for all models.
 
-The loop is the same for generators and verifiers: they differ in the loss of a batch. Matrices inside the layers are
-trained by Muon, the rest by AdamW; the learning rate warms up, stays, and falls linearly to zero over the last third.
+Matrices inside the layers are trained by Muon, the rest by AdamW; the learning rate warms up, stays, and falls
+linearly to zero over the last part. The state is one file, replaced as a whole.
 """
 
 import json
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 from tqdm import tqdm
 from transformers import Qwen3ForCausalLM
 
-from experiments.mini.corpus import IGNORED, POOL, Batch, batches, make_pool
-from experiments.mini.ladder import Rung, generator_config
+from experiments.mini.corpus import Batch, Pool, batches
+from experiments.mini.ladder import BATCH_TOKENS, PARTS, Rung, generator_config
+from experiments.mini.lean import compiled_loss, summed_loss
 from experiments.mini.tokenizer import make_tokenizer
 
-BATCH_TOKENS = 6144
-WARM_UP_STEPS = 100
+WARM_UP_STEPS = 60
 DECAY_SHARE = 0.35
-SAVE_EVERY_STEPS = 100
+SAVE_EVERY_SECONDS = 120
+STATE = "training.pt"
+RECORD = "training.json"
 B = TypeVar("B")
-
-
-def device() -> torch.device:
-    """Return where to train: a GPU when there is one."""
-    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
 @dataclass(frozen=True)
 class Schedule:
-    """How long and how fast one model is trained."""
+    """How long and how fast; `stop`: save and stop after that many steps."""
 
     steps: int
     learning_rate: float
     seed: int = 0
-    save_every: int = SAVE_EVERY_STEPS
+    stop: int | None = None
 
     def rate(self, step: int) -> float:
         """Return the learning rate of a step, counted from 0."""
-        decay_from = int(self.steps * (1 - DECAY_SHARE))
+        falls = int(self.steps * (1 - DECAY_SHARE))
         if step < WARM_UP_STEPS:
             return self.learning_rate * (step + 1) / WARM_UP_STEPS
-        if step < decay_from:
-            return self.learning_rate
-        return self.learning_rate * (self.steps - step) / (self.steps - decay_from)
+        return self.learning_rate * min(1.0, (self.steps - step) / (self.steps - falls))
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a training run reports: the loss averaged over its first and last 50 steps, and its cost."""
+    """What a training run reports: loss over its first and last 50 steps, tokens read, and its cost."""
 
+    name: str
+    seed: int
+    steps: int
+    tokens: int
     first_loss: float
     last_loss: float
-    steps: int
     minutes: float
 
 
-class Trainer(Generic[B]):
-    """Runs a schedule over batches, saving its whole state so that a killed run goes on where it was.
+def fit(
+    name: str,
+    module: nn.Module,
+    advance: Callable[[B], tuple[float, int]],
+    stream: Callable[[int], Iterator[B]],
+    schedule: Schedule,
+    folder: Path,
+) -> Outcome | None:
+    """Run a schedule, or go on with one that was killed; None when it stopped early. The state file stays.
 
     Args:
-        module: what is trained; its state is the checkpoint.
-        loss: the loss of one batch, a scalar.
-        stream: batches from a given batch number on; the same for the same number.
-        folder: where `training.pt` is kept while the run lasts.
+        name: What is trained, for the progress bar.
+        module: Its parameters; those that need no gradient stay as they are.
+        advance: Adds the gradients of one step's data and returns its loss and tokens.
+        stream: The data from a step on; the same for the same step.
+        schedule: How long and how fast.
+        folder: Where the state is kept.
     """
-
-    def __init__(
-        self,
-        module: nn.Module,
-        loss: Callable[[B], Tensor],
-        stream: Callable[[int], Iterator[B]],
-        schedule: Schedule,
-        folder: Path,
-    ) -> None:
-        self._module, self._loss, self._stream = module, loss, stream
-        self._schedule, self._file = schedule, folder / "training.pt"
-        inside = [p for n, p in module.named_parameters() if p.ndim == 2 and ".layers." in n]
-        chosen = {id(p) for p in inside}
-        outside = [p for p in module.parameters() if id(p) not in chosen]
-        self._optimizers: list[torch.optim.Optimizer] = [
-            torch.optim.Muon(
-                inside, lr=schedule.learning_rate, weight_decay=0.01, adjust_lr_fn="match_rms_adamw"
-            ),
-            torch.optim.AdamW(outside, lr=schedule.learning_rate, weight_decay=0.0, betas=(0.9, 0.98)),
-        ]
-
-    def run(self, title: str) -> Outcome:
-        """Train to the end of the schedule and return what it cost; the module holds the result."""
-        step, losses, seconds = self._resume()
-        self._module.train()
-        began = time.monotonic()
-        with tqdm(total=self._schedule.steps, initial=step, desc=title, unit="step", mininterval=5) as bar:
-            for batch in self._stream(step):
-                if step >= self._schedule.steps:
-                    break
-                for optimizer in self._optimizers:
-                    for group in optimizer.param_groups:
-                        group["lr"] = self._schedule.rate(step)
-                loss = self._loss(batch)
-                loss.backward()  # type: ignore[no-untyped-call]
-                nn.utils.clip_grad_norm_(self._module.parameters(), 1.0)
-                for optimizer in self._optimizers:
-                    optimizer.step()
-                    optimizer.zero_grad(set_to_none=True)
-                losses.append(loss.item())
-                step += 1
-                bar.update()
-                bar.set_postfix(loss=f"{sum(losses[-50:]) / len(losses[-50:]):.4f}")
-                if step % self._schedule.save_every == 0:
-                    self._save(step, losses, seconds + time.monotonic() - began)
-        minutes = (seconds + time.monotonic() - began) / 60
-        self._module.eval()
-        return Outcome(_mean(losses[:50]), _mean(losses[-50:]), step, minutes)
-
-    def finish(self) -> None:
-        """Remove the resumable state, once the result is saved elsewhere."""
-        self._file.unlink(missing_ok=True)
-
-    def _save(self, step: int, losses: list[float], seconds: float) -> None:
-        self._file.parent.mkdir(parents=True, exist_ok=True)
-        partial = self._file.with_suffix(".partial")
-        optimizers = [optimizer.state_dict() for optimizer in self._optimizers]
-        state = {"step": step, "losses": losses, "seconds": seconds, "optimizers": optimizers}
-        torch.save(state | {"module": self._module.state_dict()}, partial)
-        partial.replace(self._file)
-
-    def _resume(self) -> tuple[int, list[float], float]:
-        if not self._file.exists():
-            return 0, [], 0.0
-        state = torch.load(self._file, weights_only=True, map_location=device())
-        self._module.load_state_dict(state["module"])
-        for optimizer, saved in zip(self._optimizers, state["optimizers"], strict=True):
-            optimizer.load_state_dict(saved)
-        return int(state["step"]), list(state["losses"]), float(state["seconds"])
+    optimizers = _optimizers(module)
+    state = _resumed(folder / STATE, module, optimizers)
+    step, losses, tokens, seconds = state["step"], state["losses"], state["tokens"], state["seconds"]
+    began = saved = time.monotonic()
+    data = stream(step)
+    with tqdm(total=schedule.steps, initial=step, desc=name, unit="step", mininterval=20) as bar:
+        while step < schedule.steps:
+            for optimizer in optimizers:
+                for group in optimizer.param_groups:
+                    group["lr"] = schedule.rate(step)
+            loss, read = advance(next(data))
+            nn.utils.clip_grad_norm_(module.parameters(), 1.0)
+            for optimizer in optimizers:
+                optimizer.step()
+                optimizer.zero_grad(set_to_none=True)
+            losses.append(loss)
+            step, tokens = step + 1, tokens + read
+            bar.update()
+            bar.set_postfix(loss=f"{_mean(losses[-50:]):.4f}", refresh=False)
+            now = time.monotonic()
+            if now - saved > SAVE_EVERY_SECONDS or step in (schedule.stop, schedule.steps):
+                kept = {"step": step, "losses": losses, "tokens": tokens, "seconds": seconds + now - began}
+                _save(folder / STATE, kept, module, optimizers)
+                saved = now
+            if step == schedule.stop:
+                return None
+    minutes = (seconds + time.monotonic() - began) / 60
+    return Outcome(name, schedule.seed, step, tokens, _mean(losses[:50]), _mean(losses[-50:]), minutes)
 
 
-def train_generator(
-    shape: Rung, schedule: Schedule, work: Path, pool_size: int = POOL, batch_tokens: int = BATCH_TOKENS
-) -> tuple[Qwen3ForCausalLM, Outcome]:
-    """Train one generator on the mixture of both tasks and leave it, with its tokenizer, under `work/<name>`."""
-    torch.manual_seed(schedule.seed)
+def train(
+    shape: Rung, pool: Pool, folder: Path, seed: int = 0, steps: int | None = None, stop: int | None = None,
+    compiled: bool = True,
+) -> Outcome | None:  # fmt: skip
+    """Train a generator to the end of its schedule and leave it, with its tokenizer, under `folder`.
+
+    Args:
+        shape: What is trained.
+        pool: What it learns from.
+        folder: Where its state is kept while it trains, and the checkpoint after.
+        seed: Of weights and order.
+        steps: Another number than the ladder's.
+        stop: Save and stop after this many steps of the schedule, and return None.
+        compiled: Whether the loss is compiled, which takes a minute and pays after a hundred steps.
+    """
+    torch.manual_seed(seed)
     model: Any = Qwen3ForCausalLM(generator_config(shape))  # type: ignore[no-untyped-call]
-    model.to(device())
-    pool = make_pool(pool_size, schedule.seed, work / "pool")
-    folder = work / shape.name
+    weights = dict(model.named_parameters())
+    loss_of = compiled_loss(shape, weights) if compiled else partial(summed_loss, weights, shape)
 
-    def loss(batch: Batch) -> Tensor:
-        labels = torch.from_numpy(batch.labels).to(device())
-        wanted = labels != IGNORED
-        hidden = model.model(input_ids=torch.from_numpy(batch.tokens).to(device())).last_hidden_state[wanted]
-        return functional.cross_entropy(model.lm_head(hidden), labels[wanted])
+    def advance(parts: Sequence[Batch]) -> tuple[float, int]:
+        count = sum(len(part.targets) for part in parts)
+        total = 0.0
+        for part in parts:
+            given = (torch.from_numpy(each) for each in (part.tokens, part.rows, part.targets))
+            loss: Tensor = loss_of(*given) / count
+            loss.backward()  # type: ignore[no-untyped-call]
+            total += loss.item()
+        return total, sum(part.tokens.size for part in parts)
 
-    trainer = Trainer(
-        model, loss, lambda first: batches(pool, batch_tokens, schedule.seed, first), schedule, folder
-    )
-    outcome = trainer.run(shape.name)
-    save(model, folder, outcome)
-    trainer.finish()
-    return model, outcome
+    def stream(first: int) -> Iterator[list[Batch]]:
+        drawn = batches(pool, BATCH_TOKENS // PARTS, seed, first * PARTS)
+        while True:
+            yield [next(drawn) for _ in range(PARTS)]
+
+    schedule = Schedule(steps or shape.steps, shape.learning_rate, seed, stop)
+    outcome = fit(shape.name, model, advance, stream, schedule, folder)
+    if outcome is not None:
+        save(model, folder, outcome)
+        (folder / STATE).unlink()
+    return outcome
 
 
-def save(model: Qwen3ForCausalLM, folder: Path, outcome: Outcome) -> None:
-    """Write the model as an ordinary Hugging Face folder, with `training.json` beside it."""
+def save(model: Any, folder: Path, outcome: Outcome) -> None:
+    """Write the model as an ordinary Hugging Face folder; its record is written last and says that it is whole."""
+    folder.mkdir(parents=True, exist_ok=True)
     model.save_pretrained(folder, safe_serialization=True)
     make_tokenizer().save_pretrained(folder)
-    (folder / "training.json").write_text(json.dumps(outcome.__dict__, indent=2) + "\n")
+    (folder / RECORD).write_text(json.dumps(asdict(outcome), indent=2) + "\n")
+
+
+def midway(folder: Path, shape: Rung) -> Any:
+    """Return the model of a run that is still under way, as it was last saved."""
+    model: Any = Qwen3ForCausalLM(generator_config(shape))  # type: ignore[no-untyped-call]
+    model.load_state_dict(torch.load(folder / STATE, weights_only=True)["model"])
+    return model.eval()
+
+
+def _optimizers(module: nn.Module) -> list[torch.optim.Optimizer]:
+    trained = [(name, p) for name, p in module.named_parameters() if p.requires_grad]
+    inside = [p for name, p in trained if p.ndim == 2 and "layers." in name]
+    outside = [p for name, p in trained if not (p.ndim == 2 and "layers." in name)]
+    return [
+        torch.optim.Muon(inside, weight_decay=0.01, adjust_lr_fn="match_rms_adamw"),
+        torch.optim.AdamW(outside, weight_decay=0.0, betas=(0.9, 0.98)),
+    ]
+
+
+def _save(
+    file: Path, kept: dict[str, Any], module: nn.Module, optimizers: list[torch.optim.Optimizer]
+) -> None:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    new = file.with_suffix(".partial")
+    states = [optimizer.state_dict() for optimizer in optimizers]
+    torch.save({**kept, "model": module.state_dict(), "optimizers": states}, new)
+    new.replace(file)
+
+
+def _resumed(file: Path, module: nn.Module, optimizers: list[torch.optim.Optimizer]) -> dict[str, Any]:
+    if not file.exists():
+        return {"step": 0, "losses": [], "tokens": 0, "seconds": 0.0}
+    state: dict[str, Any] = torch.load(file, weights_only=True)
+    module.load_state_dict(state["model"])
+    for optimizer, saved in zip(optimizers, state["optimizers"], strict=True):
+        optimizer.load_state_dict(saved)
+    return state
 
 
 def _mean(values: list[float]) -> float:

@@ -1,4 +1,4 @@
-"""The recorded questions: mini-math in the paper's proportions, mini-code for the second task, or mixed traffic.
+"""The recorded questions: stories in the paper's proportions, programs for the second task, or mixed traffic.
 
 All are of the family's `record` split: no model was trained, and no anchor measured, on any of them.
 """
@@ -11,21 +11,16 @@ from itertools import count, islice
 from typing import Any, Literal
 
 from agents.aggregator.program import run
-from experiments.family import corpus as second
-from experiments.family.tasks.programs import inputs_for as inputs_of_second
 from experiments.measures.frontier import is_history
-from experiments.mini import corpus as first
-from experiments.mini.programs import inputs_for as inputs_of_first
+from experiments.mini.corpus import draw
+from experiments.mini.tasks.problem import Problem
+from experiments.mini.tasks.programs import inputs_for
 
-Task = Literal["math", "code", "mixed"]
-Edition = Literal[1, 2]
-# 30 of each of five levels, and 60 harder ones where the paper has AIME'24 and '25.
-MATH = {**{f"level_{n}": 30 for n in range(1, 6)}, "contest": 60}
-PROPORTIONS: Mapping[tuple[Edition, Task], Mapping[str, int]] = {
-    (1, "math"): MATH,
-    (1, "code"): {"code_2": 70, "code_3": 70, "code_4": 70},
-    (2, "math"): MATH,
-    (2, "code"): {"code_2": 53, "code_3": 53, "code_4": 52, "code_6": 52},
+Task = Literal["math", "code"]
+PROPORTIONS: Mapping[Task, Mapping[str, int]] = {
+    # 30 of each of five levels, and 60 harder ones where the paper has AIME'24 and '25.
+    "math": {**{f"level_{n}": 30 for n in range(1, 6)}, "contest": 60},
+    "code": {"code_2": 53, "code_3": 53, "code_4": 52, "code_6": 52},
 }
 SEED = 31
 HISTORY = {
@@ -52,17 +47,11 @@ class Question:
     family: str = ""
 
 
-def questions_of(task: Task, seed: int = 0, share: float = 1.0, edition: Edition = 1) -> list[Question]:
-    """Return the questions to record, each text once, 210 where `share` is 1; at least one a level.
-
-    Raises:
-        ValueError: when the edition of the family has no such task.
-    """
-    if (edition, task) not in PROPORTIONS:
-        raise ValueError(f"edition {edition} of the family has no task {task!r}")
+def questions_of(task: Task, seed: int = 0, share: float = 1.0) -> list[Question]:
+    """Return the questions to record, each text once, 210 where `share` is 1; at least one a level."""
     found = []
-    for level, number in PROPORTIONS[edition, task].items():
-        unseen = _distinct(level, seed, edition)
+    for level, number in PROPORTIONS[task].items():
+        unseen = _distinct(level, seed)
         found += [
             _question(index, problem)
             for index, problem in enumerate(islice(unseen, max(1, round(number * share))))
@@ -71,7 +60,7 @@ def questions_of(task: Task, seed: int = 0, share: float = 1.0, edition: Edition
 
 
 def mixed_traffic(seed: int = SEED, share: float = 1.0, *, short: bool = False) -> list[Question]:
-    """Return mixed traffic of the second edition: 500 questions of history and 1,000 live ones, each text once.
+    """Return mixed traffic: 500 questions of history and 1,000 live ones, each text once.
 
     Ids are drawn in order until a level has its number on each side of the lab's own split, which is a hash of the
     id and knows nothing of the question.
@@ -89,7 +78,7 @@ def mixed_traffic(seed: int = SEED, share: float = 1.0, *, short: bool = False) 
                 False: max(1, round((HISTORY if short else LIVE)[level] * share)),
             }
         )
-        for index, problem in enumerate(_distinct(level, seed, 2)):
+        for index, problem in enumerate(_distinct(level, seed)):
             question = _question(index, problem)
             side = is_history(question.question_id)
             if wanted[side]:
@@ -106,28 +95,22 @@ def fingerprint(questions: list[Question]) -> str:
     return hashlib.sha256(content.encode()).hexdigest()[:16]
 
 
-def _distinct(level: str, seed: int, edition: Edition) -> Iterator[Any]:
-    drawn: Iterator[Any] = (
-        first.problems_of(level, "record", seed)
-        if edition == 1
-        else (second.draw(level, "record", seed, index) for index in count())
-    )
+def _distinct(level: str, seed: int) -> Iterator[Problem]:
     texts: set[str] = set()
-    for problem in drawn:
+    for index in count():
+        problem = draw(level, "record", seed, index)
         if problem.question not in texts:
             texts.add(problem.question)
             yield problem
 
 
-def _question(index: int, problem: Any) -> Question:
-    family = getattr(problem, "family", "")
-    code = (family or problem.task) == "code"
-    inputs_for = inputs_of_second if family else inputs_of_first
+def _question(index: int, problem: Problem) -> Question:
+    code = problem.family == "code"
     tests = [[value, run(problem.answer, value)] for value in inputs_for(problem)] if code else []
     return Question(
         f"{problem.level}-{index}",
         problem.level,
         problem.question,
         {"tests": tests} if code else problem.answer,
-        family,
+        problem.family,
     )

@@ -26,7 +26,7 @@ def write_summary(folder: Path, tables: Mapping[str, Any], figures: Mapping[str,
     o = tables["outcomes"]
     parts = [
         f"# Results on {o['name']}",
-        f"Made by `{command}`, and not edited. {_of_what(o)}",
+        f"Made by `{command}`, and not edited.",
         f"{o['questions']} questions, {o['actions']} actions, {o['samples']} samples a cell; the paper's tables on "
         f"{len(o['seeds'])} seeds, the others on {len(o['more_seeds'])} further ones. Costs are in tera-eFLOPs a query "
         f"by the cost model that the service prices with: 1 is 10¹² of the eFLOPs in its records. All tables, with "
@@ -48,11 +48,6 @@ def write_summary(folder: Path, tables: Mapping[str, Any], figures: Mapping[str,
             shutil.copyfile(path, folder / path.name)
             parts.append(f"![{section.title}]({path.name})")
     (folder / "README.md").write_text("\n\n".join(parts) + "\n", encoding="utf-8")
-
-
-def _of_what(o: Mapping[str, Any]) -> str:
-    edition = o.get("edition")
-    return f"The outcomes are of the {edition} edition of the mini family." if edition else ""
 
 
 def _main(tables: Mapping[str, Any]) -> str:

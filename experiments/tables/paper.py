@@ -41,7 +41,6 @@ class Beside:
         without_exit: The same searches without early exit, under the same verifier.
         other_verifier: The same under the other verifier.
         verifiers: Names of the one in use and the other.
-        edition: Of the mini family; empty where outcomes are not ours.
         coding: Outcomes on the second task.
         depth_limit: What is known of searches that met it.
         latency: Seconds by component, as measured (experiments/rerun/latency.py).
@@ -50,7 +49,6 @@ class Beside:
     without_exit: Outcomes | None = None
     other_verifier: World | None = None
     verifiers: tuple[str, str] = ("in_use", "other")
-    edition: str = ""
     coding: World | None = None
     depth_limit: DepthLimit | None = None
     latency: Mapping[str, Any] | None = None
@@ -79,7 +77,6 @@ def run_paper(world: World, scope: Scope, beside: Beside | None = None) -> Resul
             "seeds": list(scope.seeds),
             "more_seeds": list(scope.more_seeds),
             "unit": o.unit,
-            "edition": beside.edition,
             "not_run": missing,
             "not_run_because": scope.record.refused,
         },

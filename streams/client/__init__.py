@@ -3,7 +3,7 @@
     from streams.client import Client, Kafka, Settings
 
     with Client(Settings(kafka=Kafka(bootstrap="127.0.0.1:9092"))) as client:
-        answer = client.ask("Ann has 3 apples and buys 4. How many has she?", reference="7")
+        answer = client.ask("How much is 9 times 7?", reference="63")
         client.feedback(answer.query_id, correct=True)
         print(client.explain(answer.query_id).decision)
 

@@ -56,7 +56,7 @@ class Client:
 
     Example:
         with Client(Settings(kafka=Kafka(bootstrap="127.0.0.1:9092"))) as client:
-            answer = client.ask("Ann has 3 apples and buys 4. How many has she?")
+            answer = client.ask("How much is 9 times 7?")
             print(answer.text, answer.action)
             client.feedback(answer.query_id, correct=True)
     """

@@ -34,14 +34,18 @@ from streams.local.signals import stopped_by_signals
 from streams.settings import Settings
 from streams.topics import Topics
 
-QUESTIONS = Path("models/mini-math-test.jsonl")
+QUESTIONS = Path("models/mini-mixed-test.jsonl")
 
 PRIOR = Path("infra/prior/mini.bin")
-"""What the contextual policy knows beforehand: the recording `math`, whose questions the demo does not ask."""
+"""What the contextual policy knows beforehand: history of the recording `mixed`, whose questions the demo does not
+ask."""
 
-CONTROL = "mini-2m/2/1/1"
+CONTROL = "mini-4m/1/1/1"
 """What every twin takes: of the largest model's configurations on offer the most accurate one on the history of the
-recording `math`, the cheaper of two that are equal; fixed before the demo was run."""
+recording `mixed`, the cheaper of two that are equal; fixed before the demo was run."""
+
+OFFERED = ("1/1", "4/1", "16/1", "64/1", "1/4", "4/4", "4/16")
+"""Question and candidate parallelism on offer, if the deployment names none: that of `mixed`, 42 configurations."""
 
 # The rooms share the cores: one thread each, so that no room's BLAS takes them all.
 THREADS = {
@@ -52,10 +56,11 @@ THREADS = {
 }
 
 
-NEEDS_GB = 3.5
+NEEDS_GB = 4.0
 """Memory that a whole `up` with the mini family takes: broker, five rooms, six generators and a verifier.
 
-`python -m streams.bench.memory` measures it: 3.1 GB together, and the demo's own process beside that.
+`python -m streams.bench.memory` measures it: 3.2 GB together after 12 questions, 3.8 GB after 200; the demo's own
+process is beside that.
 """
 
 
@@ -118,7 +123,7 @@ def check_machine(demo: Demo, settings: Settings) -> None:
     if not Path("models/family.json").is_file() and settings.catalogue.endswith("mini.yaml"):
         raise DemoCannotRun(
             "models/family.json is missing: this checkout has no mini family. Run from the repository root, or "
-            "train it with `python -m experiments.mini all`"
+            "make it with `python -m experiments.mini all`"
         )
     if importlib.util.find_spec("vllm") is None:
         raise DemoCannotRun(
@@ -159,7 +164,7 @@ def run(
     demo.out.mkdir(parents=True, exist_ok=True)
     settings = settings.replace(
         prefix=f"demo-{uuid.uuid4().hex[:6]}.", seed=demo.seed, warm_up=warm_up,
-        policy=demo.policy, prior=prior,
+        policy=demo.policy, prior=prior, parallelism=settings.policy.parallelism or OFFERED,
         max_in_flight=demo.in_flight, group_partitions=max(demo.in_flight, 4), query_partitions=1,
         state_dir=str(demo.out / "state"), recorded=demo.recording, engine_threads=1, timeout_s=demo.timeout_s,
     )  # fmt: skip

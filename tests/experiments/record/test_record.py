@@ -11,14 +11,14 @@ import pytest
 from agents.aggregator.grading_pool import Verdict
 from agents.space.action_space import uis_space
 from agents.space.catalogue import load_catalogue
-from experiments.family.tasks.problem import split_of
 from experiments.measures.frontier import is_history
+from experiments.mini.tasks.problem import split_of
 from experiments.outcomes.best_route import best_route_space
 from experiments.record import table
 from experiments.record.bench import open_bench
 from experiments.record.estimate import estimate
 from experiments.record.journal import Journal, JournalError, journals
-from experiments.record.questions import HISTORY, LIVE, Question, mixed_traffic, questions_of
+from experiments.record.questions import HISTORY, LIVE, PROPORTIONS, Question, mixed_traffic, questions_of
 from experiments.record.run import Plan, record, search_id
 from experiments.record.searches import Bench, Memory, Variant, search
 from schemas.action import Action
@@ -148,12 +148,12 @@ def test_the_file_holds_questions_and_settings(tmp_path: Path, tiny: Path) -> No
 
 
 def test_questions_stand_in_the_papers_proportions() -> None:
-    questions = questions_of("math")
+    questions = questions_of("math", share=0.1)
     levels = [question.level for question in questions]
-    assert len(questions) == len({q.text for q in questions}) == 210
-    assert [levels.count(f"level_{n}") for n in range(1, 6)] == [30] * 5
-    assert levels.count("contest") == 60
-    assert len(questions_of("code")) == 210
+    assert len(questions) == len({q.text for q in questions}) == 21
+    assert [levels.count(f"level_{n}") for n in range(1, 6)] == [3] * 5
+    assert levels.count("contest") == 6
+    assert sum(PROPORTIONS["math"].values()) == len(questions_of("code")) == 210
 
 
 def test_mixed_traffic_has_its_families_on_both_sides_of_the_split() -> None:

@@ -172,7 +172,6 @@ def test_the_summary_shows_its_figures_and_says_what_it_is_of(written: Path) -> 
     named = set(re.findall(r"\]\(([\w-]+\.png)\)", text))
     assert named == {path.name for path in folder.glob("*.png")}
     assert len(named) >= 9
-    assert "of the first edition of the mini family" in text
     assert "python -m experiments paper --quick --results" in text
     assert "| mean reward | random |" in text
 

@@ -11,7 +11,7 @@ const options = (models) => models.map((m) => el('option', { value: m.id }, m.id
 
 export async function ask(view) {
   const models = (await get('/v1/models')).data;
-  const text = el('textarea', { id: 'question', rows: 3, required: true, placeholder: 'Ann has 3 apples and buys 4. How many has she?' });
+  const text = el('textarea', { id: 'question', rows: 3, required: true, placeholder: 'How much is 9 times 7?' });
   const slider = el('input', { type: 'range', id: 'spend', min: 0, max: 100, value: 50 });
   const model = el('select', { id: 'model' }, options(models.filter((m) => !PIN.test(m.id))),
     el('optgroup', { label: 'Configurations' }, options(models.filter((m) => PIN.test(m.id)))));

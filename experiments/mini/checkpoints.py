@@ -1,0 +1,51 @@
+"""Where finished models and their reports are: those that ship, and those of a working folder."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+from experiments.mini.train import RECORD
+
+MODELS = Path(__file__).parents[2] / "models"
+REPORTS = Path(__file__).parent / "reports"
+KEPT = ("evaluation.json", "evaluation-2029.json", "selection.json", "anchors.json")
+FILES = ("config.json", "generation_config.json", "model.safetensors", RECORD)
+
+
+def finished(name: str, work: Path) -> Path | None:
+    """Return the folder of a finished checkpoint: the working folder's, else the one that ships; None: neither."""
+    for folder in (work / name, MODELS / name):
+        if (folder / RECORD).exists() and (folder / "model.safetensors").exists():
+            return folder
+    return None
+
+
+def copy_checkpoint(source: Path, target: Path) -> None:
+    """Copy a checkpoint's own files; its tokenizer and card are written anew with what ships."""
+    target.mkdir(parents=True, exist_ok=True)
+    for file in FILES:
+        if (source / file).exists() and source.resolve() != target.resolve():
+            shutil.copyfile(source / file, target / file)
+
+
+def read_report(name: str, work: Path) -> dict[str, Any]:
+    """Return a report, by model: as it ships, with what the working folder's says instead."""
+    found: dict[str, Any] = {}
+    for folder in (REPORTS, work):
+        if (folder / name).exists():
+            found |= json.loads((folder / name).read_text())
+    return found
+
+
+def keep_reports(work: Path) -> None:
+    """Copy a working folder's reports to those that ship: cards and catalogue can be made of them again."""
+    for name in KEPT:
+        if report := read_report(name, work):
+            write_report(name, REPORTS, report)
+
+
+def write_report(name: str, folder: Path, report: dict[str, Any]) -> None:
+    """Write a report."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / name).write_text(json.dumps(report, indent=1) + "\n")

@@ -1,0 +1,153 @@
+"""The commands that measure the family and write what ships."""
+
+import json
+from pathlib import Path
+
+import click
+
+OUT = Path("out/mini")
+WORK = OUT / "work"
+
+
+@click.command()
+@click.argument("names", nargs=-1)
+@click.option("--each", default=100, show_default=True, help="Test questions a level.")
+@click.option("--samples", default=3, show_default=True, help="Samples a question for the depths; 0: none.")
+@click.option("--midway", is_flag=True, help="Also look at models that are still being trained.")
+@click.option(
+    "--sealed", is_flag=True, help="Open the sealed everyday questions: once, when the family is final."
+)
+@click.option("--seed", default=11, show_default=True, help="Of the test questions.")
+@click.option("--work", type=click.Path(path_type=Path), default=WORK, show_default=True)
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path),
+    default=OUT / "evaluation.json",
+    show_default=True,
+    help="The report of the whole family, with what `select` measured.",
+)
+def evaluate(
+    names: tuple[str, ...],
+    each: int,
+    samples: int,
+    midway: bool,
+    sealed: bool,
+    seed: int,
+    work: Path,
+    out: Path,
+) -> None:
+    """Evaluate generators by NAME, or all; kept in WORK by name, after each of them."""
+    import torch
+
+    from experiments.mini import evaluate as evaluation
+    from experiments.mini.checkpoints import finished, read_report, write_report
+    from experiments.mini.ladder import GENERATORS, rung
+    from experiments.mini.sampling import load_generator
+    from experiments.mini.summary import summary
+    from experiments.mini.train import STATE
+    from experiments.mini.train import midway as unfinished
+
+    torch.set_num_threads(1)
+    if sealed and any(finished(shape.name, work) is None for shape in GENERATORS):
+        raise click.UsageError(
+            "--sealed opens the sealed questions, and not all generators are finished: train first"
+        )
+    kept_as = "evaluation.json" if seed == evaluation.SEED else f"evaluation-{seed}.json"
+    kept = read_report(kept_as, work)
+    for name in names or [shape.name for shape in GENERATORS]:
+        folder = finished(name, work)
+        if folder is not None:
+            model = load_generator(folder)
+        elif midway and (work / name / STATE).exists():
+            model = unfinished(work / name, rung(name))
+        else:
+            click.echo(f"{name}: not trained yet")
+            continue
+        sets = ("development", "sealed") if sealed else ("development",)
+        report = evaluation.evaluate(model, each, sets, samples=samples, seed=seed)
+        if folder is not None:
+            report["price_ratio_64"] = evaluation.price_ratio_64(evaluation.architecture(folder), None)
+            kept[name] = report
+            write_report(kept_as, work, kept)
+        click.echo(f"{name}: {json.dumps(report, indent=1)}")
+    write_report(out.name, out.parent, summary(kept, read_report("selection.json", work), each, seed))
+    click.echo(f"written: {out}")
+
+
+@click.command()
+@click.option("--each", default=25, show_default=True, help="Test questions a level.")
+@click.option("--work", type=click.Path(path_type=Path), default=WORK, show_default=True)
+def select(each: int, work: Path) -> None:
+    """Measure best of 16 under each verifier against one sample; kept in WORK/selection.json."""
+    import torch
+
+    from experiments.mini.checkpoints import finished, write_report
+    from experiments.mini.ladder import GENERATORS
+    from experiments.mini.selection import selection
+    from experiments.mini.verifier import VERIFIERS
+
+    torch.set_num_threads(1)
+    found = {
+        s.name: folder for s in (*GENERATORS, *VERIFIERS) if (folder := finished(s.name, work)) is not None
+    }
+    judges = {s.name: found.pop(s.name) for s in VERIFIERS if s.name in found}
+    report = selection(found, judges, each, work)
+    write_report("selection.json", work, report)
+    click.echo(json.dumps(report, indent=1))
+
+
+@click.command()
+@click.option(
+    "--models",
+    type=click.Path(path_type=Path),
+    default=Path("models"),
+    show_default=True,
+    help="Where it is written; `models` ships.",
+)
+@click.option(
+    "--catalogue",
+    type=click.Path(path_type=Path),
+    default=Path("infra/catalogue/mini.yaml"),
+    show_default=True,
+    help="Where the catalogue is written; a folder below or beside which MODELS stands as `models`.",
+)
+@click.option(
+    "--questions",
+    default=60,
+    show_default=True,
+    help="Validation questions a level for the anchors; 0: none.",
+)
+@click.option("--partial", is_flag=True, help="Write what is trained, to try it, though models are missing.")
+@click.option("--work", type=click.Path(path_type=Path), default=WORK, show_default=True)
+def release(models: Path, catalogue: Path, questions: int, partial: bool, work: Path) -> None:
+    """Write what ships: MODELS with cards, family.json and test questions, and the catalogue's verifier and costs."""
+    import torch
+
+    from experiments.mini import release as releasing
+    from experiments.mini.anchors import measured
+    from experiments.mini.checkpoints import MODELS, finished, keep_reports, read_report
+    from experiments.mini.ladder import GENERATORS
+    from experiments.mini.selection import default_verifier
+    from experiments.mini.verifier import VERIFIERS
+
+    torch.set_num_threads(1)
+    folders = {s.name: folder for s in GENERATORS if (folder := finished(s.name, work)) is not None}
+    selection = read_report("selection.json", work)
+    reports = releasing.Reports(
+        evaluation=read_report("evaluation.json", work),
+        selection=selection,
+        anchors=measured(folders, questions, work) if questions else {},
+    )
+    try:
+        missing = releasing.release(work, models, reports, partial=partial)
+    except FileNotFoundError as error:
+        raise click.UsageError(str(error)) from error
+    if models.resolve() == MODELS.resolve():
+        keep_reports(work)
+    click.echo(f"written: {models}" + (f", without {', '.join(missing)}" if missing else ""))
+    if {shape.name for shape in VERIFIERS} & set(missing):
+        click.echo(f"{catalogue}: left alone, a catalogue needs its verifiers")
+        return
+    verifier = default_verifier(selection)
+    made = releasing.write_catalogue(releasing.TEMPLATE, catalogue, verifier)
+    click.echo(f"written: {catalogue}, verifier {made.verifier}, fingerprint {made.fingerprint}")
