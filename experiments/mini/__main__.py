@@ -12,16 +12,16 @@ POOL = 240_000
 
 @click.group()
 def cli() -> None:
-    """Make the mini family, six generators and two verifiers. Every part goes on where it was killed."""
+    """Make the mini family: six generators and two verifiers. A command that was killed resumes when run again."""
     # Before torch or a tokenizer starts its threads.
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
 @cli.command()
-@click.option("--write/--no-write", default=False, help="Also replace the kept tokenizer.")
+@click.option("--write/--no-write", default=False, help="Replace the tokenizer that ships.")
 def tokenizer(write: bool) -> None:
-    """Measure vocabularies: tokens a validation problem and a GSM8K question takes, by number of entries."""
+    """Compare vocabulary sizes by the mean tokens of a validation problem and of a GSM8K question."""
     from experiments.mini.corpus import MIXTURE, problems, sample_texts
     from experiments.mini.tasks.gsm import MISSING, sources
     from experiments.mini.tokenizer import ENTRIES, FILE, prompt_of, trained
@@ -38,18 +38,18 @@ def tokenizer(write: bool) -> None:
         made = trained(texts, entries)
         each = sum(len(e.ids) for e in made.encode_batch(measured)) / len(measured)
         real = sum(len(e.ids) for e in made.encode_batch(people)) / max(1, len(people))
-        click.echo(f"{entries:5}  {each:6.1f} tokens a problem  {real:6.1f} a GSM8K question")
+        click.echo(f"{entries:5} entries: {each:.1f} tokens per problem, {real:.1f} per GSM8K question")
         if write and entries == ENTRIES:
             made.save(str(FILE))
 
 
 @cli.command()
-@click.option("--size", default=POOL, show_default=True, help="Problems, GSM8K's wording apart.")
+@click.option("--size", default=POOL, show_default=True, help="Number of problems, not counting GSM8K's.")
 @click.option("--seed", default=0, show_default=True)
 @click.option("--processes", default=1, show_default=True)
 @click.option("--work", type=click.Path(path_type=Path), default=WORK, show_default=True)
 def corpus(size: int, seed: int, processes: int, work: Path) -> None:
-    """Make the training corpus, once."""
+    """Generate the training corpus, unless it is there already."""
     from experiments.mini.corpus import make_pool
     from experiments.mini.tasks.gsm import MISSING, QUESTIONS
 
@@ -57,18 +57,18 @@ def corpus(size: int, seed: int, processes: int, work: Path) -> None:
         click.echo(MISSING)
     pool = make_pool(size, seed, work / "pool", processes)
     click.echo(
-        f"{len(pool):,} problems, {len(pool.tokens):,} tokens, {pool.learnt.mean():.0%} of them learnt"
+        f"{len(pool):,} problems, {len(pool.tokens):,} tokens, {pool.learnt.mean():.0%} of them trained on"
     )
 
 
 @cli.command()
 @click.argument("names", nargs=-1)
 @click.option("--seed", default=0, show_default=True)
-@click.option("--steps", type=click.IntRange(min=1), help="Another number than the ladder's.")
+@click.option("--steps", type=click.IntRange(min=1), help="Number of training steps; default: the ladder's.")
 @click.option("--size", default=POOL, show_default=True)
 @click.option("--work", type=click.Path(path_type=Path), default=WORK, show_default=True)
 def train(names: tuple[str, ...], seed: int, steps: int | None, size: int, work: Path) -> None:
-    """Train generators by NAME, or all; one that is finished is left alone."""
+    """Train the generators NAMES, or all of them. Finished ones are skipped."""
     import torch
 
     from experiments.mini.checkpoints import finished
@@ -91,13 +91,13 @@ def train(names: tuple[str, ...], seed: int, steps: int | None, size: int, work:
 @cli.command()
 @click.argument("names", nargs=-1)
 @click.option(
-    "--solutions", default=2_400, show_default=True, help="Sampled of each generator a temperature."
+    "--solutions", default=2_400, show_default=True, help="Solutions sampled per generator and temperature."
 )
 @click.option("--seed", default=0, show_default=True)
 @click.option("--size", default=POOL, show_default=True)
 @click.option("--work", type=click.Path(path_type=Path), default=WORK, show_default=True)
 def verifiers(names: tuple[str, ...], solutions: int, seed: int, size: int, work: Path) -> None:
-    """Train verifiers by NAME, or all, on solutions that the finished generators sample."""
+    """Train the verifiers NAMES, or both, on solutions sampled from the finished generators."""
     import torch
 
     from experiments.mini.checkpoints import finished
@@ -124,10 +124,10 @@ def verifiers(names: tuple[str, ...], solutions: int, seed: int, size: int, work
 
 
 @cli.command(name="all")
-@click.option("--processes", default=1, show_default=True, help="For the corpus.")
+@click.option("--processes", default=1, show_default=True, help="Processes that generate the corpus.")
 @click.pass_context
 def everything(context: click.Context, processes: int) -> None:
-    """Make everything from nothing, or go on where it was; what ships already is not trained again."""
+    """Run every stage, from the corpus to the release. Stages that are done, and models that ship, are skipped."""
     context.invoke(corpus, size=POOL, seed=0, processes=processes, work=WORK)
     context.invoke(train, names=(), seed=0, steps=None, size=POOL, work=WORK)
     context.invoke(verifiers, names=(), solutions=2_400, seed=0, size=POOL, work=WORK)

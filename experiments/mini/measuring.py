@@ -1,4 +1,4 @@
-"""The commands that measure the family and write what ships."""
+"""The commands that measure the family and release it."""
 
 import json
 from pathlib import Path
@@ -11,20 +11,20 @@ WORK = OUT / "work"
 
 @click.command()
 @click.argument("names", nargs=-1)
-@click.option("--each", default=100, show_default=True, help="Test questions a level.")
-@click.option("--samples", default=3, show_default=True, help="Samples a question for the depths; 0: none.")
-@click.option("--midway", is_flag=True, help="Also look at models that are still being trained.")
+@click.option("--each", default=100, show_default=True, help="Test questions per level.")
+@click.option("--samples", default=3, show_default=True, help="Samples per question for the depths; 0: none.")
+@click.option("--midway", is_flag=True, help="Include models whose training has not finished.")
 @click.option(
     "--sealed", is_flag=True, help="Open the sealed everyday questions: once, when the family is final."
 )
-@click.option("--seed", default=11, show_default=True, help="Of the test questions.")
+@click.option("--seed", default=11, show_default=True, help="Seed of the test questions.")
 @click.option("--work", type=click.Path(path_type=Path), default=WORK, show_default=True)
 @click.option(
     "--out",
     type=click.Path(path_type=Path),
     default=OUT / "evaluation.json",
     show_default=True,
-    help="The report of the whole family, with what `select` measured.",
+    help="Report on the whole family, including the results of `select`.",
 )
 def evaluate(
     names: tuple[str, ...],
@@ -36,7 +36,7 @@ def evaluate(
     work: Path,
     out: Path,
 ) -> None:
-    """Evaluate generators by NAME, or all; kept in WORK by name, after each of them."""
+    """Evaluate the generators NAMES, or all of them. Results are saved in WORK after each generator."""
     import torch
 
     from experiments.mini import evaluate as evaluation
@@ -75,10 +75,10 @@ def evaluate(
 
 
 @click.command()
-@click.option("--each", default=25, show_default=True, help="Test questions a level.")
+@click.option("--each", default=25, show_default=True, help="Test questions per level.")
 @click.option("--work", type=click.Path(path_type=Path), default=WORK, show_default=True)
 def select(each: int, work: Path) -> None:
-    """Measure best of 16 under each verifier against one sample; kept in WORK/selection.json."""
+    """Compare best-of-16 accuracy under each verifier with that of one sample; writes WORK/selection.json."""
     import torch
 
     from experiments.mini.checkpoints import finished, write_report
@@ -102,25 +102,25 @@ def select(each: int, work: Path) -> None:
     type=click.Path(path_type=Path),
     default=Path("models"),
     show_default=True,
-    help="Where it is written; `models` ships.",
+    help="Folder to write to; `models` is the one that ships.",
 )
 @click.option(
     "--catalogue",
     type=click.Path(path_type=Path),
     default=Path("infra/catalogue/mini.yaml"),
     show_default=True,
-    help="Where the catalogue is written; a folder below or beside which MODELS stands as `models`.",
+    help="Catalogue to write; its checkpoint paths begin with `models/`.",
 )
 @click.option(
     "--questions",
     default=60,
     show_default=True,
-    help="Validation questions a level for the anchors; 0: none.",
+    help="Validation questions per level for the anchors; 0: no anchors.",
 )
-@click.option("--partial", is_flag=True, help="Write what is trained, to try it, though models are missing.")
+@click.option("--partial", is_flag=True, help="Release even if some models are missing, for a trial.")
 @click.option("--work", type=click.Path(path_type=Path), default=WORK, show_default=True)
 def release(models: Path, catalogue: Path, questions: int, partial: bool, work: Path) -> None:
-    """Write what ships: MODELS with cards, family.json and test questions, and the catalogue's verifier and costs."""
+    """Write checkpoints, cards, family.json and test questions to MODELS, and the catalogue."""
     import torch
 
     from experiments.mini import release as releasing
