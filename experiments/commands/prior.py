@@ -24,7 +24,7 @@ from experiments.commands.options import CATALOGUE, PATH
     "--cap",
     default=2000.0,
     show_default=True,
-    help="Weight of the prior: it counts as at most this many questions.",
+    help="Weight of the prior: it counts as at most this many observations.",
 )
 @click.option(
     "--options", default="{}", show_default=True, help="The policy's options, as in UNISCALE_POLICY_OPTIONS."

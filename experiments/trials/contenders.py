@@ -117,7 +117,7 @@ SERVICE: Mapping[str, Make] = {"default": _made(DEFAULT)}
 
 
 def with_prior(world: World, history: Sequence[int]) -> bytes:
-    """Return the default's prior from history, every arm's outcomes known, one observation a question.
+    """Return the default's prior from history, every arm's outcomes known.
 
     Args:
         world: With counts.

@@ -40,7 +40,7 @@ PRIOR = Path("infra/prior/mini.bin")
 """What the contextual policy knows beforehand: history of the recording `mixed`, whose questions the demo does not
 ask."""
 
-CONTROL = "mini-4m/1/1/1"
+CONTROL = "mini-4m/1/4/2"
 """What every twin takes: of the largest model's configurations on offer the most accurate one on the history of the
 recording `mixed`, the cheaper of two that are equal; fixed before the demo was run."""
 

@@ -1,7 +1,7 @@
 """History as a table of outcomes of configurations, one per row.
 
 Either every configuration answered every question, or the rows are logged decisions with one configuration each and its
-propensity. A question weighs as one observation, however many configurations answered it.
+propensity. Every outcome is an observation, except that a rare action's may count for several.
 """
 
 from __future__ import annotations
@@ -51,6 +51,6 @@ class History:
 
     @property
     def weights(self) -> Vector:
-        """Return the weight of each row: a question's rows sum to 1 on average, corrected for propensities."""
+        """Return the weight of each row, corrected for its propensity: 1 on average."""
         inverse = np.minimum(1.0 / self.propensity, MOST_WEIGHT)
-        return np.asarray(inverse * len(self.queries) / inverse.sum())
+        return np.asarray(inverse / inverse.mean())

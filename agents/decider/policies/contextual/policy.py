@@ -178,7 +178,7 @@ class Contextual(Learner):
 
         Args:
             history: The outcomes. They replace what has been learned, and the window.
-            cap: Weight of the history: it counts as at most this many questions.
+            cap: Weight of the history: it counts as at most this many observations.
         """
         design = self.design
         set_anchors(design, history)
@@ -191,7 +191,7 @@ class Contextual(Learner):
         )
         targets = np.array([self.estimates.targets(*row) for row in terms])
         out_of_fold = fit_transform(design, history, targets)
-        weights = history.weights * min(1.0, cap / len(history.queries))
+        weights = history.weights * min(1.0, cap / len(history.question))
         self.estimates.replace(out_of_fold[history.question], history.action, targets, weights)
         self.window.clear()
         self.window.extend(out_of_fold)

@@ -1,7 +1,7 @@
 """A prior from history: a complete state of the contextual policy, from which it can start.
 
 `Contextual.relearn` makes it: first the anchors and the query transform (`fitting`), then A₀ and B₀ from history's rows
-in these directions. All questions together weigh as much as `cap` observations at most, because traffic may differ from
+in these directions. All outcomes together weigh as much as `cap` observations at most, because traffic may differ from
 history.
 """
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from agents.decider.policies.contextual.policy import Contextual
 
 CAP: Final = 2000.0
-"""Weight of a history: it counts as at most this many questions."""
+"""Weight of a history: it counts as at most this many observations."""
 
 
 def teach(policy: Contextual, history: History, cap: float = CAP) -> bytes:
@@ -29,7 +29,7 @@ def teach(policy: Contextual, history: History, cap: float = CAP) -> bytes:
     Args:
         policy: A policy with its actions added and nothing learned.
         history: The outcomes.
-        cap: Weight of the history: it counts as at most this many questions.
+        cap: Weight of the history: it counts as at most this many observations.
 
     Raises:
         CorruptState: The policy has learned already.

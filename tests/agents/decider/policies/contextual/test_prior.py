@@ -78,7 +78,7 @@ def test_the_first_decision_knows_what_history_knew(logged: bool) -> None:
     assert np.mean(right) > 0.75  # what lies near the border is anybody's
 
 
-def test_history_weighs_by_questions_up_to_a_cap() -> None:
+def test_every_outcome_of_history_weighs_up_to_a_cap() -> None:
     actions = two_models()
     sums = []
     for cap in (1e9, 60.0):
@@ -86,7 +86,7 @@ def test_history_weighs_by_questions_up_to_a_cap() -> None:
         taught.add_actions(actions)
         teach(taught, history(actions), cap)
         sums.append(taught.estimates.totals[3])
-    assert sums == pytest.approx([240.0, 60.0])
+    assert sums == pytest.approx([480.0, 60.0])
 
 
 def test_a_log_begins_from_it_and_recovers_and_replays_exactly(make_shard: Callable[..., Any]) -> None:
