@@ -3,7 +3,7 @@
 The life of one query, as records:
 
     Query          a client asks                                      query.py
-    Context        the embedder adds the unit vector                  query.py
+    Context        the embedder adds the unit vector                  context.py
     Decision       the decider chooses a = (M, QP, CP, BS)            decision.py
     SearchStep     the executor drafts one step                       search.py
     Verification   the verifier scores it; the two repeat             search.py
@@ -22,12 +22,14 @@ Imports msgspec, orjson, zstandard and the standard library only.
 from schemas.action import Action
 from schemas.answer import Answer
 from schemas.base import decode, encode
+from schemas.context import Context
 from schemas.dead_letter import DeadLetter
 from schemas.decision import Decision
 from schemas.errors import UniscaleError
 from schemas.forest import Draft, Forest, Limits
 from schemas.heartbeat import Heartbeat
-from schemas.query import Budget, Context, Message, Query, Weights
+from schemas.objective import Weights
+from schemas.query import Budget, Message, Query
 from schemas.reward import Due, Feedback, Reward
 from schemas.search import Scored, SearchStep, Verification
 

@@ -7,8 +7,7 @@ from typing import Any, Literal, TypeAlias
 from schemas.base import Record, decode, load
 from schemas.checks import check_finite, check_json
 from schemas.errors import InvalidField, UnknownSchema, shown
-from schemas.objective import CostRange
-from schemas.query import Weights, check_aims
+from schemas.objective import CostRange, Weights, check_aims
 
 MAX_ENTRY = 64 * 1024
 """Bytes of a catalogue entry's model as JSON."""

@@ -8,11 +8,57 @@ the action was chosen is part of the record, so that the Decision can be reprodu
 import math
 from typing import Literal
 
+import msgspec
 from msgspec import Struct
 
 from schemas.checks import check_name
 from schemas.errors import InvalidField
-from schemas.query import Weights, check_aims
+
+
+class Weights(Struct, frozen=True, kw_only=True):
+    """Weigh the terms of the reward, w₁·Correct + w₂·Score + w₃·(1 − C̃) (Eq. 4); normalised to sum 1.
+
+    >>> Weights(correct=1, score=1, cost=2).cost
+    0.5
+    """
+
+    correct: float = 0.0
+    score: float = 0.0
+    cost: float = 0.0
+
+    def __post_init__(self) -> None:
+        """Refuse weights that are not a convex combination, and normalise them to keep the meaning of α."""
+        terms = {"correct": float(self.correct), "score": float(self.score), "cost": float(self.cost)}
+        for name, weight in terms.items():
+            if not (math.isfinite(weight) and weight >= 0):
+                raise InvalidField("Weights", name, f"is {weight}; give a finite weight, zero or more")
+        total = sum(terms.values())
+        if not (math.isfinite(total) and total > 0):
+            raise InvalidField("Weights", "", f"sum to {total}; give at least one weight above zero")
+        # Weights that sum to 1 already stay as they are, bit by bit, through every later decode.
+        if abs(total - 1.0) > 1e-12:
+            for name, weight in terms.items():
+                msgspec.structs.force_setattr(self, name, weight / total)
+
+
+def check_aims(kind: str, *, mean_cost: float | None, accuracy: float | None) -> None:
+    """Refuse an aim that cannot be met by any price, and two aims at once.
+
+    Args:
+        kind: The record's name, for the message.
+        mean_cost: Mean eFLOPs per query, above zero.
+        accuracy: Share of the best configuration's predicted accuracy, above 0 and at most 1.
+
+    Raises:
+        InvalidField: naming the field.
+    """
+    if mean_cost is not None and accuracy is not None:
+        raise InvalidField(kind, "accuracy", "cannot be combined with mean_cost; give one of the two")
+    if mean_cost is not None and not 0.0 < mean_cost < math.inf:
+        raise InvalidField(kind, "mean_cost", f"is {mean_cost}; give eFLOPs per query, finite and above 0")
+    if accuracy is not None and not 0.0 < accuracy <= 1.0:
+        why = f"is {accuracy}; give a share above 0, at most 1, of the best configuration's accuracy"
+        raise InvalidField(kind, "accuracy", why)
 
 
 class CostRange(Struct, frozen=True, kw_only=True):

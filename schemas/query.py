@@ -1,8 +1,5 @@
-"""An incoming question: Query as clients send it, Context with its embedding."""
+"""An incoming question, as clients send it."""
 
-import math
-import sys
-from array import array
 from typing import Any, TypeAlias
 
 import msgspec
@@ -13,6 +10,7 @@ from schemas.action import Action
 from schemas.base import Record
 from schemas.checks import MAX_NAME, check_finite, check_id, check_json, check_name
 from schemas.errors import InvalidField
+from schemas.objective import Weights, check_aims
 
 MAX_TEXT = 1024 * 1024
 """Bytes of a question as JSON, all messages together: it travels in every record of its search."""
@@ -55,52 +53,6 @@ class Message(Struct, frozen=True, kw_only=True):
 
     role: str
     content: str
-
-
-class Weights(Struct, frozen=True, kw_only=True):
-    """Weigh the terms of the reward, w₁·Correct + w₂·Score + w₃·(1 − C̃) (Eq. 4); normalised to sum 1.
-
-    >>> Weights(correct=1, score=1, cost=2).cost
-    0.5
-    """
-
-    correct: float = 0.0
-    score: float = 0.0
-    cost: float = 0.0
-
-    def __post_init__(self) -> None:
-        """Refuse weights that are not a convex combination, and normalise them to keep the meaning of α."""
-        terms = {"correct": float(self.correct), "score": float(self.score), "cost": float(self.cost)}
-        for name, weight in terms.items():
-            if not (math.isfinite(weight) and weight >= 0):
-                raise InvalidField("Weights", name, f"is {weight}; give a finite weight, zero or more")
-        total = sum(terms.values())
-        if not (math.isfinite(total) and total > 0):
-            raise InvalidField("Weights", "", f"sum to {total}; give at least one weight above zero")
-        # Weights that sum to 1 already stay as they are, bit by bit, through every later decode.
-        if abs(total - 1.0) > 1e-12:
-            for name, weight in terms.items():
-                msgspec.structs.force_setattr(self, name, weight / total)
-
-
-def check_aims(kind: str, *, mean_cost: float | None, accuracy: float | None) -> None:
-    """Refuse an aim that cannot be met by any price, and two aims at once.
-
-    Args:
-        kind: The record's name, for the message.
-        mean_cost: Mean eFLOPs per query, above zero.
-        accuracy: Share of the best configuration's predicted accuracy, above 0 and at most 1.
-
-    Raises:
-        InvalidField: naming the field.
-    """
-    if mean_cost is not None and accuracy is not None:
-        raise InvalidField(kind, "accuracy", "cannot be combined with mean_cost; give one of the two")
-    if mean_cost is not None and not 0.0 < mean_cost < math.inf:
-        raise InvalidField(kind, "mean_cost", f"is {mean_cost}; give eFLOPs per query, finite and above 0")
-    if accuracy is not None and not 0.0 < accuracy <= 1.0:
-        why = f"is {accuracy}; give a share above 0, at most 1, of the best configuration's accuracy"
-        raise InvalidField(kind, "accuracy", why)
 
 
 class Budget(Struct, frozen=True, kw_only=True):
@@ -275,60 +227,6 @@ class Query(Record, frozen=True, kw_only=True, tag="query.v1"):
     def pinned(self) -> Action | None:
         """Return the action of `pin_action`."""
         return None if self.pin_action is None else Action.parse(self.pin_action)
-
-
-class Context(Record, frozen=True, kw_only=True, tag="context.v1"):
-    """A query with its embedding. Key: policy shard.
-
-    Attributes:
-        query: The Query, whole.
-        embedding: The unit vector s_q as little-endian float32; base64 on the wire.
-        encoder: Name of the encoder that made it: vectors of two encoders do not mix.
-        origin: Where the Query lies. The same query_id from another origin is a duplicate.
-        appended_ms: Append time of the Query on the broker, ms since the epoch: deadlines count from it.
-    """
-
-    query: Query
-    embedding: bytes
-    origin: Origin
-    encoder: str = ""
-    appended_ms: int = 0
-
-    def __post_init__(self) -> None:
-        """Refuse an embedding that must not reach A."""
-        if not self.embedding or len(self.embedding) % 4:
-            raise InvalidField(
-                "Context", "embedding", f"has {len(self.embedding)} bytes; send 4 a dimension (float32)"
-            )
-        # A sum of float32 in double precision is finite exactly when every one is.
-        if not math.isfinite(sum(self.vector())):
-            raise InvalidField("Context", "embedding", "holds NaN or infinity; correct the encoder")
-
-    @property
-    def query_id(self) -> str:
-        """Return the query's id."""
-        return self.query.query_id
-
-    def vector(self) -> "array[float]":
-        """Return the embedding as an array of float32, shape (d,)."""
-        return unpack(self.embedding)
-
-
-def pack(vector: "array[float]") -> bytes:
-    """Return float32 numbers as little-endian bytes."""
-    if sys.byteorder == "big":
-        vector = array("f", vector)
-        vector.byteswap()
-    return vector.tobytes()
-
-
-def unpack(embedding: bytes) -> "array[float]":
-    """Return little-endian bytes as an array of float32."""
-    vector = array("f")
-    vector.frombytes(embedding)
-    if sys.byteorder == "big":
-        vector.byteswap()
-    return vector
 
 
 def _check_text(name: str, text: str, sent: object) -> None:

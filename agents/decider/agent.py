@@ -28,8 +28,8 @@ from agents.decider.policies.base import ActionVector, Policy
 from agents.decider.redelivery import again, over
 from agents.decider.results import Decided, Learned, Recovered
 from schemas.base import MAX_VALUE
+from schemas.context import Context as ContextRecord
 from schemas.errors import UniscaleError
-from schemas.query import Context as ContextRecord
 from schemas.query import Origin
 from schemas.reward import Reward
 

@@ -22,9 +22,9 @@ from agents.space.action_space import ActionSpace
 from agents.space.steering import Steering
 from schemas.action import Action
 from schemas.base import encode
+from schemas.context import Context as ContextRecord
 from schemas.decision import MAX_SEED, Candidate, Decision, PolicyState, Predicted
 from schemas.objective import ObjectiveInForce
-from schemas.query import Context as ContextRecord
 from schemas.query import Origin
 
 

@@ -19,9 +19,9 @@ from agents.decider.agent import Decider
 from agents.decider.decisions import Surroundings, context_of, in_force
 from agents.decider.log.rows import policy_objective
 from agents.decider.policies.base import ActionVector
+from schemas.context import Context as ContextRecord
 from schemas.decision import PolicyState, Predicted
 from schemas.objective import ObjectiveInForce
-from schemas.query import Context as ContextRecord
 from schemas.query import Query
 
 PREVIEW: Final = "preview"

@@ -8,7 +8,8 @@ from msgspec import Struct
 from agents.decider.errors import DuplicateQuery
 from agents.decider.log.rows import Row, decode_row
 from agents.decider.results import Decided
-from schemas.query import Context, Origin
+from schemas.context import Context
+from schemas.query import Origin
 
 
 def again(context: Context, value: bytes) -> Decided:

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from agents.embedder.encoder import Encoder, Vectors, encoder_id
-from schemas.query import Context, Origin, Query
+from schemas.context import Context
+from schemas.query import Origin, Query
 
 
 class Arrival(NamedTuple):

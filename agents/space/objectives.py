@@ -10,8 +10,8 @@ from typing import TypeAlias
 
 from agents.space.errors import ObjectiveError
 from schemas.control import ObjectiveEntry
-from schemas.objective import CostRange, ObjectiveInForce
-from schemas.query import Query, Weights
+from schemas.objective import CostRange, ObjectiveInForce, Weights
+from schemas.query import Query
 
 MODES: Mapping[str, Weights] = {
     "cost-sensitive": Weights(correct=0.1, score=0.1, cost=0.8),

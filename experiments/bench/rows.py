@@ -19,8 +19,8 @@ from agents.decider.log.rows import Row, encode_row
 from agents.decider.policies.linear.linucb import LinUCB
 from experiments.bench import peers
 from experiments.bench.stream import OBJECTIVE, Stream
-from schemas.objective import CostRange, ObjectiveInForce
-from schemas.query import Origin, Weights
+from schemas.objective import CostRange, ObjectiveInForce, Weights
+from schemas.query import Origin
 
 WARM = 200
 """Rows learned before timing: enough for every code path and cache to have been through a flush."""

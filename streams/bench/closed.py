@@ -24,9 +24,10 @@ from agents.space.action_space import uis_space
 from agents.space.catalogue import load_catalogue
 from agents.space.steering import Steering
 from schemas.base import decode, encode
+from schemas.context import Context
 from schemas.dead_letter import DeadLetter
 from schemas.decision import Decision
-from schemas.query import Context, Origin, Query
+from schemas.query import Origin, Query
 from streams.bench.recovery import drawn_reward, recovered_decider
 from streams.metrics import Metrics
 from streams.rooms.decider.learner_log import LearnerLog

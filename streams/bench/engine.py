@@ -30,8 +30,8 @@ from agents.space.models import Model
 from agents.verifier.build import VerifierOptions, start_verifier
 from schemas.action import Action
 from schemas.decision import Decision, PolicyState
-from schemas.objective import CostRange, ObjectiveInForce
-from schemas.query import Origin, Query, Weights
+from schemas.objective import CostRange, ObjectiveInForce, Weights
+from schemas.query import Origin, Query
 from schemas.search import Scored, SearchStep, Verification
 from streams.client import read_questions
 

@@ -23,9 +23,10 @@ from agents.space.catalogue import load_catalogue
 from agents.space.steering import Steering
 from schemas.answer import Answer
 from schemas.base import decode, encode
+from schemas.context import Context
 from schemas.decision import Decision
 from schemas.forest import Draft, Limits
-from schemas.query import Context, Origin, Query
+from schemas.query import Origin, Query
 from schemas.reward import Due, Feedback, Reward
 from schemas.search import Served, Spent
 from streams.rooms.decider.policies import action_vectors, policy_of

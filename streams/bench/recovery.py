@@ -27,8 +27,8 @@ from agents.space.action_space import uis_space
 from agents.space.catalogue import load_catalogue
 from agents.space.steering import Steering
 from schemas.base import decode
+from schemas.context import Context as ContextRecord
 from schemas.decision import Decision
-from schemas.query import Context as ContextRecord
 from schemas.query import Origin, Query
 from schemas.reward import Reward, reward_id
 from streams.local.broker import free_port

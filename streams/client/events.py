@@ -8,9 +8,10 @@ from msgspec import Struct
 
 from schemas.answer import Answer
 from schemas.base import Record, decode
+from schemas.context import Context
 from schemas.dead_letter import DeadLetter
 from schemas.decision import Decision
-from schemas.query import Context, Query
+from schemas.query import Query
 from schemas.reward import Feedback, Reward
 from schemas.search import SearchStep, Verification
 from streams.topics import Topics

@@ -8,10 +8,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from schemas.answer import Answer
+from schemas.context import Context
 from schemas.dead_letter import DeadLetter
 from schemas.decision import Decision
 from schemas.errors import UniscaleError
-from schemas.query import Context, Query
+from schemas.query import Query
 from schemas.reward import Feedback, Reward
 from schemas.search import SearchStep, Verification
 from streams.client.events import KINDS, Event, event_of, topic_names

@@ -25,8 +25,9 @@ from agents.decider.log.rows import AnyRow, Row, decode_row
 from agents.decider.log.snapshot import is_record, versions
 from agents.embedder.encoder import encoder_id
 from schemas.base import decode, encode
+from schemas.context import Context
 from schemas.decision import Decision
-from schemas.query import Context, Origin, Query
+from schemas.query import Origin, Query
 from schemas.reward import Reward, reward_id
 from streams.rooms.decider.policies import policy_of
 from streams.rooms.embedder.encoders import encoder_of

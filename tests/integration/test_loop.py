@@ -19,10 +19,12 @@ from agents.space.catalogue import load_catalogue
 from schemas.action import Action
 from schemas.answer import Answer
 from schemas.base import decode, encode, load
+from schemas.context import Context
 from schemas.control import ObjectiveEntry
 from schemas.dead_letter import DeadLetter
 from schemas.decision import Decision
-from schemas.query import Context, Query, Weights
+from schemas.objective import Weights
+from schemas.query import Query
 from schemas.reward import Feedback, Reward
 from schemas.search import SearchStep, Verification
 from streams.runtime.kafka.clients import admin, connections

@@ -10,7 +10,8 @@ from schemas.cancel import Cancel
 from schemas.control import KeyEntry, ObjectiveEntry
 from schemas.dead_letter import DeadLetter
 from schemas.errors import UniscaleError
-from schemas.query import Query, Weights
+from schemas.objective import Weights
+from schemas.query import Query
 from schemas.reward import Due, Feedback, Reward
 from streams.runtime.kafka.clients import connections
 

@@ -15,8 +15,8 @@ from schemas.base import decode, encode
 from schemas.dead_letter import DeadLetter
 from schemas.decision import Decision, PolicyState
 from schemas.errors import InvalidField, RecordTooLarge
-from schemas.objective import CostRange, ObjectiveInForce
-from schemas.query import Origin, Query, Weights
+from schemas.objective import CostRange, ObjectiveInForce, Weights
+from schemas.query import Origin, Query
 from schemas.reward import Feedback, Reward
 from streams.client import Asked, Client, Follower, IdTaken, NoAnswer, Pace, Settings, query_from
 from streams.local.broker import Broker

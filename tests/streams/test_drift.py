@@ -4,8 +4,8 @@ import pytest
 
 from schemas.action import Action
 from schemas.decision import Decision, PolicyState, Reason
-from schemas.objective import CostRange, ObjectiveInForce
-from schemas.query import Origin, Query, Weights
+from schemas.objective import CostRange, ObjectiveInForce, Weights
+from schemas.query import Origin, Query
 from schemas.reward import Price, Reward
 from streams.client import Event, Ledger
 from streams.demo import drift

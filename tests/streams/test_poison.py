@@ -23,8 +23,8 @@ from schemas.cancel import Cancel
 from schemas.control import CatalogueEntry, CostBoundsEntry, KeyEntry, ObjectiveEntry
 from schemas.dead_letter import DeadLetter
 from schemas.errors import UniscaleError
-from schemas.objective import CostRange
-from schemas.query import Query, Weights
+from schemas.objective import CostRange, Weights
+from schemas.query import Query
 from schemas.reward import Due, Feedback
 from streams.audit import Report
 from streams.rooms import ROOMS

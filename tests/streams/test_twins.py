@@ -6,8 +6,8 @@ import pytest
 from schemas.action import Action
 from schemas.base import encode
 from schemas.decision import Decision, PolicyState
-from schemas.objective import CostRange, ObjectiveInForce
-from schemas.query import Origin, Query, Weights
+from schemas.objective import CostRange, ObjectiveInForce, Weights
+from schemas.query import Origin, Query
 from schemas.reward import Kind, Price, Reward
 from streams.client.ledger import Ledger
 from streams.demo.report import render

@@ -22,8 +22,7 @@ from schemas.control import (
     decode_control,
 )
 from schemas.errors import UniscaleError
-from schemas.objective import CostRange
-from schemas.query import Weights
+from schemas.objective import CostRange, Weights
 from streams.runtime.kafka.clients import admin, connections
 from streams.settings import Settings
 from streams.topics import Topics

@@ -10,7 +10,7 @@ import orjson
 
 from schemas.answer import Answer
 from schemas.errors import UniscaleError
-from schemas.query import Weights
+from schemas.objective import Weights
 from streams.client import Asked, Client, Pace, QuestionError, query_from, read_questions, renamed
 from streams.commands.queries.sending import send_and_wait
 from streams.settings import Settings

@@ -28,8 +28,9 @@ from agents.embedder.encoder import encoder_id
 from agents.embedder.errors import EncoderUnavailable
 from agents.space.catalogue import Catalogue
 from schemas.base import MAX_VALUE, decode
+from schemas.context import Context
 from schemas.errors import RecordError, UniscaleError
-from schemas.query import Context, Origin, Query
+from schemas.query import Origin, Query
 from streams.runtime.base import Unavailable
 from streams.runtime.web import server_of
 

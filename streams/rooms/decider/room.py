@@ -18,9 +18,10 @@ from agents.space.action_space import ActionSpace
 from agents.space.catalogue import Catalogue
 from agents.space.errors import ActionError
 from schemas.base import decode
+from schemas.context import Context
 from schemas.decision import Decision
 from schemas.errors import UniscaleError
-from schemas.query import Context, Origin
+from schemas.query import Origin
 from schemas.reward import Reward
 from streams.rooms.decider.learner import Learner
 from streams.rooms.decider.pending import Pending

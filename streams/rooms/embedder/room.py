@@ -7,9 +7,10 @@ from agents.embedder.agent import Arrival, embed
 from agents.embedder.encoder import Encoder
 from agents.embedder.errors import EncoderUnavailable
 from schemas.base import decode, encode
+from schemas.context import Context
 from schemas.dead_letter import DeadLetter
 from schemas.errors import UniscaleError
-from schemas.query import Context, Query
+from schemas.query import Query
 from streams.rooms.embedder.admission import Admission
 from streams.rooms.embedder.encoders import encoder_of
 from streams.runtime.base import Outgoing, Record, Runtime, Unavailable

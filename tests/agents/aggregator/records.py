@@ -3,8 +3,8 @@
 from schemas.action import Action
 from schemas.answer import Answer
 from schemas.decision import Decision, PolicyState
-from schemas.objective import CostRange, ObjectiveInForce
-from schemas.query import Origin, Query, Weights
+from schemas.objective import CostRange, ObjectiveInForce, Weights
+from schemas.query import Origin, Query
 from schemas.reward import Price
 
 ACTION = Action(model="m", qp=1, cp=1, bs=1)

@@ -12,8 +12,7 @@ from agents.space.models import Architecture
 from schemas.action import Action
 from schemas.answer import Answer
 from schemas.forest import Draft, Forest, Limits
-from schemas.objective import CostRange, ObjectiveInForce
-from schemas.query import Weights
+from schemas.objective import CostRange, ObjectiveInForce, Weights
 from schemas.search import Served
 
 GENERATOR = Architecture(parameters=1000, layers=2, query_heads=4, kv_heads=2, head_dim=8)

@@ -29,7 +29,8 @@ from agents.space.errors import ActionError
 from schemas.action import Action
 from schemas.base import decode
 from schemas.decision import Decision
-from schemas.query import Origin, Weights
+from schemas.objective import Weights
+from schemas.query import Origin
 
 MAKERS: dict[str, Callable[[Any], Any]] = {
     "linucb": LinUCB,

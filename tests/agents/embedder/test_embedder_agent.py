@@ -13,7 +13,8 @@ from agents.space.action_space import uis_space
 from agents.space.catalogue import load_catalogue
 from agents.space.describe import describe_actions
 from schemas.base import decode, encode
-from schemas.query import Context, Message, Origin, Query
+from schemas.context import Context
+from schemas.query import Message, Origin, Query
 
 
 @pytest.fixture(scope="module")

@@ -21,8 +21,8 @@ from schemas.action import Action
 from schemas.base import decode, encode
 from schemas.decision import Decision, PolicyState
 from schemas.errors import RecordTooLarge
-from schemas.objective import CostRange, ObjectiveInForce
-from schemas.query import Origin, Query, Weights
+from schemas.objective import CostRange, ObjectiveInForce, Weights
+from schemas.query import Origin, Query
 from schemas.search import Scored, SearchStep, Served, Verification
 
 SAMPLING = Sampling(temperature=0.7, step_tokens=30, depth_limit=6)

@@ -18,8 +18,8 @@ from schemas.base import decode, encode
 from schemas.decision import Decision, PolicyState
 from schemas.errors import InvalidField
 from schemas.forest import Forest
-from schemas.objective import CostRange, ObjectiveInForce
-from schemas.query import Budget, Message, Origin, Query, Weights
+from schemas.objective import CostRange, ObjectiveInForce, Weights
+from schemas.query import Budget, Message, Origin, Query
 from schemas.search import Scored, SearchStep, Served, Verification
 
 SAMPLING = Sampling(temperature=0.7, step_tokens=30, depth_limit=6, top_p=0.9, top_k=20)

@@ -7,8 +7,8 @@ import pytest
 from agents.space.errors import ObjectiveError
 from agents.space.objectives import MODES, Accuracy, MeanCost, Objectives
 from schemas.errors import InvalidField
-from schemas.objective import CostRange, ObjectiveInForce
-from schemas.query import Query, Weights
+from schemas.objective import CostRange, ObjectiveInForce, Weights
+from schemas.query import Query
 
 RANGE = CostRange(low_eflops=1e12, high_eflops=1e16)
 OBJECTIVES = Objectives(cost_range=RANGE)

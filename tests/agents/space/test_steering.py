@@ -16,8 +16,7 @@ from schemas.control import (
     PriceEntry,
     decode_control,
 )
-from schemas.objective import CostRange
-from schemas.query import Weights
+from schemas.objective import CostRange, Weights
 
 
 def fold(start: Steering, *records: object) -> Steering:

@@ -15,9 +15,10 @@ from agents.decider.log.snapshot import SNAPSHOT_KEY
 from schemas.action import Action
 from schemas.answer import Answer
 from schemas.base import encode
+from schemas.context import Context
 from schemas.decision import Decision
 from schemas.forest import Limits
-from schemas.query import Context, Query
+from schemas.query import Query
 from schemas.reward import Reward, reward_id
 
 

@@ -8,7 +8,8 @@ import pytest
 from schemas.answer import Answer
 from schemas.base import encode
 from schemas.control import KeyEntry
-from schemas.query import Budget, Query, Weights
+from schemas.objective import Weights
+from schemas.query import Budget, Query
 from streams.rooms.gateway.index.recent import Index
 from streams.rooms.gateway.index.usage import Used
 from streams.rooms.gateway.limits import Credential, Gate, check_host, is_local

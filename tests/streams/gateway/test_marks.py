@@ -1,8 +1,7 @@
 """Changes on the page's time axis, in words."""
 
 from schemas.control import CatalogueEntry, CostBoundsEntry, KeyEntry, ObjectiveEntry
-from schemas.objective import CostRange
-from schemas.query import Weights
+from schemas.objective import CostRange, Weights
 from streams.rooms.gateway.index.marks import Marks
 
 

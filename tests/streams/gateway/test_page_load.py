@@ -19,7 +19,8 @@ from schemas.base import decode, encode
 from schemas.control import ObjectiveEntry
 from schemas.dead_letter import DeadLetter
 from schemas.decision import Decision
-from schemas.query import Origin, Query, Weights
+from schemas.objective import Weights
+from schemas.query import Origin, Query
 from schemas.reward import Reward
 
 playwright = pytest.importorskip(

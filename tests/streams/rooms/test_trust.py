@@ -15,8 +15,8 @@ from schemas.base import Record as Wire
 from schemas.base import decode, encode
 from schemas.dead_letter import DeadLetter
 from schemas.heartbeat import Heartbeat
-from schemas.objective import CostRange, ObjectiveInForce
-from schemas.query import Query, Weights
+from schemas.objective import CostRange, ObjectiveInForce, Weights
+from schemas.query import Query
 from schemas.reward import Due, Reward
 from streams.control import Control
 from streams.rooms import ROOMS

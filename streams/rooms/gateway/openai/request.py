@@ -13,7 +13,8 @@ from msgspec import Struct
 
 from schemas.action import Action
 from schemas.errors import RecordError
-from schemas.query import Budget, Message, Query, Reference, Weights
+from schemas.objective import Weights
+from schemas.query import Budget, Message, Query, Reference
 from streams.rooms.gateway.openai.errors import ApiError, invalid, of_json, of_record, unsupported
 from streams.rooms.gateway.openai.names import Asked
 
