@@ -84,11 +84,12 @@ def _standardised(queries: Matrix) -> tuple[Matrix, Vector, Vector]:
 def _wanted(design: Design, history: History, targets: Matrix) -> Matrix:
     """Return what the transform has to predict for each question, shape (Q, outputs), each output with unit spread.
 
-    The outputs say, for Correct and for cost, how the question's rows deviate from the usual value of their actions,
-    along every interacting feature of the actions.
+    The outputs say, for Correct and for cost, how the question's rows deviate on average from the usual value of their
+    actions, along every interacting feature of the actions.
     """
     sides = design.sides[:, design.meets]
     weights = history.weights
+    asked = np.bincount(history.question, minlength=len(history.queries))
     out = []
     for term in (CORRECT, COST):
         usual = np.zeros(len(design.ids))
@@ -100,7 +101,7 @@ def _wanted(design: Design, history: History, targets: Matrix) -> Matrix:
         rest = (targets[:, term] - usual[history.action]) * weights
         projected = np.zeros((len(history.queries), sides.shape[1]))
         np.add.at(projected, history.question, rest[:, None] * sides[history.action])
-        out.append(projected)
+        out.append(projected / asked[:, None])
     wanted = np.concatenate(out, axis=1)
     spread = wanted.std(axis=0)
     varies = spread > 1e-9

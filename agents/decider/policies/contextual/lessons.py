@@ -48,8 +48,18 @@ class Lessons:
         self.due = self.due[1:]
         if not self.due:
             self._kept = {}
-        n = len(queries)
-        return History(queries, np.arange(n), actions, correct, score, costs, np.ones(n))
+        # What is asked again is the same question: fitted without it, the transform must not know its other answers.
+        _, first, question = np.unique(queries, axis=0, return_index=True, return_inverse=True)
+        order = np.argsort(first)
+        return History(
+            queries[first[order]],
+            np.argsort(order)[question.ravel()],
+            actions,
+            correct,
+            score,
+            costs,
+            np.ones(len(actions)),
+        )
 
     def correct(self, o: Observation) -> None:
         """Replace the Correct of an outcome that was kept."""

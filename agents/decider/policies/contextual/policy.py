@@ -194,7 +194,9 @@ class Contextual(Learner):
         weights = history.weights * min(1.0, cap / len(history.question))
         self.estimates.replace(out_of_fold[history.question], history.action, targets, weights)
         self.window.clear()
-        self.window.extend(out_of_fold)
+        # In the order of the traffic: what was asked twice stands twice, a table's question once.
+        asked = np.flatnonzero(np.diff(history.question, prepend=-1))
+        self.window.extend(out_of_fold[history.question[asked]])
 
     def saved(self) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
         """Return regression, means, window and accounts, all bit for bit."""
