@@ -151,8 +151,10 @@ class Query(Record, frozen=True, kw_only=True, tag="query.v1"):
             check_json("Query", "metadata", self.metadata, MAX_METADATA)
 
     def _check_question(self) -> None:
-        if (self.text is None) == (self.messages is None):
-            raise InvalidField("Query", "text", "must come alone: give either text or messages")
+        if self.text is None and self.messages is None:
+            raise InvalidField("Query", "text", "is missing, and so is messages; give one of the two")
+        if self.text is not None and self.messages is not None:
+            raise InvalidField("Query", "text", "cannot be combined with messages; give one of the two")
         if self.text is not None:
             _check_text("text", self.text, self.text)
         if self.messages is not None:

@@ -35,8 +35,8 @@ def render(ledger: Ledger, summary: Mapping[str, Any]) -> str:
             f"<style>{_STYLE}</style><h1>A run of UniScale-Streams</h1>",
             f"<p>{summary['queries']} queries through {html.escape(str(summary['broker']))}, engines "
             f"{html.escape(', '.join(summary['engine']) or 'none')}, mode {html.escape(str(summary['mode']))}. "
-            f"Means over the last {_WINDOW} queries, in the order of decisions; "
-            f"the dashed line ends the uniform warm-up, and grey is the control.</p>",
+            f"Means over the last {_WINDOW} queries, in the order of decisions; grey is the control."
+            f"{' The dashed line ends the uniform warm-up.' if warm else ''}</p>",
             f"<p><strong>{html.escape(str(summary.get('sentence', '')))}</strong></p>",
             f"<p>{html.escape(gained(summary))}</p>",
             *_against_control_group(stories),
@@ -102,9 +102,9 @@ def latencies(stages: Mapping[str, Mapping[str, float]]) -> str:
 
 
 def curve(
-    values: Sequence[float], warm_up: int, control: Sequence[float] = (), width: int = 860, height: int = 220
+    values: Sequence[float], dashed: int, control: Sequence[float] = (), width: int = 860, height: int = 220
 ) -> str:
-    """Return running means as inline SVG: the policy's, and in grey the control's."""
+    """Return running means as inline SVG: the policy's, and in grey the control's; a dashed line, if not at 0."""
     if len(values) < 2:
         return "<p>too few values</p>"
     means, others = _running(values), _running(control)
@@ -118,11 +118,14 @@ def curve(
         )
         return f'<polyline points="{" ".join(places)}" fill="none" stroke="{colour}" stroke-width="2"/>'
 
-    at = 70 + min(warm_up, len(means) - 1) * (width - 90) / (len(means) - 1)
+    at = 70 + min(dashed, len(means) - 1) * (width - 90) / (len(means) - 1)
+    upright = (
+        f'<line x1="{at:.1f}" x2="{at:.1f}" y1="10" y2="{height - 25}" stroke="#999" stroke-dasharray="4"/>'
+    )
     return (
         f'<svg viewBox="0 0 {width} {height}" width="100%">{line(others, "#aaa")}'
-        f'{line(means, "#1660a8")}<line x1="{at:.1f}" x2="{at:.1f}" y1="10" y2="{height - 25}" stroke="#999" '
-        f'stroke-dasharray="4"/><text x="5" y="{height - 25}" font-size="12">{low:.4g}</text>'
+        f"{line(means, '#1660a8')}{upright if dashed else ''}"
+        f'<text x="5" y="{height - 25}" font-size="12">{low:.4g}</text>'
         f'<text x="5" y="22" font-size="12">{high:.4g}</text>'
         f'<text x="{width - 90}" y="{height - 6}" font-size="12">{len(means)} queries</text></svg>'
     )
@@ -174,6 +177,8 @@ def numbers(summary: Mapping[str, Any]) -> str:
 
 
 def _shown(value: Any) -> str:
+    if value is None:
+        return "–"
     if isinstance(value, float):
         return f"{value:.4g}"
     if isinstance(value, Mapping):

@@ -140,7 +140,8 @@ def picture(now: Mapping[str, Any]) -> Group:
     """Return the current view."""
     head = Table(title=f"UniScale-Streams: the latest {now['queries']} queries", show_header=False)
     head.add_row("answers per second", _n(now["answers_per_s"]))
-    head.add_row("query to answer", f"{_n(now['query_to_answer_ms'])} ms")
+    waited = now["query_to_answer_ms"]
+    head.add_row("query to answer", "–" if waited is None else f"{waited:,.0f} ms")
     head.add_row("mean reward", _n(now["reward"]))
     head.add_row("accuracy", _n(now["accuracy"]))
     head.add_row("mean cost", f"{_n(now['eflops'])} eFLOPs")
