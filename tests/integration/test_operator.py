@@ -26,7 +26,7 @@ ROOT = Path(__file__).parents[2]
 UP = ["up", "--broker", "auto", "--gateway"]
 
 MODEL = """
-name: mini-1
+name: mini-1m
 group: mini
 checkpoint: none
 architecture: {parameters: 300000, layers: 2, query_heads: 4, kv_heads: 2, head_dim: 16}
@@ -61,7 +61,7 @@ def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     known = recording.read_text()
     more = [line for line in known.splitlines(keepends=True) if '"model":"small"' in line]
     recording.write_text(
-        known + "".join(line.replace('"model":"small"', '"model":"mini-1"') for line in more)
+        known + "".join(line.replace('"model":"small"', '"model":"mini-1m"') for line in more)
     )
     lines = [json.dumps({"question": q, "answer": a}) for q, a in map(kit.question, range(8))]
     (folder / "questions.jsonl").write_text("\n".join(lines) + "\n")
@@ -183,19 +183,20 @@ def test_replay_goes_under_new_ids_and_leaves_the_originals_alone(live: Any) -> 
 
 def test_a_model_and_an_objective_come_and_go_at_run_time(live: Any) -> None:
     done = live.run("catalogue", "add", "my-model.yaml")
-    assert "mini-1 added to group mini" in done.stdout
-    assert "mini-1" in live.run("catalogue", "list").stdout
-    assert "ok, mini-1/1/1/1" in live.run("ask", "What is 2 + 3, number 0?", "--pin", "mini-1/1/1/1").stderr
-    assert "an eFLOP of mini-1 costs 2.5" in live.run("catalogue", "price", "mini-1", "2.5").stdout
-    assert re.search(r"mini-1.*2\.5", live.run("catalogue", "list").stdout)
-    dear = json.loads(live.run("ask", "What is 2 + 3, number 0?", "--pin", "mini-1/1/1/1", "--json").stdout)
+    assert "mini-1m added to group mini" in done.stdout
+    assert "mini-1m" in live.run("catalogue", "list").stdout
+    assert "ok, mini-1m/1/1/1" in live.run("ask", "What is 2 + 3, number 0?", "--pin", "mini-1m/1/1/1").stderr
+    assert "an eFLOP of mini-1m costs 2.5" in live.run("catalogue", "price", "mini-1m", "2.5").stdout
+    assert re.search(r"mini-1m.*2\.5", live.run("catalogue", "list").stdout)
+    dear = json.loads(live.run("ask", "What is 2 + 3, number 0?", "--pin", "mini-1m/1/1/1", "--json").stdout)
     assert "an eFLOP costs 2.5" in " ".join(live.run("explain", dear["query_id"]).stdout.split())
     assert (
-        "factor: is 0.0; give a finite number" in live.run("catalogue", "price", "mini-1", "0", code=1).stderr
+        "factor: is 0.0; give a finite number"
+        in live.run("catalogue", "price", "mini-1m", "0", code=1).stderr
     )
-    live.run("catalogue", "remove", "mini-1")
-    assert "rejected]" in live.run("ask", "What?", "--model", "mini-1", code=1).stderr
-    assert "no model 'mini-1'" in live.run("catalogue", "remove", "mini-1", code=1).stderr
+    live.run("catalogue", "remove", "mini-1m")
+    assert "rejected]" in live.run("ask", "What?", "--model", "mini-1m", code=1).stderr
+    assert "no model 'mini-1m'" in live.run("catalogue", "remove", "mini-1m", code=1).stderr
     (live.folder / "broken.yaml").write_text("name: [")
     assert "broken.yaml: not YAML" in live.run("catalogue", "add", "broken.yaml", code=1).stderr
     live.run("objective", "set", "mine", "3", "1", "0")
