@@ -5,7 +5,7 @@ from pathlib import Path
 
 import click
 
-from experiments.mini.measuring import WORK, evaluate, release, select
+from experiments.mini.measuring import WORK, evaluate, release, select, work_folder
 
 POOL = 240_000
 
@@ -47,7 +47,7 @@ def tokenizer(write: bool) -> None:
 @click.option("--size", default=POOL, show_default=True, help="Number of problems, not counting GSM8K's.")
 @click.option("--seed", default=0, show_default=True)
 @click.option("--processes", default=1, show_default=True)
-@click.option("--work", type=click.Path(path_type=Path), default=WORK, show_default=True)
+@work_folder
 def corpus(size: int, seed: int, processes: int, work: Path) -> None:
     """Generate the training corpus, unless it is there already."""
     from experiments.mini.corpus import make_pool
@@ -66,7 +66,7 @@ def corpus(size: int, seed: int, processes: int, work: Path) -> None:
 @click.option("--seed", default=0, show_default=True)
 @click.option("--steps", type=click.IntRange(min=1), help="Number of training steps; default: the ladder's.")
 @click.option("--size", default=POOL, show_default=True)
-@click.option("--work", type=click.Path(path_type=Path), default=WORK, show_default=True)
+@work_folder
 def train(names: tuple[str, ...], seed: int, steps: int | None, size: int, work: Path) -> None:
     """Train the generators NAMES, or all of them. Finished ones are skipped."""
     import torch
@@ -95,7 +95,7 @@ def train(names: tuple[str, ...], seed: int, steps: int | None, size: int, work:
 )
 @click.option("--seed", default=0, show_default=True)
 @click.option("--size", default=POOL, show_default=True)
-@click.option("--work", type=click.Path(path_type=Path), default=WORK, show_default=True)
+@work_folder
 def verifiers(names: tuple[str, ...], solutions: int, seed: int, size: int, work: Path) -> None:
     """Train the verifiers NAMES, or both, on solutions sampled from the finished generators."""
     import torch

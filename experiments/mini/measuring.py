@@ -5,8 +5,12 @@ from pathlib import Path
 
 import click
 
+from experiments.commands.options import CATALOGUE, PATH
+
 OUT = Path("out/mini")
 WORK = OUT / "work"
+
+work_folder = click.option("--work", type=PATH, default=WORK, show_default=True)
 
 
 @click.command()
@@ -18,10 +22,10 @@ WORK = OUT / "work"
     "--sealed", is_flag=True, help="Open the sealed everyday questions: once, when the family is final."
 )
 @click.option("--seed", default=11, show_default=True, help="Seed of the test questions.")
-@click.option("--work", type=click.Path(path_type=Path), default=WORK, show_default=True)
+@work_folder
 @click.option(
     "--out",
-    type=click.Path(path_type=Path),
+    type=PATH,
     default=OUT / "evaluation.json",
     show_default=True,
     help="Report on the whole family, including the results of `select`.",
@@ -76,7 +80,7 @@ def evaluate(
 
 @click.command()
 @click.option("--each", default=25, show_default=True, help="Test questions per level.")
-@click.option("--work", type=click.Path(path_type=Path), default=WORK, show_default=True)
+@work_folder
 def select(each: int, work: Path) -> None:
     """Compare best-of-16 accuracy under each verifier with that of one sample; writes WORK/selection.json."""
     import torch
@@ -99,15 +103,15 @@ def select(each: int, work: Path) -> None:
 @click.command()
 @click.option(
     "--models",
-    type=click.Path(path_type=Path),
+    type=PATH,
     default=Path("models"),
     show_default=True,
     help="Folder to write to; `models` is the one that ships.",
 )
 @click.option(
     "--catalogue",
-    type=click.Path(path_type=Path),
-    default=Path("infra/catalogue/mini.yaml"),
+    type=PATH,
+    default=CATALOGUE,
     show_default=True,
     help="Catalogue to write; its checkpoint paths begin with `models/`.",
 )
@@ -118,7 +122,7 @@ def select(each: int, work: Path) -> None:
     help="Validation questions per level for the anchors; 0: no anchors.",
 )
 @click.option("--partial", is_flag=True, help="Release even if some models are missing, for a trial.")
-@click.option("--work", type=click.Path(path_type=Path), default=WORK, show_default=True)
+@work_folder
 def release(models: Path, catalogue: Path, questions: int, partial: bool, work: Path) -> None:
     """Write checkpoints, cards, family.json and test questions to MODELS, and the catalogue."""
     import torch

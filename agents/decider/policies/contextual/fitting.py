@@ -89,7 +89,8 @@ def _wanted(design: Design, history: History, targets: Matrix) -> Matrix:
     """
     sides = design.sides[:, design.meets]
     weights = history.weights
-    asked = np.bincount(history.question, minlength=len(history.queries))
+    # A question without a row says nothing; 0/0 would say NaN.
+    rows_of = np.maximum(np.bincount(history.question, minlength=len(history.queries)), 1)
     out = []
     for term in (CORRECT, COST):
         usual = np.zeros(len(design.ids))
@@ -101,7 +102,7 @@ def _wanted(design: Design, history: History, targets: Matrix) -> Matrix:
         rest = (targets[:, term] - usual[history.action]) * weights
         projected = np.zeros((len(history.queries), sides.shape[1]))
         np.add.at(projected, history.question, rest[:, None] * sides[history.action])
-        out.append(projected / asked[:, None])
+        out.append(projected / rows_of[:, None])
     wanted = np.concatenate(out, axis=1)
     spread = wanted.std(axis=0)
     varies = spread > 1e-9

@@ -49,17 +49,10 @@ class Lessons:
         if not self.due:
             self._kept = {}
         # What is asked again is the same question: fitted without it, the transform must not know its other answers.
-        _, first, question = np.unique(queries, axis=0, return_index=True, return_inverse=True)
-        order = np.argsort(first)
-        return History(
-            queries[first[order]],
-            np.argsort(order)[question.ravel()],
-            actions,
-            correct,
-            score,
-            costs,
-            np.ones(len(actions)),
-        )
+        places: dict[bytes, int] = {}
+        question = np.array([places.setdefault(query.tobytes(), len(places)) for query in queries])
+        _, first = np.unique(question, return_index=True)
+        return History(queries[first], question, actions, correct, score, costs, np.ones(len(question)))
 
     def correct(self, o: Observation) -> None:
         """Replace the Correct of an outcome that was kept."""

@@ -194,9 +194,10 @@ class Contextual(Learner):
         weights = history.weights * min(1.0, cap / len(history.question))
         self.estimates.replace(out_of_fold[history.question], history.action, targets, weights)
         self.window.clear()
-        # In the order of the traffic: what was asked twice stands twice, a table's question once.
-        asked = np.flatnonzero(np.diff(history.question, prepend=-1))
-        self.window.extend(out_of_fold[history.question[asked]])
+        # In the order of the traffic: a question stands once for its rows in a run, as a table has them, and again
+        # where it was asked again later.
+        begins = np.flatnonzero(np.diff(history.question, prepend=-1))
+        self.window.extend(out_of_fold[history.question[begins]])
 
     def saved(self) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
         """Return regression, means, window and accounts, all bit for bit."""
