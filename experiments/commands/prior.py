@@ -45,6 +45,7 @@ def prior(
     score where there is one. Start the decider with UNISCALE_PRIOR=FILE and an empty log.
     """
     import orjson
+    from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 
     from agents.decider.errors import DeciderError
     from agents.decider.policies.contextual.prior import digest
@@ -57,12 +58,16 @@ def prior(
     encoder, known, asked = MiniLM(), load_catalogue(catalogue), orjson.loads(options)
     best = ""
     try:
-        if logged:
-            made, rows = prior_of_log(outcomes, encoder, known, asked, cap=cap)
-        else:
-            table = load_foreign(outcomes, mapping) if mapping else load_recording(outcomes)
-            made, rows = prior_of_outcomes(table, encoder, known, asked, cap=cap, history_only=history_only)
-            best = "" if mapping else control_of(table, known, history_only=history_only)
+        # Sums in another order have other last bits: the file is the same on any number of cores.
+        with threadpool_limits(1):
+            if logged:
+                made, rows = prior_of_log(outcomes, encoder, known, asked, cap=cap)
+            else:
+                table = load_foreign(outcomes, mapping) if mapping else load_recording(outcomes)
+                made, rows = prior_of_outcomes(
+                    table, encoder, known, asked, cap=cap, history_only=history_only
+                )
+                best = "" if mapping else control_of(table, known, history_only=history_only)
     except (OutcomeError, DeciderError) as error:
         raise click.ClickException(str(error)) from error
     out.parent.mkdir(parents=True, exist_ok=True)
