@@ -14,10 +14,10 @@ from typing import Protocol
 
 from agents.aggregator.agent import Pricing
 from agents.space.action_space import ActionSpace, parse_pairs, uis_space
-from agents.space.catalogue import Catalogue, load_catalogue
+from agents.space.catalogue import Catalogue, load_catalogue, parallelism_of_catalogue
 from agents.space.errors import ActionError
 from agents.space.models import Model
-from agents.space.objectives import Objectives
+from agents.space.objectives import CAREFUL, DEFAULT_MODE, Objectives
 from agents.space.steering import Steering
 from schemas.base import decode
 from schemas.control import CatalogueEntry, PriceEntry, decode_control
@@ -44,6 +44,12 @@ class Follows(Protocol):
         """See `streams.runtime.base.Runtime`."""
 
 
+def default_objective(settings: Settings) -> str:
+    """Return the name of the objective of a query that asks for none."""
+    aims = settings.policy.name == "contextual"
+    return settings.queries.objective or (CAREFUL if aims else DEFAULT_MODE)
+
+
 class Control:
     """The deployment's state as control records have made it.
 
@@ -57,13 +63,16 @@ class Control:
 
     def __init__(self, settings: Settings, monotonic: Callable[[], float] = time.monotonic) -> None:
         self.base = load_catalogue(Path(settings.catalogue))
+        asked, named_by = settings.policy.parallelism, variable("parallelism")
+        if not asked:
+            asked, named_by = parallelism_of_catalogue(Path(settings.catalogue)), settings.catalogue
         try:
-            self.pairs = parse_pairs(settings.policy.parallelism)
+            self.pairs = parse_pairs(asked)
         except ActionError as error:
-            raise SettingsError(f"{variable('parallelism')}: {error}") from None
+            raise SettingsError(f"{named_by}: {error}") from None
         steering = Steering.of(self.base)
         self.steering = replace(
-            steering, objectives=replace(steering.objectives, default=settings.queries.objective)
+            steering, objectives=replace(steering.objectives, default=default_objective(settings))
         )
         # Offset of the last record that changed the catalogue: what a Decision says it chose from.
         self.catalogue_version = -1

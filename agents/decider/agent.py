@@ -25,6 +25,7 @@ from agents.decider.log.recovery import Records, restore
 from agents.decider.log.rewards import Move, RewardRules, applied
 from agents.decider.log.rows import GROWTH, Row, decode_row, encode_row
 from agents.decider.policies.base import ActionVector, Policy
+from agents.decider.policies.contextual.prior import require_pricing
 from agents.decider.redelivery import again, over
 from agents.decider.results import Decided, Learned, Recovered
 from schemas.base import MAX_VALUE
@@ -191,7 +192,11 @@ class Decider:
         return restored.found
 
     def begin(
-        self, prior: bytes, actions: Sequence[ActionVector], chunk_bytes: int = snapshot.CHUNK_BYTES
+        self,
+        prior: bytes,
+        actions: Sequence[ActionVector],
+        chunk_bytes: int = snapshot.CHUNK_BYTES,
+        pricing: Mapping[str, float | str] | None = None,
     ) -> list[tuple[bytes, bytes]]:
         """Start from a prior; return the records of snapshot -1, which must be written before anything else.
 
@@ -199,6 +204,7 @@ class Decider:
             prior: A policy's state made from history.
             actions: What will be on offer.
             chunk_bytes: Size of a chunk.
+            pricing: What the costs of these actions follow from; None accepts any.
 
         Raises:
             PriorRefused: It does not fit; nothing has changed.
@@ -206,6 +212,8 @@ class Decider:
         """
         if self.seq or self.actions:
             raise CorruptState("the log", f"sequence number {self.seq}", "an empty log to start from a prior")
+        if pricing is not None:
+            require_pricing(prior, pricing)
         self.policy.begin(prior, actions)
         self.prior = hashlib.sha256(prior).hexdigest()
         return self.snapshot(chunk_bytes, prior=self.prior)

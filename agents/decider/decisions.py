@@ -92,7 +92,7 @@ def choose(
             context_origin=origin,
             decision=msgspec.Raw(value),
             batch=seq,
-            paced=choice.cohort == "policy" and record.query.learn,
+            paced=choice.cohort == "policy" and record.query.learn and record.query.pinned is None,
         )
         stored = (record.query_id.encode(), encode_row(row, limit))
         made.append((Decided(record.query_id, value, decision.group, stored), row))

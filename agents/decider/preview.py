@@ -17,7 +17,7 @@ from msgspec import Struct
 
 from agents.decider.agent import Decider
 from agents.decider.decisions import Surroundings, context_of, in_force
-from agents.decider.log.rows import policy_objective
+from agents.decider.log.rows import aim_of, policy_objective
 from agents.decider.policies.base import ActionVector
 from schemas.context import Context as ContextRecord
 from schemas.decision import PolicyState, Predicted
@@ -58,6 +58,8 @@ class Preview(Struct, frozen=True, kw_only=True):
             the policy prefers; else `policy`.
         seq: Position the next decision will have.
         objective: What the query is served for, its price filled in.
+        shortfall: What can be had at best where the objective's target cannot be met on recent queries: the least mean
+            cost in eFLOPs, or the largest share of the best configuration's accuracy. None where it can be met.
         policy: Name and version of the policy.
         catalogue_version: Offset in `control` of the last change of the catalogue.
         masked_models: Models left out for want of a living executor.
@@ -75,6 +77,7 @@ class Preview(Struct, frozen=True, kw_only=True):
     masked_models: tuple[str, ...]
     served: bool
     configurations: tuple[Configuration, ...]
+    shortfall: float | None = None
 
 
 def anonymous(query: Query) -> Query:
@@ -111,7 +114,7 @@ def preview(decider: Decider, record: ContextRecord, around: Surroundings) -> Pr
         )
         for at, action in enumerate(scores.action_ids)
     ]
-    action = found[chosen].action
+    action, aim = found[chosen].action, aim_of(objective)
     living, catalogue = around.living, around.steering.catalogue
     warming = scores.reason == "warm-up"
     return Preview(
@@ -125,6 +128,7 @@ def preview(decider: Decider, record: ContextRecord, around: Surroundings) -> Pr
         masked_models=() if living is None else tuple(m for m in around.space.models if m not in living),
         served=living is not None,
         configurations=tuple(sorted(found, key=lambda each: (-each.score, each.action != action))),
+        shortfall=None if aim is None else policy.shortfall(aim),
     )
 
 

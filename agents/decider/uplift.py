@@ -143,8 +143,12 @@ class Uplift:
         Args:
             control: What the policy is compared with, in words.
         """
+        groups = self.groups
         return {
             "sentence": self.sentence(control),
+            "queries": {name: group.queries for name, group in groups.items()},
+            "failed": {name: group.failed for name, group in groups.items()},
+            "feedback_rate": {name: group.feedback_rate for name, group in groups.items()},
             "accuracy_difference": _finite(self.accuracy_difference()),
             "cost_ratio": _finite(self.cost_ratio()),
         }

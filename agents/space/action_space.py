@@ -32,7 +32,7 @@ PAIRS = tuple((qp, cp) for qp in WIDTHS for cp in WIDTHS if qp * cp <= MAX_DRAFT
 
 
 def parse_pairs(texts: Sequence[str]) -> tuple[tuple[int, int], ...]:
-    """Return the pairs that texts such as `4/16` name, in the order of Table 1; all where there is no text.
+    """Return the pairs that texts such as `4/16` name, in the order of Table 1; all for no text, and for `all`.
 
     >>> parse_pairs(["4/16", "1/1"])
     ((1, 1), (4, 16))
@@ -40,6 +40,8 @@ def parse_pairs(texts: Sequence[str]) -> tuple[tuple[int, int], ...]:
     Raises:
         ActionError: a text names none.
     """
+    if list(texts) == ["all"]:
+        return PAIRS
     named = {f"{qp}/{cp}": (qp, cp) for qp, cp in PAIRS}
     if unknown := [text for text in texts if text not in named]:
         raise ActionError(

@@ -21,8 +21,11 @@ from agents.space.models import DTYPE_BYTES, EngineSettings, Hardware, Model, Na
 from schemas.errors import InvalidField
 from schemas.objective import CostRange
 
-KEYS = ("name", "hardware", "verifier", "cost_range", "family", "defaults", "models", "verifiers")
+KEYS = (
+    "name", "hardware", "verifier", "cost_range", "family", "parallelism", "prior", "defaults", "models", "verifiers",
+)  # fmt: skip
 T = TypeVar("T")
+_MADE = {"family": "train the family", "prior": "make it with `python -m experiments prior`"}
 _AT = re.compile(r"^(?P<what>.*?)(?: - at `(?:key in )?\$\.?(?P<field>.*)`)?$", re.DOTALL)
 
 
@@ -83,6 +86,23 @@ class Catalogue(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
             del model["price_factor"]
         content = msgspec.json.encode(plain, order="sorted")
         return hashlib.sha256(content).hexdigest()[:16]
+
+    @property
+    def pricing(self) -> dict[str, float | str]:
+        """Return what the eFLOPs of a search follow from (App. D.3): the hardware, the verifier in use, the models.
+
+        Two catalogues that agree in it price equal traces of a model equally, in eFLOPs.
+        """
+        verifier = self.verifier_named()
+        found: dict[str, float | str] = {
+            "hardware.intensity": self.hardware.intensity,
+            "verifier": verifier.name,
+        }
+        priced = {"verifier": verifier.architecture}
+        priced |= {f"models.{each.name}": each.architecture for each in self.models}
+        for at, architecture in priced.items():
+            found |= {f"{at}.{field}": value for field, value in msgspec.to_builtins(architecture).items()}
+        return found
 
     def model(self, name: str) -> Model:
         """Return a candidate model.
@@ -189,22 +209,15 @@ def load_catalogue(path: Path, version: int = -1) -> Catalogue:
     Raises:
         CatalogueError: naming the file, the model, the field and the fix.
     """
-    try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
-        raise CatalogueError(
-            f"{path}: cannot be read ({error}); give the path of a catalogue file"
-        ) from error
-    except yaml.YAMLError as error:
-        raise CatalogueError(f"{path}: is not YAML ({error}); correct it there") from error
-    entry = _mapping(content, f"{path}")
-    for key in entry:
-        if key not in KEYS:
-            raise CatalogueError(f"{path}: field {key!r} is unknown; use only {', '.join(KEYS)}")
+    entry = _read(path)
+    for beside in ("prior", "parallelism"):
+        entry.pop(beside, None)
     models = _entries(entry.pop("models", []), f"{path}, field models")
     verifiers = _entries(entry.pop("verifiers", []), f"{path}, field verifiers")
     if (family := entry.pop("family", None)) is not None:
-        found_models, found_verifiers = read_family(_locate(path, family), folder=str(Path(family).parent))
+        found_models, found_verifiers = read_family(
+            _locate(path, "family", family), folder=str(Path(family).parent)
+        )
         models, verifiers = _joined(found_models, models), _joined(found_verifiers, verifiers)
     defaults = _mapping(entry.pop("defaults", {}), f"{path}, field defaults")
     for_models = _mapping(defaults.pop("models", {}), f"{path}, field defaults.models")
@@ -220,6 +233,55 @@ def load_catalogue(path: Path, version: int = -1) -> Catalogue:
         "version": version,
     }
     return _convert(content, Catalogue, f"{path}")
+
+
+def prior_of_catalogue(path: Path) -> Path | None:
+    """Return the prior that a catalogue file names: what a learner of these models knows before its first decision.
+
+    Args:
+        path: The YAML file.
+
+    Returns:
+        The prior's file; None if the catalogue names none.
+
+    Raises:
+        CatalogueError: naming the file, and the field if what it names is not there.
+    """
+    named = _read(path).get("prior")
+    return None if named is None else _locate(path, "prior", named)
+
+
+def parallelism_of_catalogue(path: Path) -> tuple[str, ...]:
+    """Return the question and candidate parallelism that a catalogue file offers, as QP/CP; empty if it does not say.
+
+    Args:
+        path: The YAML file.
+
+    Raises:
+        CatalogueError: naming the file and the field.
+    """
+    given = _read(path).get("parallelism", [])
+    if not isinstance(given, list) or not all(isinstance(each, str) for each in given):
+        raise CatalogueError(
+            f"{path}, field parallelism: expected a list of QP/CP, got {given!r}; write it like [1/1, 4/16]"
+        )
+    return tuple(given)
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise CatalogueError(
+            f"{path}: cannot be read ({error}); give the path of a catalogue file"
+        ) from error
+    except yaml.YAMLError as error:
+        raise CatalogueError(f"{path}: is not YAML ({error}); correct it there") from error
+    entry = _mapping(content, f"{path}")
+    for key in entry:
+        if key not in KEYS:
+            raise CatalogueError(f"{path}: field {key!r} is unknown; use only {', '.join(KEYS)}")
+    return entry
 
 
 def decode_model(entry: Mapping[str, Any], where: str) -> Model:
@@ -296,16 +358,14 @@ def _joined(family: list[dict[str, Any]], typed: list[dict[str, Any]]) -> list[d
     return laid + [each for each in typed if each.get("name") not in known]
 
 
-def _locate(path: Path, wanted: Any) -> Path:
+def _locate(path: Path, field: str, wanted: Any) -> Path:
     if not isinstance(wanted, str) or not wanted:
-        raise CatalogueError(
-            f"{path}, field family: expected a path, got {wanted!r}; give that of a family.json"
-        )
+        raise CatalogueError(f"{path}, field {field}: expected a path, got {wanted!r}; give that of a file")
     starts = path.resolve().parents
     for start in starts:
         if (start / wanted).is_file():
             return start / wanted
     raise CatalogueError(
-        f"{path}, field family: no file {wanted!r} in {starts[0]} or above it; "
-        "train the family or correct the path"
+        f"{path}, field {field}: no file {wanted!r} in {starts[0]} or above it; "
+        f"{_MADE[field]} or correct the path"
     )

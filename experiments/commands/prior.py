@@ -14,7 +14,13 @@ from experiments.commands.options import CATALOGUE, PATH
 @click.option(
     "--logged", is_flag=True, help="OUTCOMES is a log: one configuration per row, with its propensity."
 )
-@click.option("--catalogue", type=PATH, default=CATALOGUE, show_default=True, help="The deployment's.")
+@click.option(
+    "--catalogue",
+    type=PATH,
+    default=CATALOGUE,
+    show_default=True,
+    help="The deployment's, which has also priced OUTCOMES.",
+)
 @click.option(
     "--history-only",
     is_flag=True,

@@ -52,6 +52,13 @@ if TYPE_CHECKING:
     show_default=True,
     help="Share of the questions of each level.",
 )
+@click.option(
+    "--whole-share",
+    type=click.FloatRange(0.0, 1.0),
+    default=1.0,
+    show_default=True,
+    help="Share of the questions of each level that are also run without early exit. Mixed traffic: none.",
+)
 @click.option("--model", "models", multiple=True, help="Only these models.")
 @click.option(
     "--verifiers",
@@ -93,6 +100,7 @@ def record(
     short: bool,
     few: int | None,
     share: float,
+    whole_share: float,
     models: tuple[str, ...],
     verifiers: int | None,
     engine: str,
@@ -152,7 +160,10 @@ def record(
             verifiers=1 if mixed else verifiers,
         )
         make = Plan.of_mixed if mixed else Plan.of
-        plan = make(bench, questions, of_samples, seed, models, (number, parts))
+        also_whole = questions_of(cast(Task, task), share=whole_share) if whole_share and not mixed else []
+        plan = make(
+            bench, questions, of_samples, seed, models, (number, parts), {q.question_id for q in also_whole}
+        )
         if few is not None:
             chosen = random.Random(0).sample(questions, min(few, len(questions)))
             costs = await estimate(plan, bench, chosen, in_flight)
@@ -162,8 +173,8 @@ def record(
         settings = {
             "catalogue": loaded.fingerprint,
             "task": task,
-            # Of the whole traffic: a short recording can be made longer, and its searches stay.
-            "questions": fingerprint(mixed_traffic(share=share) if mixed else questions),
+            # Of all there are: a short recording can be made longer, and its searches stay.
+            "questions": fingerprint(mixed_traffic(share=share) if mixed else questions_of(cast(Task, task))),
             "models": list(dict.fromkeys(action.model for action in plan.actions)),
             "searched": sorted({(action.qp, action.cp) for action in plan.actions}),
             "verifiers": list(bench.verifiers),
@@ -197,6 +208,7 @@ def record(
         rows = [row for row in whole.rows() if row["sample"] < of_samples]
         of_these = {question.question_id for question in questions}
         rows = [row for row in rows if row["question"] in of_these]
+        rows = [row for row in rows if row["early_exit"] or row["question"] in plan.whole]
         told = {**settings, "questions": fingerprint(questions), "samples": of_samples}
         size = table.write(path, rows, questions, told)
         click.echo(f"{len(rows)} searches: {path}, {size / 1e6:.1f} MB")

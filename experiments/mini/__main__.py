@@ -79,7 +79,7 @@ def train(names: tuple[str, ...], seed: int, steps: int | None, size: int, work:
     torch.set_num_threads(1)
     for name in names or [shape.name for shape in GENERATORS]:
         if (folder := finished(name, work)) is not None:
-            click.echo(f"{name}: already trained, in {folder}")
+            click.echo(f"{name}: already trained, in {folder}; remove that folder to train it again")
             continue
         outcome = run(rung(name), make_pool(size, seed, work / "pool"), work / name, seed, steps)
         assert outcome is not None

@@ -4,13 +4,12 @@ Never on test or recorded questions: an anchor describes an action to the policy
 is judged on.
 """
 
-import hashlib
 from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
 
-from experiments.mini.checkpoints import read_report, write_report
+from experiments.mini.checkpoints import read_report, weights_digest, write_report
 from experiments.mini.corpus import problems
 from experiments.mini.grading import is_right
 from experiments.mini.sampling import load_generator, sample
@@ -38,8 +37,7 @@ def measured(generators: Mapping[str, Path], each: int, work: Path) -> dict[str,
     kept = read_report(FILE, work)
     found = {}
     for name, folder in generators.items():
-        digest = hashlib.sha256((folder / "model.safetensors").read_bytes()).hexdigest()[:16]
-        key = f"{name}/{digest}/{each}"
+        key = f"{name}/{weights_digest(folder)}/{each}"
         if key not in kept:
             kept[key] = anchors(folder, each)
             write_report(FILE, work, kept)

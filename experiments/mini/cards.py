@@ -10,7 +10,7 @@ from agents.space.family import read_architecture
 from experiments.mini.corpus import FAMILIES, MIXTURE
 from experiments.mini.evaluate import architecture, price_ratio_64
 from experiments.mini.ladder import GENERATORS, Rung
-from experiments.mini.selection import default_verifier
+from experiments.mini.selection import SAMPLES, default_verifier
 from experiments.mini.train import RECORD
 from experiments.mini.verifier import VERIFIERS, Judge
 
@@ -18,6 +18,8 @@ Report = Mapping[str, Any]
 TEXT = Path(__file__).parent / "models.md"
 TABLES = "<!-- tables -->"
 MEGABYTE = 1_000_000
+# Test questions a level that CRITERIA.md asks for; the samples are `SAMPLES`.
+QUESTIONS = 100
 LEVELS = [level for levels in FAMILIES.values() for level in levels]
 
 
@@ -79,10 +81,13 @@ def readme(models: Path, evaluation: Report, selection: Report) -> str:
     tables = [
         *_ladder(evaluation, selection),
         "",
+        *counts(evaluation, selection),
+        "",
         *_verifiers(selection),
         "",
         "## Against the criteria",
         "",
+        *deviations(evaluation, selection),
         *criteria(models, evaluation, selection),
     ]
     return TEXT.read_text().replace(TABLES, "\n".join(tables))
@@ -162,11 +167,56 @@ def criteria(models: Path, evaluation: Report, selection: Report) -> list[str]:
     ]
 
 
+def counts(evaluation: Report, selection: Report) -> list[str]:
+    """Return on how many questions and samples the tables rest, in a paragraph."""
+    greedy, depths, drawn, best, samples = _counts(evaluation, selection)
+    return [
+        f"Measured on {greedy} test questions a level (greedy), {depths} a level in {drawn} samples (depths), and",
+        f"{best} a level in {samples} samples (one sample, best of 16, verifiers).",
+    ]
+
+
+def deviations(evaluation: Report, selection: Report) -> list[str]:
+    """Return where fewer questions or samples were measured than `CRITERIA.md` asks for; nothing if none."""
+    found = _counts(evaluation, selection)
+    if found == (str(QUESTIONS), str(QUESTIONS), str(SAMPLES), str(QUESTIONS), str(SAMPLES)):
+        return []
+    greedy, depths, drawn, best, samples = found
+    return [
+        f"**Deviation**: the criteria ask for {QUESTIONS} test questions a level and {SAMPLES} samples. What stands",
+        f"here was measured on {greedy} a level (greedy), on {best} a level with {samples} samples (best of 16), and",
+        f"depths on {depths} a level with {drawn} samples, so each level's figure is less certain than the criteria",
+        "foresaw.",
+        "",
+    ]
+
+
+def _counts(evaluation: Report, selection: Report) -> tuple[str, str, str, str, str]:
+    """Return questions for greedy and depths, samples of depths, questions and samples of best of N."""
+
+    def of(source: Report, key: str) -> str:
+        numbers = {_number(source[g.name], key) for g in GENERATORS if g.name in source}
+        return " or ".join(sorted(numbers)) or "–"
+
+    return (
+        of(evaluation, "questions"),
+        of(evaluation, "depth_questions"),
+        of(evaluation, "depth_samples"),
+        of(selection, "questions"),
+        of(selection, "samples"),
+    )
+
+
+def _number(report: Report, key: str) -> str:
+    return str(report.get(key, "an unknown number of"))
+
+
 def _ladder(evaluation: Report, selection: Report) -> list[str]:
     heads = [
         "model",
         *LEVELS,
-        "everyday",
+        "everyday, development",
+        "everyday, sealed",
         "SVAMP",
         "GSM8K",
         "one sample",
@@ -179,6 +229,7 @@ def _ladder(evaluation: Report, selection: Report) -> list[str]:
         values = [
             *(flat.get(level) for level in LEVELS),
             _at(report, "everyday", "development", "all"),
+            _at(report, "everyday", "sealed", "all"),
             report.get("svamp"),
             report.get("gsm8k"),
             chosen.get("one_sample"),
@@ -206,9 +257,14 @@ def _answered(report: Report | None) -> list[str]:
     families = report["families"]
     stories = ", ".join(f"{families['stories'][f'level_{n}']:.0%}" for n in range(1, 6))
     return [
-        f"| greedy, right | quick {families['quick']['quick']:.0%}; stories, levels 1 to 5: {stories}; contest "
+        f"| greedy, right, {_number(report, 'questions')} test questions a level "
+        f"| quick {families['quick']['quick']:.0%}; stories, levels 1 to 5: {stories}; contest "
         f"{families['stories']['contest']:.0%} |",
-        f"| everyday questions, development | {report['everyday']['development']['all']:.1%} |",
+        *(
+            f"| everyday questions, {kind} | {report['everyday'][kind]['all']:.1%} |"
+            for kind in ("development", "sealed")
+            if kind in report["everyday"]
+        ),
     ]
 
 

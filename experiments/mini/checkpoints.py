@@ -1,5 +1,6 @@
 """Where finished models and their reports are: those that ship, and those of a working folder."""
 
+import hashlib
 import json
 import shutil
 from pathlib import Path
@@ -19,6 +20,11 @@ def finished(name: str, work: Path) -> Path | None:
         if (folder / RECORD).exists() and (folder / "model.safetensors").exists():
             return folder
     return None
+
+
+def weights_digest(folder: Path) -> str:
+    """Return 16 hexadecimal digits that name a checkpoint's weights: what was measured of others is not theirs."""
+    return hashlib.sha256((folder / "model.safetensors").read_bytes()).hexdigest()[:16]
 
 
 def copy_checkpoint(source: Path, target: Path) -> None:

@@ -43,14 +43,41 @@ def evaluate(
     model: Any, each: int = 100, everyday: Sequence[str] = ("development",), svamp: int = 500, gsm8k: int = 300,
     samples: int = 3, seed: int = SEED,
 ) -> dict[str, Any]:  # fmt: skip
-    """Return the keys `families`, `everyday`, `svamp`, `gsm8k` and `depths` of one generator."""
-    report: dict[str, Any] = {"families": families(model, each, seed)}
+    """Return `families`, `everyday`, `svamp`, `gsm8k` and `depths` of one generator, and on how much they rest.
+
+    `questions` are a level's, `depth_questions` those a level whose depths were counted, in `depth_samples` samples.
+    """
+    report: dict[str, Any] = {"seed": seed, "questions": each}
+    report["depth_questions"] = each // 4 if samples else 0
+    report["depth_samples"] = samples
+    report["families"] = families(model, each, seed)
     report["everyday"] = {name: _everyday(model, EVERYDAY / f"{name}.jsonl") for name in everyday}
     report["svamp"] = _outside(model, QUESTIONS / "svamp_first_half.jsonl", svamp)
     report["gsm8k"] = _outside(model, QUESTIONS / "gsm8k_test.jsonl", gsm8k)
     if samples:
         report["depths"] = depths(model, each // 4, samples, seed)
     return report
+
+
+def carry_sealed(report: dict[str, Any], earlier: Mapping[str, Any]) -> bool:
+    """Take over what the sealed everyday questions gave, if they were opened before for the same weights.
+
+    They may be opened once, so a later report without them must not replace the only record of them.
+
+    Args:
+        report: A new report, with `weights`; changed in place.
+        earlier: The one it replaces.
+
+    Returns:
+        False if `earlier` has a result that is lost, because it is of other or unknown weights.
+    """
+    sealed = earlier.get("everyday", {}).get("sealed")
+    if sealed is None or "sealed" in report["everyday"]:
+        return True
+    if earlier.get("weights") != report["weights"]:
+        return False
+    report["everyday"]["sealed"] = sealed
+    return True
 
 
 def families(model: Any, each: int, seed: int = SEED) -> dict[str, dict[str, float]]:

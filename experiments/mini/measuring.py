@@ -19,7 +19,10 @@ work_folder = click.option("--work", type=PATH, default=WORK, show_default=True)
 @click.option("--samples", default=3, show_default=True, help="Samples per question for the depths; 0: none.")
 @click.option("--midway", is_flag=True, help="Include models whose training has not finished.")
 @click.option(
-    "--sealed", is_flag=True, help="Open the sealed everyday questions: once, when the family is final."
+    "--sealed",
+    is_flag=True,
+    help="Open the sealed everyday questions: once, when the family is final. "
+    "Their result is kept for as long as the weights stay the same.",
 )
 @click.option("--seed", default=11, show_default=True, help="Seed of the test questions.")
 @work_folder
@@ -44,7 +47,7 @@ def evaluate(
     import torch
 
     from experiments.mini import evaluate as evaluation
-    from experiments.mini.checkpoints import finished, read_report, write_report
+    from experiments.mini.checkpoints import finished, read_report, weights_digest, write_report
     from experiments.mini.ladder import GENERATORS, rung
     from experiments.mini.sampling import load_generator
     from experiments.mini.summary import summary
@@ -71,6 +74,11 @@ def evaluate(
         report = evaluation.evaluate(model, each, sets, samples=samples, seed=seed)
         if folder is not None:
             report["price_ratio_64"] = evaluation.price_ratio_64(evaluation.architecture(folder), None)
+            report["weights"] = weights_digest(folder)
+            if not evaluation.carry_sealed(report, kept.get(name, {})):
+                click.echo(
+                    f"{name}: its result on the sealed questions was of other weights, and is left out"
+                )
             kept[name] = report
             write_report(kept_as, work, kept)
         click.echo(f"{name}: {json.dumps(report, indent=1)}")

@@ -80,7 +80,7 @@ def release(work: Path, models: Path, reports: Reports, *, partial: bool = False
     missing = [shape.name for shape in shapes if shape.name not in found]
     if missing and not partial:
         raise FileNotFoundError(
-            f"not trained yet: {', '.join(missing)}; train them with `python -m experiments.mini build`"
+            f"not trained yet: {', '.join(missing)}; train them with `python -m experiments.mini all`"
         )
     models.mkdir(parents=True, exist_ok=True)
     _remove_former(models, {shape.name for shape in shapes})
@@ -154,6 +154,9 @@ def write_catalogue(template: Path, target: Path, verifier: str) -> Catalogue:
         verifier: The one in use.
     """
     text = template.read_text()
+    if target.resolve() != template.resolve():
+        # The prior is what a recording of the family that ships taught, and knows nothing of another.
+        text = re.sub(r"(?m)^prior: .*\n\n", "", text)
     target.parent.mkdir(parents=True, exist_ok=True)
     target.write_text(_with_lines(text, {"verifier": verifier}))
     low, high = cost_range(load_catalogue(target))

@@ -6,9 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from experiments.measures.verifier_scores import Judged, measure
+from experiments.mini.checkpoints import weights_digest
 from experiments.mini.corpus import FAMILIES, problems
 from experiments.mini.grading import is_right, split_steps
 from experiments.mini.ladder import GENERATORS
@@ -35,12 +37,12 @@ def selection(
         generators: Checkpoints by name.
         verifiers: Checkpoints by name.
         each: Test questions a level.
-        work: Where samples are kept, by generator.
+        work: Where samples are kept, by generator and its weights.
     """
     levels = [level for levels in FAMILIES.values() for level in levels]
     asked = [problem for level in levels for problem in problems(level, "test", SEED, each)]
     drawn = {
-        name: _drawn(folder, asked, work / f"samples-{name}-{each}.json")
+        name: _drawn(folder, asked, work / f"samples-{name}-{weights_digest(folder)}-{each}.json")
         for name, folder in generators.items()
     }
     right = {
@@ -48,7 +50,17 @@ def selection(
         for name, rows in drawn.items()
     }
     report: dict[str, Any] = {
-        name: {"one_sample": float(table.mean()), f"pass_at_{SAMPLES}": float(table.any(0).mean())}
+        name: {
+            "seed": SEED,
+            "questions": each,
+            "samples": SAMPLES,
+            "weights": weights_digest(generators[name]),
+            **_reached(table),
+            "families": {
+                family: _reached(table[:, [problem.level in levels for problem in asked]])
+                for family, levels in FAMILIES.items()
+            },
+        }
         for name, table in right.items()
     }
     for verifier, folder in verifiers.items():
@@ -85,6 +97,11 @@ def default_verifier(selection: Mapping[str, Any]) -> str:
         if min(each) >= 0 and sum(round(gain, 4) >= 0.08 for gain in each) >= 3
     ]
     return helps[0] if helps else max(gains, key=lambda name: sum(gains[name]))
+
+
+def _reached(right: npt.NDArray[np.bool_]) -> dict[str, float]:
+    """Return accuracy of one sample and of any, from samples (rows) by questions (columns)."""
+    return {"one_sample": float(right.mean()), f"pass_at_{SAMPLES}": float(right.any(0).mean())}
 
 
 def _drawn(folder: Path, asked: Sequence[Problem], file: Path) -> list[list[str]]:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import msgspec
 
+from experiments.mini.checkpoints import weights_digest
 from experiments.mini.corpus import MIXTURE, problems
 from experiments.mini.grading import split_steps
 from experiments.mini.labels import step_labels
@@ -26,8 +27,11 @@ class Labelled:
 
 
 def sampled_solutions(checkpoint: Path, work: Path, each: int, seed: int) -> list[Labelled]:
-    """Return `each` labelled solutions of one generator a temperature, sampled once and kept under `work/solutions`."""
-    file = work / "solutions" / f"{checkpoint.name}-{each}-{seed}.jsonl"
+    """Return `each` labelled solutions of one generator a temperature, sampled once for its weights.
+
+    They are kept under `work/solutions`.
+    """
+    file = work / "solutions" / f"{checkpoint.name}-{weights_digest(checkpoint)}-{each}-{seed}.jsonl"
     if file.exists():
         return [msgspec.json.decode(line, type=Labelled) for line in file.read_bytes().splitlines()]
     model = load_generator(checkpoint)

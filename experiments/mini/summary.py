@@ -23,7 +23,7 @@ def summary(evaluation: Report, selection: Report, questions: int, seed: int) ->
     Args:
         evaluation: By generator, as `evaluate` keeps it.
         selection: By generator and verifier, as `select` keeps it.
-        questions: Test questions a level.
+        questions: Test questions a level of this run; each generator's row has its own.
         seed: Of the test questions.
     """
     measured = {g.name: evaluation[g.name] for g in GENERATORS if g.name in evaluation}
@@ -76,7 +76,8 @@ def _generator(name: str, report: Report, chosen: Report) -> dict[str, Any]:
         "name": name,
         "parameters": parameters_of(name),
         "greedy": {level: share for level, share in stories.items() if level != "spoken"},
-        "code": {"greedy": _mean(report["families"]["code"])},
+        "code": {"greedy": _mean(report["families"]["code"]), **chosen.get("families", {}).get("code", {})},
+        **{key: report[key] for key in ("questions", "depth_questions", "depth_samples") if key in report},
     }
     for key in ("one_sample", f"pass_at_{SAMPLES}"):
         if key in chosen:

@@ -17,7 +17,7 @@ from agents.embedder.actions import embed_actions
 from agents.embedder.encoder import Encoder, encoder_id
 from agents.space.catalogue import Catalogue
 from experiments.measures.frontier import is_history
-from experiments.outcomes.foreign import rows_of
+from experiments.outcomes.foreign import NOTHING, rows_of
 from experiments.outcomes.table import OutcomeError, Outcomes
 from schemas.action import Action
 from schemas.errors import InvalidField
@@ -69,7 +69,7 @@ def prior_of_outcomes(
         for arm in outcomes.arms
     ]
     policy = _fresh(encoder, options, actions)
-    return teach(policy, table_history(outcomes, queries, kept), cap), len(kept)
+    return teach(policy, table_history(outcomes, queries, kept), cap, catalogue.pricing), len(kept)
 
 
 def control_of(outcomes: Outcomes, catalogue: Catalogue, *, history_only: bool = False) -> str:
@@ -95,15 +95,21 @@ def prior_of_log(
     """Return the prior that logged decisions teach, and of how many questions.
 
     Raises:
-        OutcomeError: a row lacks a column, or holds what is not a number or not an action of the catalogue.
+        OutcomeError: a row lacks a column, its text is empty, or it holds what is not a number or not an action of
+            the catalogue.
     """
     rows: list[tuple[str, Action, float, float, float, float]] = []
     for number, row in rows_of(path):
+        if "text" in row and not _is_question(row["text"]):
+            why = (
+                f"text is {row['text']!r}; give what was asked (if a `learner export` wrote it, export again)"
+            )
+            raise OutcomeError(f"{path}, row {number}: {why}")
         try:
             action = Action.parse(str(row["action"]))
             correct, cost, propensity = (float(row[name]) for name in ("correct", "cost", "propensity"))
             score = float(row["score"]) if row.get("score") not in (None, "") else correct
-            rows.append((str(row["text"]), action, correct, cost, propensity, score))
+            rows.append((row["text"], action, correct, cost, propensity, score))
         except (KeyError, TypeError, ValueError, InvalidField) as error:
             why = f"needs text, action (model/qp/cp/bs), correct, cost and propensity ({error!r}); correct it"
             raise OutcomeError(f"{path}, row {number}: {why}") from None
@@ -135,7 +141,12 @@ def prior_of_log(
         log_cost=np.log([row[3] for row in rows]),
         propensity=np.array([row[4] for row in rows]),
     )
-    return teach(_fresh(encoder, options, actions), history, cap), len(texts)
+    return teach(_fresh(encoder, options, actions), history, cap, catalogue.pricing), len(texts)
+
+
+def _is_question(text: object) -> bool:
+    """Return whether a row says what was asked: of rows that do not, the prior would make one question, the same."""
+    return isinstance(text, str) and text.strip() not in NOTHING
 
 
 def _fresh(encoder: Encoder, options: Mapping[str, Any], actions: Sequence[ActionVector]) -> Contextual:

@@ -136,7 +136,7 @@ def load_recording(path: Path, *, verifier: str | None = None, early_exit: bool 
     Args:
         path: The Parquet file.
         verifier: Which verifier's runs; the one in use by default.
-        early_exit: Which runs.
+        early_exit: Which runs. Those without it are of the questions that were run so.
 
     Raises:
         OutcomeError: not a recording, or a cell is missing or twice there.
@@ -167,6 +167,9 @@ def load_recording(path: Path, *, verifier: str | None = None, early_exit: bool 
     if not keep.any():
         raise OutcomeError(f"{path}: no runs of verifier {chosen!r} with early_exit {early_exit}")
     cells = [tuple(columns[n][i] for n in columns) for i in np.flatnonzero(keep)]
+    if not early_exit:
+        run_so = {cell[0] for cell in cells}
+        asked = [each for each in asked if each.question_id in run_so]
     order = {model: at for at, model in enumerate(settings["models"])}
     keys = sorted({cell[1:5] for cell in cells}, key=lambda k: (order[k[0]], *k[1:]))
     arms = [Arm(f"{m}/{qp}/{cp}/{bs}", m, qp, cp, bs) for m, qp, cp, bs in keys]

@@ -3,8 +3,8 @@
 A shard is one (sample, model, question): its searches share one memory of drafts. By the paper's protocol the
 first sample is run with and without early exit and under every verifier, later ones with early exit under the
 one in use; BEST-Route*'s further arms follow from the widest of independent paths, (64, 1, 1), which is always run
-whole. Mixed traffic is run with early exit under the verifier in use alone, and its best of 1, 4 and 16 follow
-from (64, 1, 1), which is not run whole: what they lack is made for them.
+whole. Only some questions may be run without early exit. Mixed traffic is run with early exit under the verifier in
+use alone, and its best of 1, 4 and 16 follow from (64, 1, 1). Where that is not run whole, what they lack is made.
 """
 
 import asyncio
@@ -45,7 +45,7 @@ class Plan:
         others: further ones, for the first sample.
         seed: Of all drafts.
         part: Which of how many processes this is, (1, 1) where it is the only one. Each has questions of its own.
-        whole: Whether the first sample is also run without early exit, and 64 independent paths always.
+        whole: Ids of the questions whose first sample is also run without early exit, and 64 independent paths always.
     """
 
     questions: Sequence[Question]
@@ -56,7 +56,7 @@ class Plan:
     others: Sequence[str] = ()
     seed: int = 0
     part: tuple[int, int] = (1, 1)
-    whole: bool = True
+    whole: Collection[str] = ()
 
     @classmethod
     def of(
@@ -67,13 +67,18 @@ class Plan:
         seed: int,
         models: Sequence[str] = (),
         part: tuple[int, int] = (1, 1),
+        whole: Collection[str] | None = None,
     ) -> "Plan":
-        """Return the paper's plan over the whole space of a catalogue, or over some of its models."""
+        """Return the paper's plan over the whole space of a catalogue, or over some of its models.
+
+        Without `whole`, every question is also run without early exit.
+        """
         catalogue = bench.catalogue
         run, chosen = _actions(catalogue, models, PAIRS), set(models or catalogue.model_names)
         derived = [a for a in best_route_space(catalogue) if a.model in chosen and a not in set(run)]
         others = [name for name in bench.verifiers if name != catalogue.verifier]
-        return cls(questions, run, derived, samples, catalogue.verifier, others, seed, part)
+        ids = {question.question_id for question in questions} if whole is None else whole
+        return cls(questions, run, derived, samples, catalogue.verifier, others, seed, part, ids)
 
     @classmethod
     def of_mixed(
@@ -84,38 +89,36 @@ class Plan:
         seed: int,
         models: Sequence[str] = (),
         part: tuple[int, int] = (1, 1),
+        whole: Collection[str] | None = None,
     ) -> "Plan":
         """Return the plan of mixed traffic: seven pairs (QP, CP) a model, early exit, the verifier in use."""
         run = _actions(bench.catalogue, models, MIXED_PAIRS)
         derived = _actions(bench.catalogue, models, MIXED_DERIVED)
-        return cls(questions, run, derived, samples, bench.catalogue.verifier, (), seed, part, whole=False)
+        return cls(questions, run, derived, samples, bench.catalogue.verifier, (), seed, part, whole or ())
 
     def shards(self) -> Iterator[tuple[str, int, str, Question]]:
-        """Yield (name, sample, model, question), all of one question together: they share scores.
-
-        Levels take turns, so that the time left is known early.
-        """
+        """Yield (name, sample, model, question), all of one question together: they share scores."""
         number, parts = self.part
+        for sample in range(self.samples):
+            for question in self._ordered()[number - 1 :: parts]:
+                for model in dict.fromkeys(action.model for action in self.actions):
+                    yield f"{sample}/{model}/{question.question_id}", sample, model, question
+
+    def _ordered(self) -> list[Question]:
+        """Return the questions, levels in turns, so that the time left is known early."""
         turns: Counter[str] = Counter()
         placed = []
         for question in self.questions:
             turns[question.level] += 1
             placed.append((turns[question.level], question))
-        ordered = [
-            question for _, question in sorted(placed, key=lambda each: each[0] / turns[each[1].level])
-        ]
-        for sample in range(self.samples):
-            for question in ordered[number - 1 :: parts]:
-                for model in dict.fromkeys(action.model for action in self.actions):
-                    yield f"{sample}/{model}/{question.question_id}", sample, model, question
+        return [question for _, question in sorted(placed, key=lambda each: each[0] / turns[each[1].level])]
 
     def searches(self) -> int:
         """Return how many searches the part has, derived ones included."""
         number, parts = self.part
-        first = (1 + self.whole + len(self.others)) * len(self.actions)
-        later = (self.samples - 1) * len(self.actions)
-        questions = len(self.questions[number - 1 :: parts])
-        return questions * (first + later + self.samples * len(self.derived))
+        of_part = self._ordered()[number - 1 :: parts]
+        each = (self.samples + len(self.others)) * len(self.actions) + self.samples * len(self.derived)
+        return len(of_part) * each + sum(q.question_id in self.whole for q in of_part) * len(self.actions)
 
 
 def _actions(catalogue: Catalogue, models: Sequence[str], pairs: Collection[tuple[int, int]]) -> list[Action]:
@@ -177,7 +180,7 @@ async def _shard(
         # The widest first: what it had to make, the narrower ones find.
         for action in reversed([action for action in plan.derived if action.model == model]):
             rows.append(await _row(bench, sample, wide, action, question, variant, memory, plan.seed))
-        if plan.whole and memory.made != made:
+        if question.question_id in plan.whole and memory.made != made:
             raise DerivationError(
                 f"{question.question_id}, {model}: {memory.made - made} drafts were missing from 64 whole paths"
             )
@@ -188,12 +191,12 @@ async def _run(
     plan: Plan, bench: Bench, sample: int, action: Action, question: Question, memory: Memory
 ) -> list[dict[str, Any]]:
     """Run a search in every variant of its sample, whole ones first: the others find their drafts in memory."""
-    whole = Variant(plan.verifier, early_exit=False)
+    whole, too = Variant(plan.verifier, early_exit=False), question.question_id in plan.whole
     variants = [Variant(plan.verifier, early_exit=True)]
     if sample == 0:
         others = [Variant(name, early_exit=True) for name in plan.others]
-        variants = [*([whole] if plan.whole else []), *variants, *others]
-    elif plan.whole and (action.qp, action.cp) == (MAX_DRAFTS, 1):
+        variants = [*([whole] if too else []), *variants, *others]
+    elif too and (action.qp, action.cp) == (MAX_DRAFTS, 1):
         await search(question, action, whole, search_id(question, action, sample, plan.seed), bench, memory)
     return [await _row(bench, sample, action, action, question, v, memory, plan.seed) for v in variants]
 

@@ -4,6 +4,7 @@ A path is scored step by step, so what a step tag's row was for the path without
 are its keys and values: only the new step is read. The model is causal, so that is the same row.
 """
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +21,8 @@ from experiments.record.pump import Pump
 
 ROWS = 512
 SIBLINGS = 8
-KEPT = 1_500_000_000  # bytes: all paths of the questions in flight, or they are read again
+# Bytes: all paths of the questions in flight, or they are read again at every step. An eighth of the machine's memory.
+KEPT = max(1_500_000_000, os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 8)
 
 
 @dataclass(frozen=True)

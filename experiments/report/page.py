@@ -61,7 +61,7 @@ def write_report(path: Path, tables: Mapping[str, Any], figures: Mapping[str, Pa
 def _head(o: Mapping[str, Any]) -> str:
     text = (
         f"<h1>Policies on {_text(o['name'])}</h1><p class=note>{o['questions']} questions, {o['actions']} "
-        f"actions, {o['samples']} recorded samples a cell. The paper's tables: seeds "
+        f"actions, {o['samples']} recorded sample{'s' * (o['samples'] > 1)} a cell. The paper's tables: seeds "
         f"{', '.join(map(str, o['seeds']))}; the others: {len(o['more_seeds'])} further seeds. A cell is mean "
         "(standard deviation over seeds) [95 % interval of the mean over seeds]. All seeds share one table of "
         "outcomes, so intervals are of order, warm-up, realised sample and exploration, not of other questions. "

@@ -27,10 +27,11 @@ def write_summary(folder: Path, tables: Mapping[str, Any], figures: Mapping[str,
     parts = [
         f"# Results on {o['name']}",
         f"Made by `{command}`, and not edited.",
-        f"{o['questions']} questions, {o['actions']} actions, {o['samples']} samples a cell; the paper's tables on "
-        f"{len(o['seeds'])} seeds, the others on {len(o['more_seeds'])} further ones. Costs are in tera-eFLOPs a query "
-        f"by the cost model that the service prices with: 1 is 10¹² of the eFLOPs in its records. All tables, with "
-        "intervals and beside the paper's numbers, are in the `report.html` and `tables.json` that the command writes.",
+        f"{o['questions']} questions, {o['actions']} actions, {o['samples']} sample{'s' * (o['samples'] > 1)} a cell; "
+        f"the paper's tables on {len(o['seeds'])} seeds, the others on {len(o['more_seeds'])} further ones. "
+        "Costs are in tera-eFLOPs a query by the cost model that the service prices with: 1 is 10¹² of the eFLOPs in "
+        "its records. All tables, with intervals and beside the paper's numbers, are in the `report.html` and "
+        "`tables.json` that the command writes.",
     ]
     if o["not_run"]:
         parts.append(f"Not run: {len(o['not_run'])} rows ({o['not_run_because'] or 'not trained'}).")

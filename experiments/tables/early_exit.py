@@ -23,11 +23,13 @@ def compare(on: Outcomes, off: Outcomes) -> dict[str, Any]:
 
     Args:
         on: With early exit.
-        off: Without, of as many samples or fewer; the arms that were run both ways are compared.
+        off: Without, of as many samples or fewer; the arms and questions that were run both ways are compared.
     """
     samples = min(on.samples, off.samples)
     names = [arm.arm_id for arm in on.arms]
     on = on.restrict([names.index(arm.arm_id) for arm in off.arms])
+    asked = [question.question_id for question in on.questions]
+    on = on.of_questions([asked.index(question.question_id) for question in off.questions])
     with_exit, without = _measured(on, samples), _measured(off, samples)
     table: dict[str, Any] = {
         "overall": {

@@ -24,6 +24,7 @@ FOR_TREES = 16
 STRENGTHS = np.logspace(-2, 4, 13)
 PRICES = np.concatenate([[0.0], np.logspace(-4, 4, 81)])
 """Of linear cost: accuracy (1 = all) for the cost of the arm that was best on history."""
+TOLD = 10.0  # of indicators, beside vectors of length 1: a hundredth of their penalty
 CHEAPER, DEARER = 0.2, 5.0  # how far a question may be thought from an arm's mean cost
 
 
@@ -75,26 +76,27 @@ def _predictions(
     o = world.outcomes
     right, cost = o.correct.mean(axis=0), o.cost.mean(axis=0)
     surface = _standard(np.array([counts(each.text) for each in o.questions]))
-    known = _indicators(told) if told is not None else np.zeros((len(right), 0))
     arms = plain_coordinates(world)
     searched = bool(np.ptp(arms[:, 1:], axis=0).any())
-    whole = np.concatenate([world.queries, known], axis=1)
-    kinds: dict[str, tuple[Array, Array | None]] = {
-        "vector": (whole, None),
-        "vector and counts": (np.concatenate([whole, surface], axis=1), None),
-    }
+    few = PCA(min(PLAIN, *world.queries.shape), random_state=0).fit_transform(world.queries)
+    # Who is told something may leave it: knowing more is never worse.
+    knowing = [("", np.zeros((len(right), 0)))]
     if told is not None:
-        kinds["told"] = (known, None)
-    if searched:
-        few = PCA(min(PLAIN, *world.queries.shape), random_state=0).fit_transform(world.queries)
-        kinds["pooled"] = (np.concatenate([few, surface, known], axis=1), arms)
-    for kind, (features, coordinates) in kinds.items():
-        yield kind, _crossed(features, coordinates, right, cost, history, live)
-    if trees:
-        yield (
-            "trees",
-            _trees(np.concatenate([world.queries, surface, known], axis=1), right, cost, history, live),
-        )
+        known = _indicators(told)
+        knowing.append((" and told", known))
+        yield "told", _crossed(known, None, right, cost, history, live)
+    for more, known in knowing:
+        kinds: dict[str, tuple[Array, Array | None]] = {
+            "vector": (np.concatenate([world.queries, known], axis=1), None),
+            "vector and counts": (np.concatenate([world.queries, known, surface], axis=1), None),
+        }
+        if searched:
+            kinds["pooled"] = (np.concatenate([few, surface, known], axis=1), arms)
+        for kind, (features, coordinates) in kinds.items():
+            yield kind + more, _crossed(features, coordinates, right, cost, history, live)
+        if trees:
+            features = np.concatenate([world.queries, surface, known], axis=1)
+            yield "trees" + more, _trees(features, right, cost, history, live)
 
 
 def _folds(history: Sequence[int], live: Sequence[int]) -> Iterator[tuple[Array, Array]]:
@@ -196,5 +198,6 @@ def _standard(columns: Array) -> Array:
 
 
 def _indicators(told: Sequence[str]) -> Array:
+    """Return a column a name, so long that ridge hardly shrinks what is known."""
     names = sorted(set(told))
-    return np.array([[float(each == name) for name in names] for each in told])
+    return np.array([[TOLD * (each == name) for name in names] for each in told])

@@ -2,7 +2,7 @@
 
 import html
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from streams.client import Ledger, Story
@@ -15,7 +15,7 @@ th:first-child,td:first-child{text-align:left}svg{background:#fafafa;border:1px 
 
 _WINDOW = 20
 
-_SHOWN_ABOVE = ("latency_ms", "sentence", "drift_sentence")
+_SHOWN_ABOVE = ("latency_ms", "sentence", "drift_sentence", "pairs")
 
 
 def render(ledger: Ledger, summary: Mapping[str, Any]) -> str:
@@ -167,13 +167,20 @@ def choices(stories: Sequence[Story]) -> str:
 
 
 def numbers(summary: Mapping[str, Any]) -> str:
-    """Return the summary as a table."""
-    rows = []
+    """Return the summary as a table, one row a number."""
+    rows = (
+        f"<tr><td>{html.escape(name)}</td><td>{html.escape(_shown(value))}</td></tr>"
+        for name, value in _leaves(summary)
+    )
+    return "<table>" + "".join(rows) + "</table>"
+
+
+def _leaves(summary: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
     for name, value in summary.items():
         if isinstance(value, Mapping):
-            value = ", ".join(f"{k} {_shown(v)}" for k, v in value.items())
-        rows.append(f"<tr><td>{html.escape(name)}</td><td>{html.escape(_shown(value))}</td></tr>")
-    return "<table>" + "".join(rows) + "</table>"
+            yield from _leaves(value, f"{above}{name}: ")
+        else:
+            yield f"{above}{name}", value
 
 
 def _shown(value: Any) -> str:
@@ -181,8 +188,6 @@ def _shown(value: Any) -> str:
         return "–"
     if isinstance(value, float):
         return f"{value:.4g}"
-    if isinstance(value, Mapping):
-        return "/".join(_shown(v) for v in value.values())
     if isinstance(value, list):
         return ", ".join(map(str, value))
     return str(value)

@@ -22,12 +22,12 @@ from schemas.errors import UniscaleError
 from schemas.query import Query
 from streams.audit import BrokerLog, Report, audit
 from streams.client import Asked, Client, read_ledger, read_questions
-from streams.control import Control
+from streams.control import Control, default_objective
 from streams.demo import drift
 from streams.demo.report import render
 from streams.demo.sampling import thirds
 from streams.demo.summary import summarise
-from streams.demo.twins import compared, sentence, twin_of
+from streams.demo.twins import NOT_COMPARED, compared, sentence, twin_of
 from streams.local.deployment import Deployment
 from streams.local.launch import with_previews
 from streams.local.signals import stopped_by_signals
@@ -36,16 +36,9 @@ from streams.topics import Topics
 
 QUESTIONS = Path("models/mini-mixed-test.jsonl")
 
-PRIOR = Path("infra/prior/mini.bin")
-"""What the contextual policy knows beforehand: history of the recording `mixed`, whose questions the demo does not
-ask."""
-
 CONTROL = "mini-4m/1/4/2"
 """What every twin takes: of the largest model's configurations on offer the most accurate one on the history of the
 recording `mixed`, the cheaper of two that are equal; fixed before the demo was run."""
-
-OFFERED = ("1/1", "4/1", "16/1", "64/1", "1/4", "4/4", "4/16")
-"""Question and candidate parallelism on offer, if the deployment names none: that of `mixed`, 42 configurations."""
 
 # The rooms share the cores: one thread each, so that no room's BLAS takes them all.
 THREADS = {
@@ -81,10 +74,11 @@ class Demo(msgspec.Struct, frozen=True, kw_only=True):
         count: How many of its questions are asked.
         seed: Of their order and of every choice.
         in_flight: How many queries, twins included, are in flight.
-        policy: The policy that chooses; `contextual` begins from the prior that ships, if it fits.
+        policy: The policy that chooses; `contextual` begins from the catalogue's prior, if it fits.
         accuracy: The objective of every query, as `Query.accuracy`; None: the deployment's own.
         control: The action that the twins take; empty: no twins.
-        warm_up: Queries decided uniformly at random first; None: 50 for a policy without a prior, else none.
+        warm_up: Queries decided uniformly at random first, by a policy that begins from nothing; None: none if
+            there is a prior that fits, else 50.
         broker: `embedded`, `kafka` or `auto`.
         recording: Answers come from this file instead of engines.
         timeout_s: Seconds a query may take.
@@ -159,12 +153,11 @@ def run(
         queries = [msgspec.structs.replace(query, accuracy=demo.accuracy) for query in queries]
     twins = [twin_of(query, demo.control) for query in queries] if demo.control else []
     both = [each for pair in zip(queries, twins, strict=True) for each in pair] if twins else queries
-    prior = _prior(demo, settings)
-    warm_up = (0 if prior else 50) if demo.warm_up is None else demo.warm_up
     demo.out.mkdir(parents=True, exist_ok=True)
     settings = settings.replace(
-        prefix=f"demo-{uuid.uuid4().hex[:6]}.", seed=demo.seed, warm_up=warm_up,
-        policy=demo.policy, prior=prior, parallelism=settings.policy.parallelism or OFFERED,
+        prefix=f"demo-{uuid.uuid4().hex[:6]}.", seed=demo.seed, policy=demo.policy,
+        warm_up=50 if demo.warm_up is None else demo.warm_up,
+        prior=settings.policy.prior if demo.warm_up is None else "none",
         max_in_flight=demo.in_flight, group_partitions=max(demo.in_flight, 4), query_partitions=1,
         state_dir=str(demo.out / "state"), recorded=demo.recording, engine_threads=1, timeout_s=demo.timeout_s,
     )  # fmt: skip
@@ -202,9 +195,9 @@ def run(
     say("rooms stopped")
     summary = summarise(
         ledger, [q.query_id for q in queries], broker=broker.version, mode=_mode(demo, settings),
-        wall_s=asked.wall_s, warm_up=warm_up,
+        wall_s=asked.wall_s,
     )  # fmt: skip
-    summary["seed"] = demo.seed
+    summary |= {"seed": demo.seed, **NOT_COMPARED}
     if twins:
         pairs = [(query.query_id, twin.query_id) for query, twin in zip(queries, twins, strict=True)]
         summary |= compared(ledger, pairs, action=demo.control, seed=demo.seed)
@@ -240,19 +233,9 @@ def _dearer(
     return drift.Later(model, drift.further(queries, demo.drift, demo.seed))
 
 
-def _prior(demo: Demo, settings: Settings) -> str:
-    """Return the prior to begin from: the one that ships fits the family that ships, seen through MiniLM."""
-    fits = (
-        demo.policy == "contextual"
-        and settings.encoder.kind == "minilm"
-        and settings.catalogue.endswith("mini.yaml")
-    )
-    return settings.policy.prior or (str(PRIOR) if fits else "")
-
-
 def _mode(demo: Demo, settings: Settings) -> str:
     """Return the objective in words."""
-    return settings.queries.objective if demo.accuracy is None else f"accuracy {demo.accuracy:g}"
+    return default_objective(settings) if demo.accuracy is None else f"accuracy {demo.accuracy:g}"
 
 
 def _audited(settings: Settings) -> Report:

@@ -10,7 +10,7 @@ from streams.client import Ledger, Story
 
 
 def summarise(
-    ledger: Ledger, sent: Iterable[str], *, broker: str, mode: str, wall_s: float, warm_up: int
+    ledger: Ledger, sent: Iterable[str], *, broker: str, mode: str, wall_s: float
 ) -> dict[str, Any]:
     """Return the summary of a run.
 
@@ -23,7 +23,6 @@ def summarise(
         broker: Name and version.
         mode: The objective.
         wall_s: From the first query sent to the last reward.
-        warm_up: Rounds of uniform choice.
     """
     ids = list(sent)
     stories = [ledger.stories[q] for q in ids if q in ledger.stories]
@@ -40,7 +39,7 @@ def summarise(
         "engine": _served(a.engine for a in answers),
         "verifier": _served(a.verifier for a in answers),
         "mode": mode,
-        "warm_up": warm_up,
+        "warm_up": sum(_reason(s) == "warm-up" for s in stories),
         "queries": len(ids),
         "answers": len(answers),
         "unanswered": len(ids) - len(answers),

@@ -1,15 +1,20 @@
 """What the policy is worth: every query against a twin that always takes one configuration of the largest model.
 
 The twin asks the same question, is pinned to the control's action and is not learned from (`Query.learn`), so that
-accuracy and cost are compared question by question.
+accuracy and cost are compared question by question. Runs with other seeds are pooled by
+
+    python -m streams.demo.twins out/demo-3/summary.json out/demo-23/summary.json …
 """
 
+import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
+import orjson
 
 from schemas.query import Query
 from streams.client import Ledger, Story
@@ -21,6 +26,9 @@ DRAWS = 2_000
 
 LEVEL = (2.5, 97.5)
 
+NOT_COMPARED: dict[str, None] = dict.fromkeys(("policy", "control", "accuracy_difference", "cost_ratio"))
+"""What a run without twins says of the comparison, in place of what `compared` returns."""
+
 
 def twin_of(query: Query, action: str) -> Query:
     """Return the twin of a query: pinned to an action, without an objective of its own."""
@@ -30,11 +38,20 @@ def twin_of(query: Query, action: str) -> Query:
     )  # fmt: skip
 
 
+class Pair(msgspec.Struct, frozen=True):
+    """What one question adds to the comparison; costs in eFLOPs."""
+
+    question: str
+    correct: float
+    control_correct: float
+    cost: float
+    control_cost: float
+
+
 def compared(ledger: Ledger, pairs: Sequence[tuple[str, str]], *, action: str, seed: int) -> dict[str, Any]:
     """Return accuracy and mean cost (eFLOPs) of policy and control, and how they differ, with 95 % intervals.
 
-    The intervals are percentiles of a bootstrap over questions. An answer that failed counts as wrong, and costs what
-    it cost.
+    An answer that failed counts as wrong, and costs what it cost.
 
     Args:
         ledger: The run's log.
@@ -47,21 +64,46 @@ def compared(ledger: Ledger, pairs: Sequence[tuple[str, str]], *, action: str, s
     """
     both = [(ledger.stories[a], ledger.stories[b]) for a, b in pairs if {a, b} <= ledger.stories.keys()]
     done = [(a, b) for a, b in both if a.closing is not None and b.closing is not None]
-    (right, cost), (control_right, control_cost) = (
-        _outcomes([pair[side] for pair in done]) for side in (0, 1)
+    return _report([_pair(*each) for each in done], action, seed)
+
+
+def pooled(summaries: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Return the comparison over several runs; a question that more than one of them asked is one draw.
+
+    Args:
+        summaries: What `compared` returned of each run.
+
+    Raises:
+        ValueError: A summary has no pairs, or the controls differ.
+    """
+    actions = {(summary.get("control") or {}).get("action") for summary in summaries}
+    if len(actions) != 1 or not all(summary.get("pairs") for summary in summaries):
+        raise ValueError("give the summary.json of runs that compared the policy with the same control")
+    every = [msgspec.convert(pair, Pair) for summary in summaries for pair in summary["pairs"]]
+    return _report(every, str(actions.pop()), seed=0)
+
+
+def _report(pairs: Sequence[Pair], action: str, seed: int) -> dict[str, Any]:
+    """Return the comparison; its intervals are percentiles of a bootstrap over questions."""
+    right, control_right, cost, control_cost = (
+        np.array([getattr(pair, name) for pair in pairs]) for name in Pair.__struct_fields__[1:]
     )
     report: dict[str, Any] = {
         "policy": _means(right, cost),
         "control": {"action": action, **_means(control_right, control_cost)},
         "accuracy_difference": None,
         "cost_ratio": None,
+        "pairs": [msgspec.to_builtins(pair) for pair in pairs],
     }
-    if len(done) and control_cost.sum() > 0:
-        drawn = np.random.default_rng(seed).integers(0, len(done), (DRAWS, len(done)))
-        differences = (right - control_right)[drawn].mean(axis=1)
-        ratios = cost[drawn].sum(axis=1) / control_cost[drawn].sum(axis=1)
-        report["accuracy_difference"] = _interval(float((right - control_right).mean()), differences)
-        report["cost_ratio"] = _interval(float(cost.sum() / control_cost.sum()), ratios)
+    if len(pairs) and control_cost.sum() > 0:
+        places = {question: at for at, question in enumerate(dict.fromkeys(p.question for p in pairs))}
+        sums = np.zeros((len(places), 4))
+        rows = np.stack([right - control_right, np.ones(len(pairs)), cost, control_cost], axis=1)
+        np.add.at(sums, [places[pair.question] for pair in pairs], rows)
+        drawn = np.random.default_rng(seed).integers(0, len(sums), (DRAWS, len(sums)))
+        gained, asked, paid, control_paid = sums[drawn].sum(axis=1).T
+        report["accuracy_difference"] = _interval(float((right - control_right).mean()), gained / asked)
+        report["cost_ratio"] = _interval(float(cost.sum() / control_cost.sum()), paid / control_paid)
     return report
 
 
@@ -79,11 +121,13 @@ def sentence(report: dict[str, Any]) -> str:
     )
 
 
-def _outcomes(stories: Sequence[Story]) -> tuple[Array, Array]:
-    closings = [story.closing for story in stories]
-    right = [float(c.correct or 0.0) if c is not None else 0.0 for c in closings]
-    cost = [story.eflops or 0.0 for story in stories]
-    return np.array(right), np.array(cost)
+def _pair(story: Story, twin: Story) -> Pair:
+    question = story.query.text if story.query is not None and story.query.text else story.query_id
+    return Pair(question, _right(story), _right(twin), story.eflops or 0.0, twin.eflops or 0.0)
+
+
+def _right(story: Story) -> float:
+    return 0.0 if story.closing is None else float(story.closing.correct or 0.0)
 
 
 def _means(right: Array, cost: Array) -> dict[str, Any]:
@@ -98,3 +142,7 @@ def _means(right: Array, cost: Array) -> dict[str, Any]:
 def _interval(mean: float, draws: Array) -> dict[str, float]:
     low, high = np.percentile(draws, LEVEL)
     return {"mean": mean, "low": float(low), "high": float(high)}
+
+
+if __name__ == "__main__":
+    print(sentence(pooled([orjson.loads(Path(name).read_bytes()) for name in sys.argv[1:]])))  # noqa: T201

@@ -120,7 +120,9 @@ class Queries(Section, frozen=True):
     max_in_flight: int = 256
     timeout_s: float = 600.0
     feedback_wait_s: float = 0.0
-    objective: str = "cost-sensitive"
+    # Objective of a query that asks for none. Empty: `careful` where the policy is `contextual`, which can aim at an
+    # accuracy, else `cost-sensitive`.
+    objective: str = ""
 
     def __post_init__(self) -> None:
         """Refuse what cannot work."""
@@ -204,15 +206,17 @@ class Encoder(
 class Policy(Section, frozen=True, rename={"name": "policy", "options": "policy_options"}):
     """The decider's policy and its log."""
 
-    name: str = "linucb"
+    name: str = "contextual"
     # docs/policies.md lists them.
     options: dict[str, Any] = {}
-    # Question and candidate parallelism on offer, as QP/CP, such as 1/1,4/1,4/16; empty: all 28 of Table 1.
+    # Question and candidate parallelism on offer, as QP/CP, such as 1/1,4/1,4/16. Empty: what the catalogue offers;
+    # `all`: all 28 of Table 1, as where the catalogue does not say.
     parallelism: tuple[str, ...] = ()
     # A file made by `python -m experiments prior`: what the learner knows before its first decision. It is read only
-    # while the learner's log is empty; afterwards the log holds it.
+    # while the learner's log is empty; afterwards the log holds it. Empty: the one that the catalogue names, where it
+    # fits policy, encoder and models; `none`: none.
     prior: str = ""
-    # Rounds of uniform choice before the policy decides.
+    # Rounds of uniform choice before the policy decides. With a prior there are none.
     warm_up: int = 50
     seed: int = 3
     # Decisions and updates between two snapshots of the learner. Rows that have ended stay in its memory and its log

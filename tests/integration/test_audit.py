@@ -24,7 +24,8 @@ QUERIES = 60
 def loop(deploy: Callable[..., Any], ask: Callable[[int], Query]) -> Any:
     """A deployment that was audited under load and has come to rest."""
     # 125 sequence numbers make one snapshot: rows leave the log only once two of them hold it.
-    deployment = deploy(snapshot_every=100)
+    # Its sums are recomputed for linear policies.
+    deployment = deploy(snapshot_every=100, policy="linucb")
     t = deployment.topics
     deployment.send(*(ask(n) for n in range(QUERIES)))
     told = Query(query_id="told", text="What is 2 + 3, number 0?", feedback_wait_s=120)

@@ -73,6 +73,8 @@ def test_make_demo_streams_its_questions_serves_the_page_and_leaves_a_summary_an
     assert summary["drift_sentence"] in " ".join(said.split())
     assert summary["control"]["queries"] == summary["policy"]["queries"] == QUESTIONS
     assert f"of always asking {CONTROL}" in " ".join(said.split())
+    words_said = " ".join(said.split())
+    assert words_said.index("of always asking") < words_said.index("mean_reward_warmup"), "figures come after"
     assert {"broker", "engine", "mean_reward_warmup", "mean_reward_last_third", "latency_ms"} <= set(summary)
     assert "Choices by level" in (out / "report.html").read_text()
 

@@ -260,7 +260,7 @@ def around(deploy: Callable[..., Any]) -> Iterator[Around]:
     script = str(Path(__file__).with_name("mortal_decider.py"))
     loop = deploy(
         only=("decider",), commands={"decider": [sys.executable, script]}, heartbeat_grace_s=0.1,
-        snapshot_every=150, query_partitions=1,
+        snapshot_every=150, query_partitions=1, policy="linucb",
     )  # fmt: skip
     made = Around(loop)
     made.asking.set()

@@ -9,7 +9,7 @@ import orjson
 import pytest
 
 from agents.decider.log.rows import Row
-from schemas.query import Query
+from schemas.query import Message, Query
 from schemas.reward import Reward
 from streams.local.broker import Broker
 from streams.local.supervisor import python
@@ -42,6 +42,9 @@ def test_check_export_repair_and_reset(
         pytest.skip("the embedded broker does not say who runs; its log is that of one machine")
     loop = deploy(snapshot_every=25)
     queries = [ask(n) for n in range(30)]
+    asked = ask(35)
+    said = (Message(role="system", content="Be brief."), Message(role="user", content=asked.text or ""))
+    queries.append(Query(query_id="chat", messages=said, reference=asked.reference))
     loop.send(*queries)
     wanted = {q.query_id for q in queries}
     loop.until(lambda: closed(loop) >= wanted, 120, "the rewards")
@@ -57,6 +60,7 @@ def test_check_export_repair_and_reset(
     logged = [orjson.loads(line) for line in (folder / "logged.jsonl").read_text().splitlines()]
     assert {"text", "action", "correct", "score", "cost", "propensity"} == set(logged[0])
     assert len(logged) == len(queries)
+    assert f"{asked.text}\n\nBe brief." in {row["text"] for row in logged}
     assert (folder / "state.bin").read_bytes().startswith(b"USPOLICY")
 
     row = max((r for r in loop.learner_rows() if isinstance(r, Row)), key=lambda r: r.seq)

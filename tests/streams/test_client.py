@@ -160,15 +160,16 @@ def test_rewards_are_waited_for_until_nothing_more_comes(
 
 
 def test_sending_keeps_the_pace_and_answers_are_read_meanwhile(client: Client) -> None:
-    queries = [Query(query_id=f"p{n}", text="a") for n in range(5)]
+    # Far apart: on a busy machine the first answer takes seconds.
+    queries = [Query(query_id=f"p{n}", text="a") for n in range(4)]
     early: list[int] = []
 
     def progress(asked: Asked) -> None:
         if asked.sent < asked.total:
             early.append(asked.answered)
 
-    asked = client.ask_all(queries, pace=Pace(per_s=2.0), progress=progress)
-    assert asked.wall_s >= 2.0
+    asked = client.ask_all(queries, pace=Pace(per_s=0.4), progress=progress)
+    assert asked.wall_s >= 7.5
     assert max(early) > 0
 
 

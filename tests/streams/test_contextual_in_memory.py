@@ -16,6 +16,7 @@ from agents.decider.policies.build import build_policy
 from agents.decider.policies.contextual.history import History
 from agents.decider.policies.contextual.policy import Contextual
 from agents.decider.policies.contextual.prior import digest, teach
+from agents.decider.policies.envelope import header, pack, unpack
 from agents.decider.surface import COUNTS
 from agents.embedder.encoder import encoder_id
 from agents.space.catalogue import load_catalogue
@@ -180,6 +181,46 @@ def test_a_prior_that_does_not_fit_stops_the_room_before_it_decides(
 
     with pytest.raises(PriorRefused, match=r"ridge is 3\.0, this deployment has 1\.0"):
         run(life())
+
+
+def test_a_prior_of_other_costs_stops_the_room_before_it_decides(
+    in_memory: InMemory, ask: Ask, prior: Path
+) -> None:
+    settings = in_memory(policy="contextual", warm_up=0, prior=str(prior))
+    pricing = load_catalogue(Path(settings.catalogue)).pricing | {"hardware.intensity": 1.5}
+    meta, arrays = unpack(prior.read_bytes(), *header(prior.read_bytes()))
+    prior.write_bytes(pack(*header(prior.read_bytes()), meta | {"pricing": pricing}, arrays))
+
+    async def life() -> None:
+        cluster = Cluster(settings, ROOMS)
+        await cluster.up()
+        await served(cluster, [ask(1)])
+
+    with pytest.raises(PriorRefused, match=r"catalogue: hardware\.intensity is 1\.5, this deployment has"):
+        run(life())
+
+
+@pytest.mark.parametrize(("ridge", "fits"), [(3.0, True), (1.0, False)])
+def test_the_prior_of_a_catalogue_is_taken_where_it_fits_and_left_where_not(
+    in_memory: InMemory, ask: Ask, prior: Path, ridge: float, fits: bool
+) -> None:
+    catalogue = prior.with_name("catalogue.yaml")
+    catalogue.write_text(Path(in_memory().catalogue).read_text() + f"\nprior: {prior.name}\n")
+    settings = in_memory(catalogue=str(catalogue), policy_options=f'{{"ridge": {ridge}}}', warm_up=2)
+
+    async def life() -> Cluster:
+        cluster = Cluster(settings, ROOMS)
+        await cluster.up()
+        await served(cluster, [ask(n) for n in range(4)])
+        await cluster.close()
+        return cluster
+
+    cluster = run(life())
+    reasons = {each.reason for each in decisions(cluster)}
+    assert reasons == ({"policy"} if fits else {"warm-up", "policy"})
+    decider = Decider(policy_of(settings, encoder_of(settings)), seed=settings.policy.seed)
+    decider.recover(log_of(cluster).items())
+    assert decider.prior == (digest(prior.read_bytes()) if fits else "")
 
 
 def test_a_query_that_must_not_be_learned_from_is_priced_and_leaves_no_trace_in_the_policy(

@@ -125,7 +125,7 @@ def test_the_report_shows_the_change_apart_from_the_first_part() -> None:
     run, asked = Run(), questions(30)
     before = run.ask(asked, ["large"] * 30)
     after = run.ask(drift.further(asked, 15, 1), ["small"] * 15, dear="large")
-    summary = summarise(run.ledger, before, broker="b", mode="m", wall_s=1.0, warm_up=0)
+    summary = summarise(run.ledger, before, broker="b", mode="m", wall_s=1.0)
     plain = render(run.ledger, summary)
     assert "costs 3 times as much" not in plain
     assert "<th>small</th>" not in plain

@@ -9,6 +9,7 @@ import msgspec
 import pytest
 import zstandard
 
+from agents.decider.errors import CorruptState
 from agents.decider.log.reproduce import mismatches, opened
 from agents.decider.log.rows import Row, decode_row
 from schemas.answer import Answer
@@ -53,6 +54,7 @@ def settings(tmp_path: Path) -> Settings:
         prefix="uniscale.", catalogue=str(GOLDEN / "catalogue.yaml"), recorded=str(GOLDEN / "recording.jsonl"),
         state_dir=str(tmp_path), encoder="hashed", encoder_dimension=8, query_partitions=2, join_partitions=2,
         group_partitions=4, warm_up=6, snapshot_every=60, timeout_s=3600.0,
+        policy="linucb",
     )  # fmt: skip
 
 
@@ -159,3 +161,9 @@ def test_the_audit_accounts_for_the_log_as_it_was_left(settings: Settings, audit
         "q58": "executor", "q59": "executor", "q60": "executor", "q61": "decider", "q62": "embedder",
         "untold": "feedback",
     }  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["whole", "shortened"])
+def test_the_log_of_another_policy_is_refused_and_the_policy_is_named(settings: Settings, name: str) -> None:
+    with pytest.raises(CorruptState, match="set UNISCALE_POLICY=linucb to go on, or begin anew"):
+        run(continued(read_log(name), settings.replace(policy="contextual"), set()))

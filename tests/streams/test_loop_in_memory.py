@@ -31,6 +31,12 @@ Ask = Callable[..., Query]
 Audited = Callable[[Cluster], Report]
 
 
+@pytest.fixture(scope="session")
+def in_memory(in_memory: InMemory) -> InMemory:
+    """Return settings with the policy whose sums these tests compare."""
+    return lambda **fields: in_memory(**{"policy": "linucb", **fields})
+
+
 def learner(cluster: Cluster) -> DeciderRoom:
     """Return the room of the running decider."""
     (worker,) = (each for each in cluster.workers if each.room == "decider")

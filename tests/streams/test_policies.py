@@ -6,7 +6,7 @@ import pytest
 
 from agents.space.action_space import uis_space
 from agents.space.catalogue import load_catalogue
-from streams.rooms.decider.policies import check_control_group, policy_of, prior_of
+from streams.rooms.decider.policies import check_control_group, policy_of, prior_of, read_prior
 from streams.rooms.embedder.encoders import encoder_of
 from streams.settings import Settings, SettingsError
 
@@ -28,7 +28,7 @@ def test_any_registered_policy_is_deployed_by_name(name: str) -> None:
     ("settings", "why"),
     [
         ({"policy": "best"}, "policy: 'best' is unknown; choose one of contextual"),
-        ({"policy_options": '{"gamma": 0.9}'}, "'gamma' is unknown to policy 'linucb'; choose from"),
+        ({"policy_options": '{"gamma": 0.9}'}, "'gamma' is unknown to policy 'contextual'; choose from"),
         ({"policy_options": '{"ridge": -1}'}, "ridge is -1.0; give a number above zero"),
     ],
 )
@@ -51,4 +51,14 @@ def test_a_prior_that_is_not_there_is_said(tmp_path: Path) -> None:
     with pytest.raises(
         SettingsError, match=r"UNISCALE_PRIOR: .*cannot be read .*make it with `python -m experiments prior`"
     ):
-        prior_of(of(prior=str(tmp_path / "no.bin")))
+        read_prior(tmp_path / "no.bin")
+
+
+def test_the_catalogue_names_the_prior_that_counts_unless_another_or_none_is_named() -> None:
+    named = prior_of(of(catalogue="infra/catalogue/mini.yaml"))
+    assert named is not None
+    assert named.name == "mini.bin"
+    assert named.is_file()
+    assert prior_of(of(catalogue="infra/catalogue/qwen3.yaml")) is None
+    assert prior_of(of(prior="mine.bin")) == Path("mine.bin")
+    assert prior_of(of(prior="none")) is None

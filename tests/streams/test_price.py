@@ -157,7 +157,7 @@ def test_the_default_policy_follows_a_price_at_once_and_linucb_as_it_learns_it(
 ) -> None:
     took: dict[str, int | None] = {}
     for policy in ("contextual", "linucb"):
-        settings = in_memory(policy=policy, warm_up=30, seed=1)
+        settings = in_memory(policy=policy, objective="cost-sensitive", warm_up=30, seed=1)
 
         async def life(settings: Settings = settings) -> Cluster:
             cluster = Cluster(settings, ROOMS)

@@ -60,7 +60,7 @@ def run_of(count: int, warm_up: int) -> Ledger:
 
 
 def summary_of(ledger: Ledger, count: int) -> dict[str, Any]:
-    return summarise(ledger, [f"q{n}" for n in range(count)], broker="b", mode="m", wall_s=1.0, warm_up=10)
+    return summarise(ledger, [f"q{n}" for n in range(count)], broker="b", mode="m", wall_s=1.0)
 
 
 def test_thirds_follow_the_order_of_decisions_and_repeats_are_counted_once() -> None:
@@ -77,7 +77,7 @@ def test_thirds_follow_the_order_of_decisions_and_repeats_are_counted_once() -> 
 
 
 def test_an_empty_run_is_no_error() -> None:
-    found = summarise(Ledger(), ["q"], broker="b", mode="m", wall_s=0.0, warm_up=0)
+    found = summarise(Ledger(), ["q"], broker="b", mode="m", wall_s=0.0)
     assert found["unanswered"] == 1
     assert found["mean_reward"] is None
 

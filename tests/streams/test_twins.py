@@ -1,7 +1,11 @@
 """Policy against control, question by question, from ledgers made by hand."""
 
+from io import StringIO
+
 import msgspec
+import orjson
 import pytest
+from rich.console import Console
 
 from schemas.action import Action
 from schemas.base import encode
@@ -10,9 +14,10 @@ from schemas.objective import CostRange, ObjectiveInForce, Weights
 from schemas.query import Origin, Query
 from schemas.reward import Kind, Price, Reward
 from streams.client.ledger import Ledger
+from streams.commands.running.demo import show
 from streams.demo.report import render
 from streams.demo.summary import summarise
-from streams.demo.twins import compared, sentence, twin_of
+from streams.demo.twins import NOT_COMPARED, compared, pooled, sentence, twin_of
 from streams.settings import Settings
 from streams.topics import Topics
 
@@ -57,7 +62,7 @@ def ledger_of(outcomes: dict[str, tuple[Query, float | None, float | None]]) -> 
 
 def asked(count: int) -> tuple[list[Query], list[Query], list[tuple[str, str]]]:
     queries = [
-        Query(query_id=f"q{n}", text="x", accuracy=0.98, metadata={"level": "l1"}) for n in range(count)
+        Query(query_id=f"q{n}", text=f"x {n}", accuracy=0.98, metadata={"level": "l1"}) for n in range(count)
     ]
     twins = [twin_of(query, CONTROL) for query in queries]
     return queries, twins, [(a.query_id, b.query_id) for a, b in zip(queries, twins, strict=True)]
@@ -93,6 +98,41 @@ def test_differences_are_paired_and_failures_count_as_wrong() -> None:
     assert said.endswith(f"of always asking {CONTROL}.")
 
 
+def test_runs_are_pooled_and_a_question_asked_twice_is_one_draw() -> None:
+    queries, twins, pairs = asked(40)
+    outcomes: dict[str, tuple[Query, float | None, float | None]] = {}
+    for n, (query, twin) in enumerate(zip(queries, twins, strict=True)):
+        outcomes[query.query_id] = (query, float(n % 3 > 0), 10.0 + n)
+        outcomes[twin.query_id] = (twin, float(n % 2), 40.0)
+    one = orjson.loads(orjson.dumps(compared(ledger_of(outcomes), pairs, action=CONTROL, seed=0)))
+    both = pooled([one, one])
+    assert both["policy"] == {**one["policy"], "queries": 80}
+    # The same questions again teach nothing new, so no interval narrows.
+    assert both["accuracy_difference"] == pytest.approx(one["accuracy_difference"])
+    assert both["cost_ratio"] == pytest.approx(one["cost_ratio"])
+    other = {**one, "control": {**one["control"], "action": "other/1/1/1"}}
+    for wrong in ([one, other], [{**one, "pairs": []}], [dict(NOT_COMPARED)], []):
+        with pytest.raises(ValueError, match="with the same control"):
+            pooled(wrong)
+
+
+def test_the_sentence_is_printed_first() -> None:
+    queries, _, pairs = asked(2)
+    ledger = ledger_of({q.query_id: (q, 1.0, 1.0) for q in queries})
+    summary = summarise(ledger, [q.query_id for q in queries], broker="b", mode="m", wall_s=1.0)
+    summary |= {"adapted_after": None, "drift_sentence": "Then the price rose.", **NOT_COMPARED}
+    printed = StringIO()
+    show(summary, Console(file=printed, width=200))
+    assert printed.getvalue().startswith("Then the price rose.")
+    summary |= compared(ledger, pairs, action=CONTROL, seed=1)
+    assert NOT_COMPARED.keys() <= summary.keys()
+    summary["sentence"] = sentence(summary)
+    printed = StringIO()
+    show(summary, Console(file=printed, width=200))
+    assert printed.getvalue().startswith(summary["sentence"] + "\nThen the price rose.\n")
+    assert "│ queries" in printed.getvalue()
+
+
 def test_nothing_to_compare_is_said() -> None:
     queries, _, pairs = asked(2)
     report = compared(ledger_of({q.query_id: (q, 1.0, 1.0) for q in queries}), pairs, action=CONTROL, seed=1)
@@ -106,7 +146,7 @@ def test_the_report_shows_the_policy_and_leaves_the_twins_out_of_its_choices() -
         each.query_id: (each, 1.0, 7.0) for pair in zip(queries, twins, strict=True) for each in pair
     }
     ledger = ledger_of(outcomes)
-    summary = summarise(ledger, [q.query_id for q in queries], broker="b", mode="m", wall_s=1.0, warm_up=0)
+    summary = summarise(ledger, [q.query_id for q in queries], broker="b", mode="m", wall_s=1.0)
     summary |= compared(ledger, pairs, action=CONTROL, seed=1)
     summary["sentence"] = sentence(summary)
     page = render(ledger, summary)

@@ -13,6 +13,9 @@ from agents.decider.log.offers import ActionRow, OfferRow, introduce, on_offer
 from agents.decider.log.rows import AnyRow, Row, decode_row, own_row
 from agents.decider.policies.base import Policy
 from agents.decider.results import Recovered
+from schemas.base import decode
+from schemas.decision import Decision
+from schemas.errors import UniscaleError
 
 Records = Iterable[tuple[bytes, bytes]]
 
@@ -56,7 +59,8 @@ def restore(policy: Policy, log: Records, snapshots: Records, ended: EndedIds, *
     actions = {row.action: row for row in own.values() if isinstance(row, ActionRow)}
     after = -1 if found is None else found.version
     if whole and (absent := untold(rows, after)) is not None:
-        raise refused[0] if refused and found is None else absent
+        error = refused[0] if refused and found is None else absent
+        raise CorruptState(error.what, error.found, error.wanted, _fix(rows, policy, error.fix))
     clock = 0
     contexts, rewards = [row.context_origin.offset for row in rows], [row.reward_offset for row in rows]
     if found is not None:
@@ -70,7 +74,9 @@ def restore(policy: Policy, log: Records, snapshots: Records, ended: EndedIds, *
         introduce(policy, actions.values())
         folded = fold(policy, [*rows, *offers], after, actions)
     except (DeciderError, KeyError, ValueError) as error:
-        raise CorruptState("the rows of the log", f"{error}", "rows of this learner", FIX_LOG) from error
+        raise CorruptState(
+            "the rows of the log", f"{error}", "rows of this learner", _fix(rows, policy, FIX_LOG)
+        ) from error
     context_offset, reward_offset = max(contexts, default=-1), max(rewards, default=-1)
     return Restored(
         seq=max(after, folded.last_seq) + 1,
@@ -84,6 +90,24 @@ def restore(policy: Policy, log: Records, snapshots: Records, ended: EndedIds, *
         found=Recovered(
             folded, after, tuple(refused), context_offset + 1, reward_offset + 1, carried, foreign
         ),
+    )
+
+
+def _fix(rows: Sequence[Row], policy: Policy, fix: str) -> str:
+    """Return what to do about a log that a policy refuses: it may be that of another one, where `fix` is no help."""
+    last = max(rows, key=lambda row: row.seq, default=None)
+    if last is None:
+        return fix
+    try:
+        writer = decode(bytes(last.decision), Decision).policy.name
+    except UniscaleError:  # a forged row; `fix` finds it
+        return fix
+    own, other = (name.removeprefix("explored-") for name in (policy.name, writer))
+    if own == other:
+        return fix
+    return (
+        f"the policy {other!r} wrote it, and this is {own!r}: set UNISCALE_POLICY={other} to go on, "
+        "or begin anew with `python -m streams learner reset`"
     )
 
 

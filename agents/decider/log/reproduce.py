@@ -2,23 +2,26 @@
 
 Decisions and updates share one order, so the policy that made a Decision is the fold of everything before it. The live
 run may have scored in batches, and sums in another order differ in their last digits. So an action counts as reproduced
-if its score is within TOLERANCE of the best.
+if its score is within TOLERANCE of the best. Everything else that a Decision says of the choice is compared with what
+the replay says of that action: its terms, its probability, who drew it and for which group, and the runners-up.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
-from typing import Final
+from typing import Final, TypeAlias
 
+from agents.decider.decisions import seed_of
 from agents.decider.errors import CorruptState
 from agents.decider.log import snapshot
 from agents.decider.log.events import Event, Told, events, tell
 from agents.decider.log.fold import untold
 from agents.decider.log.offers import ActionRow, OfferRow, introduce, offer, resume_offer
 from agents.decider.log.rows import AnyRow, Row, aim_of, decode_row, policy_objective
-from agents.decider.policies.base import Context, Policy, Scores
+from agents.decider.policies.base import Choice, Context, Policy, Scores
+from agents.decider.policies.choosing import choice, tied
 from agents.space.action_space import ActionSpace
 from schemas.action import Action
 from schemas.base import decode
@@ -26,6 +29,10 @@ from schemas.decision import Decision
 
 TOLERANCE: Final = 1e-9
 """Relative difference of scores that rounding may cause; a fold and the live run agree within it."""
+
+
+Difference: TypeAlias = tuple[str, object, object]
+"""Field, logged, replayed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,11 +120,14 @@ def _compared(policy: Policy, rows: Sequence[Row], offered: OfferRow, seed: int)
     contexts = [_context(row, made, offered.actions) for row, made in zip(rows, decisions, strict=True)]
     objectives = [policy_objective(row.objective) for row in rows]
     scored = policy.scores(contexts, objectives, seed)
-    for row, made, scores in zip(rows, decisions, scored, strict=True):
+    for row, made, context, scores in zip(rows, decisions, contexts, scored, strict=True):
         factor = offered.price_factors.get(made.action.model, 1.0)
         if made.price_factor != factor:
             yield Mismatch(row.query_id, row.seq, "price_factor", made.price_factor, factor)
-        for field, logged, replayed in _differences(policy, row, made, scores):
+        own = seed_of(seed, row.query_id)
+        if made.seed != own:
+            yield Mismatch(row.query_id, row.seq, "seed", made.seed, own)
+        for field, logged, replayed in _differences(policy, row, made, context, scores):
             yield Mismatch(row.query_id, row.seq, field, logged, replayed)
 
 
@@ -134,8 +144,8 @@ def _context(row: Row, decision: Decision, offered: tuple[str, ...]) -> Context:
 
 
 def _differences(
-    policy: Policy, row: Row, decision: Decision, scores: Scores
-) -> Iterator[tuple[str, object, object]]:
+    policy: Policy, row: Row, decision: Decision, context: Context, scores: Scores
+) -> Iterator[Difference]:
     """Yield (field, logged, replayed) of what the state does not call for."""
     aim = aim_of(row.objective)
     if aim is not None and not _close(row.objective.price, price := policy.price(aim), relative=True):
@@ -154,8 +164,78 @@ def _differences(
         yield "action", decision.action.id, ids[at]
     if row.action != decision.action.id:
         yield "action of the row", row.action, decision.action.id
-    if decision.score is not None and not _close(decision.score, float(scores.score[at])):
-        yield "score", decision.score, float(scores.score[at])
+    chosen = choice(context, replace(scores, chosen=at), policy.version)
+    yield from _provenance(policy, row, decision, chosen)
+    yield from _numbers(decision, chosen, sure=at == scores.chosen and _clear(scores))
+    yield from _runners_up(decision, chosen, scores)
+
+
+def _provenance(policy: Policy, row: Row, decision: Decision, chosen: Choice) -> Iterator[Difference]:
+    """Yield what differs in who chose, for which group, and in what the Decision and its row both say."""
+    reason = chosen.reason if decision.query.pinned is None else "pinned"
+    for field, logged, replayed in (
+        ("policy.name", decision.policy.name, policy.name),
+        ("objective", decision.objective, row.objective),
+        ("seq", decision.seq, row.seq),
+        ("origin", decision.origin, row.query_origin),
+        ("reason", decision.reason, reason),
+        ("cohort", decision.cohort, chosen.cohort),
+        ("randomised", decision.randomised, chosen.randomised),
+        ("propensity_draws", decision.propensity_draws, chosen.propensity_draws),
+    ):
+        if logged != replayed:
+            yield field, logged, replayed
+
+
+def _numbers(decision: Decision, chosen: Choice, *, sure: bool) -> Iterator[Difference]:
+    """Yield the numbers of the action that differ by more than rounding.
+
+    Args:
+        decision: The Decision.
+        chosen: What the replay says of its action.
+        sure: Whether rounding cannot have made another action the best. If it can, the probabilities of the best
+            actions and the prediction that goes with the choice may be those of another tie.
+    """
+    by_policy = decision.query.pinned is None and chosen.reason not in ("warm-up", "control")
+    numbers: list[tuple[str, float | None, float | None]] = [
+        (field, getattr(decision, field), getattr(chosen, field) if by_policy else None)
+        for field in ("mean", "width", "score")
+    ]
+    if sure or chosen.reason == "warm-up":  # whose probabilities are those of a uniform draw
+        numbers += [
+            ("propensity", decision.propensity, chosen.propensity),
+            ("propensity_error", decision.propensity_error, chosen.propensity_error),
+        ]
+    if sure:
+        said = decision.predicted
+        logged = (None,) * 3 if said is None else (said.correct, said.score, said.log_cost)
+        names = ("predicted.correct", "predicted.score", "predicted.log_cost")
+        numbers += zip(names, logged, chosen.predicted or (None,) * 3, strict=True)
+    for name, one, two in numbers:
+        if not (one is two if one is None or two is None else _close(one, two)):
+            yield name, one, two
+
+
+def _runners_up(decision: Decision, chosen: Choice, scores: Scores) -> Iterator[Difference]:
+    """Yield the runners-up that differ; of those that score alike to rounding, any order is right."""
+    logged, replayed = decision.runners_up, chosen.runners_up
+    others = {each.action for each in logged} - {chosen.action_id}
+    if not len(others) == len(logged) == len(replayed):
+        yield "runners_up", [each.action for each in logged], [each.action_id for each in replayed]
+        return
+    ids = list(scores.action_ids)
+    for own, other in zip(logged, replayed, strict=True):
+        at = ids.index(own.action) if own.action in ids else scores.chosen
+        terms = ((own.mean, scores.mean[at]), (own.width, scores.width[at]), (own.score, scores.score[at]))
+        alike = all(_close(one, float(two)) for one, two in terms)
+        if own.action not in ids or not alike or not _close(own.score, other.score):
+            yield "runners_up", own, other
+
+
+def _clear(scores: Scores) -> bool:
+    """Return whether rounding cannot change which actions are the best: none is nearly tied with them."""
+    best = float(scores.score.max())
+    return sum(_close(float(each), best) for each in scores.score) == len(tied(scores.score))
 
 
 def _close(one: float, two: float, *, relative: bool = False) -> bool:

@@ -48,7 +48,7 @@ class Row(Struct, frozen=True, kw_only=True, omit_defaults=True, tag="decider-ro
         decision: The Decision's value, byte for byte as it was sent.
         learned_seq, corrected_seq, ended_seq: Sequence numbers of the updates; -1 where there was none.
         kinds: Rewards applied, in order.
-        paced: Whether its cost counts against the objective's aim; the control group's does not.
+        paced: Whether its cost counts against the objective's aim; a control's or a pinned query's does not.
         reward_offset: Offset of the last reward applied.
         batch: Sequence number of the first decision made together with this one: prices are those of its state; -1
             where it was made alone.

@@ -299,6 +299,13 @@ class Policy(Protocol):
         """Return λ, the price of one eFLOP at which the aim is met by now. Changes no state."""
         ...
 
+    def shortfall(self, aim: Aim) -> float | None:
+        """Return what can be had at best of an aim that cannot be met; None if it can be, or nothing is known yet.
+
+        The least mean cost, or the largest share of the best configuration's accuracy. Changes no state.
+        """
+        ...
+
     def expect(self, decisions: Sequence[Pending]) -> None:
         """Record decisions. They advance the decision clock and may count in widths."""
         ...

@@ -83,6 +83,15 @@ def header(data: bytes) -> tuple[str, dict[str, Any]]:
     return head["kind"], head["settings"]
 
 
+def values(data: bytes) -> dict[str, Any]:
+    """Return the plain values of a complete, unaltered state of any policy.
+
+    Raises:
+        CorruptState: It is not one.
+    """
+    return dict(_opened(data)[0]["meta"])
+
+
 def plain(settings: dict[str, Any]) -> dict[str, Any]:
     """Return settings as JSON returns them, so that a tuple equals the list it becomes."""
     return dict(msgspec.json.decode(msgspec.json.encode(settings)))

@@ -133,6 +133,10 @@ class Explored:
         """Return the inner policy's price."""
         return self.inner.price(aim)
 
+    def shortfall(self, aim: Aim) -> float | None:
+        """Return the inner policy's."""
+        return self.inner.shortfall(aim)
+
     def expect(self, decisions: Sequence[Pending]) -> None:
         """Count rounds."""
         self.decisions += len(decisions)
@@ -151,8 +155,9 @@ class Explored:
         self.inner.correct(observations)
 
     def begin(self, prior: bytes, actions: Sequence[ActionVector]) -> None:
-        """Let the inner policy start from a prior."""
+        """Let the inner policy start from a prior, which takes the place of the warm-up."""
         self.inner.begin(prior, actions)
+        self.decisions = self.warm_up
 
     def state(self) -> bytes:
         """Serialise the round count around the inner state."""

@@ -116,6 +116,10 @@ class Learner:
         """Refuse: only a policy that `paces` determines the price of an aim."""
         raise NotImplementedError(f"policy {self.name!r} cannot aim at a mean cost or an accuracy")
 
+    def shortfall(self, aim: Aim) -> float | None:
+        """Return None: see `price`."""
+        return None
+
     def begin(self, prior: bytes, actions: Sequence[ActionVector]) -> None:
         """Refuse: only the contextual policy can start from a prior."""
         raise PriorRefused("policy", "contextual", self.name)

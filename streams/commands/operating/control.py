@@ -23,6 +23,7 @@ from schemas.control import (
 )
 from schemas.errors import UniscaleError
 from schemas.objective import CostRange, Weights
+from streams.control import default_objective
 from streams.runtime.kafka.clients import admin, connections
 from streams.settings import Settings
 from streams.topics import Topics
@@ -203,7 +204,8 @@ def objectives(settings: Settings) -> None:
         table.add_row(name, _in_words(goal), str(found.versions.get(name, "–")))
     Console().print(table)
     Console().print(
-        f"cost range {found.cost_range.low_eflops:.4g} to {found.cost_range.high_eflops:.4g} eFLOPs"
+        f"cost range {found.cost_range.low_eflops:.4g} to {found.cost_range.high_eflops:.4g} eFLOPs; "
+        f"by these settings, a query that names no objective gets {default_objective(settings)}"
     )
 
 

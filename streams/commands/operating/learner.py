@@ -1,6 +1,5 @@
 """`learner`: check the learner's log, repair it, export it to files, or start over."""
 
-import math
 import sys
 from collections.abc import Collection, Iterator
 from pathlib import Path
@@ -16,10 +15,8 @@ from agents.decider.log.ended import EndedIds
 from agents.decider.log.repair import Refused, refused, repaired, shown
 from agents.decider.log.rows import Row, decode_row
 from agents.embedder.encoder import encoder_id
-from schemas.base import decode
-from schemas.decision import Decision
-from schemas.reward import Reward
-from streams.rooms.decider.policies import policy_of
+from streams.commands.operating.logged import graded
+from streams.rooms.decider.policies import policy_of, prior_of
 from streams.rooms.embedder.encoders import encoder_of
 from streams.runtime.kafka.clients import connections
 from streams.runtime.kafka.writing.rewrite import commit, require_stopped, rewrite
@@ -175,7 +172,7 @@ def export(settings: Settings, folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     rows = [value for key, value in log.rows.items() if not snapshot.is_record(key)]
     (folder / "rows.jsonl").write_bytes(b"".join(value + b"\n" for value in rows))
-    logged = list(_logged(settings, log.topics))
+    logged = list(graded(settings, log.topics))
     (folder / "logged.jsonl").write_bytes(
         b"".join(orjson.dumps(each, option=orjson.OPT_APPEND_NEWLINE) for each in logged)
     )
@@ -188,26 +185,6 @@ def export(settings: Settings, folder: Path) -> None:
     state = decider.policy.state()
     (folder / "state.bin").write_bytes(state)
     click.echo(f"{said}, {len(state)} bytes of state at policy version {decider.policy.version}")
-
-
-def _logged(settings: Settings, topics: Topics) -> Iterator[dict[str, Any]]:
-    """Yield each decision that is on the broker with the reward that graded it."""
-    graded: dict[str, Reward] = {}
-    for record in connections.read_all(settings, [topics.reward], timeout_ms=200):
-        reward = decode(record.value, Reward)
-        if reward.correct is not None and reward.log_cost is not None:
-            graded[reward.query_id] = reward
-    for record in connections.read_all(settings, [topics.decision], timeout_ms=200):
-        decision = decode(record.value, Decision)
-        found = graded.pop(decision.query_id, None)
-        if found is None or found.log_cost is None or not decision.propensity:
-            continue
-        yield {
-            "text": decision.query.text, "action": decision.action.id, "correct": found.correct, "score": found.score,
-            # In eFLOPs, as a prior is: what they cost is the catalogue's to say.
-            "cost": math.exp(found.log_cost) / (found.price.factor if found.price else 1.0),
-            "propensity": decision.propensity,
-        }  # fmt: skip
 
 
 @learner.command("reset")
@@ -242,7 +219,8 @@ def reset(settings: Settings, yes: bool) -> None:
             (log.topics.snapshot, [(key, None) for key in log.snapshots]),
         ],
     )
-    begins = f"the prior {settings.policy.prior}" if settings.policy.prior else "nothing"
+    prior = prior_of(settings)
+    begins = f"the prior {prior}" if prior else "nothing"
     click.echo(f"{len(every)} records deleted; the next decider begins from {begins}")
 
 

@@ -4,10 +4,12 @@ import sys
 from collections import Counter
 from collections.abc import Sequence
 from statistics import fmean
+from typing import Any
 
 import click
 import msgspec
 import orjson
+from rich import box
 from rich.console import Console
 from rich.table import Table
 
@@ -23,6 +25,8 @@ from streams.settings import Settings
 _DRAFTS = 40
 # Prunes of one step that are shown in words.
 _PRUNED = 8
+# Wide tables have room for words in a terminal of 80 columns.
+_NARROW: dict[str, Any] = {"box": box.SIMPLE_HEAD, "padding": (0, 1, 0, 0), "pad_edge": False}
 
 
 @click.command()
@@ -128,9 +132,9 @@ def _search(console: Console, answer: Answer, drafts: bool) -> None:
 
 def _steps(steps: Sequence[StepExplained]) -> Table:
     """Return a row a step: how many drafts met which fate, and what search control knew after it."""
-    fates = list(dict.fromkeys(draft.fate for step in steps for draft in step.drafts))
     table = Table(
-        "step", "drafts", "tokens", "best", "mean", "V_max", "D_best", "H_max", *fates, title="the search, by step"
+        "step", "drafts", "tokens", "best", "mean", "V_max", "D_best", "H_max", "fates",
+        title="the search, by step", **_NARROW,
     )  # fmt: skip
     for step in steps:
         scores = [draft.score for draft in step.drafts if draft.score is not None]
@@ -139,7 +143,8 @@ def _steps(steps: Sequence[StepExplained]) -> Table:
         table.add_row(
             str(control.step), str(len(step.drafts)), str(sum(draft.tokens for draft in step.drafts)),
             _n(max(scores, default=None)), _n(fmean(scores) if scores else None), _n(control.v_max),
-            str(control.best_depth or "–"), str(control.limit), *(str(counts[fate] or "–") for fate in fates),
+            str(control.best_depth or "–"), str(control.limit),
+            ", ".join(f"{number} {fate}" for fate, number in counts.items()),
         )  # fmt: skip
     return table
 
@@ -161,13 +166,13 @@ def _early_exit(console: Console, answer: Answer, steps: Sequence[StepExplained]
 
 def _forest(steps: Sequence[StepExplained], each: bool) -> Table:
     title = "the forest" if each else "the path that was answered"
-    table = Table("step", "draft", "place", "tokens", "score", "path", "answered", "why", title=title)
+    table = Table("step", "draft", "place", "tokens", "score", "path", "why", title=title, **_NARROW)
     for step in steps:
         for draft in step.drafts:
             if each or draft.chosen:
                 table.add_row(
                     str(step.control.step), str(draft.index), draft.place, str(draft.tokens), _n(draft.score),
-                    _n(draft.path_score), "yes" if draft.chosen else "", draft.why,
+                    _n(draft.path_score), f"answered: {draft.why}" if draft.chosen else draft.why,
                 )  # fmt: skip
     return table
 

@@ -1,8 +1,9 @@
 """`demo`: the whole system on this machine, in one command."""
 
 import sys
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import click
 from rich.console import Console
@@ -48,7 +49,8 @@ _SHOWN = (
 @click.option(
     "--warm-up",
     type=click.IntRange(min=0),
-    help="Queries decided uniformly at random first. [0 with a prior, else 50]",
+    help="Queries decided uniformly at random first, by a policy that begins from nothing. "
+    "[none where a prior fits, else 50]",
 )
 @click.option(
     "--policy",
@@ -99,9 +101,9 @@ def demo(settings: Settings, count: int, questions_file: Path, seed: int, in_fli
 
     Starts a broker and all rooms with the six mini models and sends the questions with several in flight. The policy
     chooses for each question; its twin takes the control's configuration and is not learned from. Then the model chosen
-    most costs three times as much, and some questions are asked again. Prints what the policy is worth against the
-    control, how it follows the price, and a summary; writes summary.json and report.html; audits the log; stops
-    everything it started. Exits with 1 if a query has no Answer or the audit finds a discrepancy.
+    most costs three times as much, and some questions are asked again. Audits the log and stops everything it started.
+    Prints what the policy is worth against the control, how it follows the price, and the figures, in this order;
+    writes summary.json and report.html. Exits with 1 if a query has no Answer or the audit finds a discrepancy.
     """
     console = Console()
     if objective is not None:
@@ -120,6 +122,17 @@ def demo(settings: Settings, count: int, questions_file: Path, seed: int, in_fli
             bar.update(rewarded, completed=len(asked.rewarded), total=asked.total)
 
         summary = run(what, settings, console.print, progress)
+    show(summary, console)
+    console.print(f"{out / 'summary.json'}, {out / 'report.html'}")
+    sys.exit(1 if summary["unanswered"] or summary["audit"]["wrong"] else 0)
+
+
+def show(summary: Mapping[str, Any], console: Console) -> None:
+    """Print what a run came to: first what choosing was worth, then how it followed the price, then figures."""
+    if "sentence" in summary:
+        console.print(summary["sentence"], style="bold")
+    if "drift_sentence" in summary:
+        console.print(summary["drift_sentence"])
     table = Table("", "", show_header=False)
     for name in _SHOWN:
         value = summary[name]
@@ -132,12 +145,6 @@ def demo(settings: Settings, count: int, questions_file: Path, seed: int, in_fli
         )
         table.add_row(name, shown)
     console.print(table)
-    if "sentence" in summary:
-        console.print(summary["sentence"], style="bold")
-    if "drift_sentence" in summary:
-        console.print(summary["drift_sentence"])
-    console.print(f"{out / 'summary.json'}, {out / 'report.html'}")
-    sys.exit(1 if summary["unanswered"] or summary["audit"]["wrong"] else 0)
 
 
 COMMANDS = [demo]

@@ -100,13 +100,8 @@ class Seen:
             if story.closing or not story.decision:
                 del stories[story.query_id]
                 self._compared.discard(story.query_id)
-        groups = self.uplift.groups
-        told = min(group.queries for group in groups.values()) > 0
-        comparison = {
-            "queries": {name: group.queries for name, group in groups.items()},
-            **self.uplift.report(),
-        }
-        return {**numbers(self.ledger, lag), "uplift": comparison if told else None}
+        told = min(group.queries for group in self.uplift.groups.values()) > 0
+        return {**numbers(self.ledger, lag), "uplift": self.uplift.report() if told else None}
 
 
 def numbers(ledger: Ledger, lag: dict[str, dict[str, int]]) -> dict[str, Any]:
@@ -156,7 +151,13 @@ def picture(now: Mapping[str, Any]) -> Group:
         behind.add_row(app, str(sum(by_topic.values())))
     if not now["lag"]:
         behind.add_row("no room has committed anything yet", "–")
-    compared = [now["uplift"]["sentence"]] if now.get("uplift") else []
+    compared: list[Table | str] = []
+    if uplift := now.get("uplift"):
+        groups = Table("cohort", "queries", "failed", "graded", title="policy and control group")
+        for cohort, count in uplift["queries"].items():
+            graded = f"{uplift['feedback_rate'][cohort]:.0%}"
+            groups.add_row(cohort, str(count), str(uplift["failed"][cohort]), graded)
+        compared = [uplift["sentence"], groups]
     return Group(head, *compared, chosen, behind)
 
 

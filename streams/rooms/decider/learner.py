@@ -2,9 +2,10 @@
 
 import logging
 from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
 
 from agents.decider.agent import Decider
-from agents.decider.errors import CorruptState
+from agents.decider.errors import CorruptState, PriorRefused
 from agents.decider.log.ended import EndedIds
 from agents.decider.policies.base import ActionVector
 from agents.decider.policies.contextual.prior import digest
@@ -13,7 +14,7 @@ from agents.space.action_space import ActionSpace
 from agents.space.catalogue import Catalogue
 from streams.rooms.decider.learner_log import LearnerLog
 from streams.rooms.decider.pending import Pending
-from streams.rooms.decider.policies import action_vectors, policy_of, prior_of
+from streams.rooms.decider.policies import action_vectors, policy_of, prior_of, read_prior
 from streams.runtime.base import Runtime, SendFailed, key_of
 
 log = logging.getLogger("streams.decider")
@@ -62,7 +63,7 @@ class Learner:
         return decider
 
     async def rebuild(self) -> Decider:
-        """Recover the learner from its log; where the log is empty, begin from the prior of the settings.
+        """Recover the learner from its log; where the log is empty, begin from the prior, if there is one.
 
         Raises:
             CorruptState: The log is not whole.
@@ -79,8 +80,8 @@ class Learner:
             found = await self.log.recover(decider)
         except CorruptState as error:
             raise error.within(f"{self.log.changelog}, read with {self.log.topic}:") from error
-        if self.settings.policy.prior:
-            await self._begin(decider)
+        if (prior := prior_of(self.settings)) is not None:
+            await self._begin(decider, prior)
         self._pending.recovered(found.folded.outstanding)
         self.runtime.metrics.policy_version.set(policy.version)
         self.decider, self._catalogue_version = decider, None
@@ -107,20 +108,29 @@ class Learner:
             # The learner in memory is ahead of its log, which alone says what of this was written.
             self.runtime.crash("the learner's rows could not be written", error)
 
-    async def _begin(self, decider: Decider) -> None:
-        """Begin from the prior of the settings, where the log is empty; else the log says what it began from."""
-        prior = await self.runtime.in_thread(lambda: prior_of(self.settings))
+    async def _begin(self, decider: Decider, path: Path) -> None:
+        """Begin from a prior, where the log is empty; else the log says what it began from."""
+        asked = bool(self.settings.policy.prior)
         if decider.prior or decider.seq or decider.actions:
-            if decider.prior != digest(prior):
+            if asked and decider.prior != digest(await self.runtime.in_thread(lambda: read_prior(path))):
                 log.warning(
                     "the log began from %s; the prior %s counts for an empty log only",
-                    f"prior {decider.prior}" if decider.prior else "nothing", self.settings.policy.prior,
+                    f"prior {decider.prior}" if decider.prior else "nothing", path,
                 )  # fmt: skip
             return
+        prior = await self.runtime.in_thread(lambda: read_prior(path))
         catalogue = self.runtime.control.catalogue
         vectors = await self.runtime.in_thread(lambda: self.vectors(catalogue))
         try:
-            await self.log.begin(decider.begin(prior, vectors, self.log.chunk_bytes))
+            records = decider.begin(prior, vectors, self.log.chunk_bytes, catalogue.pricing)
+        except PriorRefused as error:
+            if asked:
+                raise
+            # The catalogue's prior is an offer: it is for one policy, one encoder and the models of the file.
+            log.info("the learner begins from nothing: %s", error)
+            return
+        try:
+            await self.log.begin(records)
         except SendFailed as error:
             self.runtime.crash("the prior could not be written", error)
         log.info("the learner begins from prior %s", decider.prior)

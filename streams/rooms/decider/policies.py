@@ -10,7 +10,7 @@ from agents.decider.policies.exploration import Explored
 from agents.embedder.actions import embed_actions
 from agents.embedder.encoder import Encoder, encoder_id
 from agents.space.action_space import PAIRS, ActionSpace, uis_space
-from agents.space.catalogue import Catalogue
+from agents.space.catalogue import Catalogue, prior_of_catalogue
 from agents.space.describe import describe_actions
 from agents.space.errors import ActionError
 from schemas.action import Action
@@ -52,18 +52,26 @@ def action_vectors(
     ]
 
 
-def prior_of(settings: Settings) -> bytes:
-    """Return the prior of the settings.
+def prior_of(settings: Settings) -> Path | None:
+    """Return the file of the prior that the settings name or else the catalogue; None if there is none."""
+    if settings.policy.prior == "none":
+        return None
+    return (
+        Path(settings.policy.prior) if settings.policy.prior else prior_of_catalogue(Path(settings.catalogue))
+    )
+
+
+def read_prior(path: Path) -> bytes:
+    """Return a prior's bytes.
 
     Raises:
         SettingsError: the file cannot be read.
     """
     try:
-        return Path(settings.policy.prior).read_bytes()
+        return path.read_bytes()
     except OSError as error:
         raise SettingsError(
-            f"{variable('prior')}: {settings.policy.prior} cannot be read ({error.strerror}); make it with "
-            "`python -m experiments prior`"
+            f"{variable('prior')}: {path} cannot be read ({error.strerror}); make it with `python -m experiments prior`"
         ) from None
 
 

@@ -26,6 +26,7 @@ from schemas.reward import Reward
 from streams.rooms.decider.learner import Learner
 from streams.rooms.decider.pending import Pending
 from streams.rooms.decider.policies import check_control_group, policy_of
+from streams.rooms.decider.shortfalls import Shortfalls
 from streams.rooms.embedder.encoders import encoder_of
 from streams.runtime.base import Outgoing, Record, Runtime, key_of
 
@@ -43,6 +44,7 @@ class DeciderRoom:
         self.encoder = encoder
         self.pending = Pending(runtime)
         self.learner = Learner(runtime, encoder, self.pending, self._recovered)
+        self.shortfalls = Shortfalls()
         self.lock = asyncio.Lock()
         self._beats_awaited = False
 
@@ -137,7 +139,9 @@ class DeciderRoom:
                 self.runtime.metrics.duplicates.labels(record.topic).inc()
             elif each.value is not None:
                 self.pending.add(each.query_id, record.timestamp_ms)
-                self._count(decode(each.value, Decision))
+                decision = decode(each.value, Decision)
+                self._count(decision)
+                self.shortfalls.decided(decision.objective, decider.policy)
 
     def _outgoing(self, decided: Decided) -> list[Outgoing]:
         if decided.value is None:

@@ -12,6 +12,7 @@ from aiokafka import AIOKafkaConsumer
 
 from streams.runtime.base import Begin, Record
 from streams.runtime.kafka.app import crash
+from streams.runtime.kafka.clients import closing
 from streams.runtime.kafka.clients.reading import assign, connected, to_ends
 from streams.runtime.kafka.consuming import fetching
 from streams.settings import Settings
@@ -63,7 +64,7 @@ class Follower:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
         if self._consumer:
-            await self._consumer.stop()
+            await closing.stop(self._consumer)
 
     def _show(self, records: Sequence[Any]) -> None:
         for r in records:

@@ -73,6 +73,10 @@ def test_failures_are_wrong_answers_and_silence_is_neither() -> None:
     group = watched.groups["policy"]
     assert (group.queries, group.failed, group.told, group.accuracy.mean) == (3, 1, 2, 0.5)
     assert group.feedback_rate == pytest.approx(2 / 3)
+    said = watched.report()
+    assert said["queries"]["policy"] == group.queries
+    assert said["failed"]["policy"] == group.failed == 1
+    assert said["feedback_rate"] == {"policy": pytest.approx(2 / 3), "control": 0.0}
     assert (watched.accuracy_difference(), watched.cost_ratio()) == (None, None)
     with pytest.raises(ValueError, match=r"error is 1\.5; give a probability"):
         Uplift(1.5)

@@ -6,8 +6,9 @@ from typing import Any
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
-from agents.space.catalogue import Catalogue, decode_model, load_catalogue
+from agents.space.catalogue import Catalogue, decode_model, load_catalogue, prior_of_catalogue
 from agents.space.errors import CatalogueError
 
 Load = Callable[[dict[str, Any]], Catalogue]
@@ -193,6 +194,20 @@ def test_impossible_changes_are_refused(load: Load, content: dict[str, Any]) -> 
         catalogue.verifier_named("nobody")
 
 
+def test_pricing_is_what_eflops_follow_from_and_nothing_else(qwen3: Catalogue) -> None:
+    model = qwen3.models[0]
+    wider = replace(model, architecture=replace(model.architecture, kv_bytes=4))
+    changed = qwen3.remove(model.name).add(wider).pricing
+    differ = {name for name, value in qwen3.pricing.items() if changed[name] != value}
+    assert differ == {f"models.{model.name}.kv_bytes"}
+    hotter = replace(model, sampling=replace(model.sampling, temperature=1.5))
+    assert qwen3.remove(model.name).add(hotter).pricing == qwen3.pricing
+    assert qwen3.price(model.name, 3.0).pricing == qwen3.pricing
+    hardware = replace(qwen3, hardware=replace(qwen3.hardware, intensity=2.0))
+    assert hardware.pricing["hardware.intensity"] == 2.0 != qwen3.pricing["hardware.intensity"]
+    assert qwen3.pricing["verifier"] == qwen3.verifier
+
+
 def test_the_fingerprint_is_of_the_content_alone(qwen3: Catalogue) -> None:
     last = qwen3.model("qwen3-32b")
     assert qwen3.remove("qwen3-32b").add(last).fingerprint == qwen3.fingerprint
@@ -234,3 +249,16 @@ def test_the_example_of_the_docs_loads(tmp_path: Path) -> None:
     catalogue = load_catalogue(example)
     assert catalogue.model("writer-8b").sampling.delimiter == "\n\n"
     assert catalogue.verifier_named().family == "skywork"
+
+
+def test_a_prior_that_a_catalogue_names_must_be_there(
+    tmp_path: Path, load: Load, content: dict[str, Any]
+) -> None:
+    content["prior"] = "prior.bin"
+    load(content)
+    with pytest.raises(
+        CatalogueError, match=r"cat.yaml, field prior: no file 'prior.bin' in .* make it with"
+    ):
+        prior_of_catalogue(tmp_path / "cat.yaml")
+    (tmp_path / "prior.bin").touch()
+    assert prior_of_catalogue(tmp_path / "cat.yaml") == tmp_path / "prior.bin"

@@ -5,7 +5,7 @@ import math
 import pytest
 
 from agents.space.errors import ObjectiveError
-from agents.space.objectives import MODES, Accuracy, MeanCost, Objectives
+from agents.space.objectives import CAREFUL, MODES, Accuracy, MeanCost, Objectives
 from schemas.errors import InvalidField
 from schemas.objective import CostRange, ObjectiveInForce, Weights
 from schemas.query import Query
@@ -44,7 +44,7 @@ def test_versions_tell_what_changed_last() -> None:
     assert later.in_force("mine").version == 6
     assert later.set("mine", Weights(cost=1), 9).in_force("mine").version == 9
     assert OBJECTIVES.in_force("cost-leaning").version == -1
-    assert OBJECTIVES.named.keys() == MODES.keys()
+    assert OBJECTIVES.named.keys() == {*MODES, CAREFUL}
 
 
 def test_what_is_not_there_is_named() -> None:

@@ -6,9 +6,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors import SafetensorError
 
-from experiments.mini.cards import criteria
-from experiments.mini.checkpoints import MODELS, REPORTS
+from experiments.mini.cards import criteria, deviations
+from experiments.mini.checkpoints import MODELS, REPORTS, weights_digest
+from experiments.mini.evaluate import carry_sealed
 from experiments.mini.ladder import GENERATORS
 from experiments.mini.release import (
     QUESTIONS,
@@ -19,6 +21,7 @@ from experiments.mini.release import (
     write_catalogue,
 )
 from experiments.mini.selection import default_verifier
+from experiments.mini.solutions import Labelled, sampled_solutions
 from experiments.mini.tasks.problem import split_of
 from experiments.mini.train import Outcome
 from experiments.mini.verifier import VERIFIERS, ProcessRewardModel, save_verifier, verifier_config
@@ -105,3 +108,42 @@ def test_a_miss_is_called_a_miss(tmp_path: Path) -> None:
     assert "| everyday, sealed, the largest | at least 75 % | 74.9 | **missed** |" in lines
     assert "| level 5, the largest | at least 85 % | 85.0 | met |" in lines
     assert "| *quick*, the smallest | at least 60 % | – | not measured |" in lines
+
+
+def test_a_later_evaluation_keeps_the_sealed_result_of_the_same_weights_only() -> None:
+    earlier = {"weights": "a", "everyday": {"development": {"all": 0.3}, "sealed": {"all": 0.4}}}
+    same = {"weights": "a", "everyday": {"development": {"all": 0.5}}}
+    assert carry_sealed(same, earlier)
+    assert same["everyday"] == {"development": {"all": 0.5}, "sealed": {"all": 0.4}}
+    for weights in ("a", None):
+        others = {"weights": "b", "everyday": {"development": {"all": 0.5}}}
+        assert not carry_sealed(others, {**earlier, "weights": weights})
+        assert "sealed" not in others["everyday"]
+    opened = {"weights": "a", "everyday": {"sealed": {"all": 0.6}}}
+    assert carry_sealed(opened, earlier)
+    assert opened["everyday"]["sealed"] == {"all": 0.6}
+    assert carry_sealed({"weights": "a", "everyday": {}}, {})
+
+
+def test_fewer_questions_or_samples_than_the_criteria_ask_are_called_a_deviation() -> None:
+    report = {"questions": 100, "depth_questions": 100, "depth_samples": 16}
+    evaluation = {g.name: report for g in GENERATORS}
+    selection = {g.name: {"questions": 100, "samples": 16} for g in GENERATORS}
+    assert deviations(evaluation, selection) == []
+    evaluation[TRAINED] = {**report, "questions": 40}
+    assert "on 100 or 40 a level (greedy)" in " ".join(deviations(evaluation, selection))
+    assert "an unknown number of" in " ".join(deviations({TRAINED: {}}, selection))
+
+
+def test_solutions_of_other_weights_are_not_taken_for_a_models_own(tmp_path: Path) -> None:
+    checkpoint = tmp_path / "one"
+    checkpoint.mkdir()
+    (checkpoint / "model.safetensors").write_bytes(b"first")
+    kept = tmp_path / "solutions" / f"one-{weights_digest(checkpoint)}-5-0.jsonl"
+    kept.parent.mkdir()
+    kept.write_text('{"question": "q", "solution": "s", "labels": [true]}')
+    assert sampled_solutions(checkpoint, tmp_path, 5, 0) == [Labelled("q", "s", (True,))]
+    (checkpoint / "model.safetensors").write_bytes(b"second")
+    # It has to load these weights to sample from them, and they are none.
+    with pytest.raises(SafetensorError):
+        sampled_solutions(checkpoint, tmp_path, 5, 0)

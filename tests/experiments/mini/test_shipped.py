@@ -77,12 +77,19 @@ def test_the_demo_asks_test_questions_and_none_that_can_be_recorded() -> None:
 
 def test_the_report_of_the_family_has_every_measure_by_generator() -> None:
     evaluation = json.loads((REPORTS / "evaluation.json").read_text())
-    selection = {name: {"one_sample": 0.5, f"best_of_{SAMPLES}_mini-prm-s": 0.6} for name in evaluation}
+    code = {"one_sample": 0.3, f"pass_at_{SAMPLES}": 0.9}
+    selection = {
+        name: {"one_sample": 0.5, f"best_of_{SAMPLES}_mini-prm-s": 0.6, "families": {"code": code}}
+        for name in evaluation
+    }
     report = summary(evaluation, selection | {"mini-prm-s": {"auroc_pooled": 0.8}}, 20, 11)
     assert [row["name"] for row in report["generators"]] == [
         g.name for g in GENERATORS if g.name in evaluation
     ]
-    assert report["generators"][0][f"best_of_{SAMPLES}"] == {"mini-prm-s": 0.6}
+    row = report["generators"][0]
+    assert row[f"best_of_{SAMPLES}"] == {"mini-prm-s": 0.6}
+    assert row["code"] == {"greedy": report["families"]["code"][row["name"]], **code}
+    assert (row["questions"], row["depth_samples"]) == (40, 3)
     (verifier,) = report["verifiers"]
     assert (verifier["name"], verifier["auroc_pooled"]) == ("mini-prm-s", 0.8)
     assert verifier["parameters"] > 0

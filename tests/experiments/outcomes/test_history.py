@@ -9,6 +9,7 @@ import pytest
 
 from agents.decider.policies.build import build_policy
 from agents.decider.policies.contextual.policy import Contextual
+from agents.decider.policies.envelope import values
 from agents.embedder.encoder import encoder_id
 from agents.space.catalogue import load_catalogue
 from experiments.outcomes.history import prior_of_log
@@ -43,6 +44,7 @@ def test_a_log_makes_a_prior_that_the_deployment_takes(tmp_path: Path) -> None:
     policy.add_actions(actions)
     assert sum(policy.features.active) == len(actions) == 28 * len(CATALOGUE.model_names)
     assert policy.estimates.totals[3] == pytest.approx(80.0)
+    assert values(prior)["pricing"] == CATALOGUE.pricing
     again, _ = prior_of_log(log(tmp_path / "again.jsonl"), ENCODER, CATALOGUE, {})
     assert again == prior
 
@@ -54,6 +56,8 @@ def test_a_log_makes_a_prior_that_the_deployment_takes(tmp_path: Path) -> None:
         ({"action": "mini"}, "row 6: needs text, action"),
         ({"cost": 0}, "row 6: cost is 0.0; give what the search cost"),
         ({"correct": "yes"}, "row 6: needs text, action"),
+        ({"text": None}, "row 6: text is None; give what was asked"),
+        ({"text": " "}, "row 6: text is ' '; give what was asked"),
     ],
 )
 def test_a_bad_row_is_named(tmp_path: Path, changes: dict[str, Any], why: str) -> None:

@@ -44,17 +44,18 @@ WIDE = ((1, 1), (2, 4), (4, 16), (64, 1))
 NARROW = ((1, 1), (2, 4))
 
 
-def small_plan(bench: Bench, pairs: tuple[tuple[int, int], ...] = WIDE) -> Plan:
+def small_plan(bench: Bench, pairs: tuple[tuple[int, int], ...] = WIDE, whole: int = 2) -> Plan:
     actions = [a for a in uis_space(bench.catalogue) if (a.qp, a.cp) in pairs]
     derived = [a for a in best_route_space(bench.catalogue) if a.qp in (3, 7) and (64, 1) in pairs]
-    return Plan(QUESTIONS, actions, derived, 1, "prm-a", ["prm-b"])
+    ids = {question.question_id for question in QUESTIONS[:whole]}
+    return Plan(QUESTIONS, actions, derived, 1, "prm-a", ["prm-b"], whole=ids)
 
 
-@pytest.mark.parametrize("mixed", [False, True])
-def test_derived_runs_equal_real_ones(mixed: bool, tiny: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("whole", [2, 1, None])
+def test_derived_runs_equal_real_ones(whole: int | None, tiny: Path, tmp_path: Path) -> None:
     """Early exit, the other verifier and best of N, taken from memory, against engines that know nothing."""
     bench = bench_of(tiny)
-    plan = Plan.of_mixed(bench, QUESTIONS, 1, 0) if mixed else small_plan(bench)
+    plan = Plan.of_mixed(bench, QUESTIONS, 1, 0) if whole is None else small_plan(bench, whole=whole)
     journal = Journal(tmp_path / "j.jsonl", {})
     asyncio.run(record(plan, bench, journal, in_flight=2))
     rows = list(journal.rows())

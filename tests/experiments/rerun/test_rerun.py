@@ -39,7 +39,8 @@ def recording(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     actions = [a for a in uis_space(catalogue) if (a.qp, a.cp) in PAIRS]
     folder = tmp_path_factory.mktemp("rerun")
     journal = Journal(folder / "j.jsonl", {})
-    asyncio.run(record(Plan(QUESTIONS, actions, [], 1, "prm-a"), bench, journal))
+    whole = {question.question_id for question in QUESTIONS}
+    asyncio.run(record(Plan(QUESTIONS, actions, [], 1, "prm-a", whole=whole), bench, journal))
     settings = {
         "models": ["tiny"], "verifiers": ["prm-a"], "samples": 1, "engine": "torch", "seed": 0, "eta": 1.2,
         "weights": weights(catalogue, tiny),

@@ -85,7 +85,7 @@ def lived(tmp_path_factory: pytest.TempPathFactory) -> tuple[Settings, dict[tupl
     (folder / "catalogue.yaml").write_text(CATALOGUE)
     settings = Settings().replace(
         catalogue=str(folder / "catalogue.yaml"), encoder="hashed", encoder_dimension=24, warm_up=10,
-        state_dir=str(folder), snapshot_every=200, feedback_wait_s=1.0,
+        policy="linucb",        state_dir=str(folder), snapshot_every=200, feedback_wait_s=1.0,
     )  # fmt: skip
     records: dict[tuple[str, int], list[Raw]] = {}
     for w in History(settings, int(time.time() * 1000) - 60_000).records(200):

@@ -80,7 +80,6 @@ def test_nothing_runs(alive: Any) -> None:
     [
         ({"model": "gpt-9"}, 404, "model"),
         ({"messages": []}, 400, "messages"),
-        ({"uniscale": {"accuracy": 0.9}}, 400, None),  # linucb cannot aim at it
         ({"uniscale": {"objective": "none such"}}, 400, None),
         ({"uniscale": {"allowed_models": ["none such"]}}, 400, None),
         ({"uniscale": {"nonsense": 1}}, 400, "uniscale"),
@@ -92,6 +91,12 @@ def test_what_would_be_refused_is_refused(alive: Any, body: Any, status: int, pa
     refused = decided(alive, **body)
     assert (refused.status_code, refused.json()["error"]["param"]) == (status, param), refused.text
     assert refused.json()["error"]["message"]
+
+
+def test_an_aim_that_the_policy_cannot_take_is_refused(house: Callable[..., Any]) -> None:
+    refused = decided(house(policy="linucb"), uniscale={"accuracy": 0.9})
+    assert refused.status_code == 400
+    assert "accuracy" in refused.json()["error"]["message"]
 
 
 def test_without_a_decider_the_error_says_what_to_do(house: Callable[..., Any]) -> None:

@@ -136,6 +136,11 @@ class Pacer:
         wanted = min(max(aim.mean_cost + saved / CATCH_UP, low), high)
         return wanted * pace.told / pace.paid if pace.paid > 0 and pace.told > 0 else wanted
 
+    def dearer(self, aim: Aim) -> float:
+        """Return true divided by predicted cost of the choices; 1 before there is any."""
+        pace = self.paces.get(aim.key) or Pace()
+        return pace.paid / pace.told if pace.paid > 0 and pace.told > 0 else 1.0
+
     def optimism(self, aim: Aim) -> float:
         """Return true divided by predicted accuracy of the choices: the best of many predictions is often too high."""
         pace = self.paces.get(aim.key) or Pace()

@@ -245,12 +245,32 @@ class Contextual(Learner):
             predicted=(correct, path_score, log_cost),
         )
 
-    def _solved(self, aim: Aim) -> float:
-        """Return the price at which an aim is met on the window, with the present predictions."""
+    def shortfall(self, aim: Aim) -> float | None:
+        """Return the least mean cost, or the largest share of accuracy, on the window, if an aim asks for more."""
+        outlook = self._outlook()
+        if outlook is None:
+            return None
+        accuracy, cost = outlook
+        if aim.mean_cost is not None:
+            least = float(cost.min(axis=1).mean()) * self.pacer.dearer(aim)
+            return least if least > aim.mean_cost else None
+        assert aim.accuracy is not None
+        most = float(accuracy.max(axis=1).mean() / accuracy.mean(axis=0).max()) * self.pacer.optimism(aim)
+        return most if most < aim.accuracy else None
+
+    def _outlook(self) -> tuple[Matrix, Matrix] | None:
+        """Return predicted accuracy and cost of what is on offer, for every context of the window; None without any."""
         on_offer = np.flatnonzero(self.design.active)
         if not self.window or not len(on_offer) or not self.estimates.any():
+            return None
+        return self.estimates.outlook(recent(self.window), on_offer)
+
+    def _solved(self, aim: Aim) -> float:
+        """Return the price at which an aim is met on the window, with the present predictions."""
+        outlook = self._outlook()
+        if outlook is None:
             return 0.0
-        accuracy, cost = self.estimates.outlook(recent(self.window), on_offer)
+        accuracy, cost = outlook
         if aim.mean_cost is not None:
             return price_for_cost(accuracy, cost, self.pacer.momentary(aim))
         assert aim.accuracy is not None

@@ -8,13 +8,13 @@ history.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from agents.decider.errors import CorruptState, PriorRefused
 from agents.decider.policies.base import ActionVector
 from agents.decider.policies.contextual.history import History
-from agents.decider.policies.envelope import header, plain, unpack
+from agents.decider.policies.envelope import header, pack, plain, unpack, values
 
 if TYPE_CHECKING:
     from agents.decider.policies.contextual.policy import Contextual
@@ -23,13 +23,16 @@ CAP: Final = 2000.0
 """Weight of a history: it counts as at most this many observations."""
 
 
-def teach(policy: Contextual, history: History, cap: float = CAP) -> bytes:
+def teach(
+    policy: Contextual, history: History, cap: float = CAP, pricing: Mapping[str, float | str] | None = None
+) -> bytes:
     """Let a fresh policy learn a history; return its state, the prior.
 
     Args:
         policy: A policy with its actions added and nothing learned.
         history: The outcomes.
         cap: Weight of the history: it counts as at most this many observations.
+        pricing: What history's costs follow from (`Catalogue.pricing`), which the prior then names; None leaves it out.
 
     Raises:
         CorruptState: The policy has learned already.
@@ -39,7 +42,11 @@ def teach(policy: Contextual, history: History, cap: float = CAP) -> bytes:
     policy.relearn(history, cap)
     # The policy must not discard what history taught for its first few outcomes.
     policy.lessons.due = ()
-    return policy.state()
+    state = policy.state()
+    if pricing is None:
+        return state
+    meta, arrays = unpack(state, policy.name, policy.identity())
+    return pack(policy.name, policy.identity(), meta | {"pricing": dict(pricing)}, arrays)
 
 
 def require_fit(prior: bytes, name: str, identity: dict[str, Any], actions: Sequence[ActionVector]) -> None:
@@ -71,6 +78,25 @@ def require_fit(prior: bytes, name: str, identity: dict[str, Any], actions: Sequ
     ours = {action.model: action.size for action in actions}
     if theirs != ours:
         raise PriorRefused("catalogue", _models(theirs), _models(ours))
+
+
+def require_pricing(prior: bytes, pricing: Mapping[str, float | str]) -> None:
+    """Refuse a prior whose costs follow from another verifier, precision or hardware.
+
+    Models that only one of the two has are `require_fit`'s; so is all else of a prior that does not name its pricing.
+
+    Args:
+        prior: A state made by `teach`.
+        pricing: What this deployment's costs follow from.
+
+    Raises:
+        PriorRefused: It names what differs.
+        CorruptState: The bytes are not whole.
+    """
+    named = values(prior).get("pricing", {})
+    for part, wanted in pricing.items():
+        if part in named and named[part] != wanted:
+            raise PriorRefused(f"catalogue: {part}", named[part], wanted)
 
 
 def digest(prior: bytes) -> str:

@@ -59,10 +59,7 @@ def uplift(listed: Sequence[Listed]) -> dict[str, Any]:
     if pairs and not drawn:
         actions = {each.action for each, is_control in pairs if is_control}
         control = f"always asking {actions.pop()}" if len(actions) == 1 else "the twins of its queries"
-    return {
-        **found.report(control),
-        "feedback_rate": {name: group.feedback_rate for name, group in found.groups.items()},
-    }
+    return found.report(control)
 
 
 def _twins(ended: Sequence[Listed]) -> list[tuple[Listed, bool]]:

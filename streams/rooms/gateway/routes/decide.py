@@ -53,6 +53,7 @@ def body(found: Preview) -> dict[str, Any]:
         "group": found.group,
         "reason": found.reason,
         "objective": responses.objective(found.objective),
+        "shortfall": found.shortfall,
         "policy": {"name": found.policy.name, "version": found.policy.version},
         "seq": found.seq,
         "catalogue_version": found.catalogue_version,

@@ -65,7 +65,7 @@ function chosenFor(found, kind) {
       found.map((g) => [name(g.of), String(g.queries), el('td', { class: 'text' }, often(g)), percent(g.accuracy?.mean), eflops(g.eflops?.mean)]))];
 }
 
-// Families down, levels across; in each cell what is chosen most often, and how often.
+// Levels down, families across: families are few. In each cell what is chosen most often, and how often.
 function crossed(cells) {
   if (!cells.length) return [];
   const levels = [...new Set(cells.map((c) => c.level))].sort((a, b) => a.localeCompare(b, undefined, { numeric: true }));
@@ -75,7 +75,7 @@ function crossed(cells) {
     return found ? el('td', {}, `${found.action} (${percent(found.share)})`, el('small', {}, `${found.accuracy ? `${percent(found.accuracy.mean)} right, ` : ''}n = ${found.queries}`)) : null;
   };
   return [el('h2', {}, 'Chosen by family and level'),
-    table('Chosen by family and level', ['Family', ...levels.map((level) => `Level ${level}`)], families.map((family) => [family, ...levels.map((level) => cell(family, level))]))];
+    table('Chosen by family and level', ['Level', ...families], levels.map((level) => [level, ...families.map((family) => cell(family, level))]))];
 }
 
 function tables(found, latest) {

@@ -8,7 +8,7 @@ from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.errors import KafkaError
 
 from streams.runtime.base import UnknownTopic
-from streams.runtime.kafka.clients import connections
+from streams.runtime.kafka.clients import closing, connections
 from streams.runtime.partitions import partition_for
 from streams.settings import Settings
 
@@ -30,7 +30,7 @@ async def read(settings: Settings, topic: str, begin: int = 0) -> AsyncIterator[
         async for tp, records in to_ends(reader, ends):
             yield [record for record in records if record.offset < ends[tp]]
     finally:
-        await reader.stop()
+        await closing.stop(reader)
 
 
 async def latest(settings: Settings, topic: str, begin: int = 0) -> dict[bytes, bytes]:
@@ -73,7 +73,7 @@ async def find(
                     return tp, record
         return None
     finally:
-        await reader.stop()
+        await closing.stop(reader)
 
 
 async def connected(
@@ -95,7 +95,7 @@ async def connected(
             TopicPartition(topic, p) for topic in topics for p in await _partitions(reader, topic)
         ]
     except BaseException:
-        await reader.stop()
+        await closing.stop(reader)
         raise
 
 
@@ -130,7 +130,7 @@ async def _ends(
         ends: Mapping[TopicPartition, int] = await reader.end_offsets(parts)
         return ends
     finally:
-        await reader.stop()
+        await closing.stop(reader)
 
 
 async def _partitions(reader: AIOKafkaConsumer, topic: str) -> list[int]:

@@ -2,6 +2,8 @@
 
 import asyncio
 import contextlib
+import gc
+import inspect
 import logging
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -52,8 +54,24 @@ async def notice_standstill(runtime: KafkaRuntime) -> None:
             told = True
         else:
             for task in asyncio.all_tasks():
-                task.print_stack(limit=6)
+                log.warning("%s: %s", task.get_name(), " > ".join(awaited(task)))
             crash(f"records wait and nothing has moved for {most_s:.0f} s")
+
+
+def awaited(task: asyncio.Task[Any]) -> list[str]:
+    """Return where a task waits, from its first coroutine to its innermost one; `print_stack` shows the first alone."""
+    places: list[str] = []
+    inner: Any = task.get_coro()
+    while inner is not None:
+        kind = next((k for k in ("cr", "ag", "gi") if hasattr(inner, f"{k}_frame")), "")
+        if not kind:
+            # An async generator's next step does not say whose it is.
+            inner = next(filter(inspect.isasyncgen, gc.get_referents(inner)), None)
+            continue
+        if (frame := getattr(inner, f"{kind}_frame")) is not None:
+            places.append(f"{inner.__qualname__}:{frame.f_lineno}")
+        inner = inner.gi_yieldfrom if kind == "gi" else getattr(inner, f"{kind}_await")
+    return places
 
 
 async def watch_partitions(

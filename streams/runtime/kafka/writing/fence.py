@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from streams.runtime.base import Crash
+from streams.runtime.kafka.clients import closing
 from streams.topics import writer_of
 
 log = logging.getLogger("streams.fence")
@@ -102,4 +103,4 @@ class Fence:
     async def _drop(self) -> None:
         producer, self._producer = self._producer, None
         if producer is not None:
-            await producer.stop()
+            await closing.stop(producer)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 from collections.abc import Callable
 from typing import Any
@@ -18,6 +19,7 @@ from agents.decider.log.reproduce import mismatches, opened
 from agents.decider.log.rows import Row, decode_row
 from agents.decider.policies.base import ActionVector, Aim, Context, Objective, Observation, Pending
 from agents.decider.policies.contextual.design import Design
+from agents.decider.policies.contextual.pacer import Pace
 from agents.decider.policies.contextual.policy import COST, Contextual, ContextualSettings
 from agents.decider.policies.exploration import Explored
 from schemas.base import decode, encode
@@ -141,6 +143,27 @@ def test_spend_comes_within_five_per_cent_and_stays_there_through_drifts(target:
     live(policy, 600, aim=aim, traffic=traffic, price=3.0)
     account = policy.calibration()["t"]
     assert account["spent"] / account["decisions"] == pytest.approx(target, rel=0.05)
+
+
+def test_a_target_that_cannot_be_met_is_known_with_what_can() -> None:
+    policy, traffic = contextual(), Traffic()
+    low, enough = Aim("low", mean_cost=1e6), Aim("enough", mean_cost=1e12)
+    assert policy.shortfall(low) is None, "nothing is known yet"
+    policy.add_actions(actions())
+    assert live(policy, 300, aim=low, traffic=traffic, warm_up=100)["cost"] > 1e6
+    before = policy.state()
+    least = policy.shortfall(low)
+    assert least is not None
+    spent = live(copy.deepcopy(policy), 300, aim=low, traffic=traffic)["cost"]
+    assert spent == pytest.approx(least, rel=0.25)
+    assert policy.shortfall(enough) is None
+    assert policy.shortfall(Aim("most", accuracy=0.9)) is None
+    policy.pacer.paces["much"] = Pace(rewarded=500, predicted=400.0, correct=200.0)
+    most = policy.shortfall(Aim("much", accuracy=0.99))
+    assert most is not None
+    assert 0.5 < most < 0.99, "predictions that are too high leave less than they promise"
+    del policy.pacer.paces["much"]
+    assert policy.state() == before
 
 
 def test_an_accuracy_is_kept_at_a_part_of_the_cost() -> None:
@@ -282,6 +305,8 @@ def test_the_log_keeps_what_a_row_needs(make_shard: Callable[..., Any]) -> None:
     assert len(row.vector()) == DIM
     assert (row.batch, row.paced) == (0, True)
     assert decode_row(*second.row).batch == 0  # type: ignore[union-attr]
+    (pinned,) = shard.ask(shard.context(mean_cost=1e13, pin_action=row.action))
+    assert decode_row(*pinned.row).paced is False  # type: ignore[union-attr]
 
 
 def test_without_a_prior_it_fits_its_transform_to_its_own_history() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -141,6 +142,41 @@ def test_what_does_not_fit_is_refused_and_nothing_changes() -> None:
         policy().begin(prior[:-1], actions)
     with pytest.raises(CorruptState, match="a fresh policy"):
         teach(taught, history(actions))
+
+
+def test_a_prior_of_other_costs_is_refused_and_one_that_does_not_name_them_is_taken(
+    make_shard: Callable[..., Any],
+) -> None:
+    shard = make_shard(lambda _: policy(encoder=""))
+    actions = list(shard.vectors.values())
+
+    def taught(pricing: dict[str, Any] | None) -> bytes:
+        fresh = policy(encoder="")
+        fresh.add_actions(actions)
+        return teach(fresh, history(actions, questions=20), pricing=pricing)
+
+    here = shard.catalogue.pricing
+    # What a prior says of its costs is no part of the state that it is.
+    unnamed, named = policy(encoder=""), policy(encoder="")
+    unnamed.begin(taught(None), actions)
+    named.begin(taught(here), actions)
+    assert unnamed.state() == named.state()
+    for part, theirs in (
+        ("verifier", "other"),
+        ("verifier.layers", 1),
+        ("models.qwen3-0.6b.weight_bytes", 4),
+    ):
+        assert part in here
+        prior, decider = taught(here | {part: theirs}), shard.fresh()
+        before = decider.policy.state()
+        why = f"catalogue: {part} is {theirs!r}, this deployment has {here[part]!r}"
+        with pytest.raises(PriorRefused, match=re.escape(why)):
+            decider.begin(prior, actions, pricing=here)
+        assert (decider.policy.state(), decider.prior) == (before, "")
+    for prior in (taught(None), taught(here)):
+        decider = shard.fresh()
+        decider.begin(prior, actions, pricing=here)
+        assert decider.prior == digest(prior)
 
 
 def test_history_that_would_poison_is_refused() -> None:

@@ -1,0 +1,56 @@
+"""Says in the log, once each, that an objective's target cannot be met, with what can be, and that it can be again."""
+
+import logging
+from collections import OrderedDict
+from typing import Final
+
+from agents.decider.log.rows import aim_of
+from agents.decider.policies.base import Policy
+from schemas.objective import ObjectiveInForce
+
+log = logging.getLogger("streams.decider")
+
+EVERY: Final = 100
+"""Decisions of an objective between two looks: a look predicts every configuration on every recent query."""
+
+_KEPT: Final = 64
+"""Objectives: queries may state targets of their own, as many as they like."""
+
+
+class Shortfalls:
+    """What has been said, by objective."""
+
+    def __init__(self) -> None:
+        self._seen: OrderedDict[str, tuple[int, bool]] = OrderedDict()
+
+    def decided(self, objective: ObjectiveInForce, policy: Policy) -> None:
+        """Take note of a decision; look at the first and at every hundredth after it."""
+        aim = aim_of(objective)
+        if aim is None:
+            return
+        count, short = self._seen.pop(aim.key, (0, False))
+        if count % EVERY == 0:
+            short = self._told(objective, policy.shortfall(aim), short)
+        self._seen[aim.key] = count + 1, short
+        if len(self._seen) > _KEPT:
+            self._seen.popitem(last=False)
+
+    def _told(self, objective: ObjectiveInForce, best: float | None, before: bool) -> bool:
+        name = objective.name or "stated by a query"
+        if best is None:
+            if before:
+                log.info("objective %s: its target can be met again", name)
+            return False
+        if not before and objective.mean_cost is not None:
+            log.warning(
+                "objective %s: a mean cost of %.4g eFLOPs cannot be met; recent queries cost %.4g at least. "
+                "Raise the target, or offer cheaper configurations",
+                name, objective.mean_cost, best,
+            )  # fmt: skip
+        elif not before:
+            log.warning(
+                "objective %s: %.4g of the best configuration's accuracy cannot be met; %.4g can be had on recent "
+                "queries. Lower the target",
+                name, objective.accuracy, best,
+            )  # fmt: skip
+        return True

@@ -1,0 +1,96 @@
+"""What `learner export` says of a graded decision, in the form from which a prior is made."""
+
+import math
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+
+from agents.decider.surface import counts
+from agents.embedder.agent import embedded_text
+from agents.space.catalogue import load_catalogue
+from experiments.outcomes.history import prior_of_log
+from schemas.action import Action
+from schemas.decision import Decision, PolicyState
+from schemas.objective import CostRange, ObjectiveInForce, Weights
+from schemas.query import Message, Origin, Query
+from schemas.reward import Price, Reward
+from streams.commands.operating.logged import graded_row
+from streams.rooms.embedder.encoders import HashedEncoder
+
+ACTION = Action(model="mini-2m", qp=1, cp=4, bs=1)
+OBJECTIVE = ObjectiveInForce(
+    weights=Weights(correct=0.4, score=0.4, cost=0.2), cost_range=CostRange(low_eflops=1e9, high_eflops=1e12)
+)
+SAID = (Message(role="system", content="Be brief."), Message(role="user", content="What is 2 + 2? And 3?"))
+
+
+def row_of(query: Query, *, propensity: float | None = 0.25, **changes: Any) -> dict[str, Any] | None:
+    decision = Decision(
+        query=query, origin=Origin(topic="query", partition=0, offset=0), action=ACTION, group="default", seq=0, seed=0,
+        objective=OBJECTIVE, policy=PolicyState(name="contextual", version=0), propensity=propensity,
+    )  # fmt: skip
+    terms = {
+        "correct": 1.0,
+        "score": 0.5,
+        "log_cost": math.log(1e10),
+        "status": "ok",
+        "price": None,
+    } | changes
+    reward = Reward(
+        reward_id=f"{query.query_id}/final", query_id=query.query_id, kind="final", seq=0, action=ACTION,
+        objective=OBJECTIVE, **terms,
+    )  # fmt: skip
+    return graded_row(decision, reward)
+
+
+def test_a_question_and_a_conversation_are_logged_as_they_were_embedded() -> None:
+    row = row_of(Query(query_id="q", text="What is 2 + 2?"))
+    assert row is not None
+    assert row["cost"] == pytest.approx(1e10)
+    del row["cost"]
+    told = {
+        "text": "What is 2 + 2?",
+        "action": "mini-2m/1/4/1",
+        "correct": 1.0,
+        "score": 0.5,
+        "propensity": 0.25,
+    }
+    assert row == told
+    chat = Query(query_id="c", messages=SAID)
+    row = row_of(chat)
+    assert row is not None
+    assert row["text"] == embedded_text(chat) == "What is 2 + 2? And 3?\n\nBe brief."
+    # The learner counts in the order of the conversation: a prior that counts in this one sees the same.
+    assert counts(row["text"]).tolist() == counts(chat.question).tolist()
+
+
+def test_a_prior_of_conversations_knows_each_as_a_question_of_its_own(tmp_path: Path) -> None:
+    rows = [
+        row_of(
+            Query(query_id=f"q{n}", messages=(Message(role="user", content=f"What is {n} + {n % 7}?"),)),
+            correct=n % 2,
+        )
+        for n in range(40)
+    ]
+    path = tmp_path / "logged.jsonl"
+    path.write_bytes(b"".join(orjson.dumps(row) + b"\n" for row in rows))
+    catalogue = load_catalogue(Path(__file__).parents[3] / "infra" / "catalogue" / "mini.yaml")
+    assert prior_of_log(path, HashedEncoder(16), catalogue, {})[1] == 40
+
+
+def test_a_cost_is_logged_without_its_price() -> None:
+    price = Price(
+        eflops=3e10, prefill_eflops=0.0, decoding_eflops=0.0, verifier_eflops=0.0, compute_flops=0.0, memory_bytes=0.0,
+        intensity=156.0, factor=3.0,
+    )  # fmt: skip
+    row = row_of(Query(query_id="q", text="?"), log_cost=math.log(3e10), price=price)
+    assert row is not None
+    assert row["cost"] == pytest.approx(1e10)
+
+
+@pytest.mark.parametrize("propensity", [None, 0.0])
+def test_a_decision_without_propensity_teaches_no_prior(propensity: float | None) -> None:
+    assert row_of(Query(query_id="q", text="?"), propensity=propensity) is None
+    assert row_of(Query(query_id="q", text="?"), log_cost=None) is None

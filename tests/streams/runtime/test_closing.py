@@ -1,0 +1,67 @@
+"""Closing a client that does not end, and what a standstill says of its tasks."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+
+import pytest
+
+from streams.runtime.kafka.clients import closing
+from streams.runtime.kafka.process.watch import awaited
+
+
+class Client:
+    """Ends when it is told to, with an error if there is one."""
+
+    def __init__(self, error: Exception | None = None) -> None:
+        self.may_end, self.ended, self.error = asyncio.Event(), False, error
+
+    async def stop(self) -> None:
+        await self.may_end.wait()
+        if self.error:
+            raise self.error
+        self.ended = True
+
+
+def test_a_connection_that_is_not_taken_down_is_left_to_end_by_itself() -> None:
+    async def life() -> None:
+        slow = Client()
+        began = time.monotonic()
+        await closing.stop(slow, patience_s=0.05)
+        assert time.monotonic() - began < 5
+        assert not slow.ended
+        slow.may_end.set()
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        assert slow.ended
+        quick = Client()
+        quick.may_end.set()
+        await closing.stop(quick)
+        assert quick.ended
+        failing = Client(OSError("gone"))
+        failing.may_end.set()
+        with pytest.raises(OSError, match="gone"):
+            await closing.stop(failing)
+
+    asyncio.run(life())
+
+
+def test_a_standstill_names_where_a_task_waits_down_to_the_innermost_place() -> None:
+    never = asyncio.Event()
+
+    async def numbers() -> AsyncIterator[int]:
+        yield 1
+        await never.wait()
+
+    async def reads() -> None:
+        async for _ in numbers():
+            pass
+
+    async def life() -> list[str]:
+        task = asyncio.create_task(reads())
+        await asyncio.sleep(0.01)
+        found = awaited(task)
+        task.cancel()
+        return [place.rsplit(".", 1)[-1].split(":")[0] for place in found]
+
+    assert asyncio.run(life()) == ["reads", "numbers", "wait"]
