@@ -236,6 +236,21 @@ def test_slow_clients_keep_nobody_waiting(site: Any, client: httpx.Client) -> No
             connection.close()
 
 
+def test_who_still_sends_a_refused_body_reads_why(site: Any) -> None:
+    head = b"POST /v1/decide HTTP/1.1\r\nhost: localhost\r\ncontent-length: %d\r\n"
+    with raw(site) as connection:
+        connection.sendall(head % 9 + b"content-encoding: gzip\r\n\r\n")
+        assert connection.recv(4000).startswith(b"HTTP/1.1 415 ")
+        connection.sendall(b"x" * 9 + head % 2 + b"\r\n{}")
+        assert connection.recv(4000).startswith(b"HTTP/1.1 400 ")
+    with raw(site) as connection:
+        connection.sendall(head % (2 * MAX_BODY) + b"\r\n" + b" " * (MAX_BODY + 1))
+        time.sleep(0.2)
+        connection.sendall(b" " * (MAX_BODY - 1))
+        said = b"".join(iter(lambda: connection.recv(4000), b""))
+    assert said.startswith(b"HTTP/1.1 413 ")
+
+
 def test_a_body_that_does_not_come_ends_in_a_408(site: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(guard, "BODY_S", 0.3)
     with raw(site) as connection:

@@ -21,6 +21,9 @@ log = logging.getLogger("streams.gateway")
 BODY_S: Final = 30.0
 """Seconds a client may take to send its body."""
 
+MOST_READ: Final = 4 * MAX_BODY
+"""Bytes of a body that are taken in before its connection is closed: whoever sends less reads why it was refused."""
+
 # The rest of the body is not worth reading.
 _HANG_UP: Final = {"connection": "close"}
 
@@ -102,27 +105,29 @@ async def body_of(request: Request) -> bytes:
     """Return a request's body.
 
     Raises:
-        ApiError: 413 above MAX_BODY, as soon as it is; 408 when it takes too long; 415 for a compressed one.
+        ApiError: 413 above MAX_BODY; 408 when it takes too long; 415 for a compressed one.
     """
     coding = request.headers.get("content-encoding", "identity")
     if coding.lower() != "identity":
+        # The connection stays: a client that finds it closed while it still sends may never read why.
         why = f"content-encoding {coding[:40]!r} is not supported; send the body as plain JSON"
-        raise ApiError(415, why, param="content-encoding", code="unsupported_encoding", headers=_HANG_UP)
-    found = bytearray()
+        raise ApiError(415, why, param="content-encoding", code="unsupported_encoding")
+    found, size = bytearray(), 0
     try:
         async with asyncio.timeout(BODY_S):
             async for part in request.stream():
-                found += part
-                if len(found) > MAX_BODY:
-                    raise ApiError(
-                        413,
-                        f"the body has more than {MAX_BODY} bytes; send less",
-                        code="too_large",
-                        headers=_HANG_UP,
-                    )
+                size += len(part)
+                if size <= MAX_BODY:
+                    found += part
+                elif size > MOST_READ:
+                    break
     except TimeoutError:
-        why = f"the body did not come within {BODY_S:.0f} s"
-        raise ApiError(408, why, code="body_timeout", headers=_HANG_UP) from None
+        if size <= MAX_BODY:
+            why = f"the body did not come within {BODY_S:.0f} s"
+            raise ApiError(408, why, code="body_timeout", headers=_HANG_UP) from None
+    if size > MAX_BODY:
+        why = f"the body has more than {MAX_BODY} bytes; send less"
+        raise ApiError(413, why, code="too_large", headers=_HANG_UP)
     return bytes(found)
 
 
