@@ -63,6 +63,23 @@ class Metrics:
         self.rewards_applied = counter("rewards_applied", "Rewards that reached the policy", "kind")
         self.rewards_ignored = counter("rewards_ignored", "Rewards that changed nothing", "why")
         self.policy_version = gauge("policy_version", "Rewards and corrections applied to the policy")
+        self.objective_price = gauge(
+            "objective_price",
+            "λ: accuracy that an objective with a target gives up to save one eFLOP",
+            "objective",
+        )
+        self.objective_cost = gauge(
+            "objective_mean_eflops",
+            "Mean cost of the queries of an objective with a target since that was set: `spent`, and the `target`",
+            "objective",
+            "of",
+        )
+        self.objective_accuracy = gauge(
+            "objective_accuracy",
+            "Mean accuracy of those whose outcome is known: `predicted` when they were decided, and `true`",
+            "objective",
+            "of",
+        )
         self.snapshot_place = gauge("snapshot_place", "Sequence number that the newest snapshot reaches")
         self.snapshot_time = gauge("snapshot_timestamp_seconds", "When this process last wrote a snapshot")
         self.oldest_pending = gauge(

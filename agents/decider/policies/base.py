@@ -99,6 +99,22 @@ class Aim:
 
 
 @dataclass(frozen=True, slots=True)
+class Account:
+    """What the decisions of a paced objective came to since its target was set.
+
+    Attributes:
+        price: λ in force, per eFLOP.
+        mean_cost: Mean eFLOPs per query: realised where it is known, predicted where it is not yet.
+        predicted, correct: Mean predicted and mean true accuracy of the queries whose outcome is known; None before.
+    """
+
+    price: float
+    mean_cost: float
+    predicted: float | None = None
+    correct: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class ActionVector:
     """One known configuration: its identity, its model, and the embedding s_a of its description.
 
@@ -304,6 +320,10 @@ class Policy(Protocol):
 
         The least mean cost, or the largest share of the best configuration's accuracy. Changes no state.
         """
+        ...
+
+    def account(self, aim: Aim) -> Account | None:
+        """Return what an aim's decisions came to; None before the first, or if the policy paces none."""
         ...
 
     def expect(self, decisions: Sequence[Pending]) -> None:

@@ -16,6 +16,7 @@ from typing import Final
 import numpy as np
 
 from agents.decider.policies.base import (
+    Account,
     ActionVector,
     Aim,
     Choice,
@@ -136,6 +137,10 @@ class Explored:
     def shortfall(self, aim: Aim) -> float | None:
         """Return the inner policy's."""
         return self.inner.shortfall(aim)
+
+    def account(self, aim: Aim) -> Account | None:
+        """Return the inner policy's."""
+        return self.inner.account(aim)
 
     def expect(self, decisions: Sequence[Pending]) -> None:
         """Count rounds."""

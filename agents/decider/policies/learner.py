@@ -15,6 +15,7 @@ import numpy as np
 from agents.decider.errors import PriorRefused
 from agents.decider.features import FeatureMap
 from agents.decider.policies.base import (
+    Account,
     ActionVector,
     Aim,
     Choice,
@@ -117,6 +118,10 @@ class Learner:
         raise NotImplementedError(f"policy {self.name!r} cannot aim at a mean cost or an accuracy")
 
     def shortfall(self, aim: Aim) -> float | None:
+        """Return None: see `price`."""
+        return None
+
+    def account(self, aim: Aim) -> Account | None:
         """Return None: see `price`."""
         return None
 

@@ -24,9 +24,9 @@ from schemas.errors import UniscaleError
 from schemas.query import Origin
 from schemas.reward import Reward
 from streams.rooms.decider.learner import Learner
+from streams.rooms.decider.pacing import Pacing
 from streams.rooms.decider.pending import Pending
 from streams.rooms.decider.policies import check_control_group, policy_of
-from streams.rooms.decider.shortfalls import Shortfalls
 from streams.rooms.embedder.encoders import encoder_of
 from streams.runtime.base import Outgoing, Record, Runtime, key_of
 
@@ -44,7 +44,7 @@ class DeciderRoom:
         self.encoder = encoder
         self.pending = Pending(runtime)
         self.learner = Learner(runtime, encoder, self.pending, self._recovered)
-        self.shortfalls = Shortfalls()
+        self.pacing = Pacing(runtime.metrics)
         self.lock = asyncio.Lock()
         self._beats_awaited = False
 
@@ -141,7 +141,7 @@ class DeciderRoom:
                 self.pending.add(each.query_id, record.timestamp_ms)
                 decision = decode(each.value, Decision)
                 self._count(decision)
-                self.shortfalls.decided(decision.objective, decider.policy)
+                self.pacing.decided(decision.objective, decider.policy)
 
     def _outgoing(self, decided: Decided) -> list[Outgoing]:
         if decided.value is None:

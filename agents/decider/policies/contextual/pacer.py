@@ -17,7 +17,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from agents.decider.policies.base import Aim, Matrix, Vector
+from agents.decider.policies.base import Account, Aim, Matrix, Vector
 
 EVERY: Final = 20
 """Decisions between two solutions for λ; one solution takes about 5 ms with 168 actions."""
@@ -126,6 +126,19 @@ class Pacer:
             pace.rewarded += 1
             pace.predicted += accuracy
             pace.correct += correct
+
+    def account(self, aim: Aim) -> Account | None:
+        """Return the account of an aim in means; None before its first decision."""
+        pace = self.paces.get(aim.key)
+        if pace is None or not pace.decisions:
+            return None
+        known = pace.rewarded or None
+        return Account(
+            price=pace.price,
+            mean_cost=pace.spent / pace.decisions,
+            predicted=known and pace.predicted / known,
+            correct=known and pace.correct / known,
+        )
 
     def momentary(self, aim: Aim) -> float:
         """Return the predicted mean cost to aim at now, given what was spent and how costs compare with predictions."""

@@ -29,6 +29,7 @@ import numpy as np
 from agents.decider import intake
 from agents.decider.features import FeatureSettings
 from agents.decider.policies.base import (
+    Account,
     ActionVector,
     Aim,
     Context,
@@ -276,10 +277,9 @@ class Contextual(Learner):
         assert aim.accuracy is not None
         return price_for_accuracy(accuracy, cost, aim.accuracy / self.pacer.optimism(aim))
 
-    def calibration(self) -> dict[str, dict[str, float]]:
-        """Return the account of every objective that is paced: λ, decisions, spend, predicted and true accuracy."""
-        accounts = {key: asdict(pace) for key, pace in self.pacer.paces.items()}
-        return {key: {n: v for n, v in each.items() if n != "factors"} for key, each in accounts.items()}
+    def account(self, aim: Aim) -> Account | None:
+        """Return what an aim's decisions came to since its target was set."""
+        return self.pacer.account(aim)
 
     def _place(self, item: Pending | Observation) -> int:
         return self.features.position(item.observation_id, item.action_id)

@@ -1,8 +1,9 @@
-"""A target that cannot be met is said once, with what can be had, and said once when it can be met again."""
+"""A target that cannot be met is said once, with what can be had, and once when it can be; accounts are metrics."""
 
 import logging
 from typing import Any
 
+import msgspec
 import pytest
 
 from agents.decider.log.rows import aim_of
@@ -10,7 +11,8 @@ from agents.decider.policies.base import Aim
 from agents.decider.policies.contextual.pacer import Pace
 from agents.decider.policies.contextual.policy import Contextual
 from schemas.objective import CostRange, ObjectiveInForce, Weights
-from streams.rooms.decider.shortfalls import EVERY, Shortfalls
+from streams.metrics import Metrics
+from streams.rooms.decider.pacing import EVERY, Pacing
 from tests.agents.decider.policies.contextual.test_contextual import Traffic, actions, contextual, live
 
 
@@ -31,7 +33,7 @@ def objective(**target: Any) -> ObjectiveInForce:
 
 def test_it_is_said_once_and_taken_back_once(policy: Contextual, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, logger="streams.decider")
-    said, aimed = Shortfalls(), objective(mean_cost=1e10)
+    said, aimed = Pacing(Metrics("decider")), objective(mean_cost=1e10)
     dearer = dict.fromkeys(("small", "middle", "large"), 1000.0)
     for factors in ({}, dearer, dearer, {}, {}):
         policy.reprice(factors)
@@ -48,7 +50,7 @@ def test_it_is_said_once_and_taken_back_once(policy: Contextual, caplog: pytest.
 def test_weights_have_no_target_and_an_accuracy_is_said_as_one(
     policy: Contextual, caplog: pytest.LogCaptureFixture
 ) -> None:
-    said, aimed = Shortfalls(), objective(accuracy=0.99)
+    said, aimed = Pacing(Metrics("decider")), objective(accuracy=0.99)
     aim = aim_of(aimed)
     assert aim is not None
     policy.pacer.paces[aim.key] = Pace(rewarded=500, predicted=450.0, correct=150.0)
@@ -56,3 +58,25 @@ def test_weights_have_no_target_and_an_accuracy_is_said_as_one(
     said.decided(aimed, policy)
     (record,) = caplog.records
     assert "0.99 of the best configuration's accuracy cannot be met; " in record.getMessage()
+
+
+def test_the_account_of_a_named_objective_is_shown(policy: Contextual) -> None:
+    metrics, aimed = Metrics("decider"), objective(mean_cost=1e10)
+    aim = aim_of(aimed)
+    assert aim is not None
+    policy.pacer.paces[aim.key] = Pace(
+        price=2e-12, decisions=4, spent=3e10, rewarded=2, predicted=1.5, correct=1
+    )
+    pacing = Pacing(metrics)
+    pacing.decided(aimed, policy)
+    pacing.decided(msgspec.structs.replace(aimed, name=None), policy)
+    pacing.decided(objective(accuracy=0.9), policy)
+    del policy.pacer.paces[aim.key]
+    shown = [line for line in metrics.text().decode().splitlines() if line.startswith("uniscale_objective")]
+    assert shown == [
+        'uniscale_objective_price{objective="thrifty"} 2e-12',
+        'uniscale_objective_mean_eflops{objective="thrifty",of="target"} 1e+10',
+        'uniscale_objective_mean_eflops{objective="thrifty",of="spent"} 7.5e+09',
+        'uniscale_objective_accuracy{objective="thrifty",of="predicted"} 0.75',
+        'uniscale_objective_accuracy{objective="thrifty",of="true"} 0.5',
+    ]

@@ -1,12 +1,16 @@
-"""Says in the log, once each, that an objective's target cannot be met, with what can be, and that it can be again."""
+"""What an operator sees of an objective with a target: its account as metrics, and a word where it cannot be met.
+
+The log says once that a target cannot be met, with what can be, and once that it can be again.
+"""
 
 import logging
 from collections import OrderedDict
 from typing import Final
 
 from agents.decider.log.rows import aim_of
-from agents.decider.policies.base import Policy
+from agents.decider.policies.base import Account, Aim, Policy
 from schemas.objective import ObjectiveInForce
+from streams.metrics import Metrics
 
 log = logging.getLogger("streams.decider")
 
@@ -17,14 +21,19 @@ _KEPT: Final = 64
 """Objectives: queries may state targets of their own, as many as they like."""
 
 
-class Shortfalls:
-    """What has been said, by objective."""
+class Pacing:
+    """What was said and is shown, by objective.
 
-    def __init__(self) -> None:
+    Args:
+        metrics: Where accounts are shown.
+    """
+
+    def __init__(self, metrics: Metrics) -> None:
+        self._metrics = metrics
         self._seen: OrderedDict[str, tuple[int, bool]] = OrderedDict()
 
     def decided(self, objective: ObjectiveInForce, policy: Policy) -> None:
-        """Take note of a decision; look at the first and at every hundredth after it."""
+        """Take note of a decision; look for a shortfall at the first and at every hundredth after it."""
         aim = aim_of(objective)
         if aim is None:
             return
@@ -34,6 +43,21 @@ class Shortfalls:
         self._seen[aim.key] = count + 1, short
         if len(self._seen) > _KEPT:
             self._seen.popitem(last=False)
+        if objective.name is not None:
+            self._show(objective.name, aim, policy.account(aim))
+
+    def _show(self, name: str, aim: Aim, account: Account | None) -> None:
+        """Set the metrics of a named objective; targets that queries state themselves would make a series each."""
+        if account is None:
+            return
+        self._metrics.objective_price.labels(name).set(account.price)
+        cost, accuracy = self._metrics.objective_cost, self._metrics.objective_accuracy
+        if aim.mean_cost is not None:
+            cost.labels(name, "target").set(aim.mean_cost)
+        cost.labels(name, "spent").set(account.mean_cost)
+        if account.predicted is not None and account.correct is not None:
+            accuracy.labels(name, "predicted").set(account.predicted)
+            accuracy.labels(name, "true").set(account.correct)
 
     def _told(self, objective: ObjectiveInForce, best: float | None, before: bool) -> bool:
         name = objective.name or "stated by a query"
