@@ -187,14 +187,23 @@ def readings(tables: Tables) -> str:
     return " ".join(_limit(name, each) for name, each in tables["readings"].get("depth_limit", {}).items())
 
 
+_LIMITS = {
+    "with_early_exit": "H_max, which early exit sets from the depth of the best answer so far",
+    "without_early_exit": "the first depth limit",
+}
+
+
 def _limit(name: str, each: Mapping[str, Any]) -> str:
     share = each["met"]["all models"]
     text = (
-        f"{_plain(name).capitalize()}, {share['met_limit']} of {share['searches']:,} searches "
-        f"({share['met_percent']['mean']:.2f} %) met the depth limit"
+        f"{_plain(name).capitalize()}, {share['met_limit']:,} of {share['searches']:,} searches "
+        f"({share['met_percent']['mean']:.2f} %) went on to {_LIMITS[name]}"
     )
     if "over_all_searches" not in each:
-        return f"{text}; accuracy could differ by {100 * share['met_limit'] / share['searches']:.2f} points at most."
+        return (
+            f"{text}. They were not run again: whether paths cut off there count as completed could change the answers "
+            "of these and of no others."
+        )
     both, again = each["over_all_searches"], each["run_again"]
     kept, completed = both["kept_out"], both["completed"]
     return (

@@ -177,7 +177,7 @@ SECTIONS: Final = (
         "over samples, the best cross-fitted contextual policy, the best fixed arm. cost bounds: of C̃. "
         "samples: one realised sample a pull, or the mean of all. depth limit: a path cut off at it is kept out of "
         "the answers, or counts as completed. All surviving paths stop there in the same step: only searches that "
-        "reached it can end differently, at the same cost; they were rerun.",
+        "reached it can end differently, at the same cost.",
         ("readings",),
         (),
         findings.readings,
