@@ -124,6 +124,17 @@ class Metrics:
             "cohort_correct", "Right ones among those told, failures included", "cohort"
         )
         self.cohort_eflops = counter("cohort_eflops", "Equivalent FLOPs of those", "cohort")
+        self.uplift_accuracy = gauge(
+            "uplift_accuracy",
+            "Accuracy of the policy minus that of the control group since this worker began: `mean`, and `low` and "
+            "`high` of a 95 % confidence sequence",
+            "bound",
+        )
+        self.uplift_cost_ratio = gauge(
+            "uplift_cost_ratio",
+            "Mean cost of the policy divided by that of the control group, likewise",
+            "bound",
+        )
         self.late = counter("late", "Feedback after its deadline, and rewards after the default", "topic")
         self.open_rows = gauge("join_rows", "Queries the aggregator has open")
         self.overdue = gauge(

@@ -61,6 +61,13 @@ def cohorts_in_metrics(cluster: Cluster) -> dict[str, int]:
     return {name: int(counted.labels(name, "all")._value.get()) for name in ("policy", "control")}
 
 
+def gain_in_metrics(cluster: Cluster) -> dict[str, float]:
+    """Return the difference of accuracy that the aggregator shows, by bound."""
+    (aggregator,) = (worker for worker in cluster.workers if worker.room == "aggregator")
+    shown = aggregator.metrics.uplift_accuracy
+    return {bound: shown.labels(bound)._value.get() for bound in ("mean", "low", "high")}
+
+
 def log_of(cluster: Cluster) -> dict[bytes, bytes]:
     """Return the learner's rows and snapshots."""
     rows = cluster.broker.changelog(cluster.topics.changelog("decider", "pending"), 0)
@@ -97,7 +104,7 @@ def test_targets_a_control_group_and_n_answers_through_the_loop(in_memory: InMem
     }
     assert all(answers[query_id].action.qp * answers[query_id].action.cp >= 2 for query_id in wide)  # type: ignore[union-attr]
     assert any(len(answers[query_id].answers) == 2 for query_id in wide)
-    counted = cohorts_in_metrics(cluster)
+    counted, gain = cohorts_in_metrics(cluster), gain_in_metrics(cluster)
     seen = Seen()
     for decision in made:
         seen.ledger.take(Event(kind="decision", query_id=decision.query_id, record=decision, at_ms=0))
@@ -109,8 +116,10 @@ def test_targets_a_control_group_and_n_answers_through_the_loop(in_memory: InMem
             found: Any = decode(raw.value, record)
             seen.ledger.take(Event(kind=kind, query_id=found.query_id, record=found, at_ms=0))  # type: ignore[arg-type]
     said = seen.numbers({})["uplift"]
-    assert said["queries"] == seen.numbers({})["uplift"]["queries"] == counted
+    assert said["queries"] == counted
     assert counted["control"] == len(control)
+    assert gain == pytest.approx(said["accuracy_difference"])
+    assert gain["low"] < gain["mean"] < gain["high"]
     policy = policy_of(settings, encoder_of(settings))
     rows, after = opened(policy, log_of(cluster))
     assert list(mismatches(policy, rows, settings.policy.seed, after)) == []

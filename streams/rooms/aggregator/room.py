@@ -11,6 +11,7 @@ under the same identity. The timer writes no row; what it finds overdue takes th
 import asyncio
 import heapq
 import logging
+from dataclasses import asdict
 from functools import partial
 from typing import Self
 
@@ -19,6 +20,7 @@ from agents.aggregator.grade import Undecided, ask_later
 from agents.aggregator.grading_pool import GradingPool
 from agents.aggregator.join import Arrival, Orphan, Turn, Waits, on, to_value
 from agents.aggregator.row import Row, Valued, decode_row, dues, encode_row
+from agents.decider.uplift import Uplift
 from schemas.answer import FAILURES, UNCOUNTED, Answer
 from schemas.base import MAX_RECORD, MAX_VALUE, decode, encode
 from schemas.dead_letter import DeadLetter
@@ -63,6 +65,7 @@ class AggregatorRoom:
             row_bytes=settings.kafka.max_record_bytes - (MAX_RECORD - MAX_VALUE),
         )
         self.pool = GradingPool()
+        self.uplift = Uplift()
         # One record of a partition at a time, whichever of the four topics it comes from.
         self._locks = [asyncio.Lock() for _ in range(settings.kafka.join_partitions)]
         self._due: list[tuple[int, str, str, int]] = []
@@ -220,8 +223,16 @@ class AggregatorRoom:
         if correct is not None:
             metrics.cohort_queries.labels(cohort, "told").inc()
             metrics.cohort_correct.labels(cohort).inc(correct)
-        if reward.price is not None:
-            metrics.cohort_eflops.labels(cohort).inc(reward.price.eflops)
+        cost = None if reward.price is None else reward.price.eflops
+        if cost is not None:
+            metrics.cohort_eflops.labels(cohort).inc(cost)
+        self.uplift.add(cohort, status, correct=reward.correct, cost=cost)
+        for gauge, found in (
+            (metrics.uplift_accuracy, self.uplift.accuracy_difference()),
+            (metrics.uplift_cost_ratio, self.uplift.cost_ratio()),
+        ):
+            for bound, number in (asdict(found) if found else {}).items():
+                gauge.labels(bound).set(number)
 
     def _watch(self, row: Row) -> None:
         for due in dues(row):
