@@ -104,10 +104,18 @@ def latency(
 @click.argument("recording", type=PATH, default=RECORDING)
 @options.catalogue
 @click.option("--threads", type=click.IntRange(min=1), help="CPU threads; default: all cores.")
+@click.option(
+    "--most",
+    type=click.IntRange(min=1),
+    default=1000,
+    show_default=True,
+    help="Searches to rerun with early exit, and as many without it; drawn at random where there are more.",
+)
 @click.option("--out", type=PATH, help="Default: NAME.depth-limit.json next to the recording.")
-def depth_limit(recording: Path, catalogue: Path, threads: int | None, out: Path | None) -> None:
-    """Rerun every search that reached its depth limit, first excluding the paths cut off there, then counting them."""
+def depth_limit(recording: Path, catalogue: Path, threads: int | None, most: int, out: Path | None) -> None:
+    """Rerun searches that reached their depth limit, first excluding the paths cut off there, then counting them."""
     import torch
+    from tqdm import tqdm
 
     from experiments.outcomes.table import load_recording
     from experiments.rerun.depth_limit import run_again, save
@@ -117,8 +125,10 @@ def depth_limit(recording: Path, catalogue: Path, threads: int | None, out: Path
 
     async def go(reopened: "Reopened") -> list[dict[str, Any]]:
         rows: list[dict[str, Any]] = []
-        for early_exit in (True, False):
-            rows += await run_again(load_recording(recording, early_exit=early_exit), early_exit, reopened)
+        with tqdm(unit="search") as bar:
+            for early_exit in (True, False):
+                o = load_recording(recording, early_exit=early_exit)
+                rows.extend(await run_again(o, early_exit, reopened, most, bar.update))
         return rows
 
     rows = _with(recording, catalogue, go)
@@ -126,8 +136,8 @@ def depth_limit(recording: Path, catalogue: Path, threads: int | None, out: Path
     save(path, recording, rows)
     other = sum(row["kept_out"] != row["completed"] for row in rows)
     click.echo(
-        f"{len(rows)} searches met a limit, {sum(row['reproduced'] for row in rows)} went as recorded, "
-        f"{other} end otherwise under the other reading: {path}"
+        f"{len(rows)} searches that met a limit were run again, {sum(row['reproduced'] for row in rows)} of them as "
+        f"recorded; {other} end otherwise under the other reading: {path}"
     )
 
 

@@ -199,18 +199,22 @@ def _limit(name: str, each: Mapping[str, Any]) -> str:
         f"{_plain(name).capitalize()}, {share['met_limit']:,} of {share['searches']:,} searches "
         f"({share['met_percent']['mean']:.2f} %) went on to {_LIMITS[name]}"
     )
-    if "over_all_searches" not in each:
+    if "run_again" not in each:
         return (
             f"{text}. They were not run again: whether paths cut off there count as completed could change the answers "
             "of these and of no others."
         )
-    both, again = each["over_all_searches"], each["run_again"]
-    kept, completed = both["kept_out"], both["completed"]
+    again = each["run_again"]
+    text += (
+        f"; {again['searches']:,} of them were run again, {again['as_recorded']:,} went as recorded, and "
+        f"{again['other_answer']:,} end with another answer or score if paths cut off there count as completed: "
+    )
+    if "estimated_change" in each:
+        return f"{text}over all searches accuracy changes by {_of(each['estimated_change']['points'], 2)} points."
+    kept, completed = (each["over_all_searches"][name] for name in ("kept_out", "completed"))
     return (
-        f"{text}; rerun, {again['as_recorded']} of them matched the recording, and {again['other_answer']} end with "
-        f"another answer or score if paths cut off there count as completed: accuracy {kept['accuracy']['mean']:.3f}"
-        f" % and {completed['accuracy']['mean']:.3f} %, cost {kept['eflops']['mean']:.5g} and "
-        f"{completed['eflops']['mean']:.5g} tera-eFLOPs."
+        f"{text}accuracy {kept['accuracy']['mean']:.3f} % and {completed['accuracy']['mean']:.3f} %, cost "
+        f"{kept['eflops']['mean']:.5g} and {completed['eflops']['mean']:.5g} tera-eFLOPs."
     )
 
 

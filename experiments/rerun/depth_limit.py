@@ -1,7 +1,8 @@
 """The depth limit read both ways (§3.3): a path cut off at it stays out of P_done, or counts as completed.
 
 H_max stops all that lives in one step, so a search that met it ends there under either reading, with the same
-drafts and the same cost; only the answer may be another. Those searches are few, and are run again.
+drafts and the same cost; only the answer may be another. Those searches are run again: all of them or, where early
+exit leaves many, as many as asked for, drawn at random.
 
 Taken for granted: no path filled its model's context, which would cut it off too.
 """
@@ -9,7 +10,9 @@ Taken for granted: no path filled its model's context, which would cut it off to
 import asyncio
 import hashlib
 import math
-from collections.abc import Mapping
+import random
+from collections import defaultdict
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -25,9 +28,11 @@ from agents.space.models import Sampling
 from experiments.outcomes.table import Outcomes
 from experiments.record.searches import Found, Memory, Variant, search
 from experiments.rerun.reopen import Reopened, action_of
-from experiments.trials.runs import TERA, summed
+from experiments.trials.runs import TERA, summed, tidy
 
 READINGS = ("kept_out", "completed")
+IN_FLIGHT = 16  # searches at a time
+NORMAL_95 = 1.96
 Cell = tuple[str, str, int]  # question, arm, sample
 
 
@@ -48,7 +53,8 @@ class DepthLimit:
     def table(self, o: Outcomes, early_exit: bool) -> dict[str, Any]:
         """Return how many searches met the limit, by model, and accuracy, score and cost under both readings.
 
-        Where they were not run again: the most that accuracy could differ by.
+        Where only some were run again: the estimated change of accuracy, with an interval over questions. Where none
+        was: the most that it could differ by.
         """
         at_limit = met(o, self.settings, early_exit)
         models = list(dict.fromkeys(arm.model for arm in o.arms))
@@ -64,7 +70,7 @@ class DepthLimit:
         rows = self.again.get(early_exit, {})
         places = [(cell, (int(s), int(q), int(a))) for cell, s, q, a in _cells(o, at_limit)]
         found = [(rows[cell], place) for cell, place in places if cell in rows]
-        if len(found) < len(places) or not places:
+        if not found:
             table["most_that_accuracy_could_differ"] = {"points": 100.0 * float(at_limit.mean())}
             return table
         table["run_again"] = {
@@ -78,7 +84,10 @@ class DepthLimit:
                 row["completed"]["correct"] < row["kept_out"]["correct"] for row, _ in found
             ),
         }
-        table["over_all_searches"] = {name: _over_all(o, name, found) for name in READINGS}
+        if len(found) == len(places):
+            table["over_all_searches"] = {name: _over_all(o, name, found) for name in READINGS}
+        else:
+            table["estimated_change"] = {"points": _change(found, float(at_limit.mean()))}
         return table
 
 
@@ -100,22 +109,33 @@ def met(o: Outcomes, settings: Mapping[str, Any], early_exit: bool) -> npt.NDArr
     return found
 
 
-async def run_again(o: Outcomes, early_exit: bool, recording: Reopened) -> list[dict[str, Any]]:
-    """Run every search that met the limit again, under both readings; the second takes the drafts of the first.
+async def run_again(
+    o: Outcomes,
+    early_exit: bool,
+    recording: Reopened,
+    most: int | None = None,
+    done: Callable[[], Any] = lambda: None,
+) -> list[dict[str, Any]]:
+    """Run searches that met the limit again, under both readings; the second takes the drafts of the first.
 
     Args:
         o: The recording's outcomes under the verifier in use.
         early_exit: Whether with it.
         recording: What they run on.
+        most: How many, drawn with a fixed seed; all of them by default.
+        done: Called after each.
     """
     bench, variant = recording.bench, Variant(recording.verifier, early_exit)
+    room = asyncio.Semaphore(IN_FLIGHT)
     literal = replace(bench, rules=replace(bench.rules, cut_completes=True))
 
     async def one(cell: Cell, s: int, q: int, a: int) -> dict[str, Any]:
         question, arm, memory = recording.questions[cell[0]], o.arms[a], Memory()
         told = (question, action_of(arm), variant, recording.search_id(question, arm, s))
-        kept, _ = await search(*told, bench, memory)
-        completed, _ = await search(*told, literal, memory)
+        async with room:
+            kept, _ = await search(*told, bench, memory)
+            completed, _ = await search(*told, literal, memory)
+        done()
         recorded = (bool(o.correct[s, q, a]), float(o.score[s, q, a]), float(o.cost[s, q, a]))
         again = (kept.correct, kept.score, kept.eflops)
         return {
@@ -129,6 +149,8 @@ async def run_again(o: Outcomes, early_exit: bool, recording: Reopened) -> list[
         }
 
     cells = _cells(o, met(o, recording.settings, early_exit))
+    if most is not None and most < len(cells):
+        cells = [cells[at] for at in sorted(random.Random(0).sample(range(len(cells)), most))]
     return await asyncio.gather(*(one(*each) for each in cells))
 
 
@@ -161,6 +183,29 @@ def _cells(o: Outcomes, chosen: npt.NDArray[np.bool_]) -> list[tuple[Cell, int, 
         ((o.questions[q].question_id, o.arms[a].arm_id, int(s)), int(s), int(q), int(a))
         for s, q, a in np.argwhere(chosen)
     ]
+
+
+def _change(found: list[tuple[Mapping[str, Any], tuple[int, int, int]]], share: float) -> dict[str, float]:
+    """Return by how many points paths that count as completed change accuracy over all searches.
+
+    Args:
+        found: Searches drawn among those that met the limit.
+        share: Of these among all searches.
+    """
+    gains: dict[int, list[float]] = defaultdict(list)
+    for row, (_, question, _) in found:
+        gains[question].append(row["completed"]["correct"] - row["kept_out"]["correct"])
+    mean = sum(map(sum, gains.values())) / len(found)
+    # Searches of a question are alike: it is questions that vary independently.
+    spread = math.sqrt(sum(sum(gain - mean for gain in each) ** 2 for each in gains.values())) / len(found)
+    whole = 100.0 * share
+    return tidy(
+        {
+            "mean": whole * mean,
+            "low": whole * (mean - NORMAL_95 * spread),
+            "high": whole * (mean + NORMAL_95 * spread),
+        }
+    )
 
 
 def _over_all(

@@ -104,6 +104,17 @@ def test_what_was_run_again_belongs_to_its_recording(recording: Path, tiny: Path
     assert kept["score"]["mean"] == pytest.approx(float(o.score.mean()), rel=1e-6)
     assert found["over_all_searches"]["completed"]["score"]["mean"] != kept["score"]["mean"]
 
+    some = asyncio.run(depth_limit.run_again(o, True, reopened(recording, tiny), most=len(rows) - 1))
+    assert len(some) == len(rows) - 1
+    assert all(row in rows for row in some)
+    depth_limit.save(tmp_path / "some.json", recording, some)
+    part = depth_limit.load(tmp_path / "some.json", recording, settings).table(o, early_exit=True)
+    change = part["estimated_change"]["points"]
+    gains = [row["completed"]["correct"] - row["kept_out"]["correct"] for row in some]
+    assert change["mean"] == pytest.approx(100 * len(rows) / o.correct.size * sum(gains) / len(gains))
+    assert change["low"] <= change["mean"] <= change["high"]
+    assert "over_all_searches" not in part
+
     other = tmp_path / "other.parquet"
     other.write_bytes(recording.read_bytes() + b" ")
     refused = depth_limit.load(tmp_path / "d.json", other, settings)
