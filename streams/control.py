@@ -14,7 +14,8 @@ from typing import Protocol
 
 from agents.aggregator.agent import Pricing
 from agents.space.action_space import ActionSpace, parse_pairs, uis_space
-from agents.space.catalogue import Catalogue, load_catalogue, parallelism_of_catalogue
+from agents.space.catalogue import Catalogue
+from agents.space.catalogue_file import load_catalogue, parallelism_of_catalogue
 from agents.space.errors import ActionError
 from agents.space.models import Model
 from agents.space.objectives import CAREFUL, DEFAULT_MODE, Objectives

@@ -9,7 +9,7 @@ import click
 import pytest
 import yaml
 
-from agents.space.catalogue import load_catalogue
+from agents.space.catalogue_file import load_catalogue
 from schemas.base import MAX_RECORD
 
 INFRA = Path(__file__).parent.parent / "infra"

@@ -11,16 +11,9 @@ uplift      the policy compared with its control group
 intake      checks on an outcome before it is learned
 """
 
-from agents.decider.policies.base import (
-    ActionVector,
-    Choice,
-    Context,
-    Objective,
-    Observation,
-    Pending,
-    Policy,
-)
+from agents.decider.policies.base import ActionVector, Choice, Context, Objective, Observation, Pending
 from agents.decider.policies.build import build_policy
+from agents.decider.policies.policy import Policy
 
 __all__ = [
     "build_policy",

@@ -15,7 +15,8 @@ import numpy as np
 
 from agents.decider.errors import InvalidObservation, UnservedObjective
 from agents.decider.log.rows import Row, aim_of, encode_row, policy_objective
-from agents.decider.policies.base import Choice, Context, Policy
+from agents.decider.policies.base import Choice, Context
+from agents.decider.policies.policy import Policy
 from agents.decider.results import Decided
 from agents.decider.surface import counts
 from agents.space.action_space import ActionSpace

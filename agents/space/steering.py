@@ -11,7 +11,8 @@ it first.
 
 from dataclasses import dataclass, replace
 
-from agents.space.catalogue import Catalogue, decode_model
+from agents.space.catalogue import Catalogue
+from agents.space.catalogue_file import decode_model
 from agents.space.objectives import Objectives, goal_of
 from schemas.control import (
     CatalogueEntry,

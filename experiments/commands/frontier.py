@@ -44,7 +44,7 @@ def frontier(
     from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 
     from agents.embedder.minilm import MiniLM
-    from agents.space.catalogue import load_catalogue
+    from agents.space.catalogue_file import load_catalogue
     from experiments.outcomes.foreign import load_foreign
     from experiments.outcomes.table import OutcomeError, load_recording
     from experiments.outcomes.world import build_world

@@ -141,7 +141,7 @@ def _load(
     import orjson
 
     from agents.embedder.minilm import MiniLM
-    from agents.space.catalogue import load_catalogue
+    from agents.space.catalogue_file import load_catalogue
     from experiments.outcomes.foreign import load_foreign
     from experiments.outcomes.table import OutcomeError, Outcomes, load_recording
     from experiments.outcomes.world import build_world

@@ -56,7 +56,7 @@ def prior(
     from agents.decider.errors import DeciderError
     from agents.decider.policies.contextual.prior import digest
     from agents.embedder.minilm import MiniLM
-    from agents.space.catalogue import load_catalogue
+    from agents.space.catalogue_file import load_catalogue
     from experiments.outcomes.foreign import load_foreign
     from experiments.outcomes.history import control_of, prior_of_log, prior_of_outcomes
     from experiments.outcomes.table import OutcomeError, load_recording

@@ -120,7 +120,7 @@ def record(
 
     from agents.aggregator.grade import grader_version
     from agents.aggregator.grading_pool import GradingPool
-    from agents.space.catalogue import load_catalogue
+    from agents.space.catalogue_file import load_catalogue
     from experiments.record import table
     from experiments.record.bench import Kind, open_bench, weights
     from experiments.record.estimate import estimate

@@ -65,7 +65,7 @@ def latency(
     import torch
 
     from agents.embedder.minilm import MiniLM
-    from agents.space.catalogue import load_catalogue
+    from agents.space.catalogue_file import load_catalogue
     from experiments.outcomes.table import load_recording
     from experiments.outcomes.world import build_world
     from experiments.rerun.latency import bandit_alone, breakdown
@@ -144,7 +144,7 @@ def depth_limit(recording: Path, catalogue: Path, threads: int | None, most: int
 def _with(recording: Path, catalogue: Path, run: "Callable[[Reopened], Awaitable[T]]") -> T:
     """Run something on a recording's checkpoints and a pool of graders."""
     from agents.aggregator.grading_pool import GradingPool
-    from agents.space.catalogue import load_catalogue
+    from agents.space.catalogue_file import load_catalogue
     from experiments.outcomes.table import OutcomeError
     from experiments.rerun.reopen import reopen
 

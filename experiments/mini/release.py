@@ -14,7 +14,8 @@ from typing import Any
 
 from agents.aggregator.eflops import price
 from agents.aggregator.program import run
-from agents.space.catalogue import Catalogue, load_catalogue
+from agents.space.catalogue import Catalogue
+from agents.space.catalogue_file import load_catalogue
 from agents.space.family import read_architecture
 from agents.space.models import Architecture
 from experiments.mini.cards import card, readme

@@ -12,7 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from agents.decider.policies.base import Aim, Context, Objective, Observation, Pending, Policy
+from agents.decider.policies.base import Aim, Context, Objective, Observation, Pending
+from agents.decider.policies.policy import Policy
 from experiments.measures.frontier import hull, least_cost, split
 from experiments.outcomes.world import Array, World
 from experiments.tables.frontier import FEWEST, most_accurate, tidied

@@ -12,7 +12,8 @@ from typing import TypedDict
 
 import numpy as np
 
-from agents.decider.policies.base import Context, Objective, Observation, Pending, Policy
+from agents.decider.policies.base import Context, Objective, Observation, Pending
+from agents.decider.policies.policy import Policy
 from experiments.outcomes.world import Array, World
 
 WARM_UP, ROUNDS = 50, 210

@@ -16,7 +16,7 @@ from typing import Any, BinaryIO, Final
 
 import msgspec
 
-from agents.space.catalogue import load_catalogue
+from agents.space.catalogue_file import load_catalogue
 from streams.audit import BrokerLog, Raw, Span, audit
 from streams.bench.history import History
 from streams.runtime.kafka.clients import admin, connections

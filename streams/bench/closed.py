@@ -21,7 +21,7 @@ from agents.decider.decisions import Surroundings
 from agents.decider.log.ended import EndedIds
 from agents.embedder.encoder import Encoder, encoder_id
 from agents.space.action_space import uis_space
-from agents.space.catalogue import load_catalogue
+from agents.space.catalogue_file import load_catalogue
 from agents.space.steering import Steering
 from schemas.base import decode, encode
 from schemas.context import Context

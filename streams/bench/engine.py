@@ -25,7 +25,8 @@ from agents.serving.vllm.environment import prepare_environment
 from agents.serving.vllm.host import EngineHost
 from agents.serving.vllm.requests import Completion, Generation
 from agents.serving.vllm.settings import HostSettings
-from agents.space.catalogue import Catalogue, load_catalogue
+from agents.space.catalogue import Catalogue
+from agents.space.catalogue_file import load_catalogue
 from agents.space.models import Model
 from agents.verifier.build import VerifierOptions, start_verifier
 from schemas.action import Action

@@ -20,7 +20,7 @@ from typing import Any, Final, Literal
 import msgspec
 
 from agents.serving.recording import write_paths
-from agents.space.catalogue import load_catalogue
+from agents.space.catalogue_file import load_catalogue
 from streams.bench import litellm
 from streams.bench.load import Load, Measured
 from streams.bench.run import BenchFailed, recording

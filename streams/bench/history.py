@@ -19,7 +19,7 @@ from agents.embedder.agent import Arrival as Asked
 from agents.embedder.agent import embed
 from agents.embedder.encoder import encoder_id
 from agents.space.action_space import uis_space
-from agents.space.catalogue import load_catalogue
+from agents.space.catalogue_file import load_catalogue
 from agents.space.steering import Steering
 from schemas.answer import Answer
 from schemas.base import decode, encode

@@ -20,7 +20,7 @@ from typing import Any, Final, Self
 import msgspec
 
 from agents.serving.recording import write_paths
-from agents.space.catalogue import load_catalogue
+from agents.space.catalogue_file import load_catalogue
 from schemas.query import Query
 from streams.bench.run import BenchFailed, cpu_s, recording
 from streams.bench.turns import versions

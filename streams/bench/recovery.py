@@ -24,7 +24,7 @@ from agents.decider.policies.base import Context, Objective
 from agents.decider.results import Decided
 from agents.embedder.encoder import Encoder, encoder_id
 from agents.space.action_space import uis_space
-from agents.space.catalogue import load_catalogue
+from agents.space.catalogue_file import load_catalogue
 from agents.space.steering import Steering
 from schemas.base import decode
 from schemas.context import Context as ContextRecord

@@ -13,7 +13,8 @@ from typing import Any
 import msgspec
 
 from agents.serving.recording import RecordedPath, RecordedStep, write_paths
-from agents.space.catalogue import Catalogue, load_catalogue
+from agents.space.catalogue import Catalogue
+from agents.space.catalogue_file import load_catalogue
 from schemas.errors import UniscaleError
 from schemas.query import Query
 from streams.client import Client, Pace, read_ledger

@@ -21,7 +21,7 @@ from kafka import TopicPartition
 from agents.decider.log.rows import decode_row
 from agents.decider.log.snapshot import SNAPSHOT_KEY
 from agents.serving.recording import write_paths
-from agents.space.catalogue import load_catalogue
+from agents.space.catalogue_file import load_catalogue
 from schemas.base import Record, decode
 from schemas.query import Query
 from streams.audit import BrokerLog, Report, audit

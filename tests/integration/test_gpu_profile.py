@@ -19,7 +19,8 @@ import pytest
 import yaml
 
 from agents.executor.engine import Prefix
-from agents.space.catalogue import Catalogue, load_catalogue
+from agents.space.catalogue import Catalogue
+from agents.space.catalogue_file import load_catalogue
 from schemas.query import Message
 from streams.rooms.executor.hosting import engines_of, verifier_of
 from streams.settings import Settings

@@ -15,7 +15,7 @@ import pytest
 
 from agents.aggregator.agent import Pricing, price_of
 from agents.decider.log.rows import Row, decode_row, encode_row
-from agents.space.catalogue import load_catalogue
+from agents.space.catalogue_file import load_catalogue
 from schemas.action import Action
 from schemas.answer import Answer
 from schemas.base import decode, encode, load

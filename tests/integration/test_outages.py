@@ -16,7 +16,7 @@ import pytest
 from transformers import AutoTokenizer
 
 from agents.serving.recording import write_paths
-from agents.space.catalogue import load_catalogue
+from agents.space.catalogue_file import load_catalogue
 from schemas.answer import Answer
 from schemas.heartbeat import Heartbeat
 from schemas.query import Query

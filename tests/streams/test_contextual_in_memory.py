@@ -19,7 +19,7 @@ from agents.decider.policies.contextual.prior import digest, teach
 from agents.decider.policies.envelope import header, pack, unpack
 from agents.decider.surface import COUNTS
 from agents.embedder.encoder import encoder_id
-from agents.space.catalogue import load_catalogue
+from agents.space.catalogue_file import load_catalogue
 from schemas.answer import Answer
 from schemas.base import decode, encode
 from schemas.decision import Decision

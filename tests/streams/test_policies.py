@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from agents.space.action_space import uis_space
-from agents.space.catalogue import load_catalogue
+from agents.space.catalogue_file import load_catalogue
 from streams.rooms.decider.policies import check_control_group, policy_of, prior_of, read_prior
 from streams.rooms.embedder.encoders import encoder_of
 from streams.settings import Settings, SettingsError

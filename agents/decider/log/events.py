@@ -11,7 +11,7 @@ from typing import Literal, NamedTuple
 
 from agents.decider.log.offers import OfferRow
 from agents.decider.log.rows import AnyRow, Row
-from agents.decider.policies.base import Policy
+from agents.decider.policies.policy import Policy
 
 Told = Literal["offer", "expect", "update", "correct", "abandon", "nothing"]
 

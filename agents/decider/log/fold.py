@@ -17,7 +17,7 @@ from agents.decider.errors import FIX_LOG, CorruptState
 from agents.decider.log.events import events, tell
 from agents.decider.log.offers import ActionRow, OfferRow, offer, resume_offer
 from agents.decider.log.rows import AnyRow, Row
-from agents.decider.policies.base import Policy
+from agents.decider.policies.policy import Policy
 
 BATCH: Final = 2048
 """Rows per batch; each batch costs one factorisation, and takes 20 MB for joint vectors at d = 1,192."""

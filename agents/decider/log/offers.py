@@ -14,7 +14,8 @@ from typing import Final
 import numpy as np
 from msgspec import Struct
 
-from agents.decider.policies.base import ActionVector, Policy
+from agents.decider.policies.base import ActionVector
+from agents.decider.policies.policy import Policy
 
 ACTION_KEY: Final = b"\x00action/"
 """Prefix of action rows. A query_id is printable ASCII, so no query's row can begin like this."""

@@ -11,7 +11,7 @@ from agents.decider.log.ended import EndedIds
 from agents.decider.log.fold import fold, untold
 from agents.decider.log.offers import ActionRow, OfferRow, introduce, on_offer
 from agents.decider.log.rows import AnyRow, Row, decode_row, own_row
-from agents.decider.policies.base import Policy
+from agents.decider.policies.policy import Policy
 from agents.decider.results import Recovered
 from schemas.base import decode
 from schemas.decision import Decision

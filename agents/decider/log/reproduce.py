@@ -20,8 +20,9 @@ from agents.decider.log.events import Event, Told, events, tell
 from agents.decider.log.fold import untold
 from agents.decider.log.offers import ActionRow, OfferRow, introduce, offer, resume_offer
 from agents.decider.log.rows import AnyRow, Row, aim_of, decode_row, policy_objective
-from agents.decider.policies.base import Choice, Context, Policy, Scores
+from agents.decider.policies.base import Choice, Context, Scores
 from agents.decider.policies.choosing import choice, tied
+from agents.decider.policies.policy import Policy
 from agents.space.action_space import ActionSpace
 from schemas.action import Action
 from schemas.base import decode

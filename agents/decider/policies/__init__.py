@@ -1,6 +1,7 @@
 """The policies, behind one protocol and with the paper's names.
 
-base         the protocol, and the values that cross it
+policy       the protocol
+base         the values that cross it
 registry     policies by name, each with its options
 build        the one factory
 learner      what all policies share besides their mathematics

@@ -13,8 +13,8 @@ import msgspec
 
 from agents.decider.errors import PolicyRefused
 from agents.decider.features import QueryBasis
-from agents.decider.policies.base import Policy
 from agents.decider.policies.exploration import ControlGroup, Explored
+from agents.decider.policies.policy import Policy
 from agents.decider.policies.registry import Inputs, Options, kinds
 
 

@@ -25,12 +25,12 @@ from agents.decider.policies.base import (
     Objective,
     Observation,
     Pending,
-    Policy,
     Scores,
     generator,
 )
 from agents.decider.policies.choosing import choices, standard_error
 from agents.decider.policies.envelope import pack, unpack
+from agents.decider.policies.policy import Policy
 from schemas.action import Action
 
 CONTROL_DRAW: Final = 1 << 64

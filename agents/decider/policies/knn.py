@@ -13,10 +13,11 @@ from typing import Any, Final
 import numpy as np
 
 from agents.decider.features import FeatureMap
-from agents.decider.policies.base import Context, Observation, Policy, Scores, Vector, generator
+from agents.decider.policies.base import Context, Observation, Scores, Vector, generator
 from agents.decider.policies.choosing import pick
 from agents.decider.policies.history import History
 from agents.decider.policies.learner import Learner
+from agents.decider.policies.policy import Policy
 from agents.decider.policies.registry import Inputs, Options, policy
 
 EQUAL_DIGITS: Final = 12

@@ -21,7 +21,7 @@ from msgspec import Struct
 
 from agents.decider import policies
 from agents.decider.features import FeatureMap, FeatureSettings, QueryBasis
-from agents.decider.policies.base import Policy
+from agents.decider.policies.policy import Policy
 
 
 class Options(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

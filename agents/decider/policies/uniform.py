@@ -8,8 +8,9 @@ import numpy as np
 
 from agents.decider import intake
 from agents.decider.features import FeatureMap
-from agents.decider.policies.base import Context, Observation, Policy, Scores, Vector, generator
+from agents.decider.policies.base import Context, Observation, Scores, Vector, generator
 from agents.decider.policies.learner import Learner
+from agents.decider.policies.policy import Policy
 from agents.decider.policies.registry import Inputs, Options, policy
 
 

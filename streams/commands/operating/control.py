@@ -8,7 +8,7 @@ import yaml
 from rich.console import Console
 from rich.table import Table
 
-from agents.space.catalogue import load_catalogue
+from agents.space.catalogue_file import load_catalogue
 from agents.space.errors import CatalogueError
 from agents.space.objectives import Accuracy, Goal, MeanCost
 from agents.space.steering import Steering

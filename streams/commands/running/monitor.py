@@ -15,7 +15,7 @@ from rich.live import Live
 from rich.table import Table
 
 from agents.decider.uplift import Uplift
-from agents.space.catalogue import load_catalogue
+from agents.space.catalogue_file import load_catalogue
 from streams.client import Follower, Ledger
 from streams.client.comparison import compared
 from streams.rooms import ROOMS

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from agents.space.catalogue import load_catalogue
+from agents.space.catalogue_file import load_catalogue
 from streams.control import Control
 from streams.local.broker import Broker
 from streams.local.launch import room_commands, settings_for, with_previews

@@ -6,7 +6,7 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from agents.space.catalogue import load_catalogue
+from agents.space.catalogue_file import load_catalogue
 from streams.acls import command, grants
 from streams.runtime.kafka.clients import admin
 from streams.settings import Settings

@@ -8,7 +8,8 @@ from collections import OrderedDict
 from typing import Final
 
 from agents.decider.log.rows import aim_of
-from agents.decider.policies.base import Account, Aim, Policy
+from agents.decider.policies.base import Account, Aim
+from agents.decider.policies.policy import Policy
 from schemas.objective import ObjectiveInForce
 from streams.metrics import Metrics
 

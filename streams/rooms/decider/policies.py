@@ -4,13 +4,15 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from agents.decider.errors import PolicyRefused
-from agents.decider.policies.base import ActionVector, Policy
+from agents.decider.policies.base import ActionVector
 from agents.decider.policies.build import build_policy
 from agents.decider.policies.exploration import Explored
+from agents.decider.policies.policy import Policy
 from agents.embedder.actions import embed_actions
 from agents.embedder.encoder import Encoder, encoder_id
 from agents.space.action_space import PAIRS, ActionSpace, uis_space
-from agents.space.catalogue import Catalogue, prior_of_catalogue
+from agents.space.catalogue import Catalogue
+from agents.space.catalogue_file import prior_of_catalogue
 from agents.space.describe import describe_actions
 from agents.space.errors import ActionError
 from schemas.action import Action

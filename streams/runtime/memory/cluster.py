@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from pathlib import Path
 from typing import Any
 
-from agents.space.catalogue import load_catalogue
+from agents.space.catalogue_file import load_catalogue
 from streams.runtime.base import Crash, Record
 from streams.runtime.crashes import Crashes
 from streams.runtime.memory.broker import BEGAN_MS, Broker, Effect

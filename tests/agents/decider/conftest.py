@@ -15,9 +15,10 @@ from agents.decider.decisions import Surroundings
 from agents.decider.features import FeatureMap, FeatureSettings
 from agents.decider.log import retention, snapshot
 from agents.decider.log.rows import decode_row
-from agents.decider.policies.base import ActionVector, Context, Objective, Observation, Pending, Policy
+from agents.decider.policies.base import ActionVector, Context, Objective, Observation, Pending
+from agents.decider.policies.policy import Policy
 from agents.space.action_space import ActionSpace, uis_space
-from agents.space.catalogue import load_catalogue
+from agents.space.catalogue_file import load_catalogue
 from agents.space.steering import Steering
 from schemas.base import decode
 from schemas.context import Context as ContextRecord

@@ -10,7 +10,7 @@ from agents.embedder.agent import Arrival, embed, embedded_text
 from agents.embedder.encoder import encoder_id
 from agents.embedder.minilm import MiniLM
 from agents.space.action_space import uis_space
-from agents.space.catalogue import load_catalogue
+from agents.space.catalogue_file import load_catalogue
 from agents.space.describe import describe_actions
 from schemas.base import decode, encode
 from schemas.context import Context

@@ -11,7 +11,8 @@ import pytest
 import yaml
 from safetensors.numpy import save_file
 
-from agents.space.catalogue import Catalogue, load_catalogue
+from agents.space.catalogue import Catalogue
+from agents.space.catalogue_file import load_catalogue
 
 CATALOGUES = Path(__file__).parents[3] / "infra" / "catalogue"
 

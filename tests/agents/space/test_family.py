@@ -11,7 +11,8 @@ import yaml
 from safetensors.numpy import load_file, save_file
 
 from agents.space.action_space import uis_space
-from agents.space.catalogue import Catalogue, load_catalogue
+from agents.space.catalogue import Catalogue
+from agents.space.catalogue_file import load_catalogue
 from agents.space.describe import describe_actions, describe_model
 from agents.space.errors import CatalogueError
 from agents.space.family import read_architecture

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from agents.space.catalogue import load_catalogue
+from agents.space.catalogue_file import load_catalogue
 from agents.space.family import read_architecture
 from experiments.mini.cards import readme
 from experiments.mini.checkpoints import MODELS, REPORTS, read_report

@@ -11,7 +11,7 @@ from agents.decider.policies.build import build_policy
 from agents.decider.policies.contextual.policy import Contextual
 from agents.decider.policies.envelope import values
 from agents.embedder.encoder import encoder_id
-from agents.space.catalogue import load_catalogue
+from agents.space.catalogue_file import load_catalogue
 from experiments.outcomes.history import prior_of_log
 from experiments.outcomes.table import OutcomeError
 from streams.rooms.decider.policies import action_vectors

@@ -10,7 +10,7 @@ import pytest
 from agents.decider.policies.build import build_policy
 from agents.embedder.encoder import encoder_id
 from agents.space.action_space import beam_size
-from agents.space.catalogue import load_catalogue
+from agents.space.catalogue_file import load_catalogue
 from experiments.measures.frontier import split
 from experiments.outcomes.history import control_of, prior_of_outcomes
 from experiments.outcomes.table import load_recording

@@ -10,7 +10,7 @@ import pytest
 
 from agents.aggregator.grading_pool import Verdict
 from agents.space.action_space import uis_space
-from agents.space.catalogue import load_catalogue
+from agents.space.catalogue_file import load_catalogue
 from experiments.measures.frontier import is_history
 from experiments.mini.tasks.problem import split_of
 from experiments.outcomes.best_route import best_route_space

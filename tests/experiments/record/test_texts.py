@@ -7,7 +7,7 @@ import pytest
 from agents.executor.engine import EngineCounts, Prefix
 from agents.executor.engines.continuation import Continuer
 from agents.serving.prompts import ChatPrompts
-from agents.space.catalogue import load_catalogue
+from agents.space.catalogue_file import load_catalogue
 from agents.space.models import Sampling, Verifier
 from agents.verifier.formats import StepTagFormat
 from experiments.record.texts import Reencoding, Stepwise, closes

@@ -17,7 +17,8 @@ from scipy import stats
 from agents.aggregator.grading_pool import Verdict
 from agents.executor.engine import Prefix
 from agents.serving.prompts import ChatPrompts
-from agents.space.catalogue import Catalogue, load_catalogue
+from agents.space.catalogue import Catalogue
+from agents.space.catalogue_file import load_catalogue
 from agents.space.models import Sampling
 from experiments.record.bench import open_bench
 from experiments.record.decoder import Decoder

@@ -11,7 +11,7 @@ import pytest
 from agents.aggregator.grading_pool import Verdict
 from agents.embedder.minilm import MiniLM
 from agents.space.action_space import uis_space
-from agents.space.catalogue import load_catalogue
+from agents.space.catalogue_file import load_catalogue
 from experiments.outcomes.table import OutcomeError, load_recording
 from experiments.outcomes.world import build_world
 from experiments.record import table

@@ -13,7 +13,7 @@ import pytest
 from click.testing import CliRunner
 
 from agents.space.action_space import uis_space
-from agents.space.catalogue import load_catalogue
+from agents.space.catalogue_file import load_catalogue
 from experiments.__main__ import cli
 from experiments.outcomes.best_route import best_route_space
 from experiments.record import table

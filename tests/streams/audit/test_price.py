@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from agents.aggregator.agent import Pricing, price_of
-from agents.space.catalogue import load_catalogue
+from agents.space.catalogue_file import load_catalogue
 from schemas.action import Action
 from schemas.answer import Answer
 from schemas.forest import Draft

@@ -15,7 +15,7 @@ import httpx
 import pytest
 
 from agents.space.action_space import uis_space
-from agents.space.catalogue import load_catalogue
+from agents.space.catalogue_file import load_catalogue
 from schemas.base import encode
 from schemas.query import Query
 from schemas.reward import Reward

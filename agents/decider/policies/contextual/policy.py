@@ -37,7 +37,6 @@ from agents.decider.policies.base import (
     Objective,
     Observation,
     Pending,
-    Policy,
     Scores,
     Vector,
 )
@@ -50,6 +49,7 @@ from agents.decider.policies.contextual.lessons import LESSONS, Lessons
 from agents.decider.policies.contextual.pacer import Pacer, price_for_accuracy, price_for_cost, recent
 from agents.decider.policies.contextual.prior import require_fit
 from agents.decider.policies.learner import Learner
+from agents.decider.policies.policy import Policy
 from agents.decider.policies.registry import Inputs, Options, policy
 from agents.decider.surface import COUNTS
 

@@ -15,9 +15,10 @@ from typing import Any, Final
 import numpy as np
 
 from agents.decider.features import FeatureMap
-from agents.decider.policies.base import Context, Matrix, Objective, Observation, Pending, Policy, Scores
+from agents.decider.policies.base import Context, Matrix, Objective, Observation, Pending, Scores
 from agents.decider.policies.envelope import pack, unpack
 from agents.decider.policies.linear.linucb import LinearOptions, LinUCB, LinUCBSettings
+from agents.decider.policies.policy import Policy
 from agents.decider.policies.registry import Inputs, policy
 
 RIDGE_FLOOR: Final = 0.9

@@ -27,13 +27,13 @@ from agents.decider.policies.base import (
     Objective,
     Observation,
     Pending,
-    Policy,
     Scores,
     Vector,
 )
 from agents.decider.policies.choosing import pick
 from agents.decider.policies.learner import Learner
 from agents.decider.policies.linear.gram import Gram
+from agents.decider.policies.policy import Policy
 from agents.decider.policies.registry import Inputs, Options, policy
 
 

@@ -13,9 +13,10 @@ from dataclasses import replace
 import numpy as np
 
 from agents.decider.features import FeatureMap
-from agents.decider.policies.base import Context, Matrix, Objective, Policy, Scores, generator
+from agents.decider.policies.base import Context, Matrix, Objective, Scores, generator
 from agents.decider.policies.choosing import estimate, standard_error
 from agents.decider.policies.linear.linucb import LinearOptions, LinUCB, LinUCBSettings
+from agents.decider.policies.policy import Policy
 from agents.decider.policies.registry import Inputs, policy
 
 

@@ -14,10 +14,11 @@ from typing import Any
 import numpy as np
 
 from agents.decider.features import FeatureMap
-from agents.decider.policies.base import Context, Matrix, Observation, Policy, Scores, Vector
+from agents.decider.policies.base import Context, Matrix, Observation, Scores, Vector
 from agents.decider.policies.choosing import pick
 from agents.decider.policies.history import History
 from agents.decider.policies.learner import Learner
+from agents.decider.policies.policy import Policy
 from agents.decider.policies.registry import Inputs, Options, policy
 
 

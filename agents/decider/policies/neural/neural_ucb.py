@@ -16,8 +16,9 @@ import numpy as np
 from scipy.linalg import solve_triangular
 
 from agents.decider.features import FeatureMap
-from agents.decider.policies.base import Matrix, Policy, Vector
+from agents.decider.policies.base import Matrix, Vector
 from agents.decider.policies.neural.mlp import MLP, NetworkOptions, NetworkSettings
+from agents.decider.policies.policy import Policy
 from agents.decider.policies.registry import Inputs, policy
 
 

@@ -13,8 +13,8 @@ import pytest
 
 from agents.decider.errors import PolicyRefused
 from agents.decider.policies import registry
-from agents.decider.policies.base import Policy
 from agents.decider.policies.build import build_policy, options_of
+from agents.decider.policies.policy import Policy
 from agents.decider.policies.registry import Inputs, Options, kinds, policy
 from agents.decider.policies.uniform import Uniform
 from agents.decider.surface import COUNTS

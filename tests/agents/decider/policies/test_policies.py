@@ -11,7 +11,7 @@ import pytest
 
 from agents.decider.errors import CorruptState, InvalidObservation, NoAction, UnknownAction
 from agents.decider.features import FeatureSettings
-from agents.decider.policies.base import Context, Pending, Policy
+from agents.decider.policies.base import Context, Pending
 from agents.decider.policies.contextual.design import Design
 from agents.decider.policies.contextual.policy import Contextual
 from agents.decider.policies.exploration import Explored
@@ -21,6 +21,7 @@ from agents.decider.policies.linear.linucb import LinUCB, LinUCBSettings, greedy
 from agents.decider.policies.linear.thompson import Thompson
 from agents.decider.policies.neural.mlp import MLP, NetworkSettings
 from agents.decider.policies.neural.neural_ucb import NeuralUCB
+from agents.decider.policies.policy import Policy
 from agents.decider.policies.uniform import Uniform
 
 # A few iterations keep the suite fast; the contract holds for any number of them.
