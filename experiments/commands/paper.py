@@ -145,8 +145,8 @@ def _load(
     from experiments.outcomes.foreign import load_foreign
     from experiments.outcomes.table import OutcomeError, Outcomes, load_recording
     from experiments.outcomes.world import build_world
+    from experiments.record.table import settings_of
     from experiments.rerun.depth_limit import load as load_limit
-    from experiments.rerun.reopen import settings_of
     from experiments.tables.paper import Beside
 
     def optional(**chosen: object) -> Outcomes | None:

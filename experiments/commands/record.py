@@ -90,6 +90,12 @@ if TYPE_CHECKING:
     help="Folder of the journal, from which the same command resumes.",
 )
 @click.option(
+    "--continue",
+    "earlier",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="A shorter recording to make longer: its searches are kept, even where its journal is gone.",
+)
+@click.option(
     "--out", type=click.Path(path_type=Path), help="The Parquet file; default: WORK/<task>.parquet."
 )
 def record(
@@ -110,6 +116,7 @@ def record(
     part: str,
     seed: int,
     work: Path,
+    earlier: Path | None,
     out: Path | None,
 ) -> None:
     """Run every question with every configuration for real, and write the outcomes to a Parquet file.
@@ -121,12 +128,13 @@ def record(
     from agents.aggregator.grade import grader_version
     from agents.aggregator.grading_pool import GradingPool
     from agents.space.catalogue_file import load_catalogue
+    from experiments.outcomes.table import OutcomeError
     from experiments.record import table
     from experiments.record.bench import Kind, open_bench, weights
     from experiments.record.estimate import estimate
     from experiments.record.journal import Journal, JournalError, journals
     from experiments.record.questions import Task, fingerprint, mixed_traffic, questions_of
-    from experiments.record.run import Plan
+    from experiments.record.run import Plan, shards_of
     from experiments.record.run import record as run
 
     if threads:
@@ -170,11 +178,12 @@ def record(
             click.echo(_told(costs, len(questions), of_samples, len(chosen)))
             return
         rules = bench.rules
+        of_all = mixed_traffic(share=share) if mixed else questions_of(cast(Task, task))
         settings = {
             "catalogue": loaded.fingerprint,
             "task": task,
             # Of all there are: a short recording can be made longer, and its searches stay.
-            "questions": fingerprint(mixed_traffic(share=share) if mixed else questions_of(cast(Task, task))),
+            "questions": fingerprint(of_all),
             "models": list(dict.fromkeys(action.model for action in plan.actions)),
             "searched": sorted({(action.qp, action.cp) for action in plan.actions}),
             "verifiers": list(bench.verifiers),
@@ -189,7 +198,17 @@ def record(
             # The number of samples may grow: what was recorded of the first ones stays.
             name = task if parts == 1 else f"{task}-{number}-of-{parts}"
             journal = Journal(work / f"{name}.jsonl", settings, journals(work, task))
-        except JournalError as error:
+            if earlier is not None:
+                texts = {each.question_id: each.text for each in of_all}
+                for each in table.questions_in(earlier):
+                    if texts.get(each.question_id) != each.text:
+                        raise JournalError(
+                            f"{earlier}: {each.question_id} is another question now; record anew"
+                        )
+                begun = {**table.settings_of(earlier), "questions": settings["questions"]}
+                begun.pop("samples")
+                journal.take_over(earlier, begun, shards_of(table.rows_of(earlier)))
+        except (JournalError, OutcomeError) as error:
             raise click.ClickException(str(error)) from error
         wanted = {shard[0] for shard in plan.shards()}
         share_done = len(wanted & journal.done) / len(wanted)
@@ -209,6 +228,11 @@ def record(
         of_these = {question.question_id for question in questions}
         rows = [row for row in rows if row["question"] in of_these]
         rows = [row for row in rows if row["early_exit"] or row["question"] in plan.whole]
+        if len(rows) != (wanted_rows := replace(plan, part=(1, 1)).searches()):
+            raise click.ClickException(
+                f"{len(rows)} searches are recorded, {wanted_rows} wanted: some questions were recorded with another "
+                "--whole-share; choose another --work"
+            )
         told = {**settings, "questions": fingerprint(questions), "samples": of_samples}
         size = table.write(path, rows, questions, told)
         click.echo(f"{len(rows)} searches: {path}, {size / 1e6:.1f} MB")

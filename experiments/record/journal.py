@@ -5,7 +5,7 @@ Processes that share a recording write a journal each, and read each other's.
 """
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +32,7 @@ class Journal:
 
     def __init__(self, path: Path, settings: dict[str, Any], beside: Sequence[Path] = ()) -> None:
         self.path = path
+        self.settings = settings
         self.done: set[str] = set()
         self._beside = [other for other in beside if other != path]
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -48,6 +49,23 @@ class Journal:
         if shard not in self.done:
             self._write({"shard": shard, "rows": rows})
             self.done.add(shard)
+
+    def take_over(
+        self, source: Path, settings: dict[str, Any], shards: Mapping[str, list[dict[str, Any]]]
+    ) -> None:
+        """Write the shards of an earlier recording whose journal is gone.
+
+        Args:
+            source: Its file, for the message.
+            settings: It was made with.
+            shards: Rows by shard.
+
+        Raises:
+            JournalError: made with other settings, naming the first that differs.
+        """
+        self._check(source, settings, self.settings)
+        for shard, rows in shards.items():
+            self.add(shard, rows)
 
     def rows(self) -> Iterator[dict[str, Any]]:
         """Yield every row of every finished shard, of the journals beside it too."""
@@ -73,14 +91,18 @@ class Journal:
         lines = _whole_lines(path)
         if not lines:
             return
-        begun = orjson.loads(lines[0])["settings"]
-        for name in {**begun, **settings}:
-            if begun.get(name) != orjson.loads(orjson.dumps(settings)).get(name):
+        self._check(path, orjson.loads(lines[0])["settings"], settings)
+        self.done |= {orjson.loads(line)["shard"] for line in lines[1:]}
+
+    @staticmethod
+    def _check(path: Path, begun: dict[str, Any], settings: dict[str, Any]) -> None:
+        now = orjson.loads(orjson.dumps(settings))
+        for name in {**begun, **now}:
+            if begun.get(name) != now.get(name):
                 raise JournalError(
-                    f"{path}, setting {name}: begun with {begun.get(name)!r}, now {settings.get(name)!r}; "
+                    f"{path}, setting {name}: begun with {begun.get(name)!r}, now {now.get(name)!r}; "
                     "choose another folder"
                 )
-        self.done |= {orjson.loads(line)["shard"] for line in lines[1:]}
 
 
 def journals(folder: Path, task: str) -> list[Path]:

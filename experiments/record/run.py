@@ -10,7 +10,7 @@ use alone, and its best of 1, 4 and 16 follow from (64, 1, 1). Where that is not
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -102,7 +102,7 @@ class Plan:
         for sample in range(self.samples):
             for question in self._ordered()[number - 1 :: parts]:
                 for model in dict.fromkeys(action.model for action in self.actions):
-                    yield f"{sample}/{model}/{question.question_id}", sample, model, question
+                    yield shard_name(sample, model, question.question_id), sample, model, question
 
     def _ordered(self) -> list[Question]:
         """Return the questions, levels in turns, so that the time left is known early."""
@@ -119,6 +119,19 @@ class Plan:
         of_part = self._ordered()[number - 1 :: parts]
         each = (self.samples + len(self.others)) * len(self.actions) + self.samples * len(self.derived)
         return len(of_part) * each + sum(q.question_id in self.whole for q in of_part) * len(self.actions)
+
+
+def shard_name(sample: int, model: str, question_id: str) -> str:
+    """Return the name of a shard in the journal."""
+    return f"{sample}/{model}/{question_id}"
+
+
+def shards_of(rows: Iterable[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
+    """Return a recording's rows by shard."""
+    found: dict[str, list[dict[str, Any]]] = {}
+    for row in rows:
+        found.setdefault(shard_name(row["sample"], row["model"], row["question"]), []).append(row)
+    return found
 
 
 def _actions(catalogue: Catalogue, models: Sequence[str], pairs: Collection[tuple[int, int]]) -> list[Action]:

@@ -9,6 +9,7 @@ import orjson
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from experiments.outcomes.table import OutcomeError
 from experiments.record.questions import Question
 
 WORDS = pa.dictionary(pa.int16(), pa.string())
@@ -61,3 +62,28 @@ def write(
     pq.write_table(table, partial, compression="zstd", compression_level=19, use_dictionary=True)
     partial.replace(path)
     return path.stat().st_size
+
+
+def settings_of(recording: Path) -> dict[str, Any]:
+    """Return a recording's settings.
+
+    Raises:
+        OutcomeError: no recording of ours.
+    """
+    metadata = (pq.read_schema(recording).metadata or {}) if recording.is_file() else {}
+    if b"uniscale.settings" not in metadata:
+        raise OutcomeError(f"{recording}: is no recording of ours; `python -m experiments record` makes one")
+    settings: dict[str, Any] = orjson.loads(metadata[b"uniscale.settings"])
+    return settings
+
+
+def questions_in(recording: Path) -> list[Question]:
+    """Return a recording's questions."""
+    metadata = pq.read_schema(recording).metadata
+    return [Question(**entry) for entry in orjson.loads(metadata[b"uniscale.questions"])]
+
+
+def rows_of(recording: Path) -> list[dict[str, Any]]:
+    """Return a recording's rows."""
+    rows: list[dict[str, Any]] = pq.read_table(recording).to_pylist()
+    return rows

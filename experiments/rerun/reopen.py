@@ -5,9 +5,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import orjson
-import pyarrow.parquet as pq
-
 from agents.aggregator.grade import Judge
 from agents.executor.rules import SearchRules
 from agents.space.action_space import MAX_DRAFTS, PAIRS
@@ -17,6 +14,7 @@ from experiments.record.bench import open_bench, weights
 from experiments.record.questions import Question
 from experiments.record.run import search_id
 from experiments.record.searches import Bench
+from experiments.record.table import questions_in, settings_of
 from schemas.action import Action
 
 
@@ -51,19 +49,6 @@ def action_of(arm: Arm) -> Action:
     return Action(model=arm.model, qp=arm.qp, cp=arm.cp, bs=arm.bs)
 
 
-def settings_of(recording: Path) -> dict[str, Any]:
-    """Return a recording's settings.
-
-    Raises:
-        OutcomeError: no recording of ours.
-    """
-    metadata = (pq.read_schema(recording).metadata or {}) if recording.is_file() else {}
-    if b"uniscale.settings" not in metadata:
-        raise OutcomeError(f"{recording}: is no recording of ours; `python -m experiments record` makes one")
-    settings: dict[str, Any] = orjson.loads(metadata[b"uniscale.settings"])
-    return settings
-
-
 async def reopen(recording: Path, catalogue: Catalogue, judge: Judge, folder: Path = Path()) -> Reopened:
     """Open what a recording ran on.
 
@@ -87,8 +72,7 @@ async def reopen(recording: Path, catalogue: Catalogue, judge: Judge, folder: Pa
             raise OutcomeError(
                 f"{recording}: made with weights {digest} of {name}, here are {now.get(name, 'none')}; record it again"
             )
-    entries = orjson.loads(pq.read_schema(recording).metadata[b"uniscale.questions"])
-    questions = {entry["question_id"]: Question(**entry) for entry in entries}
+    questions = {question.question_id: question for question in questions_in(recording)}
     bench = await open_bench(
         catalogue, "torch", judge, folder=folder, rules=SearchRules(eta=settings["eta"]), verifiers=1
     )

@@ -19,7 +19,7 @@ from experiments.record.bench import open_bench
 from experiments.record.estimate import estimate
 from experiments.record.journal import Journal, JournalError, journals
 from experiments.record.questions import HISTORY, LIVE, PROPORTIONS, Question, mixed_traffic, questions_of
-from experiments.record.run import Plan, record, search_id
+from experiments.record.run import Plan, record, search_id, shards_of
 from experiments.record.searches import Bench, Memory, Variant, search
 from schemas.action import Action
 
@@ -127,6 +127,26 @@ def test_parts_record_what_one_process_records(tiny: Path, tmp_path: Path) -> No
             # Other batches, other last bits of a sum.
             expected = pytest.approx(value, rel=1e-4) if isinstance(value, float) else value
             assert timed(second)[name] == expected, name
+
+
+def test_a_recording_is_made_longer_from_its_file_alone(tiny: Path, tmp_path: Path) -> None:
+    bench, settings = bench_of(tiny), {"seed": 0}
+    plan = replace(small_plan(bench, NARROW, whole=1), questions=QUESTIONS[:1])
+    short = Journal(tmp_path / "short.jsonl", settings)
+    asyncio.run(record(plan, bench, short))
+    table.write(tmp_path / "short.parquet", short.rows(), QUESTIONS[:1], settings)
+    longer = Journal(tmp_path / "longer.jsonl", settings)
+    kept = shards_of(table.rows_of(tmp_path / "short.parquet"))
+    longer.take_over(tmp_path / "short.parquet", table.settings_of(tmp_path / "short.parquet"), kept)
+    assert longer.done == short.done
+    table.write(
+        tmp_path / "again.parquet", longer.rows(), table.questions_in(tmp_path / "short.parquet"), settings
+    )
+    assert (tmp_path / "again.parquet").read_bytes() == (tmp_path / "short.parquet").read_bytes()
+    asyncio.run(record(replace(plan, questions=QUESTIONS), bench, longer))
+    assert sum(1 for _ in longer.rows()) == replace(plan, questions=QUESTIONS).searches()
+    with pytest.raises(JournalError, match=r"short\.parquet, setting seed: begun with 1, now 0"):
+        longer.take_over(tmp_path / "short.parquet", {"seed": 1}, kept)
 
 
 def timed(row: dict[str, object]) -> dict[str, object]:

@@ -20,9 +20,10 @@ from experiments.record.journal import Journal
 from experiments.record.questions import Question
 from experiments.record.run import Plan, record
 from experiments.record.searches import Memory, Variant, search
+from experiments.record.table import settings_of
 from experiments.rerun import depth_limit, latency
 from experiments.rerun.depth_limit import DepthLimit
-from experiments.rerun.reopen import Reopened, action_of, reopen, settings_of
+from experiments.rerun.reopen import Reopened, action_of, reopen
 
 QUESTIONS = [Question("a-0", "a", "12 ox", 3), Question("a-1", "a", "4 d 5", 9)]
 PAIRS = ((1, 1), (1, 4), (2, 4), (8, 1))
