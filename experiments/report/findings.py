@@ -74,12 +74,20 @@ def pacer(tables: Tables) -> str:
         for name, row in phases.items()
         if row["accuracy_gain_points"]["mean"] < -2 * row["standard_error_points"]["mean"]
     ]
+    free = ", ".join(
+        f"{row['free_percent']['mean']:.0f} % ({name})"
+        for name, row in phases.items()
+        if row["free_percent"]["mean"] >= 1
+    )
+    unspent = (
+        f"λ was 0, the most accurate choice as predicted cheaper than the target, in {free} of the queries. "
+    )
     alike = "made the same choices as" if about["recovered_alike"] else "did not choose as"
     return (
         f"Spend over target at the end of each phase: {spend}; largest deviation from round 1,000 on: "
-        f"{100 * off:.1f} %, mean of {about['runs']} runs. Accuracy is below the fixed mix of the same cost by more "
-        f"than two standard errors in: {', '.join(short) or 'no phase'}. Restored learners {alike} those that "
-        "never stopped."
+        f"{100 * off:.1f} %, mean of {about['runs']} runs. {unspent if free else ''}Accuracy is below the fixed mix of "
+        f"the same cost by more than two standard errors in: {', '.join(short) or 'no phase'}. Restored learners "
+        f"{alike} those that never stopped."
     )
 
 

@@ -33,12 +33,13 @@ WITHIN = 0.05
 
 @dataclass(frozen=True)
 class Round:
-    """One query: its phase, what was chosen, what came of it."""
+    """One query: its phase, what was chosen, what came of it, and whether λ was zero."""
 
     phase: int
     arm: int
     cost: float
     correct: float
+    free: bool
 
 
 @dataclass
@@ -56,6 +57,7 @@ def pacer(world: World, scope: Scope) -> dict[str, Any]:
     `cumulative_spend`: mean cost since the target was set over the target, at the end of the phase. `furthest`: how far
     it was off at most within the phase, from round 1,000 on. `accuracy_gain_points`: accuracy less that of the fixed
     mix of arms on offer that costs what the phase cost, arms' means known: hindsight the learner does not have.
+    `free_percent`: queries at λ = 0, where what is predicted to be most accurate costs less than the target.
 
     Args:
         world: All arms.
@@ -85,6 +87,7 @@ def pacer(world: World, scope: Scope) -> dict[str, Any]:
             f"runs_within_{100 * WITHIN:.0f}_percent": sum(row["furthest"] <= WITHIN for row in rows),
             "accuracy": summed([100 * row["accuracy"] for row in rows]),
             "accuracy_gain_points": summed([100 * row["gain"] for row in rows]),
+            "free_percent": summed([100 * row["free"] for row in rows]),
             "standard_error_points": summed([100 * row["error"] for row in rows]),
         }
     found: dict[str, Any] = tidied(table)
@@ -113,6 +116,7 @@ def _one(task: tuple[World, tuple[int, ...], bytes, float, int, bool]) -> tuple[
                 "furthest": float(off.max()),
                 "accuracy": float(right.mean()),
                 "gain": float(right.mean()) - _mix_of_cost(world, live, market, cost),
+                "free": float(np.mean([rounds[i][0].free for i in mine])),
                 "error": float(right.std() / len(right) ** 0.5),
             }
         )
@@ -166,7 +170,7 @@ def _play(
                     )
                 ]
             )
-            done.append((Round(phase, arm, float(np.exp(log_cost)), right), market))
+            done.append((Round(phase, arm, float(np.exp(log_cost)), right, price == 0), market))
     return done
 
 
