@@ -1,5 +1,6 @@
 """`python -m experiments card`: the figures of a recording's data card."""
 
+from collections import Counter
 from pathlib import Path
 
 import click
@@ -15,16 +16,17 @@ def card(recording: Path) -> None:
     import pyarrow.compute as pc
     import pyarrow.parquet as pq
 
+    from experiments.outcomes.table import OutcomeError
+    from experiments.record.table import questions_in, settings_of
+
     if not recording.is_file():
         raise click.ClickException(f"{recording}: no such file; give a file made by `experiments record`")
+    try:
+        told = settings_of(recording)
+    except OutcomeError as error:
+        raise click.ClickException(str(error)) from error
     table = pq.read_table(recording)
-    if b"uniscale.settings" not in (table.schema.metadata or {}):
-        raise click.ClickException(f"{recording}: not a recording; give a file made by `experiments record`")
-    told = orjson.loads(table.schema.metadata[b"uniscale.settings"])
-    questions = orjson.loads(table.schema.metadata[b"uniscale.questions"])
-    levels: dict[str, int] = {}
-    for question in questions:
-        levels[question["level"]] = levels.get(question["level"], 0) + 1
+    levels = Counter(question.level for question in questions_in(recording))
     right = table.filter(pc.field("early_exit") & (pc.field("verifier") == told["verifiers"][0]))
     sampling = {
         orjson.dumps(each, option=orjson.OPT_SORT_KEYS).decode() for each in told["sampling"].values()

@@ -12,6 +12,8 @@ import click
 
 if TYPE_CHECKING:
     from experiments.record.estimate import Cost
+    from experiments.record.journal import Journal
+    from experiments.record.questions import Question
 
 
 @click.command()
@@ -134,7 +136,7 @@ def record(
     from experiments.record.estimate import estimate
     from experiments.record.journal import Journal, JournalError, journals
     from experiments.record.questions import Task, fingerprint, mixed_traffic, questions_of
-    from experiments.record.run import Plan, shards_of
+    from experiments.record.run import Plan
     from experiments.record.run import record as run
 
     if threads:
@@ -199,15 +201,7 @@ def record(
             name = task if parts == 1 else f"{task}-{number}-of-{parts}"
             journal = Journal(work / f"{name}.jsonl", settings, journals(work, task))
             if earlier is not None:
-                texts = {each.question_id: each.text for each in of_all}
-                for each in table.questions_in(earlier):
-                    if texts.get(each.question_id) != each.text:
-                        raise JournalError(
-                            f"{earlier}: {each.question_id} is another question now; record anew"
-                        )
-                begun = {**table.settings_of(earlier), "questions": settings["questions"]}
-                begun.pop("samples")
-                journal.take_over(earlier, begun, shards_of(table.rows_of(earlier)))
+                _take_over(journal, earlier, of_all)
         except (JournalError, OutcomeError) as error:
             raise click.ClickException(str(error)) from error
         wanted = {shard[0] for shard in plan.shards()}
@@ -239,6 +233,29 @@ def record(
 
     with GradingPool() as pool:
         asyncio.run(go(pool))
+
+
+def _take_over(journal: "Journal", earlier: Path, questions: "Sequence[Question]") -> None:
+    """Write an earlier recording's searches into the journal of a longer one.
+
+    Raises:
+        OutcomeError: it is no recording of ours.
+        JournalError: a question or a setting is another one now.
+    """
+    from experiments.record import table
+    from experiments.record.journal import JournalError
+    from experiments.record.run import shards_of
+
+    settings = table.settings_of(earlier)
+    texts = {each.question_id: each.text for each in questions}
+    for each in table.questions_in(earlier):
+        if texts.get(each.question_id) != each.text:
+            raise JournalError(f"{earlier}: {each.question_id} is another question now; record anew")
+    # The journal is of all questions and of any number of samples.
+    begun = {name: value for name, value in settings.items() if name != "samples"}
+    journal.take_over(
+        earlier, {**begun, "questions": journal.settings["questions"]}, shards_of(table.rows_of(earlier))
+    )
 
 
 def _told(costs: "Sequence[Cost]", questions: int, samples: int, few: int) -> str:
