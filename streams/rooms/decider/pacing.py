@@ -32,10 +32,13 @@ class Pacing:
     def __init__(self, metrics: Metrics) -> None:
         self._metrics = metrics
         self._seen: OrderedDict[str, tuple[int, bool]] = OrderedDict()
+        self._shown: dict[str, str] = {}
 
     def decided(self, objective: ObjectiveInForce, policy: Policy) -> None:
         """Take note of a decision; look for a shortfall at the first and at every hundredth after it."""
         aim = aim_of(objective)
+        if objective.name is not None:
+            self._forget(objective.name, aim)
         if aim is None:
             return
         count, short = self._seen.pop(aim.key, (0, False))
@@ -47,10 +50,20 @@ class Pacing:
         if objective.name is not None:
             self._show(objective.name, aim, policy.account(aim))
 
+    def _forget(self, name: str, aim: Aim | None) -> None:
+        """Remove the metrics of a named objective whose target is another one now, or none."""
+        if name not in self._shown or (aim is not None and self._shown[name] == aim.key):
+            return
+        del self._shown[name]
+        shown = self._metrics
+        for gauge in (shown.objective_price, shown.objective_cost, shown.objective_accuracy):
+            gauge.remove_by_labels({"objective": name})
+
     def _show(self, name: str, aim: Aim, account: Account | None) -> None:
         """Set the metrics of a named objective; targets that queries state themselves would make a series each."""
         if account is None:
             return
+        self._shown[name] = aim.key
         self._metrics.objective_price.labels(name).set(account.price)
         cost, accuracy = self._metrics.objective_cost, self._metrics.objective_accuracy
         if aim.mean_cost is not None:

@@ -70,8 +70,6 @@ def test_the_account_of_a_named_objective_is_shown(policy: Contextual) -> None:
     pacing = Pacing(metrics)
     pacing.decided(aimed, policy)
     pacing.decided(msgspec.structs.replace(aimed, name=None), policy)
-    pacing.decided(objective(accuracy=0.9), policy)
-    del policy.pacer.paces[aim.key]
     shown = [line for line in metrics.text().decode().splitlines() if line.startswith("uniscale_objective")]
     assert shown == [
         'uniscale_objective_price{objective="thrifty"} 2e-12',
@@ -80,3 +78,9 @@ def test_the_account_of_a_named_objective_is_shown(policy: Contextual) -> None:
         'uniscale_objective_accuracy{objective="thrifty",of="predicted"} 0.75',
         'uniscale_objective_accuracy{objective="thrifty",of="true"} 0.5',
     ]
+    for changed in (objective(mean_cost=2e10), objective(accuracy=0.9), objective()):
+        pacing.decided(aimed, policy)
+        assert b'{objective="thrifty"' in metrics.text()
+        pacing.decided(changed, policy)
+        assert b'{objective="thrifty"' not in metrics.text()
+    del policy.pacer.paces[aim.key]
