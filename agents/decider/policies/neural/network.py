@@ -3,6 +3,10 @@
 The paper states the hidden width (100), the loss, the learning rate and 1,000 iterations per observation, but not the
 activation and the optimiser. Gradients are written out: that takes two products instead of an autograd graph, and
 NeuralUCB needs their closed form anyway.
+
+A hidden unit that no row activates gets no gradient, and its Adam moments shrink until they are subnormal numbers,
+which the processor handles many times slower: after some thousand iterations most of them are. Training treats
+subnormal numbers as zero, which takes a third of the time.
 """
 
 from __future__ import annotations
@@ -49,18 +53,22 @@ class Network:
         """Minimise the mean squared error over all rows for the stated number of full-batch iterations."""
         rows = torch.from_numpy(x.astype(np.float32))
         wanted = torch.from_numpy(targets.astype(np.float32))
+        torch.set_flush_denormal(True)
+        try:
+            for _ in range(self.settings.iterations):
+                self._step(rows, wanted)
+        finally:
+            torch.set_flush_denormal(False)
+
+    def _step(self, rows: torch.Tensor, wanted: torch.Tensor) -> None:
         w1, b1, w2, b2 = self.parts
-        for _ in range(self.settings.iterations):
-            hidden = torch.relu(torch.addmm(b1, rows, w1.T))
-            slope = (hidden @ w2 + b2 - wanted) * (2.0 / len(rows))  # ∂loss/∂f
-            back = torch.outer(slope, w2) * (hidden > 0)
-            for part, gradient in zip(
-                self.parts,
-                (back.T @ rows, back.sum(0), hidden.T @ slope, slope.sum().reshape(1)),
-                strict=True,
-            ):
-                part.grad = gradient
-            self._optimiser.step()
+        hidden = torch.relu(torch.addmm(b1, rows, w1.T))
+        slope = (hidden @ w2 + b2 - wanted) * (2.0 / len(rows))  # ∂loss/∂f
+        back = torch.outer(slope, w2) * (hidden > 0)
+        gradients = (back.T @ rows, back.sum(0), hidden.T @ slope, slope.sum().reshape(1))
+        for part, gradient in zip(self.parts, gradients, strict=True):
+            part.grad = gradient
+        self._optimiser.step()
 
     def factors(self, x: Matrix) -> tuple[Matrix, Matrix]:
         """Return (∂f/∂b₁, ∂f/∂w₂), each of shape (n, hidden).
