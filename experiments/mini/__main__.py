@@ -74,7 +74,7 @@ def train(names: tuple[str, ...], seed: int, steps: int | None, size: int, work:
     from experiments.mini.checkpoints import finished
     from experiments.mini.corpus import make_pool
     from experiments.mini.ladder import GENERATORS, rung
-    from experiments.mini.train import train as run
+    from experiments.mini.training.generator import train as run
 
     torch.set_num_threads(1)
     for name in names or [shape.name for shape in GENERATORS]:
@@ -102,10 +102,10 @@ def verifiers(names: tuple[str, ...], solutions: int, seed: int, size: int, work
 
     from experiments.mini.checkpoints import finished
     from experiments.mini.corpus import make_pool
-    from experiments.mini.judging import train_verifier
     from experiments.mini.ladder import GENERATORS
-    from experiments.mini.solutions import training_set
-    from experiments.mini.verifier import VERIFIERS
+    from experiments.mini.training.judging import train_verifier
+    from experiments.mini.training.solutions import training_set
+    from experiments.mini.training.verifier import VERIFIERS
 
     torch.set_num_threads(1)
     folders = {shape.name: finished(shape.name, work) for shape in GENERATORS}

@@ -6,9 +6,8 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from experiments.mini.train import RECORD
-
 MODELS = Path(__file__).parents[2] / "models"
+RECORD = "training.json"  # of a run; written last, so it says that a checkpoint is whole
 REPORTS = Path(__file__).parent / "reports"
 KEPT = ("evaluation.json", "evaluation-2029.json", "selection.json", "anchors.json")
 FILES = ("config.json", "generation_config.json", "model.safetensors", RECORD)

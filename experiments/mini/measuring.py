@@ -46,13 +46,13 @@ def evaluate(
     """Evaluate the generators NAMES, or all of them. Results are saved in WORK after each generator."""
     import torch
 
-    from experiments.mini import evaluate as evaluation
     from experiments.mini.checkpoints import finished, read_report, weights_digest, write_report
     from experiments.mini.ladder import GENERATORS, rung
+    from experiments.mini.measures import evaluate as evaluation
+    from experiments.mini.measures.summary import summary
     from experiments.mini.sampling import load_generator
-    from experiments.mini.summary import summary
-    from experiments.mini.train import STATE
-    from experiments.mini.train import midway as unfinished
+    from experiments.mini.training.generator import midway as unfinished
+    from experiments.mini.training.loop import STATE
 
     torch.set_num_threads(1)
     if sealed and any(finished(shape.name, work) is None for shape in GENERATORS):
@@ -95,8 +95,8 @@ def select(each: int, work: Path) -> None:
 
     from experiments.mini.checkpoints import finished, write_report
     from experiments.mini.ladder import GENERATORS
-    from experiments.mini.selection import selection
-    from experiments.mini.verifier import VERIFIERS
+    from experiments.mini.measures.selection import selection
+    from experiments.mini.training.verifier import VERIFIERS
 
     torch.set_num_threads(1)
     found = {
@@ -135,12 +135,12 @@ def release(models: Path, catalogue: Path, questions: int, partial: bool, work: 
     """Write checkpoints, cards, family.json and test questions to MODELS, and the catalogue."""
     import torch
 
-    from experiments.mini import release as releasing
-    from experiments.mini.anchors import measured
     from experiments.mini.checkpoints import MODELS, finished, keep_reports, read_report
     from experiments.mini.ladder import GENERATORS
-    from experiments.mini.selection import default_verifier
-    from experiments.mini.verifier import VERIFIERS
+    from experiments.mini.measures.anchors import measured
+    from experiments.mini.measures.selection import default_verifier
+    from experiments.mini.release import models as releasing
+    from experiments.mini.training.verifier import VERIFIERS
 
     torch.set_num_threads(1)
     folders = {s.name: folder for s in GENERATORS if (folder := finished(s.name, work)) is not None}

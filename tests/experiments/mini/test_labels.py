@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from experiments.mini.corpus import FAMILIES, draw
 from experiments.mini.grading import split_steps
-from experiments.mini.labels import _value, equations, first_wrong_character, step_labels
+from experiments.mini.training.labels import _value, equations, first_wrong_character, step_labels
 
 LEVELS = [level for levels in FAMILIES.values() for level in levels]
 

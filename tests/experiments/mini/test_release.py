@@ -8,11 +8,12 @@ import pytest
 import torch
 from safetensors import SafetensorError
 
-from experiments.mini.cards import criteria, deviations
 from experiments.mini.checkpoints import MODELS, REPORTS, weights_digest
-from experiments.mini.evaluate import carry_sealed
 from experiments.mini.ladder import GENERATORS
-from experiments.mini.release import (
+from experiments.mini.measures.evaluate import carry_sealed
+from experiments.mini.measures.selection import default_verifier
+from experiments.mini.release.cards import criteria, deviations
+from experiments.mini.release.models import (
     QUESTIONS,
     TEMPLATE,
     Reports,
@@ -20,11 +21,10 @@ from experiments.mini.release import (
     release,
     write_catalogue,
 )
-from experiments.mini.selection import default_verifier
-from experiments.mini.solutions import Labelled, sampled_solutions
 from experiments.mini.tasks.problem import split_of
-from experiments.mini.train import Outcome
-from experiments.mini.verifier import VERIFIERS, ProcessRewardModel, save_verifier, verifier_config
+from experiments.mini.training.loop import Outcome
+from experiments.mini.training.solutions import Labelled, sampled_solutions
+from experiments.mini.training.verifier import VERIFIERS, ProcessRewardModel, save_verifier, verifier_config
 
 ROOT = Path(__file__).parents[3]
 TRAINED = "mini-250k"

@@ -9,18 +9,18 @@ import torch
 
 from agents.space.catalogue_file import load_catalogue
 from agents.space.family import read_architecture
-from experiments.mini.cards import readme
 from experiments.mini.checkpoints import MODELS, REPORTS, read_report
 from experiments.mini.corpus import problems
 from experiments.mini.grading import is_right
 from experiments.mini.ladder import GENERATORS
-from experiments.mini.release import QUESTIONS, TEST, cost_range
+from experiments.mini.measures.selection import SAMPLES, default_verifier
+from experiments.mini.measures.summary import summary
+from experiments.mini.release.cards import readme
+from experiments.mini.release.models import QUESTIONS, TEST, cost_range
 from experiments.mini.sampling import load_generator, sample
-from experiments.mini.selection import SAMPLES, default_verifier
-from experiments.mini.summary import summary
 from experiments.mini.tasks.problem import split_of
 from experiments.mini.tokenizer import make_tokenizer, prompt_of
-from experiments.mini.verifier import VERIFIERS, verifier_text
+from experiments.mini.training.verifier import VERIFIERS, verifier_text
 from experiments.record.questions import HISTORY
 from streams.demo.run import QUESTIONS as ASKED
 

@@ -7,15 +7,16 @@ import pytest
 import torch
 from transformers import Qwen3ForCausalLM
 
-from experiments.mini.checkpoints import MODELS
+from experiments.mini.checkpoints import MODELS, RECORD
 from experiments.mini.corpus import batches, encoded, problems
-from experiments.mini.evaluate import Architecture, price_ratio_64
 from experiments.mini.ladder import GENERATORS, HEAD_DIM, Rung, generator_config, rung
-from experiments.mini.lean import hidden_states
+from experiments.mini.measures.evaluate import Architecture, price_ratio_64
 from experiments.mini.sampling import load_generator
 from experiments.mini.tokenizer import make_tokenizer, prompt_of
-from experiments.mini.train import RECORD, STATE, train
-from experiments.mini.verifier import VERIFIERS, load_verifier
+from experiments.mini.training.generator import train
+from experiments.mini.training.lean import hidden_states
+from experiments.mini.training.loop import STATE
+from experiments.mini.training.verifier import VERIFIERS, load_verifier
 
 TINY = Rung("tiny", 32, 2, 2, 64, 6, 5e-3)
 

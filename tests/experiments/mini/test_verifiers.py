@@ -9,16 +9,16 @@ from transformers import Qwen2Model, Qwen3ForCausalLM
 
 from experiments.mini.corpus import encoded, problems
 from experiments.mini.grading import split_steps
-from experiments.mini.inheritance import inherit, look_back
-from experiments.mini.judging import NO_LABEL, encode, train_verifier
-from experiments.mini.labels import step_labels
 from experiments.mini.ladder import Rung, generator_config, rung
-from experiments.mini.lean import norm
+from experiments.mini.measures.selection import path_means
 from experiments.mini.sampling import load_generator
-from experiments.mini.selection import path_means
-from experiments.mini.solutions import Labelled
-from experiments.mini.train import train
-from experiments.mini.verifier import (
+from experiments.mini.training.generator import train
+from experiments.mini.training.inheritance import inherit, look_back
+from experiments.mini.training.judging import NO_LABEL, encode, train_verifier
+from experiments.mini.training.labels import step_labels
+from experiments.mini.training.lean import norm
+from experiments.mini.training.solutions import Labelled
+from experiments.mini.training.verifier import (
     VERIFIERS,
     Judge,
     ProcessRewardModel,

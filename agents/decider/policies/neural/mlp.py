@@ -1,7 +1,7 @@
 """MLP router (App. B.3): greedy in a two-layer network retrained on the whole history after each observation.
 
 Training continues from the previous weights and Adam moments. It takes 1,000 full-batch iterations per observation, or
-80-200 s for a run of 210 rounds on two cores; fewer `iterations` are a different method. torch is imported only when a
+two minutes for a run of 210 rounds on one core; fewer `iterations` are a different method. torch is imported only when a
 network is created, so processes with a linear policy do not need it.
 """
 

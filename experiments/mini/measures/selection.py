@@ -17,7 +17,7 @@ from experiments.mini.ladder import GENERATORS
 from experiments.mini.sampling import load_generator, sample
 from experiments.mini.tasks.problem import Problem
 from experiments.mini.tokenizer import STEP, token_id
-from experiments.mini.verifier import (
+from experiments.mini.training.verifier import (
     GOOD_LABEL,
     VERIFIERS,
     ProcessRewardModel,

@@ -18,11 +18,11 @@ from agents.space.catalogue import Catalogue
 from agents.space.catalogue_file import load_catalogue
 from agents.space.family import read_architecture
 from agents.space.models import Architecture
-from experiments.mini.cards import card, readme
 from experiments.mini.checkpoints import copy_checkpoint, finished
 from experiments.mini.corpus import FAMILIES, problems
-from experiments.mini.evaluate import Draft
 from experiments.mini.ladder import GENERATORS
+from experiments.mini.measures.evaluate import Draft
+from experiments.mini.release.cards import card, readme
 from experiments.mini.tasks.problem import DELIMITER, SPLITS
 from experiments.mini.tasks.programs import inputs_for
 from experiments.mini.tokenizer import (
@@ -34,7 +34,7 @@ from experiments.mini.tokenizer import (
     prompt_of,
     token_id,
 )
-from experiments.mini.verifier import GOOD_LABEL, VERIFIERS, verifier_text
+from experiments.mini.training.verifier import GOOD_LABEL, VERIFIERS, verifier_text
 
 # Twice the 99th percentile of reference steps, and the paper's framework.
 SAMPLING = {"temperature": 0.8, "step_tokens": 50, "depth_limit": 40}

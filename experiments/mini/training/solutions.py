@@ -9,8 +9,8 @@ import msgspec
 from experiments.mini.checkpoints import weights_digest
 from experiments.mini.corpus import MIXTURE, problems
 from experiments.mini.grading import split_steps
-from experiments.mini.labels import step_labels
 from experiments.mini.sampling import load_generator, sample
+from experiments.mini.training.labels import step_labels
 
 TEMPERATURES = (0.7, 0.85, 1.0)
 # Another seed than the generators' corpus: a verifier judges questions that the generators did not learn by heart.

@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from agents.space.family import read_architecture
+from experiments.mini.checkpoints import RECORD
 from experiments.mini.corpus import FAMILIES, MIXTURE
-from experiments.mini.evaluate import architecture, price_ratio_64
 from experiments.mini.ladder import GENERATORS, Rung
-from experiments.mini.selection import SAMPLES, default_verifier
-from experiments.mini.train import RECORD
-from experiments.mini.verifier import VERIFIERS, Judge
+from experiments.mini.measures.evaluate import architecture, price_ratio_64
+from experiments.mini.measures.selection import SAMPLES, default_verifier
+from experiments.mini.training.verifier import VERIFIERS, Judge
 
 Report = Mapping[str, Any]
 TEXT = Path(__file__).parent / "models.md"

@@ -9,10 +9,10 @@ import torch
 from agents.space.family import read_architecture
 from experiments.mini.checkpoints import MODELS
 from experiments.mini.corpus import FAMILIES
-from experiments.mini.evaluate import QWEN3, SKYWORK, price_ratio_64
 from experiments.mini.ladder import GENERATORS
-from experiments.mini.selection import SAMPLES, TEMPERATURE
-from experiments.mini.verifier import VERIFIERS
+from experiments.mini.measures.evaluate import QWEN3, SKYWORK, price_ratio_64
+from experiments.mini.measures.selection import SAMPLES, TEMPERATURE
+from experiments.mini.training.verifier import VERIFIERS
 
 Report = Mapping[str, Any]
 

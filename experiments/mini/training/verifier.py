@@ -16,10 +16,11 @@ from torch import Tensor, nn
 from torch.nn import functional
 from transformers import Qwen2Config, Qwen2Model
 
+from experiments.mini.checkpoints import RECORD
 from experiments.mini.ladder import HEAD_DIM, ROPE_THETA
-from experiments.mini.lean import Weights, norm, product, rotary, rotated
 from experiments.mini.tokenizer import CONTEXT_TOKENS, END, PAD, STEP, make_tokenizer, prompt_of, token_id
-from experiments.mini.train import RECORD, Outcome
+from experiments.mini.training.lean import Weights, norm, product, rotary, rotated
+from experiments.mini.training.loop import Outcome
 
 GOOD_LABEL = 1
 

@@ -17,7 +17,7 @@ from experiments.mini.sampling import sample
 from experiments.mini.tasks.problem import Problem
 
 SEED = 11
-EVERYDAY = Path(__file__).parent / "everyday"
+EVERYDAY = Path(__file__).parents[1] / "everyday"
 QUESTIONS = Path("../shared/data/questions")
 TEMPERATURE = 0.8
 # What the plan measured on `tts_prm` (Llama 1B–8B on MATH-500), to stand beside the family's depths.

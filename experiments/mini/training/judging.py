@@ -19,16 +19,16 @@ from torch.nn import functional
 
 from experiments.mini.corpus import Batch, Pool, batches
 from experiments.mini.grading import split_steps
-from experiments.mini.inheritance import inherit, look_back
-from experiments.mini.labels import first_wrong_character
 from experiments.mini.ladder import BATCH_TOKENS
-from experiments.mini.lean import norm, product
 from experiments.mini.sampling import load_generator
-from experiments.mini.solutions import Labelled
 from experiments.mini.tasks.problem import DELIMITER
 from experiments.mini.tokenizer import STEP, make_tokenizer, prompt_of, token_id
-from experiments.mini.train import STATE, Outcome, Schedule, fit
-from experiments.mini.verifier import (
+from experiments.mini.training.inheritance import inherit, look_back
+from experiments.mini.training.labels import first_wrong_character
+from experiments.mini.training.lean import norm, product
+from experiments.mini.training.loop import STATE, Outcome, Schedule, fit
+from experiments.mini.training.solutions import Labelled
+from experiments.mini.training.verifier import (
     Judge,
     ProcessRewardModel,
     save_verifier,

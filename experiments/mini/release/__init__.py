@@ -1,0 +1,1 @@
+"""What ships: checkpoints, cards, family.json and the catalogue."""

@@ -1,0 +1,1 @@
+"""Training: generators, and the verifiers that judge their steps."""
