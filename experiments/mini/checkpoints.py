@@ -9,7 +9,8 @@ from typing import Any
 MODELS = Path(__file__).parents[2] / "models"
 RECORD = "training.json"  # of a run; written last, so it says that a checkpoint is whole
 REPORTS = Path(__file__).parent / "reports"
-KEPT = ("evaluation.json", "evaluation-2029.json", "selection.json", "anchors.json")
+SEED, SECOND_SEED = 11, 2029  # of the test questions: of all tables, and of the one that repeats the criteria
+KEPT = ("evaluation.json", "evaluation-2029.json", "selection.json", "selection-2029.json", "anchors.json")
 FILES = ("config.json", "generation_config.json", "model.safetensors", RECORD)
 
 
@@ -32,6 +33,11 @@ def copy_checkpoint(source: Path, target: Path) -> None:
     for file in FILES:
         if (source / file).exists() and source.resolve() != target.resolve():
             shutil.copyfile(source / file, target / file)
+
+
+def report_name(kind: str, seed: int) -> str:
+    """Return the file of what `kind` measured (evaluation, selection) on the test questions of a seed."""
+    return f"{kind}.json" if seed == SEED else f"{kind}-{seed}.json"
 
 
 def read_report(name: str, work: Path) -> dict[str, Any]:

@@ -46,7 +46,7 @@ def evaluate(
     """Evaluate the generators NAMES, or all of them. Results are saved in WORK after each generator."""
     import torch
 
-    from experiments.mini.checkpoints import finished, read_report, weights_digest, write_report
+    from experiments.mini.checkpoints import finished, read_report, report_name, weights_digest, write_report
     from experiments.mini.ladder import GENERATORS, rung
     from experiments.mini.measures import evaluate as evaluation
     from experiments.mini.measures.summary import summary
@@ -59,7 +59,7 @@ def evaluate(
         raise click.UsageError(
             "--sealed opens the sealed questions, and not all generators are finished: train first"
         )
-    kept_as = "evaluation.json" if seed == evaluation.SEED else f"evaluation-{seed}.json"
+    kept_as, beside = report_name("evaluation", seed), report_name("selection", seed)
     kept = read_report(kept_as, work)
     for name in names or [shape.name for shape in GENERATORS]:
         folder = finished(name, work)
@@ -82,18 +82,22 @@ def evaluate(
             kept[name] = report
             write_report(kept_as, work, kept)
         click.echo(f"{name}: {json.dumps(report, indent=1)}")
-    write_report(out.name, out.parent, summary(kept, read_report("selection.json", work), each, seed))
+    write_report(out.name, out.parent, summary(kept, read_report(beside, work), each, seed))
     click.echo(f"written: {out}")
 
 
 @click.command()
 @click.option("--each", default=25, show_default=True, help="Test questions per level.")
+@click.option("--seed", default=11, show_default=True, help="Seed of the test questions.")
 @work_folder
-def select(each: int, work: Path) -> None:
-    """Compare best-of-16 accuracy under each verifier with that of one sample; writes WORK/selection.json."""
+def select(each: int, seed: int, work: Path) -> None:
+    """Compare best-of-16 accuracy under each verifier with that of one sample; writes WORK/selection.json.
+
+    With a seed other than 11 it writes WORK/selection-SEED.json, which chooses no verifier.
+    """
     import torch
 
-    from experiments.mini.checkpoints import finished, write_report
+    from experiments.mini.checkpoints import finished, report_name, write_report
     from experiments.mini.ladder import GENERATORS
     from experiments.mini.measures.selection import selection
     from experiments.mini.training.verifier import VERIFIERS
@@ -103,8 +107,8 @@ def select(each: int, work: Path) -> None:
         s.name: folder for s in (*GENERATORS, *VERIFIERS) if (folder := finished(s.name, work)) is not None
     }
     judges = {s.name: found.pop(s.name) for s in VERIFIERS if s.name in found}
-    report = selection(found, judges, each, work)
-    write_report("selection.json", work, report)
+    report = selection(found, judges, each, work, seed)
+    write_report(report_name("selection", seed), work, report)
     click.echo(json.dumps(report, indent=1))
 
 
@@ -135,21 +139,19 @@ def release(models: Path, catalogue: Path, questions: int, partial: bool, work: 
     """Write checkpoints, cards, family.json and test questions to MODELS, and the catalogue."""
     import torch
 
-    from experiments.mini.checkpoints import MODELS, finished, keep_reports, read_report
+    from experiments.mini.checkpoints import MODELS, SECOND_SEED, SEED, finished, keep_reports
     from experiments.mini.ladder import GENERATORS
     from experiments.mini.measures.anchors import measured
     from experiments.mini.measures.selection import default_verifier
     from experiments.mini.release import models as releasing
+    from experiments.mini.release.criteria import Measured
     from experiments.mini.training.verifier import VERIFIERS
 
     torch.set_num_threads(1)
     folders = {s.name: folder for s in GENERATORS if (folder := finished(s.name, work)) is not None}
-    selection = read_report("selection.json", work)
-    reports = releasing.Reports(
-        evaluation=read_report("evaluation.json", work),
-        selection=selection,
-        anchors=measured(folders, questions, work) if questions else {},
-    )
+    first, again = (Measured.read(work, seed) for seed in (SEED, SECOND_SEED))
+    anchors = measured(folders, questions, work) if questions else {}
+    reports = releasing.Reports(first, anchors, again)
     try:
         missing = releasing.release(work, models, reports, partial=partial)
     except FileNotFoundError as error:
@@ -160,6 +162,6 @@ def release(models: Path, catalogue: Path, questions: int, partial: bool, work: 
     if {shape.name for shape in VERIFIERS} & set(missing):
         click.echo(f"{catalogue}: left alone, a catalogue needs its verifiers")
         return
-    verifier = default_verifier(selection)
+    verifier = default_verifier(first.selection)
     made = releasing.write_catalogue(releasing.TEMPLATE, catalogue, verifier)
     click.echo(f"written: {catalogue}, verifier {made.verifier}, fingerprint {made.fingerprint}")

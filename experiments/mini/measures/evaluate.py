@@ -11,12 +11,12 @@ import numpy as np
 from agents.aggregator.eflops import price
 from agents.space.family import read_architecture
 from agents.space.models import Architecture
+from experiments.mini.checkpoints import SEED
 from experiments.mini.corpus import FAMILIES, problems
 from experiments.mini.grading import answer_of, is_right, same_answer, split_steps
 from experiments.mini.sampling import sample
 from experiments.mini.tasks.problem import Problem
 
-SEED = 11
 EVERYDAY = Path(__file__).parents[1] / "everyday"
 QUESTIONS = Path("../shared/data/questions")
 TEMPERATURE = 0.8

@@ -10,7 +10,7 @@ import numpy.typing as npt
 import torch
 
 from experiments.measures.verifier_scores import Judged, measure
-from experiments.mini.checkpoints import weights_digest
+from experiments.mini.checkpoints import SEED, weights_digest
 from experiments.mini.corpus import FAMILIES, problems
 from experiments.mini.grading import is_right, split_steps
 from experiments.mini.ladder import GENERATORS
@@ -25,11 +25,11 @@ from experiments.mini.training.verifier import (
     verifier_tokens,
 )
 
-SAMPLES, TEMPERATURE, SEED = 16, 0.8, 11
+SAMPLES, TEMPERATURE = 16, 0.8
 
 
 def selection(
-    generators: Mapping[str, Path], verifiers: Mapping[str, Path], each: int, work: Path
+    generators: Mapping[str, Path], verifiers: Mapping[str, Path], each: int, work: Path, seed: int = SEED
 ) -> dict[str, Any]:
     """Return accuracy of one sample, of any and of the chosen one of 16 by generator, and AUROC by verifier.
 
@@ -38,11 +38,13 @@ def selection(
         verifiers: Checkpoints by name.
         each: Test questions a level.
         work: Where samples are kept, by generator and its weights.
+        seed: Of the test questions.
     """
     levels = [level for levels in FAMILIES.values() for level in levels]
-    asked = [problem for level in levels for problem in problems(level, "test", SEED, each)]
+    asked = [problem for level in levels for problem in problems(level, "test", seed, each)]
+    suffix = "" if seed == SEED else f"-{seed}"
     drawn = {
-        name: _drawn(folder, asked, work / f"samples-{name}-{weights_digest(folder)}-{each}.json")
+        name: _drawn(folder, asked, work / f"samples-{name}-{weights_digest(folder)}-{each}{suffix}.json")
         for name, folder in generators.items()
     }
     right = {
@@ -51,7 +53,7 @@ def selection(
     }
     report: dict[str, Any] = {
         name: {
-            "seed": SEED,
+            "seed": seed,
             "questions": each,
             "samples": SAMPLES,
             "weights": weights_digest(generators[name]),

@@ -8,7 +8,7 @@ import json
 import re
 import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from experiments.mini.corpus import FAMILIES, problems
 from experiments.mini.ladder import GENERATORS
 from experiments.mini.measures.evaluate import Draft
 from experiments.mini.release.cards import card, readme
+from experiments.mini.release.criteria import Measured
 from experiments.mini.tasks.problem import DELIMITER, SPLITS
 from experiments.mini.tasks.programs import inputs_for
 from experiments.mini.tokenizer import (
@@ -55,11 +56,17 @@ SHORT, LONG = (30, 2, 6), (150, 15, 15)
 
 @dataclass(frozen=True)
 class Reports:
-    """What was measured of the family: by `evaluate`, by `select` and by `anchors`, each by model."""
+    """What was measured of the family.
 
-    evaluation: Mapping[str, Any]
-    selection: Mapping[str, Any]
+    Attributes:
+        measured: By `evaluate` and `select`.
+        anchors: By model and benchmark.
+        again: As `measured`, on the test questions of the second seed.
+    """
+
+    measured: Measured
     anchors: Mapping[str, Mapping[str, float]]
+    again: Measured = field(default_factory=Measured)
 
 
 def release(work: Path, models: Path, reports: Reports, *, partial: bool = False) -> list[str]:
@@ -92,12 +99,12 @@ def release(work: Path, models: Path, reports: Reports, *, partial: bool = False
         copy_checkpoint(found[shape.name], target)
         make_tokenizer().save_pretrained(target)
         (target / "README.md").write_text(
-            card(shape, target, reports.evaluation.get(shape.name), reports.selection)
+            card(shape, target, reports.measured.evaluation.get(shape.name), reports.measured.selection)
         )
     family = family_file(models, list(found), reports.anchors)
     (models / "family.json").write_text(json.dumps(family, indent=2) + "\n")
     (models / QUESTIONS).write_text("".join(json.dumps(each) + "\n" for each in traffic()))
-    (models / "README.md").write_text(readme(models, reports.evaluation, reports.selection))
+    (models / "README.md").write_text(readme(models, reports.measured, reports.again))
     return missing
 
 

@@ -12,7 +12,7 @@ from experiments.mini.checkpoints import MODELS, REPORTS, weights_digest
 from experiments.mini.ladder import GENERATORS
 from experiments.mini.measures.evaluate import carry_sealed
 from experiments.mini.measures.selection import default_verifier
-from experiments.mini.release.cards import criteria, deviations
+from experiments.mini.release.criteria import Measured, deviations, table
 from experiments.mini.release.models import (
     QUESTIONS,
     TEMPLATE,
@@ -44,7 +44,7 @@ def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def reports() -> Reports:
     evaluation = json.loads((REPORTS / "evaluation.json").read_text())
-    return Reports(evaluation, {}, {TRAINED: {"Math_Quick": 61.5}})
+    return Reports(Measured(evaluation), {TRAINED: {"Math_Quick": 61.5}})
 
 
 def test_nothing_is_written_while_a_model_is_missing(work: Path, tmp_path: Path) -> None:
@@ -104,10 +104,22 @@ def test_a_miss_is_called_a_miss(tmp_path: Path) -> None:
             "families": {"stories": {"all": 0.5, "level_5": 0.85}},
         },
     }
-    lines = criteria(tmp_path, evaluation, {})
+    lines = table(tmp_path, Measured(evaluation), Measured())
     assert "| everyday, sealed, the largest | at least 75 % | 74.9 | **missed** |" in lines
     assert "| level 5, the largest | at least 85 % | 85.0 | met |" in lines
     assert "| *quick*, the smallest | at least 60 % | – | not measured |" in lines
+
+
+def test_a_second_seed_stands_beside_the_first_with_a_verdict_of_its_own(tmp_path: Path) -> None:
+    def measured(seed: int, level_5: float) -> Measured:
+        return Measured(
+            {"mini-4m": {"seed": seed, "families": {"stories": {"all": 0.5, "level_5": level_5}}}}
+        )
+
+    lines = table(tmp_path, measured(11, 0.9), measured(2029, 0.8))
+    assert lines[0] == "| what | criterion | seed 11 | | seed 2029 | |"
+    assert "| level 5, the largest | at least 85 % | 90.0 | met | 80.0 | **missed** |" in lines
+    assert "| weights, MB | at most 60 | 0.0 | met |  |  |" in lines
 
 
 def test_a_later_evaluation_keeps_the_sealed_result_of_the_same_weights_only() -> None:
@@ -129,10 +141,10 @@ def test_fewer_questions_or_samples_than_the_criteria_ask_are_called_a_deviation
     report = {"questions": 100, "depth_questions": 100, "depth_samples": 16}
     evaluation = {g.name: report for g in GENERATORS}
     selection = {g.name: {"questions": 100, "samples": 16} for g in GENERATORS}
-    assert deviations(evaluation, selection) == []
+    assert deviations(Measured(evaluation, selection)) == []
     evaluation[TRAINED] = {**report, "questions": 40}
-    assert "on 100 or 40 a level (greedy)" in " ".join(deviations(evaluation, selection))
-    assert "an unknown number of" in " ".join(deviations({TRAINED: {}}, selection))
+    assert "on 100 or 40 a level (greedy)" in " ".join(deviations(Measured(evaluation, selection)))
+    assert "an unknown number of" in " ".join(deviations(Measured({TRAINED: {}}, selection)))
 
 
 def test_solutions_of_other_weights_are_not_taken_for_a_models_own(tmp_path: Path) -> None:

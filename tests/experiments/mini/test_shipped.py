@@ -9,13 +9,14 @@ import torch
 
 from agents.space.catalogue_file import load_catalogue
 from agents.space.family import read_architecture
-from experiments.mini.checkpoints import MODELS, REPORTS, read_report
+from experiments.mini.checkpoints import MODELS, REPORTS, SECOND_SEED, SEED
 from experiments.mini.corpus import problems
 from experiments.mini.grading import is_right
 from experiments.mini.ladder import GENERATORS
 from experiments.mini.measures.selection import SAMPLES, default_verifier
 from experiments.mini.measures.summary import summary
 from experiments.mini.release.cards import readme
+from experiments.mini.release.criteria import Measured
 from experiments.mini.release.models import QUESTIONS, TEST, cost_range
 from experiments.mini.sampling import load_generator, sample
 from experiments.mini.tasks.problem import split_of
@@ -56,14 +57,12 @@ def test_all_weights_together_are_at_most_sixty_megabytes() -> None:
 
 
 def test_catalogue_and_page_are_those_of_the_reports() -> None:
-    evaluation, selection = (
-        read_report(name, MODELS / "none") for name in ("evaluation.json", "selection.json")
-    )
+    measured, again = (Measured.read(MODELS / "none", seed) for seed in (SEED, SECOND_SEED))
     catalogue = load_catalogue(CATALOGUE)
-    assert catalogue.verifier == default_verifier(selection)
+    assert catalogue.verifier == default_verifier(measured.selection)
     low, high = cost_range(catalogue)
     assert (catalogue.cost_range.low_eflops, catalogue.cost_range.high_eflops) == (low, high)
-    assert (MODELS / "README.md").read_text() == readme(MODELS, evaluation, selection)
+    assert (MODELS / "README.md").read_text() == readme(MODELS, measured, again)
 
 
 def test_the_demo_asks_test_questions_and_none_that_can_be_recorded() -> None:

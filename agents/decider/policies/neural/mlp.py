@@ -1,8 +1,8 @@
 """MLP router (App. B.3): greedy in a two-layer network retrained on the whole history after each observation.
 
 Training continues from the previous weights and Adam moments. It takes 1,000 full-batch iterations per observation, or
-two minutes for a run of 210 rounds on one core; fewer `iterations` are a different method. torch is imported only when a
-network is created, so processes with a linear policy do not need it.
+two minutes for a run of 210 rounds on one core; fewer `iterations` are a different method. torch is imported only when
+a network is created, so processes with a linear policy do not need it.
 """
 
 from __future__ import annotations
