@@ -58,36 +58,36 @@ def table(models: Path, measured: Measured, again: Measured) -> list[str]:
     Args:
         models: The folder that ships.
         measured: On the seed that everything else rests on.
-        again: On the second seed; its columns are left out where nothing was measured.
+        again: On the second seed, which changes the drawn questions alone; its columns are left out where nothing
+            was measured.
     """
-    first = list(_on_questions(measured))
-    rest = list(_without_questions(models, measured))
-    second = list(_on_questions(again)) if again.evaluation or again.selection else []
-    if not second:
-        lines = [[row.what, row.wanted, _figure(row), row.verdict] for row in (*first, *rest)]
+    drawn = list(_on_drawn_questions(measured))
+    rows = [*_on_everyday_questions(measured), *drawn, *_on_checkpoints(models, measured)]
+    if not (again.evaluation or again.selection):
+        lines = [[row.what, row.wanted, _figure(row), row.verdict] for row in rows]
         return ["| what | criterion | measured | |", "|---|---|---:|---|", *map(line, lines)]
-    others = [*second, *[None] * len(rest)]
-    lines = [
-        [r.what, r.wanted, _figure(r), r.verdict, *((_figure(o), o.verdict) if o else ("", ""))]
-        for r, o in zip((*first, *rest), others, strict=True)
-    ]
+    second = {row.what: [_figure(row), row.verdict] for row in _on_drawn_questions(again)}
+    lines = [[r.what, r.wanted, _figure(r), r.verdict, *second.get(r.what, ["", ""])] for r in rows]
     seeds = [_one_of(m.evaluation or m.selection, "seed") for m in (measured, again)]
     heads = f"| what | criterion | seed {seeds[0]} | | seed {seeds[1]} | |"
     return [heads, "|---|---|---:|---|---:|---|", *map(line, lines)]
 
 
-def _on_questions(measured: Measured) -> Iterator[Row]:
-    """Yield the criteria that questions decide."""
+def _on_everyday_questions(measured: Measured) -> Iterator[Row]:
+    largest = measured.evaluation.get(GENERATORS[-1].name, {})
+    everyday = {kind: percent(at(largest, "everyday", kind, "all")) for kind in ("sealed", "development")}
+    yield Row("everyday, sealed, the largest", "at least 75 %", everyday["sealed"], least=75)
+    yield Row("everyday, development, the largest", "reported", everyday["development"])
+
+
+def _on_drawn_questions(measured: Measured) -> Iterator[Row]:
     evaluation, selection = measured.evaluation, measured.selection
     first, last = (evaluation.get(each.name, {}) for each in (GENERATORS[0], GENERATORS[-1]))
     stories = [evaluation[g.name]["families"]["stories"]["all"] for g in GENERATORS if g.name in evaluation]
     rises = [100 * (b - a) for a, b in pairwise(stories)] if len(stories) == len(GENERATORS) else []
-    everyday = {kind: percent(at(last, "everyday", kind, "all")) for kind in ("sealed", "development")}
     quick = percent(at(first, "families", "quick", "quick"))
     contest = percent(at(first, "families", "stories", "contest"))
     hardest = percent(at(last, "families", "stories", "level_5"))
-    yield Row("everyday, sealed, the largest", "at least 75 %", everyday["sealed"], least=75)
-    yield Row("everyday, development, the largest", "reported", everyday["development"])
     yield Row("*quick*, the smallest", "at least 60 %", quick, least=60)
     yield Row("stories, the least rise a rung, points", "at least 5", min(rises, default=None), least=5)
     yield Row("contest, the smallest", "at most 10 %", contest, most=10)
@@ -102,8 +102,7 @@ def _on_questions(measured: Measured) -> Iterator[Row]:
         yield Row(f"{name}, the third-best gain, points", "at least 8", third, least=8)
 
 
-def _without_questions(models: Path, measured: Measured) -> Iterator[Row]:
-    """Yield the criteria that the checkpoints alone decide."""
+def _on_checkpoints(models: Path, measured: Measured) -> Iterator[Row]:
     bounds = (
         (GENERATORS[0], "the smallest", "about 16 at most", 16),
         (GENERATORS[-1], "the largest", "2.5 at most", 2.5),
