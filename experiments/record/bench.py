@@ -12,11 +12,11 @@ from agents.space.catalogue import Catalogue
 from agents.verifier.build import VerifierOptions, start_verifier
 from agents.verifier.formats import StepTagFormat
 from agents.verifier.prm import ProcessRewardModel, Verifier
-from experiments.record.pump import Pump
+from experiments.record.sampler.engine import TorchEngine
+from experiments.record.sampler.pump import Pump
+from experiments.record.sampler.texts import Stepwise
+from experiments.record.sampler.verifier import TorchRows
 from experiments.record.searches import Bench
-from experiments.record.texts import Stepwise
-from experiments.record.torch_engine import TorchEngine
-from experiments.record.torch_verifier import TorchRows
 from schemas.search import Served
 
 Kind = Literal["torch", "vllm"]

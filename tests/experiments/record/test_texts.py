@@ -10,7 +10,7 @@ from agents.serving.prompts import ChatPrompts
 from agents.space.catalogue_file import load_catalogue
 from agents.space.models import Sampling, Verifier
 from agents.verifier.formats import StepTagFormat
-from experiments.record.texts import Reencoding, Stepwise, closes
+from experiments.record.sampler.texts import Reencoding, Stepwise, closes
 from schemas.query import Message
 
 ROOT = Path(__file__).parents[3]

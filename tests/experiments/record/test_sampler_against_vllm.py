@@ -21,7 +21,7 @@ from agents.space.catalogue import Catalogue
 from agents.space.catalogue_file import load_catalogue
 from agents.space.models import Sampling
 from experiments.record.bench import open_bench
-from experiments.record.decoder import Decoder
+from experiments.record.sampler.decoder import Decoder
 from experiments.record.searches import Bench
 from schemas.query import Message
 

@@ -26,11 +26,12 @@ from agents.executor.engine import Drafted, EngineCounts, Prefix, check_seeds
 from agents.executor.engines.continuation import Continuation
 from agents.serving.prompts import ChatPrompts
 from agents.space.models import Sampling
-from experiments.record.decoder import Cache, Decoder
-from experiments.record.draws import cumulative, draw, uniforms
-from experiments.record.kept import Ids, Kept
-from experiments.record.pump import Pump
-from experiments.record.texts import STEPS, Reencoding
+from experiments.record.sampler.cache import Cache
+from experiments.record.sampler.decoder import Decoder
+from experiments.record.sampler.draws import cumulative, draw, uniforms
+from experiments.record.sampler.kept import Ids, Kept
+from experiments.record.sampler.pump import Pump
+from experiments.record.sampler.texts import STEPS, Reencoding
 from schemas.forest import Finish
 from schemas.search import Served
 

@@ -11,7 +11,7 @@ from agents.executor.engine import EngineCounts, Prefix
 from agents.executor.engines.continuation import Continuer
 from agents.serving.prompts import ChatPrompts
 from agents.verifier.formats import Rendered, StepTagFormat
-from experiments.record.kept import Ids
+from experiments.record.sampler.kept import Ids
 
 STEPS = 200_000
 _MOST_PIECES = 10_000  # a larger vocabulary is not tried piece by piece
