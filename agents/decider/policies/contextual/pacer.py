@@ -2,16 +2,15 @@
 
 Both look back on the last contexts and ask what the policy, as it predicts now, would have chosen for them at some λ:
 
-    mean cost    the least λ at which the mean predicted cost stays within the target, corrected by what was spent
-    since the target was set; so a bias of the predictions cannot accumulate accuracy     the largest λ at which the
-    mean predicted accuracy is the wanted share of the best single configuration's
+- mean cost: the least λ at which the mean predicted cost stays within the target, corrected by what was spent since
+  the target was set, so that a bias of the predictions cannot accumulate;
+- accuracy: the largest λ at which the mean predicted accuracy is the wanted share of the best single configuration's.
 
 Its state is a fold over events in the one order of decisions and updates. The price in force is read once per batch.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
@@ -233,8 +232,3 @@ def _least(holds: Any, scale: float) -> float:
         else:
             low = middle
     return scale * float(np.exp(high))
-
-
-def recent(window: Sequence[Vector]) -> Matrix:
-    """Return the window's contexts as rows, shape (m, rank)."""
-    return np.array(window)

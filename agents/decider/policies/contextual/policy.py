@@ -19,15 +19,13 @@ each query has its own ranking. This is not Algorithm 1; the paper's policy is `
 from __future__ import annotations
 
 import math
-from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 
 from agents.decider import intake
-from agents.decider.features import FeatureSettings
 from agents.decider.policies.base import (
     Account,
     ActionVector,
@@ -46,15 +44,10 @@ from agents.decider.policies.contextual.estimates import Estimates
 from agents.decider.policies.contextual.fitting import fit_transform, set_anchors
 from agents.decider.policies.contextual.history import History
 from agents.decider.policies.contextual.lessons import LESSONS, Lessons
-from agents.decider.policies.contextual.pacer import Pacer, price_for_accuracy, price_for_cost, recent
+from agents.decider.policies.contextual.outlook import Outlook
+from agents.decider.policies.contextual.pacer import Pacer
 from agents.decider.policies.contextual.prior import require_fit
 from agents.decider.policies.learner import Learner
-from agents.decider.policies.policy import Policy
-from agents.decider.policies.registry import Inputs, Options, policy
-from agents.decider.surface import COUNTS
-
-WINDOW: Final = 500
-"""Number of recent contexts on which λ is solved."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +81,7 @@ class Contextual(Learner):
         self.settings = settings or ContextualSettings()
         self.estimates = Estimates(design, self.settings.ridge)
         self.pacer = Pacer()
-        self.window: deque[Vector] = deque(maxlen=WINDOW)
+        self.outlook = Outlook(design, self.estimates, self.pacer)
         self.lessons = Lessons(self.settings.lessons)
 
     def grown(self, kept: Sequence[int]) -> None:
@@ -129,7 +122,7 @@ class Contextual(Learner):
     def price(self, aim: Aim) -> float:
         """Return λ of an aim: the one in force, or a new solution on the window for a new aim or price of a model."""
         found = self.pacer.price(aim, self.estimates.price_factors)
-        return self._solved(aim) if found is None else found
+        return self.outlook.price(aim) if found is None else found
 
     def expect(self, decisions: Sequence[Pending]) -> None:
         """Add decisions to the window and to the account of their aims."""
@@ -142,8 +135,8 @@ class Contextual(Learner):
                 cost, accuracy = float(terms[COST]), float(terms[CORRECT])
                 factors = self.estimates.price_factors
                 if self.pacer.decided(aim, decision.observation_id, cost, accuracy, price, factors):
-                    self.pacer.paces[aim.key].price = self._solved(aim)
-            self.window.append(z)
+                    self.pacer.paces[aim.key].price = self.outlook.price(aim)
+            self.outlook.window.append(z)
 
     def abandon(self, decisions: Sequence[Pending]) -> None:
         """Close the account of decisions that will have no reward."""
@@ -194,11 +187,10 @@ class Contextual(Learner):
         out_of_fold = fit_transform(design, history, targets)
         weights = history.weights * min(1.0, cap / len(history.question))
         self.estimates.replace(out_of_fold[history.question], history.action, targets, weights)
-        self.window.clear()
         # In the order of the traffic: a question stands once for its rows in a run, as a table has them, and again
         # where it was asked again later.
         begins = np.flatnonzero(np.diff(history.question, prepend=-1))
-        self.window.extend(out_of_fold[history.question[begins]])
+        self.outlook.replace(out_of_fold[history.question[begins]])
 
     def saved(self) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
         """Return regression, means, window and accounts, all bit for bit."""
@@ -207,14 +199,13 @@ class Contextual(Learner):
         meta = {"rows": rows, "pacer": self.pacer.snapshot()} | ahead
         if self.estimates.price_factors:
             meta["price_factors"] = self.estimates.price_factors
-        window = np.array(self.window).reshape(len(self.window), self.design.rank)
-        return meta, learned | {"window": window} | outcomes
+        return meta, learned | {"window": self.outlook.snapshot()} | outcomes
 
     def restored(self, meta: dict[str, Any], arrays: dict[str, np.ndarray]) -> None:
         """Restore them."""
         self.estimates.restore(meta["rows"], arrays)
         self.estimates.reprice(meta.get("price_factors", {}))
-        self.window = deque(arrays["window"], maxlen=WINDOW)
+        self.outlook.replace(arrays["window"])
         self.pacer.restore(meta["pacer"])
         self.lessons.restore(meta, arrays)
 
@@ -248,34 +239,7 @@ class Contextual(Learner):
 
     def shortfall(self, aim: Aim) -> float | None:
         """Return the least mean cost, or the largest share of accuracy, on the window, if an aim asks for more."""
-        outlook = self._outlook()
-        if outlook is None:
-            return None
-        accuracy, cost = outlook
-        if aim.mean_cost is not None:
-            least = float(cost.min(axis=1).mean()) * self.pacer.dearer(aim)
-            return least if least > aim.mean_cost else None
-        assert aim.accuracy is not None
-        most = float(accuracy.max(axis=1).mean() / accuracy.mean(axis=0).max()) * self.pacer.optimism(aim)
-        return most if most < aim.accuracy else None
-
-    def _outlook(self) -> tuple[Matrix, Matrix] | None:
-        """Return predicted accuracy and cost of what is on offer, for every context of the window; None without any."""
-        on_offer = np.flatnonzero(self.design.active)
-        if not self.window or not len(on_offer) or not self.estimates.any():
-            return None
-        return self.estimates.outlook(recent(self.window), on_offer)
-
-    def _solved(self, aim: Aim) -> float:
-        """Return the price at which an aim is met on the window, with the present predictions."""
-        outlook = self._outlook()
-        if outlook is None:
-            return 0.0
-        accuracy, cost = outlook
-        if aim.mean_cost is not None:
-            return price_for_cost(accuracy, cost, self.pacer.momentary(aim))
-        assert aim.accuracy is not None
-        return price_for_accuracy(accuracy, cost, aim.accuracy / self.pacer.optimism(aim))
+        return self.outlook.shortfall(aim)
 
     def account(self, aim: Aim) -> Account | None:
         """Return what an aim's decisions came to since its target was set."""
@@ -288,39 +252,3 @@ class Contextual(Learner):
         for o in observations:
             intake.outcome(o.observation_id, o.correct, o.score, o.log_cost, o.imputed)
             self._place(o)
-
-
-class ContextualOptions(Options, frozen=True, kw_only=True):
-    """Options of the contextual policy.
-
-    Attributes:
-        alpha, ridge: see ContextualSettings.
-        query_rank: Length of z_q without its constant: the surface counts, and two more directions. These three were
-            chosen by cross-fitting on the history third of `paretobandit_val` alone.
-    """
-
-    alpha: float = 0.05
-    ridge: float = 3.0
-    query_rank: int = 11
-
-    def __post_init__(self) -> None:
-        """Refuse numbers it cannot run with."""
-        super().__post_init__()
-        self.not_negative("alpha")
-        self.positive("ridge")
-        for name in ("action_features", "interactions"):
-            if getattr(self, name) != Options.__struct_defaults__[Options.__struct_fields__.index(name)]:
-                raise ValueError(f"{name} does not apply to the contextual policy; leave it out")
-
-
-@policy("contextual", ContextualOptions)
-def _contextual(options: ContextualOptions, on: Inputs) -> Policy:
-    features = FeatureSettings(
-        query_dim=on.query_dim + len(COUNTS),
-        action_dim=on.action_dim,
-        query_rank=options.query_rank,
-        interaction_scale=options.interaction_scale,
-        basis_seed=options.basis_seed,
-    )
-    settings = ContextualSettings(options.alpha, options.ridge, on.encoder)
-    return Contextual(Design(features), settings)
