@@ -22,7 +22,8 @@ def main(tables: Tables) -> str:
 def _paired(policies: Mapping[str, Any], seeds: int) -> str:
     first = max((p for p in policies if p != "uniscale"), key=lambda p: float(policies[p]["reward"]["mean"]))
     lead = policies[first]["uniscale_leads_by"]
-    return f" Paired over {seeds} further seeds, it leads {_plain(first)} by {_of(lead, 4)}."
+    chance = "" if lead["low"] > 0 else ", which may be chance"
+    return f" Paired over {seeds} further seeds, it leads {_plain(first)} by {_of(lead, 4)}{chance}."
 
 
 def _standing(mode: str, policies: Mapping[str, Any]) -> str:
@@ -55,7 +56,9 @@ def frontier(tables: Tables) -> str:
         found = rows[mine]["mean_cost_ratio"]
         text += f"{_plain(mine).capitalize()}: {_ratio(found)}"
         if rows[mine]["unreached"]:
-            text += f", it does not reach {', '.join(rows[mine]['unreached'])} of that accuracy"
+            text += f"; it does not reach {', '.join(rows[mine]['unreached'])} of that accuracy"
+        elif found is None or found["high"] is None or found["high"] >= 1:
+            text += " (no saving is shown)"
         text += "."
     most = rows["ceiling"]["mean_cost_ratio"]
     if most is not None and (most["high"] is None or most["high"] >= 1):
@@ -86,14 +89,14 @@ def pacer(tables: Tables) -> str:
     return (
         f"Spend over target at the end of each phase: {spend}; largest deviation from round 1,000 on: "
         f"{100 * off:.1f} %, mean of {about['runs']} runs. {unspent if free else ''}Accuracy is below the fixed mix of "
-        f"the same cost by more than two standard errors in: {', '.join(short) or 'no phase'}. Restored learners "
-        f"{alike} those that never stopped."
+        f"the same cost by more than two standard errors in: {', '.join(short) or 'no phase'}. In one run, learners "
+        f"restored in the middle of each phase {alike} the one that never stopped."
     )
 
 
 def _ratio(found: Mapping[str, Any] | None) -> str:
     if found is None:
-        return "no mean ratio"
+        return "no ratio, because a target is out of reach"
     ends = ["∞" if found[end] is None else f"{found[end]:.3f}" for end in ("low", "high")]
     return f"{found['mean']:.3f} [{', '.join(ends)}] of the cheapest fixed mix's cost"
 
@@ -106,10 +109,10 @@ def early_exit(tables: Tables) -> str:
         wide, change = found["stragglers"]["all models"], found["change"]["all searches"]
         text = (
             f"Once an answer is complete, early exit stops every path that can no longer win, so it saves where the "
-            f"paths of a question differ in length. Here {100 - wide['went_on_percent']['mean']:.1f} % of the "
-            f"{wide['searches']:,} searches with two or more paths, run without it, ended in the step that completed "
-            f"their answer, and a search continued for {wide['steps_beyond']['mean']:.2f} steps on "
-            f"average: cost changes by {_of(change['eflops_percent'], 2)} %, accuracy by "
+            f"paths of a question differ in length. Of the {wide['searches']:,} searches with two or more paths "
+            f"that were run without it, {wide['went_on_percent']['mean']:.1f} % went on after their answer was "
+            f"complete; the mean over all of them is {wide['steps_beyond']['mean']:.2f} further steps. With early "
+            f"exit, cost changes by {_of(change['eflops_percent'], 2)} %, accuracy by "
             f"{_of(change['accuracy_points'], 2)} points."
         )
     if replayed := tables.get("early_exit_replayed"):

@@ -17,12 +17,17 @@ def joint_frontier(tables: Tables) -> str:
         row = rows[name]
         gain, cost = row["uis_gains_points"], row["uis_cost_ratio"]
         text = f"over {what} {gain['mean']:+.1f} points of accuracy [{gain['low']:+.1f}, {gain['high']:+.1f}]"
+        if not _clear(gain):
+            text += " (the interval includes zero: no gain is shown)"
         if cost is not None:
             ends = ["∞" if cost[end] is None else f"{cost[end]:.2f}" for end in ("low", "high")]
-            text += f", at equal accuracy {cost['mean']:.2f} [{', '.join(ends)}] of its cost"
-        parts.append(text + ("" if _clear(gain) else " (the interval includes zero: no gain is shown)"))
+            text += (
+                f"; at equal accuracy it pays {cost['mean']:.2f} [{', '.join(ends)}] of what that space's own cheapest "
+                "mix, chosen in hindsight, costs"
+            )
+        parts.append(text)
     return (
-        f"At the same cost, averaged over its logarithm, the joint space gains {' and '.join(parts)}. Its most "
+        f"At the same cost, averaged over its logarithm, the joint space gains {', and '.join(parts)}. Its most "
         f"accurate configuration is correct on {uis['accuracy']['mean']:.1f} %, routing's on "
         f"{rows['routing']['accuracy']['mean']:.1f} %, TTS's on {rows['tts']['accuracy']['mean']:.1f} %. The paper "
         f"plots this frontier without numbers; its Oracle earns 0.7924 in the joint space, 0.6121 in routing, 0.7426 "
@@ -59,8 +64,11 @@ def alpha(tables: Tables) -> str:
         regret = {label: _mean(row, "regret_210") for label, row in rows.items()}
         least = min(regret, key=lambda label: regret[label])
         told = ", ".join(f"{value:.1f} at α = {label}" for label, value in regret.items())
+        others = [row["regret_210"] for label, row in rows.items() if label != least]
+        alone = all(_apart(rows[least]["regret_210"], other) for other in others)
         text.append(
-            f"{_mode(mode)}: regret at 210 is {told}; least at α = {least} (the paper: α = 1 in both modes)."
+            f"{_mode(mode)}: regret at 210 is {told}; least at α = {least}"
+            f"{'' if alone else ', though intervals overlap'} (the paper: α = 1 in both modes)."
         )
     return " ".join(text)
 
@@ -108,9 +116,9 @@ def pareto(tables: Tables) -> str:
             and _mean(row, "eflops") <= _mean(own, "eflops")
         ]
         better = (
-            f"{' and '.join(above)} at least as accurate and no more expensive"
+            f"at least as accurate and no more expensive than UniScale: {', '.join(above)}"
             if above
-            else "no other policy is as accurate and as cheap"
+            else "no other policy is at least as accurate and no more expensive"
         )
         text.append(
             f"{_mode(mode)}: {better}; reward {_mean(own, 'reward'):.3f}, the best fixed arm's in hindsight "
