@@ -1,4 +1,7 @@
-"""The Runtime protocol over lists: one worker of one room, which can die after any single effect."""
+"""The Runtime protocol over lists: one worker of one room, which can die after any single effect.
+
+What a room asks the broker outside its consumer group is in `lookups`.
+"""
 
 import asyncio
 import random
@@ -14,7 +17,6 @@ from streams.runtime.base import (
     BatchHandler,
     Begin,
     Crash,
-    Group,
     Handler,
     Outgoing,
     Record,
@@ -22,13 +24,15 @@ from streams.runtime.base import (
 )
 from streams.runtime.crashes import Crashes
 from streams.runtime.guard import Guard
+from streams.runtime.memory import tail
 from streams.runtime.memory.broker import Broker, Effect
 from streams.runtime.memory.in_flight import InFlightList
+from streams.runtime.memory.lookups import Lookups
+from streams.runtime.memory.subscription import Subscription
 from streams.runtime.memory.table import MemoryTable
 from streams.runtime.partitions import partition_for
 from streams.runtime.spec import RoomSpec
 from streams.settings import Settings
-from streams.topics import Topics
 
 T = TypeVar("T")
 
@@ -39,20 +43,7 @@ class Died(BaseException):
     """This worker was killed: whatever it has not done yet never happens."""
 
 
-class Subscription:
-    """A handler bound to a topic, with how far each assigned partition was handed over and handled."""
-
-    def __init__(self, topic: str, handle: BatchHandler, most: int, stage: str) -> None:
-        self.topic = topic
-        self.handle = handle
-        self.most = most
-        self.stage = stage
-        self.positions: dict[int, int] = {}
-        self.handled: dict[int, int] = {}
-        self.busy: set[int] = set()
-
-
-class MemoryRuntime:
+class MemoryRuntime(Lookups):
     """One worker of one room; see `streams.runtime.base.Runtime` for what each method promises."""
 
     def __init__(
@@ -68,14 +59,9 @@ class MemoryRuntime:
         rng: random.Random | None = None,
         dies_after: Callable[[Effect], bool] = lambda effect: False,
     ) -> None:
-        self.settings = settings
-        self.broker = broker
-        self.spec = spec
-        self.room = spec.name
-        self.group = group
+        super().__init__(settings, broker, spec, group)
         self.instance = instance
         self.metrics = Metrics(spec.name)
-        self.topics = Topics(settings)
         self.app = self.topics.app_id(spec.name, group)
         self.control = Control(settings, self.monotonic)
         self.limit = settings.kafka.max_record_bytes - (MAX_RECORD - MAX_VALUE)
@@ -138,36 +124,12 @@ class MemoryRuntime:
         self, topics: Sequence[str], on_record: Callable[[Record], None], *, begin: Begin
     ) -> None:
         """Show what is there, then what is appended; see the protocol."""
-        for topic in topics:
-            self._require_read(topic)
-            for partition in range(self.broker.partitions(topic)):
-                first, end = self.broker.first(topic, partition), self.broker.end(topic, partition)
-                at = first if begin == "beginning" else end
-                if isinstance(begin, int):
-                    at = max(first, end - begin)
-                while (found := self.broker.at(topic, partition, at)) is not None:
-                    on_record(found[1])
-                    at = found[1].offset + 1
-        loop = asyncio.get_running_loop()
-        self.broker.watch(self, topics, lambda record: self._later(loop, on_record, record))
-
-    def _later(
-        self, loop: asyncio.AbstractEventLoop, on_record: Callable[[Record], None], record: Record
-    ) -> None:
-        loop.call_soon(self._show, on_record, record)
-
-    def _show(self, on_record: Callable[[Record], None], record: Record) -> None:
-        if not self.dead:
-            on_record(record)
+        tail.follow(self, topics, on_record, begin)
 
     def require_own(self, topic: str) -> None:
         """Refuse to write a topic that is not of the room's own state."""
         if topic not in self.spec.keeps(self.topics):
             raise ValueError(f"{self.room}: {topic} is not among the state of its RoomSpec")
-
-    def _require_read(self, topic: str) -> None:
-        if topic not in self.spec.looks_at(self.topics, self.group):
-            raise ValueError(f"{self.room}: reads {topic}, which its RoomSpec does not name")
 
     async def send(self, *records: Outgoing) -> None:
         """Append in order, each an effect of its own; see the protocol."""
@@ -214,47 +176,6 @@ class MemoryRuntime:
     def assigned(self, topic: str) -> frozenset[int]:
         """Return the partitions of the last assignment; see the protocol."""
         return self.partitions.get(topic, frozenset())
-
-    async def first_offsets(self, topics: Sequence[str]) -> Mapping[tuple[str, int], int]:
-        """Ask the broker; see the protocol."""
-        return {(t, p): self.broker.first(t, p) for t in topics for p in range(self.broker.partitions(t))}
-
-    async def end_offsets(self, topics: Sequence[str]) -> Mapping[tuple[str, int], int]:
-        """Ask the broker; see the protocol."""
-        return {(t, p): self.broker.end(t, p) for t in topics for p in range(self.broker.partitions(t))}
-
-    async def groups(self, app_ids: Sequence[str]) -> Mapping[str, Group]:
-        """Ask the broker, which knows no members; see the protocol."""
-        found: dict[str, Group] = {}
-        for (app, topic, partition), offset in self.broker.committed.items():
-            if app in app_ids:
-                waiting = found.setdefault(app, Group({})).waiting
-                waiting[topic] = waiting.get(topic, 0) + self.broker.end(topic, partition) - offset
-        return found
-
-    async def latest(self, topic: str, begin: int = 0) -> dict[bytes, bytes]:
-        """Ask the broker; see the protocol."""
-        self._require_read(topic)
-        found: dict[bytes, bytes] = {}
-        for partition in range(self.broker.partitions(topic)):
-            found |= self.broker.changelog(topic, partition, begin)
-        return found
-
-    async def has_topic(self, topic: str) -> bool:
-        """Ask the broker; see the protocol."""
-        return self.broker.has(topic)
-
-    async def find(self, topic: str, key: bytes, since_ms: int, until_ms: int) -> Record | None:
-        """Ask the broker; see the protocol."""
-        self._require_read(topic)
-        partition = partition_for(key, self.broker.partitions(topic))
-        at = self.broker.first(topic, partition)
-        while (found := self.broker.at(topic, partition, at)) is not None:
-            record = found[1]
-            if record.key == key and since_ms <= record.timestamp_ms <= until_ms:
-                return record
-            at = record.offset + 1
-        return None
 
     async def hold_back(self, offsets: Mapping[str, int]) -> Mapping[str, int]:
         """Lower committed offsets; see the protocol."""
