@@ -16,7 +16,7 @@
 
 Every message says what is wrong, where, and what to do about it. In a handler a UniscaleError means that the
 record is at fault, and makes a dead letter. What is the fault of the process or of a dependency is not one:
-`streams.runtime.base.Unavailable` and `Crash`.
+`Unavailable` and `Crash` of `streams.runtime.errors`.
 """
 
 

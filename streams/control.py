@@ -24,7 +24,8 @@ from schemas.base import decode
 from schemas.control import CatalogueEntry, PriceEntry, decode_control
 from schemas.errors import UniscaleError
 from schemas.heartbeat import Heartbeat
-from streams.runtime.base import Begin, Record
+from streams.runtime.base import Begin
+from streams.runtime.records import Record
 from streams.settings import Settings, SettingsError, variable
 from streams.topics import Topics
 

@@ -19,7 +19,7 @@ from streams.health import Health, serve
 from streams.local.supervisor import READY
 from streams.metrics import Metrics
 from streams.rooms import ROOMS
-from streams.runtime.base import Crash
+from streams.runtime.errors import Crash
 from streams.runtime.kafka.app import crash, on_crash
 from streams.runtime.kafka.clients import admin
 from streams.runtime.kafka.consuming.namesake import InstanceName

@@ -151,9 +151,9 @@ def _serve(warm: int, out: Path) -> None:
     import uvloop
 
     from streams.metrics import Metrics
-    from streams.runtime.base import Outgoing, Record
     from streams.runtime.kafka.process.worker import Worker
     from streams.runtime.kafka.runtime import KafkaRuntime
+    from streams.runtime.records import Outgoing, Record
 
     settings = Settings.from_env(os.environ)
     asyncio.set_event_loop_policy(uvloop.EventLoopPolicy())

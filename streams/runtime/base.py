@@ -10,15 +10,15 @@ Two implementations exist: `runtime.kafka` for deployments and `runtime.memory` 
 - A table has the rows that were written before the crash, whole, before the first record is handled.
 - When a handler has failed three times on one record, the record goes to the dead-letter topic and the partition
   moves past it.
+
+What rooms receive and send is in `records`, what can go wrong in `errors`.
 """
 
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Literal, NoReturn, Protocol, TypeAlias, TypeVar
 
-import msgspec
-
-from schemas.errors import UniscaleError
 from schemas.query import Origin
+from streams.runtime.records import Group, Outgoing, Record
 
 if TYPE_CHECKING:
     from streams.control import Control
@@ -28,94 +28,10 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-
-class Record(msgspec.Struct, frozen=True):
-    """One record as the broker delivered it.
-
-    Attributes:
-        topic: Its topic.
-        partition: Its partition.
-        offset: Its position in the partition.
-        timestamp_ms: Append time on the broker, ms since the epoch.
-        key: Its key.
-        value: Its bytes; None for a tombstone.
-        epoch: The assignment it was delivered under; see `Runtime.is_ours`.
-    """
-
-    topic: str
-    partition: int
-    offset: int
-    timestamp_ms: int
-    key: bytes | None
-    value: bytes | None
-    epoch: int = 0
-
-    @property
-    def coordinates(self) -> str:
-        """Return topic/partition/offset, for logs and failure counts."""
-        return f"{self.topic}/{self.partition}/{self.offset}"
-
-    @property
-    def origin(self) -> Origin:
-        """Return the record's position as it travels in other records."""
-        return Origin(topic=self.topic, partition=self.partition, offset=self.offset)
-
-
-class Outgoing(msgspec.Struct, frozen=True):
-    """One record to send. Without a partition, its key decides; see `Runtime.partition_for`."""
-
-    topic: str
-    key: bytes | None
-    value: bytes
-    partition: int | None = None
-
-
-class Group(msgspec.Struct, frozen=True):
-    """A consumer group as the broker sees it.
-
-    Attributes:
-        waiting: Records that are not handled yet, by topic.
-        members: Its workers; None where the broker does not say.
-    """
-
-    waiting: dict[str, int]
-    members: int | None = None
-
-
 Handler: TypeAlias = Callable[[Record], Awaitable[None]]
 BatchHandler: TypeAlias = Callable[[Sequence[Record]], Awaitable[None]]
 Begin: TypeAlias = Literal["beginning", "end"] | int
 """Where following starts: the beginning, the end, or so many records before the end of each partition."""
-
-
-class Unavailable(Exception):
-    """A dependency of a record is unavailable: the broker, an encoder. The record is not at fault.
-
-    The guard counts no failure. It waits, longer each time, and calls the handler again.
-    """
-
-
-class SendFailed(Unavailable):
-    """The broker did not accept a record. The message gives its reason."""
-
-
-class NotAllowed(SendFailed):
-    """The broker does not let this process read or write a topic: its access control lists do not say so."""
-
-
-class RowTooLarge(UniscaleError, ValueError):
-    """A row would exceed the record limit: the record that would cause it is refused."""
-
-
-class UnknownTopic(UniscaleError, LookupError):
-    """A topic does not exist. Check the prefix, or run `python -m streams topics create`."""
-
-
-class Crash(Exception):
-    """This room cannot continue. `streams.worker` ends the process; in memory the caller restarts the room.
-
-    Nothing between a handler and its runtime catches it, so no offset moves past the failure.
-    """
 
 
 class Table(Protocol):
@@ -342,8 +258,3 @@ class Runtime(Protocol):
 
     def crash(self, reason: str, error: BaseException | None = None) -> NoReturn:
         """End this room immediately, so that no offset moves past the failure."""
-
-
-def key_of(query_id: str) -> bytes:
-    """Return the key of a query's records."""
-    return query_id.encode()

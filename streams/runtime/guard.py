@@ -15,9 +15,11 @@ from collections.abc import Sequence
 from schemas.base import encode
 from schemas.errors import UniscaleError
 from schemas.query import Origin
-from streams.runtime.base import BatchHandler, Crash, Outgoing, Record, Runtime, Unavailable, key_of
+from streams.runtime.base import BatchHandler, Runtime
 from streams.runtime.crashes import LIMIT, Crashes, InFlight, KilledProcess
+from streams.runtime.errors import Crash, Unavailable
 from streams.runtime.letters import answer_of, letter_of
+from streams.runtime.records import Outgoing, Record, key_of
 from streams.runtime.turns import Turns
 
 log = logging.getLogger("streams.runtime.guard")

@@ -22,9 +22,9 @@ import numpy as np
 
 from agents.decider.log.snapshot import SNAPSHOT_KEY, START_KEY
 from streams.rooms.decider.room import DeciderRoom
-from streams.runtime.base import Outgoing
 from streams.runtime.kafka.runtime import KafkaRuntime
 from streams.runtime.kafka.writing.table import KafkaTable
+from streams.runtime.records import Outgoing
 from streams.settings import Settings
 from streams.worker import run_room
 

@@ -23,8 +23,9 @@ pytestmark = pytest.mark.broker
 PROCESS = """
 import asyncio, os, signal, sys
 from streams.metrics import Metrics
-from streams.runtime.base import Crash, Record
+from streams.runtime.errors import Crash
 from streams.runtime.kafka.runtime import KafkaRuntime
+from streams.runtime.records import Record
 from streams.settings import Settings
 
 async def main():

@@ -19,7 +19,7 @@ from schemas.query import Query
 from schemas.reward import Reward
 from streams.local.broker import Broker
 from streams.local.supervisor import python
-from streams.runtime.base import Crash
+from streams.runtime.errors import Crash
 from streams.runtime.kafka.app import create_app
 from streams.runtime.kafka.clients import admin, connections
 from streams.runtime.kafka.transport import consumer_of

@@ -10,12 +10,12 @@ from faust.types import TP
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from streams.runtime.base import Record
 from streams.runtime.kafka.app import create_app
 from streams.runtime.kafka.consuming.consumer import Consumer
 from streams.runtime.kafka.consuming.lanes import Lanes
 from streams.runtime.kafka.consuming.offsets import Course, SkippedRecord
 from streams.runtime.kafka.transport import consumer_of
+from streams.runtime.records import Record
 from streams.settings import Settings
 
 TOPIC = "lanes.search-step"

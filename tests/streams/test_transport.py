@@ -11,13 +11,13 @@ from faust.types import TP
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streams.runtime.base import Record
 from streams.runtime.kafka import handlers
 from streams.runtime.kafka.app import changelogged, create_app
 from streams.runtime.kafka.consuming.consumer import _MOVING_S, Consumer
 from streams.runtime.kafka.consuming.lanes import Lanes
 from streams.runtime.kafka.consuming.offsets import Course, Offsets, SkippedRecord
 from streams.runtime.kafka.transport import consumer_of
+from streams.runtime.records import Record
 from streams.settings import Settings
 
 

@@ -27,7 +27,9 @@ from schemas.dead_letter import DeadLetter
 from schemas.decision import Decision
 from schemas.errors import UniscaleError
 from schemas.reward import Due, Feedback, Reward
-from streams.runtime.base import Outgoing, Record, Runtime, Unavailable, key_of
+from streams.runtime.base import Runtime
+from streams.runtime.errors import Unavailable
+from streams.runtime.records import Outgoing, Record, key_of
 from streams.topics import SHARD
 
 log = logging.getLogger("streams.aggregator")

@@ -15,7 +15,9 @@ from agents.space.catalogue import Catalogue
 from streams.rooms.decider.learner_log import LearnerLog
 from streams.rooms.decider.pending import Pending
 from streams.rooms.decider.policies import action_vectors, policy_of, prior_of, read_prior
-from streams.runtime.base import Runtime, SendFailed, key_of
+from streams.runtime.base import Runtime
+from streams.runtime.errors import SendFailed
+from streams.runtime.records import key_of
 
 log = logging.getLogger("streams.decider")
 

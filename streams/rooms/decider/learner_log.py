@@ -16,7 +16,8 @@ from agents.decider.log import retention, snapshot
 from agents.decider.log.repair import shown
 from agents.decider.log.rows import decode_row
 from agents.decider.results import Recovered
-from streams.runtime.base import Runtime, SendFailed
+from streams.runtime.base import Runtime
+from streams.runtime.errors import SendFailed
 
 log = logging.getLogger("streams.decider")
 

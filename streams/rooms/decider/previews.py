@@ -31,7 +31,7 @@ from schemas.base import MAX_VALUE, decode
 from schemas.context import Context
 from schemas.errors import RecordError, UniscaleError
 from schemas.query import Origin, Query
-from streams.runtime.base import Unavailable
+from streams.runtime.errors import Unavailable
 from streams.runtime.web import server_of
 
 if TYPE_CHECKING:

@@ -28,7 +28,8 @@ from streams.rooms.decider.pacing import Pacing
 from streams.rooms.decider.pending import Pending
 from streams.rooms.decider.policies import check_control_group, policy_of
 from streams.rooms.embedder.encoders import encoder_of
-from streams.runtime.base import Outgoing, Record, Runtime, key_of
+from streams.runtime.base import Runtime
+from streams.runtime.records import Outgoing, Record, key_of
 
 
 class DeciderRoom:

@@ -13,7 +13,9 @@ from schemas.errors import UniscaleError
 from schemas.query import Query
 from streams.rooms.embedder.admission import Admission
 from streams.rooms.embedder.encoders import encoder_of
-from streams.runtime.base import Outgoing, Record, Runtime, Unavailable
+from streams.runtime.base import Runtime
+from streams.runtime.errors import Unavailable
+from streams.runtime.records import Outgoing, Record
 from streams.topics import SHARD
 
 # A query whose Answer is never seen frees its slot this long after the query's deadline.

@@ -25,7 +25,9 @@ from schemas.errors import RecordTooLarge, UniscaleError
 from schemas.heartbeat import Heartbeat
 from schemas.search import SearchStep, Verification
 from streams.rooms.executor.hosting import engines_of
-from streams.runtime.base import Crash, Outgoing, Record, Runtime, Unavailable, key_of
+from streams.runtime.base import Runtime
+from streams.runtime.errors import Crash, Unavailable
+from streams.runtime.records import Outgoing, Record, key_of
 
 log = logging.getLogger("streams.executor")
 

@@ -20,7 +20,8 @@ from streams.rooms.gateway.index.recent import Index
 from streams.rooms.gateway.limits import Gate, is_local
 from streams.rooms.gateway.routes.app import Routes
 from streams.rooms.gateway.service import Service
-from streams.runtime.base import Record, Runtime
+from streams.runtime.base import Runtime
+from streams.runtime.records import Record
 from streams.runtime.web import Server, server_of
 
 log = logging.getLogger("streams.gateway")

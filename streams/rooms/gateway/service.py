@@ -25,7 +25,8 @@ from streams.rooms.gateway.openai.errors import ApiError, not_found, of_record
 from streams.rooms.gateway.openai.names import Asked, asked
 from streams.rooms.gateway.openai.request import ChatRequest, to_query
 from streams.rooms.gateway.waiting import Seen, Waiting
-from streams.runtime.base import Outgoing, Runtime, key_of
+from streams.runtime.base import Runtime
+from streams.runtime.records import Outgoing, key_of
 
 RETRY_MS: Final = 10 * 60 * 1000
 """A client's retry within this time joins the query it repeats."""

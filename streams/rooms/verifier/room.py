@@ -10,7 +10,9 @@ from schemas.base import decode, encode
 from schemas.errors import UniscaleError
 from schemas.search import SearchStep
 from streams.rooms.executor.hosting import verifier_of
-from streams.runtime.base import Crash, Outgoing, Record, Runtime, key_of
+from streams.runtime.base import Runtime
+from streams.runtime.errors import Crash
+from streams.runtime.records import Outgoing, Record, key_of
 
 
 class UnknownGroup(UniscaleError):

@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 import faust
 from faust.sensors import Monitor
 
-from streams.runtime.base import Crash
+from streams.runtime.errors import Crash
 from streams.runtime.kafka.clients import connections
 from streams.runtime.kafka.transport import App
 from streams.runtime.kafka.writing.table import Changelogged

@@ -11,8 +11,9 @@ from aiokafka.errors import KafkaError
 from kafka import KafkaConsumer, TopicPartition
 from kafka.errors import KafkaError as ClientError
 
-from streams.runtime.base import Group, Record, Unavailable
+from streams.runtime.errors import Unavailable
 from streams.runtime.kafka.clients import admin, connections, reading
+from streams.runtime.records import Group, Record
 from streams.settings import Settings
 
 

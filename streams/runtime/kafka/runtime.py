@@ -19,17 +19,9 @@ from schemas.base import MAX_RECORD, MAX_VALUE
 from schemas.query import Origin
 from streams.control import Control
 from streams.metrics import Metrics
-from streams.runtime.base import (
-    BatchHandler,
-    Begin,
-    Crash,
-    Handler,
-    NotAllowed,
-    Outgoing,
-    Record,
-    SendFailed,
-)
+from streams.runtime.base import BatchHandler, Begin, Handler
 from streams.runtime.crashes import Crashes, InFlightFile
+from streams.runtime.errors import Crash, NotAllowed, SendFailed
 from streams.runtime.guard import Guard
 from streams.runtime.kafka import handlers
 from streams.runtime.kafka.app import crash, create_app
@@ -43,6 +35,7 @@ from streams.runtime.kafka.transport import consumer_of, sender_of
 from streams.runtime.kafka.writing.outbox import Outbox
 from streams.runtime.kafka.writing.table import KafkaTable
 from streams.runtime.partitions import partition_for
+from streams.runtime.records import Outgoing, Record
 from streams.settings import Settings
 from streams.topics import Topics
 

@@ -10,11 +10,12 @@ from typing import Any
 
 from aiokafka import AIOKafkaConsumer
 
-from streams.runtime.base import Begin, Record
+from streams.runtime.base import Begin
 from streams.runtime.kafka.app import crash
 from streams.runtime.kafka.clients import closing
 from streams.runtime.kafka.clients.reading import assign, connected, to_ends
 from streams.runtime.kafka.consuming import fetching
+from streams.runtime.records import Record
 from streams.settings import Settings
 
 

@@ -3,8 +3,9 @@
 from collections.abc import Callable, Iterable, Mapping
 from typing import Literal, NamedTuple
 
-from streams.runtime.base import Record, UnknownTopic
+from streams.runtime.errors import UnknownTopic
 from streams.runtime.partitions import partition_for
+from streams.runtime.records import Record
 
 BEGAN_MS = 1_700_000_000_000
 """Milliseconds since the epoch at which a broker's clock begins by default."""

@@ -8,11 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from agents.space.catalogue_file import load_catalogue
-from streams.runtime.base import Crash, Record
 from streams.runtime.crashes import Crashes
+from streams.runtime.errors import Crash
 from streams.runtime.memory.broker import BEGAN_MS, Broker, Effect
 from streams.runtime.memory.runtime import Died, MemoryRuntime
 from streams.runtime.memory.subscription import Subscription
+from streams.runtime.records import Record
 from streams.runtime.spec import RoomSpec
 from streams.settings import Settings
 from streams.topics import Topics

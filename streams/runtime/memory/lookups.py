@@ -2,9 +2,9 @@
 
 from collections.abc import Mapping, Sequence
 
-from streams.runtime.base import Group, Record
 from streams.runtime.memory.broker import Broker
 from streams.runtime.partitions import partition_for
+from streams.runtime.records import Group, Record
 from streams.runtime.spec import RoomSpec
 from streams.settings import Settings
 from streams.topics import Topics

@@ -13,16 +13,9 @@ from schemas.errors import RecordTooLarge
 from schemas.query import Origin
 from streams.control import Control
 from streams.metrics import Metrics
-from streams.runtime.base import (
-    BatchHandler,
-    Begin,
-    Crash,
-    Handler,
-    Outgoing,
-    Record,
-    SendFailed,
-)
+from streams.runtime.base import BatchHandler, Begin, Handler
 from streams.runtime.crashes import Crashes
+from streams.runtime.errors import Crash, SendFailed
 from streams.runtime.guard import Guard
 from streams.runtime.memory import tail
 from streams.runtime.memory.broker import Broker, Effect
@@ -31,6 +24,7 @@ from streams.runtime.memory.lookups import Lookups
 from streams.runtime.memory.subscription import Subscription
 from streams.runtime.memory.table import MemoryTable
 from streams.runtime.partitions import partition_for
+from streams.runtime.records import Outgoing, Record
 from streams.runtime.spec import RoomSpec
 from streams.settings import Settings
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Iterable
 from typing import TYPE_CHECKING
 
-from streams.runtime.base import RowTooLarge
+from streams.runtime.errors import RowTooLarge
 from streams.runtime.partitions import partition_for
 
 if TYPE_CHECKING:

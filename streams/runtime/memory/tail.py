@@ -6,7 +6,8 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from streams.runtime.base import Begin, Record
+from streams.runtime.base import Begin
+from streams.runtime.records import Record
 
 if TYPE_CHECKING:
     from streams.runtime.memory.runtime import MemoryRuntime

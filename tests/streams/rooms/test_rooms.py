@@ -11,8 +11,9 @@ from streams import flow
 from streams.commands.running.rooms import worker
 from streams.local.launch import room_commands
 from streams.rooms import ROOMS
-from streams.runtime.base import Outgoing, Record, Runtime
+from streams.runtime.base import Runtime
 from streams.runtime.memory import Cluster, run
+from streams.runtime.records import Outgoing, Record
 from streams.runtime.spec import RoomSpec
 from streams.settings import Settings
 from streams.topics import Topics

@@ -21,8 +21,8 @@ from schemas.reward import Due, Reward
 from streams.control import Control
 from streams.rooms import ROOMS
 from streams.rooms.embedder.encoders import HashedEncoder
-from streams.runtime.base import Record
 from streams.runtime.memory import Cluster, run
+from streams.runtime.records import Record
 from streams.settings import Settings
 
 InMemory = Callable[..., Settings]

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import pytest
 
 from streams.local.broker import kafka_home
-from streams.runtime.base import Record
+from streams.runtime.records import Record
 from streams.settings import Settings
 
 TOYS_FILE = Path(__file__).with_name("toys.py")

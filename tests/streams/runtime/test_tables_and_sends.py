@@ -6,9 +6,11 @@ from collections.abc import Callable
 import pytest
 
 from streams.metrics import Metrics
-from streams.runtime.base import Outgoing, Record, RowTooLarge, Runtime, SendFailed
+from streams.runtime.base import Runtime
+from streams.runtime.errors import RowTooLarge, SendFailed
 from streams.runtime.kafka.runtime import KafkaRuntime
 from streams.runtime.memory import Cluster, run
+from streams.runtime.records import Outgoing, Record
 from streams.runtime.spec import RoomSpec
 from streams.settings import Settings
 

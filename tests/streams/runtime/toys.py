@@ -21,7 +21,8 @@ from pathlib import Path
 
 from schemas.errors import UniscaleError
 from schemas.query import Origin
-from streams.runtime.base import Outgoing, Record, Runtime
+from streams.runtime.base import Runtime
+from streams.runtime.records import Outgoing, Record
 from streams.runtime.spec import RoomSpec
 
 HOUR_MS = 3_600_000

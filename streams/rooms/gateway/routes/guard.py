@@ -14,7 +14,7 @@ from streams.rooms.gateway.following import ClientGone
 from streams.rooms.gateway.limits import Credential, Gate, check_host
 from streams.rooms.gateway.openai.errors import ApiError, invalid
 from streams.rooms.gateway.openai.request import MAX_BODY
-from streams.runtime.base import Unavailable
+from streams.runtime.errors import Unavailable
 
 log = logging.getLogger("streams.gateway")
 

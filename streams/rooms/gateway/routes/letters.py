@@ -9,7 +9,7 @@ from streams.rooms.gateway.limits import Credential
 from streams.rooms.gateway.openai.errors import ApiError, invalid, not_found
 from streams.rooms.gateway.routes.guard import Listing, object_of, reply, whole
 from streams.rooms.gateway.service import Service
-from streams.runtime.base import NotAllowed
+from streams.runtime.errors import NotAllowed
 
 log = logging.getLogger("streams.gateway")
 

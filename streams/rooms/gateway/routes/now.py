@@ -13,7 +13,7 @@ from streams.rooms.gateway.index import statistics
 from streams.rooms.gateway.limits import Credential, Tenants
 from streams.rooms.gateway.routes.guard import Listing, reply, whole
 from streams.rooms.gateway.service import Service
-from streams.runtime.base import Unavailable
+from streams.runtime.errors import Unavailable
 
 log = logging.getLogger("streams.gateway")
 

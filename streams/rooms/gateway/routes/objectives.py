@@ -15,7 +15,7 @@ from streams.rooms.gateway.openai import responses
 from streams.rooms.gateway.openai.errors import of_json, of_record
 from streams.rooms.gateway.routes.guard import Listing, object_of, reply
 from streams.rooms.gateway.service import Service
-from streams.runtime.base import Outgoing
+from streams.runtime.records import Outgoing
 
 
 class ObjectiveRoutes:

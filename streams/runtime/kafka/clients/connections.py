@@ -15,7 +15,7 @@ from kafka.admin import KafkaAdminClient
 from kafka.errors import KafkaError as KafkaError  # for modules that may not import kafka
 
 from schemas.errors import UniscaleError
-from streams.runtime.base import UnknownTopic
+from streams.runtime.errors import UnknownTopic
 from streams.runtime.kafka.clients import tokens
 from streams.runtime.kafka.clients.tokens import TokenFile
 from streams.settings import Settings, SettingsError

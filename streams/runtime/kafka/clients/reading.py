@@ -7,7 +7,7 @@ from typing import Any
 from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.errors import KafkaError
 
-from streams.runtime.base import UnknownTopic
+from streams.runtime.errors import UnknownTopic
 from streams.runtime.kafka.clients import closing, connections
 from streams.runtime.partitions import partition_for
 from streams.settings import Settings

@@ -25,11 +25,11 @@ from aiokafka.errors import ConsumerStoppedError, IllegalStateError
 from faust.exceptions import ConsumerNotStarted
 from faust.transport.drivers import aiokafka
 
-from streams.runtime.base import Record
 from streams.runtime.kafka.consuming.in_loop import InLoop
 from streams.runtime.kafka.consuming.lanes import Lane, Lanes
 from streams.runtime.kafka.consuming.offsets import Course, Offsets
 from streams.runtime.kafka.writing.fence import Fence
+from streams.runtime.records import Record
 
 # How long records in flight may continue when a room stops or loses partitions; longer work is repeated elsewhere.
 SETTLE_S = 3.0

@@ -11,7 +11,7 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from streams.runtime.base import Crash
+from streams.runtime.errors import Crash
 from streams.runtime.kafka.clients import closing
 from streams.topics import writer_of
 

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 from schemas.base import MAX_RECORD, MAX_VALUE
 from schemas.errors import RecordTooLarge
-from streams.runtime.base import Outgoing
 from streams.runtime.kafka.writing.sender import Sender
+from streams.runtime.records import Outgoing
 from streams.settings import Settings
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import faust
 from aiokafka.errors import KafkaError
 
-from streams.runtime.base import RowTooLarge, SendFailed
+from streams.runtime.errors import RowTooLarge, SendFailed
 from streams.runtime.partitions import partition_for
 
 Owned = Callable[[], frozenset[int]]
