@@ -1,11 +1,15 @@
 """What networks chose, kept in a file: the same runs as live ones, and never those of other outcomes."""
 
+import os
+import subprocess
+import sys
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import psutil
 import pytest
 
 from agents.decider.policies.base import ActionVector
@@ -145,3 +149,19 @@ def test_training_is_kept_and_gone_on_with(world: World, tmp_path: Path) -> None
     again: list[object] = []
     networks.rebuild(kept, {"all": world}, steady, names, jobs=1, done=again.append)
     assert again == []
+
+
+def test_processes_end_with_the_one_that_began_them(tmp_path: Path) -> None:
+    script = tmp_path / "parent.py"
+    script.write_text(
+        "import os, signal\n"
+        "from experiments.trials.networks import one_thread_each\n"
+        "if __name__ == '__main__':\n"
+        "    pool = one_thread_each(1)\n"
+        "    print(pool.submit(os.getpid).result(), flush=True)\n"
+        "    os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    ran = subprocess.run([sys.executable, script], capture_output=True, env={**os.environ, "PYTHONPATH": "."})
+    worker = psutil.Process(int(ran.stdout)) if psutil.pid_exists(int(ran.stdout)) else None
+    if worker is not None:
+        worker.wait(30)
