@@ -5,6 +5,7 @@ import json
 import socket
 import time
 from collections.abc import Callable, Iterator
+from http.client import HTTPResponse
 from typing import Any
 
 import httpx
@@ -236,13 +237,21 @@ def test_slow_clients_keep_nobody_waiting(site: Any, client: httpx.Client) -> No
             connection.close()
 
 
+def status_of_next(connection: socket.socket) -> int:
+    """Read one whole response: head and body may come in segments of their own."""
+    response = HTTPResponse(connection)
+    response.begin()
+    response.read()
+    return response.status
+
+
 def test_who_still_sends_a_refused_body_reads_why(site: Any) -> None:
     head = b"POST /v1/decide HTTP/1.1\r\nhost: localhost\r\ncontent-length: %d\r\n"
     with raw(site) as connection:
         connection.sendall(head % 9 + b"content-encoding: gzip\r\n\r\n")
-        assert connection.recv(4000).startswith(b"HTTP/1.1 415 ")
+        assert status_of_next(connection) == 415
         connection.sendall(b"x" * 9 + head % 2 + b"\r\n{}")
-        assert connection.recv(4000).startswith(b"HTTP/1.1 400 ")
+        assert status_of_next(connection) == 400
     with raw(site) as connection:
         connection.sendall(head % (2 * MAX_BODY) + b"\r\n" + b" " * (MAX_BODY + 1))
         time.sleep(0.2)
