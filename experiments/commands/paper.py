@@ -45,7 +45,7 @@ STEP_SCORES = Path("../shared/data/tts_prm")
 )  # fmt: skip
 @click.option(
     "--rebuild-networks", is_flag=True,
-    help="Train what that file lacks, by the paper's recipe: hours on two cores. Can be stopped and resumed.",
+    help="Train what that file lacks, by the paper's recipe: 90 minutes on two cores. Can be stopped and resumed.",
 )  # fmt: skip
 @options.jobs
 @click.option(

@@ -156,10 +156,12 @@ def _mixes(axis: Any, accuracy: np.ndarray, cost: np.ndarray, unit: float, **sty
 
 def pareto(path: Path, table: Mapping[str, Any], world: World) -> None:
     """Draw accuracy against cost of every policy over the four modes, a marker a mode."""
-    figure, axis = plt.subplots(figsize=(6.5, 4.5))
+    figure, axis = plt.subplots(figsize=(8.0, 4.5))
     markers = dict(zip(table, "ov^s", strict=True))
     for policy in dict.fromkeys(policy for policies in table.values() for policy in policies):
-        of_policy = {m: table[m][policy] for m in table if policy in table[m]}  # networks: of two modes only
+        of_policy = {
+            m: table[m][policy] for m in table if policy in table[m]
+        }
         points = [(each["eflops"]["mean"], each["accuracy"]["mean"]) for each in of_policy.values()]
         axis.plot(*zip(*points, strict=True), label=policy, color=COLOURS.get(policy), linewidth=1)
         for (x, y), marker in zip(points, map(markers.get, of_policy), strict=True):
@@ -167,7 +169,8 @@ def pareto(path: Path, table: Mapping[str, Any], world: World) -> None:
     for mode, marker in markers.items():
         axis.scatter([], [], marker=marker, color="grey", label=mode.replace("_", "-"))
     axis.set(xscale="log", xlabel=_cost_label(world), ylabel="accuracy (%)", title="Four reward modes")
-    axis.legend(fontsize=7, ncols=2)
+    # Beside the axes: inside, some mode's points lie in every corner.
+    axis.legend(fontsize=7, loc="upper left", bbox_to_anchor=(1.01, 1.0))
     _save(figure, path)
 
 
