@@ -1,6 +1,7 @@
 """`python -m experiments latency` and `depth-limit`: what is measured on a recording's own searches, run again."""
 
 import asyncio
+import contextlib
 import os
 import platform
 import time
@@ -117,17 +118,20 @@ def depth_limit(recording: Path, catalogue: Path, threads: int | None, most: int
     import torch
     from tqdm import tqdm
 
-    from experiments.outcomes.table import load_recording
-    from experiments.rerun.depth_limit import run_again, save
+    from experiments.outcomes.table import OutcomeError, load_recording
+    from experiments.rerun.depth_limit import met, run_again, save
 
     if threads:
         torch.set_num_threads(threads)
 
     async def go(reopened: "Reopened") -> list[dict[str, Any]]:
         rows: list[dict[str, Any]] = []
-        with tqdm(unit="search") as bar:
-            for early_exit in (True, False):
-                o = load_recording(recording, early_exit=early_exit)
+        found = {True: load_recording(recording, early_exit=True)}
+        with contextlib.suppress(OutcomeError):  # not every recording was also made without early exit
+            found[False] = load_recording(recording, early_exit=False)
+        counts = [int(met(o, reopened.settings, early_exit).sum()) for early_exit, o in found.items()]
+        with tqdm(unit="search", total=sum(min(most, count) for count in counts)) as bar:
+            for early_exit, o in found.items():
                 rows.extend(await run_again(o, early_exit, reopened, most, bar.update))
         return rows
 
