@@ -10,7 +10,6 @@ MODELS = Path(__file__).parents[2] / "models"
 RECORD = "training.json"  # of a run; written last, so it says that a checkpoint is whole
 REPORTS = Path(__file__).parent / "reports"
 SEED, SECOND_SEED = 11, 2029  # of the test questions: of all tables, and of the one that repeats the criteria
-KEPT = ("evaluation.json", "evaluation-2029.json", "selection.json", "selection-2029.json", "anchors.json")
 FILES = ("config.json", "generation_config.json", "model.safetensors", RECORD)
 
 
@@ -51,7 +50,8 @@ def read_report(name: str, work: Path) -> dict[str, Any]:
 
 def keep_reports(work: Path) -> None:
     """Copy a working folder's reports to those that ship: cards and catalogue can be made of them again."""
-    for name in KEPT:
+    seeded = [report_name(kind, seed) for kind in ("evaluation", "selection") for seed in (SEED, SECOND_SEED)]
+    for name in (*seeded, "anchors.json"):
         if report := read_report(name, work):
             write_report(name, REPORTS, report)
 

@@ -83,14 +83,7 @@ def selection(
 
 def default_verifier(selection: Mapping[str, Any]) -> str:
     """Return the verifier in use by the rule of CRITERIA.md; the first one while nothing was measured."""
-    gains = {
-        v.name: [
-            selection[g.name][f"best_of_16_{v.name}"] - selection[g.name]["one_sample"]
-            for g in GENERATORS
-            if f"best_of_16_{v.name}" in selection.get(g.name, {})
-        ]
-        for v in VERIFIERS
-    }
+    gains = {v.name: gains_of(v.name, selection) for v in VERIFIERS}
     if not all(gains.values()):
         return VERIFIERS[0].name
     helps = [
@@ -99,6 +92,13 @@ def default_verifier(selection: Mapping[str, Any]) -> str:
         if min(each) >= 0 and sum(round(gain, 4) >= 0.08 for gain in each) >= 3
     ]
     return helps[0] if helps else max(gains, key=lambda name: sum(gains[name]))
+
+
+def gains_of(verifier: str, selection: Mapping[str, Any]) -> list[float]:
+    """Return what the best of 16 by a verifier gains over one sample, by generator, as far as it was measured."""
+    key = f"best_of_{SAMPLES}_{verifier}"
+    chosen = [selection[g.name] for g in GENERATORS if key in selection.get(g.name, {})]
+    return [report[key] - report["one_sample"] for report in chosen]
 
 
 def _reached(right: npt.NDArray[np.bool_]) -> dict[str, float]:

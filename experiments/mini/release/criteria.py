@@ -9,7 +9,7 @@ from typing import Any
 from experiments.mini.checkpoints import SEED, read_report, report_name
 from experiments.mini.ladder import GENERATORS
 from experiments.mini.measures.evaluate import architecture, price_ratio_64
-from experiments.mini.measures.selection import SAMPLES, default_verifier
+from experiments.mini.measures.selection import SAMPLES, default_verifier, gains_of
 from experiments.mini.training.verifier import VERIFIERS
 
 Report = Mapping[str, Any]
@@ -93,9 +93,7 @@ def _on_drawn_questions(measured: Measured) -> Iterator[Row]:
     yield Row("contest, the smallest", "at most 10 %", contest, most=10)
     yield Row("level 5, the largest", "at least 85 %", hardest, least=85)
     for verifier in VERIFIERS:
-        key = f"best_of_{SAMPLES}_{verifier.name}"
-        chosen = [selection[g.name] for g in GENERATORS if key in selection.get(g.name, {})]
-        gains = sorted(100 * (report[key] - report["one_sample"]) for report in chosen)
+        gains = sorted(100 * gain for gain in gains_of(verifier.name, selection))
         worst, third = (gains[0], gains[-3]) if len(gains) == len(GENERATORS) else (None, None)
         name = f"best of {SAMPLES} by {verifier.name}"
         yield Row(f"{name}, the least gain, points", "at least 0", worst, least=0)

@@ -1,5 +1,6 @@
 """What networks chose, kept in a file: the same runs as live ones, and never those of other outcomes."""
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -162,6 +163,5 @@ def test_processes_end_with_the_one_that_began_them(tmp_path: Path) -> None:
         "    os.kill(os.getpid(), signal.SIGKILL)\n"
     )
     ran = subprocess.run([sys.executable, script], capture_output=True, env={**os.environ, "PYTHONPATH": "."})
-    worker = psutil.Process(int(ran.stdout)) if psutil.pid_exists(int(ran.stdout)) else None
-    if worker is not None:
-        worker.wait(30)
+    with contextlib.suppress(psutil.NoSuchProcess):
+        psutil.Process(int(ran.stdout)).wait(30)
