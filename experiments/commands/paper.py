@@ -86,7 +86,7 @@ def paper(
     clock = _Clock()
     # One thread: sums are then the same on every machine that has these libraries.
     with threadpool_limits(1):
-        world, beside = _load(source, mapping, catalogue, coding, cache, verifier)
+        world, beside = read(source, mapping, catalogue, coding, cache, verifier)
         clock.say("outcomes read and embedded")
         record = Record.load(networks or beside_of(source, "networks"), world)
         if rebuild_networks:
@@ -110,9 +110,17 @@ def paper(
         clock.say("tables done")
         drawn = _write(out, world, found, clock)
         if results is not None:
-            command = "python -m experiments paper" + " --quick" * quick + f" --results {results.as_posix()}"
-            write_summary(results, found.tables, drawn, command)
+            write_summary(results, found.tables, drawn, made_by(quick, source, mapping, results))
     click.echo(f"written: {out / 'report.html'}, {out / 'tables.json'}")
+
+
+def made_by(quick: bool, source: Path, mapping: Path | None, results: Path) -> str:
+    """Return the command that writes a page of results again, without what is as by default."""
+    parts = ["python -m experiments paper"]
+    parts += ["--quick"] * quick
+    parts += [f"--outcomes {source.as_posix()}"] * (source != RECORDING)
+    parts += [f"--mapping {mapping.as_posix()}"] if mapping is not None else []
+    return " ".join([*parts, f"--results {results.as_posix()}"])
 
 
 class _Clock:
@@ -130,7 +138,7 @@ class _Clock:
         click.echo(f"{now - self.began:7.1f} s  {text}", err=True)
 
 
-def _load(
+def read(
     source: Path,
     mapping: Path | None,
     catalogue: Path,
@@ -138,6 +146,11 @@ def _load(
     cache: Path,
     verifier: str | None,
 ) -> "tuple[World, Beside]":
+    """Return outcomes and what is recorded beside them; arguments as `paper`'s options.
+
+    Raises:
+        ClickException: a file cannot be used.
+    """
     import orjson
 
     from agents.embedder.minilm import MiniLM
@@ -166,7 +179,8 @@ def _load(
         other = optional(verifier=names[1]) if len(names) > 1 else None
         limit, measured = beside_of(source, "depth-limit"), beside_of(source, "latency")
         coding = coding or source.with_name("code.parquet")
-        second = load_recording(coding) if coding.is_file() else None
+        # A recording of code is no second task beside itself.
+        second = load_recording(coding) if coding.is_file() and not coding.samefile(source) else None
         return world, Beside(
             without_exit=optional(verifier=names[0], early_exit=False),
             other_verifier=build_world(other, encoder, loaded, cache) if other else None,

@@ -128,7 +128,7 @@ def pareto(tables: Tables) -> str:
 
 
 def verifiers(tables: Tables) -> str:
-    """Say what the other verifier changes for UniScale."""
+    """Say what the verifier in use changes for UniScale against the other."""
     names = list(tables["verifiers"])
     if len(names) < 2:
         return ""
@@ -136,10 +136,10 @@ def verifiers(tables: Tables) -> str:
     for mode in tables["verifiers"][names[0]]:
         first, other = (tables["verifiers"][name][mode]["uniscale"] for name in names[:2])
         larger, smaller = paper.VERIFIERS[mode]["uniscale"]
-        gain = _mean(other, "accuracy") - _mean(first, "accuracy")
+        gain = _mean(first, "accuracy") - _mean(other, "accuracy")
         text.append(
-            f"{_mode(mode)}: under {names[1]} UniScale's accuracy is {gain:+.1f} "
-            f"points and its cost {_percent(_mean(other, 'eflops'), _mean(first, 'eflops'))} against {names[0]} (the "
+            f"{_mode(mode)}: under {names[0]} UniScale's accuracy is {gain:+.1f} "
+            f"points and its cost {_percent(_mean(first, 'eflops'), _mean(other, 'eflops'))} against {names[1]} (the "
             f"paper, 7B against 1.5B: {larger[1] - smaller[1]:+.1f} points, {_percent(larger[2], smaller[2])})."
         )
     return " ".join(text)

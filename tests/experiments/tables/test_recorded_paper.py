@@ -15,6 +15,8 @@ from click.testing import CliRunner
 from agents.space.action_space import uis_space
 from agents.space.catalogue_file import load_catalogue
 from experiments.__main__ import cli
+from experiments.commands.options import RECORDING
+from experiments.commands.paper import made_by, read
 from experiments.outcomes.best_route import best_route_space
 from experiments.record import table
 from experiments.record.questions import questions_of
@@ -175,8 +177,22 @@ def test_the_summary_shows_its_figures_and_says_what_it_is_of(written: Path) -> 
     named = set(re.findall(r"\]\(([\w-]+\.png)\)", text))
     assert named == {path.name for path in folder.glob("*.png")}
     assert len(named) >= 9
-    assert "python -m experiments paper --quick --results" in text
     assert "| mean reward | random |" in text
+
+
+@pytest.mark.parametrize(("task", "second"), [("math", True), ("code", False)])
+def test_code_is_the_second_task_of_others_and_not_of_itself(written: Path, task: str, second: bool) -> None:
+    folder = written.parent
+    _, beside = read(folder / f"{task}.parquet", None, CATALOGUE, None, folder / "vectors", None)
+    assert (beside.coding is not None) is second
+
+
+def test_a_page_of_results_names_the_command_that_makes_it_again(written: Path) -> None:
+    told = (written.parent / "results" / "README.md").read_text()
+    assert f"--quick --outcomes {(written.parent / 'math.parquet').as_posix()} --results" in told
+    assert made_by(True, RECORDING, None, Path("r")) == "python -m experiments paper --quick --results r"
+    mapped = made_by(False, Path("mine.csv"), Path("mine.yaml"), Path("r"))
+    assert mapped == "python -m experiments paper --outcomes mine.csv --mapping mine.yaml --results r"
 
 
 def test_the_card_counts_what_a_recording_holds(tmp_path: Path) -> None:
