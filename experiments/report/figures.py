@@ -161,7 +161,9 @@ def pareto(path: Path, table: Mapping[str, Any], world: World) -> None:
     for policy in dict.fromkeys(policy for policies in table.values() for policy in policies):
         of_policy = {m: table[m][policy] for m in table if policy in table[m]}
         points = [(each["eflops"]["mean"], each["accuracy"]["mean"]) for each in of_policy.values()]
-        axis.plot(*zip(*points, strict=True), label=policy, color=COLOURS.get(policy), linewidth=1)
+        axis.plot(
+            *zip(*points, strict=True), label=policy.replace("_", " "), color=COLOURS.get(policy), linewidth=1
+        )
         for (x, y), marker in zip(points, map(markers.get, of_policy), strict=True):
             axis.scatter(x, y, marker=marker, color=COLOURS.get(policy), s=30)
     for mode, marker in markers.items():

@@ -22,8 +22,10 @@ def main(tables: Tables) -> str:
 def _paired(policies: Mapping[str, Any], seeds: int) -> str:
     first = max((p for p in policies if p != "uniscale"), key=lambda p: float(policies[p]["reward"]["mean"]))
     lead = policies[first]["uniscale_leads_by"]
-    chance = "" if lead["low"] > 0 else ", which may be chance"
-    return f" Paired over {seeds} further seeds, it leads {_plain(first)} by {_of(lead, 4)}{chance}."
+    chance = ", which may be chance" if lead["low"] <= 0 <= lead["high"] else ""
+    return (
+        f" Paired over {seeds} further seeds, its difference from {_plain(first)} is {_of(lead, 4)}{chance}."
+    )
 
 
 def _standing(mode: str, policies: Mapping[str, Any]) -> str:
