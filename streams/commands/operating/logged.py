@@ -28,12 +28,14 @@ def graded(settings: Settings, topics: Topics) -> Iterator[dict[str, Any]]:
 
 
 def graded_row(decision: Decision, reward: Reward) -> dict[str, Any] | None:
-    """Return a decision and what became of it as a row of a log; None without propensity or cost.
+    """Return a decision and what became of it as a row of a log; None where it has no propensity or no cost.
+
+    Nor has a query with `learn: false` a row: a prior made from it would learn from it after all.
 
     `text` is what was embedded: a prior must read a question as the learner will, a conversation too. `cost` is in
     eFLOPs, as a prior is: what they cost is the catalogue's to say.
     """
-    if reward.log_cost is None or not decision.propensity:
+    if reward.log_cost is None or not decision.propensity or not reward.learn:
         return None
     return {
         "text": embedded_text(decision.query),

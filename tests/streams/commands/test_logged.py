@@ -94,3 +94,8 @@ def test_a_cost_is_logged_without_its_price() -> None:
 def test_a_decision_without_propensity_teaches_no_prior(propensity: float | None) -> None:
     assert row_of(Query(query_id="q", text="?"), propensity=propensity) is None
     assert row_of(Query(query_id="q", text="?"), log_cost=None) is None
+
+
+def test_what_the_learner_may_not_learn_from_teaches_no_prior_either() -> None:
+    query = Query(query_id="q", text="?", learn=False)
+    assert row_of(query, learn=False) is None
