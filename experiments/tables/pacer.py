@@ -1,8 +1,11 @@
 """The pacer held to its target: spend that adds up to a mean cost while models come and go and prices rise.
 
-One learner with a prior from history serves an objective by mean cost over five phases of questions drawn with
+One learner with a prior from history serves an objective by mean cost over six phases of questions drawn with
 replacement from the live ones. Its target is what the cheapest fixed mix pays on history for 95 % of the best arm's
 accuracy.
+
+As in the service, the policy is told what is on offer and at what price. It is told neither that the favourite's
+searches have become three times as long nor that the traffic has changed.
 """
 
 from collections import Counter
@@ -23,10 +26,10 @@ from experiments.trials.contenders import SERVICE, with_prior
 from experiments.trials.runs import summed
 from experiments.trials.scope import Scope
 
-PHASES = ("steady", "model added", "model removed", "price × 3", "harder traffic")
+PHASES = ("steady", "model added", "model removed", "price × 3", "searches × 3 longer", "harder traffic")
 STEADY, LATER = 1_000, 500  # rounds of the first phase, and of each one after it
 SHARE = 0.95
-DEARER = 3.0
+DEARER, LONGER = 3.0, 3.0
 RECENT = 200  # rounds in which the favourite is looked for
 WITHIN = 0.05
 
@@ -44,10 +47,11 @@ class Round:
 
 @dataclass
 class Market:
-    """What is on offer, at what price, to whom: it changes from phase to phase."""
+    """What is on offer, at what price, how long searches are, and who asks: it changes from phase to phase."""
 
     arms: set[int]
-    factor: Array
+    price: Array
+    length: Array
     chances: Array
 
 
@@ -133,6 +137,7 @@ def _play(
     market = Market(
         {i for i, arm in enumerate(o.arms) if arm.model != held_back},
         np.ones(len(o.arms)),
+        np.ones(len(o.arms)),
         np.full(len(live), 1.0 / len(live)),
     )
     policy.add_actions([world.vectors[i] for i in sorted(market.arms)])
@@ -153,7 +158,8 @@ def _play(
             (choice,) = policy.select([Context(query_id, embedding)], [objective], seed)
             arm = index[choice.action_id]
             right, score = float(o.correct[sample, question, arm]), float(o.score[sample, question, arm])
-            log_cost = float(o.log_cost[sample, question, arm] + np.log(market.factor[arm]))
+            factor = float(market.price[arm])
+            log_cost = float(o.log_cost[sample, question, arm] + np.log(market.length[arm] * factor))
             policy.expect([Pending(query_id, embedding, choice.action_id, aim)])
             policy.update(
                 [
@@ -167,6 +173,7 @@ def _play(
                         right,
                         objective,
                         len(done) + 1,
+                        price_factor=factor,
                     )
                 ]
             )
@@ -188,8 +195,9 @@ def _changed(
     phase: int,
     done: Sequence[tuple[Round, Market]],
 ) -> Market:
-    """Return the next phase's market; the policy is told of actions alone."""
-    arms, factor, chances = set(before.arms), before.factor.copy(), before.chances
+    """Return the next phase's market; the policy is told of actions and prices."""
+    arms, price, length = set(before.arms), before.price.copy(), before.length.copy()
+    chances = before.chances
     of = [arm.model for arm in world.outcomes.arms]
     favourite = Counter(of[each.arm] for each, _ in done[-RECENT:]).most_common(1)[0][0]
     if PHASES[phase] == "model added":
@@ -201,19 +209,22 @@ def _changed(
         policy.remove_actions([world.vectors[i].action_id for i in gone])
         arms -= set(gone)
     elif PHASES[phase] == "price × 3":
-        factor[[i for i in range(len(of)) if of[i] == favourite]] *= DEARER
+        price[[i for i in range(len(of)) if of[i] == favourite]] *= DEARER
+        policy.reprice({favourite: DEARER})
+    elif PHASES[phase] == "searches × 3 longer":
+        length[[i for i in range(len(of)) if of[i] == favourite]] *= LONGER
     else:
         hard = 1 - world.outcomes.correct[:, list(live)].mean(axis=(0, 2))
         odds = np.exp(TILT * (hard - hard.mean()) / max(float(hard.std()), 1e-12))
         chances = odds / odds.sum()
-    return Market(arms, factor, np.asarray(chances))
+    return Market(arms, price, length, np.asarray(chances))
 
 
 def _mix_of_cost(world: World, live: Sequence[int], market: Market, cost: float) -> float:
     """Return the accuracy of the best fixed mix of a phase that costs no more."""
     points, arms = points_of(world, list(live)), sorted(market.arms)
     accuracy = (points.accuracy @ market.chances)[arms]
-    paid = ((points.cost @ market.chances) * market.factor)[arms]
+    paid = ((points.cost @ market.chances) * market.price * market.length)[arms]
     right, of = hull(accuracy, paid)
     # Below the cheapest arm's cost nothing can be mixed: its accuracy is asked for.
     return float(np.interp(cost, of, right))
