@@ -5,7 +5,7 @@ anchor, so that expensive and cheap actions share a scale. The column of ones ma
 mean rather than towards zero.
 
 Costs are learned in eFLOPs. Predictions are multiplied by the price factors in force, so a new price takes effect at
-once and nothing has to be relearned.
+once and nothing has to be relearned; and by `drift`, where a model's searches have come to cost something else.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import numpy as np
 
 from agents.decider.policies.base import Matrix, Vector
 from agents.decider.policies.contextual.design import CORRECT, COST, LOG_COST, ONE, Design
+from agents.decider.policies.contextual.drift import CostDrift
 from agents.decider.policies.contextual.ridge import Ridge
 
 CHEAPEST: Final = 0.05
@@ -34,7 +35,8 @@ class Estimates:
         ridge: A and B.
         totals: Sum of the targets, shape (5,).
         price_factors: Price of an eFLOP on each model; models left out have 1.
-        factors: The same for each action, shape (n,).
+        drift: By how much each model's latest costs differ from their predictions.
+        factors: Price times drift of each action, shape (n,).
     """
 
     def __init__(self, design: Design, penalty: float) -> None:
@@ -43,6 +45,7 @@ class Estimates:
         self.ridge = Ridge(0, 5, penalty)
         self.totals: Vector = np.zeros(5)
         self.price_factors: dict[str, float] = {}
+        self.drift = CostDrift()
         self.factors: Vector = np.ones(0)
 
     def any(self) -> bool:
@@ -57,7 +60,7 @@ class Estimates:
     def reprice(self, price_factors: Mapping[str, float]) -> None:
         """Set the price of an eFLOP on each of these models, and 1 on all others."""
         self.price_factors = dict(price_factors)
-        self.factors = np.array([self.price_factors.get(model, 1.0) for model in self.design.models])
+        self._refactor()
 
     def means(self) -> Vector:
         """Return the mean of each target; a guess before the first outcome."""
@@ -76,7 +79,7 @@ class Estimates:
         terms = means + lifted
         terms[:, LOG_COST] += np.log(d.anchors)
         terms[:, COST] = d.anchors * np.maximum(terms[:, COST], CHEAPEST * means[COST])
-        if self.price_factors:
+        if (self.factors != 1.0).any():
             terms[:, LOG_COST] += np.log(self.factors)
             terms[:, COST] *= self.factors
         terms[:, ONE] = 1.0
@@ -111,7 +114,13 @@ class Estimates:
 
     def add(self, z: Vector, action: int, targets: Vector) -> None:
         """Add one outcome."""
-        self.ridge.add(self.design.row(z, action), targets)
+        row, means = self.design.row(z, action), self.means()
+        expected = means[LOG_COST] + row @ (
+            self.ridge.theta[:, LOG_COST] - means[LOG_COST] * self.ridge.theta[:, ONE]
+        )
+        if self.drift.learn(self.design.models[action], float(targets[LOG_COST] - expected)):
+            self._refactor()
+        self.ridge.add(row, targets)
         self.totals += targets
 
     def adjust(self, z: Vector, action: int, late: float) -> None:
@@ -129,6 +138,8 @@ class Estimates:
             weights: Shape (m,).
         """
         self.ridge = Ridge(self.design.dim, targets.shape[1], self.penalty)
+        self.drift = CostDrift()
+        self._refactor()
         self.ridge.add_all(self.design.rows(z, actions), targets, weights)
         self.totals = weights @ targets
 
@@ -140,3 +151,10 @@ class Estimates:
         """Become what `snapshot` returned."""
         self.ridge.restore(arrays, rows)
         self.totals = arrays["totals"]
+
+    def _refactor(self) -> None:
+        of = {
+            m: self.price_factors.get(m, 1.0) * self.drift.factor(m)
+            for m in dict.fromkeys(self.design.models)
+        }
+        self.factors = np.array([of[model] for model in self.design.models])

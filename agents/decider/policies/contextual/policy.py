@@ -8,7 +8,7 @@ each query has its own ranking. This is not Algorithm 1; the paper's policy is `
   linear in cost. Costs are measured in units of each action's anchor, so that expensive and cheap actions share a
   scale. The column of ones makes every term regress towards its own mean rather than towards zero.
 - Costs are learned in eFLOPs. A model's price multiplies its predicted cost when a decision is made, so a new price
-  takes effect at once, and λ is solved again.
+  takes effect at once, and λ is solved again. If a model's searches grow longer, nobody says so: `drift` notices.
 - Exploration accounts for cost. If the objective has a price, the optimism α·√(xᵀA⁻¹x) of an action that costs k times
   as much as the best predicted one is divided by k, so that very expensive actions are not explored like the others.
 - A prior from history (`prior`) is a complete state to start from. Without one, the policy fits its query transform to
@@ -199,11 +199,14 @@ class Contextual(Learner):
         meta = {"rows": rows, "pacer": self.pacer.snapshot()} | ahead
         if self.estimates.price_factors:
             meta["price_factors"] = self.estimates.price_factors
+        if self.estimates.drift.sums:
+            meta["drift"] = self.estimates.drift.snapshot()
         return meta, learned | {"window": self.outlook.snapshot()} | outcomes
 
     def restored(self, meta: dict[str, Any], arrays: dict[str, np.ndarray]) -> None:
         """Restore them."""
         self.estimates.restore(meta["rows"], arrays)
+        self.estimates.drift.restore(meta.get("drift", {}))
         self.estimates.reprice(meta.get("price_factors", {}))
         self.outlook.replace(arrays["window"])
         self.pacer.restore(meta["pacer"])
