@@ -1,0 +1,78 @@
+"""Searches that come to cost something else: noticed from outcomes alone, kept across a restart."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from agents.decider.policies.base import Aim, Objective, Observation, Pending
+from agents.decider.policies.contextual.drift import LEAST, CostDrift
+from agents.decider.policies.contextual.policy import COST, Contextual
+from tests.agents.decider.policies.contextual.test_contextual import Traffic, actions, contextual
+
+AIM = Aim("a", accuracy=0.9)
+PLAIN = Objective(1, 0, 0, 0, 30)
+
+
+def learn(policy: Contextual, traffic: Traffic, rounds: int, longer: float = 1.0) -> None:
+    """Learn from actions drawn at random; searches of the middle model cost `longer` times as much."""
+    for _ in range(rounds):
+        query_id, query, hard = traffic.question()
+        chosen = policy.design.ids[int(traffic.rng.integers(len(policy.design.ids)))]
+        correct, log_cost = traffic.outcome(chosen, hard)
+        log_cost += math.log(longer) if chosen.startswith("middle") else 0.0
+        policy.expect([Pending(query_id, query, chosen, AIM)])
+        policy.update([Observation(query_id, query, chosen, correct, correct, log_cost, correct, PLAIN)])
+
+
+def test_longer_searches_of_a_model_are_noticed_and_those_of_others_are_not() -> None:
+    policy, traffic = contextual(), Traffic(7)
+    policy.add_actions(actions())
+    learn(policy, traffic, 600)
+    assert (policy.estimates.factors == 1.0).all()
+    z = policy.design.short(traffic.question()[1])
+    before = policy.estimates.predicted(z)[:, COST]
+    learn(policy, traffic, 120, longer=4.0)
+    middle = np.array([action.startswith("middle") for action in policy.design.ids])
+    ratio = policy.estimates.predicted(z)[:, COST] / before
+    assert np.median(ratio[middle]) > 2.5
+    assert (policy.estimates.factors[~middle] == 1.0).all()
+    # A price is told, not noticed: it multiplies on top.
+    drifted = policy.estimates.factors.copy()
+    policy.reprice({"middle": 3.0})
+    assert np.allclose(policy.estimates.factors, np.where(middle, 3.0 * drifted, drifted))
+
+
+def test_what_was_noticed_survives_a_restart() -> None:
+    policy, other, traffic = contextual(), contextual(), Traffic(8)
+    policy.add_actions(actions())
+    learn(policy, traffic, 300)
+    learn(policy, traffic, 60, longer=4.0)
+    other.load(policy.state())
+    assert (other.estimates.factors != 1.0).any()
+    assert np.array_equal(other.estimates.factors, policy.estimates.factors)
+    later = Traffic(9)
+    learn(policy, later, 60)
+    later = Traffic(9)
+    learn(other, later, 60)
+    assert other.state() == policy.state()
+
+
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+def test_a_few_surprises_or_small_ones_change_nothing(sign: float) -> None:
+    few, small = CostDrift(), CostDrift()
+    assert not few.learn("m", sign * math.log(3))
+    assert few.factor("m") == 1.0
+    assert not any([small.learn("m", sign * 0.9 * LEAST) for _ in range(500)])
+    assert small.factor("m") == 1.0
+
+
+def test_a_model_that_is_itself_again_has_no_factor() -> None:
+    drift = CostDrift()
+    for _ in range(50):
+        drift.learn("m", -math.log(3))
+    assert drift.factor("m") == pytest.approx(1 / 2.4, rel=0.05)
+    assert any([drift.learn("m", 0.0) for _ in range(50)])
+    assert drift.factor("m") == 1.0
