@@ -23,6 +23,9 @@ from agents.decider.policies.contextual.ridge import Ridge
 CHEAPEST: Final = 0.05
 """Least predicted cost, as a share of the mean ratio of cost to anchor; a linear prediction could fall below zero."""
 
+SETTLED: Final = 1000
+"""Outcomes learned before `drift` begins: a regression that knows fewer errs for other reasons, and follows by itself."""
+
 
 class Estimates:
     """Five ridge regressions on z_q ⊗ g_a.
@@ -118,7 +121,8 @@ class Estimates:
         expected = means[LOG_COST] + row @ (
             self.ridge.theta[:, LOG_COST] - means[LOG_COST] * self.ridge.theta[:, ONE]
         )
-        if self.drift.learn(self.design.models[action], float(targets[LOG_COST] - expected)):
+        surprise = float(targets[LOG_COST] - expected)
+        if self.totals[ONE] >= SETTLED and self.drift.learn(self.design.models[action], surprise):
             self._refactor()
         self.ridge.add(row, targets)
         self.totals += targets

@@ -30,7 +30,7 @@ def learn(policy: Contextual, traffic: Traffic, rounds: int, longer: float = 1.0
 def test_longer_searches_of_a_model_are_noticed_and_those_of_others_are_not() -> None:
     policy, traffic = contextual(), Traffic(7)
     policy.add_actions(actions())
-    learn(policy, traffic, 600)
+    learn(policy, traffic, 1_000)
     assert (policy.estimates.factors == 1.0).all()
     z = policy.design.short(traffic.question()[1])
     before = policy.estimates.predicted(z)[:, COST]
@@ -48,7 +48,7 @@ def test_longer_searches_of_a_model_are_noticed_and_those_of_others_are_not() ->
 def test_what_was_noticed_survives_a_restart() -> None:
     policy, other, traffic = contextual(), contextual(), Traffic(8)
     policy.add_actions(actions())
-    learn(policy, traffic, 300)
+    learn(policy, traffic, 1_000)
     learn(policy, traffic, 60, longer=4.0)
     other.load(policy.state())
     assert (other.estimates.factors != 1.0).any()
@@ -58,6 +58,14 @@ def test_what_was_noticed_survives_a_restart() -> None:
     later = Traffic(9)
     learn(other, later, 60)
     assert other.state() == policy.state()
+
+
+def test_a_regression_that_knows_little_is_not_corrected() -> None:
+    policy, traffic = contextual(), Traffic(10)
+    policy.add_actions(actions())
+    learn(policy, traffic, 100)
+    learn(policy, traffic, 100, longer=4.0)
+    assert (policy.estimates.factors == 1.0).all()
 
 
 @pytest.mark.parametrize("sign", [1.0, -1.0])
