@@ -24,7 +24,7 @@ CHEAPEST: Final = 0.05
 """Least predicted cost, as a share of the mean ratio of cost to anchor; a linear prediction could fall below zero."""
 
 SETTLED: Final = 1000
-"""Outcomes learned before `drift` begins: a regression that knows fewer errs for other reasons, and follows by itself."""
+"""Outcomes before `drift` begins: a regression that knows fewer errs for other reasons, and follows by itself."""
 
 
 class Estimates:
