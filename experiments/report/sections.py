@@ -75,7 +75,8 @@ SECTIONS: Final = (
         "The default policy with a prior from history under an objective by mean cost: 1,000 rounds, then 500 each "
         "after a model is added, the favourite model is removed, the next favourite's price is tripled, the searches of "
         "the favourite then become three times as long, and traffic turns to harder questions. Of models and prices "
-        "the policy is told, as by the catalogue; of longer searches and harder traffic it is not. cumulative spend: since the target was set, over the target, at the end of each "
+        "the policy is told, as by the catalogue; of longer searches and harder traffic it is not. "
+        "cumulative spend: since the target was set, over the target, at the end of each "
         "phase; furthest: how far off at most from round 1,000 on (asked: 5 %). accuracy gain: over the fixed mix of "
         "the arms on offer that costs the same, its arms' means known from the phase's first round on. recovered "
         "alike: a learner restored in the middle of each phase chose as the one that never stopped.",
