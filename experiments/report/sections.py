@@ -73,7 +73,7 @@ SECTIONS: Final = (
     Section(
         "The pacer: keeping to a mean cost",
         "The default policy with a prior from history under an objective by mean cost: 1,000 rounds, then 500 each "
-        "after a model is added, the favourite model is removed, the next favourite's price is tripled, the searches of "
+        "after a model is added, the favourite model is removed, the next favourite's price is tripled, searches of "
         "the favourite then become three times as long, and traffic turns to harder questions. Of models and prices "
         "the policy is told, as by the catalogue; of longer searches and harder traffic it is not. "
         "cumulative spend: since the target was set, over the target, at the end of each "
