@@ -31,11 +31,18 @@ def card(recording: Path) -> None:
     sampling = {
         orjson.dumps(each, option=orjson.OPT_SORT_KEYS).decode() for each in told["sampling"].values()
     }
+
+    def asked(which: pc.Expression) -> str:
+        return f"{len(pc.unique(table.filter(which)['question']))} questions"
+
     figures = {
         "questions": ", ".join(f"{count} of {level}" for level, count in levels.items()),
         "samples of each search": told["samples"],
         "rows": f"{table.num_rows:,}, {pc.sum(table['derived']).as_py():,} of them derived",
-        "verifiers": ", ".join(told["verifiers"]),
+        "verifiers": ", ".join(
+            f"{name} ({asked(pc.field('verifier') == name)})" for name in told["verifiers"]
+        ),
+        "without early exit": asked(~pc.field("early_exit")),
         "sampling": "; ".join(sorted(sampling)),
         "engine": f"{told['engine']}, seed {told['seed']}, eta {told['eta']}",
         "grader": told["grader"],

@@ -61,6 +61,13 @@ if TYPE_CHECKING:
     show_default=True,
     help="Share of the questions of each level that are also run without early exit. Mixed traffic: none.",
 )
+@click.option(
+    "--other-share",
+    type=click.FloatRange(0.0, 1.0),
+    default=1.0,
+    show_default=True,
+    help="Share of the questions of each level that are also run under the other verifiers. Mixed traffic: none.",
+)
 @click.option("--model", "models", multiple=True, help="Only these models.")
 @click.option(
     "--verifiers",
@@ -109,6 +116,7 @@ def record(
     few: int | None,
     share: float,
     whole_share: float,
+    other_share: float,
     models: tuple[str, ...],
     verifiers: int | None,
     engine: str,
@@ -136,7 +144,7 @@ def record(
     from experiments.record.estimate import estimate
     from experiments.record.journal import Journal, JournalError, journals
     from experiments.record.questions import Task, fingerprint, mixed_traffic, questions_of
-    from experiments.record.run import Plan
+    from experiments.record.run import Plan, run_of
     from experiments.record.run import record as run
 
     if threads:
@@ -170,10 +178,13 @@ def record(
             verifiers=1 if mixed else verifiers,
         )
         make = Plan.of_mixed if mixed else Plan.of
-        also_whole = questions_of(cast(Task, task), share=whole_share) if whole_share and not mixed else []
-        plan = make(
-            bench, questions, of_samples, seed, models, (number, parts), {q.question_id for q in also_whole}
-        )
+        also = [
+            {q.question_id for q in questions_of(cast(Task, task), share=part)}
+            if part and not mixed
+            else set()
+            for part in (whole_share, other_share)
+        ]
+        plan = make(bench, questions, of_samples, seed, models, (number, parts), *also)
         if few is not None:
             chosen = random.Random(0).sample(questions, min(few, len(questions)))
             costs = await estimate(plan, bench, chosen, in_flight)
@@ -204,7 +215,7 @@ def record(
                 _take_over(journal, earlier, of_all)
         except (JournalError, OutcomeError) as error:
             raise click.ClickException(str(error)) from error
-        wanted = {shard[0] for shard in plan.shards()}
+        wanted = plan.runs()
         share_done = len(wanted & journal.done) / len(wanted)
         with tqdm(
             total=plan.searches(), initial=round(plan.searches() * share_done), unit="search", smoothing=0.02
@@ -212,21 +223,14 @@ def record(
             rate = await run(plan, bench, journal, in_flight=in_flight, progress=bar.update)
         if bench.close is not None:
             await bench.close()
-        click.echo(f"{len(wanted)} shards, {rate:.1f} searches/s now")
+        click.echo(f"{sum(1 for _ in plan.shards())} shards, {rate:.1f} searches/s now")
         whole = Journal(journal.path, settings, journals(work, task))
-        if missing := {shard[0] for shard in replace(plan, part=(1, 1)).shards()} - whole.done:
+        of_all_parts = replace(plan, part=(1, 1)).runs()
+        if missing := {name for name, _, _ in of_all_parts - whole.done}:
             click.echo(f"{len(missing)} shards are another part's; who finishes last writes the file")
             return
         path = out or work / f"{task}.parquet"
-        rows = [row for row in whole.rows() if row["sample"] < of_samples]
-        of_these = {question.question_id for question in questions}
-        rows = [row for row in rows if row["question"] in of_these]
-        rows = [row for row in rows if row["early_exit"] or row["question"] in plan.whole]
-        if len(rows) != (wanted_rows := replace(plan, part=(1, 1)).searches()):
-            raise click.ClickException(
-                f"{len(rows)} searches are recorded, {wanted_rows} wanted: some questions were recorded with another "
-                "--whole-share; choose another --work"
-            )
+        rows = [row for row in whole.rows() if run_of(row) in of_all_parts]
         told = {**settings, "questions": fingerprint(questions), "samples": of_samples}
         size = table.write(path, rows, questions, told)
         click.echo(f"{len(rows)} searches: {path}, {size / 1e6:.1f} MB")
@@ -253,9 +257,11 @@ def _take_over(journal: "Journal", earlier: Path, questions: "Sequence[Question]
             raise JournalError(f"{earlier}: {each.question_id} is another question now; record anew")
     # The journal is of all questions and of any number of samples.
     begun = {name: value for name, value in settings.items() if name != "samples"}
-    journal.take_over(
-        earlier, {**begun, "questions": journal.settings["questions"]}, shards_of(table.rows_of(earlier))
-    )
+    begun["questions"] = journal.settings["questions"]
+    # It may be run under further verifiers.
+    if settings["verifiers"] == journal.settings["verifiers"][: len(settings["verifiers"])]:
+        begun["verifiers"] = journal.settings["verifiers"]
+    journal.take_over(earlier, begun, shards_of(table.rows_of(earlier)))
 
 
 def _told(costs: "Sequence[Cost]", questions: int, samples: int, few: int) -> str:

@@ -136,7 +136,8 @@ def load_recording(path: Path, *, verifier: str | None = None, early_exit: bool 
     Args:
         path: The Parquet file.
         verifier: Which verifier's runs; the one in use by default.
-        early_exit: Which runs. Those without it are of the questions that were run so.
+        early_exit: Which runs. Those without it, and those under another verifier than the one in use, are of the
+            questions that were run so.
 
     Raises:
         OutcomeError: not a recording, or a cell is missing or twice there.
@@ -167,7 +168,7 @@ def load_recording(path: Path, *, verifier: str | None = None, early_exit: bool 
     if not keep.any():
         raise OutcomeError(f"{path}: no runs of verifier {chosen!r} with early_exit {early_exit}")
     cells = [tuple(columns[n][i] for n in columns) for i in np.flatnonzero(keep)]
-    if not early_exit:
+    if not early_exit or chosen != settings["verifiers"][0]:
         run_so = {cell[0] for cell in cells}
         asked = [each for each in asked if each.question_id in run_so]
     order = {model: at for at, model in enumerate(settings["models"])}

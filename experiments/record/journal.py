@@ -1,6 +1,7 @@
-"""The record of a recording: one line a finished shard, on disk before the next begins.
+"""The record of a recording: a line for each finished shard, on disk before the next begins.
 
-A kill at any moment loses only shards in flight: a torn last line is cut off when the journal is opened again.
+A kill at any moment loses only shards in flight: a torn last line is cut off when the journal is opened again. A
+shard that is run in further variants later, without early exit or under another verifier, has a further line.
 Processes that share a recording write a journal each, and read each other's.
 """
 
@@ -13,13 +14,16 @@ import orjson
 
 from schemas.errors import UniscaleError
 
+RunKey = tuple[str, str, bool]
+"""A shard's name, a verifier, and whether with early exit: the searches of a shard that are run together."""
+
 
 class JournalError(UniscaleError):
     """A journal is of another recording. Choose another folder, or the settings it was begun with."""
 
 
 class Journal:
-    """Shards by name.
+    """The searches of every finished shard.
 
     Args:
         path: Its file; made when absent.
@@ -33,7 +37,7 @@ class Journal:
     def __init__(self, path: Path, settings: dict[str, Any], beside: Sequence[Path] = ()) -> None:
         self.path = path
         self.settings = settings
-        self.done: set[str] = set()
+        self.done: set[RunKey] = set()
         self._beside = [other for other in beside if other != path]
         path.parent.mkdir(parents=True, exist_ok=True)
         for other in self._beside:
@@ -45,10 +49,10 @@ class Journal:
             self._write({"settings": settings})
 
     def add(self, shard: str, rows: list[dict[str, Any]]) -> None:
-        """Write a finished shard, once."""
-        if shard not in self.done:
-            self._write({"shard": shard, "rows": rows})
-            self.done.add(shard)
+        """Write a finished shard, each of its variants once."""
+        if new := _new({"shard": shard, "rows": rows}, self.done):
+            self._write({"shard": shard, "rows": new})
+            self.done |= _keys({"shard": shard, "rows": new})
 
     def take_over(
         self, source: Path, settings: dict[str, Any], shards: Mapping[str, list[dict[str, Any]]]
@@ -69,13 +73,12 @@ class Journal:
 
     def rows(self) -> Iterator[dict[str, Any]]:
         """Yield every row of every finished shard, of the journals beside it too."""
-        seen: set[str] = set()
+        seen: set[RunKey] = set()
         for path in (*self._beside, self.path):
             for line in _whole_lines(path)[1:]:
                 entry = orjson.loads(line)
-                if entry["shard"] not in seen:
-                    seen.add(entry["shard"])
-                    yield from entry["rows"]
+                yield from _new(entry, seen)
+                seen |= _keys(entry)
 
     def _write(self, entry: dict[str, Any]) -> None:
         with self.path.open("ab") as file:
@@ -92,7 +95,8 @@ class Journal:
         if not lines:
             return
         self._check(path, orjson.loads(lines[0])["settings"], settings)
-        self.done |= {orjson.loads(line)["shard"] for line in lines[1:]}
+        for line in lines[1:]:
+            self.done |= _keys(orjson.loads(line))
 
     @staticmethod
     def _check(path: Path, begun: dict[str, Any], settings: dict[str, Any]) -> None:
@@ -103,6 +107,15 @@ class Journal:
                     f"{path}, setting {name}: begun with {begun.get(name)!r}, now {now.get(name)!r}; "
                     "choose another folder"
                 )
+
+
+def _keys(entry: dict[str, Any]) -> set[RunKey]:
+    return {(entry["shard"], row["verifier"], row["early_exit"]) for row in entry["rows"]}
+
+
+def _new(entry: dict[str, Any], seen: set[RunKey]) -> list[dict[str, Any]]:
+    """Return the rows of an entry's variants that were not seen before it."""
+    return [row for row in entry["rows"] if (entry["shard"], row["verifier"], row["early_exit"]) not in seen]
 
 
 def journals(folder: Path, task: str) -> list[Path]:

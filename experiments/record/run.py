@@ -3,8 +3,9 @@
 A shard is one (sample, model, question): its searches share one memory of drafts. By the paper's protocol the
 first sample is run with and without early exit and under every verifier, later ones with early exit under the
 one in use; BEST-Route*'s further arms follow from the widest of independent paths, (64, 1, 1), which is always run
-whole. Only some questions may be run without early exit. Mixed traffic is run with early exit under the verifier in
-use alone, and its best of 1, 4 and 16 follow from (64, 1, 1). Where that is not run whole, what they lack is made.
+whole. Only some questions may be run without early exit, or under the other verifiers. Mixed traffic is run with
+early exit under the verifier in use alone, and its best of 1, 4 and 16 follow from (64, 1, 1). Where that is not run
+whole, what they lack is made. A recording may be given further variants later: those it has stay as they are.
 """
 
 import asyncio
@@ -17,7 +18,7 @@ from typing import Any
 from agents.space.action_space import MAX_DRAFTS, PAIRS, uis_space
 from agents.space.catalogue import Catalogue
 from experiments.outcomes.best_route import best_route_space
-from experiments.record.journal import Journal
+from experiments.record.journal import Journal, RunKey
 from experiments.record.questions import Question
 from experiments.record.searches import Bench, Known, Memory, Variant, search
 from schemas.action import Action
@@ -26,6 +27,10 @@ from schemas.errors import UniscaleError
 MIXED_PAIRS = ((MAX_DRAFTS, 1), (1, 4), (4, 4), (4, 16))
 MIXED_DERIVED = ((1, 1), (4, 1), (16, 1))
 """(QP, CP) of mixed traffic, 42 actions of six models: those searched, and those that follow from the first."""
+
+
+Shard = tuple[str, int, str, Question]
+"""A shard's name, sample, model and question."""
 
 
 class DerivationError(UniscaleError):
@@ -46,6 +51,7 @@ class Plan:
         seed: Of all drafts.
         part: Which of how many processes this is, (1, 1) where it is the only one. Each has questions of its own.
         whole: Ids of the questions whose first sample is also run without early exit, and 64 independent paths always.
+        compared: Ids of the questions whose first sample is also run under the others.
     """
 
     questions: Sequence[Question]
@@ -57,6 +63,7 @@ class Plan:
     seed: int = 0
     part: tuple[int, int] = (1, 1)
     whole: Collection[str] = ()
+    compared: Collection[str] = ()
 
     @classmethod
     def of(
@@ -68,17 +75,19 @@ class Plan:
         models: Sequence[str] = (),
         part: tuple[int, int] = (1, 1),
         whole: Collection[str] | None = None,
+        compared: Collection[str] | None = None,
     ) -> "Plan":
         """Return the paper's plan over the whole space of a catalogue, or over some of its models.
 
-        Without `whole`, every question is also run without early exit.
+        Without `whole`, every question is also run without early exit; without `compared`, under every verifier.
         """
         catalogue = bench.catalogue
         run, chosen = _actions(catalogue, models, PAIRS), set(models or catalogue.model_names)
         derived = [a for a in best_route_space(catalogue) if a.model in chosen and a not in set(run)]
         others = [name for name in bench.verifiers if name != catalogue.verifier]
-        ids = {question.question_id for question in questions} if whole is None else whole
-        return cls(questions, run, derived, samples, catalogue.verifier, others, seed, part, ids)
+        ids = {question.question_id for question in questions}
+        too = (ids if whole is None else whole, ids if compared is None else compared)
+        return cls(questions, run, derived, samples, catalogue.verifier, others, seed, part, *too)
 
     @classmethod
     def of_mixed(
@@ -96,8 +105,8 @@ class Plan:
         derived = _actions(bench.catalogue, models, MIXED_DERIVED)
         return cls(questions, run, derived, samples, bench.catalogue.verifier, (), seed, part, whole or ())
 
-    def shards(self) -> Iterator[tuple[str, int, str, Question]]:
-        """Yield (name, sample, model, question), all of one question together: they share scores."""
+    def shards(self) -> Iterator[Shard]:
+        """Yield the part's shards, all of one question together: they share scores."""
         number, parts = self.part
         for sample in range(self.samples):
             for question in self._ordered()[number - 1 :: parts]:
@@ -113,17 +122,40 @@ class Plan:
             placed.append((turns[question.level], question))
         return [question for _, question in sorted(placed, key=lambda each: each[0] / turns[each[1].level])]
 
+    def variants(self, sample: int, question: Question) -> list[Variant]:
+        """Return in which variants a question's searches are run, whole ones first: the others take their drafts."""
+        in_use = Variant(self.verifier, early_exit=True)
+        if sample > 0:
+            return [in_use]
+        whole = [Variant(self.verifier, early_exit=False)] if question.question_id in self.whole else []
+        others = self.others if question.question_id in self.compared else ()
+        return [*whole, in_use, *(Variant(name, early_exit=True) for name in others)]
+
+    def runs(self) -> set[RunKey]:
+        """Return what the journal holds of the part when it is complete."""
+        return {
+            (name, variant.verifier, variant.early_exit)
+            for name, sample, _, question in self.shards()
+            for variant in self.variants(sample, question)
+        }
+
     def searches(self) -> int:
         """Return how many searches the part has, derived ones included."""
         number, parts = self.part
         of_part = self._ordered()[number - 1 :: parts]
-        each = (self.samples + len(self.others)) * len(self.actions) + self.samples * len(self.derived)
-        return len(of_part) * each + sum(q.question_id in self.whole for q in of_part) * len(self.actions)
+        run = sum(len(self.variants(sample, q)) for q in of_part for sample in range(self.samples))
+        return run * len(self.actions) + len(of_part) * self.samples * len(self.derived)
 
 
 def shard_name(sample: int, model: str, question_id: str) -> str:
     """Return the name of a shard in the journal."""
     return f"{sample}/{model}/{question_id}"
+
+
+def run_of(row: dict[str, Any]) -> RunKey:
+    """Return what a row is one search of."""
+    name = shard_name(row["sample"], row["model"], row["question"])
+    return name, row["verifier"], row["early_exit"]
 
 
 def shards_of(rows: Iterable[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
@@ -158,18 +190,20 @@ async def record(
         progress: Told how many searches were finished.
     """
     began, finished = time.perf_counter(), 0
-    waiting = iter([shard for shard in plan.shards() if shard[0] not in journal.done])
+    waiting = iter(
+        [(*shard, missing) for shard in plan.shards() if (missing := _missing(plan, journal, shard))]
+    )
 
     # Shards of one question stand together, so those that went before are all but done with theirs.
     known: dict[str, Known] = {}
 
     async def worker() -> None:
         nonlocal finished
-        for name, sample, model, question in waiting:
+        for name, sample, model, question, variants in waiting:
             if question.question_id not in known and len(known) > in_flight:
                 known.pop(next(iter(known)))
             memory = Memory(known=known.setdefault(question.question_id, Known()))
-            rows = await _shard(plan, bench, sample, model, question, memory)
+            rows = await _shard(plan, bench, sample, model, question, variants, memory)
             journal.add(name, rows)
             finished += len(rows)
             progress(len(rows))
@@ -180,38 +214,46 @@ async def record(
     return finished / max(time.perf_counter() - began, 1e-9)
 
 
+def _missing(plan: Plan, journal: Journal, shard: Shard) -> list[Variant]:
+    name, sample, _, question = shard
+    return [
+        each
+        for each in plan.variants(sample, question)
+        if (name, each.verifier, each.early_exit) not in journal.done
+    ]
+
+
 async def _shard(
-    plan: Plan, bench: Bench, sample: int, model: str, question: Question, memory: Memory
+    plan: Plan,
+    bench: Bench,
+    sample: int,
+    model: str,
+    question: Question,
+    variants: Sequence[Variant],
+    memory: Memory,
 ) -> list[dict[str, Any]]:
     own = [action for action in plan.actions if action.model == model]
-    batches = await asyncio.gather(*(_run(plan, bench, sample, action, question, memory) for action in own))
-    rows = [row for batch in batches for row in batch]
+    in_use, whole = Variant(plan.verifier, early_exit=True), Variant(plan.verifier, early_exit=False)
     wide = next((a for a in own if (a.qp, a.cp) == (MAX_DRAFTS, 1)), None)
-    if wide is not None:
+
+    async def run(action: Action) -> list[dict[str, Any]]:
+        if sample > 0 and action == wide and question.question_id in plan.whole:
+            await search(
+                question, action, whole, search_id(question, action, sample, plan.seed), bench, memory
+            )
+        return [await _row(bench, sample, action, action, question, v, memory, plan.seed) for v in variants]
+
+    rows = [row for batch in await asyncio.gather(*map(run, own)) for row in batch]
+    if wide is not None and in_use in variants:
         made = memory.made
-        variant = Variant(plan.verifier, early_exit=True)
         # The widest first: what it had to make, the narrower ones find.
         for action in reversed([action for action in plan.derived if action.model == model]):
-            rows.append(await _row(bench, sample, wide, action, question, variant, memory, plan.seed))
-        if question.question_id in plan.whole and memory.made != made:
+            rows.append(await _row(bench, sample, wide, action, question, in_use, memory, plan.seed))
+        if question.question_id in plan.whole and (sample > 0 or whole in variants) and memory.made != made:
             raise DerivationError(
                 f"{question.question_id}, {model}: {memory.made - made} drafts were missing from 64 whole paths"
             )
     return rows
-
-
-async def _run(
-    plan: Plan, bench: Bench, sample: int, action: Action, question: Question, memory: Memory
-) -> list[dict[str, Any]]:
-    """Run a search in every variant of its sample, whole ones first: the others find their drafts in memory."""
-    whole, too = Variant(plan.verifier, early_exit=False), question.question_id in plan.whole
-    variants = [Variant(plan.verifier, early_exit=True)]
-    if sample == 0:
-        others = [Variant(name, early_exit=True) for name in plan.others]
-        variants = [*([whole] if too else []), *variants, *others]
-    elif too and (action.qp, action.cp) == (MAX_DRAFTS, 1):
-        await search(question, action, whole, search_id(question, action, sample, plan.seed), bench, memory)
-    return [await _row(bench, sample, action, action, question, v, memory, plan.seed) for v in variants]
 
 
 async def _row(

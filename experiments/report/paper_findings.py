@@ -132,7 +132,8 @@ def verifiers(tables: Tables) -> str:
     names = list(tables["verifiers"])
     if len(names) < 2:
         return ""
-    text = []
+    asked, compared = (tables["outcomes"][name] for name in ("questions", "verifiers_compared_on"))
+    text = [f"On the {compared} of {asked} questions that were run under both."] if compared < asked else []
     for mode in tables["verifiers"][names[0]]:
         first, other = (tables["verifiers"][name][mode]["uniscale"] for name in names[:2])
         larger, smaller = paper.VERIFIERS[mode]["uniscale"]

@@ -21,12 +21,15 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 import orjson
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
 
 from agents.executor.early_exit import h_max
 from agents.executor.rules import SearchRules, limits
 from agents.space.models import Sampling
 from experiments.outcomes.table import Outcomes
 from experiments.record.searches import Found, Memory, Variant, search
+from experiments.record.table import SCHEMA, settings_of
 from experiments.rerun.reopen import Reopened, action_of
 from experiments.trials.runs import TERA, summed, tidy
 
@@ -174,8 +177,19 @@ def load(path: Path, recording: Path, settings: Mapping[str, Any]) -> DepthLimit
 
 
 def digest(recording: Path) -> str:
-    """Return a digest of a recording's bytes."""
-    return hashlib.sha256(recording.read_bytes()).hexdigest()[:16]
+    """Return a digest of a recording's settings and of its outcomes under the verifier in use.
+
+    Runs added under another verifier do not change it.
+    """
+    settings = settings_of(recording)
+    in_use = settings.pop("verifiers")[0]
+    found = hashlib.sha256(orjson.dumps([in_use, settings], option=orjson.OPT_SORT_KEYS))
+    table = pq.read_table(recording, columns=[name for name in SCHEMA.names if name != "seconds"])
+    table = table.filter(pc.field("verifier") == in_use)
+    for column in table.columns:
+        values = column.to_numpy(zero_copy_only=False)
+        found.update("\n".join(values).encode() if values.dtype == object else values.tobytes())
+    return found.hexdigest()[:16]
 
 
 def _cells(o: Outcomes, chosen: npt.NDArray[np.bool_]) -> list[tuple[Cell, int, int, int]]:

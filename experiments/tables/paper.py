@@ -1,7 +1,7 @@
 """Everything the paper measures, and what it did not ask, on one table of outcomes: a nested dict of figures."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from experiments.outcomes.table import Outcomes
@@ -39,7 +39,7 @@ class Beside:
 
     Attributes:
         without_exit: The same searches without early exit, under the same verifier.
-        other_verifier: The same under the other verifier.
+        other_verifier: The same under the other verifier, or some of the questions.
         verifiers: Names of the one in use and the other.
         coding: Outcomes on the second task.
         depth_limit: What is known of searches that met it.
@@ -98,9 +98,12 @@ def run_paper(world: World, scope: Scope, beside: Beside | None = None) -> Resul
     if beside.without_exit is not None:
         tables["early_exit"] = early_exit.compare(o, beside.without_exit)
     if beside.other_verifier is not None:
-        second = spaces(beside.other_verifier)["uis"]
-        named = zip(beside.verifiers, (joint, second), strict=True)
-        tables["verifiers"] = {name: ablations.two_policies(w, name, scope) for name, w in named}
+        compared = (_on_questions_of(beside.other_verifier, world), beside.other_verifier)
+        named = zip(beside.verifiers, compared, strict=True)
+        tables["outcomes"]["verifiers_compared_on"] = len(beside.other_verifier.outcomes.questions)
+        tables["verifiers"] = {
+            name: ablations.two_policies(spaces(w)["uis"], name, scope) for name, w in named
+        }
     if beside.coding is not None:
         tables["second_task"] = _second_task(beside.coding, scope)
         if scope.whole:
@@ -146,6 +149,13 @@ def _compete(
     runs[name, mode, "oracle"] = run_oracle(world, stages, scope.seeds)
     table["oracle"] = figures_of(runs[name, mode, "oracle"], world)
     return table
+
+
+def _on_questions_of(other: World, world: World) -> World:
+    """Return the world of the questions another has, under bounds of their own."""
+    at = {each.question_id: i for i, each in enumerate(world.outcomes.questions)}
+    part = world.of_questions([at[each.question_id] for each in other.outcomes.questions])
+    return replace(part, bounds=part.outcomes.bounds())
 
 
 def _best_route(world: World, scope: Scope, runs: Runs) -> dict[str, Any]:

@@ -48,7 +48,7 @@ def small_plan(bench: Bench, pairs: tuple[tuple[int, int], ...] = WIDE, whole: i
     actions = [a for a in uis_space(bench.catalogue) if (a.qp, a.cp) in pairs]
     derived = [a for a in best_route_space(bench.catalogue) if a.qp in (3, 7) and (64, 1) in pairs]
     ids = {question.question_id for question in QUESTIONS[:whole]}
-    return Plan(QUESTIONS, actions, derived, 1, "prm-a", ["prm-b"], whole=ids)
+    return Plan(QUESTIONS, actions, derived, 1, "prm-a", ["prm-b"], whole=ids, compared=ids)
 
 
 @pytest.mark.parametrize("whole", [2, 1, None])
@@ -62,6 +62,8 @@ def test_derived_runs_equal_real_ones(whole: int | None, tiny: Path, tmp_path: P
     assert len(rows) == plan.searches()
     assert any(row["derived"] for row in rows)
     exits = 0
+    compared = {row["question"] for row in rows if row["verifier"] == "prm-b"}
+    assert compared == {question.question_id for question in QUESTIONS[: whole or 0]}
     for row in rows:
         question = next(q for q in QUESTIONS if q.question_id == row["question"])
         action = Action(model="tiny", qp=row["qp"], cp=row["cp"], bs=row["bs"])
@@ -147,6 +149,37 @@ def test_a_recording_is_made_longer_from_its_file_alone(tiny: Path, tmp_path: Pa
     assert sum(1 for _ in longer.rows()) == replace(plan, questions=QUESTIONS).searches()
     with pytest.raises(JournalError, match=r"short\.parquet, setting seed: begun with 1, now 0"):
         longer.take_over(tmp_path / "short.parquet", {"seed": 1}, kept)
+
+
+@pytest.mark.parametrize("samples", [1, 2])
+def test_a_recording_is_given_further_variants_later(samples: int, tiny: Path, tmp_path: Path) -> None:
+    whole = replace(small_plan(bench_of(tiny)), samples=samples)
+    few = replace(whole, whole=(), compared={QUESTIONS[1].question_id}, samples=1)
+    later, at_once = Journal(tmp_path / "later.jsonl", {}), Journal(tmp_path / "at-once.jsonl", {})
+    asyncio.run(record(few, bench_of(tiny), later))
+    assert later.done == few.runs() < whole.runs()
+    first = {key_of(row): row for row in later.rows()}
+    assert len(first) == few.searches()
+    # Another process takes it up, and has only what is missing to make.
+    later = Journal(later.path, {})
+    made: list[int] = []
+    asyncio.run(record(whole, bench_of(tiny), later, progress=made.append))
+    assert sum(made) == whole.searches() - few.searches()
+    asyncio.run(record(whole, bench_of(tiny), at_once))
+    assert later.done == at_once.done == whole.runs()
+    rows, wanted = ({key_of(row): row for row in each.rows()} for each in (later, at_once))
+    assert rows.keys() == wanted.keys()
+    assert len(rows) == sum(1 for _ in later.rows()) == whole.searches()
+    assert {key: rows[key] for key in first} == first
+    for key, row in rows.items():
+        for name, value in row.items():
+            if name not in ("seconds", "derived"):
+                expected = pytest.approx(value, rel=1e-4) if isinstance(value, float) else value
+                assert wanted[key][name] == expected, (key, name)
+
+
+def key_of(row: dict[str, object]) -> tuple[object, ...]:
+    return tuple(row[name] for name in table.KEY)
 
 
 def timed(row: dict[str, object]) -> dict[str, object]:

@@ -20,7 +20,7 @@ from experiments.record.journal import Journal
 from experiments.record.questions import Question
 from experiments.record.run import Plan, record
 from experiments.record.searches import Memory, Variant, search
-from experiments.record.table import settings_of
+from experiments.record.table import questions_in, rows_of, settings_of, write
 from experiments.rerun import depth_limit, latency
 from experiments.rerun.depth_limit import DepthLimit
 from experiments.rerun.reopen import Reopened, action_of, reopen
@@ -116,8 +116,15 @@ def test_what_was_run_again_belongs_to_its_recording(recording: Path, tiny: Path
     assert change["low"] <= change["mean"] <= change["high"]
     assert "over_all_searches" not in part
 
+    # Runs under another verifier leave it as it is, other outcomes under the one in use do not.
+    told, asked = {**settings, "verifiers": ["prm-a", "prm-b"]}, questions_in(recording)
+    kept_rows, longer = rows_of(recording), tmp_path / "longer.parquet"
+    write(
+        longer, [*kept_rows, *({**row, "verifier": "prm-b", "score": 0.5} for row in kept_rows)], asked, told
+    )
+    assert not depth_limit.load(tmp_path / "d.json", longer, told).refused
     other = tmp_path / "other.parquet"
-    other.write_bytes(recording.read_bytes() + b" ")
+    write(other, [{**kept_rows[0], "score": 0.5}, *kept_rows[1:]], asked, settings)
     refused = depth_limit.load(tmp_path / "d.json", other, settings)
     assert "another recording" in refused.refused
     bound = refused.table(o, early_exit=True)["most_that_accuracy_could_differ"]["points"]
