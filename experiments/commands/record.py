@@ -12,8 +12,6 @@ import click
 
 if TYPE_CHECKING:
     from experiments.record.estimate import Cost
-    from experiments.record.journal import Journal
-    from experiments.record.questions import Question
 
 
 @click.command()
@@ -141,10 +139,11 @@ def record(
     from experiments.outcomes.table import OutcomeError
     from experiments.record import table
     from experiments.record.bench import Kind, open_bench, weights
+    from experiments.record.continued import take_over
     from experiments.record.estimate import estimate
     from experiments.record.journal import Journal, JournalError, journals
+    from experiments.record.plan import Plan, run_of
     from experiments.record.questions import Task, fingerprint, mixed_traffic, questions_of
-    from experiments.record.run import Plan, run_of
     from experiments.record.run import record as run
 
     if threads:
@@ -212,14 +211,12 @@ def record(
             name = task if parts == 1 else f"{task}-{number}-of-{parts}"
             journal = Journal(work / f"{name}.jsonl", settings, journals(work, task))
             if earlier is not None:
-                _take_over(journal, earlier, of_all)
+                take_over(journal, earlier, of_all)
         except (JournalError, OutcomeError) as error:
             raise click.ClickException(str(error)) from error
         wanted = plan.runs()
-        share_done = len(wanted & journal.done) / len(wanted)
-        with tqdm(
-            total=plan.searches(), initial=round(plan.searches() * share_done), unit="search", smoothing=0.02
-        ) as bar:
+        done = sum(run_of(row) in wanted for row in journal.rows())
+        with tqdm(total=plan.searches(), initial=done, unit="search", smoothing=0.02) as bar:
             rate = await run(plan, bench, journal, in_flight=in_flight, progress=bar.update)
         if bench.close is not None:
             await bench.close()
@@ -237,31 +234,6 @@ def record(
 
     with GradingPool() as pool:
         asyncio.run(go(pool))
-
-
-def _take_over(journal: "Journal", earlier: Path, questions: "Sequence[Question]") -> None:
-    """Write an earlier recording's searches into the journal of a longer one.
-
-    Raises:
-        OutcomeError: it is no recording of ours.
-        JournalError: a question or a setting is another one now.
-    """
-    from experiments.record import table
-    from experiments.record.journal import JournalError
-    from experiments.record.run import shards_of
-
-    settings = table.settings_of(earlier)
-    texts = {each.question_id: each.text for each in questions}
-    for each in table.questions_in(earlier):
-        if texts.get(each.question_id) != each.text:
-            raise JournalError(f"{earlier}: {each.question_id} is another question now; record anew")
-    # The journal is of all questions and of any number of samples.
-    begun = {name: value for name, value in settings.items() if name != "samples"}
-    begun["questions"] = journal.settings["questions"]
-    # It may be run under further verifiers.
-    if settings["verifiers"] == journal.settings["verifiers"][: len(settings["verifiers"])]:
-        begun["verifiers"] = journal.settings["verifiers"]
-    journal.take_over(earlier, begun, shards_of(table.rows_of(earlier)))
 
 
 def _told(costs: "Sequence[Cost]", questions: int, samples: int, few: int) -> str:

@@ -7,8 +7,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from experiments.record.journal import Journal
+from experiments.record.plan import Plan
 from experiments.record.questions import Question
-from experiments.record.run import Plan, record
+from experiments.record.run import record
 from experiments.record.searches import Bench
 
 

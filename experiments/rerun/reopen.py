@@ -11,8 +11,8 @@ from agents.space.action_space import MAX_DRAFTS, PAIRS
 from agents.space.catalogue import Catalogue
 from experiments.outcomes.table import Arm, OutcomeError
 from experiments.record.bench import open_bench, weights
+from experiments.record.plan import search_id
 from experiments.record.questions import Question
-from experiments.record.run import search_id
 from experiments.record.searches import Bench
 from experiments.record.table import questions_in, settings_of
 from schemas.action import Action

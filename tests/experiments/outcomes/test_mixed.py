@@ -16,8 +16,8 @@ from experiments.outcomes.history import control_of, prior_of_outcomes
 from experiments.outcomes.table import load_recording
 from experiments.outcomes.world import build_world
 from experiments.record import table
+from experiments.record.plan import MIXED_DERIVED, MIXED_PAIRS
 from experiments.record.questions import Question, mixed_traffic
-from experiments.record.run import MIXED_DERIVED, MIXED_PAIRS
 from experiments.trials.scenarios import spaces
 from streams.rooms.decider.policies import action_vectors
 from streams.rooms.embedder.encoders import HashedEncoder

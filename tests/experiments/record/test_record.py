@@ -16,10 +16,12 @@ from experiments.mini.tasks.problem import split_of
 from experiments.outcomes.best_route import best_route_space
 from experiments.record import table
 from experiments.record.bench import open_bench
+from experiments.record.continued import take_over
 from experiments.record.estimate import estimate
 from experiments.record.journal import Journal, JournalError, journals
+from experiments.record.plan import Plan, search_id
 from experiments.record.questions import HISTORY, LIVE, PROPORTIONS, Question, mixed_traffic, questions_of
-from experiments.record.run import Plan, record, search_id, shards_of
+from experiments.record.run import record
 from experiments.record.searches import Bench, Memory, Variant, search
 from schemas.action import Action
 
@@ -132,23 +134,44 @@ def test_parts_record_what_one_process_records(tiny: Path, tmp_path: Path) -> No
 
 
 def test_a_recording_is_made_longer_from_its_file_alone(tiny: Path, tmp_path: Path) -> None:
-    bench, settings = bench_of(tiny), {"seed": 0}
-    plan = replace(small_plan(bench, NARROW, whole=1), questions=QUESTIONS[:1])
-    short = Journal(tmp_path / "short.jsonl", settings)
+    bench, settings = bench_of(tiny), {"seed": 0, "questions": "some", "verifiers": ["prm-a"]}
+    plan = replace(small_plan(bench, NARROW, whole=1), questions=QUESTIONS[:1], others=())
+    short, file = Journal(tmp_path / "short.jsonl", settings), tmp_path / "short.parquet"
     asyncio.run(record(plan, bench, short))
-    table.write(tmp_path / "short.parquet", short.rows(), QUESTIONS[:1], settings)
-    longer = Journal(tmp_path / "longer.jsonl", settings)
-    kept = shards_of(table.rows_of(tmp_path / "short.parquet"))
-    longer.take_over(tmp_path / "short.parquet", table.settings_of(tmp_path / "short.parquet"), kept)
-    assert longer.done == short.done
-    table.write(
-        tmp_path / "again.parquet", longer.rows(), table.questions_in(tmp_path / "short.parquet"), settings
+    table.write(file, short.rows(), QUESTIONS[:1], {**settings, "samples": 1})
+    # Further questions, and a further verifier.
+    longer = Journal(
+        tmp_path / "longer.jsonl", {**settings, "questions": "all", "verifiers": ["prm-a", "prm-b"]}
     )
-    assert (tmp_path / "again.parquet").read_bytes() == (tmp_path / "short.parquet").read_bytes()
-    asyncio.run(record(replace(plan, questions=QUESTIONS), bench, longer))
-    assert sum(1 for _ in longer.rows()) == replace(plan, questions=QUESTIONS).searches()
-    with pytest.raises(JournalError, match=r"short\.parquet, setting seed: begun with 1, now 0"):
-        longer.take_over(tmp_path / "short.parquet", {"seed": 1}, kept)
+    take_over(longer, file, QUESTIONS)
+    assert longer.done == short.done
+    table.write(tmp_path / "again.parquet", longer.rows(), table.questions_in(file), table.settings_of(file))
+    assert (tmp_path / "again.parquet").read_bytes() == file.read_bytes()
+    further = replace(small_plan(bench, NARROW, whole=1), questions=QUESTIONS)
+    asyncio.run(record(further, bench, longer))
+    assert sum(1 for _ in longer.rows()) == further.searches()
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"seed": 1}, r"short\.parquet, setting seed: begun with 0, now 1"),
+        (
+            {"verifiers": ["prm-b", "prm-a"]},
+            r"setting verifiers: begun with \['prm-a'\], now \['prm-b', 'prm-a'\]",
+        ),
+    ],
+)
+def test_a_recording_of_other_settings_is_not_continued(
+    changed: dict[str, object], message: str, tmp_path: Path
+) -> None:
+    settings = {"seed": 0, "questions": "some", "verifiers": ["prm-a"]}
+    table.write(tmp_path / "short.parquet", [], QUESTIONS[:1], {**settings, "samples": 1})
+    journal = Journal(tmp_path / "longer.jsonl", {**settings, **changed})
+    with pytest.raises(JournalError, match=message):
+        take_over(journal, tmp_path / "short.parquet", QUESTIONS)
+    with pytest.raises(JournalError, match="a-0 is another question now; record anew"):
+        take_over(Journal(tmp_path / "same.jsonl", settings), tmp_path / "short.parquet", QUESTIONS[1:])
 
 
 @pytest.mark.parametrize("samples", [1, 2])

@@ -17,8 +17,9 @@ from experiments.outcomes.world import build_world
 from experiments.record import table
 from experiments.record.bench import open_bench, weights
 from experiments.record.journal import Journal
+from experiments.record.plan import Plan
 from experiments.record.questions import Question
-from experiments.record.run import Plan, record
+from experiments.record.run import record
 from experiments.record.searches import Memory, Variant, search
 from experiments.record.table import questions_in, rows_of, settings_of, write
 from experiments.rerun import depth_limit, latency
