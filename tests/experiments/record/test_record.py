@@ -174,9 +174,8 @@ def test_a_recording_of_other_settings_is_not_continued(
         take_over(Journal(tmp_path / "same.jsonl", settings), tmp_path / "short.parquet", QUESTIONS[1:])
 
 
-@pytest.mark.parametrize("samples", [1, 2])
-def test_a_recording_is_given_further_variants_later(samples: int, tiny: Path, tmp_path: Path) -> None:
-    whole = replace(small_plan(bench_of(tiny)), samples=samples)
+def test_a_recording_is_given_further_variants_later(tiny: Path, tmp_path: Path) -> None:
+    whole = replace(small_plan(bench_of(tiny)), samples=2)
     few = replace(whole, whole=(), compared={QUESTIONS[1].question_id}, samples=1)
     later, at_once = Journal(tmp_path / "later.jsonl", {}), Journal(tmp_path / "at-once.jsonl", {})
     asyncio.run(record(few, bench_of(tiny), later))
