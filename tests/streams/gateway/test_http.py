@@ -245,6 +245,7 @@ def test_the_first_view_counts_everything_and_names_rooms_and_models(site: Any, 
     assert found["per_second"] > 1 / 60
     assert found["in_flight"] == 0
     assert {each["name"]: each["state"] for each in found["models"]} == {"small": "ready", "large": "ready"}
+    assert client.get("/health/ready").json()["models"] == {"ready": 2, "of": 2}
     rooms = {each["room"]: each["waiting"] for each in found["rooms"]}
     assert set(rooms) == {"embedder", "decider", "executor.mini", "verifier", "aggregator"}
     assert all(waiting is None or waiting >= 0 for waiting in rooms.values())

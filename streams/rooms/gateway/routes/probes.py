@@ -31,9 +31,19 @@ class Probes:
         return reply({"status": "live"})
 
     async def ready(self, request: Request) -> Response:
-        """GET /health/ready: topics are read to their ends."""
+        """GET /health/ready: topics are read to their ends. Says too how many models an executor serves now."""
+        control = self.service.runtime.control
+        serving = control.serving()
         return reply(
-            {"status": "ready", "queries": len(self.service.index), "waiting": len(self.service.waiting)}
+            {
+                "status": "ready",
+                "queries": len(self.service.index),
+                "waiting": len(self.service.waiting),
+                "models": {
+                    "ready": sum(name in serving for name in control.catalogue.model_names),
+                    "of": len(control.catalogue.model_names),
+                },
+            }
         )
 
     async def metrics(self, request: Request) -> Response:
