@@ -6,10 +6,11 @@ remembers which step of a query was done last, so that a record delivered twice 
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 import msgspec
 
+from agents.executor.answers import answer_of, ran_out
 from agents.executor.engine import Engine, Prefix
 from agents.executor.forest import (
     Ask,
@@ -21,48 +22,17 @@ from agents.executor.forest import (
     tell_drafts,
     tell_scores,
 )
+from agents.executor.job import Job
 from agents.executor.rules import SearchRules, limits_of, sampling_of
-from agents.serving.errors import ServingError
 from agents.serving.retry import within
 from agents.space.models import Sampling
-from schemas.action import Action
-from schemas.answer import Answer, Completion, Fault, Status
-from schemas.boxed import extract_boxed
+from schemas.answer import Answer
 from schemas.decision import Decision
-from schemas.forest import Forest, Stop
-from schemas.query import Message
+from schemas.forest import Forest
 from schemas.search import SearchStep, Served, Spent, Verification
 
 Price = Callable[[Forest], float]
 """Returns the price of a search so far, in eFLOPs. The aggregator owns pricing, so the room passes it in."""
-
-
-@dataclass(frozen=True)
-class Job:
-    """One step to draft: the search so far, and what to request from the engine.
-
-    A SearchStep is the record of a step that has been drafted, and must contain drafts to score. A Job comes before it
-    and is never sent; instead of drafts, it contains the request to the engine.
-    """
-
-    query_id: str
-    group: str
-    seq: int
-    seed: int
-    messages: tuple[Message, ...]
-    forest: Forest
-    ask: Ask
-    spent: Spent = field(default_factory=Spent)
-
-    @property
-    def step(self) -> int:
-        """The step that will be drafted, 1 for the first."""
-        return self.ask.step
-
-    @property
-    def action(self) -> Action:
-        """What is run."""
-        return self.forest.action
 
 
 def begin(
@@ -179,61 +149,6 @@ def time_left_s(job: Job, now_ms: int) -> float | None:
     return None if deadline_ms is None else max(0.0, (deadline_ms - now_ms) / 1000)
 
 
-def overdue(job: Job, engine: Served | None = None) -> Answer:
-    """Return the Answer of a search whose deadline passed while a step was drafted: the best path so far."""
-    forest = stop(job.forest, "deadline")
-    ended = outcome(forest)
-    return _answer(job, forest, ended.index, ended.status, error=_ran_out("deadline"), engine=engine)
-
-
-def failed(
-    source: Decision | Job | SearchStep, error: Exception | str, engine: Served | None = None
-) -> Answer:
-    """Return the Answer of a search that cannot continue: status `failed`, with the best completed path if any.
-
-    Args:
-        source: The step at which it failed.
-        error: The cause and the fix. A fault of the infrastructure is marked, and nothing is learned from it.
-        engine: The generator to name in the Answer, if known.
-    """
-    fault: Fault = "infrastructure" if isinstance(error, ServingError) and error.infrastructure else ""
-    why = error if isinstance(error, str) else f"{type(error).__name__}: {error}"
-    if not isinstance(source, Decision):
-        made = _answer(source, source.forest, source.forest.best, "failed", error=why, engine=engine)
-        return msgspec.structs.replace(made, fault=fault)
-    return Answer(
-        query_id=source.query_id,
-        status="failed",
-        by="executor",
-        action=source.action,
-        group=source.group,
-        seq=source.seq,
-        engine=engine,
-        error=why,
-        fault=fault,
-    )
-
-
-def cancelled(source: Decision | Job, why: str) -> Answer:
-    """Return the Answer of a search that nobody waits for any more: status `cancelled`, with what was spent.
-
-    Args:
-        source: The step at which it was cancelled.
-        why: Who cancelled it, and the reason they gave.
-    """
-    if not isinstance(source, Decision):
-        return _answer(source, source.forest, source.forest.best, "cancelled", error=why)
-    return Answer(
-        query_id=source.query_id,
-        status="cancelled",
-        by="executor",
-        action=source.action,
-        group=source.group,
-        seq=source.seq,
-        error=why,
-    )
-
-
 def _next(
     job: Job, now_ms: int, price: Price | None, engine: Served | None = None, verifier: Served | None = None
 ) -> Job | Answer:
@@ -245,60 +160,5 @@ def _next(
     if (request := ask(forest, job.query_id, job.seed)) is not None:
         return replace(job, forest=forest, ask=request)
     ended = outcome(forest)
-    error = _ran_out(forest.stopped) if forest.stopped else None
-    return _answer(job, forest, ended.index, ended.status, error=error, engine=engine, verifier=verifier)
-
-
-def _ran_out(stopped: Stop) -> str:
-    return f"the budget of {stopped} ran out"
-
-
-def _answer(
-    source: Job | SearchStep,
-    forest: Forest,
-    index: int,
-    status: Status,
-    *,
-    error: str | None,
-    engine: Served | None = None,
-    verifier: Served | None = None,
-) -> Answer:
-    """Return the Answer with the path that ends at `index`; -1 for none."""
-    path = forest.path(index)
-    text = forest.text(index) if path else None
-    wanted = forest.limits.answers if forest.limits.answers > 1 else 0
-    answers = tuple(_completion(forest, at) for at in forest.completed_paths[:wanted])
-    trace = tuple(
-        node if at in path or not node.text else msgspec.structs.replace(node, text="")
-        for at, node in enumerate(forest.drafts)
-    )
-    return Answer(
-        query_id=source.query_id,
-        status=status,
-        by="executor",
-        action=forest.action,
-        group=source.group,
-        seq=source.seq,
-        text=text,
-        complete=index >= 0 and forest.drafts[index].fate == "finished",
-        extracted=extract_boxed(text) if text is not None else None,
-        score=forest.path_score(index) if path else None,
-        answers=answers,
-        path=path,
-        trace=trace,
-        limits=forest.limits,
-        prompt_tokens=forest.prompt_tokens,
-        depth=len(path),
-        steps=forest.step,
-        completed=sum(node.fate == "finished" for node in forest.drafts),
-        shortened=sum(node.shortened for node in forest.drafts),
-        spent=source.spent,
-        engine=engine,
-        verifier=verifier,
-        error=error,
-    )
-
-
-def _completion(forest: Forest, at: int) -> Completion:
-    text = forest.text(at)
-    return Completion(text=text, score=forest.path_score(at), extracted=extract_boxed(text))
+    error = ran_out(forest.stopped) if forest.stopped else None
+    return answer_of(job, forest, ended.index, ended.status, error=error, engine=engine, verifier=verifier)

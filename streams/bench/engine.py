@@ -17,8 +17,9 @@ from typing import Any
 
 import msgspec
 
-from agents.executor.agent import Job, begin, draft, resume
+from agents.executor.agent import begin, draft, resume
 from agents.executor.engines.build import EngineOptions, engine_for
+from agents.executor.job import Job
 from agents.executor.rules import SearchRules
 from agents.serving.hosting import hosted_model
 from agents.serving.vllm.environment import prepare_environment

@@ -10,8 +10,10 @@ import logging
 from collections import OrderedDict
 from typing import Self
 
-from agents.executor.agent import Job, begin, cancelled, draft, failed, overdue, resume, time_left_s
+from agents.executor.agent import begin, draft, resume, time_left_s
+from agents.executor.answers import cancelled, failed, overdue
 from agents.executor.engines.build import GroupEngines
+from agents.executor.job import Job
 from agents.executor.progress import Progress
 from agents.executor.rules import SearchRules
 from agents.serving.errors import DeadlinePassedError, ServingError, UnknownEngineError

@@ -5,8 +5,10 @@ from collections.abc import Sequence
 
 import pytest
 
-from agents.executor.agent import Job, begin, draft, failed, overdue, resume, time_left_s
+from agents.executor.agent import begin, draft, resume, time_left_s
+from agents.executor.answers import failed, overdue
 from agents.executor.engine import Drafted, EngineCounts, Prefix
+from agents.executor.job import Job
 from agents.executor.rules import SearchRules
 from agents.serving.errors import (
     DeadlinePassedError,

@@ -6,9 +6,11 @@ from collections.abc import Sequence
 import msgspec
 import pytest
 
-from agents.executor.agent import Job, begin, draft, failed, resume
+from agents.executor.agent import begin, draft, resume
+from agents.executor.answers import failed
 from agents.executor.engine import Drafted, EngineCounts, Prefix
 from agents.executor.forest import SearchError
+from agents.executor.job import Job
 from agents.executor.progress import Progress
 from agents.executor.rules import SearchRules
 from agents.space.models import Sampling
