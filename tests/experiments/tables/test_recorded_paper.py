@@ -49,9 +49,9 @@ def rows_of(task: str, share: float) -> Iterator[dict[str, Any]]:
     for question, action in product(questions_of(task, share=share), actions):  # type: ignore[arg-type]
         variants = [(IN_USE, True)]
         if action in uis and task == "math":
-            variants += [(OTHER, True)]
-            # As in a recording with --whole-share: not every question is also run without early exit.
-            variants += [(IN_USE, False)] * question.question_id.endswith(RUN_BOTH_WAYS)
+            # As in a recording with --whole-share and --other-share: not every question is run in every variant.
+            some = question.question_id.endswith(RUN_BOTH_WAYS)
+            variants += [(OTHER, True), (IN_USE, False)] * some
         for verifier, early_exit in variants:
             yield row(rng, question.question_id, action, verifier, early_exit)
 
@@ -120,6 +120,7 @@ def test_every_table_that_a_recording_carries_is_there(written: Path) -> None:
     assert set(tables["main"]) == {"tts", "routing", "uis"}
     assert tables["outcomes"]["actions"] == 28 * len(MODELS)
     assert set(tables["verifiers"]) == {IN_USE, OTHER}
+    assert (tables["outcomes"]["verifiers_compared_on"], tables["outcomes"]["questions"]) == (12, 14)
     assert len(tables["outcomes"]["not_run"]) == 12
     assert "is not there" in tables["outcomes"]["not_run_because"]
 
@@ -155,6 +156,7 @@ def test_the_report_shows_every_section_and_figure(written: Path) -> None:
     assert any(f"{went_on:.1f} % went on after their answer was complete" in text for text in said)
     met = table["readings"]["depth_limit"]["with_early_exit"]
     assert met["met"]["all models"]["met_limit"] > 0
+    assert any(text.startswith("On the 12 of 14 questions that were run under both. ") for text in said)
     share = met["most_that_accuracy_could_differ"]["points"]
     assert any(f"({share:.2f} %) went on to H_max" in text for text in said)
     assert any(
