@@ -240,6 +240,7 @@ def test_the_same_key_with_another_body_at_another_gateway_is_refused(house: Cal
 
 
 def test_the_first_view_counts_everything_and_names_rooms_and_models(site: Any, client: httpx.Client) -> None:
+    assert client.post(ASK, json=PLAIN).is_success
     found = client.get("/v1/now?limit=1").json()
     assert found["queries"] == 1
     assert found["per_second"] > 1 / 60
