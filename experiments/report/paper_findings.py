@@ -133,7 +133,7 @@ def verifiers(tables: Tables) -> str:
     if len(names) < 2:
         return ""
     asked, compared = (tables["outcomes"][name] for name in ("questions", "verifiers_compared_on"))
-    text = [f"On the {compared} of {asked} questions that were run under both."] if compared < asked else []
+    text = [f"The verifiers are compared on the {compared} of {asked} questions that were run under both."] if compared < asked else []
     for mode in tables["verifiers"][names[0]]:
         first, other = (tables["verifiers"][name][mode]["uniscale"] for name in names[:2])
         larger, smaller = paper.VERIFIERS[mode]["uniscale"]
