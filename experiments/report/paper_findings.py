@@ -133,7 +133,11 @@ def verifiers(tables: Tables) -> str:
     if len(names) < 2:
         return ""
     asked, compared = (tables["outcomes"][name] for name in ("questions", "verifiers_compared_on"))
-    text = [f"The verifiers are compared on the {compared} of {asked} questions that were run under both."] if compared < asked else []
+    text = []
+    if compared < asked:
+        text.append(
+            f"The verifiers are compared on the {compared} of {asked} questions that were run under both."
+        )
     for mode in tables["verifiers"][names[0]]:
         first, other = (tables["verifiers"][name][mode]["uniscale"] for name in names[:2])
         larger, smaller = paper.VERIFIERS[mode]["uniscale"]
