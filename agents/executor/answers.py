@@ -90,17 +90,7 @@ def failed(
     if not isinstance(source, Decision):
         made = answer_of(source, source.forest, source.forest.best, "failed", error=why, engine=engine)
         return msgspec.structs.replace(made, fault=fault)
-    return Answer(
-        query_id=source.query_id,
-        status="failed",
-        by="executor",
-        action=source.action,
-        group=source.group,
-        seq=source.seq,
-        engine=engine,
-        error=why,
-        fault=fault,
-    )
+    return msgspec.structs.replace(_without_search(source, "failed", why), engine=engine, fault=fault)
 
 
 def cancelled(source: Decision | Job, why: str) -> Answer:
@@ -112,13 +102,17 @@ def cancelled(source: Decision | Job, why: str) -> Answer:
     """
     if not isinstance(source, Decision):
         return answer_of(source, source.forest, source.forest.best, "cancelled", error=why)
+    return _without_search(source, "cancelled", why)
+
+
+def _without_search(decision: Decision, status: Status, why: str) -> Answer:
     return Answer(
-        query_id=source.query_id,
-        status="cancelled",
+        query_id=decision.query_id,
+        status=status,
         by="executor",
-        action=source.action,
-        group=source.group,
-        seq=source.seq,
+        action=decision.action,
+        group=decision.group,
+        seq=decision.seq,
         error=why,
     )
 

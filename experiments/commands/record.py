@@ -176,14 +176,12 @@ def record(
             device=device,
             verifiers=1 if mixed else verifiers,
         )
-        make = Plan.of_mixed if mixed else Plan.of
-        also = [
-            {q.question_id for q in questions_of(cast(Task, task), share=part)}
-            if part and not mixed
-            else set()
-            for part in (whole_share, other_share)
-        ]
-        plan = make(bench, questions, of_samples, seed, models, (number, parts), *also)
+
+        def some(share: float) -> set[str]:
+            return {q.question_id for q in questions_of(cast(Task, task), share=share)} if share else set()
+
+        told = (bench, questions, of_samples, seed, models, (number, parts))
+        plan = Plan.of_mixed(*told) if mixed else Plan.of(*told, some(whole_share), some(other_share))
         if few is not None:
             chosen = random.Random(0).sample(questions, min(few, len(questions)))
             costs = await estimate(plan, bench, chosen, in_flight)
@@ -228,8 +226,8 @@ def record(
             return
         path = out or work / f"{task}.parquet"
         rows = [row for row in whole.rows() if run_of(row) in of_all_parts]
-        told = {**settings, "questions": fingerprint(questions), "samples": of_samples}
-        size = table.write(path, rows, questions, told)
+        stamped = {**settings, "questions": fingerprint(questions), "samples": of_samples}
+        size = table.write(path, rows, questions, stamped)
         click.echo(f"{len(rows)} searches: {path}, {size / 1e6:.1f} MB")
 
     with GradingPool() as pool:

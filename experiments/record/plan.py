@@ -91,12 +91,11 @@ class Plan:
         seed: int,
         models: Sequence[str] = (),
         part: tuple[int, int] = (1, 1),
-        whole: Collection[str] | None = None,
     ) -> "Plan":
         """Return the plan of mixed traffic: seven pairs (QP, CP) a model, early exit, the verifier in use."""
         run = _actions(bench.catalogue, models, MIXED_PAIRS)
         derived = _actions(bench.catalogue, models, MIXED_DERIVED)
-        return cls(questions, run, derived, samples, bench.catalogue.verifier, (), seed, part, whole or ())
+        return cls(questions, run, derived, samples, bench.catalogue.verifier, (), seed, part)
 
     def shards(self) -> Iterator[Shard]:
         """Yield the part's shards, all of one question together: they share scores."""
