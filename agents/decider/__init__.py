@@ -3,7 +3,7 @@
 agent       Context in, Decision out; Reward in, learning
 decisions   from Contexts to Decisions, with the rows that they leave in the log
 redelivery  what happens to a Context whose query has been decided already
-features    the joint vector x; `surface` counts what an embedding loses
+features    the joint vector x; `vectors` checks its parts; `surface` counts what an embedding loses
 policies    UniScale's LinUCB, the paper's baselines and ours, behind one protocol
 log         the learner's log: rows, rewards, snapshots, and the fold back to policy state
 preview     what would be chosen now; changes nothing

@@ -12,17 +12,9 @@ import msgspec
 
 from agents.executor.answers import answer_of, ran_out
 from agents.executor.engine import Engine, Prefix
-from agents.executor.forest import (
-    Ask,
-    ask,
-    outcome,
-    plant,
-    spent,
-    stop,
-    tell_drafts,
-    tell_scores,
-)
+from agents.executor.forest import outcome, plant, stop, tell_drafts, tell_scores
 from agents.executor.job import Job
+from agents.executor.next_step import Ask, ask, spent
 from agents.executor.rules import SearchRules, limits_of, sampling_of
 from agents.serving.retry import within
 from agents.space.models import Sampling

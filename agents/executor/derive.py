@@ -5,13 +5,8 @@ paths contains best-of-N for every N, and a run without early exit nearly always
 """
 
 from agents.executor.engine import Drafted
-from agents.executor.forest import (
-    SearchError,
-    ask,
-    plant,
-    tell_drafts,
-    tell_scores,
-)
+from agents.executor.forest import SearchError, plant, tell_drafts, tell_scores
+from agents.executor.next_step import ask
 from schemas.action import Action
 from schemas.forest import Draft, Forest, Limits
 from schemas.search import Scored

@@ -1,8 +1,9 @@
-"""Path-aware search forest (UniScale §3.3): `ask` says what to draft, two `tell`s take drafts and scores.
+"""Path-aware search forest (UniScale §3.3): two `tell`s take the drafts that were asked for, and their scores.
 
 These are pure functions on `schemas.forest.Forest`; a forest can be stored after any call and resumed elsewhere. A step
-is told once: telling it again, with whatever content, returns the forest unchanged. `early_exit.py` decides what is
-kept and what is pruned. If path scores are equal, the draft that was made first wins, so everything is deterministic.
+is told once: telling it again, with whatever content, returns the forest unchanged. `next_step.py` says what to draft,
+`early_exit.py` what is kept and what is pruned. If path scores are equal, the draft that was made first wins, so
+everything is deterministic.
 
 Departures from the paper: a path that is cut off unfinished does not count for V_max, D_best and the argmax. It is
 returned, flagged, only if nothing finished (`cut_completes` gives the literal reading). H_max never exceeds the first
@@ -10,7 +11,6 @@ depth limit. A draft cut by its token limit is neither dropped nor finished: it 
 continues in the middle of it.
 """
 
-import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -19,6 +19,7 @@ import msgspec
 
 from agents.executor.early_exit import Judgement, judge
 from agents.executor.engine import Drafted
+from agents.executor.next_step import prefixes
 from schemas.action import Action
 from schemas.errors import UniscaleError
 from schemas.forest import Draft, Forest, Limits, Stop
@@ -27,25 +28,6 @@ from schemas.search import Scored
 
 class SearchError(UniscaleError):
     """Drafts or scores do not match what was asked for: an engine or verifier made a mistake, not the query."""
-
-
-@dataclass(frozen=True)
-class Expansion:
-    """One prefix to draft from: `parent` is its last draft, -1 for the bare prompt of subtree `tree`."""
-
-    parent: int
-    tree: int
-    seeds: tuple[int, ...]
-
-
-@dataclass(frozen=True)
-class Ask:
-    """The drafts of one step: `n` for each expansion, each at most `max_tokens` long."""
-
-    step: int
-    expansions: tuple[Expansion, ...]
-    n: int
-    max_tokens: int
 
 
 @dataclass(frozen=True)
@@ -62,58 +44,6 @@ class Outcome:
 def plant(action: Action, limits: Limits) -> Forest:
     """Return the forest before its first step."""
     return Forest(action=action, limits=limits)
-
-
-def ask(forest: Forest, query_id: str, seed: int = 0) -> Ask | None:
-    """Return the drafts to make next; None if the search is over or waits for scores.
-
-    The first step has CP drafts for each of QP subtrees; later ones have CP/BS for each kept path. The token budget is
-    divided evenly, so that it cannot be exceeded.
-
-    Args:
-        forest: The search.
-        query_id: The query's id. The seed of each draft derives from it, `seed`, the step and the path.
-        seed: The query's seed; the same seed gives the same drafts, if the engine is reproducible.
-    """
-    if forest.over or forest.scored != forest.step or spent(forest) is not None:
-        return None
-    starts, n = _starts(forest)
-    expansions = []
-    for parent, tree in starts:
-        slots = [forest.drafts[at].slot for at in forest.path(parent)]
-        seeds = draft_seeds(query_id, seed, forest.step + 1, tree, slots, n)
-        expansions.append(Expansion(parent, tree, seeds))
-    max_tokens = forest.limits.step_tokens
-    if (left := _tokens_left(forest)) is not None:
-        max_tokens = min(max_tokens, left // (n * len(starts)))
-    return Ask(forest.step + 1, tuple(expansions), n, max_tokens)
-
-
-def draft_seeds(
-    query_id: str, seed: int, step: int, tree: int, above: Sequence[int], n: int
-) -> tuple[int, ...]:
-    """Return the seeds of one prefix's drafts, from 0 to 2**63 - 1. They are stable hashes of their places only.
-
-    Args:
-        query_id: The query's id.
-        seed: Its seed.
-        step: The step to be drafted, from 1.
-        tree: The subtree.
-        above: Slots of the drafts above, root first.
-        n: Number of drafts for the prefix.
-
-    >>> draft_seeds("q-1", 0, 1, 0, [], 3)[:2] == draft_seeds("q-1", 0, 1, 0, [], 2)
-    True
-    """
-    start = hashlib.blake2b(
-        f"{query_id}\n{'/'.join(map(str, (seed, step, tree, *above)))}".encode(), digest_size=8
-    )
-    seeds = []
-    for k in range(n):
-        place = start.copy()
-        place.update(f"/{k}".encode())
-        seeds.append(int.from_bytes(place.digest(), "big") >> 1)
-    return tuple(seeds)
 
 
 def tell_drafts(
@@ -136,7 +66,7 @@ def tell_drafts(
         raise SearchError(
             f"drafts of step {step} were not asked for at step {forest.step}; tell the steps in order"
         )
-    starts, n = _starts(forest)
+    starts, n = prefixes(forest)
     if len(drafts) != n * len(starts):
         raise SearchError(
             f"step {step} has {len(drafts)} drafts for {n * len(starts)} asked; draft each once"
@@ -204,26 +134,6 @@ def tell_scores(forest: Forest, step: int, scores: Sequence[Scored], *, forget: 
             )
         )
     return msgspec.structs.replace(forest, drafts=tuple(drafts), scored=step, best=verdict.best)
-
-
-def spent(forest: Forest, *, eflops: float = 0.0, now_ms: int | None = None) -> Stop | None:
-    """Return which budget has run out, if any; checked between steps.
-
-    Args:
-        forest: The search.
-        eflops: Price of the search so far.
-        now_ms: Time since the epoch; None ignores deadlines.
-    """
-    limits = forest.limits
-    if (left := _tokens_left(forest)) is not None:
-        starts, n = _starts(forest)
-        if left < n * len(starts):
-            return "tokens"
-    if limits.budget_eflops is not None and eflops >= limits.budget_eflops:
-        return "eflops"
-    if now_ms is not None and limits.deadline_ms is not None and now_ms >= limits.deadline_ms:
-        return "deadline"
-    return None
 
 
 def stop(forest: Forest, why: Stop) -> Forest:
@@ -296,16 +206,3 @@ def _needed(forest: Forest, verdict: Judgement, values: dict[int, float]) -> set
 def _best_unfinished(forest: Forest) -> int:
     ends = [at for at, draft in enumerate(forest.drafts) if draft.fate in ("cut", "stopped")]
     return max(ends, key=forest.path_score, default=-1)
-
-
-def _starts(forest: Forest) -> tuple[list[tuple[int, int]], int]:
-    """Return (parent, tree) of each prefix of the next step, and the number of drafts for each."""
-    action = forest.action
-    if forest.step == 0:
-        return [(-1, tree) for tree in range(action.qp)], action.cp
-    return [(at, forest.drafts[at].tree) for at in forest.live], max(1, action.cp // action.bs)
-
-
-def _tokens_left(forest: Forest) -> int | None:
-    budget = forest.limits.budget_tokens
-    return None if budget is None else budget - forest.generated_tokens

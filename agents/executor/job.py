@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from agents.executor.forest import Ask
+from agents.executor.next_step import Ask
 from schemas.action import Action
 from schemas.forest import Forest
 from schemas.query import Message

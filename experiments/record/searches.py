@@ -14,7 +14,8 @@ from dataclasses import dataclass, field, replace
 from agents.aggregator import eflops
 from agents.aggregator.grade import Grade, Judge, grade
 from agents.executor.engine import Drafted, Engine, Prefix
-from agents.executor.forest import Ask, ask, outcome, plant, tell_drafts, tell_scores
+from agents.executor.forest import outcome, plant, tell_drafts, tell_scores
+from agents.executor.next_step import Ask, ask
 from agents.executor.rules import SearchRules, limits
 from agents.space.catalogue import Catalogue
 from agents.space.models import Sampling

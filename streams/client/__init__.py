@@ -7,17 +7,18 @@
         client.feedback(answer.query_id, correct=True)
         print(client.explain(answer.query_id).decision)
 
-`client` holds the Client, `asked` a set of queries in flight, `follow` the iterator over live records, `events`
-their decoding, `ledger` the log of a run read back, `questions` question files, `pace` how fast to send.
+`client` holds the Client, `link` its connections, `asked` a set of queries in flight, `follow` the iterator over live
+records, `events` their decoding, `ledger` the log of a run read back, `questions` question files, `pace` how fast to
+send.
 """
 
 from streams.client.asked import Asked
-from streams.client.client import Client, IdTaken, NoAnswer, query_from
+from streams.client.client import Client, IdTaken, NoAnswer
 from streams.client.events import Event, Kind
 from streams.client.follow import Follower
 from streams.client.ledger import Ledger, Story, read_ledger
 from streams.client.pace import Pace
-from streams.client.questions import QuestionError, query_of, read_questions, renamed
+from streams.client.questions import QuestionError, query_from, query_of, read_questions, renamed
 from streams.settings import Kafka, Settings
 
 __all__ = [

@@ -2,11 +2,8 @@
 
 import threading
 import time
-import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Self
-
-import msgspec
 
 from schemas.answer import Answer
 from schemas.base import encode
@@ -18,8 +15,9 @@ from streams.client.asked import Asked
 from streams.client.events import Kind
 from streams.client.follow import Follower
 from streams.client.ledger import Story, executor_groups, read_ledger
+from streams.client.link import SEND_S, Link
 from streams.client.pace import Pace
-from streams.runtime.kafka.clients import connections
+from streams.client.questions import query_from
 from streams.settings import Settings
 from streams.topics import Topics
 
@@ -28,7 +26,6 @@ _MARGIN_S = 60.0
 # If all queries are answered and no record has arrived for this long, the open rewards wait for feedback.
 _REWARDS_IDLE_S = 10.0
 _POLL_S = 0.3
-_SEND_S = 60.0
 
 
 class NoAnswer(UniscaleError):
@@ -64,11 +61,7 @@ class Client:
     def __init__(self, settings: Settings | None = None) -> None:
         self.settings = settings or Settings()
         self.topics = Topics(self.settings)
-        # Brokers that miscount batches of several records get one record at a time.
-        self._alone = self.settings.kafka.max_batch_bytes <= 1
-        self._producer: Any = None
-        self._readers: dict[bool, Any] = {}
-        self._opening = threading.Lock()
+        self._link = Link(self.settings, self.topics)
         self._asking = threading.Lock()
 
     def send(
@@ -88,7 +81,7 @@ class Client:
             RecordTooLarge: a query does not fit into a record; nothing has been sent.
             KafkaError: the broker refused one.
         """
-        self._send(queries, pace or Pace(), progress or (lambda sent: None), time.sleep)
+        self._link.send(queries, pace or Pace(), progress or (lambda sent: None), time.sleep)
 
     def ask(
         self,
@@ -151,7 +144,7 @@ class Client:
         sending = list(queries)
         asked, tell = Asked(sending, rewards=rewards), progress or (lambda state: None)
         with self._asking:
-            reader = self._at_the_end(rewards)
+            reader = self._link.at_the_end(rewards)
 
             def read(wait_s: float) -> None:
                 for records in reader.poll(timeout_ms=int(wait_s * 1000)).values():
@@ -163,7 +156,7 @@ class Client:
                 tell(asked)
 
             asked.start()
-            self._send(sending, pace or Pace(), sent, read)
+            self._link.send(sending, pace or Pace(), sent, read)
             longest = max(
                 (query.timeout_s or self.settings.queries.timeout_s for query in sending), default=0.0
             )
@@ -213,7 +206,7 @@ class Client:
             InvalidField: the grade is outside 0 to 1.
         """
         record = Feedback(query_id=query_id, correct=correct, source=source, metadata=metadata)
-        self._produce(self.topics.feedback, record.query_id.encode(), encode(record)).get(timeout=_SEND_S)
+        self._link.produce(self.topics.feedback, record.query_id.encode(), encode(record)).get(timeout=SEND_S)
 
     def steer(self, record: ControlRecord) -> int:
         """Write a control record, which every process follows; return its offset: the version of what it changes.
@@ -221,8 +214,8 @@ class Client:
         Args:
             record: What to change: a price, an objective, a model.
         """
-        sent = self._produce(self.topics.control, record.key.encode(), encode(record))
-        return int(sent.get(timeout=_SEND_S).offset)
+        sent = self._link.produce(self.topics.control, record.key.encode(), encode(record))
+        return int(sent.get(timeout=SEND_S).offset)
 
     def explain(self, query_id: str) -> Story:
         """Return everything on record about one query, from its Decision to its Reward.
@@ -250,75 +243,10 @@ class Client:
 
     def close(self) -> None:
         """Close the connections. Everything sent has been stored by then."""
-        with self._opening:
-            if self._producer is not None:
-                self._producer.close()
-            for reader in self._readers.values():
-                reader.close()
-            self._producer, self._readers = None, {}
+        self._link.close()
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *raised: object) -> None:
         self.close()
-
-    def _send(
-        self,
-        queries: Sequence[Query],
-        pace: Pace,
-        progress: Callable[[int], None],
-        wait: Callable[[float], None],
-    ) -> None:
-        values = [(query.query_id.encode(), encode(query)) for query in queries]
-        began = time.monotonic()
-        pending = []
-        for index, (key, value) in enumerate(values):
-            while (left_s := pace.due_s(index) - (time.monotonic() - began)) > 0:
-                wait(left_s)
-            pending.append(self._produce(self.topics.query, key, value))
-            if self._alone:
-                pending[-1].get(timeout=_SEND_S)
-            progress(index + 1)
-        for delivery in pending:
-            delivery.get(timeout=_SEND_S)
-
-    def _produce(self, topic: str, key: bytes, value: bytes) -> Any:
-        with self._opening:
-            if self._producer is None:
-                # A producer waits a minute for a topic that does not exist, and does not say why.
-                connections.require_topics(self.settings, [self.topics.query, self.topics.feedback])
-                extra = {"batch_size": 0} if self._alone else {}
-                self._producer = connections.producer(self.settings, **extra)
-            producer = self._producer
-        return producer.send(topic, key=key, value=value)
-
-    def _at_the_end(self, rewards: bool) -> Any:
-        """Return a consumer of the Answers and dead letters, and on request the rewards, that arrive from now on."""
-        reader = self._readers.get(rewards)
-        if reader is None:
-            names = [self.topics.answer, self.topics.dead_letter, *([self.topics.reward] if rewards else [])]
-            reader = self._readers[rewards] = connections.at_end(self.settings, names)
-            return reader
-        parts = list(reader.assignment())
-        reader.seek_to_end(*parts)
-        for tp in parts:
-            reader.position(tp)  # the seek takes effect only when the position is read
-        return reader
-
-
-def query_from(question: str | Query, *, prefix: str = "ask", **fields: Any) -> Query:
-    """Return a Query with a new id from a text, or an existing Query with some fields replaced.
-
-    Args:
-        question: The text, or a whole Query.
-        prefix: Start of a new id.
-        **fields: Fields of the Query; None leaves a field as it is.
-
-    >>> query_from("What is 2 + 3?", query_id="q-1", reference="5").reference
-    '5'
-    """
-    given = {name: value for name, value in fields.items() if value is not None}
-    if isinstance(question, Query):
-        return msgspec.structs.replace(question, **given)
-    return Query(**{"query_id": f"{prefix}-{uuid.uuid4().hex[:16]}", "text": question, **given})

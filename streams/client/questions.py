@@ -6,6 +6,7 @@ after the last `####` counts.
 """
 
 import hashlib
+import uuid
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -89,3 +90,20 @@ def renamed(queries: Iterable[Query], run: str) -> Iterator[Query]:
 
 def _final(answer: str) -> str:
     return answer.rpartition("####")[2].strip() if "####" in answer else answer
+
+
+def query_from(question: str | Query, *, prefix: str = "ask", **fields: Any) -> Query:
+    """Return a Query with a new id from a text, or an existing Query with some fields replaced.
+
+    Args:
+        question: The text, or a whole Query.
+        prefix: Start of a new id.
+        **fields: Fields of the Query; None leaves a field as it is.
+
+    >>> query_from("What is 2 + 3?", query_id="q-1", reference="5").reference
+    '5'
+    """
+    given = {name: value for name, value in fields.items() if value is not None}
+    if isinstance(question, Query):
+        return msgspec.structs.replace(question, **given)
+    return Query(**{"query_id": f"{prefix}-{uuid.uuid4().hex[:16]}", "text": question, **given})

@@ -18,8 +18,8 @@ from typing import Any, TypeVar
 import pytest
 from kafka import TopicPartition
 
+from agents.decider.log.manifest import SNAPSHOT_KEY
 from agents.decider.log.rows import decode_row
-from agents.decider.log.snapshot import SNAPSHOT_KEY
 from agents.serving.recording import write_paths
 from agents.space.catalogue_file import load_catalogue
 from schemas.base import Record, decode

@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from agents.decider.log.snapshot import SNAPSHOT_KEY, START_KEY
+from agents.decider.log.manifest import SNAPSHOT_KEY, START_KEY
 from streams.rooms.decider.room import DeciderRoom
 from streams.runtime.kafka.runtime import KafkaRuntime
 from streams.runtime.kafka.writing.table import KafkaTable

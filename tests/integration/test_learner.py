@@ -19,10 +19,10 @@ from kafka import TopicPartition
 from kafka.structs import OffsetAndMetadata
 
 from agents.decider.log.fold import fold
+from agents.decider.log.manifest import is_record, versions
 from agents.decider.log.offers import ActionRow, introduce
 from agents.decider.log.reproduce import mismatches, opened
 from agents.decider.log.rows import AnyRow, Row, decode_row
-from agents.decider.log.snapshot import is_record, versions
 from agents.embedder.encoder import encoder_id
 from schemas.base import decode, encode
 from schemas.context import Context

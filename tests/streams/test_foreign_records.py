@@ -9,6 +9,7 @@ import pytest
 from agents.decider.agent import Decider
 from agents.decider.errors import CorruptState
 from agents.decider.log import snapshot
+from agents.decider.log.manifest import START_KEY, manifest_key, start_of, versions
 from agents.decider.log.offers import ActionRow
 from agents.decider.log.repair import refused, repaired
 from agents.decider.log.rows import Row, decode_row, encode_row
@@ -54,7 +55,7 @@ def parts(cluster: Cluster) -> tuple[dict[bytes, bytes], dict[bytes, bytes]]:
     """Return the log from where startup reads, and the snapshots."""
     snapshots = cluster.broker.changelog(cluster.topics.snapshot, 0)
     changelog = cluster.topics.changelog("decider", "pending")
-    return cluster.broker.changelog(changelog, 0, snapshot.start_of(snapshots)), snapshots
+    return cluster.broker.changelog(changelog, 0, start_of(snapshots)), snapshots
 
 
 async def restarted(cluster: Cluster) -> None:
@@ -67,7 +68,7 @@ async def restarted(cluster: Cluster) -> None:
 def junk(cluster: Cluster) -> list[tuple[str, bytes, bytes]]:
     log, t = cluster.topics.changelog("decider", "pending"), cluster.topics
     rows, snapshots = parts(cluster)
-    newest = max(snapshot.versions(snapshots))
+    newest = max(versions(snapshots))
     carried = snapshot.read(snapshots, lambda state: None)[0]
     assert carried is not None
     action = next(key for key in carried.rows if key.startswith(b"\x00action/") and key not in rows)
@@ -81,9 +82,9 @@ def junk(cluster: Cluster) -> list[tuple[str, bytes, bytes]]:
         (log, b"twin", twin),  # the row of another key
         (log, action, b'{"schema":"decider-action.v1"}'),  # over a row that the snapshots hold
         (t.snapshot, b"row", twin),
-        (t.snapshot, snapshot.START_KEY, b"9" * 5_000),
+        (t.snapshot, START_KEY, b"9" * 5_000),
         (t.snapshot, b"\x00snapshot/007/manifest", b"x"),
-        (t.snapshot, snapshot.manifest_key(newest + 100), snapshots[snapshot.manifest_key(newest)]),
+        (t.snapshot, manifest_key(newest + 100), snapshots[manifest_key(newest)]),
     ]
 
 
@@ -103,11 +104,7 @@ def test_what_the_decider_did_not_write_is_skipped_and_removed(
             assert decider_of(cluster).policy.state() == state
         for topic in (cluster.topics.changelog("decider", "pending"), cluster.topics.snapshot):
             left = cluster.broker.changelog(topic, 0)
-            gone = [
-                k
-                for t, k, _ in bad
-                if t == topic and k != snapshot.START_KEY and not k.endswith(b"/manifest")
-            ]
+            gone = [k for t, k, _ in bad if t == topic and k != START_KEY and not k.endswith(b"/manifest")]
             assert [k for k in gone if left.get(k) in [v for _, _, v in bad]] == []
             assert all(f"{topic}: the record under key" in caplog.text for _ in gone)
         await answered(cluster, [ask(n) for n in range(QUERIES, 3 * QUERIES)])  # past two more snapshots

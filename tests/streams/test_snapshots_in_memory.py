@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from agents.decider.log import snapshot
+from agents.decider.log.manifest import is_record, start_of
 from agents.decider.log.reproduce import mismatches, opened
 from agents.decider.log.rows import Row, decode_row
 from schemas.base import decode, encode
@@ -68,7 +68,7 @@ def log_of(cluster: Cluster) -> dict[bytes, bytes]:
 
 
 def rows(cluster: Cluster) -> set[str]:
-    found = [decode_row(k, v) for k, v in log_of(cluster).items() if not snapshot.is_record(k)]
+    found = [decode_row(k, v) for k, v in log_of(cluster).items() if not is_record(k)]
     return {row.query_id for row in found if isinstance(row, Row)}
 
 
@@ -95,7 +95,7 @@ def test_the_log_is_read_once_at_a_start(
     async def main() -> None:
         settings = in_memory(policy="contextual", snapshot_every=EVERY)
         cluster, state = await lived(settings, [ask(n) for n in range(QUERIES)])
-        start = snapshot.start_of(log_of(cluster))
+        start = start_of(log_of(cluster))
         monkeypatch.setattr(Broker, "changelog", counted)
         fresh = await restarted(cluster)
         t = cluster.topics
@@ -122,7 +122,7 @@ def test_rows_leave_and_what_comes_again_is_recognised(
         gone = {query.query_id for query in queries} - rows(cluster)
         assert queries[0].query_id in gone
         assert QUERIES // 3 < len(gone) < QUERIES
-        assert snapshot.start_of(log_of(cluster)) > 56  # the rows of the actions are carried, too
+        assert start_of(log_of(cluster)) > 56  # the rows of the actions are carried, too
         decisions = len(broker.records(t.decision))
         # The same Context again, as after a lost commit; then its Query again, under the same id.
         cluster.produce(t.context, b"0", broker.records(t.context)[0].value)

@@ -9,6 +9,7 @@ from agents.decider.errors import FIX_LOG, CorruptState, DeciderError
 from agents.decider.log import snapshot
 from agents.decider.log.ended import EndedIds
 from agents.decider.log.fold import fold, untold
+from agents.decider.log.manifest import is_record, prior_of
 from agents.decider.log.offers import ActionRow, OfferRow, introduce, on_offer
 from agents.decider.log.rows import AnyRow, Row, decode_row, own_row
 from agents.decider.policies.policy import Policy
@@ -85,7 +86,7 @@ def restore(policy: Policy, log: Records, snapshots: Records, ended: EndedIds, *
         reward_offset=reward_offset,
         actions=actions,
         offered=on_offer(offers),
-        prior=snapshot.prior_of(known),
+        prior=prior_of(known),
         ended=ended,
         found=Recovered(
             folded, after, tuple(refused), context_offset + 1, reward_offset + 1, carried, foreign
@@ -121,7 +122,7 @@ def _sorted_out(
     Raises:
         CorruptState: A row of another release.
     """
-    known = {key: value for key, value in {**log, **snapshots}.items() if snapshot.is_record(key)}
+    known = {key: value for key, value in {**log, **snapshots}.items() if is_record(key)}
     rows = {k: row for k, value in log.items() if k not in known and (row := own_row(k, value)) is not None}
     foreign = [key for key in log if key not in known and key not in rows]
     return rows, known, (foreign, [key for key in snapshots if key not in known])

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from agents.decider.agent import Decider
 from agents.decider.errors import CorruptState
 from agents.decider.log import retention, snapshot
+from agents.decider.log.manifest import IDS_KEY, START_KEY, is_prior, is_record, manifest_key, versions
 from agents.decider.log.rows import Row, decode_row
 
 Rows = list[tuple[bytes, Row]]
@@ -56,7 +57,7 @@ def refused(
     """
     found, rows = list[Refused](), Rows()
     for key, value in log.items():
-        if snapshot.is_record(key):
+        if is_record(key):
             continue
         try:
             row = decode_row(key, value)
@@ -120,14 +121,14 @@ def repaired(
             continue
         if isinstance(row, Row):
             decider.ended.add(row.query_id, row.query_origin, row.context_origin.offset)
-    rows = {key: value for key, value in {**kept, **found.carried}.items() if not snapshot.is_record(key)}
+    rows = {key: value for key, value in {**kept, **found.carried}.items() if not is_record(key)}
     parsed = ((key, value, decode_row(key, value)) for key, value in rows.items())
     carried, ended = retention.carry(parsed, log_offset, decider.ended)
     made = decider.snapshot(chunk_bytes, carried=carried, present=snapshots)
-    needed = {key for key, _ in made} | {snapshot.START_KEY}
-    needed |= {snapshot.IDS_KEY + part.sha256.encode() for part, _ in decider.ended.parts()}
-    gone = [key for key in snapshots if key not in needed and not snapshot.is_prior(key)]
-    start = (snapshot.START_KEY, str(log_offset).encode())
+    needed = {key for key, _ in made} | {START_KEY}
+    needed |= {IDS_KEY + part.sha256.encode() for part, _ in decider.ended.parts()}
+    gone = [key for key in snapshots if key not in needed and not is_prior(key)]
+    start = (START_KEY, str(log_offset).encode())
     return [*made, start, *((key, None) for key in gone)], [*without, *(key for key in ended if key in log)]
 
 
@@ -143,13 +144,13 @@ def _foreign(snapshots: Mapping[bytes, bytes], after: int) -> list[Refused]:
             key, f"{shown(key) or 'a record without a key'} is not part of a snapshot", among_snapshots=True
         )
         for key in snapshots
-        if not snapshot.is_record(key)
+        if not is_record(key)
     ]
     _, damaged = snapshot.read(snapshots, lambda state: None)
-    for version, error in zip(sorted(snapshot.versions(snapshots), reverse=True), damaged, strict=False):
+    for version, error in zip(sorted(versions(snapshots), reverse=True), damaged, strict=False):
         if version > after:
             what = f"{error.what} is {error.found}"
-            found.append(Refused(snapshot.manifest_key(version), what, among_snapshots=True))
+            found.append(Refused(manifest_key(version), what, among_snapshots=True))
     return found
 
 

@@ -18,6 +18,7 @@ from agents.decider.errors import CorruptState
 from agents.decider.log import snapshot
 from agents.decider.log.events import Event, Told, events, tell
 from agents.decider.log.fold import untold
+from agents.decider.log.manifest import is_prior, is_record
 from agents.decider.log.offers import ActionRow, OfferRow, introduce, offer, resume_offer
 from agents.decider.log.rows import AnyRow, Row, aim_of, decode_row, policy_objective
 from agents.decider.policies.base import Choice, Context, Scores
@@ -60,18 +61,18 @@ def opened(policy: Policy, records: Mapping[bytes, bytes]) -> tuple[list[AnyRow]
     Raises:
         CorruptState: There is no row, a row cannot be read, or rows are missing that no snapshot contains.
     """
-    snapshots = {k: v for k, v in records.items() if snapshot.is_record(k)}
+    snapshots = {k: v for k, v in records.items() if is_record(k)}
     log = [decode_row(k, v) for k, v in records.items() if k not in snapshots]
     decided = [row for row in log if isinstance(row, Row)]
     if not decided:
         raise CorruptState("the decider's log", "no rows", "at least one decision")
     if (absent := untold(decided)) is None:
-        prior = {k: v for k, v in snapshots.items() if snapshot.is_prior(k)}
+        prior = {k: v for k, v in snapshots.items() if is_prior(k)}
         found, refused = snapshot.read(prior, policy.load)
         if refused:
             raise refused[0]
         return log, -1
-    later = {k: v for k, v in snapshots.items() if not snapshot.is_prior(k)}
+    later = {k: v for k, v in snapshots.items() if not is_prior(k)}
     found, refused = snapshot.read(later, policy.load, oldest=True)
     if found is None:
         raise refused[0] if refused else absent

@@ -18,9 +18,10 @@ from collections.abc import Iterable, Mapping
 from typing import Final
 
 from agents.decider.log.ended import EndedIds
+from agents.decider.log.manifest import BEGINNING, IDS_KEY, Manifest, version_of
 from agents.decider.log.offers import ActionRow, OfferRow
 from agents.decider.log.rows import AnyRow, Row
-from agents.decider.log.snapshot import BEGINNING, IDS_KEY, Carried, Manifest, version_of
+from agents.decider.log.snapshot import Carried
 
 KEPT: Final = 2
 """Versions that stay: the newest, and the one before it in case the newest is damaged."""

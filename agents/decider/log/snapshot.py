@@ -10,69 +10,27 @@ Nothing here does I/O: keys and values in, keys and values out.
 
 from __future__ import annotations
 
-import hashlib
-import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
 import msgspec
-from msgspec import Struct
 
 from agents.decider.errors import CorruptState
-from agents.decider.log.ended import EndedIds, Part
+from agents.decider.log.ended import EndedIds
+from agents.decider.log.manifest import (
+    IDS_KEY,
+    SNAPSHOT_KEY,
+    Manifest,
+    digest,
+    manifest_key,
+    manifest_of,
+    versions,
+)
 from agents.decider.log.rows import decode_row
-
-SNAPSHOT_KEY: Final = b"\x00snapshot/"
-"""Prefix of snapshot records. A query_id is printable ASCII, so no query's row can begin like this."""
-
-IDS_KEY: Final = b"\x00ended/"
-"""Prefix of the arrays of ids, each under the SHA-256 of its bytes."""
-
-START_KEY: Final = b"\x00start"
-"""Key of the offset at which startup begins to read the log."""
 
 CHUNK_BYTES: Final = 1 << 20
 """Bytes of a chunk: a quarter of the record limit. Larger chunks gain nothing and stall the producer's batch."""
-
-BEGINNING: Final = -1
-"""Version of a prior: the state before the first decision."""
-
-
-_RECORD: Final = re.compile(
-    rb"\x00snapshot/(?P<version>-1|0|[1-9][0-9]{0,17})/(?:manifest|(?:rows/)?[0-9]{1,9})"
-)
-_IDS: Final = re.compile(rb"\x00ended/[0-9a-f]{64}")
-
-
-class Manifest(Struct, frozen=True, kw_only=True, tag="decider-snapshot.v1", tag_field="schema"):
-    """The record that makes a version complete. Key: SNAPSHOT_KEY + version + "/manifest".
-
-    Attributes:
-        version: The sequence number up to which the state contains everything.
-        clock: Decisions made by then.
-        context_offset, reward_offset: Newest offsets in it; -1 for none.
-        chunks: SHA-256 of each chunk, in order.
-        sha256: SHA-256 of all chunks together.
-        size: Bytes of all chunks together.
-        prior: SHA-256 of the prior that version -1 consists of; empty in other versions.
-        log_offset: First offset of the log that it does not cover; -1 for a snapshot in the log itself, as 0.1.0 wrote
-            them, which needs the whole log as well.
-        rows: SHA-256 of each chunk of the rows from before that offset; a chunk has one JSON row per line.
-        ended: The arrays of ids, oldest first.
-    """
-
-    version: int
-    clock: int
-    context_offset: int
-    reward_offset: int
-    chunks: tuple[str, ...]
-    sha256: str
-    size: int
-    prior: str = ""
-    log_offset: int = -1
-    rows: tuple[str, ...] = ()
-    ended: tuple[Part, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,16 +109,16 @@ def write(
         clock=clock,
         context_offset=context_offset,
         reward_offset=reward_offset,
-        chunks=tuple(map(_digest, chunks)),
-        sha256=_digest(state),
+        chunks=tuple(map(digest, chunks)),
+        sha256=digest(state),
         size=len(state),
         prior=prior,
         log_offset=carried.log_offset,
-        rows=tuple(map(_digest, rows)),
+        rows=tuple(map(digest, rows)),
         ended=tuple(part for part, _ in arrays),
     )
     body = msgspec.json.encode(manifest)
-    yield manifest_key(version), _digest(body).encode() + b"\n" + body
+    yield manifest_key(version), digest(body).encode() + b"\n" + body
 
 
 def read(
@@ -194,83 +152,10 @@ def read(
     return None, refused
 
 
-def prior_of(records: Mapping[bytes, bytes]) -> str:
-    """Return the SHA-256 of the prior that a log started from; empty if there was none."""
-    beginning = manifests(records).get(BEGINNING)
-    return "" if beginning is None else beginning.prior
-
-
-def is_record(key: bytes) -> bool:
-    """Return whether a record belongs to a snapshot; if not, it is a row of the log, or foreign."""
-    return key == START_KEY or bool(_RECORD.fullmatch(key) or _IDS.fullmatch(key))
-
-
-def manifest_key(version: int) -> bytes:
-    """Return the key of a version's manifest."""
-    return SNAPSHOT_KEY + f"{version}/manifest".encode()
-
-
-def versions(records: Iterable[bytes]) -> set[int]:
-    """Return the versions that have a manifest, sound or not."""
-    return {
-        version for key in records if key.endswith(b"/manifest") and (version := version_of(key)) is not None
-    }
-
-
-def manifests(records: Mapping[bytes, bytes]) -> dict[int, Manifest]:
-    """Return the undamaged manifests by version; only `read` verifies the chunks that they list."""
-    found = {}
-    for version in versions(records):
-        try:
-            found[version] = _manifest(records, version)
-        except CorruptState:
-            continue
-    return found
-
-
-def start_of(records: Mapping[bytes, bytes]) -> int:
-    """Return the offset at which startup begins to read the log; 0 if the whole log is needed.
-
-    It is always the offset of a snapshot. If the record says anything else, the learner did not write it, and the
-    lowest offset of a snapshot is used: reading more of the log than necessary does no harm.
-    """
-    value = records.get(START_KEY)
-    if value is None:
-        return 0
-    offsets = {
-        str(m.log_offset).encode(): m.log_offset for m in manifests(records).values() if m.log_offset >= 0
-    }
-    return offsets.get(value, min(offsets.values(), default=0))
-
-
-def is_prior(key: bytes) -> bool:
-    """Return whether a record belongs to the prior that a log started from."""
-    return version_of(key) == BEGINNING
-
-
-def version_of(key: bytes) -> int | None:
-    """Return the version that a record belongs to; None for one that belongs to none, or to several."""
-    found = _RECORD.fullmatch(key)
-    return None if found is None else int(found["version"])
-
-
-def _manifest(records: Mapping[bytes, bytes], version: int) -> Manifest:
-    stated, _, body = records[manifest_key(version)].partition(b"\n")
-    if stated.decode(errors="replace") != _digest(body):
-        raise CorruptState("manifest sha256", _digest(body), stated)
-    try:
-        manifest = msgspec.json.decode(body, type=Manifest)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise CorruptState("manifest", str(error), "decider-snapshot.v1") from None
-    if manifest.version != version:
-        raise CorruptState("manifest version", manifest.version, version)
-    return manifest
-
-
 def _verified(records: Mapping[bytes, bytes], version: int) -> tuple[Manifest, bytes]:
-    manifest = _manifest(records, version)
+    manifest = manifest_of(records, version)
     state = _joined(records, manifest.chunks, lambda index: _chunk_key(version, index), "chunk")
-    if (len(state), _digest(state)) != (manifest.size, manifest.sha256):
+    if (len(state), digest(state)) != (manifest.size, manifest.sha256):
         raise CorruptState("size", len(state), manifest.size)
     return manifest, state
 
@@ -291,22 +176,18 @@ def _joined(
     records: Mapping[bytes, bytes], digests: tuple[str, ...], key: Callable[[int], bytes], what: str
 ) -> bytes:
     parts = []
-    for index, digest in enumerate(digests):
+    for index, stated in enumerate(digests):
         part = records.get(key(index))
         if part is None:
             raise CorruptState(f"{what} {index}", "nothing", f"{len(digests)} chunks")
-        if _digest(part) != digest:
-            raise CorruptState(f"{what} {index} sha256", _digest(part), digest)
+        if digest(part) != stated:
+            raise CorruptState(f"{what} {index} sha256", digest(part), stated)
         parts.append(part)
     return b"".join(parts)
 
 
 def _pieces(data: bytes, size: int) -> list[bytes]:
     return [data[at : at + size] for at in range(0, len(data), size)]
-
-
-def _digest(data: bytes) -> str:
-    return hashlib.sha256(data).hexdigest()
 
 
 def _chunk_key(version: int, index: int) -> bytes:

@@ -12,10 +12,10 @@ from typing import Any
 import msgspec
 
 from agents.decider.errors import PolicyRefused
-from agents.decider.features import QueryBasis
 from agents.decider.policies.exploration import ControlGroup, Explored
 from agents.decider.policies.policy import Policy
 from agents.decider.policies.registry import Inputs, Options, kinds
+from agents.decider.vectors import QueryBasis
 
 
 def options_of(name: str, given: Mapping[str, Any] | None = None) -> Options:

@@ -20,8 +20,9 @@ from typing import Any, Final, Literal, TypeVar
 from msgspec import Struct
 
 from agents.decider import policies
-from agents.decider.features import FeatureMap, FeatureSettings, QueryBasis
+from agents.decider.features import FeatureMap, FeatureSettings
 from agents.decider.policies.policy import Policy
+from agents.decider.vectors import QueryBasis
 
 
 class Options(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

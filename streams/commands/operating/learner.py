@@ -12,6 +12,7 @@ from agents.decider.agent import Decider
 from agents.decider.errors import CorruptState
 from agents.decider.log import snapshot
 from agents.decider.log.ended import EndedIds
+from agents.decider.log.manifest import is_record, manifests, start_of
 from agents.decider.log.repair import Refused, refused, repaired, shown
 from agents.decider.log.rows import Row, decode_row
 from agents.embedder.encoder import encoder_id
@@ -44,7 +45,7 @@ class _Log:
         self.offsets: dict[tuple[str, bytes], int] = {}
         for record in connections.read_all(settings, [self.topics.snapshot], timeout_ms=200):
             self._read(record, self.snapshots)
-        start = snapshot.start_of(self.snapshots)
+        start = start_of(self.snapshots)
         for record in connections.read_all(settings, [self.changelog], timeout_ms=200):
             self.end = record.offset + 1
             if record.offset >= start:
@@ -170,7 +171,7 @@ def export(settings: Settings, folder: Path) -> None:
     """
     log = _Log(settings)
     folder.mkdir(parents=True, exist_ok=True)
-    rows = [value for key, value in log.rows.items() if not snapshot.is_record(key)]
+    rows = [value for key, value in log.rows.items() if not is_record(key)]
     (folder / "rows.jsonl").write_bytes(b"".join(value + b"\n" for value in rows))
     logged = list(graded(settings, log.topics))
     (folder / "logged.jsonl").write_bytes(
@@ -203,7 +204,7 @@ def reset(settings: Settings, yes: bool) -> None:
             f"delete {len(log.rows)} records of {log.changelog} and all snapshots?", abort=True, err=True
         )
     read = {log.topics.context: -1, log.topics.reward: -1}
-    for manifest in snapshot.manifests({**log.rows, **log.snapshots}).values():
+    for manifest in manifests({**log.rows, **log.snapshots}).values():
         read[log.topics.context] = max(read[log.topics.context], manifest.context_offset)
         read[log.topics.reward] = max(read[log.topics.reward], manifest.reward_offset)
     for row in _readable(log.rows):
@@ -227,7 +228,7 @@ def reset(settings: Settings, yes: bool) -> None:
 def _readable(rows: dict[bytes, bytes]) -> Iterator[Row]:
     for key, value in rows.items():
         try:
-            row = None if snapshot.is_record(key) else decode_row(key, value)
+            row = None if is_record(key) else decode_row(key, value)
         except CorruptState:
             continue
         if isinstance(row, Row):

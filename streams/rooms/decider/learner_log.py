@@ -13,6 +13,15 @@ from typing import Final
 from agents.decider.agent import Decider
 from agents.decider.errors import CorruptState
 from agents.decider.log import retention, snapshot
+from agents.decider.log.manifest import (
+    BEGINNING,
+    START_KEY,
+    Manifest,
+    is_prior,
+    is_record,
+    manifests,
+    start_of,
+)
 from agents.decider.log.repair import shown
 from agents.decider.log.rows import decode_row
 from agents.decider.results import Recovered
@@ -49,7 +58,7 @@ class LearnerLog:
         # Snapshot records as they were read, until they have been folded.
         self._read: dict[bytes, bytes] | None = None
         self._present: set[bytes] = set()
-        self._manifests: dict[int, snapshot.Manifest] = {}
+        self._manifests: dict[int, Manifest] = {}
 
     @property
     def assigned(self) -> bool:
@@ -75,7 +84,7 @@ class LearnerLog:
         self.table.seed((key, value, 0) for key, value in found.carried.items())
         self._read, self._present = None, set(snapshots)
         # A newer one was refused, and none may be what lets rows leave the log.
-        whole = snapshot.manifests(snapshots).items()
+        whole = manifests(snapshots).items()
         self._manifests = {version: each for version, each in whole if version <= found.snapshot_version}
         self.snapshot_at = found.snapshot_version
         for refused in found.refused:
@@ -120,7 +129,7 @@ class LearnerLog:
         rows = self.table.items()
 
         def made() -> tuple[list[tuple[bytes, bytes]], dict[bytes, int]]:
-            parsed = [(k, v, decode_row(k, v)) for k, v in rows if not snapshot.is_record(k)]
+            parsed = [(k, v, decode_row(k, v)) for k, v in rows if not is_record(k)]
             carried, ended = retention.carry(parsed, end, decider.ended)
             queries = {partition: at for (name, partition), at in first.items() if name == topics.query}
             _, crowded = decider.ended.forget(queries, first[topics.context, 0])
@@ -134,25 +143,23 @@ class LearnerLog:
 
         records, ended = await self.runtime.in_thread(made)
         # A log of 0.1.0 has its prior among its rows.
-        await self._post([(k, v) for k, v in rows if snapshot.is_record(k) and snapshot.is_prior(k)])
+        await self._post([(k, v) for k, v in rows if is_record(k) and is_prior(k)])
         await self._post(records)
-        self._manifests |= snapshot.manifests(dict(records[-1:]))
+        self._manifests |= manifests(dict(records[-1:]))
         self.snapshot_at = decider.seq - 1
         floor = retention.floor_of(self._manifests)
         if floor is None:
             return 0
         old = [key for key, last in ended.items() if last <= floor.version]
-        old += [key for key, _ in rows if snapshot.is_record(key)]
+        old += [key for key, _ in rows if is_record(key)]
         for keys in _slices(old):
             await self.table.drop_all((key, 0) for key in keys)
-        await self._post([(snapshot.START_KEY, str(floor.log_offset).encode())])
+        await self._post([(START_KEY, str(floor.log_offset).encode())])
         gone = retention.obsolete(self._present, self._manifests)
         for keys in _slices(gone):
             await self.table.post(self.topic, ((key, None) for key in keys))
         self._present.difference_update(gone)
-        self._manifests = {
-            v: m for v, m in self._manifests.items() if v == snapshot.BEGINNING or v >= floor.version
-        }
+        self._manifests = {v: m for v, m in self._manifests.items() if v == BEGINNING or v >= floor.version}
         return len(old) + len(gone)
 
     async def _post(self, records: Sequence[tuple[bytes, bytes]]) -> None:
@@ -164,7 +171,7 @@ class LearnerLog:
     async def _begins(self) -> int:
         """Read the snapshots, and return the offset at which reading the log begins."""
         self._read = await self.runtime.latest(self.topic)
-        start = snapshot.start_of(self._read)
+        start = start_of(self._read)
         end = (await self.runtime.end_offsets((self.changelog,)))[self.changelog, 0]
         if start > end:
             raise CorruptState(

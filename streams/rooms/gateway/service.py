@@ -7,7 +7,7 @@ from typing import Final
 
 from agents.space.catalogue import Catalogue
 from schemas.answer import Answer
-from schemas.base import decode, encode
+from schemas.base import encode
 from schemas.cancel import Cancel
 from schemas.dead_letter import DeadLetter
 from schemas.decision import Decision
@@ -15,13 +15,14 @@ from schemas.errors import RecordError
 from schemas.query import Query
 from schemas.reward import Feedback, Reward
 from streams.rooms.gateway.following import Admitted, Following, other_body
-from streams.rooms.gateway.ids import keyed_id, new_id, time_of
+from streams.rooms.gateway.ids import keyed_id, new_id
 from streams.rooms.gateway.index.marks import Marks
 from streams.rooms.gateway.index.recent import Index
 from streams.rooms.gateway.index.usage import Used
+from streams.rooms.gateway.known import KnownIds
 from streams.rooms.gateway.limits import Credential, Gate
 from streams.rooms.gateway.openai import responses
-from streams.rooms.gateway.openai.errors import ApiError, not_found, of_record
+from streams.rooms.gateway.openai.errors import ApiError, of_record
 from streams.rooms.gateway.openai.names import Asked, asked
 from streams.rooms.gateway.openai.request import ChatRequest, to_query
 from streams.rooms.gateway.waiting import Seen, Waiting
@@ -30,12 +31,6 @@ from streams.runtime.records import Outgoing, key_of
 
 RETRY_MS: Final = 10 * 60 * 1000
 """A client's retry within this time joins the query it repeats."""
-
-_CLOCKS_MS: Final = 60_000
-"""A gateway's clock and the broker's are taken to differ by no more than this, the time of sending included."""
-
-_LOOKUPS: Final = 2
-"""Old ids that are looked up at a time."""
 
 REJOIN_S: Final = 10.0
 """Seconds that a search goes on after its client timed out: the official clients repeat a request within eight."""
@@ -54,6 +49,7 @@ class Service:
         self.runtime = runtime
         self.index = index
         self.gate = gate
+        self.ids = KnownIds(runtime, index)
         self.waiting = Waiting()
         self.following = Following(runtime, index)
         self.marks = Marks(runtime.control.base.model_names)
@@ -61,7 +57,6 @@ class Service:
         self._sent: set[str] = set()  # sent from here and not ended: another gateway's are its own to cancel
         self._left: set[str] = set()  # cancelled, not ended yet: no request joins these
         self._tasks: set[asyncio.Task[None]] = set()
-        self._looking_up = asyncio.Semaphore(_LOOKUPS)
         self._space: tuple[Catalogue, Mapping[str, None]] | None = None  # the configurations of a catalogue
 
     def asked(self, name: str) -> Asked:
@@ -220,52 +215,6 @@ class Service:
         if letter.query_id is not None and letter.query_origin is not None:
             self.waiting.seen(letter.query_id, letter)
 
-    def visible(self, query_id: str, who: Credential) -> None:
-        """Refuse an id that is not this caller's to see.
-
-        Raises:
-            ApiError: 404 for an id that is unknown, or another tenant's; 410 for one that is too old to be known.
-        """
-        known = self.index.find(query_id)
-        if known is not None and who.may_see(known.tenant):
-            return
-        oldest_ms, asked_ms = self.index.oldest_ms, time_of(query_id)
-        if oldest_ms is not None and asked_ms is not None and asked_ms < oldest_ms:
-            raise ApiError(
-                410, f"id {query_id!r} is older than the {self.index.most} queries that this gateway keeps; its "
-                "records are on the topics for as long as their retention says",
-                param="id", code="gone",
-            )  # fmt: skip
-        raise not_found("id", query_id[:200])
-
-    async def exists(self, query_id: str, who: Credential) -> None:
-        """Refuse an id that is not this caller's; look for one that is too old for the index on its topic.
-
-        An id of another tenant is refused as one that nobody has.
-
-        Raises:
-            ApiError: see `visible`; 410 only where the topic does not have it either.
-            Unavailable: the broker does not say.
-        """
-        try:
-            self.visible(query_id, who)
-        except ApiError as error:
-            asked_ms = time_of(query_id)
-            if error.status != 410 or asked_ms is None:
-                raise
-            if not await self._has_asked(query_id, asked_ms, who):
-                raise
-
-    async def _has_asked(self, query_id: str, asked_ms: int, who: Credential) -> bool:
-        """Return whether the topic has a query of this id that is this caller's to see."""
-        topic, span = self.runtime.topics.query, (asked_ms - _CLOCKS_MS, asked_ms + _CLOCKS_MS)
-        async with self._looking_up:
-            record = await self.runtime.find(topic, key_of(query_id), *span)
-        try:
-            return record is not None and who.may_see(decode(record.value, Query).tenant)
-        except RecordError:
-            return False
-
     async def feedback(self, query_id: str, value: bool | float, comment: str, who: Credential) -> bool:
         """Send feedback and return whether this source is known to have given it already.
 
@@ -273,10 +222,10 @@ class Service:
         keeps the latest queries only.
 
         Raises:
-            ApiError: 404 and 410, see `exists`; 400.
+            ApiError: 404 and 410, see `KnownIds.exists`; 400.
             Unavailable: the broker does not say whether an old id exists, or does not take the feedback.
         """
-        await self.exists(query_id, who)
+        await self.ids.exists(query_id, who)
         try:
             record = Feedback(
                 query_id=query_id, correct=value, source=who.name, metadata={"comment": comment} if comment else {}

@@ -13,7 +13,8 @@ import pytest
 from agents.decider.agent import Decider
 from agents.decider.decisions import Surroundings
 from agents.decider.features import FeatureMap, FeatureSettings
-from agents.decider.log import retention, snapshot
+from agents.decider.log import retention
+from agents.decider.log.manifest import START_KEY, is_record, manifests, start_of
 from agents.decider.log.rows import decode_row
 from agents.decider.policies.base import ActionVector, Context, Objective, Observation, Pending
 from agents.decider.policies.policy import Policy
@@ -250,14 +251,14 @@ class Shard:
 
     def snapshot(self, chunk_bytes: int = 4096) -> list[tuple[bytes, bytes | None]]:
         """Return the writes of a snapshot and of what it makes superfluous, in order, as the wiring makes them."""
-        rows = [(k, v, decode_row(k, v)) for k, v in self.table.items() if not snapshot.is_record(k)]
+        rows = [(k, v, decode_row(k, v)) for k, v in self.table.items() if not is_record(k)]
         carried, ended = retention.carry(rows, self.table.end, self.decider.ended)
         writes = self.decider.snapshot(chunk_bytes, carried=carried, present=self.table)
-        known = snapshot.manifests(self.table | dict(writes))
+        known = manifests(self.table | dict(writes))
         if (floor := retention.floor_of(known)) is None:
             return list(writes)
         drops = [key for key, last in ended.items() if last <= floor.version]
-        start = (snapshot.START_KEY, str(floor.log_offset).encode())
+        start = (START_KEY, str(floor.log_offset).encode())
         gone = retention.obsolete(self.table | dict(writes), known)
         return [*writes, *((key, None) for key in drops), start, *((key, None) for key in gone)]
 
@@ -271,8 +272,8 @@ class Shard:
     def crash(self) -> Any:
         """Lose the process, keep the log, recover from where the snapshots say."""
         self.decider = self.fresh()
-        snapshots = {k: v for k, v in self.table.items() if snapshot.is_record(k)}
-        since = self.table.since(snapshot.start_of(snapshots))
+        snapshots = {k: v for k, v in self.table.items() if is_record(k)}
+        since = self.table.since(start_of(snapshots))
         found = self.decider.recover([*since, *snapshots.items()])
         self.offer()
         return found

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 from agents.decider.errors import InvalidObjective
-from agents.decider.features import FeatureMap, FeatureSettings, QueryBasis
+from agents.decider.features import FeatureMap, FeatureSettings
 from agents.decider.policies.base import ActionVector, Objective
+from agents.decider.vectors import QueryBasis
 
 
 def test_coordinates_keep_every_inner_product(world: Any) -> None:

@@ -7,14 +7,8 @@ import pytest
 from agents.executor.derive import derive, place_of
 from agents.executor.engine import Drafted
 from agents.executor.explanation import explain
-from agents.executor.forest import (
-    SearchError,
-    ask,
-    outcome,
-    plant,
-    tell_drafts,
-    tell_scores,
-)
+from agents.executor.forest import SearchError, outcome, plant, tell_drafts, tell_scores
+from agents.executor.next_step import ask
 from schemas.action import Action
 from schemas.answer import Answer
 from schemas.forest import Forest, Limits

@@ -5,17 +5,8 @@ from itertools import pairwise
 import pytest
 
 from agents.executor.engine import Drafted
-from agents.executor.forest import (
-    SearchError,
-    ask,
-    draft_seeds,
-    outcome,
-    plant,
-    spent,
-    stop,
-    tell_drafts,
-    tell_scores,
-)
+from agents.executor.forest import SearchError, outcome, plant, stop, tell_drafts, tell_scores
+from agents.executor.next_step import ask, draft_seeds, spent
 from schemas.action import Action
 from schemas.base import decode, encode
 from schemas.forest import Finish, Forest, Limits

@@ -10,8 +10,8 @@ import pytest
 
 from agents.aggregator.row import decode_row as decode_join
 from agents.aggregator.row import encode_row as encode_join
+from agents.decider.log.manifest import SNAPSHOT_KEY
 from agents.decider.log.rows import Row, decode_row, encode_row
-from agents.decider.log.snapshot import SNAPSHOT_KEY
 from schemas.action import Action
 from schemas.answer import Answer
 from schemas.base import encode

@@ -9,6 +9,7 @@ import pytest
 
 from agents.decider.log import snapshot
 from agents.decider.log.ended import EndedIds
+from agents.decider.log.manifest import IDS_KEY, SNAPSHOT_KEY, versions
 from schemas.answer import Answer
 from schemas.base import encode
 from schemas.dead_letter import DeadLetter
@@ -170,10 +171,10 @@ def test_rows_that_left_the_log_are_held_by_the_oldest_snapshot(log: Any) -> Non
 def test_a_row_may_leave_only_once_both_snapshots_call_its_query_ended(log: Any) -> None:
     """Its Query and Context are still there; h0 to h39 have ended in both snapshots, h40 has not in the older."""
     records = {raw.key: raw.value for raw in log.records[log.topics.snapshot, 0]}
-    versions = sorted(snapshot.versions(records))
-    assert len(versions) == 2
-    for version, until in zip(versions, (40, 60), strict=True):
-        own = {k: v for k, v in records.items() if k.startswith(snapshot.SNAPSHOT_KEY + b"%d/" % version)}
+    both = sorted(versions(records))
+    assert len(both) == 2
+    for version, until in zip(both, (40, 60), strict=True):
+        own = {k: v for k, v in records.items() if k.startswith(SNAPSHOT_KEY + b"%d/" % version)}
         states: list[bytes] = []
         found, _ = snapshot.read(own, states.append)
         assert found is not None
@@ -195,7 +196,7 @@ def test_a_row_may_leave_only_once_both_snapshots_call_its_query_ended(log: Any)
     log.append(log.learner, b"h40", None)
     said = [each["what"] for each in log.audit().discrepancies if each["query_id"] == "h40"]
     assert "the learner's row is missing" in said
-    key = next(raw.key for raw in log.records[log.topics.snapshot, 0] if raw.key.startswith(snapshot.IDS_KEY))
+    key = next(raw.key for raw in log.records[log.topics.snapshot, 0] if raw.key.startswith(IDS_KEY))
     log.append(log.topics.snapshot, key, b"?")
     assert any("ids of ended queries" in each["what"] for each in log.audit().discrepancies)
 

@@ -16,9 +16,10 @@ from typing import Any, Final
 
 import numpy as np
 
-from agents.decider.features import FeatureMap, FeatureSettings, checked
+from agents.decider.features import FeatureMap, FeatureSettings
 from agents.decider.policies.base import ActionVector, Matrix, Vector
 from agents.decider.surface import COUNTS
+from agents.decider.vectors import checked
 from schemas.action import Action
 from schemas.errors import InvalidField
 

@@ -118,7 +118,7 @@ class Queries:
 
     def _visible(self, request: Request, who: Credential) -> str:
         query_id: str = request.path_params["id"]
-        self.service.visible(query_id, who)
+        self.service.ids.visible(query_id, who)
         return query_id
 
 

@@ -8,9 +8,9 @@ import msgspec
 import pytest
 
 from agents.decider.errors import CorruptState, DuplicateQuery
+from agents.decider.log.manifest import is_record
 from agents.decider.log.repair import refused, repaired
 from agents.decider.log.rows import Row, decode_row, encode_row
-from agents.decider.log.snapshot import is_record
 from agents.decider.policies.linear.linucb import LinUCB
 
 SMALL = 4096

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from agents.decider.errors import CorruptState, DuplicateQuery
-from agents.decider.log import snapshot
+from agents.decider.log.manifest import SNAPSHOT_KEY, START_KEY, is_record, versions
 from agents.decider.log.rows import Row, decode_row, encode_row
 from agents.decider.policies.linear.linucb import LinUCB, LinUCBSettings
 
@@ -25,7 +25,7 @@ def life(shard: Any, rounds: int) -> None:
 
 
 def rows(shard: Any) -> list[Row]:
-    found = [decode_row(k, v) for k, v in shard.table.items() if not snapshot.is_record(k)]
+    found = [decode_row(k, v) for k, v in shard.table.items() if not is_record(k)]
     return [row for row in found if isinstance(row, Row)]
 
 
@@ -41,12 +41,12 @@ def shard(make_shard: Any) -> Any:
 
 
 def newest(shard: Any) -> int:
-    return max(snapshot.versions(shard.table))
+    return max(versions(shard.table))
 
 
 def test_rows_that_an_older_snapshot_holds_are_gone(shard: Any) -> None:
     assert len(rows(shard)) < shard.decider.clock
-    assert len(snapshot.versions(shard.table)) == 2
+    assert len(versions(shard.table)) == 2
 
 
 def test_recovery_from_a_snapshot_equals_the_live_learner(shard: Any) -> None:
@@ -62,9 +62,9 @@ def test_recovery_from_a_snapshot_equals_the_live_learner(shard: Any) -> None:
 )
 def test_a_damaged_snapshot_is_refused_and_the_one_before_is_used(shard: Any, damage: str) -> None:
     before, version = shard.decider, newest(shard)
-    older = min(snapshot.versions(shard.table))
-    first, second = (snapshot.SNAPSHOT_KEY + f"{version}/{i}".encode() for i in (0, 1))
-    manifest = snapshot.SNAPSHOT_KEY + f"{version}/manifest".encode()
+    older = min(versions(shard.table))
+    first, second = (SNAPSHOT_KEY + f"{version}/{i}".encode() for i in (0, 1))
+    manifest = SNAPSHOT_KEY + f"{version}/manifest".encode()
     table = shard.table
     match damage:
         case "truncated":
@@ -78,7 +78,7 @@ def test_a_damaged_snapshot_is_refused_and_the_one_before_is_used(shard: Any, da
         case "manifest":
             table[manifest] = table[manifest].replace(b"clock", b"clack")
         case "other-version":
-            table[manifest] = table[snapshot.SNAPSHOT_KEY + f"{older}/manifest".encode()]
+            table[manifest] = table[SNAPSHOT_KEY + f"{older}/manifest".encode()]
     found = shard.crash()
     assert found.snapshot_version == older
     assert [f"snapshot {version}" in str(error) for error in found.refused] == [True]
@@ -86,8 +86,8 @@ def test_a_damaged_snapshot_is_refused_and_the_one_before_is_used(shard: Any, da
 
 
 def test_with_no_whole_snapshot_left_recovery_refuses(shard: Any) -> None:
-    for version in snapshot.versions(shard.table):
-        del shard.table[snapshot.SNAPSHOT_KEY + f"{version}/0".encode()]
+    for version in versions(shard.table):
+        del shard.table[SNAPSHOT_KEY + f"{version}/0".encode()]
     with pytest.raises(CorruptState, match=r"snapshot \d+ chunk 0: found 'nothing'"):
         shard.crash()
 
@@ -97,8 +97,8 @@ def test_with_no_whole_snapshot_left_the_whole_log_is_folded(make_shard: Any) ->
     for _ in range(2):
         life(shard, 5)
         shard.table |= shard.decider.snapshot(SMALL)
-    for version in snapshot.versions(shard.table):
-        shard.table[snapshot.SNAPSHOT_KEY + f"{version}/0".encode()] = b"?"
+    for version in versions(shard.table):
+        shard.table[SNAPSHOT_KEY + f"{version}/0".encode()] = b"?"
     before = shard.decider
     found = shard.crash()
     assert found.snapshot_version == -1
@@ -136,12 +136,12 @@ def test_a_crash_between_any_two_writes_recovers_the_same_state(shard: Any, dama
     writes = shard.snapshot(SMALL)
     kinds = ["drop" if value is None else "write" for _, value in writes]
     assert kinds.count("drop") > 2
-    assert snapshot.START_KEY in dict(writes)
+    assert START_KEY in dict(writes)
     for n in range(len(writes) + 1):
         shard.table = copy.deepcopy(table)
         shard.apply(writes[:n])
         if damaged:
-            shard.table[snapshot.SNAPSHOT_KEY + f"{newest(shard)}/0".encode()] = b"?"
+            shard.table[SNAPSHOT_KEY + f"{newest(shard)}/0".encode()] = b"?"
         found = shard.crash()
         assert len(found.refused) == damaged
         shard.same_as(before)

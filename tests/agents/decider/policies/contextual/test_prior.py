@@ -11,8 +11,8 @@ import pytest
 
 from agents.decider.errors import CorruptState, InvalidObservation, PriorRefused
 from agents.decider.features import FeatureSettings
+from agents.decider.log.manifest import versions
 from agents.decider.log.reproduce import mismatches, opened
-from agents.decider.log.snapshot import versions
 from agents.decider.policies.base import ActionVector, Context, Objective
 from agents.decider.policies.contextual.design import Design
 from agents.decider.policies.contextual.history import History
