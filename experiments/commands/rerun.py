@@ -114,12 +114,15 @@ def latency(
 )
 @click.option("--out", type=PATH, help="Default: NAME.depth-limit.json next to the recording.")
 def depth_limit(recording: Path, catalogue: Path, threads: int | None, most: int, out: Path | None) -> None:
-    """Rerun searches that reached their depth limit, first excluding the paths cut off there, then counting them."""
+    """Rerun searches that reached their depth limit, first excluding the paths cut off there, then counting them.
+
+    Searches that the file has already are kept, as long as the recording has the same outcomes of them.
+    """
     import torch
     from tqdm import tqdm
 
     from experiments.outcomes.table import OutcomeError, load_recording
-    from experiments.rerun.depth_limit import met, run_again, save
+    from experiments.rerun.depth_limit import load, met, run_again, save
 
     if threads:
         torch.set_num_threads(threads)
@@ -129,14 +132,17 @@ def depth_limit(recording: Path, catalogue: Path, threads: int | None, most: int
         found = {True: load_recording(recording, early_exit=True)}
         with contextlib.suppress(OutcomeError):  # not every recording was also made without early exit
             found[False] = load_recording(recording, early_exit=False)
+        known = load(path, recording, reopened.settings).again
         counts = [int(met(o, reopened.settings, early_exit).sum()) for early_exit, o in found.items()]
         with tqdm(unit="search", total=sum(min(most, count) for count in counts)) as bar:
             for early_exit, o in found.items():
-                rows.extend(await run_again(o, early_exit, reopened, most, bar.update))
+                rows.extend(
+                    await run_again(o, early_exit, reopened, most, bar.update, known.get(early_exit, {}))
+                )
         return rows
 
-    rows = _with(recording, catalogue, go)
     path = out or beside_of(recording, "depth-limit")
+    rows = _with(recording, catalogue, go)
     save(path, recording, rows)
     other = sum(row["kept_out"] != row["completed"] for row in rows)
     click.echo(

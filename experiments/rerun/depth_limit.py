@@ -12,9 +12,10 @@ import hashlib
 import math
 import random
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import msgspec
@@ -32,6 +33,7 @@ from experiments.record.searches import Found, Memory, Variant, search
 from experiments.record.table import SCHEMA, settings_of
 from experiments.rerun.reopen import Reopened, action_of
 from experiments.trials.runs import TERA, summed, tidy
+from schemas.action import Action
 
 READINGS = ("kept_out", "completed")
 IN_FLIGHT = 16  # searches at a time
@@ -118,6 +120,7 @@ async def run_again(
     recording: Reopened,
     most: int | None = None,
     done: Callable[[], Any] = lambda: None,
+    known: Mapping[Cell, Mapping[str, Any]] = MappingProxyType({}),
 ) -> list[dict[str, Any]]:
     """Run searches that met the limit again, under both readings; the second takes the drafts of the first.
 
@@ -127,12 +130,16 @@ async def run_again(
         recording: What they run on.
         most: How many, drawn with a fixed seed; all of them by default.
         done: Called after each.
+        known: What is returned as it is, of searches that were run again before.
     """
     bench, variant = recording.bench, Variant(recording.verifier, early_exit)
     room = asyncio.Semaphore(IN_FLIGHT)
     literal = replace(bench, rules=replace(bench.rules, cut_completes=True))
 
     async def one(cell: Cell, s: int, q: int, a: int) -> dict[str, Any]:
+        if cell in known:
+            done()
+            return dict(known[cell])
         question, arm, memory = recording.questions[cell[0]], o.arms[a], Memory()
         told = (question, action_of(arm), variant, recording.search_id(question, arm, s))
         async with room:
@@ -158,9 +165,11 @@ async def run_again(
 
 
 def save(path: Path, recording: Path, rows: list[dict[str, Any]]) -> None:
-    """Write what was run again, a search a line, with the digest of its recording."""
+    """Write what was run again, a search a line, with the digest of what the recording has of these searches."""
     lines = b",\n".join(orjson.dumps(row) for row in rows)
-    path.write_bytes(f'{{"recording": "{digest(recording)}", "searches": [\n'.encode() + lines + b"\n]}\n")
+    path.write_bytes(
+        f'{{"recording": "{digest(recording, rows)}", "searches": [\n'.encode() + lines + b"\n]}\n"
+    )
 
 
 def load(path: Path, recording: Path, settings: Mapping[str, Any]) -> DepthLimit:
@@ -168,7 +177,7 @@ def load(path: Path, recording: Path, settings: Mapping[str, Any]) -> DepthLimit
     if not path.is_file():
         return DepthLimit(settings, refused=f"{path} is not there")
     told = orjson.loads(path.read_bytes())
-    if told["recording"] != digest(recording):
+    if told["recording"] != digest(recording, told["searches"]):
         return DepthLimit(settings, refused=f"{path} is of another recording")
     again: dict[bool, dict[Cell, Mapping[str, Any]]] = {True: {}, False: {}}
     for row in told["searches"]:
@@ -176,20 +185,27 @@ def load(path: Path, recording: Path, settings: Mapping[str, Any]) -> DepthLimit
     return DepthLimit(settings, again)
 
 
-def digest(recording: Path) -> str:
-    """Return a digest of a recording's settings and of its outcomes under the verifier in use.
+def digest(recording: Path, searches: Iterable[Mapping[str, Any]]) -> str:
+    """Return a digest of a recording's settings and of the outcomes that it has of some searches.
 
-    Runs added under another verifier do not change it.
+    Searches that are added to the recording later do not change it.
     """
     settings = settings_of(recording)
     in_use = settings.pop("verifiers")[0]
     found = hashlib.sha256(orjson.dumps([in_use, settings], option=orjson.OPT_SORT_KEYS))
     table = pq.read_table(recording, columns=[name for name in SCHEMA.names if name != "seconds"])
-    table = table.filter(pc.field("verifier") == in_use)
-    for column in table.columns:
-        values = column.to_numpy(zero_copy_only=False)
-        found.update("\n".join(values).encode() if values.dtype == object else values.tobytes())
+    outcomes = {
+        (row["question"], _action(row).id, row["sample"], row["early_exit"]): row
+        for row in table.filter(pc.field("verifier") == in_use).to_pylist()
+    }
+    for each in searches:
+        cell = (each["question"], each["arm"], each["sample"], each["early_exit"])
+        found.update(orjson.dumps(outcomes.get(cell), option=orjson.OPT_SORT_KEYS))
     return found.hexdigest()[:16]
+
+
+def _action(row: Mapping[str, Any]) -> Action:
+    return Action(model=row["model"], qp=row["qp"], cp=row["cp"], bs=row["bs"])
 
 
 def _cells(o: Outcomes, chosen: npt.NDArray[np.bool_]) -> list[tuple[Cell, int, int, int]]:

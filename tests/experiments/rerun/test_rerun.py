@@ -4,6 +4,7 @@ import asyncio
 import math
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -96,6 +97,11 @@ def test_only_searches_that_met_the_limit_end_otherwise_and_at_the_same_cost(
     assert differ
 
 
+def _met(row: dict[str, Any], met: set[tuple[str, str]]) -> bool:
+    arm = f"{row['model']}/{row['qp']}/{row['cp']}/{row['bs']}"
+    return row["early_exit"] is True and (row["question"], arm) in met
+
+
 def test_what_was_run_again_belongs_to_its_recording(recording: Path, tiny: Path, tmp_path: Path) -> None:
     o, settings = load_recording(recording), settings_of(recording)
     rows = asyncio.run(depth_limit.run_again(o, True, reopened(recording, tiny)))
@@ -117,15 +123,26 @@ def test_what_was_run_again_belongs_to_its_recording(recording: Path, tiny: Path
     assert change["low"] <= change["mean"] <= change["high"]
     assert "over_all_searches" not in part
 
-    # Runs under another verifier leave it as it is, other outcomes under the one in use do not.
+    # What is known is not run again; here it would show, for it is another outcome.
+    known = {(row["question"], row["arm"], row["sample"]): {**row, "reproduced": "known"} for row in some}
+    resumed = asyncio.run(depth_limit.run_again(o, True, reopened(recording, tiny), known=known))
+    assert len(resumed) == len(rows)
+    assert [row for row in resumed if row["reproduced"] == "known"] == list(known.values())
+    assert all(row in rows for row in resumed if row["reproduced"] != "known")
+
+    # Searches that come later leave it as it is, other outcomes of its own do not.
     told, asked = {**settings, "verifiers": ["prm-a", "prm-b"]}, questions_in(recording)
     kept_rows, longer = rows_of(recording), tmp_path / "longer.parquet"
     write(
         longer, [*kept_rows, *({**row, "verifier": "prm-b", "score": 0.5} for row in kept_rows)], asked, told
     )
     assert not depth_limit.load(tmp_path / "d.json", longer, told).refused
+    without = tmp_path / "without.parquet"
+    write(without, [row for row in kept_rows if row["early_exit"]], asked, settings)
+    assert not depth_limit.load(tmp_path / "d.json", without, settings).refused
     other = tmp_path / "other.parquet"
-    write(other, [{**kept_rows[0], "score": 0.5}, *kept_rows[1:]], asked, settings)
+    met = {(row["question"], row["arm"]) for row in rows}
+    write(other, [{**row, "score": 0.5} if _met(row, met) else row for row in kept_rows], asked, settings)
     refused = depth_limit.load(tmp_path / "d.json", other, settings)
     assert "another recording" in refused.refused
     bound = refused.table(o, early_exit=True)["most_that_accuracy_could_differ"]["points"]
