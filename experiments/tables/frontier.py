@@ -50,12 +50,12 @@ PLAYERS: Mapping[str, Player] = {
     "ts": Player("ts"),
     "uniscale": Player("uniscale"),
     "uniscale_no_warm_up": Player("uniscale", warm_up=0),
-    "default": Player("default", warm_up=0, linear=True),
+    "default": Player("default", linear=True),
     "default_with_prior": Player("default", warm_up=0, linear=True, prior=True),
 }
 AFTER_HISTORY: Mapping[str, Player] = {
     "uniscale_after_history": Player("uniscale", after_history=True),
-    "default_after_history": Player("default", warm_up=0, linear=True, after_history=True),
+    "default_after_history": Player("default", linear=True, after_history=True),
 }
 
 

@@ -29,6 +29,9 @@ CORRECT, SCORE, LOG_COST, ONE, COST = range(5)
 FEW_MODELS: Final = 4
 """Most models for which each one gets its own coordinate in every direction of z: 4 × 21 columns."""
 
+DETAILS: Final = ("size²", "width", "drafts", "size·width")
+"""Features whose dependence on the query is a matter of detail."""
+
 CLIP: Final = 3.0
 """Bound of each coordinate of z, which have unit scale: a question unlike all others must not weigh like twenty."""
 
@@ -49,6 +52,8 @@ class Design(FeatureMap):
     Attributes:
         sides: G, shape (n, J): every action's features.
         meets: For each feature, whether it meets all of z or the constant alone, shape (J,).
+        kinds: For each column of x, shape (D,): 0 where it does not depend on the query, 1 where it says how the query
+            meets a model or its size, 2 how it meets a detail.
         anchors: A cost for each action, shape (n,): what costs are measured in, so that dear and cheap actions
         share a scale. offset, directions: The projection, shapes (query_dim,) and (rank, query_dim).
     """
@@ -104,6 +109,18 @@ class Design(FeatureMap):
         weighed = inverse * scale[:, None] * scale
         rows = np.add.reduceat(weighed, self.starts[:-1], axis=0)
         return np.asarray(np.add.reduceat(rows, self.starts[:-1], axis=1))
+
+    def quadratic(self, inverse: Matrix) -> Matrix:
+        """Return A⁻¹ by pairs of features and pairs of coordinates of z, shape (J², rank²).
+
+        `quadratic(A⁻¹) @ (z ⊗ z)` is `compress(z, A⁻¹)`, flattened: one product serves many queries.
+        """
+        features, rank = len(self.names), self.rank
+        at = self.feature * rank + self.which
+        whole = np.zeros((features * rank, features * rank))
+        whole[np.ix_(at, at)] = inverse
+        pairs = whole.reshape(features, rank, features, rank).transpose(0, 2, 1, 3)
+        return np.asarray(pairs.reshape(features * features, rank * rank))
 
     def row(self, z: Vector, action: int) -> Vector:
         """Return x of one query and one action, shape (D,)."""
@@ -228,6 +245,8 @@ class Design(FeatureMap):
         self.starts = np.concatenate([[0], np.cumsum(lengths)]).astype(np.intp)
         self.feature = np.repeat(np.arange(len(lengths)), lengths)
         self.which = np.concatenate([np.arange(n) for n in [*lengths, 0]]).astype(np.intp)
+        detail = np.array([name in DETAILS for name in self.names], dtype=bool)
+        self.kinds = np.where(self.which == 0, 0, 1 + detail[self.feature])
 
 
 def _usual_projection(settings: FeatureSettings) -> tuple[Vector, Matrix]:

@@ -24,7 +24,8 @@ CHEAPEST: Final = 0.05
 """Least predicted cost, as a share of the mean ratio of cost to anchor; a linear prediction could fall below zero."""
 
 SETTLED: Final = 1000
-"""Outcomes before `drift` begins: a regression that knows fewer errs for other reasons, and follows by itself."""
+"""Outcomes, a prior's among them, before `drift` and `caution` begin: a regression that knows fewer errs for other
+reasons, and has to try what it is not sure of."""
 
 
 class Estimates:
@@ -32,7 +33,7 @@ class Estimates:
 
     Args:
         design: Computes x. It grows with the actions; call `grow` after it has grown.
-        penalty: λ of A.
+        penalties: Of a column of each kind (`Design.kinds`).
 
     Attributes:
         ridge: A and B.
@@ -42,10 +43,10 @@ class Estimates:
         factors: Price times drift of each action, shape (n,).
     """
 
-    def __init__(self, design: Design, penalty: float) -> None:
+    def __init__(self, design: Design, penalties: tuple[float, float, float]) -> None:
         self.design = design
-        self.penalty = penalty
-        self.ridge = Ridge(0, 5, penalty)
+        self._penalties = np.array(penalties)
+        self.ridge = Ridge(np.zeros(0), 5)
         self.totals: Vector = np.zeros(5)
         self.price_factors: dict[str, float] = {}
         self.drift = CostDrift()
@@ -55,9 +56,13 @@ class Estimates:
         """Return whether anything has been learned."""
         return bool(self.totals.any())
 
+    def settled(self) -> bool:
+        """Return whether enough outcomes were learned to judge the regression by its errors and uncertainties."""
+        return bool(self.totals[ONE] >= SETTLED)
+
     def grow(self) -> None:
         """Append the columns of new features."""
-        self.ridge.grow(self.design.dim)
+        self.ridge.grow(self._penalties[self.design.kinds[self.ridge.dim :]])
         self.reprice(self.price_factors)
 
     def reprice(self, price_factors: Mapping[str, float]) -> None:
@@ -100,12 +105,9 @@ class Estimates:
         cost = anchors * np.maximum(found[1], CHEAPEST * means[COST])
         return np.clip(found[0], 0.0, 1.0), cost * self.factors[actions]
 
-    def deviations(self, z: Vector, actions: np.ndarray) -> Vector:
-        """Return √(xᵀA⁻¹x) of some actions for one query, shape (n,)."""
-        d = self.design
-        q = d.compress(z, self.ridge.inverse)
-        sides = d.sides[actions]
-        return np.asarray(np.sqrt(np.maximum(np.einsum("nj,nj->n", sides @ q, sides), 0.0)))
+    def curvature(self, z: Vector) -> Matrix:
+        """Return Q of one query, with g_aᵀQg_a = xᵀA⁻¹x for every action, shape (J, J)."""
+        return self.design.compress(z, self.ridge.inverse)
 
     def targets(self, correct: float, score: float, log_cost: float, action: int) -> Vector:
         """Return the row for B of one outcome, with costs in units of the action's anchor, shape (5,).
@@ -122,7 +124,7 @@ class Estimates:
             self.ridge.theta[:, LOG_COST] - means[LOG_COST] * self.ridge.theta[:, ONE]
         )
         surprise = float(targets[LOG_COST] - expected)
-        if self.totals[ONE] >= SETTLED and self.drift.learn(self.design.models[action], surprise):
+        if self.settled() and self.drift.learn(self.design.models[action], surprise):
             self._refactor()
         self.ridge.add(row, targets)
         self.totals += targets
@@ -141,7 +143,7 @@ class Estimates:
             targets: Shape (m, 5).
             weights: Shape (m,).
         """
-        self.ridge = Ridge(self.design.dim, targets.shape[1], self.penalty)
+        self.ridge = Ridge(self._penalties[self.design.kinds], targets.shape[1])
         self.drift = CostDrift()
         self._refactor()
         self.ridge.add_all(self.design.rows(z, actions), targets, weights)

@@ -12,20 +12,22 @@ class ContextualOptions(Options, frozen=True, kw_only=True):
     """Options of the contextual policy.
 
     Attributes:
-        alpha, ridge: see ContextualSettings.
-        query_rank: Length of z_q without its constant: the surface counts, and two more directions. These three were
-            chosen by cross-fitting on the history third of `paretobandit_val` alone.
+        alpha, ridge, query_ridge, detail_ridge, caution: see ContextualSettings.
+        query_rank: Length of z_q without its constant: the surface counts, and two more directions.
     """
 
     alpha: float = 0.05
     ridge: float = 3.0
+    query_ridge: float = 10.0
+    detail_ridge: float = 100.0
+    caution: float = 0.1
     query_rank: int = 11
 
     def __post_init__(self) -> None:
         """Refuse numbers it cannot run with."""
         super().__post_init__()
-        self.not_negative("alpha")
-        self.positive("ridge")
+        self.not_negative("alpha", "caution")
+        self.positive("ridge", "query_ridge", "detail_ridge")
         for name in ("action_features", "interactions"):
             if getattr(self, name) != Options.__struct_defaults__[Options.__struct_fields__.index(name)]:
                 raise ValueError(f"{name} does not apply to the contextual policy; leave it out")
@@ -40,5 +42,12 @@ def _contextual(options: ContextualOptions, on: Inputs) -> Policy:
         interaction_scale=options.interaction_scale,
         basis_seed=options.basis_seed,
     )
-    settings = ContextualSettings(options.alpha, options.ridge, on.encoder)
+    settings = ContextualSettings(
+        alpha=options.alpha,
+        ridge=options.ridge,
+        query_ridge=options.query_ridge,
+        detail_ridge=options.detail_ridge,
+        caution=options.caution,
+        encoder=on.encoder,
+    )
     return Contextual(Design(features), settings)

@@ -9,9 +9,11 @@ from typing import Final
 import numpy as np
 
 from agents.decider.policies.base import Aim, Matrix, Vector
+from agents.decider.policies.contextual.caution import Doubts
 from agents.decider.policies.contextual.design import Design
 from agents.decider.policies.contextual.estimates import Estimates
-from agents.decider.policies.contextual.pacer import Pacer, price_for_accuracy, price_for_cost
+from agents.decider.policies.contextual.forecast import Forecast, price_for_accuracy, price_for_cost
+from agents.decider.policies.contextual.pacer import Pacer
 
 WINDOW: Final = 500
 """Number of recent contexts on which λ is solved."""
@@ -24,35 +26,42 @@ class Outlook:
         design: Which actions are on offer.
         estimates: The predictions.
         pacer: How far an aim's spend and accuracy are off by now.
+        caution: κ (`caution`).
     """
 
-    def __init__(self, design: Design, estimates: Estimates, pacer: Pacer) -> None:
-        self.design, self.estimates, self.pacer = design, estimates, pacer
+    def __init__(self, design: Design, estimates: Estimates, pacer: Pacer, caution: float) -> None:
+        self.design, self.estimates, self.pacer, self.caution = design, estimates, pacer, caution
         self.window: deque[Vector] = deque(maxlen=WINDOW)
 
     def price(self, aim: Aim) -> float:
         """Return λ at which an aim is met on the window; 0 as long as nothing is known."""
-        predicted = self._predicted()
-        if predicted is None:
+        forecast = self._forecast()
+        if forecast is None:
             return 0.0
-        accuracy, cost = predicted
         if aim.mean_cost is not None:
-            return price_for_cost(accuracy, cost, self.pacer.momentary(aim))
+            return price_for_cost(forecast, self.pacer.momentary(aim))
         assert aim.accuracy is not None
-        return price_for_accuracy(accuracy, cost, aim.accuracy / self.pacer.optimism(aim))
+        return price_for_accuracy(forecast, aim.accuracy / self.pacer.optimism(aim))
 
     def shortfall(self, aim: Aim) -> float | None:
         """Return the least mean cost, or the largest share of accuracy, on the window, if an aim asks for more."""
-        predicted = self._predicted()
-        if predicted is None:
+        forecast = self._forecast()
+        if forecast is None:
             return None
-        accuracy, cost = predicted
         if aim.mean_cost is not None:
-            least = float(cost.min(axis=1).mean()) * self.pacer.dearer(aim)
+            least = float(forecast.cost.min(axis=1).mean()) * self.pacer.dearer(aim)
             return least if least > aim.mean_cost else None
         assert aim.accuracy is not None
-        most = float(accuracy.max(axis=1).mean() / accuracy.mean(axis=0).max()) * self.pacer.optimism(aim)
+        most = forecast.mean_accuracy(0.0) / forecast.best_accuracy() * self.pacer.optimism(aim)
         return most if most < aim.accuracy else None
+
+    def cautious(self) -> bool:
+        """Return whether queries leave the incumbent only for what is clearly better."""
+        return self.caution > 0 and self.estimates.settled()
+
+    def usual(self) -> Vector:
+        """Return the mean context; before the first, what the counts of questions usually are."""
+        return self.snapshot().mean(axis=0) if self.window else np.eye(1, self.design.rank)[0]
 
     def replace(self, contexts: Iterable[Vector]) -> None:
         """Replace the window, whose last contexts stay if there are too many."""
@@ -63,9 +72,12 @@ class Outlook:
         """Return the window's contexts as rows, shape (m, rank)."""
         return np.array(self.window).reshape(len(self.window), self.design.rank)
 
-    def _predicted(self) -> tuple[Matrix, Matrix] | None:
-        """Return accuracy and cost of what is on offer, for every context of the window; None without any."""
+    def _forecast(self) -> Forecast | None:
+        """Return what is predicted of everything on offer, for every context of the window; None without any."""
         on_offer = np.flatnonzero(self.design.active)
         if not self.window or not len(on_offer) or not self.estimates.any():
             return None
-        return self.estimates.outlook(self.snapshot(), on_offer)
+        window, doubts = self.snapshot(), None
+        if self.cautious():
+            doubts = Doubts(self.design, self.estimates.ridge.inverse, window, on_offer)
+        return Forecast(*self.estimates.outlook(window, on_offer), self.caution, doubts)

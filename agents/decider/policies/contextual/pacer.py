@@ -14,9 +14,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
-import numpy as np
-
-from agents.decider.policies.base import Account, Aim, Matrix, Vector
+from agents.decider.policies.base import Account, Aim
 
 EVERY: Final = 20
 """Decisions between two solutions for λ; one solution takes about 5 ms with 168 actions."""
@@ -35,9 +33,6 @@ MARGIN: Final = (0.3, 2.0)
 
 KEYS: Final = 64
 """Most objectives paced at a time; the least recently used one is dropped first."""
-
-STEPS: Final = 30
-"""Halvings of the interval of ln λ, e^±10 around the scale of the predictions: λ to eight digits."""
 
 
 @dataclass(slots=True)
@@ -174,61 +169,3 @@ class Pacer:
 def _plain(pace: Pace) -> dict[str, Any]:
     """Return an account as plain values, without `factors` if no model has a price."""
     return {name: value for name, value in asdict(pace).items() if value != {}}
-
-
-def price_for_cost(accuracy: Matrix, cost: Matrix, target: float) -> float:
-    """Return the least λ at which the mean cost of the best choices stays within a target.
-
-    Args:
-        accuracy: Predicted accuracy of every action for each context, shape (m, n).
-        cost: Predicted cost, alike.
-        target: Mean cost.
-
-    >>> price_for_cost(np.array([[0.5, 0.9]] * 2), np.array([[1.0, 3.0], [1.0, 9.0]]), 2.0).__round__(3)
-    0.05
-    """
-
-    def within(price: float) -> bool:
-        return bool(np.mean(_chosen(accuracy - price * cost, cost)) <= target)
-
-    return 0.0 if within(0.0) else _least(within, _scale(accuracy, cost))
-
-
-def price_for_accuracy(accuracy: Matrix, cost: Matrix, share: float) -> float:
-    """Return the largest λ at which the mean accuracy of the best choices is a share of the best action's mean.
-
-    Args:
-        accuracy: Predicted accuracy of every action for each context, shape (m, n).
-        cost: Predicted cost, alike.
-        share: Of the mean predicted accuracy of the single action that is best on average.
-    """
-    target = share * float(accuracy.mean(axis=0).max())
-
-    def below(price: float) -> bool:
-        return bool(np.mean(_chosen(accuracy - price * cost, accuracy)) < target)
-
-    scale = _scale(accuracy, cost)
-    # Just below the first price that falls short.
-    return _least(below, scale) * (1.0 - 1e-6)
-
-
-def _chosen(score: Matrix, of: Matrix) -> Vector:
-    return np.asarray(np.take_along_axis(of, score.argmax(axis=1)[:, None], axis=1)[:, 0])
-
-
-def _scale(accuracy: Matrix, cost: Matrix) -> float:
-    return 1.0 / max(float(np.median(cost)), 1e-300)
-
-
-def _least(holds: Any, scale: float) -> float:
-    """Return the least λ, within e^±10 of a scale, at which a condition that stays true holds."""
-    low, high = -10.0, 10.0
-    if not holds(scale * float(np.exp(high))):
-        return scale * float(np.exp(high))
-    for _ in range(STEPS):
-        middle = (low + high) / 2
-        if holds(scale * float(np.exp(middle))):
-            high = middle
-        else:
-            low = middle
-    return scale * float(np.exp(high))

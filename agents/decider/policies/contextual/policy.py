@@ -21,7 +21,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -39,6 +39,7 @@ from agents.decider.policies.base import (
     Vector,
 )
 from agents.decider.policies.choosing import pick
+from agents.decider.policies.contextual.caution import lengths
 from agents.decider.policies.contextual.design import CORRECT, COST, ONE, Design
 from agents.decider.policies.contextual.estimates import Estimates
 from agents.decider.policies.contextual.fitting import fit_transform, set_anchors
@@ -56,15 +57,29 @@ class ContextualSettings:
 
     Attributes:
         alpha: Exploration factor.
-        ridge: λ of A.
+        ridge: λ of the coefficients that do not depend on the query.
+        query_ridge: λ of those by which the query meets a model or its size: what depends on the query is held closer
+            to zero, because it is many times as much to learn.
+        detail_ridge: λ of those by which it meets the width of the search and other details.
+        caution: κ (`caution`); 0 for none.
         encoder: Identity of the encoder of the queries; a state from another encoder is refused.
         lessons: Numbers of outcomes after which the query transform is fitted to them, if there was no prior.
     """
 
     alpha: float = 0.05
     ridge: float = 3.0
+    query_ridge: float = 10.0
+    detail_ridge: float = 100.0
+    caution: float = 0.1
     encoder: str = ""
     lessons: tuple[int, ...] = LESSONS
+
+
+class _Seen(NamedTuple):
+    """What is predicted for one query: terms of every action, shape (n, 5), and Q (`Estimates.curvature`)."""
+
+    terms: Matrix
+    curvature: Matrix
 
 
 class Contextual(Learner):
@@ -79,9 +94,10 @@ class Contextual(Learner):
         super().__init__(design)
         self.design = design
         self.settings = settings or ContextualSettings()
-        self.estimates = Estimates(design, self.settings.ridge)
+        s = self.settings
+        self.estimates = Estimates(design, (s.ridge, s.query_ridge, s.detail_ridge))
         self.pacer = Pacer()
-        self.outlook = Outlook(design, self.estimates, self.pacer)
+        self.outlook = Outlook(design, self.estimates, self.pacer, s.caution)
         self.lessons = Lessons(self.settings.lessons)
 
     def grown(self, kept: Sequence[int]) -> None:
@@ -95,8 +111,9 @@ class Contextual(Learner):
     def scores(self, contexts: Sequence[Context], objectives: Sequence[Objective], seed: int) -> list[Scores]:
         """Score every allowed action of every context."""
         queries = self.features.queries([(c.query_id, c.embedding) for c in contexts])
+        usual = self._seen(self.outlook.usual()) if self.outlook.cautious() else None
         asked = zip(queries, contexts, objectives, strict=True)
-        return [self._scored(query, context, objective, seed) for query, context, objective in asked]
+        return [self._scored(query, context, objective, seed, usual) for query, context, objective in asked]
 
     def begin(self, prior: bytes, actions: Sequence[ActionVector]) -> None:
         """Start from a prior, or raise and change nothing.
@@ -213,21 +230,31 @@ class Contextual(Learner):
         self.lessons.restore(meta, arrays)
 
     def identity(self) -> dict[str, Any]:
-        """Return the settings that must be equal when a state is loaded; α may change."""
-        own = {"ridge": self.settings.ridge, "encoder": self.settings.encoder}
+        """Return the settings that must be equal when a state is loaded; α and κ may change."""
+        s = self.settings
+        own = {
+            "ridge": s.ridge,
+            "query_ridge": s.query_ridge,
+            "detail_ridge": s.detail_ridge,
+            "encoder": s.encoder,
+        }
         return {"contextual": own, "features": asdict(self.features.settings)}
 
-    def _scored(self, query: Vector, context: Context, objective: Objective, seed: int) -> Scores:
+    def _seen(self, z: Vector) -> _Seen:
+        return _Seen(self.estimates.predicted(z), self.estimates.curvature(z))
+
+    def _scored(
+        self, query: Vector, context: Context, objective: Objective, seed: int, usual: _Seen | None
+    ) -> Scores:
         d = self.design
         keep = d.choosable(context.query_id, context.allowed)
-        z = d.short(query)
-        terms = self.estimates.predicted(z)[keep]
-        width = self.settings.alpha * self.estimates.deviations(z, keep)
-        mean = terms[:, :COST] @ objective.coefficients - objective.price * terms[:, COST]
-        if objective.price:
-            best = terms[int(mean.argmax()), COST]
-            width = width * np.minimum(1.0, best / terms[:, COST])
+        seen, sides = self._seen(d.short(query)), d.sides[keep]
+        terms = seen.terms[keep]
+        mean, width = self._optimistic(seen, keep, objective)
         score = mean + width
+        if usual is not None:
+            incumbent = int(np.add(*self._optimistic(usual, keep, objective)).argmax())
+            score = score - self.settings.caution * lengths(sides - sides[incumbent], seen.curvature)
         chosen, probability = pick(score, seed, context.query_id)
         correct, path_score, log_cost = terms[chosen, :ONE].tolist()
         return Scores(
@@ -239,6 +266,16 @@ class Contextual(Learner):
             probability,
             predicted=(correct, path_score, log_cost),
         )
+
+    def _optimistic(self, seen: _Seen, keep: np.ndarray, objective: Objective) -> tuple[Vector, Vector]:
+        """Return predicted reward and priced optimism of some actions."""
+        terms = seen.terms[keep]
+        width = self.settings.alpha * lengths(self.design.sides[keep], seen.curvature)
+        mean = terms[:, :COST] @ objective.coefficients - objective.price * terms[:, COST]
+        if objective.price:
+            best = terms[int(mean.argmax()), COST]
+            width = width * np.minimum(1.0, best / terms[:, COST])
+        return mean, width
 
     def shortfall(self, aim: Aim) -> float | None:
         """Return the least mean cost, or the largest share of accuracy, on the window, if an aim asks for more."""

@@ -66,9 +66,9 @@ def require_fit(prior: bytes, name: str, identity: dict[str, Any], actions: Sequ
     mine = plain(identity)
     if kind != name:
         raise PriorRefused("policy", kind, name)
-    for field in ("encoder", "ridge"):
-        if settings["contextual"][field] != mine["contextual"][field]:
-            raise PriorRefused(field, settings["contextual"][field], mine["contextual"][field])
+    for field, wanted in mine["contextual"].items():
+        if settings["contextual"].get(field) != wanted:
+            raise PriorRefused(field, settings["contextual"].get(field), wanted)
     for field, wanted in mine["features"].items():
         if settings["features"].get(field) != wanted:
             raise PriorRefused(f"features: {field}", settings["features"].get(field), wanted)

@@ -1,4 +1,4 @@
-"""Ridge regression with few dimensions, row by row: A = λI + Σ w x xᵀ, B = Σ w x tᵀ, Θ = A⁻¹B.
+"""Ridge regression with few dimensions, row by row: A = Λ + Σ w x xᵀ, B = Σ w x tᵀ, Θ = A⁻¹B, Λ diagonal.
 
 `gram` is fast at a thousand dimensions and exact up to rounding. This is exact to the bit: a row is added by the same
 operations whether it comes alone or in a batch, live or from the log, and the inverse is saved with the state. So
@@ -22,16 +22,15 @@ class Ridge:
     """A, B, A⁻¹ and Θ; dimensions can be added at any time.
 
     Args:
-        dim: D.
+        penalties: The diagonal of Λ, above zero, shape (D,): how strongly each coefficient is held at zero.
         columns: Columns of B.
-        ridge: λ > 0.
     """
 
-    def __init__(self, dim: int, columns: int, ridge: float) -> None:
-        self.ridge = ridge
+    def __init__(self, penalties: Vector, columns: int) -> None:
+        dim = len(penalties)
         self.rows = 0
-        self.a: Matrix = np.eye(dim) * ridge
-        self.inverse: Matrix = np.eye(dim) / ridge
+        self.a: Matrix = np.diag(penalties)
+        self.inverse: Matrix = np.diag(1.0 / penalties)
         self.b: Matrix = np.zeros((dim, columns))
         self.theta: Matrix = np.zeros((dim, columns))
 
@@ -40,14 +39,13 @@ class Ridge:
         """Return D."""
         return len(self.a)
 
-    def grow(self, dim: int) -> None:
-        """Append dimensions at λ, in which no row has a value yet."""
-        more = dim - self.dim
-        if more <= 0:
+    def grow(self, penalties: Vector) -> None:
+        """Append dimensions, in which no row has a value yet, with these penalties."""
+        if not len(penalties):
             return
-        self.a = _padded(self.a, more, self.ridge)
-        self.inverse = _padded(self.inverse, more, 1.0 / self.ridge)
-        self.b, self.theta = (np.pad(m, ((0, more), (0, 0))) for m in (self.b, self.theta))
+        self.a = _padded(self.a, penalties)
+        self.inverse = _padded(self.inverse, 1.0 / penalties)
+        self.b, self.theta = (np.pad(m, ((0, len(penalties)), (0, 0))) for m in (self.b, self.theta))
 
     def add(self, x: Vector, targets: Vector) -> None:
         """Add one row.
@@ -106,8 +104,8 @@ class Ridge:
         self.rows = rows
 
 
-def _padded(matrix: Matrix, more: int, diagonal: float) -> Matrix:
-    out = np.pad(matrix, ((0, more), (0, more)))
+def _padded(matrix: Matrix, diagonal: Vector) -> Matrix:
+    out = np.pad(matrix, ((0, len(diagonal)), (0, len(diagonal))))
     at = np.arange(len(matrix), len(out))
     out[at, at] = diagonal
     return np.asarray(out)

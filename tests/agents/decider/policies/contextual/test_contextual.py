@@ -87,7 +87,7 @@ def live(
 
 
 def test_every_term_is_the_ridge_regression_of_its_departure_from_the_mean(world: Any) -> None:
-    policy = contextual(ridge=2.0)
+    policy = contextual(ridge=2.0, query_ridge=20.0, detail_ridge=200.0)
     policy.add_actions(actions())
     traffic, rows, terms = Traffic(), [], []
     for at in range(60):
@@ -101,7 +101,8 @@ def test_every_term_is_the_ridge_regression_of_its_departure_from_the_mean(world
         rows.append(policy.design.row(policy.design.short(query), action))
         terms.append(policy.estimates.targets(correct, 0.5, log_cost, action))
     x, t = np.array(rows), np.array(terms)
-    theta = np.linalg.solve(2.0 * np.eye(x.shape[1]) + x.T @ x, x.T @ (t - t.mean(axis=0)))
+    penalties = {name: held for name, held in zip(policy.design.names, [20.0, *[200.0] * 4], strict=False)}
+    theta = np.linalg.solve(np.diag(penalties) + x.T @ x, x.T @ (t - t.mean(axis=0)))
     z = policy.design.short(traffic.question()[1])
     expected = t.mean(axis=0) + np.array([policy.design.row(z, a) for a in range(9)]) @ theta
     found = policy.estimates.predicted(z)
