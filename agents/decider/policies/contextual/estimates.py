@@ -20,8 +20,9 @@ from agents.decider.policies.contextual.design import CORRECT, COST, LOG_COST, O
 from agents.decider.policies.contextual.drift import CostDrift
 from agents.decider.policies.contextual.ridge import Ridge
 
-CHEAPEST: Final = 0.05
-"""Least predicted cost, as a share of the mean ratio of cost to anchor; a linear prediction could fall below zero."""
+CHEAPEST: Final = 0.3
+"""Least predicted cost, as a share of the mean ratio of cost to anchor. A linear prediction can fall below zero: an
+expensive configuration would then look like a bargain for that query, and be chosen for it."""
 
 SETTLED: Final = 1000
 """Outcomes, a prior's among them, before `drift` and `caution` begin: a regression that knows fewer errs for other

@@ -1,4 +1,4 @@
-"""What the policy would choose for recent queries at any price λ, as it predicts now, and the λ that follows from it."""
+"""What the policy, as it predicts now, would choose for recent queries at any price λ, and the λ that meets a target."""
 
 from __future__ import annotations
 

@@ -18,8 +18,8 @@ class ContextualOptions(Options, frozen=True, kw_only=True):
 
     alpha: float = 0.05
     ridge: float = 3.0
-    query_ridge: float = 10.0
-    detail_ridge: float = 100.0
+    query_ridge: float = 30.0
+    detail_ridge: float = 300.0
     caution: float = 0.1
     query_rank: int = 11
 

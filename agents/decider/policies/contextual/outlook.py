@@ -35,7 +35,7 @@ class Outlook:
 
     def price(self, aim: Aim) -> float:
         """Return λ at which an aim is met on the window; 0 as long as nothing is known."""
-        forecast = self._forecast()
+        forecast = self.forecast()
         if forecast is None:
             return 0.0
         if aim.mean_cost is not None:
@@ -45,7 +45,7 @@ class Outlook:
 
     def shortfall(self, aim: Aim) -> float | None:
         """Return the least mean cost, or the largest share of accuracy, on the window, if an aim asks for more."""
-        forecast = self._forecast()
+        forecast = self.forecast()
         if forecast is None:
             return None
         if aim.mean_cost is not None:
@@ -61,7 +61,7 @@ class Outlook:
 
     def usual(self) -> Vector:
         """Return the mean context; before the first, what the counts of questions usually are."""
-        return self.snapshot().mean(axis=0) if self.window else np.eye(1, self.design.rank)[0]
+        return np.asarray(self.snapshot().mean(axis=0) if self.window else np.eye(1, self.design.rank)[0])
 
     def replace(self, contexts: Iterable[Vector]) -> None:
         """Replace the window, whose last contexts stay if there are too many."""
@@ -72,7 +72,7 @@ class Outlook:
         """Return the window's contexts as rows, shape (m, rank)."""
         return np.array(self.window).reshape(len(self.window), self.design.rank)
 
-    def _forecast(self) -> Forecast | None:
+    def forecast(self) -> Forecast | None:
         """Return what is predicted of everything on offer, for every context of the window; None without any."""
         on_offer = np.flatnonzero(self.design.active)
         if not self.window or not len(on_offer) or not self.estimates.any():

@@ -9,8 +9,8 @@ each query has its own ranking. This is not Algorithm 1; the paper's policy is `
   scale. The column of ones makes every term regress towards its own mean rather than towards zero.
 - Costs are learned in eFLOPs. A model's price multiplies its predicted cost when a decision is made, so a new price
   takes effect at once, and λ is solved again. If a model's searches grow longer, nobody says so: `drift` notices.
-- Exploration accounts for cost. If the objective has a price, the optimism α·√(xᵀA⁻¹x) of an action that costs k times
-  as much as the best predicted one is divided by k, so that very expensive actions are not explored like the others.
+- Exploration accounts for cost (`ranking`), and a query leaves the configuration that is best overall only for what is
+  predicted to be clearly better (`caution`).
 - A prior from history (`prior`) is a complete state to start from. Without one, the policy fits its query transform to
   its own history after 500, 1,000, 2,000 and 4,000 outcomes (`lessons`).
 - The pacer (`pacer`) determines λ for objectives by mean cost and by accuracy.
@@ -21,7 +21,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -36,10 +36,7 @@ from agents.decider.policies.base import (
     Observation,
     Pending,
     Scores,
-    Vector,
 )
-from agents.decider.policies.choosing import pick
-from agents.decider.policies.contextual.caution import lengths
 from agents.decider.policies.contextual.design import CORRECT, COST, ONE, Design
 from agents.decider.policies.contextual.estimates import Estimates
 from agents.decider.policies.contextual.fitting import fit_transform, set_anchors
@@ -48,6 +45,7 @@ from agents.decider.policies.contextual.lessons import LESSONS, Lessons
 from agents.decider.policies.contextual.outlook import Outlook
 from agents.decider.policies.contextual.pacer import Pacer
 from agents.decider.policies.contextual.prior import require_fit
+from agents.decider.policies.contextual.ranking import Ranking
 from agents.decider.policies.learner import Learner
 
 
@@ -68,18 +66,11 @@ class ContextualSettings:
 
     alpha: float = 0.05
     ridge: float = 3.0
-    query_ridge: float = 10.0
-    detail_ridge: float = 100.0
+    query_ridge: float = 30.0
+    detail_ridge: float = 300.0
     caution: float = 0.1
     encoder: str = ""
     lessons: tuple[int, ...] = LESSONS
-
-
-class _Seen(NamedTuple):
-    """What is predicted for one query: terms of every action, shape (n, 5), and Q (`Estimates.curvature`)."""
-
-    terms: Matrix
-    curvature: Matrix
 
 
 class Contextual(Learner):
@@ -98,7 +89,8 @@ class Contextual(Learner):
         self.estimates = Estimates(design, (s.ridge, s.query_ridge, s.detail_ridge))
         self.pacer = Pacer()
         self.outlook = Outlook(design, self.estimates, self.pacer, s.caution)
-        self.lessons = Lessons(self.settings.lessons)
+        self.ranking = Ranking(self.outlook, s.alpha)
+        self.lessons = Lessons(s.lessons)
 
     def grown(self, kept: Sequence[int]) -> None:
         """Append the columns of new features."""
@@ -111,9 +103,7 @@ class Contextual(Learner):
     def scores(self, contexts: Sequence[Context], objectives: Sequence[Objective], seed: int) -> list[Scores]:
         """Score every allowed action of every context."""
         queries = self.features.queries([(c.query_id, c.embedding) for c in contexts])
-        usual = self._seen(self.outlook.usual()) if self.outlook.cautious() else None
-        asked = zip(queries, contexts, objectives, strict=True)
-        return [self._scored(query, context, objective, seed, usual) for query, context, objective in asked]
+        return self.ranking.scores(queries, contexts, objectives, seed)
 
     def begin(self, prior: bytes, actions: Sequence[ActionVector]) -> None:
         """Start from a prior, or raise and change nothing.
@@ -239,43 +229,6 @@ class Contextual(Learner):
             "encoder": s.encoder,
         }
         return {"contextual": own, "features": asdict(self.features.settings)}
-
-    def _seen(self, z: Vector) -> _Seen:
-        return _Seen(self.estimates.predicted(z), self.estimates.curvature(z))
-
-    def _scored(
-        self, query: Vector, context: Context, objective: Objective, seed: int, usual: _Seen | None
-    ) -> Scores:
-        d = self.design
-        keep = d.choosable(context.query_id, context.allowed)
-        seen, sides = self._seen(d.short(query)), d.sides[keep]
-        terms = seen.terms[keep]
-        mean, width = self._optimistic(seen, keep, objective)
-        score = mean + width
-        if usual is not None:
-            incumbent = int(np.add(*self._optimistic(usual, keep, objective)).argmax())
-            score = score - self.settings.caution * lengths(sides - sides[incumbent], seen.curvature)
-        chosen, probability = pick(score, seed, context.query_id)
-        correct, path_score, log_cost = terms[chosen, :ONE].tolist()
-        return Scores(
-            [d.ids[j] for j in keep],
-            mean,
-            width,
-            score,
-            chosen,
-            probability,
-            predicted=(correct, path_score, log_cost),
-        )
-
-    def _optimistic(self, seen: _Seen, keep: np.ndarray, objective: Objective) -> tuple[Vector, Vector]:
-        """Return predicted reward and priced optimism of some actions."""
-        terms = seen.terms[keep]
-        width = self.settings.alpha * lengths(self.design.sides[keep], seen.curvature)
-        mean = terms[:, :COST] @ objective.coefficients - objective.price * terms[:, COST]
-        if objective.price:
-            best = terms[int(mean.argmax()), COST]
-            width = width * np.minimum(1.0, best / terms[:, COST])
-        return mean, width
 
     def shortfall(self, aim: Aim) -> float | None:
         """Return the least mean cost, or the largest share of accuracy, on the window, if an aim asks for more."""
