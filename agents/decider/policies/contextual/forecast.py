@@ -1,4 +1,4 @@
-"""What the policy, as it predicts now, would choose for recent queries at any price λ, and the λ that meets a target."""
+"""What the policy, as it predicts now, would choose for recent queries at any price λ, and which λ meets a target."""
 
 from __future__ import annotations
 
