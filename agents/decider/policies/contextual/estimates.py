@@ -35,6 +35,7 @@ class Estimates:
     Args:
         design: Computes x. It grows with the actions; call `grow` after it has grown.
         penalties: Of a column of each kind (`Design.kinds`).
+        settled: Outcomes before `drift` and caution begin.
 
     Attributes:
         ridge: A and B.
@@ -44,8 +45,8 @@ class Estimates:
         factors: Price times drift of each action, shape (n,).
     """
 
-    def __init__(self, design: Design, penalties: tuple[float, float, float]) -> None:
-        self.design = design
+    def __init__(self, design: Design, penalties: tuple[float, float, float], settled: int = SETTLED) -> None:
+        self.design, self._settled = design, settled
         self._penalties = np.array(penalties)
         self.ridge = Ridge(np.zeros(0), 5)
         self.totals: Vector = np.zeros(5)
@@ -59,7 +60,7 @@ class Estimates:
 
     def settled(self) -> bool:
         """Return whether enough outcomes were learned to judge the regression by its errors and uncertainties."""
-        return bool(self.totals[ONE] >= SETTLED)
+        return bool(self.totals[ONE] >= self._settled)
 
     def grow(self) -> None:
         """Append the columns of new features."""

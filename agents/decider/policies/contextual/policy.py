@@ -38,7 +38,7 @@ from agents.decider.policies.base import (
     Scores,
 )
 from agents.decider.policies.contextual.design import CORRECT, COST, ONE, Design
-from agents.decider.policies.contextual.estimates import Estimates
+from agents.decider.policies.contextual.estimates import SETTLED, Estimates
 from agents.decider.policies.contextual.fitting import fit_transform, set_anchors
 from agents.decider.policies.contextual.history import History
 from agents.decider.policies.contextual.lessons import LESSONS, Lessons
@@ -62,6 +62,7 @@ class ContextualSettings:
         caution: κ (`caution`); 0 for none.
         encoder: Identity of the encoder of the queries; a state from another encoder is refused.
         lessons: Numbers of outcomes after which the query transform is fitted to them, if there was no prior.
+        settled: Number of outcomes, a prior's among them, before `drift` and `caution` begin.
     """
 
     alpha: float = 0.05
@@ -71,6 +72,7 @@ class ContextualSettings:
     caution: float = 0.1
     encoder: str = ""
     lessons: tuple[int, ...] = LESSONS
+    settled: int = SETTLED
 
 
 class Contextual(Learner):
@@ -86,7 +88,7 @@ class Contextual(Learner):
         self.design = design
         self.settings = settings or ContextualSettings()
         s = self.settings
-        self.estimates = Estimates(design, (s.ridge, s.query_ridge, s.detail_ridge))
+        self.estimates = Estimates(design, (s.ridge, s.query_ridge, s.detail_ridge), s.settled)
         self.pacer = Pacer()
         self.outlook = Outlook(design, self.estimates, self.pacer, s.caution)
         self.ranking = Ranking(self.outlook, s.alpha)

@@ -237,8 +237,8 @@ def replace_factor(observed: Observation, factor: float) -> Observation:
 
 def shard_of(make_shard: Callable[..., Any]) -> Any:
     def policy(_: Any) -> Explored:
-        lessons = ContextualSettings(lessons=(8, 14))
-        inner = Contextual(Design(FeatureSettings(DIM, 10, query_rank=11)), lessons)
+        early = ContextualSettings(lessons=(8, 14), settled=10)
+        inner = Contextual(Design(FeatureSettings(DIM, 10, query_rank=11)), early)
         return Explored(inner, warm_up=6)
 
     return make_shard(policy)
@@ -291,6 +291,8 @@ def test_prices_and_decisions_are_reproduced_from_the_log(make_shard: Callable[.
     rows, after = opened(shard.policy(), shard.table)
     assert list(mismatches(shard.policy(), rows, 7, after)) == []
     logged = {r.query_id: decode(bytes(r.decision), Decision) for r in rows if isinstance(r, Row)}
+    ranked = [(d.mean + d.width, d.score) for d in logged.values() if None not in (d.mean, d.width, d.score)]
+    assert any(score < before - 1e-9 for before, score in ranked), "some were chosen with caution"
     assert len({made.objective.price for made in logged.values()}) >= 4
     assert {made.price_factor for made in logged.values()} == {1.0, 3.0, 0.5}
     learned = [r for r in rows if isinstance(r, Row) and r.stage == "closed"]
