@@ -130,6 +130,8 @@ def test_what_does_not_fit_is_refused_and_nothing_changes() -> None:
     linear = LinUCB(taught.features)
     for learner, offered, why in (
         (policy(encoder="huge"), actions, "encoder is 'tiny', this deployment has 'huge'"),
+        (policy(query_ridge=5.0), actions, "query_ridge is 30.0, this deployment has 5.0"),
+        (policy(detail_ridge=5.0), actions, "detail_ridge is 300.0, this deployment has 5.0"),
         (other, actions, "features: query_rank is 11, this deployment has 12"),
         (policy(), third, "catalogue is .*small.* this deployment has .*new"),
         (linear, actions, "policy is 'contextual', this deployment has 'linucb'"),
