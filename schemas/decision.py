@@ -29,7 +29,7 @@ class Candidate(Struct, frozen=True, kw_only=True):
         action: Its id, `model/qp/cp/bs`.
         mean: Predicted reward, θᵀx.
         width: α·√(xᵀA⁻¹x), or what the policy has in its place.
-        score: What was ranked: mean plus width, less what the policy charges for leaving its incumbent (docs/policies.md).
+        score: What was ranked: mean plus width, less the policy's charge for leaving its incumbent, where it has one.
     """
 
     action: str

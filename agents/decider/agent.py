@@ -25,7 +25,7 @@ from agents.decider.log.recovery import Records, restore
 from agents.decider.log.rewards import Move, RewardRules, applied
 from agents.decider.log.rows import GROWTH, Row, decode_row, encode_row
 from agents.decider.policies.base import ActionVector
-from agents.decider.policies.contextual.prior import require_pricing
+from agents.decider.policies.contextual.history.prior import require_pricing
 from agents.decider.policies.policy import Policy
 from agents.decider.redelivery import again, over
 from agents.decider.results import Decided, Learned, Recovered

@@ -54,7 +54,7 @@ def prior(
     from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 
     from agents.decider.errors import DeciderError
-    from agents.decider.policies.contextual.prior import digest
+    from agents.decider.policies.contextual.history.prior import digest
     from agents.embedder.minilm import MiniLM
     from agents.space.catalogue_file import load_catalogue
     from experiments.outcomes.foreign import load_foreign

@@ -9,9 +9,9 @@ import numpy.typing as npt
 
 from agents.decider.policies.base import ActionVector
 from agents.decider.policies.build import build_policy
-from agents.decider.policies.contextual.history import History
+from agents.decider.policies.contextual.history.prior import CAP, teach
+from agents.decider.policies.contextual.history.table import History
 from agents.decider.policies.contextual.policy import Contextual
-from agents.decider.policies.contextual.prior import CAP, teach
 from agents.decider.surface import counts
 from agents.embedder.actions import embed_actions
 from agents.embedder.encoder import Encoder, encoder_id

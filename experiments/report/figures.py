@@ -35,6 +35,7 @@ TITLES = {
     "cost-sensitive": "Cost-Sensitive",
     "quality-priority": "Quality-Priority",
 }
+CEILINGS = {"ceiling": "--", "ceiling_knowing_family": ":", "ceiling_knowing_level": "-."}
 COLOURS = {
     name: f"C{at}"
     for at, name in enumerate(("random", "greedy", "mlp", "uniscale", "knn", "ts", "neural_ucb", "terms"))
@@ -111,7 +112,9 @@ def frontier(path: Path, points: Mapping[str, tuple[list[float], list[float]]], 
         if name == "fixed_mix_from_history":
             continue
         right, paid = np.array(accuracies), np.array(costs)
-        colour, line = COLOURS.get(name, f"C{at}"), "--" if "ceiling" in name else "-"
+        colour, line = COLOURS.get(name, f"C{at}"), "-"
+        if name in CEILINGS:
+            colour, line = "teal", CEILINGS[name]
         if name == "arms":
             colour = "black"
             axis.scatter(paid / unit, 100 * right, s=10, color="lightgrey", label="fixed arms")

@@ -8,8 +8,8 @@ import numpy as np
 from agents.decider.features import FeatureMap, FeatureSettings
 from agents.decider.policies.base import ActionVector
 from agents.decider.policies.build import build_policy
+from agents.decider.policies.contextual.history.prior import teach
 from agents.decider.policies.contextual.policy import Contextual
-from agents.decider.policies.contextual.prior import teach
 from agents.decider.policies.linear.linucb import LinUCB, LinUCBSettings
 from agents.decider.policies.policy import Policy
 from agents.decider.surface import COUNTS

@@ -13,9 +13,9 @@ from agents.decider.errors import PriorRefused
 from agents.decider.log.reproduce import mismatches, opened
 from agents.decider.log.rows import Row
 from agents.decider.policies.build import build_policy
-from agents.decider.policies.contextual.history import History
+from agents.decider.policies.contextual.history.prior import digest, teach
+from agents.decider.policies.contextual.history.table import History
 from agents.decider.policies.contextual.policy import Contextual
-from agents.decider.policies.contextual.prior import digest, teach
 from agents.decider.policies.envelope import header, pack, unpack
 from agents.decider.surface import COUNTS
 from agents.embedder.encoder import encoder_id

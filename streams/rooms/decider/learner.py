@@ -8,7 +8,7 @@ from agents.decider.agent import Decider
 from agents.decider.errors import CorruptState, PriorRefused
 from agents.decider.log.ended import EndedIds
 from agents.decider.policies.base import ActionVector
-from agents.decider.policies.contextual.prior import digest
+from agents.decider.policies.contextual.history.prior import digest
 from agents.embedder.encoder import Encoder, encoder_id
 from agents.space.action_space import ActionSpace
 from agents.space.catalogue import Catalogue

@@ -8,7 +8,7 @@ import pytest
 
 from agents.decider.log.rows import aim_of
 from agents.decider.policies.base import Aim
-from agents.decider.policies.contextual.pacer import Pace
+from agents.decider.policies.contextual.pacing.pacer import Pace
 from agents.decider.policies.contextual.policy import Contextual
 from schemas.objective import CostRange, ObjectiveInForce, Weights
 from streams.metrics import Metrics

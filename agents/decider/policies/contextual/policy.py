@@ -39,12 +39,12 @@ from agents.decider.policies.base import (
 )
 from agents.decider.policies.contextual.design import CORRECT, COST, ONE, Design
 from agents.decider.policies.contextual.estimates import SETTLED, Estimates
-from agents.decider.policies.contextual.fitting import fit_transform, set_anchors
-from agents.decider.policies.contextual.history import History
-from agents.decider.policies.contextual.lessons import LESSONS, Lessons
-from agents.decider.policies.contextual.outlook import Outlook
-from agents.decider.policies.contextual.pacer import Pacer
-from agents.decider.policies.contextual.prior import require_fit
+from agents.decider.policies.contextual.history.fitting import fit_transform, set_anchors
+from agents.decider.policies.contextual.history.lessons import LESSONS, Lessons
+from agents.decider.policies.contextual.history.prior import require_fit
+from agents.decider.policies.contextual.history.table import History
+from agents.decider.policies.contextual.pacing.outlook import Outlook
+from agents.decider.policies.contextual.pacing.pacer import Pacer
 from agents.decider.policies.contextual.ranking import Ranking
 from agents.decider.policies.learner import Learner
 

@@ -15,7 +15,7 @@ from agents.decider.policies.base import Context, Matrix, Objective, Scores, Vec
 from agents.decider.policies.choosing import pick
 from agents.decider.policies.contextual.caution import lengths
 from agents.decider.policies.contextual.design import COST, ONE
-from agents.decider.policies.contextual.outlook import Outlook
+from agents.decider.policies.contextual.pacing.outlook import Outlook
 
 
 class Seen(NamedTuple):

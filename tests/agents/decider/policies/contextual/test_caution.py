@@ -11,7 +11,7 @@ from agents.decider.features import FeatureSettings
 from agents.decider.policies.base import ActionVector, Context, Objective, Observation, Pending
 from agents.decider.policies.contextual.caution import Doubts, lengths
 from agents.decider.policies.contextual.design import Design
-from agents.decider.policies.contextual.outlook import WINDOW
+from agents.decider.policies.contextual.pacing.outlook import WINDOW
 from agents.decider.policies.contextual.policy import Contextual, ContextualSettings
 
 DIM = 21  # 12 of an embedding and nine counts

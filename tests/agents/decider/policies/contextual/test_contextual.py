@@ -19,7 +19,7 @@ from agents.decider.log.reproduce import mismatches, opened
 from agents.decider.log.rows import Row, decode_row
 from agents.decider.policies.base import ActionVector, Aim, Context, Objective, Observation, Pending
 from agents.decider.policies.contextual.design import Design
-from agents.decider.policies.contextual.pacer import Pace
+from agents.decider.policies.contextual.pacing.pacer import Pace
 from agents.decider.policies.contextual.policy import COST, Contextual, ContextualSettings
 from agents.decider.policies.exploration import Explored
 from schemas.base import decode, encode

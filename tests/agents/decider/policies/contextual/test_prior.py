@@ -15,9 +15,9 @@ from agents.decider.log.manifest import versions
 from agents.decider.log.reproduce import mismatches, opened
 from agents.decider.policies.base import ActionVector, Context, Objective
 from agents.decider.policies.contextual.design import Design
-from agents.decider.policies.contextual.history import History
+from agents.decider.policies.contextual.history.prior import digest, teach
+from agents.decider.policies.contextual.history.table import History
 from agents.decider.policies.contextual.policy import Contextual, ContextualSettings
-from agents.decider.policies.contextual.prior import digest, teach
 from agents.decider.policies.exploration import Explored
 from agents.decider.policies.linear.linucb import LinUCB
 

@@ -12,8 +12,8 @@ from agents.decider.policies.base import Aim, Matrix, Vector
 from agents.decider.policies.contextual.caution import Doubts
 from agents.decider.policies.contextual.design import Design
 from agents.decider.policies.contextual.estimates import Estimates
-from agents.decider.policies.contextual.forecast import Forecast, price_for_accuracy, price_for_cost
-from agents.decider.policies.contextual.pacer import Pacer
+from agents.decider.policies.contextual.pacing.forecast import Forecast, price_for_accuracy, price_for_cost
+from agents.decider.policies.contextual.pacing.pacer import Pacer
 
 WINDOW: Final = 500
 """Number of recent contexts on which λ is solved."""

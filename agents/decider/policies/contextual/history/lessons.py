@@ -11,7 +11,7 @@ from typing import Any, Final
 import numpy as np
 
 from agents.decider.policies.base import Observation, Vector
-from agents.decider.policies.contextual.history import History
+from agents.decider.policies.contextual.history.table import History
 
 LESSONS: Final = (500, 1000, 2000, 4000)
 """Outcomes after which the query transform is fitted again: about a second each."""

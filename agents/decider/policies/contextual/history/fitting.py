@@ -14,7 +14,7 @@ import numpy as np
 
 from agents.decider.policies.base import Matrix, Vector
 from agents.decider.policies.contextual.design import CORRECT, COST, ONE, Design
-from agents.decider.policies.contextual.history import History
+from agents.decider.policies.contextual.history.table import History
 from agents.decider.surface import COUNTS
 
 FOLDS: Final = 10

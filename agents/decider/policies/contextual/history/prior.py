@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from agents.decider.errors import CorruptState, PriorRefused
 from agents.decider.policies.base import ActionVector
-from agents.decider.policies.contextual.history import History
+from agents.decider.policies.contextual.history.table import History
 from agents.decider.policies.envelope import header, pack, plain, unpack, values
 
 if TYPE_CHECKING:
