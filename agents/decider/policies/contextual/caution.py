@@ -1,13 +1,16 @@
-"""Caution: a query leaves the incumbent only for what is predicted to be clearly better.
+"""Caution: a query leaves the incumbent only for what is predicted to be clearly better for it.
 
-The incumbent is the configuration that is best for the usual query, at the price in force. The best of many predictions
-is mostly the luckiest: of 42 configurations of which several are as good as each other, the highest prediction for a
-query is too high, and following it query by query loses accuracy against always taking the incumbent b. So every other
-configuration a is charged κ·√(dᵀA⁻¹d), d = x_a - x_b: the uncertainty of the difference, which is what is decided on.
+The incumbent b is the configuration that is best for the usual query z̄, at the price in force. The best of many
+predictions is mostly the luckiest: of 42 configurations of which several are as good as each other, the highest
+prediction for a query is too high, and following it query by query loses accuracy against always taking the incumbent.
+So every other configuration a is charged κ·√(dᵀA⁻¹d) with d = (z - z̄) ⊗ (g_a - g_b): how uncertain it is what this
+query, unlike the usual one, makes of the difference between the two.
+
+What the usual query makes of it is not charged for. A model that was added a moment ago is uncertain for every query
+alike, and must not be avoided for that; which configuration is best overall, optimism finds out.
 
 Until 1,000 outcomes are known, a prior's among them, there is no caution: following the luckiest prediction is also how
-the policy learns what it is not sure of. After that the incumbent is still chosen with optimism, so what is tried out
-is tried on the traffic as a whole.
+the policy learns for which queries a configuration is good.
 """
 
 from __future__ import annotations
@@ -22,7 +25,7 @@ def lengths(vectors: Matrix, curvature: Matrix) -> Vector:
     """Return √(vᵀQv) of each row v.
 
     Args:
-        vectors: Sides of actions or differences between them, shape (n, J).
+        vectors: Sides of actions, or differences between them, shape (n, J).
         curvature: Q of one query (`Design.compress`), shape (J, J).
     """
     return np.asarray(np.sqrt(np.maximum(np.einsum("nj,nj->n", vectors @ curvature, vectors), 0.0)))
@@ -34,7 +37,7 @@ class Doubts:
     Args:
         design: Computes x.
         inverse: A⁻¹.
-        z: The queries, shape (m, rank).
+        z: The queries, less the usual one, shape (m, rank).
         actions: Indices of the n actions.
     """
 

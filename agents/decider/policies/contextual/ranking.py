@@ -19,8 +19,9 @@ from agents.decider.policies.contextual.pacing.outlook import Outlook
 
 
 class Seen(NamedTuple):
-    """What is predicted for one query: terms of every action, shape (n, 5), and Q (`Estimates.curvature`)."""
+    """What is predicted for one query z: terms of every action, shape (n, 5), and Q (`Estimates.curvature`)."""
 
+    z: Vector
     terms: Matrix
     curvature: Matrix
 
@@ -53,7 +54,7 @@ class Ranking:
         return [self._scored(query, context, objective, seed, usual) for query, context, objective in asked]
 
     def _seen(self, z: Vector) -> Seen:
-        return Seen(self._estimates.predicted(z), self._estimates.curvature(z))
+        return Seen(z, self._estimates.predicted(z), self._estimates.curvature(z))
 
     def _scored(
         self, query: Vector, context: Context, objective: Objective, seed: int, usual: Seen | None
@@ -65,8 +66,9 @@ class Ranking:
         score = mean + width
         if usual is not None:
             incumbent = keep[int(np.add(*self._optimistic(usual, keep, objective)).argmax())]
-            apart = lengths(d.sides[keep] - d.sides[incumbent], seen.curvature)
-            score = score - self._outlook.caution * apart
+            peculiar = self._estimates.curvature(seen.z - usual.z)
+            doubt = lengths(d.sides[keep] - d.sides[incumbent], peculiar)
+            score = score - self._outlook.caution * doubt
         chosen, probability = pick(score, seed, context.query_id)
         correct, path_score, log_cost = seen.terms[keep[chosen], :ONE].tolist()
         return Scores(

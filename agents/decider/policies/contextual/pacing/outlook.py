@@ -79,5 +79,6 @@ class Outlook:
             return None
         window, doubts = self.snapshot(), None
         if self.cautious():
-            doubts = Doubts(self.design, self.estimates.ridge.inverse, window, on_offer)
+            peculiar = window - self.usual()
+            doubts = Doubts(self.design, self.estimates.ridge.inverse, peculiar, on_offer)
         return Forecast(*self.estimates.outlook(window, on_offer), self.caution, doubts)

@@ -111,3 +111,13 @@ def test_the_forecast_foresees_what_will_be_chosen(price: float) -> None:
     assert forecast.mean_cost(price) == pytest.approx(
         np.mean([forecast.cost[row, at] for row, at in enumerate(forecast.choices(price))])
     )
+
+
+def test_a_model_that_was_just_added_is_charged_no_more_than_known_ones() -> None:
+    """How good it is overall is uncertain for every query alike: that must not keep it from being tried."""
+    policy = taught(1200, alpha=0.0)
+    policy.add_actions([ActionVector("new/1/1/1", "new", np.eye(1, 4)[0], 1e8)])
+    for scores in policy.scores(queries(20), [OBJECTIVE] * 20, 1):
+        charges = dict(zip(scores.action_ids, scores.mean + scores.width - scores.score, strict=True))
+        new = charges.pop("new/1/1/1")
+        assert 0 < new <= max(charges.values())
