@@ -15,23 +15,29 @@ from agents.decider.policies.contextual.pacing.outlook import WINDOW
 from agents.decider.policies.contextual.policy import Contextual, ContextualSettings
 
 DIM = 21  # 12 of an embedding and nine counts
-ACTIONS = [
-    ActionVector(f"{model}/{qp}/1/1", model, np.eye(1, 4)[0], size)
-    for model, size in (("small", 1e6), ("large", 1e8))
-    for qp in (1, 4, 16)
-]
 
 
-def taught(outcomes: int, **changes: Any) -> Contextual:
+def actions(**sizes: float) -> list[ActionVector]:
+    return [
+        ActionVector(f"{model}/{qp}/1/1", model, np.eye(1, 4)[0], size)
+        for model, size in sizes.items()
+        for qp in (1, 4, 16)
+    ]
+
+
+ACTIONS = actions(small=1e6, large=1e8)
+
+
+def taught(outcomes: int, known: list[ActionVector] = ACTIONS, **changes: Any) -> Contextual:
     """Return a policy that has seen every action equally often; the large model is better by 0.4 on every query."""
     settings = ContextualSettings(lessons=(), **changes)
     policy, rng = (
         Contextual(Design(FeatureSettings(DIM, 4, query_rank=11)), settings),
         np.random.default_rng(7),
     )
-    policy.add_actions(ACTIONS)
+    policy.add_actions(known)
     for at in range(outcomes):
-        action, query = ACTIONS[at % len(ACTIONS)], rng.normal(size=DIM)
+        action, query = known[at % len(known)], rng.normal(size=DIM)
         correct = float(rng.random() < (0.8 if action.model == "large" else 0.4))
         log_cost = float(np.log(action.size))
         policy.expect([Pending(f"q{at}", query, action.action_id)])
@@ -113,11 +119,12 @@ def test_the_forecast_foresees_what_will_be_chosen(price: float) -> None:
     )
 
 
-def test_a_model_that_was_just_added_is_charged_no_more_than_known_ones() -> None:
+def test_a_model_that_was_just_added_is_charged_like_a_known_one_of_its_size() -> None:
     """How good it is overall is uncertain for every query alike: that must not keep it from being tried."""
-    policy = taught(1200, alpha=0.0)
-    policy.add_actions([ActionVector("new/1/1/1", "new", np.eye(1, 4)[0], 1e8)])
+    policy = taught(1200, actions(tiny=1e5, small=1e6, middle=1e7, large=1e8, huge=1e9), alpha=0.0)
+    policy.add_actions(actions(new=1e9))
     for scores in policy.scores(queries(20), [OBJECTIVE] * 20, 1):
         charges = dict(zip(scores.action_ids, scores.mean + scores.width - scores.score, strict=True))
-        new = charges.pop("new/1/1/1")
-        assert 0 < new <= max(charges.values())
+        for shape in ("1/1/1", "4/1/1", "16/1/1"):
+            assert charges[f"new/{shape}"] == pytest.approx(charges[f"huge/{shape}"])
+        assert max(charges.values()) > 0
