@@ -63,7 +63,7 @@ def test_a_price_holds_from_the_next_decision_on_and_what_was_decided_keeps_its_
     aim = {"accuracy": 0.9} if policy == "contextual" else {}
     before = [ask(n, **aim) for n in range(14)]
     after = [ask(n, query_id=f"after-{n}", **aim) for n in range(14)]
-    pinned = [ask(n, query_id=f"pin-{n}", pin_action="large/2/1/1") for n in range(2)]
+    pinned = [ask(n, query_id=f"pin-{n}", pin_action="large/2/1/1") for n in range(3)]
     states: list[bytes] = []
 
     async def life() -> Cluster:
@@ -81,10 +81,11 @@ def test_a_price_holds_from_the_next_decision_on_and_what_was_decided_keeps_its_
         (worker,) = (each for each in cluster.workers if each.room == "decider")
         cluster.kill(worker)
         await cluster.until(lambda: any(each.room == "decider" for each in cluster.workers))
-        send(cluster, after[7:])
-        await rewarded(cluster, after)
+        # Pinned, so that the log ends with a row at the new price whatever the policy prefers.
+        send(cluster, after[7:] + pinned[1:2])
+        await rewarded(cluster, after + pinned[1:2])
         await priced(cluster, "large", 1.0)
-        send(cluster, pinned[1:])
+        send(cluster, pinned[2:])
         await rewarded(cluster, pinned)
         (worker,) = (each for each in cluster.workers if each.room == "decider")
         room = worker.subscriptions[0].handle.__self__  # type: ignore[attr-defined]
@@ -96,7 +97,7 @@ def test_a_price_holds_from_the_next_decision_on_and_what_was_decided_keeps_its_
     made, closed = decisions(cluster), rewards(cluster)
     assert {made[q.query_id].price_factor for q in before} == {1.0}
     assert {d.price_factor for d in made.values() if d.query_id.startswith("after")} <= {1.0, FACTOR}
-    assert [made[q.query_id].price_factor for q in pinned] == [FACTOR, 1.0]
+    assert [made[q.query_id].price_factor for q in pinned] == [FACTOR, FACTOR, 1.0]
     for query_id, reward in closed.items():
         price = reward.price
         assert price is not None
@@ -121,7 +122,7 @@ def test_a_price_holds_from_the_next_decision_on_and_what_was_decided_keeps_its_
     assert audited(cluster).discrepancies == []
 
 
-OLD = {f"q{n}" for n in range(14)} | {"pin-1"}
+OLD = {f"q{n}" for n in range(14)} | {"pin-2"}
 
 
 def answers(cluster: Cluster) -> dict[str, Answer]:

@@ -102,6 +102,17 @@ def _met(row: dict[str, Any], met: set[tuple[str, str]]) -> bool:
     return row["early_exit"] is True and (row["question"], arm) in met
 
 
+def is_among(rows: list[dict[str, Any]], row: dict[str, Any]) -> bool:
+    """Return whether a search's row is there; the last digit of a score depends on what it shared a batch with."""
+    where = ("question", "arm", "sample", "early_exit", "reproduced")
+    ends = ("kept_out", "completed")
+    return any(
+        all(each[name] == row[name] for name in where)
+        and all(each[end] == pytest.approx(row[end], rel=1e-6) for end in ends)
+        for each in rows
+    )
+
+
 def test_what_was_run_again_belongs_to_its_recording(recording: Path, tiny: Path, tmp_path: Path) -> None:
     o, settings = load_recording(recording), settings_of(recording)
     rows = asyncio.run(depth_limit.run_again(o, True, reopened(recording, tiny)))
@@ -114,7 +125,7 @@ def test_what_was_run_again_belongs_to_its_recording(recording: Path, tiny: Path
 
     some = asyncio.run(depth_limit.run_again(o, True, reopened(recording, tiny), most=len(rows) - 1))
     assert len(some) == len(rows) - 1
-    assert all(row in rows for row in some)
+    assert all(is_among(rows, row) for row in some)
     depth_limit.save(tmp_path / "some.json", recording, some)
     part = depth_limit.load(tmp_path / "some.json", recording, settings).table(o, early_exit=True)
     change = part["estimated_change"]["points"]
@@ -128,7 +139,7 @@ def test_what_was_run_again_belongs_to_its_recording(recording: Path, tiny: Path
     resumed = asyncio.run(depth_limit.run_again(o, True, reopened(recording, tiny), known=known))
     assert len(resumed) == len(rows)
     assert [row for row in resumed if row["reproduced"] == "known"] == list(known.values())
-    assert all(row in rows for row in resumed if row["reproduced"] != "known")
+    assert all(is_among(rows, row) for row in resumed if row["reproduced"] != "known")
 
     # Searches that come later leave it as it is, other outcomes of its own do not.
     told, asked = {**settings, "verifiers": ["prm-a", "prm-b"]}, questions_in(recording)
