@@ -75,6 +75,20 @@ def test_every_file_named_exists(document: Path) -> None:
     assert missing == []
 
 
+def test_every_figure_of_the_readme_says_policy_commit_and_date() -> None:
+    from agents.decider.policies.build import kinds
+
+    table = (ROOT / "README.md").read_text().partition("## Where it stands")[2].partition("\n\n")[2]
+    head, _, *rows = (line.strip("| ").split(" | ") for line in table.partition("\n\n")[0].splitlines())
+    assert head[-1] == "policy, commit, date"
+    assert len(rows) >= 20
+    for row in rows:
+        assert len(row) == len(head), row[0]
+        found = re.match(r"(none|`([\w-]+)`), [0-9a-f]{7}, \d{1,2} [A-Z][a-z]{2} \d{4}\b", row[-1])
+        assert found is not None, f"{row[0]}: {row[-1]}"
+        assert found[1] == "none" or found[2] in kinds(), row[0]
+
+
 def test_every_command_of_the_command_line_has_help_an_operator_can_use() -> None:
     from streams.commands import main
 

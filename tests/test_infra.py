@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -9,23 +10,26 @@ import click
 import pytest
 import yaml
 
+from agents.space.catalogue import Catalogue
 from agents.space.catalogue_file import load_catalogue
 from schemas.base import MAX_RECORD
+from streams.settings import Settings, variable
+from tests.compose import GPU_ENV, env_of, environment_of, services_of
 
 INFRA = Path(__file__).parent.parent / "infra"
 COMPOSE = INFRA.parent / "docker-compose.yml"
-_DEFAULT = re.compile(r"\$\{(\w+)(?::-([^}]*))?\}")
-
-
-def with_env(value: str, env: dict[str, str]) -> str:
-    """Fill in ${NAME:-default} as compose does."""
-    return _DEFAULT.sub(lambda found: env.get(found[1], found[2] or ""), value)
 
 
 @pytest.fixture(scope="module")
 def services() -> dict[str, dict[str, Any]]:
-    """The services of the compose file, anchors merged."""
-    return dict(yaml.safe_load(COMPOSE.read_text())["services"])
+    """The services without an env file."""
+    return services_of({})
+
+
+@pytest.fixture(scope="module")
+def gpu_services() -> dict[str, dict[str, Any]]:
+    """The services under `--env-file infra/qwen3.env`."""
+    return services_of(env_of(GPU_ENV))
 
 
 def of_image(services: dict[str, dict[str, Any]], image: str) -> dict[str, dict[str, Any]]:
@@ -34,10 +38,9 @@ def of_image(services: dict[str, dict[str, Any]], image: str) -> dict[str, dict[
     return found
 
 
-def gpu_env() -> dict[str, str]:
-    lines = (INFRA / "qwen3.env").read_text().splitlines()
-    pairs = (line.split("=", 1) for line in lines if line and not line.startswith("#"))
-    return {name: value.strip("'") for name, value in pairs}
+def settings_of(service: dict[str, Any], folder: Path) -> Settings:
+    given = environment_of(service, folder)
+    return Settings.from_env({name: text for name, text in given.items() if name.startswith("UNISCALE_")})
 
 
 def test_every_service_has_an_image_and_known_neighbours(services: dict[str, dict[str, Any]]) -> None:
@@ -86,7 +89,7 @@ def test_every_rooms_command_is_one_of_the_command_line(services: dict[str, dict
 
     for name, service in of_image(services, "uniscale-streams").items():
         command: click.Command = main
-        args = [with_env(arg, {}) for arg in service["command"]]
+        args = service["command"]
         context = click.Context(main)
         while isinstance(command, click.Group):
             found = command.get_command(context, args[0])
@@ -95,53 +98,160 @@ def test_every_rooms_command_is_one_of_the_command_line(services: dict[str, dict
         command.make_context(name, args)
 
 
-def test_every_room_runs_once_and_every_group_has_an_executor(services: dict[str, dict[str, Any]]) -> None:
+def test_every_room_runs_once_and_every_group_has_an_executor(
+    services: dict[str, dict[str, Any]], gpu_services: dict[str, dict[str, Any]]
+) -> None:
     from streams.rooms import ROOMS
 
     plain = {n: s for n, s in of_image(services, "uniscale-streams").items() if "profiles" not in s}
     assert sorted(s["command"][1] for s in plain.values() if s["command"][0] == "worker") == sorted(ROOMS)
-    env = gpu_env()
-    served = [
-        with_env(each["command"][3], env)
-        for each in services.values()
-        if each.get("command", [])[1:2] == ["executor"]
-    ]
-    assert sorted(served) == sorted(load_catalogue(COMPOSE.parent / env["UNISCALE_CATALOGUE"]).groups)
+    served = [s["command"][3] for s in gpu_services.values() if s.get("command", [])[1:2] == ["executor"]]
+    assert sorted(served) == sorted(gpu_catalogue().groups)
+
+
+def gpu_catalogue() -> Catalogue:
+    return load_catalogue(COMPOSE.parent / env_of(GPU_ENV)["UNISCALE_CATALOGUE"])
 
 
 def test_every_model_has_the_server_its_catalogue_names(services: dict[str, dict[str, Any]]) -> None:
-    catalogue = load_catalogue(COMPOSE.parent / gpu_env()["UNISCALE_CATALOGUE"])
+    catalogue = gpu_catalogue()
     wanted = {each.endpoint.url: each.checkpoint for each in (*catalogue.models, *catalogue.verifiers)}
     served = {f"http://{n}:8000": s["command"][0] for n, s in of_image(services, "uniscale-vllm").items()}
     assert served == wanted
 
 
+def share_of(service: dict[str, Any]) -> float:
+    """The share of its device's memory that a `vllm serve` takes."""
+    command = service["command"]
+    return float(command[command.index("--gpu-memory-utilization") + 1])
+
+
+@pytest.mark.parametrize("env", [{}, env_of(GPU_ENV)], ids=["defaults", "qwen3.env"])
+def test_servers_that_share_a_gpu_share_its_memory(env: dict[str, str]) -> None:
+    """Every profile at once: with the larger verifier, the smaller one runs as well."""
+    shares: dict[str, float] = {}
+    for name, service in of_image(services_of(env), "uniscale-vllm").items():
+        [device] = service["deploy"]["resources"]["reservations"]["devices"]
+        assert (device["driver"], device["capabilities"]) == ("nvidia", ["gpu"]), name
+        assert "count" not in device, f"{name}: Compose refuses count beside device_ids"
+        for gpu in device["device_ids"]:
+            shares[gpu] = shares.get(gpu, 0.0) + share_of(service)
+    assert all(share < 1 for share in shares.values()), shares
+    assert sorted(shares) == ["0", "1", "2", "3"], "infra/README.md says four GPUs"
+
+
+def test_every_share_of_80_gb_holds_the_weights_and_one_whole_context(
+    gpu_services: dict[str, dict[str, Any]],
+) -> None:
+    """vLLM refuses to start with less. A margin of 1.5 GB is left to activations and CUDA."""
+    catalogue = gpu_catalogue()
+    served = {s["command"][0]: s for s in of_image(gpu_services, "uniscale-vllm").values()}
+    for each in (*catalogue.models, *catalogue.verifiers):
+        service = served[each.checkpoint]
+        command = service["command"]
+        assert int(command[command.index("--max-model-len") + 1]) == each.engine.context_tokens
+        shape = each.architecture
+        weights = shape.parameters * shape.weight_bytes
+        context = (
+            each.engine.context_tokens * 2 * shape.layers * shape.kv_heads * shape.head_dim * shape.kv_bytes
+        )
+        assert share_of(service) * 80e9 >= weights + context + 1.5e9, each.checkpoint
+
+
+def test_each_server_has_its_own_variables(gpu_services: dict[str, dict[str, Any]]) -> None:
+    """A variable of qwen3.env moves one server and no other; none is without use."""
+    env = env_of(GPU_ENV)
+    moved = {}
+    for name in (name for name in env if name.startswith("GPU_")):
+        now = of_image(services_of({**env, name: "7"}), "uniscale-vllm")
+        [moved[name]] = [each for each in now if now[each] != gpu_services[each]]
+    servers = of_image(gpu_services, "uniscale-vllm")
+    wanted = {name.removeprefix("vllm-").upper().replace("-", "_"): name for name in servers}
+    assert moved == {
+        f"{kind}_{name}": server for name, server in wanted.items() for kind in ("GPU", "GPU_MEMORY")
+    }
+
+
+def test_servers_start_one_after_the_other(services: dict[str, dict[str, Any]]) -> None:
+    """A vLLM that starts measures what is free on its device: two at once on one device count each other's."""
+    servers = of_image(services, "uniscale-vllm")
+    after = {name: list(service.get("depends_on", {})) for name, service in servers.items()}
+    assert [name for name, before in after.items() if not before] == [next(iter(after))]
+    assert [before for before in after.values() if before] == [[name] for name in list(after)[:-1]]
+    for service in list(servers.values())[1:]:
+        [condition] = service["depends_on"].values()
+        assert condition == {"condition": "service_healthy", "required": False}
+
+
 def test_the_gpu_profile_can_fetch_tokenizers_keep_them_and_ask_for_a_box(
-    services: dict[str, dict[str, Any]],
+    services: dict[str, dict[str, Any]], gpu_services: dict[str, dict[str, Any]], project: Path
 ) -> None:
     """Prompts are rendered in the rooms: without the checkpoints' tokenizers no room with an engine can start."""
-    from streams.settings import Settings
-
     dockerfile = (INFRA / "docker" / "Dockerfile").read_text()
     cache = re.findall(r"^ENV HF_HOME=(\S+)$", dockerfile, re.MULTILINE)[0]
     assert "chown uniscale out $HF_HOME" in dockerfile
-    for name, service in of_image(services, "uniscale-streams").items():
-        given = {key: with_env(str(value), gpu_env()) for key, value in service["environment"].items()}
-        settings = Settings.from_env({k: v for k, v in given.items() if k.startswith("UNISCALE_")})
+    for name, service in of_image(gpu_services, "uniscale-streams").items():
+        settings = settings_of(service, project)
         assert settings.engine.offline is False, name
         assert "\\boxed{}" in settings.engine.instruction, name
         assert any(mount.endswith(f":{cache}") for mount in service["volumes"]), name
-        plain = {key: with_env(str(value), {}) for key, value in service["environment"].items()}
-        assert Settings.from_env(plain).engine.offline is True, "the mini family is in the image"
-        assert Settings.from_env(plain).engine.instruction == "", "the mini family is trained without one"
+        plain = settings_of(services[name], project)
+        assert plain.engine.offline is True, "the mini family is in the image"
+        assert plain.engine.instruction == "", "the mini family is trained without one"
 
 
-def test_settings_given_to_rooms_exist(services: dict[str, dict[str, Any]]) -> None:
-    from streams.settings import Settings
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    """A folder as Compose finds it in a fresh checkout: no `.env`."""
+    (tmp_path / "infra").mkdir()
+    shutil.copy(GPU_ENV, tmp_path / "infra")
+    return tmp_path
 
+
+# What the network of the containers decides, whatever the files say.
+FIXED = {
+    "decider": {"UNISCALE_DECIDER_HOST", "UNISCALE_DECIDER_PORT"},
+    "gateway": {"UNISCALE_GATEWAY_HOST", "UNISCALE_GATEWAY_PORT"},
+}
+
+
+@pytest.mark.parametrize("profile", [{}, env_of(GPU_ENV)], ids=["mini", "qwen3.env"])
+def test_every_setting_in_the_env_file_reaches_every_room(profile: dict[str, str], project: Path) -> None:
+    mine = {name: f"my {name}" for name in Settings().variables()}
+    (project / ".env").write_text("".join(f"{name}='{text}'\n" for name, text in mine.items()))
+    # `--env-file infra/qwen3.env --env-file .env`, or neither, when Compose takes `.env`.
+    for room, service in of_image(services_of({**profile, **mine}), "uniscale-streams").items():
+        given = environment_of(service, project)
+        changed = {name for name, text in mine.items() if given.get(name) != text}
+        assert changed == {variable("bootstrap"), *FIXED.get(room, ())}, room
+
+
+def test_a_room_with_an_embedding_server_starts(project: Path) -> None:
+    lines = ["ENCODER=http", "ENCODER_URL=http://host:8000/v1", "ENCODER_MODEL=e", "ENCODER_DIMENSION=1024"]
+    options = """POLICY_OPTIONS='{"caution": 2.0}'"""
+    (project / ".env").write_text("".join(f"UNISCALE_{line}\n" for line in [*lines, options]))
+    for service in of_image(services_of(env_of(project / ".env")), "uniscale-streams").values():
+        settings = settings_of(service, project)
+        assert (settings.encoder.kind, settings.encoder.url) == ("http", "http://host:8000/v1")
+        assert (settings.encoder.model, settings.encoder.dimension) == ("e", 1024)
+        assert settings.policy.options == {"caution": 2.0}
+
+
+def test_an_env_file_that_is_named_and_missing_is_refused(project: Path) -> None:
+    service = services_of({"SETTINGS_FILE": "none.env"})["decider"]
+    with pytest.raises(FileNotFoundError):
+        environment_of(service, project)
+
+
+def test_settings_given_to_rooms_exist(services: dict[str, dict[str, Any]], project: Path) -> None:
     for name, service in of_image(services, "uniscale-streams").items():
-        env = {key: with_env(str(value), {}) for key, value in service["environment"].items()}
-        assert Settings.from_env(env).kafka.bootstrap == "kafka:9092", name
+        assert settings_of(service, project).kafka.bootstrap == "kafka:9092", name
+
+
+def test_an_env_file_of_ones_own_stays_out_of_git_and_of_images() -> None:
+    """It may hold API keys."""
+    for ignored in (".gitignore", ".dockerignore"):
+        assert ".env" in (COMPOSE.parent / ignored).read_text().splitlines(), ignored
 
 
 def test_the_broker_takes_records_of_the_declared_size_and_makes_no_topics(

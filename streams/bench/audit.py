@@ -66,7 +66,7 @@ def measure(
     with tempfile.TemporaryDirectory(prefix="uniscale-bench-") as folder:
         settings = settings.replace(
             prefix=f"audit-{uuid.uuid4().hex[:6]}.", encoder="hashed", encoder_dimension=half,
-            warm_up=0, state_dir=folder, policy="linucb", policy_options="{}", feedback_wait_s=1.0,
+            warm_up=0, state_dir=folder, feedback_wait_s=1.0,
         )  # fmt: skip
         began_s = time.monotonic()
         history = History(settings, int(time.time() * 1000))

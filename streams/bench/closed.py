@@ -60,14 +60,16 @@ def measure(
         RoomFailed: the decider does not start.
         LookupError: the decider does not recover, or decides a duplicate.
     """
+    lived = min(lived, queries)
     with tempfile.TemporaryDirectory() as folder:
         settings = settings.replace(
             prefix=f"closed-{uuid.uuid4().hex[:6]}.", encoder="hashed", encoder_dimension=half,
             state_dir=folder, warm_up=0, heartbeat_grace_s=0.1,
+            # The ids of those that did not live here are in a snapshot and nowhere else.
+            snapshot_every=min(settings.policy.snapshot_every or lived, lived),
         )  # fmt: skip
         topics = Topics(settings)
         admin.create(settings, topics.declared(load_catalogue(Path(settings.catalogue)).groups))
-        lived = min(lived, queries)
         say(f"writing the log of {queries:,} queries, {lived:,} of them decided and learned")
         encoder = encoder_of(settings)
         began_s, began_cpu = time.monotonic(), time.process_time()

@@ -64,6 +64,7 @@ def measure(
     engines: bool,
     say: Callable[[str], None],
     rooms: Sequence[str] = (),
+    lived_s: float | None = None,
 ) -> dict[str, Any]:
     """Return the seconds of every recovery by room, with their medians and the worst.
 
@@ -74,6 +75,7 @@ def measure(
         engines: Whether the catalogue's engines run; otherwise searches take five steps from a recording.
         say: Called with a line for each kill.
         rooms: The rooms to kill; empty for all of them.
+        lived_s: Seconds that a room lives before it is killed; None: so long that it is restarted without a pause.
 
     Raises:
         BrokerUnreachable: no broker answers.
@@ -106,6 +108,7 @@ def measure(
                         killed(
                             supervisor, list(rooms or commands) * rounds,
                             lambda: _rewarded(client, rewards, next(queries)), say,
+                            _LIVED_S if lived_s is None else lived_s,
                         )
                     )  # fmt: skip
     return {

@@ -9,6 +9,7 @@ the highest sum at one moment.
 
 import argparse
 import json
+import os
 import sys
 import tempfile
 import threading
@@ -120,7 +121,7 @@ def main(argv: Sequence[str]) -> None:
     parser.add_argument("--broker", choices=("embedded", "kafka", "auto"), default="embedded")
     args = parser.parse_args(argv)
     with stopped_by_signals():
-        found = measure(Settings(), args.queries, args.in_flight, args.broker)
+        found = measure(Settings.from_env(os.environ), args.queries, args.in_flight, args.broker)
     print(json.dumps(found, indent=2))  # noqa: T201
 
 

@@ -12,22 +12,22 @@ import tempfile
 import time
 import urllib.request
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from agents.decider.agent import Decider
-from agents.decider.decisions import Surroundings
-from agents.decider.policies.base import Context, Objective
+from agents.decider.decisions import Surroundings, context_of
+from agents.decider.policies.base import ActionVector, Objective
 from agents.decider.results import Decided
 from agents.embedder.encoder import Encoder, encoder_id
 from agents.space.action_space import uis_space
 from agents.space.catalogue_file import load_catalogue
 from agents.space.steering import Steering
 from schemas.base import decode
-from schemas.context import Context as ContextRecord
+from schemas.context import Context
 from schemas.decision import Decision
 from schemas.query import Origin, Query
 from schemas.reward import Reward, reward_id
@@ -62,12 +62,14 @@ def measure(settings: Settings, rows: int, half: int, say: Callable[[str], None]
             state_dir=folder, warm_up=0, snapshot_every=0,
         )  # fmt: skip
         topics = Topics(settings)
-        groups = load_catalogue(Path(settings.catalogue)).groups
-        admin.create(settings, topics.declared(groups))
+        catalogue = load_catalogue(Path(settings.catalogue))
+        admin.create(settings, topics.declared(catalogue.groups))
         say(f"writing {rows} rows of dimension {2 * half}")
         encoder = encoder_of(settings)
+        around = Surroundings(Steering.of(catalogue), uis_space(catalogue))
         live = _decider(settings, encoder)
-        log = dict(_lived(settings, live, encoder, rows))
+        actions = action_vectors(catalogue, encoder)
+        log = dict(_lived(live, actions, around, encoder, rows, settings.policy.seed))
         _write(settings, topics.changelog("decider", "pending"), log)
         say("starting the decider")
         with recovered_decider(settings, Path(folder) / "decider.log") as (_, ready_s, took):
@@ -83,7 +85,7 @@ def measure(settings: Settings, rows: int, half: int, say: Callable[[str], None]
             "d": 2 * half,
             "actions": len(live.actions),
             "mb": round(sum(len(k) + len(v) for k, v in log.items()) / 1e6, 1),
-            "difference": _difference(live, again, half),
+            "difference": _difference(live, again, encoder, around),
         }
 
 
@@ -92,30 +94,36 @@ def _decider(settings: Settings, encoder: Encoder) -> Decider:
 
 
 def _lived(
-    settings: Settings, decider: Decider, encoder: Encoder, rows: int
+    decider: Decider,
+    actions: Sequence[ActionVector],
+    around: Surroundings,
+    encoder: Encoder,
+    rows: int,
+    seed: int,
 ) -> Iterator[tuple[bytes, bytes]]:
     """Let a decider decide and learn, and yield the rows that remain of it."""
-    catalogue = load_catalogue(Path(settings.catalogue))
-    around = Surroundings(Steering.of(catalogue), uis_space(catalogue))
-    yield from decider.offer(action_vectors(catalogue, encoder))
-    rng = np.random.default_rng(settings.policy.seed)
+    yield from decider.offer(actions)
+    rng = np.random.default_rng(seed)
     for start in range(0, rows, _BATCH):
-        asked = []
-        for at in range(start, min(start + _BATCH, rows)):
-            row = rng.normal(size=encoder.dimension)
-            record = ContextRecord(
-                query=Query(
-                    query_id=f"r{at}", text=f"Question {at}: how many are there of them together? " * 4
-                ),
-                embedding=(row / np.linalg.norm(row)).astype("<f4").tobytes(),
-                encoder=encoder_id(encoder),
-                origin=Origin(topic="query", partition=0, offset=at),
-            )
-            asked.append((record, Origin(topic="context", partition=0, offset=at)))
+        asked = [
+            (_context(encoder, rng, at), Origin(topic="context", partition=0, offset=at))
+            for at in range(start, min(start + _BATCH, rows))
+        ]
         made = decider.decide(asked, lambda _: None, around)
         table = {d.query_id: d.row[1] for d in made if d.row}
         rewards = [(drawn_reward(d, rng), start + at) for at, d in enumerate(made)]
         yield from (each.row for each in decider.learn(rewards, table.get) if each.row)
+
+
+def _context(encoder: Encoder, rng: np.random.Generator, number: int) -> Context:
+    row = rng.normal(size=encoder.dimension)
+    return Context(
+        query=Query(
+            query_id=f"r{number}", text=f"Question {number}: how many are there of them together? " * 4
+        ),
+        embedding=(row / np.linalg.norm(row)).astype("<f4").tobytes(), encoder=encoder_id(encoder),
+        origin=Origin(topic="query", partition=0, offset=number),
+    )  # fmt: skip
 
 
 def drawn_reward(decided: Decided, rng: np.random.Generator) -> Reward:
@@ -187,12 +195,10 @@ def recovery_seconds(port: int) -> dict[str, float]:
     return {part: float(value) for part, value in found}
 
 
-def _difference(one: Decider, two: Decider, half: int) -> float:
+def _difference(one: Decider, two: Decider, encoder: Encoder, around: Surroundings) -> float:
     """Return the largest difference of scores on new queries, in units of the largest score."""
     rng = np.random.default_rng(1)
-    contexts = [
-        Context(f"probe{i}", row / np.linalg.norm(row)) for i, row in enumerate(rng.normal(size=(8, half)))
-    ]
+    contexts = [context_of(_context(encoder, rng, n), around, surface=one.policy.surface) for n in range(8)]
     objective = Objective(0.4, 0.4, 0.2, 26.0, 36.0)
     found = [d.policy.scores(contexts, [objective] * len(contexts), 1) for d in (one, two)]
     scores = [np.array([s.score for s in each]) for each in found]

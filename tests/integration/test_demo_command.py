@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -77,6 +78,9 @@ def test_make_demo_streams_its_questions_serves_the_page_and_leaves_a_summary_an
     assert words_said.index("of always asking") < words_said.index("mean_reward_warmup"), "figures come after"
     assert {"broker", "engine", "mean_reward_warmup", "mean_reward_last_third", "latency_ms"} <= set(summary)
     assert "Choices by level" in (out / "report.html").read_text()
+    pooled = [sys.executable, "-m", "streams.demo.twins", str(out / "summary.json")]
+    ran = subprocess.run(pooled, cwd=root, capture_output=True, text=True, check=True)
+    assert f"of always asking {CONTROL}" in ran.stdout
 
 
 def looked_at(url: str) -> dict[str, Any]:

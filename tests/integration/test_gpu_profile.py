@@ -7,7 +7,6 @@ are those of docker-compose.yml, infra/qwen3.env and infra/catalogue/qwen3.yaml.
 
 import asyncio
 import os
-import re
 import tomllib
 from collections.abc import Iterator
 from importlib.util import find_spec
@@ -16,7 +15,6 @@ from typing import Any
 
 import msgspec
 import pytest
-import yaml
 
 from agents.executor.engine import Prefix
 from agents.space.catalogue import Catalogue
@@ -24,6 +22,7 @@ from agents.space.catalogue_file import load_catalogue
 from schemas.query import Message
 from streams.rooms.executor.hosting import engines_of, verifier_of
 from streams.settings import Settings
+from tests.compose import GPU_ENV, env_of, environment_of, services_of
 from tests.vllm_serve import vllm_servers
 
 pytestmark = [
@@ -40,18 +39,14 @@ MICRO = {GENERATOR: "micro-a", VERIFIER: "micro-skywork"}
 
 
 def compose() -> dict[str, dict[str, Any]]:
-    return dict(yaml.safe_load((ROOT / "docker-compose.yml").read_text())["services"])
+    """The services under `--env-file infra/qwen3.env`."""
+    return services_of(env_of(GPU_ENV))
 
 
 def profile_environment() -> dict[str, str]:
-    """The executor's environment under `--env-file infra/qwen3.env`, as compose fills it in."""
-    lines = (ROOT / "infra" / "qwen3.env").read_text().splitlines()
-    pairs = (line.split("=", 1) for line in lines if line and not line.startswith("#"))
-    env = {name: value.strip("'") for name, value in pairs}
-    given = compose()["executor"]["environment"].items()
-    fill = re.compile(r"\$\{(\w+)(?::-([^}]*))?\}")
-    filled = {key: fill.sub(lambda m: env.get(m[1], m[2] or ""), str(value)) for key, value in given}
-    return {key: value for key, value in filled.items() if key.startswith("UNISCALE_")}
+    """The executor's environment in the profile."""
+    given = environment_of(compose()["executor"])
+    return {key: value for key, value in given.items() if key.startswith("UNISCALE_")}
 
 
 def installed(folder: Path) -> Path:

@@ -90,6 +90,12 @@ def bench_closed(ctx: click.Context, queries: int, lived: int, half: int, kind: 
     help="Other queries per second, all the time.",
 )
 @click.option(
+    "--lived",
+    "lived_s",
+    type=click.FloatRange(min=0.0),
+    help="Seconds that a process lives before it is killed; the supervisor restarts a young one after a pause. [62]",
+)
+@click.option(
     "--engines/--no-engines",
     default=False,
     show_default=True,
@@ -98,7 +104,13 @@ def bench_closed(ctx: click.Context, queries: int, lived: int, half: int, kind: 
 @_BROKER
 @click.pass_context
 def bench_kills(
-    ctx: click.Context, rounds: int, rooms: tuple[str, ...], rate: float, engines: bool, kind: str | None
+    ctx: click.Context,
+    rounds: int,
+    rooms: tuple[str, ...],
+    rate: float,
+    lived_s: float | None,
+    engines: bool,
+    kind: str | None,
 ) -> None:
     """Kill every room in turn (kill -9) and measure the seconds until it serves again; the last line is JSON.
 
@@ -111,7 +123,9 @@ def bench_kills(
     _measured(
         ctx,
         kind,
-        lambda settings, say: measure(settings, rounds, rate=rate, engines=engines, say=say, rooms=rooms),
+        lambda settings, say: measure(
+            settings, rounds, rate=rate, engines=engines, say=say, rooms=rooms, lived_s=lived_s
+        ),
     )
 
 
