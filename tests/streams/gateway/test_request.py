@@ -101,6 +101,8 @@ def test_what_asks_for_nothing_is_accepted(more: dict[str, object]) -> None:
         ({"seed": "x"}, "seed"),
         ({"stop": 3}, "stop"),
         ({"audio": {"voice": "x"}}, "audio"),
+        ({"functions": [{"name": "f"}]}, "functions"),
+        ({"moderation": {"mode": "x"}}, "moderation"),
         ({"ignored": ["temperature"]}, "ignored"),
         ({"modle": "auto"}, "modle"),
         ({"messages": "hello"}, "messages"),
