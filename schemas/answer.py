@@ -116,6 +116,12 @@ class Answer(Record, frozen=True, kw_only=True, tag="answer.v1"):
             raise InvalidField("Answer", "path", "names a draft outside the trace; send the whole trace")
 
     @property
+    def bounded(self) -> bool:
+        """Return whether the client's own bounds cut the chosen path: its text says nothing about the configuration."""
+        finish = self.trace[self.path[-1]].finish if self.path else ""
+        return finish == "stop" or (finish == "max_tokens" and not self.complete)
+
+    @property
     def generated_tokens(self) -> int:
         """Return the tokens generated, over all drafts."""
         return sum(draft.tokens for draft in self.trace)

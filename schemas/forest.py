@@ -4,6 +4,7 @@ The forest travels in SearchStep and Verification, so that no process keeps it; 
 is the same tree with the texts of the chosen path only. How it grows is `agents/executor/forest.py`.
 """
 
+from collections.abc import Sequence
 from typing import Annotated, Literal
 
 from msgspec import Meta, Struct
@@ -14,14 +15,15 @@ Count = Annotated[int, Meta(ge=0)]
 Unit = Annotated[float, Meta(ge=0, le=1)]
 PriceFactor = Annotated[float, Meta(gt=0)]
 
-Finish = Literal["separator", "eos", "length", "context"]
+Finish = Literal["separator", "eos", "length", "context", "stop", "max_tokens"]
 """How a draft ended: at the delimiter, at the end of the sequence, cut by its token limit in the middle of a
-step (the path goes on there), or at the end of the model's context (the path cannot go on)."""
+step (the path goes on there), at the end of the model's context (the path cannot go on), or where the client's own
+bounds end the path: at one of its stop texts (the path is complete), or after its most tokens (it is not)."""
 
 Fate = Literal["open", "kept", "beam", "early_exit", "finished", "cut", "stopped"]
 """What became of a draft: not scored yet; kept for expansion; outside the top BS; its bound below V_max; the
-end of a completed path; unfinished at the depth limit, at H_max or in a full context; alive when the budget
-or the deadline ran out."""
+end of a completed path; unfinished at the depth limit, at H_max, in a full context or at the client's most tokens;
+alive when the budget or the deadline ran out."""
 
 Stop = Literal["tokens", "eflops", "deadline"]
 """Which budget ran out."""
@@ -40,12 +42,16 @@ class Limits(Struct, frozen=True, kw_only=True, omit_defaults=True):
         thinking: Whether the chat template asks for the thinking mode.
         eta: H_max = ceil(eta · D_best) (§3.3).
         early_exit: Whether paths that cannot win, or that reach H_max, are stopped.
-        cut_completes: Whether a path at the limit counts as completed, the literal reading of §3.3.
+        cut_completes: Whether a path at the limit counts as completed, the literal reading of §3.3; one that the
+            client's most tokens cut never does.
         box_completes: Whether a complete box ends a path without the end of the sequence.
         budget_tokens: Most tokens generated over all drafts; never exceeded.
         budget_eflops: Cost at which the search stops, looked at between steps.
         deadline_ms: Time since the epoch at which it stops, also in the middle of a step.
         expires_ms: Time since the epoch at which the query expires: nobody reads an answer after it.
+        max_tokens: Most tokens of each path, as the client asked (`Query.max_tokens`).
+        stop: The client's stop texts, each of which ends a path.
+        seeded: Whether the client gave the seed: then the drafts' seeds do not derive from the query's id.
         answers: How many completed paths are wanted: early exit spares what could still be among the best so many.
         price_factor: What an eFLOP costs: the search costs its eFLOPs times this (`Decision.price_factor`).
     """
@@ -65,6 +71,9 @@ class Limits(Struct, frozen=True, kw_only=True, omit_defaults=True):
     budget_eflops: Annotated[float, Meta(ge=0)] | None = None
     deadline_ms: int | None = None
     expires_ms: int | None = None
+    max_tokens: Annotated[int, Meta(ge=1)] | None = None
+    stop: tuple[str, ...] = ()
+    seeded: bool = False
     answers: Annotated[int, Meta(ge=1)] = 1
     price_factor: PriceFactor = 1.0
 
@@ -79,7 +88,8 @@ class Draft(Struct, frozen=True, kw_only=True, omit_defaults=True):
         finish: How it ended.
         tree: i, its subtree, from 0.
         slot: k, its place among its siblings, from 0.
-        text: Its text, the delimiter included; forgotten (empty) once no live or best path needs it.
+        text: Its text, up to and including the delimiter or the stop text that ended it; forgotten (empty) once no
+            live or best path needs it.
         score: v(s), from the verifier.
         verifier_tokens: Tokens the verifier read for it.
         shortened: Whether the verifier's policy shortened its path.
@@ -163,6 +173,16 @@ class Forest(Struct, frozen=True, kw_only=True, omit_defaults=True):
         """Return the text of a path; empty for -1, the bare prompt."""
         return "".join(self.steps(index))
 
+    def answer(self, index: int) -> str:
+        """Return the text of a path as an answer: without the client's stop text, where one ended it."""
+        text = self.text(index)
+        found = first_stop(text, self.limits.stop)
+        return text if found is None else text[: found[0]]
+
+    def tokens(self, index: int) -> int:
+        """Return the tokens generated on a path; 0 for -1, the bare prompt."""
+        return sum(self.drafts[at].tokens for at in self.path(index))
+
     def path_score(self, index: int) -> float:
         """Return V(p), the mean of the step scores of a path (§3.3, step 3).
 
@@ -192,8 +212,9 @@ class Forest(Struct, frozen=True, kw_only=True, omit_defaults=True):
     @property
     def completed_paths(self) -> tuple[int, ...]:
         """Return the last drafts of the completed paths, best first: `best`, then of equals the earlier draft."""
-        ends: tuple[Fate, ...] = ("finished", "cut") if self.limits.cut_completes else ("finished",)
-        found = [at for at, draft in enumerate(self.drafts) if draft.fate in ends]
+        found = [
+            at for at, draft in enumerate(self.drafts) if completes(draft.fate, draft.finish, self.limits)
+        ]
         return tuple(sorted(found, key=lambda at: (at != self.best, -self.path_score(at))))
 
     @property
@@ -210,3 +231,21 @@ class Forest(Struct, frozen=True, kw_only=True, omit_defaults=True):
     def verifier_tokens(self) -> int:
         """Return the tokens the verifier has read so far."""
         return sum(draft.verifier_tokens for draft in self.drafts)
+
+
+def completes(fate: Fate, finish: Finish, limits: Limits) -> bool:
+    """Return whether a draft with this fate ends a completed path."""
+    return fate == "finished" or (limits.cut_completes and fate == "cut" and finish != "max_tokens")
+
+
+def first_stop(text: str, stops: Sequence[str]) -> tuple[int, int] | None:
+    """Return (start, end) of the stop text that is complete first in a text, of several the longest; None without one.
+
+    >>> first_stop("one, two; three", [";", "two;"])
+    (5, 9)
+    """
+    found = [(at + len(stop), at) for stop in stops if (at := text.find(stop)) >= 0]
+    if not found:
+        return None
+    end, start = min(found)
+    return start, end

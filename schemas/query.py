@@ -41,6 +41,15 @@ MAX_BUDGET_EFLOPS = 1e24
 """Far above any search of the space: a larger number is a mistake of the client."""
 
 
+MAX_STOPS = 4
+"""Stop texts of a query, as OpenAI's API allows them."""
+
+MAX_STOP = 200
+"""Characters of a stop text: all of them travel in every record of the search."""
+
+MAX_CLIENT_SEED = 2**63 - 1
+"""A client's seed is a signed integer of 64 bits, as in OpenAI's API."""
+
 MAX_ANSWERS = 64
 """Most answers to one query: the widest search of Table 1 drafts so many paths."""
 
@@ -104,6 +113,11 @@ class Query(Record, frozen=True, kw_only=True, tag="query.v1"):
         pin_action: `model/qp/cp/bs` that must be used, whatever the policy thinks.
         allowed_models: Models that may be used; None allows all.
         budget: What the search may spend.
+        max_tokens: Most tokens of each answer: of a path after the prompt. A path that reaches it without an end is
+            cut, and returned only if no path was completed.
+        stop: Texts that end a path where the first of them occurs; an answer contains neither it nor what follows.
+        seed: Of the drafts: the same seed and configuration give the same answer, whatever the query's id is. None
+            derives it from the id.
         timeout_s: Seconds from the broker's append time until the query expires, at most six hours; None
             means the default.
         feedback_wait_s: Seconds after the Answer in which feedback is awaited; None means the default.
@@ -125,6 +139,9 @@ class Query(Record, frozen=True, kw_only=True, tag="query.v1"):
     pin_action: str | None = None
     allowed_models: tuple[str, ...] | None = None
     budget: Budget | None = None
+    max_tokens: int | None = None
+    stop: tuple[str, ...] = ()
+    seed: int | None = None
     timeout_s: float | None = None
     feedback_wait_s: float | None = None
     n: int = 1
@@ -140,6 +157,7 @@ class Query(Record, frozen=True, kw_only=True, tag="query.v1"):
         if not 1 <= self.n <= MAX_ANSWERS:
             why = f"is {self.n}; give a whole number from 1 to {MAX_ANSWERS}"
             raise InvalidField("Query", "n", why)
+        self._check_bounds()
         for name in ("objective", "tenant"):
             if (value := getattr(self, name)) is not None:
                 check_name("Query", name, value)
@@ -178,6 +196,22 @@ class Query(Record, frozen=True, kw_only=True, tag="query.v1"):
         if isinstance(tests, list | tuple) and len(tests) > MAX_TESTS:
             why = f"holds {len(tests)} tests; give at most {MAX_TESTS}"
             raise InvalidField("Query", "reference.tests", why)
+
+    def _check_bounds(self) -> None:
+        if self.max_tokens is not None and not 1 <= self.max_tokens <= MAX_BUDGET_TOKENS:
+            why = (
+                f"is {self.max_tokens}; give a whole number from 1 to {MAX_BUDGET_TOKENS:g}, or leave it out"
+            )
+            raise InvalidField("Query", "max_tokens", why)
+        if self.seed is not None and not -MAX_CLIENT_SEED - 1 <= self.seed <= MAX_CLIENT_SEED:
+            raise InvalidField("Query", "seed", f"is {self.seed}; give a signed integer of 64 bits")
+        if len(self.stop) > MAX_STOPS:
+            raise InvalidField("Query", "stop", f"holds {len(self.stop)} texts; give at most {MAX_STOPS}")
+        for index, text in enumerate(self.stop):
+            if not 1 <= len(text) <= MAX_STOP:
+                why = f"has {len(text)} characters; give 1 to {MAX_STOP}"
+                raise InvalidField("Query", f"stop[{index}]", why)
+            check_json("Query", f"stop[{index}]", text, 8 * MAX_STOP)
 
     def _check_models(self) -> None:
         if self.pin_action is not None:

@@ -117,6 +117,8 @@ class Reward(Record, frozen=True, kw_only=True, tag="reward.v1"):
         latency_s: From the Query's append to the Answer's, on the broker's clock.
         fault: As the Answer said: after an `infrastructure` fault there is no score, and nothing is learned.
         learn: As the Query said; False: nothing is learned.
+        bounded: Whether the client's own `max_tokens` or `stop` cut the answer: correctness is then never known, and
+            the cost alone is learned.
         missing: Why the price or the grade could not be worked out; empty when nothing went wrong.
     """
 
@@ -137,6 +139,7 @@ class Reward(Record, frozen=True, kw_only=True, tag="reward.v1"):
     latency_s: float | None = None
     fault: Fault = ""
     learn: bool = True
+    bounded: bool = False
     missing: str = ""
 
     def __post_init__(self) -> None:
@@ -153,6 +156,9 @@ class Reward(Record, frozen=True, kw_only=True, tag="reward.v1"):
             raise InvalidField(
                 "Reward", "correct", f"is known in a {self.kind}; send final or correction instead"
             )
+        if self.bounded and self.kind != "default":
+            why = f"is true in a {self.kind}; send default, because an answer that was cut is not graded"
+            raise InvalidField("Reward", "bounded", why)
 
     @property
     def closes(self) -> bool:

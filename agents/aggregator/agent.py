@@ -128,7 +128,8 @@ def value(
     """Return an Answer in the terms of the reward. May block for as long as grading takes.
 
     A term that cannot be worked out is None, and `missing` says why: the query is closed all the same. No text
-    is a wrong answer, because whoever asked has none. A cancelled search has a price only.
+    is a wrong answer, because whoever asked has none. A cancelled search has a price only, and an answer that the
+    client's own bounds cut is not graded: what is left of it is neither right nor wrong.
 
     Args:
         reference: What the Query brought to grade against; None for nothing.
@@ -149,7 +150,7 @@ def value(
     except (UniscaleError, ValueError, ArithmeticError) as error:
         missing.append(f"price: {error}")
     try:
-        if reference is not None and answer.status != "cancelled":
+        if reference is not None and answer.status != "cancelled" and not answer.bounded:
             graded = grade(answer.text or "", reference, judge=judge, run=run)
     except Undecided:
         raise
@@ -165,5 +166,6 @@ def value(
         correct=None if graded is None else float(graded.correct),
         grader="" if graded is None else f"{graded.grader} {graded.version}",
         fault=answer.fault,
+        bounded=answer.bounded,
         missing="; ".join(missing)[:MAX_MISSING],
     )

@@ -2,7 +2,8 @@
 
     provisional   score and cost are known, correctness is awaited
     final         all is known at once; correction: correctness came after a provisional
-    default       correctness did not come in time, or nothing could be run; the row closes with what it has
+    default       correctness did not come in time, nothing could be run, or the client's own bounds cut the answer;
+                  the row closes with what it has
 
 Each kind is made at most once, exactly one of the last three closes the row, and a record seen before changes
 nothing. Whoever runs the fold sends what it returns *before* it stores the row: after a crash in between,
@@ -204,9 +205,10 @@ def _settle(row: Row, at_ms: int, waits: Waits, value: Valued | None) -> Turn:
     opened = replace(row.opened, reference=None, generator=None)
     row = replace(row, opened=opened, answer=None, valued=value, forget_ms=None)
     counts: tuple[Count, ...] = ("expired",) if value.status == "expired" else ()
-    if value.status == "cancelled":
-        # Priced, but without score and correctness: the decider abandons the row. To learn from it would make
-        # the searches that people give up on look cheap.
+    if value.status == "cancelled" or value.bounded:
+        # Cancelled: priced, but without score and correctness, so the decider abandons the row. To learn from it would
+        # make the searches that people give up on look cheap. Bounded: whoever judges an answer that the client's own
+        # bounds cut judges these, not the configuration, so no feedback is awaited and a parked one does not count.
         return _close(row, "default", at_ms, waits, None, "", counts)
     if value.correct is not None:
         return _close(row, "final", at_ms, waits, value.correct, "reference", counts)

@@ -41,6 +41,7 @@ def reward_of(
         latency_s=(answered_ms - opened.appended_ms) / 1000 if answered_ms is not None else None,
         fault=valued.fault,
         learn=opened.learn,
+        bounded=valued.bounded,
         missing=valued.missing,
     )
 

@@ -57,6 +57,7 @@ class Valued(Struct, frozen=True, kw_only=True, omit_defaults=True):
     correct: Unit | None = None  # None: nobody knows yet
     grader: str = ""  # name and version, where a reference was graded against
     fault: Fault = ""
+    bounded: bool = False  # the client's own bounds cut it
     missing: str = ""  # why a term could not be worked out
 
 

@@ -26,7 +26,7 @@ from schemas.base import encode
 from schemas.context import Context as ContextRecord
 from schemas.decision import MAX_SEED, Candidate, Decision, PolicyState, Predicted
 from schemas.objective import ObjectiveInForce
-from schemas.query import Origin
+from schemas.query import Origin, Query
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,7 +187,7 @@ def decision_of(
         action=action,
         group=catalogue.model(action.model).group,
         seq=seq,
-        seed=seed_of(seed, record.query_id),
+        seed=seed_of(seed, record.query),
         objective=objective,
         policy=PolicyState(name=policy, version=choice.version),
         catalogue_version=catalogue.version,
@@ -212,11 +212,14 @@ def decision_of(
     )
 
 
-def seed_of(seed: int, query_id: str) -> int:
-    """Return the seed of one query, from which those of its steps and paths derive.
+def seed_of(seed: int, query: Query) -> int:
+    """Return the seed of one query, from which those of its steps and paths derive: from the client's, or from its id.
 
-    >>> seed_of(0, "q-1") == seed_of(0, "q-1") != seed_of(1, "q-1")
+    >>> first, second = Query(query_id="q-1", text="Hm?", seed=7), Query(query_id="q-2", text="Hm?", seed=7)
+    >>> seed_of(0, first) == seed_of(0, second) != seed_of(1, first)
     True
     """
-    digest = hashlib.blake2b(f"{seed}\x1f{query_id}".encode(), digest_size=8).digest()
+    # No id has a space, so a client's seed never meets the id of another query.
+    name = query.query_id if query.seed is None else f"seed {query.seed}"
+    digest = hashlib.blake2b(f"{seed}\x1f{name}".encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little") & MAX_SEED

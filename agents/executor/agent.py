@@ -111,7 +111,10 @@ async def draft(job: Job, *, engine: Engine, clock_ms: Callable[[], int]) -> Sea
         time_left_s(job, began_ms),
         engine.generate(
             name,
-            [Prefix(messages=job.messages, steps=job.forest.steps(e.parent)) for e in request.expansions],
+            [
+                Prefix(messages=job.messages, steps=job.forest.steps(e.parent), max_tokens=e.max_tokens)
+                for e in request.expansions
+            ],
             request.n,
             [seed for expansion in request.expansions for seed in expansion.seeds],
             sampling_of(limits, request.max_tokens),

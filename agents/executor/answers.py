@@ -34,7 +34,7 @@ def answer_of(
         verifier: Likewise.
     """
     path = forest.path(index)
-    text = forest.text(index) if path else None
+    text = forest.answer(index) if path else None
     wanted = forest.limits.answers if forest.limits.answers > 1 else 0
     answers = tuple(_completion(forest, at) for at in forest.completed_paths[:wanted])
     trace = tuple(
@@ -123,5 +123,5 @@ def ran_out(stopped: Stop) -> str:
 
 
 def _completion(forest: Forest, at: int) -> Completion:
-    text = forest.text(at)
+    text = forest.answer(at)
     return Completion(text=text, score=forest.path_score(at), extracted=extract_boxed(text))

@@ -11,7 +11,9 @@ from schemas.action import Action
 from schemas.forest import Draft, Forest, Limits
 from schemas.search import Scored
 
-_SAMPLING = ("step_tokens", "temperature", "top_p", "top_k", "delimiter", "thinking")
+_SAMPLING = (
+    "step_tokens", "temperature", "top_p", "top_k", "delimiter", "thinking", "max_tokens", "stop", "seeded",
+)  # fmt: skip
 
 Place = tuple[int, ...]  # (tree, slot, slot, …)
 

@@ -7,12 +7,12 @@ n-th best completed path replaces V_max, and nothing is stopped before n paths a
 """
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
 from schemas.boxed import extract_boxed
-from schemas.forest import Draft, Fate, Forest, Limits
+from schemas.forest import Draft, Fate, Forest, Limits, completes
 
 BEST_STEP = 1.0  # v_sup, the highest score a step can have
 
@@ -57,9 +57,9 @@ def judge(forest: Forest, values: dict[int, float]) -> Judgement:
     for at in pending:
         if _finished(forest, at):
             fates[at] = "finished"
-        elif forest.drafts[at].finish == "context":
+        elif forest.drafts[at].finish in ("context", "max_tokens"):
             fates[at] = "cut"
-    done = [at for at in fates if fates[at] == "finished" or limits.cut_completes]
+    done = [at for at in fates if completes(fates[at], forest.drafts[at].finish, limits)]
     best, v_max = _best(forest, values, done, forest.best)
     bar = v_max if limits.answers == 1 else _bar(forest, values, done)
     limit = h_max(limits, forest.drafts[best].depth if bar is not None else None)
@@ -79,7 +79,8 @@ def judge(forest: Forest, values: dict[int, float]) -> Judgement:
         for rank, at in enumerate(sorted(tree, key=lambda at: -values[at])):
             fates[at] = "kept" if rank < forest.action.bs else "beam"
     if limits.cut_completes:
-        best, _ = _best(forest, values, [at for at in pending if fates[at] == "cut"], best)
+        cut = [at for at in pending if fates[at] == "cut" and forest.drafts[at].finish != "max_tokens"]
+        best, _ = _best(forest, values, cut, best)
     return Judgement(fates, bounds, best)
 
 
@@ -110,13 +111,12 @@ def potential(depth: int, path_score: float, limit: int) -> float:
 def history(forest: Forest) -> list[StepControl]:
     """Return V_max, D_best and H_max after each step, from the fates alone; for explanations."""
     found: list[StepControl] = []
-    done: Iterable[str] = ("finished", "cut") if forest.limits.cut_completes else ("finished",)
     best: Draft | None = None
     v_max: float | None = None
     scores: list[float] = []
     for step in range(1, forest.step + 1):
         for at, draft in enumerate(forest.drafts):
-            if draft.depth == step and draft.fate in done:
+            if draft.depth == step and completes(draft.fate, draft.finish, forest.limits):
                 scores.append(forest.path_score(at))
                 if v_max is None or scores[-1] > v_max:
                     best, v_max = draft, scores[-1]
@@ -138,7 +138,7 @@ def _last_answer(scores: Sequence[float], answers: int) -> float | None:
 
 
 def _finished(forest: Forest, at: int) -> bool:
-    if forest.drafts[at].finish == "eos":
+    if forest.drafts[at].finish in ("eos", "stop"):
         return True
     return forest.limits.box_completes and extract_boxed(forest.text(at)) is not None
 

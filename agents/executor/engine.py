@@ -43,10 +43,12 @@ class Prefix(Struct, frozen=True, kw_only=True):
     Attributes:
         messages: The conversation, as in `Query.chat`.
         steps: The texts of the path's steps, in order, delimiters included; empty for a first step.
+        max_tokens: Most tokens of its drafts, above 0, if fewer than the sampling's `step_tokens`; None for no bound.
     """
 
     messages: tuple[Message, ...]
     steps: tuple[str, ...] = ()
+    max_tokens: int | None = None
 
 
 @dataclass

@@ -120,10 +120,12 @@ def _why(draft: Draft, path_score: float | None, forest: Forest, control: StepCo
         case "kept":
             return "continues" if draft.finish != "length" else "continues within its step"
         case "finished":
-            return "complete"
+            return "complete" if draft.finish != "stop" else "complete: ended by a stop text of the client"
         case "cut":
             if draft.finish == "context":
                 return "unfinished: the context is full"
+            if draft.finish == "max_tokens":
+                return f"unfinished: cut at the client's max_tokens = {forest.limits.max_tokens}"
             return f"unfinished at H_max = {control.limit} steps"
         case "stopped":
             return "alive when the budget ran out"

@@ -8,7 +8,8 @@ everything is deterministic.
 Departures from the paper: a path that is cut off unfinished does not count for V_max, D_best and the argmax. It is
 returned, flagged, only if nothing finished (`cut_completes` gives the literal reading). H_max never exceeds the first
 depth limit. A draft cut by its token limit is neither dropped nor finished: it is scored as a step, and its path
-continues in the middle of it.
+continues in the middle of it. A client may bound each path itself: the draft in which one of its stop texts occurs
+finishes its path, and a path that reaches its most tokens is cut.
 """
 
 from collections.abc import Sequence
@@ -22,7 +23,7 @@ from agents.executor.engine import Drafted
 from agents.executor.next_step import prefixes
 from schemas.action import Action
 from schemas.errors import UniscaleError
-from schemas.forest import Draft, Forest, Limits, Stop
+from schemas.forest import Draft, Finish, Forest, Limits, Stop, completes, first_stop
 from schemas.search import Scored
 
 
@@ -73,22 +74,17 @@ def tell_drafts(
         )
     if step == 1 and not prompt_tokens:
         raise SearchError("the first step has no prompt_tokens; give the length of the rendered prompt")
-    new = tuple(
-        Draft(
-            parent=parent,
-            depth=step,
-            tokens=draft.tokens,
-            # An empty draft that ended by length means that the context is full.
-            finish="context" if draft.finish == "length" and not draft.tokens else draft.finish,
-            tree=tree,
-            slot=index % n,
-            text=draft.text,
-        )
-        for index, draft in enumerate(drafts)
-        for parent, tree in (starts[index // n],)
-    )
+    new = []
+    for index, draft in enumerate(drafts):
+        parent, tree = starts[index // n]
+        text, finish = _ended(forest, parent, draft)
+        new.append(
+            Draft(
+                parent=parent, depth=step, tokens=draft.tokens, finish=finish, tree=tree, slot=index % n, text=text
+            )
+        )  # fmt: skip
     known = prompt_tokens if step == 1 and prompt_tokens else forest.prompt_tokens
-    return msgspec.structs.replace(forest, drafts=forest.drafts + new, step=step, prompt_tokens=known)
+    return msgspec.structs.replace(forest, drafts=(*forest.drafts, *new), step=step, prompt_tokens=known)
 
 
 def tell_scores(forest: Forest, step: int, scores: Sequence[Scored], *, forget: bool = True) -> Forest:
@@ -169,6 +165,19 @@ def outcome(forest: Forest) -> Outcome:
     return Outcome("ok" if complete else "unfinished", index, complete, score, completed)
 
 
+def _ended(forest: Forest, parent: int, draft: Drafted) -> tuple[str, Finish]:
+    """Return the text of a new draft and how it ended, with the client's own bounds on its path."""
+    limits = forest.limits
+    before = forest.text(parent) if limits.stop else ""
+    if (found := first_stop(before + draft.text, limits.stop)) is not None:
+        return draft.text[: found[1] - len(before)], "stop"
+    bounded = limits.max_tokens is not None and forest.tokens(parent) + draft.tokens >= limits.max_tokens
+    if bounded and draft.finish not in ("eos", "stop"):
+        return draft.text, "max_tokens"
+    # An empty draft that ended by length means that the context is full.
+    return draft.text, "context" if draft.finish == "length" and not draft.tokens else draft.finish
+
+
 def _path_scores(forest: Forest, pending: Sequence[int], scores: Sequence[Scored]) -> dict[int, float]:
     """Return V(p) of each pending path: the same sum as `Forest.path_score`, looking up each prefix only once."""
     prefixes: dict[int, list[float]] = {}
@@ -187,9 +196,12 @@ def _needed(forest: Forest, verdict: Judgement, values: dict[int, float]) -> set
     if verdict.best >= 0:
         ends.append(verdict.best)
         if (wanted := forest.limits.answers) > 1:
-            done = ("finished", "cut") if forest.limits.cut_completes else ("finished",)
             scores = {at: forest.path_score(at) for at in forest.completed_paths}
-            scores |= {at: value for at, value in values.items() if verdict.fates[at] in done}
+            scores |= {
+                at: value
+                for at, value in values.items()
+                if completes(verdict.fates[at], forest.drafts[at].finish, forest.limits)
+            }
             ends += sorted(scores, key=lambda at: (at != verdict.best, -scores[at]))[:wanted]
     else:
         cut = [at for at in values if verdict.fates[at] == "cut"]

@@ -12,11 +12,15 @@ from schemas.forest import Forest, Stop
 
 @dataclass(frozen=True)
 class Expansion:
-    """One prefix to draft from: `parent` is its last draft, -1 for the bare prompt of subtree `tree`."""
+    """One prefix to draft from: `parent` is its last draft, -1 for the bare prompt of subtree `tree`.
+
+    `max_tokens` is what the client's bound on each path leaves for its drafts; None without a bound.
+    """
 
     parent: int
     tree: int
     seeds: tuple[int, ...]
+    max_tokens: int | None = None
 
 
 @dataclass(frozen=True)
@@ -37,17 +41,20 @@ def ask(forest: Forest, query_id: str, seed: int = 0) -> Ask | None:
 
     Args:
         forest: The search.
-        query_id: The query's id. The seed of each draft derives from it, `seed`, the step and the path.
+        query_id: The query's id. The seed of each draft derives from it (unless the client gave a seed), `seed`, the
+            step and the path.
         seed: The query's seed; the same seed gives the same drafts, if the engine is reproducible.
     """
     if forest.over or forest.scored != forest.step or spent(forest) is not None:
         return None
     starts, n = prefixes(forest)
-    expansions = []
+    most, expansions = forest.limits.max_tokens, []
+    name = "" if forest.limits.seeded else query_id
     for parent, tree in starts:
         slots = [forest.drafts[at].slot for at in forest.path(parent)]
-        seeds = draft_seeds(query_id, seed, forest.step + 1, tree, slots, n)
-        expansions.append(Expansion(parent, tree, seeds))
+        seeds = draft_seeds(name, seed, forest.step + 1, tree, slots, n)
+        left_of_path = None if most is None else most - forest.tokens(parent)
+        expansions.append(Expansion(parent, tree, seeds, left_of_path))
     max_tokens = forest.limits.step_tokens
     if (left := _tokens_left(forest)) is not None:
         max_tokens = min(max_tokens, left // (n * len(starts)))

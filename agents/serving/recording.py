@@ -83,6 +83,10 @@ class RecordedNode:
             (self._by_text[text, finish] for finish in finishes if (text, finish) in self._by_text), None
         )
 
+    def beginning(self, text: str) -> "RecordedNode | None":
+        """Return the first recorded continuation that begins with a text."""
+        return next((node for node in self.followers if node.step and node.step.text.startswith(text)), None)
+
 
 class Recording:
     """Recorded paths by question and model.
@@ -129,6 +133,8 @@ class Recording:
     def scored(self, question: str, steps: Sequence[str]) -> RecordedNode:
         """Return the recorded node at the end of a path, whichever model wrote it.
 
+        The client's own bounds may have cut the last step: then it is the first recorded step that begins with it.
+
         Raises:
             RecordingError: No model wrote this path.
         """
@@ -137,6 +143,13 @@ class Recording:
                 return self._find(question, model, steps)
             except RecordingError:
                 continue
+        for model in self._of(question):
+            try:
+                before = self._find(question, model, steps[:-1])
+            except RecordingError:
+                continue
+            if (cut := before.beginning(steps[-1])) is not None:
+                return cut
         raise RecordingError(f"no score was recorded for a path of {len(steps)} steps of {_shown(question)}")
 
     def _add(self, path: RecordedPath) -> None:

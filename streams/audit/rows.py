@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import orjson
 
 from streams.audit.reading.records import Reward, Row
-from streams.audit.stories import CLOSING, Story
+from streams.audit.stories import CLOSING, ENDED, Story
 from streams.audit.world import BATCH, World
 
 
@@ -71,7 +71,7 @@ def told(s: Story, row: Row) -> tuple[str, list[str], list[Reward]]:
     stage, kinds, entered = "pending", list[str](), list[Reward]()
     for r in _own(s, row):
         if r.off <= row.r_off and (after := moved(stage, kinds, r)) is not None:
-            if after != "abandoned" and (stage == "pending" or r.correct is not None):
+            if after not in ("abandoned", "priced") and (stage == "pending" or r.correct is not None):
                 entered.append(r)
             stage = after
             kinds.append(r.kind)
@@ -84,12 +84,10 @@ def _own(s: Story, row: Row) -> list[Reward]:
 
 def moved(stage: str, kinds: list[str], r: Reward) -> str | None:
     """Return the stage of a row after a Reward; None if the Reward changes nothing."""
-    if (
-        r.kind in kinds
-        or stage in ("closed", "abandoned")
-        or (stage == "learned" and r.kind == "provisional")
-    ):
+    if r.kind in kinds or stage in ENDED or (stage == "learned" and r.kind == "provisional"):
         return None
     if stage == "pending" and (not r.learn or r.score is None or r.log_cost is None):
         return "abandoned" if r.kind in CLOSING else None
+    if stage == "pending" and r.bounded:
+        return "priced"
     return "closed" if r.kind in CLOSING else "learned"

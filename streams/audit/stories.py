@@ -1,7 +1,8 @@
 """All facts of one query, and the one state that the query is in.
 
 answered and learned               it has an Answer, and its row entered the policy and is closed
-answered, not learnable (why)      it has an Answer, but no score, no price, or learn: false
+answered, not learnable (why)      it has an Answer, but no score, no price, or learn: false; or the client's own
+                                   bounds cut it, so that its cost alone was learned
 expired                            its deadline passed before an Answer came
 rejected (why)                     it could not be read, or nothing could be chosen for it
 pending                            anything else, with what it waits for, its age and its deadline
@@ -25,6 +26,7 @@ from streams.audit.reading.records import (
 )  # fmt: skip
 
 CLOSING: Final = ("final", "correction", "default")
+ENDED: Final = ("closed", "priced", "abandoned")
 _LONGEST_MS: Final = 60 * 24 * 3_600_000  # no query waits longer than this for its Answer and its feedback
 
 Waits = Literal["embedder", "decider", "executor", "feedback", "aggregator", "learner"]
@@ -160,7 +162,7 @@ def state_of(story: Story, timeout_ms: int, wait_ms: int) -> State:
             return State("answered, not learnable", error)
         if decision is None and story.row is None and (error := story.error(Context) or story.error(Query)):
             return State("rejected", error)
-        if story.closing is not None or (story.row and story.row.stage in ("closed", "abandoned")):
+        if story.closing is not None or (story.row and story.row.stage in ENDED):
             return _ended(story, story.closing.status if story.closing else "its Answer is no longer kept")
         if decision is not None:
             return pending("executor")
@@ -180,7 +182,7 @@ def state_of(story: Story, timeout_ms: int, wait_ms: int) -> State:
             own = said.wait_ms if said else None
             return pending("feedback", answer.ts + (wait_ms if own is None else own))
         return pending("aggregator")
-    if story.row is not None and story.row.stage not in ("closed", "abandoned"):
+    if story.row is not None and story.row.stage not in ENDED:
         return State(ends, error) if (error := story.error(Reward)) is not None else pending("learner")
     return _ended(story, answer.status)
 
@@ -198,9 +200,12 @@ def _ended(story: Story, status: str) -> State:
             and closing.score is not None
             and closing.log_cost is not None
             and closing.learn
+            and not closing.bounded
         )
     if not learned and closing is not None and not closing.learn:
         status = "learn: false"
+    elif not learned and closing is not None and closing.bounded:
+        status = "cut by its client"
     return State("answered and learned") if learned else State("answered, not learnable", status)
 
 

@@ -241,6 +241,8 @@ class Gateway(Section, frozen=True, rename=lambda field: f"gateway_{field}"):
     hosts: tuple[str, ...] = ()
     # How many queries can be looked up by id.
     recent: int = 20_000
+    # Refuse a request with a field that a search cannot honour, rather than answer it and name the field.
+    strict: bool = False
 
 
 class Previews(

@@ -132,7 +132,7 @@ def test_models_are_listed_and_found(gateway: Gateway) -> None:
 @pytest.mark.parametrize(
     ("more", "error", "param"),
     [
-        ({"temperature": 0.3}, openai.BadRequestError, "temperature"),
+        ({"temperature": 3}, openai.BadRequestError, "temperature"),
         ({"tools": [{"type": "function", "function": {"name": "f"}}]}, openai.BadRequestError, "tools"),
         ({"model": "gpt-9"}, openai.NotFoundError, "model"),
         ({"model": "small/3/3/3"}, openai.NotFoundError, "model"),

@@ -47,7 +47,9 @@ CHAT = Query(
     messages=(Message(role="system", content="Be brief."), Message(role="user", content="3 + 4 = ?")),
     weights=Weights(correct=0.25, score=0.25, cost=0.5),
 )
-ASKED = Query(query_id="q-3", text="3 + 4 = ?", mean_cost=2e10, n=2)
+ASKED = Query(
+    query_id="q-3", text="3 + 4 = ?", mean_cost=2e10, n=2, max_tokens=50, stop=("\n\n", "END"), seed=-7
+)
 FIRST = Draft(parent=-1, depth=1, tokens=9, finish="separator", text="3 + 4 = 7\n\n")
 OTHER = Draft(parent=-1, depth=1, tokens=8, finish="length", slot=1, text="3 + 4 =")
 FOREST = Forest(action=ACTION, limits=LIMITS, drafts=(FIRST, OTHER), step=1, scored=0, prompt_tokens=21)
@@ -185,6 +187,21 @@ SAMPLES: tuple[Record, ...] = (
         reward=0.72,
         graded_by="reference",
         latency_s=0.4,
+    ),
+    Reward(
+        reward_id="q-3/default",
+        query_id="q-3",
+        kind="default",
+        seq=13,
+        action=ACTION,
+        status="unfinished",
+        correct=None,
+        score=0.4,
+        log_cost=21.0,
+        price=None,
+        objective=OBJECTIVE,
+        latency_s=0.2,
+        bounded=True,
     ),
     CatalogueEntry(name="mini-6", op="add", model={"name": "mini-6", "group": "mini"}),
     PriceEntry(name="mini-6", factor=3.0),

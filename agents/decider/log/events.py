@@ -7,13 +7,15 @@ the events from `events`. So the three cannot diverge.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Literal, NamedTuple
+from typing import Final, Literal, NamedTuple
 
 from agents.decider.log.offers import OfferRow
 from agents.decider.log.rows import AnyRow, Row
 from agents.decider.policies.policy import Policy
 
-Told = Literal["offer", "expect", "update", "correct", "abandon", "nothing"]
+Told = Literal["offer", "expect", "update", "correct", "price", "abandon", "nothing"]
+
+_ENDS: Final[dict[str, Told]] = {"abandoned": "abandon", "priced": "price"}
 
 
 class Event(NamedTuple):
@@ -42,7 +44,7 @@ def events(rows: Iterable[AnyRow], after: int = -1) -> list[Event]:
         if isinstance(row, OfferRow):
             found.append(Event(row.seq, "offer", row))
         elif isinstance(row, Row):
-            ended: Told = "abandon" if row.stage == "abandoned" else "nothing"
+            ended = _ENDS.get(row.stage, "nothing")
             found += [
                 Event(row.seq, "expect", row),
                 Event(row.learned_seq, "update", row),
@@ -62,6 +64,8 @@ def tell(policy: Policy, told: Told, rows: Sequence[Row]) -> None:
             policy.update([row.observation(row.entered) for row in rows])
         case "correct":
             policy.correct([row.observation(row.correct) for row in rows])
+        case "price":
+            policy.price_only([row.observation(None) for row in rows])
         case "abandon":
             policy.abandon([row.pending() for row in rows])
         case "offer" | "nothing":

@@ -52,7 +52,7 @@ def fold(
         resume_offer(policy, whole, after, actions)
     told = [event for event in events(whole, after) if event.told != "nothing"]
     if policy.order_free:
-        order = {"expect": 0, "abandon": 1, "update": 2, "correct": 3}
+        order = {"expect": 0, "abandon": 1, "price": 1, "update": 2, "correct": 3}
         told = sorted((e for e in told if e.told != "offer"), key=lambda e: (order[e.told], e.seq))
     for kind, group in groupby(told, key=attrgetter("told")):
         rows_of_kind = [event.row for event in group]

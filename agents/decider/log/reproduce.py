@@ -126,7 +126,7 @@ def _compared(policy: Policy, rows: Sequence[Row], offered: OfferRow, seed: int)
         factor = offered.price_factors.get(made.action.model, 1.0)
         if made.price_factor != factor:
             yield Mismatch(row.query_id, row.seq, "price_factor", made.price_factor, factor)
-        own = seed_of(seed, row.query_id)
+        own = seed_of(seed, made.query)
         if made.seed != own:
             yield Mismatch(row.query_id, row.seq, "seed", made.seed, own)
         for field, logged, replayed in _differences(policy, row, made, context, scores):

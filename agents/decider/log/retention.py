@@ -20,14 +20,11 @@ from typing import Final
 from agents.decider.log.ended import EndedIds
 from agents.decider.log.manifest import BEGINNING, IDS_KEY, Manifest, version_of
 from agents.decider.log.offers import ActionRow, OfferRow
-from agents.decider.log.rows import AnyRow, Row
+from agents.decider.log.rows import ENDED, AnyRow, Row
 from agents.decider.log.snapshot import Carried
 
 KEPT: Final = 2
 """Versions that stay: the newest, and the one before it in case the newest is damaged."""
-
-ENDED: Final = ("closed", "abandoned")
-"""Stages of a row that nothing changes any more."""
 
 
 def carry(

@@ -12,11 +12,13 @@ import msgspec
 from msgspec import Struct
 
 from agents.decider import intake
-from agents.decider.log.rows import Row
+from agents.decider.log.rows import ENDED, Row
 from schemas.reward import Reward
 
-Verdict = Literal["learned", "corrected", "closed", "abandoned", "duplicate", "late", "orphan", "unlearnable"]
-Tell = Literal["update", "correct", "abandon", "nothing"]
+Verdict = Literal[
+    "learned", "corrected", "closed", "priced", "abandoned", "duplicate", "late", "orphan", "unlearnable"
+]
+Tell = Literal["update", "correct", "price", "abandon", "nothing"]
 
 
 class RewardRules(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -63,7 +65,7 @@ def applied(
         return "orphan", None
     if reward.kind in row.kinds:
         return "duplicate", None
-    if row.stage in ("closed", "abandoned") or (reward.kind == "provisional" and row.stage == "learned"):
+    if row.stage in ENDED or (reward.kind == "provisional" and row.stage == "learned"):
         return "late", None
     change: dict[str, Any] = {"kinds": (*row.kinds, reward.kind), "reward_offset": offset}
     if row.stage == "learned":
@@ -73,6 +75,10 @@ def applied(
         if not reward.closes:
             return "unlearnable", None
         return "abandoned", _move("abandon", row, {**change, "stage": "abandoned", "ended_seq": seq})
+    if reward.bounded:
+        intake.outcome(row.query_id, None, score, log_cost, score)
+        change |= {"score": score, "log_cost": log_cost, "imputed": score, "price_factor": _factor(reward)}
+        return "priced", _move("price", row, {**change, "stage": "priced", "ended_seq": seq})
     if reward.kind == "default" and rules.default == "drop":
         return "abandoned", _move("abandon", row, {**change, "stage": "abandoned", "ended_seq": seq})
     imputed = score if rules.impute == "score" else float(rules.impute)
@@ -84,7 +90,7 @@ def applied(
         "imputed": imputed,
         "entered": correct,
         "correct": correct,
-        "price_factor": reward.price.factor if reward.price is not None else 1.0,
+        "price_factor": _factor(reward),
     }
     change |= {"stage": "closed" if reward.closes else "learned", "learned_seq": seq}
     return "learned", _move("update", row, change)
@@ -105,3 +111,7 @@ def _resolved(
 
 def _move(tell: Tell, row: Row, change: dict[str, Any]) -> Move:
     return Move(tell, msgspec.structs.replace(row, **change))
+
+
+def _factor(reward: Reward) -> float:
+    return reward.price.factor if reward.price is not None else 1.0

@@ -7,6 +7,7 @@ the offsets it came from: after a crash, the learner trusts its rows more than t
 
     pending ──provisional──▶ learned ──correction, default──▶ closed
        ├──final, correction, default──────────────────────────▶ closed
+       ├──default of an answer that the client's bounds cut───▶ priced      (its cost alone is learned)
        └──a reward without score or cost, or of a query with learn: false──▶ abandoned   (nothing enters A)
 """
 
@@ -28,7 +29,10 @@ from schemas.objective import ObjectiveInForce
 from schemas.query import Origin
 from schemas.reward import Kind
 
-Stage = Literal["pending", "learned", "closed", "abandoned"]
+Stage = Literal["pending", "learned", "closed", "priced", "abandoned"]
+
+ENDED: Final[tuple[Stage, ...]] = ("closed", "priced", "abandoned")
+"""Stages that no reward changes any more."""
 
 GROWTH: Final = 1024
 """Generous bound on the bytes that rewards add to a row: three sequence numbers, four kinds, an offset, six numbers."""

@@ -159,6 +159,10 @@ class Explored:
         """Let the inner policy correct."""
         self.inner.correct(observations)
 
+    def price_only(self, observations: Sequence[Observation]) -> None:
+        """Let the inner policy learn the costs."""
+        self.inner.price_only(observations)
+
     def begin(self, prior: bytes, actions: Sequence[ActionVector]) -> None:
         """Let the inner policy start from a prior, which takes the place of the warm-up."""
         self.inner.begin(prior, actions)

@@ -95,6 +95,10 @@ class Learner:
         self.amend(observations)
         self._corrections += len(observations)
 
+    def price_only(self, observations: Sequence[Observation]) -> None:
+        """Take back the decisions: all terms share what is learned of an outcome, so cost alone cannot be."""
+        self.abandon([Pending(o.observation_id, o.embedding, o.action_id) for o in observations])
+
     def state(self) -> bytes:
         """Serialise everything learned, with a format version and a checksum."""
         features, arrays = self.features.snapshot()

@@ -107,6 +107,13 @@ class Policy(Protocol):
         """Replace the imputed Correct by the true one: adds (correct − imputed)·x to that column only."""
         ...
 
+    def price_only(self, observations: Sequence[Observation]) -> None:
+        """Learn what these searches cost, and nothing about their answers, which the client's own bounds cut.
+
+        A policy that cannot learn the one without the other takes the decisions back, as `abandon` does.
+        """
+        ...
+
     def begin(self, prior: bytes, actions: Sequence[ActionVector]) -> None:
         """Start from a prior made from history, before anything is learned; or raise PriorRefused, changing nothing."""
         ...

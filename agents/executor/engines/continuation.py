@@ -7,6 +7,7 @@ remembered are encoded again, and counted.
 
 from collections import OrderedDict
 from collections.abc import Sequence
+from typing import TypeAlias
 
 from msgspec import Struct
 
@@ -20,6 +21,9 @@ from schemas.query import Message
 REMEMBERED_PATHS = 16_384  # 32 queries in flight, 64 drafts a step, and then eight times over
 
 
+_Path: TypeAlias = tuple[tuple[Message, ...], tuple[str, ...]]
+
+
 class Continuation(Struct, frozen=True):
     """A prompt ready for an engine.
 
@@ -27,7 +31,7 @@ class Continuation(Struct, frozen=True):
         prefix: The prefix.
         prompt_ids: The whole prompt.
         answer_ids: The end of the prompt: the tokens of the path's steps so far.
-        max_tokens: The smaller of what the step and the context allow; 0 if the context is full.
+        max_tokens: The least of what the step, the path and the context allow; 0 if the context is full.
     """
 
     prefix: Prefix
@@ -64,7 +68,7 @@ class Continuer:
         self._counts = counts
         self._instruction = instruction
         self._remembered = remembered
-        self._paths: OrderedDict[Prefix, tuple[int, ...]] = OrderedDict()
+        self._paths: OrderedDict[_Path, tuple[int, ...]] = OrderedDict()
 
     def plan(self, prefix: Prefix, sampling: Sampling) -> Continuation:
         """Return what the engine has to continue.
@@ -79,7 +83,12 @@ class Continuer:
         if left < 1 and not prefix.steps:
             self._counts.refused_prompts += 1
             raise PromptTooLongError(self._model, len(question), self._context_tokens)
-        return Continuation(prefix, question + answer, answer, max(0, min(left, sampling.step_tokens)))
+        most = (
+            sampling.step_tokens
+            if prefix.max_tokens is None
+            else min(sampling.step_tokens, prefix.max_tokens)
+        )
+        return Continuation(prefix, question + answer, answer, max(0, min(left, most)))
 
     def full(self, continuation: Continuation) -> Drafted:
         """Return the empty draft of a path whose context is full."""
@@ -133,8 +142,9 @@ class Continuer:
     def _answer_ids(self, prefix: Prefix) -> tuple[int, ...]:
         if not prefix.steps:
             return ()
-        if (known := self._paths.get(prefix)) is not None:
-            self._paths.move_to_end(prefix)
+        path = (prefix.messages, prefix.steps)
+        if (known := self._paths.get(path)) is not None:
+            self._paths.move_to_end(path)
             return known
         self._counts.reencoded_paths += 1
         return self._prompts.encode("".join(prefix.steps))
@@ -145,7 +155,7 @@ class Continuer:
 
     def _remember(self, continuation: Continuation, text: str, ids: tuple[int, ...]) -> None:
         prefix = continuation.prefix
-        path = Prefix(messages=prefix.messages, steps=(*prefix.steps, text))
+        path = (prefix.messages, (*prefix.steps, text))
         self._paths[path] = continuation.answer_ids + ids
         self._paths.move_to_end(path)
         if len(self._paths) > self._remembered:

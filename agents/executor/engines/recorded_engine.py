@@ -27,6 +27,9 @@ class RecordedEngine:
     ) -> list[Drafted]:
         """Return `n` recorded drafts for each prefix; `sampling` was fixed when they were recorded.
 
+        A recording says how many tokens a step has, and not where they end. So a step that is longer than the prefix's
+        `max_tokens` is cut after the same share of its characters, at least one.
+
         Raises:
             RecordingError: The recording has no such draft.
         """
@@ -43,9 +46,8 @@ class RecordedEngine:
     def _draft(self, prefix: Prefix, seed: int) -> Drafted:
         node = self._recording.draw(question_of(prefix.messages), self.model, prefix.steps, seed)
         assert node.step is not None  # only a root has none, and a root follows nothing
-        return Drafted(
-            text=node.step.text,
-            finish=node.step.finish,
-            tokens=node.step.tokens,
-            prompt_tokens=node.prompt_tokens,
-        )
+        text, finish, tokens = node.step.text, node.step.finish, node.step.tokens
+        if prefix.max_tokens is not None and tokens > prefix.max_tokens:
+            text, finish = text[: max(1, len(text) * prefix.max_tokens // tokens)], "length"
+            tokens = prefix.max_tokens
+        return Drafted(text=text, finish=finish, tokens=tokens, prompt_tokens=node.prompt_tokens)

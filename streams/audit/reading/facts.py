@@ -141,7 +141,7 @@ class Facts:
             Reward(
                 r["query_id"], *where, _same(r), r["kind"], r["seq"], _action(r["action"]), r["status"], r["correct"],
                 r["score"], r["log_cost"], orjson.dumps(_price(r["price"])), _objective(r), r.get("reward"), _scalar(r),
-                r.get("graded_by", ""), r.get("learn", True),
+                r.get("graded_by", ""), r.get("learn", True), r.get("bounded", False),
             )
         )  # fmt: skip
 

@@ -111,6 +111,7 @@ class Reward(NamedTuple):
     scalar: float | None
     graded_by: str
     learn: bool
+    bounded: bool
 
 
 class Feedback(NamedTuple):

@@ -23,7 +23,7 @@ class Pending:
         self._since_ms[query_id] = appended_ms
 
     def remove(self, query_id: str) -> None:
-        """Forget a decision that was learned or abandoned."""
+        """Forget a decision that was learned, priced or abandoned."""
         self._count -= 1
         self._since_ms.pop(query_id, None)
 

@@ -99,7 +99,7 @@ class DeciderRoom:
                     await self.runtime.dead_letter(record, each.error)
                 elif each.row is not None:
                     self.runtime.metrics.rewards_applied.labels(reward.kind).inc()
-                    if each.verdict in ("learned", "abandoned"):
+                    if each.verdict in ("learned", "priced", "abandoned"):
                         self.pending.remove(reward.query_id)
                 else:
                     self.runtime.metrics.rewards_ignored.labels(each.verdict).inc()

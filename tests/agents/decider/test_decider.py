@@ -319,3 +319,26 @@ def test_a_context_lies_where_its_row_says(plain_shard: Any) -> None:
     row = decode_row(b"", plain_shard.row(made.query_id))
     assert row.context_origin == Origin(topic="context", partition=0, offset=0)
     assert bytes(row.decision) == made.value
+
+
+@pytest.mark.parametrize("name", MAKERS)
+def test_an_answer_that_its_client_cut_is_closed_without_correctness_under_any_rules(
+    make_shard: Any, name: str
+) -> None:
+    """Only the cost may be learned, and the log folds to what the live run made of it."""
+    shard = make_shard(MAKERS[name], rules=RewardRules(default="wrong"))
+    live(shard, 4)
+    made = shard.ask(shard.context(), shard.context())
+    version = shard.decider.policy.version
+    told = shard.tell(*(shard.reward(each, "default", bounded=True, score=0.9) for each in made))
+    assert [one.verdict for one in told] == ["priced", "priced"]
+    rows = [decode_row(b"", shard.row(each.query_id)) for each in made]
+    assert {(row.stage, row.correct, row.entered, row.learned_seq) for row in rows} == {
+        ("priced", None, None, -1)
+    }
+    assert shard.decider.policy.version == version
+    assert shard.tell(shard.reward(made[0], "default", bounded=True))[0].verdict == "duplicate"
+    live(shard, 2)
+    before = shard.decider
+    shard.crash()
+    shard.same_as(before)

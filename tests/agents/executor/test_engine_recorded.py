@@ -8,6 +8,7 @@ from agents.executor.engine import Prefix
 from agents.executor.engines.build import recorded_engines
 from agents.serving.recording import RecordedPath, RecordedStep, Recording, RecordingError
 from agents.space.models import Sampling
+from agents.verifier.recorded import RecordedVerifier
 from schemas.query import Message
 
 SAMPLING = Sampling(temperature=0.8, step_tokens=64, depth_limit=8)
@@ -43,3 +44,15 @@ def test_a_model_that_was_not_recorded_is_an_error() -> None:
     engine = recorded_engines(["mini-x"], RECORDING)["mini-x"]
     with pytest.raises(RecordingError, match="mini-x: not recorded for '2\\+3\\?'; recorded are mini-m"):
         asyncio.run(engine.generate("q/1", [ROOT], 1, [0], SAMPLING))
+
+
+def test_a_step_beyond_the_client_s_most_tokens_is_cut_and_scored_as_the_whole_step() -> None:
+    engine = recorded_engines(["mini-m"], RECORDING)["mini-m"]
+    bounded = Prefix(messages=ROOT.messages, max_tokens=3)
+    (draft,) = asyncio.run(engine.generate("q/1", [bounded], 1, [2], SAMPLING))
+    # "step 2\n\n" has 4 tokens and 8 characters.
+    assert (draft.text, draft.finish, draft.tokens) == ("step 2", "length", 3)
+    (scored,) = asyncio.run(RecordedVerifier(RECORDING).score("2+3?", [(draft.text,)]))
+    assert scored.score == 0.5
+    with pytest.raises(RecordingError, match="no score was recorded"):
+        asyncio.run(RecordedVerifier(RECORDING).score("2+3?", [("step 9",)]))

@@ -46,8 +46,13 @@ def reference(world: World, action: Action, limits: Limits) -> Result:
     def mean(path: Path) -> float:
         return sum(world.at(path[: h + 2])[0] for h in range(len(path) - 1)) / (len(path) - 1)
 
+    def outgrown(path: Path) -> bool:
+        spent = sum(world.at(path[: h + 2])[2] for h in range(len(path) - 1))
+        return limits.max_tokens is not None and spent >= limits.max_tokens
+
     done: list[Path] = []
     cut: list[Path] = []
+    order: list[Path] = []
     fates: dict[Path, str] = {}
     bounds: dict[Path, float] = {}
     live: list[Path] = [(i,) for i in range(action.qp)]
@@ -56,10 +61,14 @@ def reference(world: World, action: Action, limits: Limits) -> Result:
         j += 1
         children = action.cp if j == 1 else action.cp // action.bs
         states = [(*path, k) for path in live for k in range(children)]
+        order += states
         for path in states:
             if world.at(path)[1]:
                 done.append(path)
                 fates[path] = "finished"
+            elif outgrown(path):
+                cut.append(path)
+                fates[path] = "cut"
         best = max(done, key=mean, default=None)
         if len(done) < limits.answers:
             best = None  # early exit waits until as many paths have completed as answers are wanted
@@ -91,13 +100,14 @@ def reference(world: World, action: Action, limits: Limits) -> Result:
             for path in tree:
                 fates[path] = "kept" if path in keep else "beam"
             live += [path for path in tree if path in keep]
-        if limits.cut_completes and cut:
-            done += cut
-            cut = []
+        if limits.cut_completes:
+            # What its client's most tokens cut never completes.
+            done += [path for path in cut if not outgrown(path)]
+            cut = [path for path in cut if outgrown(path)]
     if done:
         answer = max(done, key=mean)
         return Result(answer, "ok" if fates[answer] == "finished" else "unfinished", fates, bounds)
-    return Result(max(cut, key=mean), "unfinished", fates, bounds)
+    return Result(max(sorted(cut, key=order.index), key=mean), "unfinished", fates, bounds)
 
 
 def place(forest: Forest, index: int) -> Path:
@@ -153,6 +163,7 @@ limitations = st.builds(
     early_exit=st.booleans(),
     cut_completes=st.booleans(),
     answers=st.sampled_from([1, 1, 2, 3]),
+    max_tokens=st.sampled_from([None, None, 1, 6, 15]),
 )
 
 
@@ -233,7 +244,7 @@ def test_history_is_what_the_bounds_were_held_against(world: World, action: Acti
             reach = draft.depth * forest.path_score(at) + (control.limit - draft.depth)
             assert draft.bound == pytest.approx(reach / control.limit)
         if draft.fate == "cut" and not limits.cut_completes:
-            assert draft.depth >= control.limit
+            assert draft.finish == "max_tokens" or draft.depth >= control.limit
 
 
 @settings(max_examples=40, deadline=None)

@@ -224,3 +224,52 @@ def test_a_parent_stands_before_its_children_and_steps_stand_together() -> None:
     for at, draft in enumerate(forest.drafts):
         assert draft.parent < 0 or forest.drafts[draft.parent].tree == draft.tree
         assert len(forest.path(at)) == draft.depth
+
+
+def test_a_path_that_reaches_the_client_s_most_tokens_is_cut_and_never_completes() -> None:
+    for literal in (False, True):
+        forest = plant(WIDE, limits(max_tokens=8, cut_completes=literal))
+        request = ask(forest, "q")
+        assert request is not None
+        assert {each.max_tokens for each in request.expansions} == {8}
+        forest = advance(forest, ("x\n\n", "separator", 0.5))
+        request = ask(forest, "q")
+        assert request is not None
+        # The bound is on each path: 4 live paths of 5 tokens have 3 left each.
+        assert {each.max_tokens for each in request.expansions} == {3}
+        forest = advance(forest, ("y", "length", 0.9), ("z", "eos", 0.1), tokens=3)
+        assert [draft.fate for draft in forest.drafts[-2:]] == ["cut", "finished"]
+        assert [draft.finish for draft in forest.drafts[-2:]] == ["max_tokens", "eos"]
+        ended = outcome(forest)
+        assert (ended.status, ended.complete, ended.score) == ("ok", True, pytest.approx(0.3))
+
+
+def test_a_cut_path_is_returned_only_if_nothing_finished() -> None:
+    forest = advance(plant(WIDE, limits(max_tokens=5)), ("a", "length", 0.2), ("b", "separator", 0.7))
+    ended = outcome(forest)
+    assert (ended.status, ended.complete, forest.answer(ended.index)) == ("unfinished", False, "b")
+
+
+def test_a_stop_text_ends_its_path_and_is_not_returned() -> None:
+    forest = advance(
+        plant(COT, limits(stop=("wor", "lo w"), max_tokens=5)), ("hello world\n\n", "length", 0.9)
+    )
+    # "lo w" is complete first; the stop text counts before the most tokens.
+    assert (forest.drafts[0].finish, forest.drafts[0].fate) == ("stop", "finished")
+    assert (forest.text(0), forest.answer(0)) == ("hello w", "hel")
+    assert (outcome(forest).status, outcome(forest).complete) == ("ok", True)
+
+
+def test_a_stop_text_may_begin_in_an_earlier_step_or_be_the_delimiter() -> None:
+    forest = advance(plant(COT, limits(stop=("end\n\nnow",))), ("the end\n\n", "separator", 0.9))
+    assert forest.drafts[0].fate == "kept"
+    forest = advance(forest, ("nowhere", "eos", 0.9))
+    assert (forest.drafts[1].finish, forest.answer(1)) == ("stop", "the ")
+    forest = advance(plant(COT, limits(stop=("\n\n",))), ("one\n\n", "separator", 0.9))
+    assert (forest.over, forest.answer(0)) == (True, "one")
+
+
+def test_a_client_s_seed_gives_the_same_drafts_whatever_the_query_s_id() -> None:
+    own, seeded = plant(WIDE, limits()), plant(WIDE, limits(seeded=True))
+    assert ask(seeded, "q-1", 5) == ask(seeded, "q-2", 5) != ask(seeded, "q-1", 6)
+    assert ask(own, "q-1", 5) != ask(own, "q-2", 5)

@@ -6,9 +6,11 @@ from collections.abc import Sequence
 import msgspec
 import pytest
 
+from agents.decider.decisions import seed_of
 from agents.executor.agent import begin, draft, resume
 from agents.executor.answers import failed
 from agents.executor.engine import Drafted, EngineCounts, Prefix
+from agents.executor.explanation import explain
 from agents.executor.forest import SearchError
 from agents.executor.job import Job
 from agents.executor.progress import Progress
@@ -49,11 +51,13 @@ class CountingEngine:
                 depth = len(prefix.steps) + 1
                 end = depth == self._ends
                 text = f"so \\boxed{{{seed % 7}}}" if end else f"step {depth}\n\n"
+                tokens = min(10 + seed % 3, sampling.step_tokens)
+                cut = prefix.max_tokens is not None and tokens > prefix.max_tokens
                 drafts.append(
                     Drafted(
-                        text=text,
-                        finish="eos" if end else "separator",
-                        tokens=min(10 + seed % 3, sampling.step_tokens),
+                        text=text[:3] if cut else text,
+                        finish="length" if cut else "eos" if end else "separator",
+                        tokens=min(tokens, prefix.max_tokens or tokens),
                         prompt_tokens=40 + 10 * len(prefix.steps),
                     )
                 )
@@ -272,3 +276,46 @@ def test_progress_drops_what_is_behind_and_forgets_the_oldest() -> None:
     progress.done("c", 1)
     assert not progress.behind("b", 1)
     assert progress.behind("a", 4)
+
+
+def run(**query: object) -> Answer:
+    asked = decision(**query)  # type: ignore[arg-type]
+    return finish(begin(asked, SAMPLING, rules=RULES, now_ms=START_MS), CountingEngine(), Clock())
+
+
+def test_most_tokens_bound_each_answer_and_not_the_search() -> None:
+    answer = run(max_tokens=25)
+    assert (answer.status, answer.complete, answer.bounded) == ("unfinished", False, True)
+    assert sum(answer.trace[at].tokens for at in answer.path) == 25
+    assert answer.text is not None
+    assert answer.text.startswith("step 1\n\nstep 2\n\n")
+    assert answer.generated_tokens > 25
+    why = {each.why for step in explain(answer) for each in step.drafts if each.fate == "cut"}
+    assert why == {"unfinished: cut at the client's max_tokens = 25"}
+    whole = run(max_tokens=1000)
+    assert (whole.status, whole.complete, whole.bounded, whole.text) == ("ok", True, False, run().text)
+
+
+def test_a_stop_text_cuts_the_answer() -> None:
+    answer = run(stop=("2",))
+    assert (answer.status, answer.complete, answer.bounded, answer.text) == (
+        "ok",
+        True,
+        True,
+        "step 1\n\nstep ",
+    )
+    why = {each.why for step in explain(answer) for each in step.drafts if each.fate == "finished"}
+    assert why == {"complete: ended by a stop text of the client"}
+    assert run(stop=("no such text",)).text == run().text
+
+
+def test_the_client_s_seed_gives_the_same_answer_under_another_id() -> None:
+    def of(query_id: str, seed: int | None) -> str | None:
+        asked = decision(seed=seed)
+        asked = msgspec.structs.replace(asked, query=msgspec.structs.replace(asked.query, query_id=query_id))
+        asked = msgspec.structs.replace(asked, seed=seed_of(7, asked.query))
+        return finish(begin(asked, SAMPLING, rules=RULES, now_ms=START_MS), CountingEngine(), Clock()).text
+
+    assert {of(f"q{at}", 3) for at in range(20)} == {of("x", 3)}
+    assert len({of("q", seed) for seed in range(20)}) > 1
+    assert len({of(f"q{at}", None) for at in range(20)}) > 1

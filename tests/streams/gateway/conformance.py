@@ -31,7 +31,7 @@ CHAT = "/v1/chat/completions"
 QUESTION = "Ann has 3 apples and buys 4. How many has she?"
 USER = [{"role": "user", "content": QUESTION}]
 TOKENS = 200
-SALT = "7"  # under which no path of the recording ends with its first step where a case is cut off
+SALT = "7"
 
 Facts = dict[str, Any]
 
@@ -121,7 +121,7 @@ class Deviation(NamedTuple):
 VLLM_S_OWN = "vLLM's own field; OpenAI's API does not have it"
 OPTIONAL = "OpenAI's API allows leaving it out, and a search never has a value for it"
 OURS = "what the search did, beside OpenAI's fields"
-REFUSED = "a search cannot honour it, and nothing is dropped silently: 400 with the field's name"
+REFUSED = "it asks for another kind of answer, or is no field of OpenAI's API: 400 with the field's name"
 A_WORD = "vLLM repeats the status here; OpenAI's own API has a word, or null"
 
 DEVIATIONS: tuple[Deviation, ...] = (
@@ -148,7 +148,7 @@ DEVIATIONS: tuple[Deviation, ...] = (
     Deviation("bad*", "error.code", A_WORD),
     *(
         Deviation(f"completion, {name}", "*", REFUSED)
-        for name in ("stop", "temperature", "seed", "logprobs", "unknown field")
+        for name in ("logprobs", "unknown field")
     ),
     Deviation("stream, two choices", "*", "a stream has one choice, because only a search's best path is streamed"),
     Deviation("bad, no model", "*", "vLLM serves one model and takes that; OpenAI's API requires the field"),
@@ -314,13 +314,12 @@ def vllm_serve(model: str, log: Path) -> Iterator[str]:
             process.wait()
 
 
-def observed(url: str, model: str, one_path: str = "") -> dict[str, Facts]:
+def observed(url: str, model: str) -> dict[str, Facts]:
     """Return the facts of every case.
 
     Args:
         url: The server.
         model: The model that requests name.
-        one_path: The model of requests that are cut off: of a search with several paths no text may be left.
     """
     found = {}
     with httpx.Client(
@@ -329,7 +328,7 @@ def observed(url: str, model: str, one_path: str = "") -> dict[str, Facts]:
         for name, case in CASES.items():
             # The gateway's seeds derive from this key; vLLM does not read it.
             client.headers["idempotency-key"] = f"{SALT} {name}"
-            found[name] = facts(client, case, one_path if one_path and "cut off" in name else model)
+            found[name] = facts(client, case, model)
     return found
 
 

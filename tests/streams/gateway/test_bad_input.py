@@ -72,7 +72,7 @@ WRONG: list[tuple[Any, str | None]] = [
     ({**PLAIN, "n": 1.5}, "n"),
     ({**PLAIN, "n": 10**30}, "n"),
     ({**PLAIN, "max_completion_tokens": -1}, "max_completion_tokens"),
-    ({**PLAIN, "temperature": 0.2}, "temperature"),
+    ({**PLAIN, "temperature": 2.5}, "temperature"),
     ({**PLAIN, "logprobs": True}, "logprobs"),
     ({**PLAIN, "temprature": 1}, "temprature"),
     ({**PLAIN, "metadata": {"a": 1}}, "metadata"),

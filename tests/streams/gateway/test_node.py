@@ -141,7 +141,7 @@ def test_errors_are_of_node_s_classes(site: Site, node: Node) -> None:
         "value": "BadRequestError", "type": "BadRequestError", "model": "NotFoundError",
         "key": "AuthenticationError", "path": "NotFoundError", "away": "APIConnectionError",
     }  # fmt: skip
-    assert (made["value"]["param"], made["value"]["code"]) == ("temperature", "unsupported_parameter")
+    assert (made["value"]["param"], made["value"]["code"]) == ("logprobs", "unsupported_parameter")
     assert made["type"]["param"] == "n"
     assert (made["model"]["status"], made["key"]["status"]) == (404, 401)
     assert made["value"]["requestId"].startswith("req_")

@@ -44,7 +44,8 @@ def test_the_extension_is_what_a_query_can_say() -> None:
     )
     assert (made.accuracy, made.reference, made.timeout_s, made.n) == (0.98, "5", 20, 3)
     assert made.budget is not None
-    assert (made.budget.tokens, made.budget.eflops) == (100, 1e12)
+    # The bound on each answer leaves the budget of the whole search as it is.
+    assert (made.max_tokens, made.budget.tokens, made.budget.eflops) == (100, None, 1e12)
     assert made.metadata["user"] == "ann"
     assert made.metadata["team"] == "a"
 
@@ -88,13 +89,21 @@ def test_what_asks_for_nothing_is_accepted(more: dict[str, object]) -> None:
 @pytest.mark.parametrize(
     ("more", "param"),
     [
-        ({"temperature": 0.2}, "temperature"),
         ({"temperature": True}, "temperature"),
+        ({"temperature": 2.5}, "temperature"),
+        ({"top_p": "high"}, "top_p"),
+        ({"presence_penalty": -3}, "presence_penalty"),
+        ({"logit_bias": []}, "logit_bias"),
+        ({"reasoning_effort": 1}, "reasoning_effort"),
         ({"tools": [{"type": "function"}]}, "tools"),
         ({"logprobs": True}, "logprobs"),
         ({"response_format": {"type": "json_object"}}, "response_format"),
-        ({"seed": 3}, "seed"),
-        ({"stop": ["."]}, "stop"),
+        ({"seed": "x"}, "seed"),
+        ({"stop": 3}, "stop"),
+        ({"audio": {"voice": "x"}}, "audio"),
+        ({"functions": [{"name": "f"}]}, "functions"),
+        ({"moderation": {"mode": "x"}}, "moderation"),
+        ({"ignored": ["temperature"]}, "ignored"),
         ({"modle": "auto"}, "modle"),
         ({"messages": "hello"}, "messages"),
         ({"n": "three"}, "n"),
@@ -109,6 +118,70 @@ def test_what_cannot_be_honoured_is_refused_by_name(more: dict[str, object], par
     assert (refused.value.status, refused.value.param) == (400, param)
 
 
+IGNORED: list[tuple[dict[str, object], str]] = [
+    ({"temperature": 0}, "temperature"),
+    ({"temperature": 0.7}, "temperature"),
+    ({"top_p": 0.9}, "top_p"),
+    ({"presence_penalty": 0.5}, "presence_penalty"),
+    ({"frequency_penalty": -0.5}, "frequency_penalty"),
+    ({"logit_bias": {"50256": -100}}, "logit_bias"),
+    ({"reasoning_effort": "low"}, "reasoning_effort"),
+    ({"verbosity": "low"}, "verbosity"),
+    ({"prediction": {"type": "content", "content": "x"}}, "prediction"),
+    ({"parallel_tool_calls": False}, "parallel_tool_calls"),
+    ({"service_tier": "flex"}, "service_tier"),
+    ({"store": True}, "store"),
+    ({"prompt_cache_key": "a"}, "prompt_cache_key"),
+    ({"prompt_cache_options": {"mode": "a"}}, "prompt_cache_options"),
+    ({"prompt_cache_retention": "24h"}, "prompt_cache_retention"),
+    ({"safety_identifier": "a"}, "safety_identifier"),
+    ({"messages": [{"role": "user", "content": "What is 2 + 3?", "name": "ann"}]}, "messages[].name"),
+    (
+        {"stream": True, "stream_options": {"include_obfuscation": True}},
+        "stream_options.include_obfuscation",
+    ),
+]
+
+
+@pytest.mark.parametrize(("more", "name"), IGNORED)
+def test_what_cannot_be_honoured_is_named_or_refused_by_a_strict_gateway(
+    more: dict[str, object], name: str
+) -> None:
+    parsed = request(**more)
+    assert parsed.ignored == (name,)
+    assert query(parsed) == query(request())
+    with pytest.raises(ApiError, match="UNISCALE_GATEWAY_STRICT") as refused:
+        parse(orjson.dumps({**HELLO, **more}), strict=True)
+    assert (refused.value.status, refused.value.param) == (400, name)
+    assert query(parse(orjson.dumps(HELLO), strict=True)) == query(request())
+
+
+def test_every_field_of_the_official_client_is_known() -> None:
+    params = pytest.importorskip("openai.types.chat.completion_create_params")
+    for name in params.CompletionCreateParamsBase.__annotations__:
+        values = {"model": "auto", "messages": HELLO["messages"]}
+        request(**{name: values.get(name)})
+
+
+def test_an_unknown_field_names_what_may_be_meant() -> None:
+    with pytest.raises(ApiError, match="did you mean temperature") as refused:
+        request(temprature=0)
+    assert (refused.value.param, refused.value.code) == ("temprature", "unknown_parameter")
+    with pytest.raises(ApiError, match="object `uniscale`"):
+        request(reference="5")
+    with pytest.raises(ApiError, match="leave it out"):
+        request(chat_template_kwargs={})
+
+
+def test_bounds_of_the_client_reach_the_query() -> None:
+    made = query(request(max_tokens=50, seed=-7, stop="END", uniscale={"budget": {"tokens": 900}}))
+    assert (made.max_tokens, made.seed, made.stop) == (50, -7, ("END",))
+    assert made.budget is not None
+    assert made.budget.tokens == 900
+    assert query(request(stop=["a", "b"])).stop == ("a", "b")
+    assert query(request(stop=[])).stop == query(request(stop=None)).stop == ()
+
+
 @pytest.mark.parametrize(
     ("more", "param"),
     [
@@ -120,7 +193,9 @@ def test_what_cannot_be_honoured_is_refused_by_name(more: dict[str, object], par
         ({"max_tokens": 10**12}, "max_tokens"),
         ({"max_completion_tokens": 10**12}, "max_completion_tokens"),
         ({"max_tokens": 5, "max_completion_tokens": 5}, "max_tokens"),
-        ({"max_tokens": 5, "uniscale": {"budget": {"tokens": 5}}}, "max_tokens"),
+        ({"seed": 2**63}, "seed"),
+        ({"stop": ["a", "b", "c", "d", "e"]}, "stop"),
+        ({"stop": [".", ""]}, "stop[1]"),
         ({"messages": []}, "messages"),
         ({"messages": [{"role": "tool", "content": "x"}]}, "messages[0].role"),
         ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages[0].content[0]"),
@@ -128,11 +203,6 @@ def test_what_cannot_be_honoured_is_refused_by_name(more: dict[str, object], par
         (
             {"messages": [{"role": "user", "content": "x", "tool_calls": [{"id": "1"}]}]},
             "messages[0].tool_calls",
-        ),
-        ({"messages": [{"role": "user", "content": "x", "name": "ann"}]}, "messages[0].name"),
-        (
-            {"stream": True, "stream_options": {"include_obfuscation": True}},
-            "stream_options.include_obfuscation",
         ),
         ({"metadata": {"gateway": "x"}}, "metadata.gateway"),
         ({"metadata": {"team": "a"}, "uniscale": {"metadata": {"team": "b"}}}, "uniscale.metadata.team"),

@@ -24,7 +24,9 @@ def test_an_answer_begins_with_everything_that_was_settled(
     search: tuple[Action, int], data: st.DataObject
 ) -> None:
     action, depth = search
-    forest = plant(action, Limits(depth_limit=depth, step_tokens=8))
+    stop = data.draw(st.sampled_from([(), ("][",), ("][1", "2]"), ("3", "[4][")]))
+    most = data.draw(st.sampled_from([None, 1, 2, 4]))
+    forest = plant(action, Limits(depth_limit=depth, step_tokens=8, stop=stop, max_tokens=most))
     shown, count = "", 0
     finishes: list[Finish] = ["separator", "eos", "length", "context"]
     while (request := ask(forest, "q")) is not None:
@@ -39,7 +41,7 @@ def test_an_answer_begins_with_everything_that_was_settled(
         forest = tell_scores(forest, request.step, scores)
     ended = outcome(forest)
     if ended.index >= 0:
-        assert forest.text(ended.index).startswith(shown)
+        assert forest.answer(ended.index).startswith(shown)
 
 
 def test_a_search_of_width_one_streams_step_by_step() -> None:

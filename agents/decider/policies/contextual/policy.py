@@ -174,6 +174,15 @@ class Contextual(Learner):
             self.estimates.adjust(self.design.short(query), self._place(o), late)
             self.lessons.correct(o)
 
+    def price_only(self, observations: Sequence[Observation]) -> None:
+        """Learn the costs; the accounts pay them, and their calibration stays as it is."""
+        self._check(observations)
+        queries = self.features.queries([(o.observation_id, o.embedding) for o in observations])
+        for o, query in zip(observations, queries, strict=True):
+            unpriced = o.log_cost - math.log(o.price_factor)
+            self.estimates.add_cost(self.design.short(query), self._place(o), unpriced)
+            self.pacer.settled(o.observation_id, float(np.exp(o.log_cost)), None)
+
     def relearn(self, history: History, cap: float = math.inf) -> None:
         """Fit anchors and query transform to a history, then learn the history with them.
 

@@ -33,7 +33,7 @@ async def chat(request: Request, body: bytes, who: Credential, service: Service,
         ApiError: before anything was sent.
     """
     who.require("ask")
-    asked = parse(body)
+    asked = parse(body, strict=service.runtime.settings.gateway.strict)
     admitted = await service.admit(
         asked,
         who,
@@ -99,7 +99,9 @@ class _Turn:
         if (error := of_answer(answer)) is not None:
             error.headers |= self._headers()
             raise error
-        body = responses.completion(answer, self.decision, self._pricing, self.admitted.created)
+        body = responses.completion(
+            answer, self.decision, self._pricing, self.admitted.created, self.asked.ignored
+        )
         return Response(orjson.dumps(body), media_type="application/json", headers=self._headers())
 
     async def stream(self) -> Response:
@@ -185,6 +187,7 @@ class _Turn:
             return [responses.event({"error": error.fields()})]
         parts = [self._chunk({"content": text[len(shown) :]})] if len(text) > len(shown) else []
         details = responses.details(answer, self.decision, self._pricing)
+        details["ignored"] = list(self.asked.ignored)
         parts.append(self._chunk({}, responses.finish_reason(answer), uniscale=details))
         if self._with_usage:
             parts.append(
@@ -229,7 +232,9 @@ class _Turn:
         )  # fmt: skip
 
     def _headers(self) -> dict[str, str]:
+        ignored = {"x-uniscale-ignored": ", ".join(self.asked.ignored)} if self.asked.ignored else {}
         return {
+            **ignored,
             **responses.headers(self.decision, self.admitted.query_id, self.request_id, debug=self.debug),
             **self.service.limits(self.who),
         }

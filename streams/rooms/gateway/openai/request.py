@@ -1,20 +1,23 @@
 """A chat completion request: OpenAI's fields, and one object `uniscale`, become a Query.
 
-A field that a verifier-guided search cannot honour is refused with its name. Neutral values, which many clients send
-without being asked (`temperature: 1`, `logprobs: false`), are accepted, because they ask for nothing.
+A field that a verifier-guided search cannot honour is ignored and named in the response (`ChatRequest.ignored`), so
+that ordinary clients work as they are. It is refused with its name where it asks for another kind of answer (`tools`,
+`logprobs`), and where the deployment is strict. Neutral values (`temperature: 1`, `logprobs: false`), which many
+clients send without being asked, ask for nothing and are not named.
 """
 
 import hashlib
-from typing import Any, Final
+from difflib import get_close_matches
+from typing import Annotated, Any, Final
 
 import msgspec
 import orjson
-from msgspec import Struct
+from msgspec import Meta, Struct
 
 from schemas.action import Action
 from schemas.errors import RecordError
 from schemas.objective import Weights
-from schemas.query import Budget, Message, Query, Reference
+from schemas.query import MAX_BUDGET_TOKENS, Budget, Message, Query, Reference
 from streams.rooms.gateway.openai.errors import ApiError, invalid, of_json, of_record, unsupported
 from streams.rooms.gateway.openai.names import Asked
 
@@ -24,43 +27,54 @@ MAX_BODY: Final = 2 * 1024 * 1024
 OWN: Final = "gateway"
 """The key in a Query's metadata under which the gateway keeps what it needs after a restart."""
 
-# Fields of the API that mean nothing to a search unless they have one of these values.
-_NEUTRAL: Final[dict[str, tuple[Any, ...]]] = {
-    "temperature": (1, None),
-    "top_p": (1, None),
-    "presence_penalty": (0, None),
-    "frequency_penalty": (0, None),
+# Fields of the API that ask for another kind of answer unless they have one of these values.
+_REFUSED: Final[dict[str, tuple[Any, ...]]] = {
     "logprobs": (False, None),
     "top_logprobs": (0, None),
-    "logit_bias": ({}, None),
-    "stop": ([], None),
-    "seed": (None,),
     "tools": ([], None),
     "tool_choice": ("none", "auto", None),
-    "parallel_tool_calls": (True, False, None),
     "functions": ([], None),
     "function_call": ("none", "auto", None),
     "response_format": ({"type": "text"}, None),
     "modalities": (["text"], None),
     "audio": (None,),
-    "prediction": (None,),
     "web_search_options": (None,),
-    "reasoning_effort": (None,),
-    "verbosity": (None,),
-    "service_tier": ("auto", "default", None),
-    "store": (False, None),
-    "prompt_cache_key": (None,),
-    "safety_identifier": (None,),
+    "moderation": (None,),
 }
 _WHY: Final = {
-    "temperature": "sampling is set per model in the catalogue, because scores are calibrated on it",
-    "top_p": "sampling is set per model in the catalogue, because scores are calibrated on it",
-    "seed": "a query's seed derives from its id; repeat the Idempotency-Key to get the same answer",
-    "stop": "a search ends at the end of the sequence",
     "tools": "a search returns text only",
     "response_format": "a search returns text only",
     "logprobs": "the verifier's scores are in `uniscale.score`",
 }
+_STRICT: Final = (
+    "a search cannot honour it, and this gateway is strict (UNISCALE_GATEWAY_STRICT); leave it out"
+)
+
+
+class _Ignored(Struct, frozen=True):
+    """Fields of the API that a search cannot honour and that leave the kind of answer as it is, with what they may be.
+
+    A default is a value that asks for nothing, as null does.
+    """
+
+    temperature: Annotated[float, Meta(ge=0, le=2)] | None = 1
+    top_p: Annotated[float, Meta(ge=0, le=1)] | None = 1
+    presence_penalty: Annotated[float, Meta(ge=-2, le=2)] | None = 0
+    frequency_penalty: Annotated[float, Meta(ge=-2, le=2)] | None = 0
+    logit_bias: dict[str, float] | None = {}
+    reasoning_effort: str | None = None
+    verbosity: str | None = None
+    prediction: dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = True
+    service_tier: str | None = "auto"
+    store: bool | None = False
+    prompt_cache_key: str | None = None
+    prompt_cache_options: dict[str, Any] | None = None
+    prompt_cache_retention: str | None = None
+    safety_identifier: str | None = None
+
+
+_IGNORED: Final = {field.name: field for field in msgspec.structs.fields(_Ignored)}
 
 
 class Extension(Struct, frozen=True, forbid_unknown_fields=True):
@@ -92,7 +106,11 @@ class StreamOptions(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class ChatRequest(Struct, frozen=True):
-    """A request to `/v1/chat/completions`, with all it may hold."""
+    """A request to `/v1/chat/completions`.
+
+    Attributes:
+        ignored: Names of its fields that a search cannot honour, in the order of the request; not a field of the API.
+    """
 
     model: str
     messages: list[dict[str, Any]]
@@ -101,9 +119,12 @@ class ChatRequest(Struct, frozen=True):
     n: int | None = None
     max_tokens: int | None = None
     max_completion_tokens: int | None = None
+    stop: str | list[str] | None = None
+    seed: int | None = None
     user: str | None = None
     metadata: dict[str, str] | None = None
     uniscale: Extension | None = None
+    ignored: tuple[str, ...] = ()
 
     @property
     def extension(self) -> Extension:
@@ -111,11 +132,16 @@ class ChatRequest(Struct, frozen=True):
         return self.uniscale or Extension()
 
 
-_KNOWN: Final = {field.name for field in msgspec.structs.fields(ChatRequest)}
+_KNOWN: Final = {field.name for field in msgspec.structs.fields(ChatRequest)} - {"ignored"}
+_MESSAGE: Final = "messages[].name"
 
 
-def parse(body: bytes) -> ChatRequest:
+def parse(body: bytes, *, strict: bool = False) -> ChatRequest:
     """Return a request.
+
+    Args:
+        body: JSON.
+        strict: Whether to refuse what a search cannot honour, rather than to name it.
 
     Raises:
         ApiError: 400 with the field at fault; 413 for a body above MAX_BODY.
@@ -128,16 +154,26 @@ def parse(body: bytes) -> ChatRequest:
         raise invalid(None, f"the body is not JSON in UTF-8 ({error})", "invalid_json") from None
     if not isinstance(plain, dict):
         raise invalid(None, "the body must be a JSON object", "invalid_json")
+    ignored: list[str] = []
     for name, value in plain.items():
-        if name in _NEUTRAL:
-            if not any(_same(value, neutral) for neutral in _NEUTRAL[name]):
+        if name in _REFUSED:
+            if not any(_same(value, neutral) for neutral in _REFUSED[name]):
                 raise unsupported(name, _WHY.get(name, "leave it out"))
+        elif name in _IGNORED:
+            ignored += [name] if _asks(name, value) else []
         elif name not in _KNOWN:
-            raise invalid(name, f"{name} is not a field of this API; check its spelling", "unknown_parameter")
+            raise _unknown(name)
     try:
-        return msgspec.convert(plain, ChatRequest)
+        request = msgspec.convert({name: plain[name] for name in plain if name in _KNOWN}, ChatRequest)
     except msgspec.ValidationError as error:
         raise of_json(error) from None
+    if any(message.get("name") not in (None, "") for message in request.messages):
+        ignored.append(_MESSAGE)
+    if request.stream_options is not None and request.stream_options.include_obfuscation:
+        ignored.append("stream_options.include_obfuscation")
+    if strict and ignored:
+        raise unsupported(ignored[0], _STRICT)
+    return msgspec.structs.replace(request, ignored=tuple(ignored))
 
 
 def to_query(
@@ -158,8 +194,6 @@ def to_query(
     extension = request.extension
     if request.stream_options is not None and not request.stream:
         raise invalid("stream_options", "stream_options needs stream: true")
-    if request.stream_options is not None and request.stream_options.include_obfuscation:
-        raise unsupported("stream_options.include_obfuscation", "leave it out")
     if request.stream and (request.n or 1) > 1:
         raise unsupported("n", "a stream has one choice; ask without stream, or leave n out")
     if asked.pin is not None and request.n is not None and request.n > _paths(asked.pin):
@@ -184,7 +218,10 @@ def to_query(
             reference=extension.reference,
             pin_action=asked.pin,
             allowed_models=(asked.model,) if asked.model else extension.allowed_models,
-            budget=_budget(request),
+            budget=extension.budget,
+            max_tokens=_max_tokens(request),
+            stop=(request.stop,) if isinstance(request.stop, str) else tuple(request.stop or ()),
+            seed=request.seed,
             timeout_s=extension.timeout_s,
             feedback_wait_s=extension.feedback_wait_s,
             n=1 if request.n is None else request.n,
@@ -215,7 +252,7 @@ def _message(at: int, message: dict[str, Any]) -> Message:
     if role not in ("system", "developer", "user", "assistant"):
         raise unsupported(f"{param}.role", f"{role!r}; use system, developer, user or assistant")
     # Clients send back the whole message of an earlier completion, with all that is null in it.
-    for name in sorted(set(message) - {"role", "content"}):
+    for name in sorted(set(message) - {"role", "content", "name"}):
         if message[name] not in (None, [], {}):
             raise unsupported(f"{param}.{name}", "a search reads role and content")
     if isinstance(content, list):
@@ -252,23 +289,43 @@ def _metadata(request: ChatRequest) -> dict[str, Any]:
     return found
 
 
-def _budget(request: ChatRequest) -> Budget | None:
-    """Join `max_completion_tokens`, which counts every token generated, with the budget of the extension."""
+def _max_tokens(request: ChatRequest) -> int | None:
+    """Return the client's bound on each answer, under whichever of its two names it came."""
     if request.max_tokens is not None and request.max_completion_tokens is not None:
         raise invalid("max_tokens", "cannot be combined with max_completion_tokens; give one of the two")
     param = "max_tokens" if request.max_tokens is not None else "max_completion_tokens"
     most = request.max_tokens if request.max_tokens is not None else request.max_completion_tokens
-    budget = request.extension.budget
-    if most is None:
-        return budget
-    if most < 1:
-        raise invalid(param, f"is {most}; give a whole number above 0")
-    if budget is not None and budget.tokens is not None:
-        raise invalid(param, "cannot be combined with uniscale.budget.tokens; give one of the two")
+    if most is not None and not 1 <= most <= MAX_BUDGET_TOKENS:
+        raise invalid(param, f"{param} is {most}; give a whole number from 1 to {MAX_BUDGET_TOKENS:g}")
+    return most
+
+
+def _asks(name: str, value: Any) -> bool:
+    """Return whether a field that a search cannot honour asks for something.
+
+    Raises:
+        ApiError: 400 for a value that the API does not allow.
+    """
+    field = _IGNORED[name]
     try:
-        return Budget(tokens=most, eflops=budget.eflops if budget else None)
-    except RecordError as error:
-        raise invalid(param, f"{param}: {error.why}", "invalid_value") from None
+        msgspec.convert(value, field.type)
+    except msgspec.ValidationError as error:
+        raise invalid(name, f"{name}: {error}", "invalid_value") from None
+    neutral = field.default_factory() if field.default is msgspec.NODEFAULT else field.default
+    if name == "service_tier" and value == "default":
+        return False
+    return value is not None and not _same(value, neutral)
+
+
+def _unknown(name: str) -> ApiError:
+    """Return the error for a field that the API does not have, with what may be meant."""
+    own = {field.name for field in msgspec.structs.fields(Extension)}
+    if name in own:
+        hint = f'put it into the object `uniscale`: {{"uniscale": {{"{name}": …}}}}'
+    else:
+        near = get_close_matches(name, [*_KNOWN, *_IGNORED, *_REFUSED], n=1)
+        hint = f"did you mean {near[0]}? Otherwise leave it out" if near else "leave it out"
+    return invalid(name, f"{name[:200]} is not a field of this API; {hint}", "unknown_parameter")
 
 
 def _paths(pin: str) -> int:

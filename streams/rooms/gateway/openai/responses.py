@@ -15,7 +15,13 @@ from schemas.reward import Reward
 DONE: Final = b"data: [DONE]\n\n"
 
 
-def completion(answer: Answer, decision: Decision | None, pricing: Pricing, created: int) -> dict[str, Any]:
+def completion(
+    answer: Answer,
+    decision: Decision | None,
+    pricing: Pricing,
+    created: int,
+    ignored: Sequence[str] = (),
+) -> dict[str, Any]:
     """Return a chat completion. The Answer must have a text; see `errors.of_answer`.
 
     Args:
@@ -23,6 +29,7 @@ def completion(answer: Answer, decision: Decision | None, pricing: Pricing, crea
         decision: What was chosen for it, where it is known.
         pricing: Of the catalogue in force.
         created: Seconds since the epoch.
+        ignored: Names of the request's fields that a search cannot honour.
     """
     texts = [one.text for one in answer.answers] or [answer.text or ""]
     return {
@@ -41,7 +48,7 @@ def completion(answer: Answer, decision: Decision | None, pricing: Pricing, crea
             for at, text in enumerate(texts)
         ],
         "usage": usage(answer),
-        "uniscale": details(answer, decision, pricing),
+        "uniscale": {**details(answer, decision, pricing), "ignored": list(ignored)},
     }
 
 
@@ -138,7 +145,7 @@ def price(answer: Answer, pricing: Pricing) -> dict[str, float] | None:
 
 
 def finish_reason(answer: Answer) -> str:
-    """Return `stop` for a completed path, `length` for one that was cut off."""
+    """Return `stop` for a completed path (a client's stop text completes it), `length` for one that was cut off."""
     return "stop" if answer.complete else "length"
 
 

@@ -35,7 +35,7 @@ class Decide:
     async def decide(self, request: Request, who: Credential, request_id: str) -> Response:
         """POST /v1/decide: the body of a completion."""
         who.require("ask")
-        asked = parse(await body_of(request))
+        asked = parse(await body_of(request), strict=self.service.runtime.settings.gateway.strict)
         wanted = self.service.asked(asked.model)
         query = to_query(asked, wanted, query_id=PREVIEW, tenant=who.tenant, kept={})
         self.service.gate.check(who, asked.model, query)

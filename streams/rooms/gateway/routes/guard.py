@@ -92,7 +92,7 @@ def cross_origin(request: Request) -> dict[str, str]:
     return {
         "access-control-allow-origin": origin,
         "access-control-expose-headers": "x-request-id, x-uniscale-query-id, x-uniscale-model, x-uniscale-action, "
-        "retry-after, x-should-retry",
+        "x-uniscale-ignored, retry-after, x-should-retry",
         "vary": "origin",
     }  # fmt: skip
 

@@ -97,7 +97,7 @@ const scenarios = {
   async errors() {
     const stranger = new OpenAI({ baseURL: `${url}/v1`, apiKey: "uk-wrong", maxRetries: 0 });
     return {
-      value: await thrown(ask({ temperature: 0.3 })),
+      value: await thrown(ask({ logprobs: true })),
       type: await thrown(ask({ n: "two" })),
       model: await thrown(ask({ model: "gpt-9" })),
       key: await thrown(stranger.chat.completions.create(request())),

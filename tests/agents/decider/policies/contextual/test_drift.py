@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from agents.decider.policies.base import Aim, Objective, Observation, Pending
+from agents.decider.policies.base import ActionVector, Aim, Objective, Observation, Pending
 from agents.decider.policies.contextual.drift import LEAST, CostDrift
 from agents.decider.policies.contextual.policy import COST, Contextual
 from tests.agents.decider.policies.contextual.test_contextual import Traffic, actions, contextual
@@ -84,3 +84,55 @@ def test_a_model_that_is_itself_again_has_no_factor() -> None:
     assert drift.factor("m") == pytest.approx(1 / 2.4, rel=0.05)
     assert any([drift.learn("m", 0.0) for _ in range(50)])
     assert drift.factor("m") == 1.0
+
+
+def cut_short(policy: Contextual, traffic: Traffic, rounds: int) -> None:
+    """Learn the cost alone of searches that their clients cut after a tenth."""
+    for _ in range(rounds):
+        query_id, query, hard = traffic.question()
+        chosen = policy.design.ids[int(traffic.rng.integers(len(policy.design.ids)))]
+        log_cost = traffic.outcome(chosen, hard)[1] + math.log(0.1)
+        policy.expect([Pending(query_id, query, chosen, AIM)])
+        policy.price_only([Observation(query_id, query, chosen, None, 0.5, log_cost, 0.5, PLAIN)])
+
+
+def test_a_cost_alone_moves_the_costs_and_neither_correctness_nor_its_width() -> None:
+    policy, traffic = contextual(), Traffic(7)
+    policy.add_actions(actions())
+    learn(policy, traffic, 300)
+    z = policy.design.short(traffic.question()[1])
+    before, width, version = policy.estimates.predicted(z), policy.estimates.curvature(z), policy.version
+    account = policy.account(AIM)
+    cut_short(policy, traffic, 300)
+    after = policy.estimates.predicted(z)
+    assert np.array_equal(after[:, [0, 1, 3]], before[:, [0, 1, 3]])
+    assert np.array_equal(policy.estimates.curvature(z), width)
+    # Half of the outcomes cost a tenth: the mean cost is 0.55 of what it was.
+    assert np.median(after[:, COST] / before[:, COST]) == pytest.approx(0.55, abs=0.1)
+    assert policy.version == version
+    paid = policy.account(AIM)
+    assert account is not None
+    assert paid is not None
+    assert (paid.correct, paid.predicted) == (account.correct, account.predicted)
+    assert paid.mean_cost < 0.8 * account.mean_cost
+
+
+def test_costs_learned_alone_survive_a_restart_and_new_actions() -> None:
+    policy, other = contextual(), contextual()
+    policy.add_actions(actions())
+    learn(policy, Traffic(8), 100)
+    cut_short(policy, Traffic(9), 20)
+    other.load(policy.state())
+    for each in (policy, other):
+        learn(each, Traffic(10), 30)
+        each.add_actions([ActionVector("large/8/4/2", "large", np.ones(4), 1e8)])
+        cut_short(each, Traffic(11), 10)
+        learn(each, Traffic(12), 30)
+    assert policy.state() == other.state()
+
+
+def test_ordinary_outcomes_alone_leave_one_regression() -> None:
+    policy = contextual()
+    policy.add_actions(actions())
+    learn(policy, Traffic(8), 50)
+    assert policy.estimates.costs is None
