@@ -1,9 +1,9 @@
 """The decider: Context in, Decision out; Reward in, learning (Alg. 1).
 
 It works on lists and does no I/O. Every call returns the rows that must be durable before anything is sent or
-acknowledged; the room writes them, waits, then sends. If a write fails, the process must end, because its memory is
-then ahead of its log; `recover` rebuilds it from the rows. Each record has its own result, so one bad record in a batch
-does not affect the others.
+acknowledged; the room writes them, waits, then sends. If a call raises, or a write fails, the learner may be ahead of
+its log and must not be used again: only `recover`, in a new one, knows what counts. Each record has its own result, so
+one bad record in a batch does not affect the others.
 """
 
 from __future__ import annotations
@@ -138,6 +138,7 @@ class Decider:
             rewards: Rewards with their offsets, in offset order.
             rows: The table.
         """
+        # Nothing changes before every row is known.
         newer: dict[str, Row] = {}
         results: list[Learned] = []
         moves: list[Move] = []
@@ -145,27 +146,26 @@ class Decider:
             try:
                 row = newer.get(reward.query_id) or self._row(reward.query_id, rows)
                 if row is None and self.ended.find(reward.query_id) is not None:
-                    self.verdicts["late"] += 1
                     results.append(Learned(reward.query_id, "late"))
                     continue
-                verdict, move = applied(row, reward, offset, self.seq, self.rules)
+                verdict, move = applied(row, reward, offset, self.seq + len(moves), self.rules)
                 if move is not None:
                     self._checked(move)
             except DeciderError as error:
                 results.append(Learned(reward.query_id, error=error))
                 continue
-            self.verdicts[verdict] += 1
             if move is None:
                 results.append(Learned(reward.query_id, verdict))
                 continue
-            self.seq += 1
-            self.reward_offset = max(self.reward_offset, offset)
             newer[reward.query_id] = move.row
             moves.append(move)
             results.append(
                 Learned(reward.query_id, verdict, (reward.query_id.encode(), encode_row(move.row)))
             )
         self._tell(moves)
+        self.seq += len(moves)
+        self.reward_offset = max([self.reward_offset, *(move.row.reward_offset for move in moves)])
+        self.verdicts.update(each.verdict for each in results if each.verdict is not None)
         return results
 
     def recover(self, log: Records, snapshots: Records = (), *, whole: bool = True) -> Recovered:
@@ -249,26 +249,24 @@ class Decider:
         for start in range(0, len(asked), step):
             part = asked[start : start + step]
             try:
-                results += self._choose(part, around)
+                made = choose(
+                    self.policy, part, around, seq=self.seq, clock=self.clock, seed=self.seed, encoder=self.encoder,
+                    price_factors=self.price_factors, limit=self.limit - GROWTH,
+                )  # fmt: skip
             except UniscaleError as error:
                 if len(part) == 1:
                     results.append(Decided(part[0][0].query_id, error=error))
                 else:
                     for one in part:
                         results += self._decide_fresh([one], around)
+                continue
+            # Every row is known to fit. What raises from here on is no record's fault.
+            tell(self.policy, "expect", [row for _, row in made])
+            self.seq += len(made)
+            self.clock += len(made)
+            self.context_offset = max([self.context_offset, *(origin.offset for _, origin in part)])
+            results += [decided for decided, _ in made]
         return results
-
-    def _choose(self, asked: Sequence[tuple[ContextRecord, Origin]], around: Surroundings) -> list[Decided]:
-        """Choose for all of them, or raise; nothing changes before every row is known to fit."""
-        made = choose(
-            self.policy, asked, around, seq=self.seq, clock=self.clock, seed=self.seed, encoder=self.encoder,
-            price_factors=self.price_factors, limit=self.limit - GROWTH,
-        )  # fmt: skip
-        tell(self.policy, "expect", [row for _, row in made])
-        self.seq += len(made)
-        self.clock += len(made)
-        self.context_offset = max([self.context_offset, *(origin.offset for _, origin in asked)])
-        return [decided for decided, _ in made]
 
     def _row(self, query_id: str, rows: Rows) -> Row | None:
         value = rows(query_id)

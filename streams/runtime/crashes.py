@@ -13,7 +13,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Protocol
 
-import orjson
+import msgspec
 
 from schemas.errors import UniscaleError
 
@@ -24,12 +24,16 @@ _SLOT = 288
 _SLOTS = 1024
 
 
+_REASON = 500
+"""Most characters of a failure's reason that are kept."""
+
+
 class KilledProcess(UniscaleError):
     """The process died repeatedly while handling this record. Check the room's log before you retry it."""
 
 
 class Crashes:
-    """Failure counts of one worker, kept in a small file, or only in memory when there is no path."""
+    """Failures of one worker by record, kept in a small file, or only in memory when there is no path."""
 
     def __init__(self, path: Path | None) -> None:
         self.path = path
@@ -37,34 +41,43 @@ class Crashes:
 
     def of(self, coordinates: str) -> int:
         """Return how often a record has failed."""
-        return self._counts.get(coordinates, 0)
+        return self._counts.get(coordinates, (0, ""))[0]
 
-    def add(self, coordinates: str) -> int:
-        """Count one more failure at a record and return how many there are now."""
-        self._counts[coordinates] = self.of(coordinates) + 1
+    def reason(self, coordinates: str) -> str:
+        """Return what the last failure at a record was; empty if its process could not say."""
+        return self._counts.get(coordinates, (0, ""))[1]
+
+    def add(self, coordinates: str, reason: str = "") -> int:
+        """Count one more failure at a record and return how many there are now.
+
+        Args:
+            coordinates: The record's.
+            reason: What failed; empty where the process died of it.
+        """
+        count = self.of(coordinates) + 1
+        self._counts[coordinates] = count, reason[:_REASON]
         self._write()
-        return self._counts[coordinates]
+        return count
 
     def forget(self, coordinates: str) -> None:
         """Drop the count of a record that was handled or sent to the dead-letter topic."""
         if self._counts.pop(coordinates, None) is not None:
             self._write()
 
-    def _read(self) -> dict[str, int]:
+    def _read(self) -> dict[str, tuple[int, str]]:
         if self.path is None:
             return {}
         try:
-            counts = orjson.loads(self.path.read_bytes())
-        except (OSError, orjson.JSONDecodeError):
+            return msgspec.json.decode(self.path.read_bytes(), type=dict[str, tuple[int, str]])
+        except (OSError, msgspec.DecodeError, UnicodeDecodeError):
             return {}  # none yet, or torn by a crash of the machine: counting starts again
-        return {str(k): int(v) for k, v in counts.items()} if isinstance(counts, dict) else {}
 
     def _write(self) -> None:
         if self.path is None:
             return
         self.path.parent.mkdir(parents=True, exist_ok=True)
         temporary = self.path.with_suffix(".new")
-        temporary.write_bytes(orjson.dumps(self._counts))
+        temporary.write_bytes(msgspec.json.encode(self._counts))
         temporary.replace(self.path)
 
 

@@ -4,6 +4,7 @@ Exception
 ├── Unavailable         a dependency of a record is unavailable; the guard waits and tries again
 │   └── SendFailed      the broker did not accept a record
 │       └── NotAllowed  its access control lists do not say that this process may
+├── Torn                what the room knows is ahead of what it has written: counted, and its process ends
 └── Crash               the room cannot continue, and its process ends
 
 UniscaleError           in a handler: the record is at fault, and goes to the dead-letter topic
@@ -35,6 +36,15 @@ class RowTooLarge(UniscaleError, ValueError):
 
 class UnknownTopic(UniscaleError, LookupError):
     """A topic does not exist. Check the prefix, or run `python -m streams topics create`."""
+
+
+class Torn(Exception):
+    """A handler failed after it had changed what the room knows, and before that was durable. Its cause says why.
+
+    The guard counts the failure as any other, but even the third ends the process: no record may be handled with what
+    nobody will find in the log. The next process sends a record that has failed three times to the dead-letter topic
+    instead of handling it again.
+    """
 
 
 class Crash(Exception):

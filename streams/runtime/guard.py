@@ -5,7 +5,8 @@ The guard ends no process itself: it raises `Crash` where the room must not cont
     UniscaleError   the record is at fault: dead letter at once
     Unavailable     the broker or an encoder is at fault: not counted; the guard waits and calls the handler again
     anything else   the cause is unknown: the failure is counted and the room crashes, so that a fresh process tries
-                    again; after the third failure the record goes to the dead-letter topic
+                    again; after the third failure the record goes to the dead-letter topic: at once, or, if the
+                    process cannot go on (`Torn`), from the next one
 """
 
 import asyncio
@@ -17,7 +18,7 @@ from schemas.errors import UniscaleError
 from schemas.query import Origin
 from streams.runtime.base import BatchHandler, Runtime
 from streams.runtime.crashes import LIMIT, Crashes, InFlight, KilledProcess
-from streams.runtime.errors import Crash, Unavailable
+from streams.runtime.errors import Crash, Torn, Unavailable
 from streams.runtime.letters import answer_of, letter_of
 from streams.runtime.records import Outgoing, Record, key_of
 from streams.runtime.turns import Turns
@@ -107,9 +108,11 @@ class Guard:
     async def _attempt(self, records: Sequence[Record], handle: BatchHandler, failures: int) -> None:
         first = records[0]
         if failures >= LIMIT:
+            reason = self.crashes.reason(first.coordinates)
             why = KilledProcess(
                 f"{first.coordinates}: the process of the {self.runtime.room} died {failures} times with this "
-                "record in flight (a segmentation fault, no memory left, or a kill); fix the cause, then retry it"
+                f"record in flight ({reason or 'a segmentation fault, no memory left, or a kill'}); fix the cause, "
+                "then retry it"
             )
             await self.dead_letter(first, why, attempts=failures)
             self.crashes.forget(first.coordinates)
@@ -137,9 +140,11 @@ class Guard:
                 await self.dead_letter(first, error)
                 self.crashes.forget(first.coordinates)
                 return
-            counts = [self.crashes.add(record.coordinates) for record in records]
+            cause = error.__cause__ or error if isinstance(error, Torn) else error
+            reason = f"{type(cause).__name__}: {cause}"
+            counts = [self.crashes.add(record.coordinates, reason) for record in records]
             self.runtime.metrics.crashes.labels(first.topic).inc()
-            if counts[0] < LIMIT or len(records) > 1:
+            if counts[0] < LIMIT or len(records) > 1 or isinstance(error, Torn):
                 raise Crash(
                     f"{first.coordinates}: failure {counts[0]} of {LIMIT} in the {self.runtime.room}"
                 ) from error

@@ -1,7 +1,8 @@
 """The learner that the room decides with: recovered from its log, and with the catalogue in force on offer."""
 
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from agents.decider.agent import Decider
@@ -16,7 +17,7 @@ from streams.rooms.decider.learner_log import LearnerLog
 from streams.rooms.decider.pending import Pending
 from streams.rooms.decider.policies import action_vectors, policy_of, prior_of, read_prior
 from streams.runtime.base import Runtime
-from streams.runtime.errors import SendFailed
+from streams.runtime.errors import Crash, SendFailed, Torn
 from streams.runtime.records import key_of
 
 log = logging.getLogger("streams.decider")
@@ -102,6 +103,21 @@ class Learner:
         """Return the row of a query; None if there is none."""
         return self.log.table.get(key_of(query_id))
 
+    @contextmanager
+    def changing(self) -> Iterator[None]:
+        """Hold what changes the learner and the write of its rows; if that fails, this learner is not used again.
+
+        Raises:
+            Torn: whatever failed in here, the learner may be ahead of its log.
+        """
+        try:
+            yield
+        except BaseException as error:
+            self.decider = None
+            if isinstance(error, Exception) and not isinstance(error, Crash):
+                raise Torn("the learner may be ahead of its log") from error
+            raise
+
     async def write(self, rows: Sequence[tuple[bytes, bytes]]) -> None:
         """Write rows and wait until they are durable; end the room if the broker does not take them."""
         try:
@@ -141,6 +157,7 @@ class Learner:
         control = self.runtime.control
         catalogue, version = control.catalogue, control.catalogue_version
         vectors = await self.runtime.in_thread(lambda: self.vectors(catalogue))
-        await self.write(decider.offer(vectors, catalogue.price_factors))
+        with self.changing():
+            await self.write(decider.offer(vectors, catalogue.price_factors))
         self.space, self._catalogue_version = control.space(catalogue), version
         log.info("on offer: %s", ", ".join(catalogue.model_names))

@@ -92,8 +92,11 @@ class DeciderRoom:
                     read.append((record, decode(record.value, Reward)))
                 except UniscaleError as error:
                     await self.runtime.dead_letter(record, error)
-            results = decider.learn([(reward, record.offset) for record, reward in read], self.learner.row)
-            await self.learner.write([each.row for each in results if each.row])
+            with self.learner.changing():
+                results = decider.learn(
+                    [(reward, record.offset) for record, reward in read], self.learner.row
+                )
+                await self.learner.write([each.row for each in results if each.row])
             for (record, reward), each in zip(read, results, strict=True):
                 if each.error is not None:
                     await self.runtime.dead_letter(record, each.error)
@@ -124,10 +127,11 @@ class DeciderRoom:
         self, decider: Decider, asked: Sequence[tuple[Record, Context, Origin]], living: frozenset[str] | None
     ) -> None:
         around = Surroundings(self.runtime.control.steering, self.learner.space, living)
-        results = decider.decide(
-            [(context, origin) for _, context, origin in asked], self.learner.row, around
-        )
-        await self.learner.write([each.row for each in results if each.row])
+        with self.learner.changing():
+            results = decider.decide(
+                [(context, origin) for _, context, origin in asked], self.learner.row, around
+            )
+            await self.learner.write([each.row for each in results if each.row])
         await self.runtime.send(*(out for each in results for out in self._outgoing(each)))
         for (record, context, _), each in zip(asked, results, strict=True):
             if each.error is not None:

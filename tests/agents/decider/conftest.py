@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from agents.decider.log.manifest import START_KEY, is_record, manifests, start_o
 from agents.decider.log.rows import decode_row
 from agents.decider.policies.base import ActionVector, Context, Objective, Observation, Pending
 from agents.decider.policies.policy import Policy
-from agents.space.action_space import ActionSpace, uis_space
+from agents.space.action_space import PAIRS, ActionSpace, uis_space
 from agents.space.catalogue_file import load_catalogue
 from agents.space.steering import Steering
 from schemas.base import decode
@@ -162,11 +162,19 @@ class Log(dict[bytes, bytes]):
 class Shard:
     """A decider with its table as a dict, as the wiring runs it: rows are written before anything counts."""
 
-    def __init__(self, make_policy: Callable[[FeatureMap], Policy], seed: int = 0, **options: Any) -> None:
+    def __init__(
+        self,
+        make_policy: Callable[[FeatureMap], Policy],
+        seed: int = 0,
+        *,
+        pairs: Sequence[tuple[int, int]] = PAIRS,
+        models: int = 1,
+        **options: Any,
+    ) -> None:
         self.make_policy, self.options = make_policy, options
         self.rng = np.random.default_rng(seed)
         self.catalogue = load_catalogue(CATALOGUES / "qwen3.yaml")
-        self.space = uis_space(self.catalogue).restrict({self.catalogue.smallest.name})
+        self.space = uis_space(self.catalogue, pairs).restrict(set(self.catalogue.model_names[:models]))
         self.table = Log()
         self.around = Surroundings(Steering.of(self.catalogue), self.space)
         self.vectors: dict[str, ActionVector] = {}
@@ -185,7 +193,8 @@ class Shard:
         for action in self.space:
             if action.id not in self.vectors:
                 row = unit(self.rng.normal(size=10) + 2.0)
-                self.vectors[action.id] = ActionVector(action.id, action.model, row)
+                size = float(self.catalogue.model(action.model).architecture.parameters)
+                self.vectors[action.id] = ActionVector(action.id, action.model, row, size)
         vectors = [self.vectors[action.id] for action in self.space]
         self.table |= self.decider.offer(vectors, self.price_factors)
 

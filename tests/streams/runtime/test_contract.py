@@ -88,6 +88,18 @@ def test_the_third_failure_at_a_record_is_a_dead_letter_and_its_partition_goes_o
     assert harness.deaths == 2, "the third failure ends no worker"
 
 
+def test_a_worker_that_is_torn_ends_the_third_time_too_and_the_next_one_says_what_it_was(
+    harness: Any,
+) -> None:
+    sent = [(b"k", b"0"), (b"k", b"tear"), (b"k", b"1")]
+    harness.run("embedder", sent, lambda h: b"1" in [r.value for r in h.read("context")])
+    assert firsts([r.value for r in harness.read("context")]) == [b"0", b"1"]
+    (letter,) = (decode(r.value, DeadLetter) for r in harness.read("dead-letter"))
+    assert (letter.error, letter.attempts) == ("KilledProcess", 3)
+    assert "(ZeroDivisionError: a fault nobody thought of)" in letter.reason
+    assert harness.deaths == 3
+
+
 def test_a_record_is_found_by_its_key_and_the_time_of_its_append(harness: Any) -> None:
     sent = [(b"other", b"1"), (b"k", b"0"), (b"k", b"2")]
     sent += [(b"k", value) for value in (b"find", b"past", b"future")]

@@ -15,6 +15,9 @@ def test_the_count_survives_the_process_and_forgets_when_told(tmp_path: Path) ->
     assert Crashes(path).add("t/0/1") == 1
     assert Crashes(path).add("t/0/1") == 2
     assert Crashes(path).add("t/0/2") == 1
+    assert Crashes(path).add("t/0/1", "ValueError: " + "x" * 1000) == 3
+    assert Crashes(path).reason("t/0/1").startswith("ValueError: xxx")
+    assert (Crashes(path).of("t/0/1"), Crashes(path).reason("t/0/2")) == (3, "")
     Crashes(path).forget("t/0/1")
     assert Crashes(path).add("t/0/1") == 1
 

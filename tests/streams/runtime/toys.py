@@ -4,7 +4,8 @@
     counter   answer -> due, with a row a key: the count of records seen, idempotent by offset
     keeper    context -> decision, the same with a table of one writer, which it begins to read behind its last snapshot
 
-A value tells a handler what to do: `fail` raises an unknown error, `refuse` an error of the record, `hang` never ends.
+A value tells a handler what to do: `fail` raises an unknown error, `tear` one that leaves more known than written,
+`refuse` an error of the record, `hang` never ends.
 The copier sends the record before an `again` once more, for a `lost` one that the topic does not hold; what it copies
 then is `found` or `gone`. For `find` it copies the first record of the key `k` in the hours around this one, for `past`
 and `future` in another hour: `gone`. For `groups` it copies how many records its consumer group has waiting, -1 for
@@ -22,6 +23,7 @@ from pathlib import Path
 from schemas.errors import UniscaleError
 from schemas.query import Origin
 from streams.runtime.base import Runtime
+from streams.runtime.errors import Torn
 from streams.runtime.records import Outgoing, Record
 from streams.runtime.spec import RoomSpec
 
@@ -116,6 +118,8 @@ async def build_keeper(runtime: Runtime) -> None:
 def _obey(record: Record) -> None:
     if record.value == b"fail":
         raise ZeroDivisionError("a fault nobody thought of")
+    if record.value == b"tear":
+        raise Torn("half done") from ZeroDivisionError("a fault nobody thought of")
     if record.value == b"refuse":
         raise Refused(f"{record.coordinates}: refused")
 

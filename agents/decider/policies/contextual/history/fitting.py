@@ -46,13 +46,19 @@ def set_anchors(design: Design, history: History) -> None:
 
 
 def fit_transform(design: Design, history: History, targets: Matrix) -> Matrix:
-    """Fit the query transform; return z of every question, fitted without it, shape (Q, rank)."""
+    """Fit the query transform; return z of every question, fitted without it, shape (Q, rank).
+
+    Fewer questions than folds say nothing of how questions differ: what the few do not vary in would be scaled up
+    without bound, and every later question would lie at the edge. The transform then stays as it is.
+    """
+    if len(history.queries) < FOLDS:
+        return np.array([design.short(query) for query in history.queries])
     inputs, offset, scale = _standardised(history.queries)
     wanted = _wanted(design, history, targets)
     shrink = _chosen_ridge(inputs, wanted)
     whole = _ridge(inputs, wanted, shrink)
     own = design.settings.query_rank - len(COUNTS)
-    rank = max(1, min(own, wanted.shape[1]))
+    rank = max(1, min(own, wanted.shape[1], len(inputs)))
     _, _, axes = np.linalg.svd(inputs @ whole, full_matrices=False)
     held_out = np.empty((len(inputs), rank))
     fold = np.arange(len(inputs)) % FOLDS
@@ -63,8 +69,9 @@ def fit_transform(design: Design, history: History, targets: Matrix) -> Matrix:
     directions = np.zeros((design.settings.query_rank, design.settings.query_dim))
     directions[:rank] = ((whole @ axes[:rank].T) / spread).T / scale
     # The counts are kept as well: the learner may find other uses for them than history did.
-    at = np.arange(len(COUNTS))
-    directions[rank + at, design.settings.query_dim - len(COUNTS) + at] = 1.0 / scale[-len(COUNTS) :]
+    at = np.arange(min(len(COUNTS), design.settings.query_rank - rank))
+    kept = design.settings.query_dim - len(COUNTS) + at
+    directions[rank + at, kept] = 1.0 / scale[kept]
     design.transform(offset, directions)
     z = np.array([design.short(query) for query in history.queries])
     z[:, 1 : 1 + rank] = np.clip(held_out / spread, -3.0, 3.0)

@@ -66,8 +66,21 @@ def price_for_cost(forecast: Forecast, target: float) -> float:
 
 
 def price_for_accuracy(forecast: Forecast, share: float) -> float:
-    """Return the largest λ at which the mean accuracy of the choices is a share of the best action's mean."""
-    target = share * forecast.best_accuracy()
+    """Return the largest λ at which the mean accuracy of the choices is a share of the best action's mean.
+
+    Where nothing is predicted to be right ever, λ is 0. Any λ keeps a share of nothing, so the target says nothing of
+    it; but λ is accuracy per eFLOP, and falls to 0 with the accuracies. The largest λ would be wrong: it would choose
+    the cheapest action for good, and never find out that a dearer one is right at times.
+
+    >>> cost = np.array([[1.0, 3.0], [1.0, 9.0]])
+    >>> right = np.array([[0.5, 0.9]] * 2)
+    >>> [round(price_for_accuracy(Forecast(share * right, cost), 0.8), 6) for share in (1.0, 0.01, 0.0)]
+    [0.05, 0.0005, 0.0]
+    """
+    best = forecast.best_accuracy()
+    if best <= 0.0:
+        return 0.0
+    target = share * best
 
     def below(price: float) -> bool:
         return forecast.mean_accuracy(price) < target

@@ -52,7 +52,10 @@ class Outlook:
             least = float(forecast.cost.min(axis=1).mean()) * self.pacer.dearer(aim)
             return least if least > aim.mean_cost else None
         assert aim.accuracy is not None
-        most = forecast.mean_accuracy(0.0) / forecast.best_accuracy() * self.pacer.optimism(aim)
+        best = forecast.best_accuracy()
+        if best <= 0.0:
+            return None  # nothing was right yet: what share can be had is not known
+        most = forecast.mean_accuracy(0.0) / best * self.pacer.optimism(aim)
         return most if most < aim.accuracy else None
 
     def cautious(self) -> bool:

@@ -173,6 +173,31 @@ def test_a_target_that_cannot_be_met_is_known_with_what_can() -> None:
     assert policy.state() == before
 
 
+def test_where_nothing_was_right_yet_an_accuracy_sets_no_price_and_the_policy_keeps_looking() -> None:
+    """The large model is right on one question in ten, and the others never are."""
+    policy, rng, aim = contextual(), np.random.default_rng(0), Aim("a", accuracy=0.98)
+    policy.add_actions(actions())
+    known, chosen = dict(MODELS), []
+    for at in range(400):
+        query = rng.normal(size=DIM)
+        objective = Objective(1, 0, 0, 0, 30, policy.price(aim))
+        action = (
+            policy.features.ids[at % 9]
+            if at < 60
+            else policy.select([Context(f"q{at}", query)], [objective], 1)[0].action_id
+        )
+        policy.expect([Pending(f"q{at}", query, action, aim)])
+        model = action.split("/")[0]
+        correct = float(at >= 100 and model == "large" and rng.random() < 0.1)
+        log_cost = float(np.log(1e3 * known[model]))
+        policy.update([Observation(f"q{at}", query, action, correct, 0.0, log_cost, correct, objective)])
+        if at == 99:
+            assert policy.price(aim) == policy.outlook.price(aim) == 0.0
+            assert policy.shortfall(aim) is None
+        chosen.append(model)
+    assert chosen[300:].count("large") > 50
+
+
 @pytest.mark.parametrize("seed", [0, 1, 5])
 def test_an_accuracy_is_kept_at_a_part_of_the_cost(seed: int) -> None:
     policy, traffic, aim = contextual(), Traffic(seed), Aim("a", accuracy=0.95)
@@ -342,3 +367,21 @@ def test_without_a_prior_it_fits_its_transform_to_its_own_history() -> None:
             right.append(large == hard)
         found[lessons] = np.mean(right[400:])
     assert found[300,] > found[()] + 0.1
+
+
+@pytest.mark.parametrize("rank", [1, 5, 9, 10, 21])
+@pytest.mark.parametrize("questions", [1, 2, 9, 10, 12])
+def test_few_questions_or_directions_end_no_lesson(questions: int, rank: int) -> None:
+    rng = np.random.default_rng(3)
+    policy = Contextual(Design(FeatureSettings(DIM, 4, query_rank=rank)), ContextualSettings(lessons=(60,)))
+    policy.add_actions(actions())
+    asked = np.abs(rng.normal(size=(questions, DIM)))
+    directions = policy.design.directions
+    objective = Objective(1, 0, 0, 0, 30)
+    for at in range(80):
+        query, action = asked[at % questions], policy.features.ids[at % 9]
+        terms = float(rng.random() < 0.5), 0.5, float(20.0 + at % 3)
+        policy.update([Observation(f"q{at}", query, action, *terms, 0.5, objective)])
+    assert policy.lessons.due == ()
+    assert (policy.design.directions is directions) == (questions < 10)
+    assert np.isfinite(policy.design.directions).all()
