@@ -31,7 +31,7 @@ NAMES = [
     "encoder_key", "encoder_model", "encoder_url", "engine_attempts", "engine_key", "engine_keys",
     "engine_threads", "eta", "feedback_wait_s", "gateway_host", "gateway_hosts", "gateway_port",
     "gateway_recent", "group_partitions", "guarantee", "heartbeat_grace_s", "heartbeat_s", "instruction",
-    "join_partitions", "log_level", "max_batch_bytes", "max_in_flight", "max_record_bytes", "metrics_port",
+    "join_partitions", "log_level", "max_in_flight", "max_record_bytes", "metrics_port",
     "objective", "offline", "policy", "policy_options", "prefix", "prior", "query_partitions",
     "rebalance_timeout_s", "recorded", "replication", "sasl_mechanism", "sasl_password", "sasl_token_file",
     "sasl_username", "security_protocol", "seed", "send_interval_ms", "session_timeout_s", "snapshot_every",
