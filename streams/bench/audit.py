@@ -116,15 +116,14 @@ def _to_files(settings: Settings, folder: Path, history: History, queries: int) 
 def _to_broker(settings: Settings, folder: Path, history: History, queries: int) -> tuple[int, Counter[str]]:
     """Return what `_to_files` does."""
     admin.create(settings, Topics(settings).declared(load_catalogue(Path(settings.catalogue)).groups))
-    alone = settings.kafka.max_batch_bytes <= 1  # the embedded broker miscounts batches of several records
-    producer = connections.producer(settings, **({"batch_size": 0} if alone else {"linger_ms": 5}))
+    producer = connections.producer(settings, linger_ms=5)
     records, sizes = 0, Counter[str]()
     try:
         for w in history.records(queries):
             sent = producer.send(w.topic, key=w.key, value=w.value, partition=w.partition)
             records += 1
             sizes[w.topic] += len(w.key) + len(w.value)
-            if alone or records % _IN_FLIGHT == 0:
+            if records % _IN_FLIGHT == 0:
                 sent.get(timeout=120)
         producer.flush(timeout=120)
     finally:

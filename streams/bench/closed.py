@@ -96,11 +96,7 @@ class _Writer:
         self.metrics = Metrics(self.room)
         self.rows: dict[bytes, bytes] = {}
         self.ends = {self.changelog: 0, self.topics.snapshot: 0}
-        self.alone = (
-            settings.kafka.max_batch_bytes <= 1
-        )  # the embedded broker miscounts batches of several records
-        batching = {"batch_size": 0} if self.alone else {"linger_ms": 20, "batch_size": 1 << 19}
-        self.producer = connections.producer(settings, **batching)
+        self.producer = connections.producer(settings, linger_ms=20, batch_size=1 << 19)
         self._pending: list[Any] = []
 
     def table(self, *_: Any, **__: Any) -> "_Writer":
@@ -126,7 +122,7 @@ class _Writer:
     def _send(self, topic: str, key: bytes, value: bytes | None) -> None:
         self._pending.append(self.producer.send(topic, key=key, value=value, partition=0))
         self.ends[topic] += 1
-        if self.alone or len(self._pending) >= 1000:
+        if len(self._pending) >= 1000:
             for delivery in self._pending:
                 delivery.get(timeout=120)
             self._pending.clear()

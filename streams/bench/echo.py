@@ -89,13 +89,10 @@ def measure(broker: Broker, load: Load, *, profile: str = "") -> dict[str, Any]:
 
 
 async def _drive(settings: Settings, load: Load, pid: int, profile: str) -> float:
-    from aiokafka import AIOKafkaProducer, TopicPartition
+    from aiokafka import TopicPartition
 
     there, back = _topics(settings)
-    reader, producer = (
-        connections.follower(settings),
-        AIOKafkaProducer(bootstrap_servers=settings.kafka.bootstrap, acks=1),
-    )
+    reader, producer = connections.follower(settings), connections.writer(settings, None)
     await reader.start()
     await producer.start()
     parts = [TopicPartition(back, p) for p in range(_PARTITIONS)]

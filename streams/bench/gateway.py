@@ -11,12 +11,14 @@ import os
 import subprocess
 import sys
 import tempfile
+import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any, Final, Literal
 
+import httpx
 import msgspec
 
 from agents.serving.recording import write_paths
@@ -117,6 +119,68 @@ def measure(
     }
     found["cpu_ms_per_request"] = {side: _means(each) for side, each in spent.items()}
     return {**found, "compared": compared(found)}
+
+
+def one_by_one(settings: Settings, kind: str, queries: int, folder: Path) -> dict[str, Any]:
+    """Return what everything but the models took of one question at a time, on a system that has nothing else to do.
+
+    The whole product runs as `up` starts it, models included. Questions are typed sums, each asked once, under `auto`.
+
+    Args:
+        settings: Of the system.
+        kind: Which broker to start.
+        queries: How many are asked.
+        folder: For the system's state and log.
+
+    Returns:
+        By `first`, `median` and `last`, in seconds: `client_s`, from the client's sending to the answer's last byte;
+        the gateway's `total_s`; `models_s`, its `queue_s`, `generate_s` and `verify_s`; `rest_s`, client_s less
+        models_s. The medians are each of its own. `slowest_rest_s` is that of any.
+
+    Raises:
+        BenchFailed: the system did not start, or a question was not answered.
+    """
+    settings = settings.replace(state_dir=str(folder / "state"), gateway_port=free_port())
+    url, log = f"http://127.0.0.1:{settings.gateway.port}", folder / "up.log"
+    argv = [sys.executable, "-m", "streams", "up", "--broker", kind, "--port", str(free_port())]
+    argv += ["--gateway", "--quiet", "--log", str(log)]
+    taken = []
+    with subprocess.Popen(argv, env={**os.environ, **settings.environ()}, stdout=subprocess.PIPE) as system:
+        try:
+            with httpx.Client(base_url=url, timeout=settings.queries.timeout_s) as client:
+                _wait_ready(system, client, log)
+                for at in range(queries):
+                    taken.append(_asked(client, f"How much is {at % 89 + 2} plus {at // 89 + 3}?"))
+        finally:
+            system.terminate()
+            system.wait()
+    return {
+        "first": taken[0], "median": {name: median(each[name] for each in taken) for name in taken[0]},
+        "last": taken[-1], "slowest_rest_s": max(each["rest_s"] for each in taken), "queries": queries,
+    }  # fmt: skip
+
+
+def _wait_ready(system: "subprocess.Popen[bytes]", client: httpx.Client, log: Path) -> None:
+    """Wait until `up` says that all rooms are ready, then until every model is served."""
+    assert system.stdout is not None
+    if not any(line.startswith(b"gateway: ") for line in system.stdout):
+        raise BenchFailed(f"`up` ended: {log.read_text()[-2000:] if log.exists() else 'it has no log'}")
+    while (models := client.get("/health/ready").json()["models"])["ready"] < models["of"]:
+        time.sleep(0.1)
+
+
+def _asked(client: httpx.Client, question: str) -> dict[str, float]:
+    body = {"model": "auto", "messages": [{"role": "user", "content": question}]}
+    began_s = time.perf_counter()
+    response = client.post("/v1/chat/completions", json=body)
+    client_s = time.perf_counter() - began_s
+    if response.status_code != 200:
+        raise BenchFailed(f"{question}: status {response.status_code}, {response.text[:500]}")
+    timings = response.json()["uniscale"]["timings"]
+    models_s = sum(timings[name] for name in ("queue_s", "generate_s", "verify_s"))
+    return {
+        "client_s": client_s, "total_s": timings["total_s"], "models_s": models_s, "rest_s": client_s - models_s,
+    }  # fmt: skip
 
 
 def summary(runs: Sequence[Measured]) -> dict[str, Any]:

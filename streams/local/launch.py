@@ -13,10 +13,9 @@ def settings_for(settings: Settings, broker: Broker) -> Settings:
     """Return the settings for a broker that was started here."""
     fields: dict[str, object] = {"bootstrap": broker.bootstrap}
     if broker.kind == "embedded":
-        # It reports a wrong end offset when a batch holds several records, which breaks table recovery, and the
-        # first join of a group takes half the rebalance timeout.
-        fields |= {"max_batch_bytes": 1, "session_timeout_s": 6.0, "rebalance_timeout_s": 6.0}
-        # Nor does a pause between two sends group anything where each record has a batch of its own.
+        # The first join of a group takes half the rebalance timeout.
+        fields |= {"session_timeout_s": 6.0, "rebalance_timeout_s": 6.0}
+        # A pause between two sends groups nothing where each record has a batch of its own.
         fields |= {"send_interval_ms": 0.0}
     return settings.replace(**fields)
 

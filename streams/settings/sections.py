@@ -61,7 +61,6 @@ class Kafka(Section, frozen=True):
     group_partitions: int = 32
     # One limit for producers, consumers, topics and the preflight.
     max_record_bytes: int = MAX_RECORD
-    max_batch_bytes: int = 65_536
     # Of a record that could not be handled, in its dead letter: with a Query, its prompt. 0 keeps none.
     dead_letter_bytes: int = HEAD_BYTES
     session_timeout_s: float = 30.0
@@ -79,9 +78,7 @@ class Kafka(Section, frozen=True):
         )  # fmt: skip
         listed = all(part.strip() for part in self.bootstrap.split(","))
         self._require(listed, "bootstrap", "must be HOST:PORT[,HOST:PORT…]")
-        for field in (
-            "replication", "query_partitions", "join_partitions", "group_partitions", "max_batch_bytes",
-        ):  # fmt: skip
+        for field in ("replication", "query_partitions", "join_partitions", "group_partitions"):
             self._require(getattr(self, field) >= 1, field, "must be at least 1")
         for field in ("session_timeout_s", "rebalance_timeout_s", "commit_interval_s"):
             self._require(getattr(self, field) > 0, field, "must be above 0 seconds")

@@ -66,6 +66,10 @@ def test_a_completion_says_what_ran_and_what_it_cost(gateway: Gateway) -> None:
     details = made.model_extra["uniscale"]
     assert made.system_fingerprint == f"{details['action']}@{details['seq']}"
     assert made.usage.total_tokens == made.usage.prompt_tokens + made.usage.completion_tokens
+    timings = details["timings"]
+    assert timings["total_s"] >= timings["queue_s"] + timings["generate_s"] + timings["verify_s"]
+    told = httpx.get(f"{gateway.url}/v1/queries/{made.id}").json()["answer"]["timings"]
+    assert told == {**timings, "total_s": told["total_s"]}
     parts = details["eflops"]
     assert parts["total"] == pytest.approx(parts["prefill"] + parts["decoding"] + parts["verifier"])
     deployment = gateway.deployment

@@ -1,7 +1,6 @@
 """The commands as an operator uses them: real processes against a running `up`, and every command of the README."""
 
 import json
-import os
 import re
 import shlex
 import signal
@@ -17,7 +16,7 @@ from typing import Any
 import pytest
 
 from streams.client.ledger import Ledger, read_ledger
-from streams.local.broker import Broker, free_port
+from streams.local.broker import free_port
 
 pytestmark = [pytest.mark.broker, pytest.mark.timeout(900)]
 
@@ -50,10 +49,8 @@ def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     kit = conftest()
     folder = tmp_path_factory.mktemp("operator")
     port = free_port()
-    # The embedded broker miscounts batches, so operating.md asks its clients for one record each.
-    alone = {"max_batch_bytes": 1} if Broker.choose("auto", os.environ).kind == "embedded" else {}
     settings = kit.recorded_in(
-        folder, bootstrap=f"127.0.0.1:{port}", feedback_wait_s=60.0, gateway_port=free_port(), **alone
+        folder, bootstrap=f"127.0.0.1:{port}", feedback_wait_s=60.0, gateway_port=free_port()
     )
     operator = kit.Operator(folder, settings)
     # The model that joins while everything runs has its recording from the start.

@@ -1,14 +1,24 @@
 """The launcher finds a broker, says what is missing, and stops what it started."""
 
+import asyncio
 import os
 import socket
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+from aiokafka.consumer.fetcher import Fetcher
 
+from schemas.query import Query
+from streams.client import Client
 from streams.local.broker import Broker, BrokerError, kafka_home, listening
-from streams.runtime.kafka.clients import admin
+from streams.runtime.kafka.app import create_app
+from streams.runtime.kafka.clients import admin, closing, connections
+from streams.runtime.kafka.tail import Follower
+from streams.runtime.kafka.transport import consumer_of, sender_of
+from streams.runtime.kafka.writing.rewrite import rewrite
 from streams.settings import Kafka, Settings
 from streams.topics import Topics
 
@@ -70,3 +80,110 @@ def test_the_embedded_broker_serves_checks_partitions_and_stops() -> None:
         assert any("uniscale.answer: partitions is 8, must be 3" in f for f in findings)
         assert any("uniscale.verification.b: missing" in f for f in findings)
     assert not listening(broker.port)
+
+
+@pytest.fixture(scope="module")
+def embedded() -> Iterator[Settings]:
+    """The settings of a client that was told nothing but the address of an embedded broker, with topics."""
+    with Broker.choose("embedded", os.environ) as broker:
+        settings = Settings(kafka=Kafka(bootstrap=broker.bootstrap))
+        admin.create(settings, Topics(settings).declared(["a"]))
+        yield settings
+
+
+@pytest.fixture(scope="module")
+def apache() -> Iterator[Settings]:
+    """The same for Apache Kafka."""
+    if kafka_home(os.environ) is None:
+        pytest.skip("needs Apache Kafka: set KAFKA_HOME")
+    with Broker.choose("kafka", os.environ) as broker:
+        settings = Settings(kafka=Kafka(bootstrap=broker.bootstrap))
+        admin.create(settings, Topics(settings).declared(["a"]))
+        yield settings
+
+
+def ends(settings: Settings, topic: str) -> int:
+    """Return the sum of the end offsets of a topic, after reading that many records."""
+    reader = connections.consumer(settings)
+    try:
+        found = sum(reader.end_offsets(connections.partitions(reader, [topic])).values())
+    finally:
+        reader.close()
+    assert len(list(connections.read_all(settings, [topic]))) == found
+    return int(found)
+
+
+def test_a_client_that_sends_several_queries_at_once_loses_none_on_the_embedded_broker(
+    embedded: Settings,
+) -> None:
+    with Client(embedded) as client:
+        client.send([Query(query_id=f"q{n}", text=f"What is {n} + 1?") for n in range(100)])
+    assert ends(embedded, Topics(embedded).query) == 100
+
+
+def test_a_room_that_sends_several_records_at_once_loses_none_on_the_embedded_broker(
+    embedded: Settings, tmp_path: Path
+) -> None:
+    topic = Topics(embedded).context
+
+    async def main() -> None:
+        app: Any = create_app(embedded.replace(state_dir=str(tmp_path)), "embedder")
+        await app.producer.on_start()
+        try:
+            await sender_of(app).send([(topic, 0, b"key", b"value %d" % n) for n in range(50)])
+        finally:
+            await closing.stop(app.producer._producer)
+
+    asyncio.run(main())
+    assert ends(embedded, topic) == 50
+
+
+def test_a_command_that_rewrites_a_log_loses_no_row_on_the_embedded_broker(embedded: Settings) -> None:
+    log = Topics(embedded).changelog("decider", "pending")
+    rewrite(embedded, log, [(log, [(b"%d" % n, b"row") for n in range(50)])])
+    assert ends(embedded, log) == 50
+
+
+def waits_ms(settings: Settings) -> dict[str, int]:
+    """Return how long the fetches of each of our consumers wait for records, in milliseconds."""
+    topic = Topics(settings).query
+
+    async def asynchronous() -> tuple[int, int, int]:
+        # What a room is assigned, what it follows, what it reads once.
+        thread: Any = consumer_of(create_app(settings, "embedder"))._new_consumer_thread()
+        follower = Follower(settings, [topic], lambda record: None, begin="end")
+        reader = connections.follower(settings)
+        await thread.on_start()
+        await follower.start()
+        await reader.start()
+        try:
+            assert follower._consumer is not None
+            fetchers: list[Fetcher] = [
+                each._fetcher for each in (thread._consumer, follower._consumer, reader)
+            ]
+            assigned, followed, read = (each._fetch_max_wait_ms for each in fetchers)
+            return assigned, followed, read
+        finally:
+            await closing.stop(reader)
+            await follower.stop()
+            await closing.stop(thread._consumer)
+
+    assigned, followed, read = asyncio.run(asynchronous())
+    client = connections.at_end(settings, [topic])
+    try:
+        return {
+            "assigned": assigned, "followed": followed, "read": read,
+            "client": client.config["fetch_max_wait_ms"],
+        }  # fmt: skip
+    finally:
+        client.close()
+
+
+def test_fetches_from_the_embedded_broker_wait_briefly(embedded: Settings, tmp_path: Path) -> None:
+    found = waits_ms(embedded.replace(state_dir=str(tmp_path)))
+    assert found == dict.fromkeys(("assigned", "followed", "read", "client"), 20)
+
+
+def test_fetches_from_apache_kafka_wait_as_they_did(apache: Settings, tmp_path: Path) -> None:
+    found = waits_ms(apache.replace(state_dir=str(tmp_path)))
+    assert found == {"assigned": 1500, "followed": 500, "read": 500, "client": 500}

@@ -195,7 +195,7 @@ def test_a_fetch_waits_briefly_while_positions_are_about_to_move() -> None:
         waits: list[int] = []
 
         class Fetcher:
-            _client = None
+            _client, _fetch_max_wait_ms = None, 1500
 
             async def _proc_fetch_request(self, assignment: Any, node_id: int, request: Any) -> bool:
                 waits.append(request.build(FetchRequest_v11).max_wait_time)
@@ -203,7 +203,7 @@ def test_a_fetch_waits_briefly_while_positions_are_about_to_move() -> None:
 
         fetcher: Any = Fetcher()
         moving = iter([True, False, True])
-        fetching.improve(fetcher, sessions=False, moving=lambda: next(moving))
+        fetching.improve(fetcher, embedded=True, moving=lambda: next(moving))
         for asked in (fetch({("a", 0): (0, 1000)}), fetch({}), FetchRequest(20, 1, 1000, 0, [])):
             await fetcher._proc_fetch_request(None, 0, asked)
         assert waits == [fetching.MOVING_WAIT_MS, 500, 20]

@@ -1,12 +1,14 @@
 """`bench-gateway`: measure the gateway beside LiteLLM's proxy."""
 
 import os
+import tempfile
 from pathlib import Path
 
 import click
 import orjson
 
 from streams.local.broker import Broker
+from streams.local.signals import stopped_by_signals
 from streams.settings import Settings
 
 
@@ -36,6 +38,11 @@ from streams.settings import Settings
     help="Processes of LiteLLM's proxy.",
 )
 @click.option(
+    "--one-by-one",
+    type=click.IntRange(min=1),
+    help="Instead, ask so many typed questions, one after another, and print what everything but the models took.",
+)
+@click.option(
     "--broker",
     "kind",
     type=click.Choice(["auto", "kafka", "embedded"]),
@@ -52,7 +59,14 @@ from streams.settings import Settings
 )
 @click.pass_obj
 def bench_gateway(
-    settings: Settings, seconds: float, rounds: int, quick: bool, workers: int, kind: str, out: Path
+    settings: Settings,
+    seconds: float,
+    rounds: int,
+    quick: bool,
+    workers: int,
+    one_by_one: int | None,
+    kind: str,
+    out: Path,
 ) -> None:
     """Measure requests per second and latency of the gateway at 1, 4, 32 and 256 connections; write OUT.
 
@@ -60,10 +74,15 @@ def bench_gateway(
     (`ours_minilm`), and LiteLLM's proxy with mock answers (`litellm`). A search has one step and a recorded engine.
     Every request of ours is on the broker before it is answered. Where LiteLLM cannot be installed, the file says why.
     """
-    from streams.bench import litellm
+    from streams.bench import gateway, litellm
     from streams.bench.gateway import Plan, measure
     from streams.bench.turns import versions  # with numpy and more, which `--help` need not wait for
 
+    if one_by_one is not None:
+        with stopped_by_signals(), tempfile.TemporaryDirectory() as folder:
+            found = gateway.one_by_one(settings, kind, one_by_one, Path(folder))
+        click.echo(orjson.dumps(found, option=orjson.OPT_INDENT_2))
+        return
     plan = (
         Plan(seconds=1.0, rounds=1, workers=workers)
         if quick

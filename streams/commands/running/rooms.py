@@ -115,10 +115,7 @@ def up(
 )
 @click.pass_obj
 def broker_command(settings: Settings, kind: str, port: int, directory: Path | None) -> None:
-    """Run a broker on this machine until Ctrl-C: Apache Kafka if it is installed, else the embedded one.
-
-    With the embedded broker, set UNISCALE_MAX_BATCH_BYTES=1 for workers and clients: it miscounts batches.
-    """
+    """Run a broker on this machine until Ctrl-C: Apache Kafka if it is installed, else the embedded one."""
     chosen = Broker.choose(kind, os.environ, port=port)  # type: ignore[arg-type]
     if directory:
         chosen = Broker(chosen.kind, port=port, directory=directory, home=chosen.home)

@@ -178,11 +178,14 @@ class DeciderRoom:
         self._beats_awaited = True
 
     async def _recovered(self) -> None:
-        """Rebuild the learner before reading begins, so that the log decides where it continues."""
+        """Rebuild the learner before reading begins, so that the log decides where it continues.
+
+        The models go on offer here too: the first question does not wait for it.
+        """
         async with self.lock:
             self.learner.decider = None
             if self.learner.log.assigned:
-                await self.learner.rebuild()
+                await self.learner.ready()
 
 
 def _served(context: Context, space: ActionSpace, living: frozenset[str]) -> bool:

@@ -22,6 +22,8 @@ from streams.topics import Topics
 
 log = logging.getLogger("streams")
 
+_MAX_BATCH_BYTES = 65_536
+
 on_crash: list[Callable[[str, BaseException | None], NoReturn]] = []
 """Functions that end this process; `streams.worker` adds its own. Without one, `crash` only raises."""
 
@@ -119,7 +121,7 @@ def create_app(settings: Settings, room: str, group: str = "", instance: str = "
         producer_request_timeout=60.0,
         producer_acks=-1,
         producer_max_request_size=settings.kafka.max_record_bytes,
-        producer_max_batch_size=settings.kafka.max_batch_bytes,
+        producer_max_batch_size=_MAX_BATCH_BYTES,
         consumer_max_fetch_size=settings.kafka.max_record_bytes + 65_536,
         consumer_auto_offset_reset="earliest",
         consumer_group_instance_id=f"{app_id}.{instance}",
@@ -136,6 +138,7 @@ def create_app(settings: Settings, room: str, group: str = "", instance: str = "
         worker_redirect_stdouts=False,
         monitor=Quiet(),
         send_interval_s=settings.kafka.send_interval_ms / 1000,
+        embedded=lambda: connections.embedded(settings),
     )
     app.fail = lambda error: crash(f"a handler failed: {error}", error)
     for name in ("aiokafka", "aiokafka.conn", "aiokafka.cluster", "aiokafka.consumer.fetcher",

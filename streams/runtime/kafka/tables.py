@@ -8,6 +8,7 @@ import faust
 
 from streams.metrics import Metrics
 from streams.runtime.kafka.app import changelogged, crash
+from streams.runtime.kafka.clients import connections
 from streams.runtime.kafka.transport import consumer_of, sender_of
 from streams.runtime.kafka.writing.fence import Fence
 from streams.runtime.kafka.writing.fenced import FencedTable
@@ -98,10 +99,10 @@ class Tables:
     ) -> FencedTable:
         """Declare a table with a single writer; faust knows it only to assign its changelog."""
         connect: Any = self.app.producer
-        # Batches of a single record mean the embedded broker, which has no transactions.
-        transactions = self.settings.kafka.max_batch_bytes > 1
         changelog = known.changelog_topic.get_topic_name()
-        fence = Fence(changelog, connect._new_producer, transactions=transactions)
+        fence = Fence(
+            changelog, connect._new_producer, transactions=lambda: not connections.embedded(self.settings)
+        )
         consumer = consumer_of(self.app)
         consumer.fences[changelog] = fence
 

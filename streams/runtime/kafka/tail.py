@@ -12,7 +12,7 @@ from aiokafka import AIOKafkaConsumer
 
 from streams.runtime.base import Begin
 from streams.runtime.kafka.app import crash
-from streams.runtime.kafka.clients import closing
+from streams.runtime.kafka.clients import closing, connections
 from streams.runtime.kafka.clients.reading import assign, connected, to_ends
 from streams.runtime.kafka.consuming import fetching
 from streams.runtime.records import Record
@@ -49,7 +49,7 @@ class Follower:
         """
         reader, parts = await connected(self.settings, self.topics)
         self._consumer = reader
-        fetching.improve(reader._fetcher, sessions=self.settings.kafka.max_batch_bytes > 1)
+        fetching.improve(reader._fetcher, embedded=connections.embedded(self.settings))
         ends = await reader.end_offsets(parts)
         starts = ends if self.begin == "end" else await reader.beginning_offsets(parts)
         if isinstance(self.begin, int):

@@ -1,6 +1,6 @@
 """faust's app and transport, with our consumer and a single sender."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import faust
@@ -15,10 +15,19 @@ def _unheard(error: BaseException) -> None:
     raise error
 
 
+class Producer(aiokafka.Producer):
+    """faust's producer, which sends each record in a batch of its own to a broker that needs this."""
+
+    def _settings_default(self) -> Mapping[str, Any]:
+        app: Any = self.app
+        return {**super()._settings_default(), **({"max_batch_size": 1} if app.embedded() else {})}
+
+
 class Transport(aiokafka.Transport):
-    """faust's transport, with our consumer."""
+    """faust's transport, with our consumer and producer."""
 
     Consumer = Consumer
+    Producer = Producer
 
 
 class Tables(TableManager):
@@ -42,13 +51,17 @@ class App(faust.App):
         fail: Called with the exception of a handler; by default it raises it, and `create_app` makes it end the
             process.
         replaced: Called when another process has joined under this one's instance name.
+        embedded: Called once there is a broker, to learn whether it is the embedded one.
     """
 
-    def __init__(self, *args: Any, send_interval_s: float = 0.0, **kwargs: Any) -> None:
+    def __init__(
+        self, *args: Any, send_interval_s: float = 0.0, embedded: Callable[[], bool], **kwargs: Any
+    ) -> None:
         super().__init__(*args, TableManager=Tables, **kwargs)
         self.sender = Sender(self._connected_producer, send_interval_s)
         self.fail: Callable[[BaseException], None] = _unheard
         self.replaced: Callable[[], None] = lambda: None
+        self.embedded = embedded
 
     def _connected_producer(self) -> Any:
         producer: Any = self.producer

@@ -215,6 +215,14 @@ class Index:
         """Return how it ended."""
         return decode(value, Answer) if (value := self._part("answer", query_id)) else None
 
+    def total_s(self, query_id: str) -> float | None:
+        """Return the seconds from the Query's append to the Answer's; None unless both are kept."""
+        found = self._db.execute(
+            "select (answered_ms - created_ms) / 1000.0 from queries where query_id = ? and asked = 1",
+            (query_id,),
+        ).fetchone()
+        return found[0] if found else None
+
     def has_answer(self, query_id: str) -> bool:
         """Return whether a query has ended."""
         found = self._db.execute(

@@ -32,6 +32,7 @@ async def chat(request: Request, body: bytes, who: Credential, service: Service,
     Raises:
         ApiError: before anything was sent.
     """
+    began_s = service.runtime.monotonic()
     who.require("ask")
     asked = parse(body, strict=service.runtime.settings.gateway.strict)
     admitted = await service.admit(
@@ -42,7 +43,7 @@ async def chat(request: Request, body: bytes, who: Credential, service: Service,
         is_retry=_retries(request) > 0,
     )
     debug = request.headers.get("x-uniscale-debug", "").lower() in ("1", "true")
-    turn = _Turn(request, asked, admitted, who, service, request_id, debug)
+    turn = _Turn(request, asked, admitted, who, service, request_id, debug, began_s)
     return await (turn.stream() if asked.stream else turn.whole())
 
 
@@ -58,6 +59,7 @@ class _Turn:
         service: Service,
         request_id: str,
         debug: bool,
+        began_s: float,
     ) -> None:
         self.request = request
         self.asked = asked
@@ -67,7 +69,7 @@ class _Turn:
         self.request_id = request_id
         self.debug = debug
         self.decision: Decision | None = None
-        self._began_s = service.runtime.monotonic()
+        self._began_s = began_s
         self._streaming = False
 
     def _may_return(self) -> bool:
@@ -76,8 +78,11 @@ class _Turn:
         They say how long they wait. Once a stream has begun they do not repeat the request.
         """
         waits_s = _client_timeout_s(self.request)
-        waited_s = self.service.runtime.monotonic() - self._began_s
-        return not self._streaming and waits_s is not None and waited_s >= waits_s
+        return not self._streaming and waits_s is not None and self._took_s >= waits_s
+
+    @property
+    def _took_s(self) -> float:
+        return self.service.runtime.monotonic() - self._began_s
 
     @property
     def _pricing(self) -> Pricing:
@@ -100,7 +105,7 @@ class _Turn:
             error.headers |= self._headers()
             raise error
         body = responses.completion(
-            answer, self.decision, self._pricing, self.admitted.created, self.asked.ignored
+            answer, self.decision, self._pricing, self.admitted.created, self._took_s, self.asked.ignored
         )
         return Response(orjson.dumps(body), media_type="application/json", headers=self._headers())
 
@@ -186,7 +191,7 @@ class _Turn:
                              type="api_error", code="stream_diverged")  # fmt: skip
             return [responses.event({"error": error.fields()})]
         parts = [self._chunk({"content": text[len(shown) :]})] if len(text) > len(shown) else []
-        details = responses.details(answer, self.decision, self._pricing)
+        details = responses.details(answer, self.decision, self._pricing, self._took_s)
         details["ignored"] = list(self.asked.ignored)
         parts.append(self._chunk({}, responses.finish_reason(answer), uniscale=details))
         if self._with_usage:

@@ -20,6 +20,7 @@ def completion(
     decision: Decision | None,
     pricing: Pricing,
     created: int,
+    total_s: float,
     ignored: Sequence[str] = (),
 ) -> dict[str, Any]:
     """Return a chat completion. The Answer must have a text; see `errors.of_answer`.
@@ -29,6 +30,7 @@ def completion(
         decision: What was chosen for it, where it is known.
         pricing: Of the catalogue in force.
         created: Seconds since the epoch.
+        total_s: From the request's arrival to now, in seconds.
         ignored: Names of the request's fields that a search cannot honour.
     """
     texts = [one.text for one in answer.answers] or [answer.text or ""]
@@ -48,7 +50,7 @@ def completion(
             for at, text in enumerate(texts)
         ],
         "usage": usage(answer),
-        "uniscale": {**details(answer, decision, pricing), "ignored": list(ignored)},
+        "uniscale": {**details(answer, decision, pricing, total_s), "ignored": list(ignored)},
     }
 
 
@@ -95,8 +97,23 @@ def usage(answer: Answer) -> dict[str, Any]:
     }
 
 
-def details(answer: Answer, decision: Decision | None, pricing: Pricing) -> dict[str, Any]:
-    """Return the object `uniscale` of a response."""
+def details(
+    answer: Answer, decision: Decision | None, pricing: Pricing, total_s: float | None
+) -> dict[str, Any]:
+    """Return the object `uniscale` of a response.
+
+    Args:
+        answer: How the query ended.
+        decision: What was chosen for it, where it is known.
+        pricing: Of the catalogue in force.
+        total_s: How long the whole took, in seconds; None where this is not known.
+    """
+    timings = {
+        name: getattr(answer.spent, name)
+        for name in ("queue_s", "generate_s", "verify_s", "transit_s", "control_s")
+    }
+    if total_s is not None:
+        timings["total_s"] = total_s
     return {
         "action": answer.action.id if answer.action else None,
         "objective": None if decision is None else objective(decision.objective),
@@ -106,10 +123,7 @@ def details(answer: Answer, decision: Decision | None, pricing: Pricing) -> dict
         "score": answer.score,
         "scores": [one.score for one in answer.answers],
         "eflops": price(answer, pricing),
-        "timings": {
-            name: round(float(getattr(answer.spent, name)), 4)
-            for name in ("queue_s", "generate_s", "verify_s", "transit_s", "control_s")
-        },
+        "timings": {name: round(float(seconds), 4) for name, seconds in timings.items()},
         "seq": answer.seq,
         "error": answer.error,
     }
@@ -179,9 +193,14 @@ def headers(decision: Decision | None, query_id: str, request_id: str, *, debug:
 
 
 def story(
-    query_id: str, decision: Decision | None, answer: Answer | None, told: Reward | None, pricing: Pricing
+    query_id: str,
+    decision: Decision | None,
+    answer: Answer | None,
+    told: Reward | None,
+    pricing: Pricing,
+    total_s: float | None,
 ) -> dict[str, Any]:
-    """Return what is known of one query: `GET /v1/queries/{id}`."""
+    """Return what is known of one query: `GET /v1/queries/{id}`. `total_s` is as in `details`."""
     found: dict[str, Any] = {
         "id": query_id,
         "object": "query",
@@ -211,7 +230,7 @@ def story(
             "extracted": answer.extracted,
             "complete": answer.complete,
             "usage": usage(answer),
-            **details(answer, decision, pricing),
+            **details(answer, decision, pricing, total_s),
         }
         found["search"] = search(answer)
     if told is not None:

@@ -113,7 +113,7 @@ class Queries:
         index = self.service.index
         return responses.story(
             query_id, index.decision_of(query_id), index.answer_of(query_id), index.reward_of(query_id),
-            self.service.runtime.control.pricing,
+            self.service.runtime.control.pricing, index.total_s(query_id),
         )  # fmt: skip
 
     def _visible(self, request: Request, who: Credential) -> str:

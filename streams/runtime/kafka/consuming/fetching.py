@@ -11,6 +11,8 @@ from typing import Any
 
 from aiokafka.protocol.fetch import FetchRequest
 
+from streams.runtime.kafka.clients.connections import EMBEDDED_WAIT_MS
+
 # A fetch returns as soon as there is one record, so under load nearly every record would cost its own fetch. The first
 # fetch after an idle period is not delayed. Twice this interval saves 9 % of a record's processor time, four times 14 %
 # (streams.bench.echo); but a search has a dozen hops, and each would wait half of the interval longer on average.
@@ -117,18 +119,22 @@ class FetchSessions:
         return response
 
 
-def improve(fetcher: Any, *, sessions: bool = True, moving: Callable[[], bool] = lambda: False) -> None:
+def improve(fetcher: Any, *, embedded: bool = False, moving: Callable[[], bool] = lambda: False) -> None:
     """Add sessions to an aiokafka fetcher, and space out fetches from one node so that each returns more records.
+
+    The embedded broker keeps no sessions and wakes no waiting fetch: fetches from it wait briefly instead.
 
     A delayed fetch already contains its positions. If a position moves in the meantime, aiokafka drops what was fetched
     for it, as it does when that happens while a request is in flight.
 
     Args:
         fetcher: The fetcher of a consumer that has started.
-        sessions: False for the embedded broker, which was never tested with sessions.
+        embedded: Whether the broker is the embedded one.
         moving: Says whether positions are about to move; a fetch then waits for records only briefly.
     """
-    if sessions:
+    if embedded:
+        fetcher._fetch_max_wait_ms = min(fetcher._fetch_max_wait_ms, EMBEDDED_WAIT_MS)
+    else:
         fetcher._client = FetchSessions(fetcher._client)
     fetch, open_at = fetcher._proc_fetch_request, dict[Any, float]()
     time = asyncio.get_running_loop().time

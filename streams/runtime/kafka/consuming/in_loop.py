@@ -32,11 +32,9 @@ class InLoop(AIOKafkaConsumerThread):
     async def on_start(self) -> None:
         """Connect."""
         await super().on_start()
-        # Batches of a single record mean the embedded broker, which has no fetch sessions.
-        sessions = self.app.conf.producer_max_batch_size > 1
         consumer = self._ensure_consumer()
         app: Any = self.app
-        fetching.improve(consumer._fetcher, sessions=sessions, moving=lambda: app.rebalancing)
+        fetching.improve(consumer._fetcher, embedded=app.embedded(), moving=lambda: app.rebalancing)
         namesake.notice(consumer._coordinator, lambda: app.replaced())
 
     async def call_thread(self, fun: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

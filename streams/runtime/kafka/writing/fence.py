@@ -26,20 +26,21 @@ class Fence:
     Args:
         topic: The changelog; it has one partition.
         connect: Returns a producer, not started, for a transactional id or for None.
-        transactions: False for a broker without transactions, where nothing enforces a single writer.
+        transactions: Says, once there is a broker, whether it has transactions; where it has none, nothing enforces a
+            single writer.
     """
 
     def __init__(
-        self, topic: str, connect: Callable[[str | None], Any], *, transactions: bool = True
+        self,
+        topic: str,
+        connect: Callable[[str | None], Any],
+        *,
+        transactions: Callable[[], bool] = lambda: True,
     ) -> None:
         self.topic = topic
         self._connect = connect
-        self._transactions = transactions
-        if not transactions:
-            log.warning(
-                "%s: the embedded broker has no transactions: nothing keeps a second process from writing this log; "
-                "run a single decider", topic,
-            )  # fmt: skip
+        self._has_transactions = transactions
+        self._transactions = True
         self._producer: Any = None
         self._one_at_a_time = asyncio.Lock()
 
@@ -51,6 +52,12 @@ class Fence:
         """
         async with self._one_at_a_time:
             await self._drop()
+            self._transactions = self._has_transactions()
+            if not self._transactions:
+                log.warning(
+                    "%s: the embedded broker has no transactions: nothing keeps a second process from writing this "
+                    "log; run a single decider", self.topic,
+                )  # fmt: skip
             producer = self._connect(writer_of(self.topic) if self._transactions else None)
             await producer.start()
             self._producer = producer

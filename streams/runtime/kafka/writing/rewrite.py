@@ -55,7 +55,7 @@ async def _rewrite(settings: Settings, changelog: str, writes: Iterable[tuple[st
     def connect(transactional_id: str | None) -> AIOKafkaProducer:
         return connections.writer(settings, transactional_id)
 
-    fence = Fence(changelog, connect, transactions=settings.kafka.max_batch_bytes > 1)
+    fence = Fence(changelog, connect, transactions=lambda: not connections.embedded(settings))
     await fence.take()
     try:
         for topic, rows in writes:
