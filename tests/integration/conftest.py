@@ -1,7 +1,8 @@
 """A real broker and real processes for the tests of the whole loop.
 
-Apache Kafka when `KAFKA_HOME` names one or `../shared/kafka` is there, else the embedded broker. Engines are
-recordings made here, so that a search is deterministic and takes no time; everything else is the product.
+The broker is the one that `--broker` names: by default Apache Kafka when `KAFKA_HOME` names one or `../shared/kafka` is
+there, else the embedded one. Engines are recordings made here, so that a search is deterministic and takes no time;
+everything else is the product.
 """
 
 import os
@@ -26,7 +27,7 @@ from schemas.base import Record, decode
 from schemas.query import Query
 from streams.audit import BrokerLog, Report, audit
 from streams.client import Client
-from streams.local.broker import Broker, kafka_home
+from streams.local.broker import Broker, Kind
 from streams.local.launch import room_commands, settings_for
 from streams.local.supervisor import Supervisor
 from streams.runtime.kafka.clients import admin, connections
@@ -38,10 +39,9 @@ R = TypeVar("R", bound=Record)
 
 
 @pytest.fixture(scope="session")
-def broker() -> Iterator[Broker]:
+def broker(broker_kind: Kind) -> Iterator[Broker]:
     """A broker of this session's own."""
-    kind = "kafka" if kafka_home(os.environ) else "embedded"
-    with Broker.choose(kind, os.environ) as running:  # type: ignore[arg-type]
+    with Broker.choose(broker_kind, os.environ) as running:
         yield running
 
 

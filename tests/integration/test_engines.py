@@ -118,9 +118,8 @@ def test_killing_each_room_with_real_engines_loses_and_repeats_nothing(loop: Any
     print(f"\n{len(found)} queries over {len(loop.supervisor.rooms)} kills, {right:.0f} right")
 
 
+@pytest.mark.data("questions/gsm8k_test.jsonl", "questions/aime24.jsonl")
 def test_questions_of_gsm8k_and_aime_stream_through_produce(loop: Any, tmp_path: Path) -> None:
-    if not QUESTIONS.is_dir():
-        pytest.skip("needs GSM8K and AIME'24 in a directory data/questions beside the checkout's ../shared")
     environ = {**os.environ, **loop.settings.environ(), "PYTHONPATH": str(ROOT)}
     queries: list[Query] = []
     for name, count in (("gsm8k_test", 100), ("aime24", 30)):

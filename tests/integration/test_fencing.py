@@ -28,13 +28,7 @@ from streams.runtime.kafka.writing.fenced import FencedTable
 from streams.settings import Kafka, Settings
 from streams.topics import Topic
 
-pytestmark = pytest.mark.broker
-
-
-@pytest.fixture(autouse=True)
-def transactions(broker: Broker) -> None:
-    if broker.kind == "embedded":
-        pytest.skip("the embedded broker has no transactions: fencing is tested on Apache Kafka")
+pytestmark = [pytest.mark.broker, pytest.mark.kafka("the embedded broker has no transactions")]
 
 
 def test_who_takes_the_right_shuts_out_who_had_it(broker: Broker) -> None:

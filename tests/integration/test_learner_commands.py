@@ -11,7 +11,6 @@ import pytest
 from agents.decider.log.rows import Row
 from schemas.query import Message, Query
 from schemas.reward import Reward
-from streams.local.broker import Broker
 from streams.local.supervisor import python
 from streams.runtime.kafka.clients import connections
 
@@ -33,13 +32,12 @@ def closed(loop: Any) -> set[str]:
     return {r.query_id for r in loop.read(loop.topics.reward, Reward) if r.closes}
 
 
+@pytest.mark.kafka("the embedded broker does not say who runs")
 @pytest.mark.slow
 @pytest.mark.timeout(400)
 def test_check_export_repair_and_reset(
-    deploy: Callable[..., Any], ask: Callable[[int], Query], broker: Broker, tmp_path: Path
+    deploy: Callable[..., Any], ask: Callable[[int], Query], tmp_path: Path
 ) -> None:
-    if broker.kind == "embedded":
-        pytest.skip("the embedded broker does not say who runs; its log is that of one machine")
     loop = deploy(snapshot_every=25)
     queries = [ask(n) for n in range(30)]
     asked = ask(35)

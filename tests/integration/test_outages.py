@@ -113,8 +113,7 @@ class Nodes:
 @pytest.fixture
 def nodes(tmp_path: Path) -> Iterator[Nodes]:
     home = kafka_home(os.environ)
-    if home is None:
-        pytest.skip("three nodes need Apache Kafka: set KAFKA_HOME")
+    assert home is not None
     made = Nodes(home, tmp_path)
     try:
         made.start(1, 2, 3)
@@ -123,6 +122,7 @@ def nodes(tmp_path: Path) -> Iterator[Nodes]:
         made.kill()
 
 
+@pytest.mark.kafka("three nodes")
 @pytest.mark.parametrize("outage_s", [60.0])
 def test_a_broker_that_refuses_writes(
     nodes: Nodes, deploy_on: Callable[..., Any], ask: Callable[[int], Query], outage_s: float

@@ -11,18 +11,20 @@ import pytest
 from schemas.answer import Answer
 from schemas.query import Query
 from schemas.reward import Reward
-from streams.local.broker import Broker
 from streams.local.supervisor import python
 
-pytestmark = [pytest.mark.broker, pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [
+    pytest.mark.broker,
+    pytest.mark.kafka("the embedded broker has no transactions, which two deciders need"),
+    pytest.mark.slow,
+    pytest.mark.timeout(600),
+]
 
 
 @pytest.mark.parametrize("seed", range(10))
 def test_a_rolling_restart_under_load(
-    broker: Broker, deploy: Callable[..., Any], ask: Callable[[int], Query], seed: int
+    deploy: Callable[..., Any], ask: Callable[[int], Query], seed: int
 ) -> None:
-    if broker.kind == "embedded":
-        pytest.skip("the embedded broker has no transactions: two deciders are tested on Apache Kafka")
     standby = [*python(), "worker", "decider", "--instance", "1"]
     loop = deploy(seed=seed, max_in_flight=32, group_partitions=8, commands={"decider-1": standby})
     t = loop.topics
