@@ -183,22 +183,20 @@ def test_a_running_room_stops_when_a_topic_grows_and_does_not_start_again(
         lambda: (
             f"partition counts have changed: {loop.topics.feedback}: partitions is 3" in loop.log.read_text()
         ),
-        100,
-        "the room to notice",
+        what="the room to notice",
     )
-    loop.until(lambda: "topics are not as declared" in loop.log.read_text(), 60, "its successor to refuse")
+    loop.until(lambda: "topics are not as declared" in loop.log.read_text(), what="its successor to refuse")
 
 
 @GROWTH
 @pytest.mark.slow
-@pytest.mark.timeout(600)
 def test_partition_counts_are_raised_as_the_manual_says(
     broker: Broker, deploy: Callable[..., Any], ask: Callable[[int], Query]
 ) -> None:
     loop = deploy()
     early = [ask(n) for n in range(12)]
     loop.send(*early)
-    loop.until(lambda: closed(loop) >= {query.query_id for query in early}, 120, "the rewards")
+    loop.until(lambda: closed(loop) >= {query.query_id for query in early}, what="the rewards")
     loop.settled()  # 1. nothing is pending
     loop.supervisor.stop()  # 2. all rooms
     counts = {"query_partitions": 3, "join_partitions": 5, "group_partitions": 6}
@@ -216,8 +214,8 @@ def test_partition_counts_are_raised_as_the_manual_says(
     again = deploy(prefix=settings.kafka.prefix, **counts)
     late = [ask(n) for n in range(12, 24)]
     again.send(*late, early[0])  # 5., and one id a second time, whose Query now lies in another partition
-    again.until(lambda: closed(again) >= {query.query_id for query in (*early, *late)}, 120, "the rewards")
-    again.until(lambda: bool(again.raw(again.topics.dead_letter)), 60, "the duplicate")
+    again.until(lambda: closed(again) >= {query.query_id for query in (*early, *late)}, what="the rewards")
+    again.until(lambda: bool(again.raw(again.topics.dead_letter)), what="the duplicate")
     (letter,) = again.read(again.topics.dead_letter, DeadLetter)
     assert (letter.error, letter.query_id) == ("DuplicateQuery", early[0].query_id)
     again.settled()

@@ -138,7 +138,7 @@ class OnKafka:
         environ = {"PYTHONPATH": str(root), **os.environ, **self.settings.environ()}
         argv = [sys.executable, str(TOYS_FILE), room, str(dies_after)]
         with Supervisor({room: argv}, environ=environ, log_path=self.folder / "log") as supervisor:
-            deadline = time.monotonic() + 120
+            deadline = time.monotonic() + 300
             while not enough(self):
                 self.deaths = supervisor.rooms[room].restarts
                 assert time.monotonic() < deadline, (self.folder / "log").read_text()[-3000:]
