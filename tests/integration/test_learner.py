@@ -4,7 +4,6 @@ The decider's process is real; this test plays the rooms around it. It asks, and
 rewards of one of six lives: some in two stages, some out of order, some repeated, some never learned.
 """
 
-import asyncio
 import random
 import sys
 import threading
@@ -16,9 +15,8 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
-from aiokafka import AIOKafkaConsumer
-from aiokafka.errors import KafkaError
 from kafka import TopicPartition
+from kafka.structs import OffsetAndMetadata
 
 from agents.decider.log.fold import fold
 from agents.decider.log.manifest import is_record, versions
@@ -310,6 +308,7 @@ def test_twenty_deaths_at_random_moments_change_nothing(around: Around) -> None:
         revived(around, die)
 
 
+@pytest.mark.kafka("the embedded broker takes offsets from members of the group alone")
 def test_a_commit_that_ran_ahead_of_the_log_is_taken_back(around: Around) -> None:
     loop, topics = around.loop, around.topics
     around.asking.clear()
@@ -318,26 +317,18 @@ def test_a_commit_that_ran_ahead_of_the_log_is_taken_back(around: Around) -> Non
     skipped = [around.ask() for _ in range(12)]
     end = around.end_of(topics.context)
 
-    async def commit() -> None:
-        # As a member of the group: the embedded broker takes offsets from nobody else.
-        member = AIOKafkaConsumer(
-            topics.context, bootstrap_servers=loop.settings.kafka.bootstrap, group_id=topics.app_id("decider"),
-            enable_auto_commit=False,
-        )  # fmt: skip
-        try:
-            await member.start()
-            await member.commit({TopicPartition(topics.context, 0): end})
-        finally:
-            await member.stop()
+    admin = connections.admin(loop.settings)
+    group = topics.app_id("decider")
+    offsets = {TopicPartition(topics.context, 0): OffsetAndMetadata(end, "", -1)}
 
-    def committed() -> bool:
+    def altered() -> bool:
         try:
-            asyncio.run(commit())
-        except KafkaError:  # while the dead member's session lasts
-            return False
-        return True
+            return all(error.errno == 0 for error in admin.alter_group_offsets(group, offsets).values())
+        except Exception:
+            return False  # while the dead member's session lasts
 
-    around.until(committed, what="the group's offsets past what was decided")
+    around.until(altered, what="the group's offsets past what was decided")
+    admin.close()
     loop.supervisor.unpark("decider")
     around.until(lambda: set(skipped) <= set(around.decisions), what="decisions of what was skipped")
     assert "reading again from there" in loop.log.read_text()
