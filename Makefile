@@ -18,7 +18,7 @@ PACKAGES := schemas agents streams experiments
 # Further words for a command: make demo ARGS="--questions 20"
 ARGS ?=
 
-.PHONY: help env demo test test-long lint test-page test-node bench-learner bench-stream bench-gateway clean
+.PHONY: help env demo test test-kafka test-long lint test-page test-node bench-learner bench-stream bench-gateway clean
 
 help: ## Show the targets
 	@grep -hE '^[a-z.-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -39,13 +39,17 @@ lint: $(STAMP) ## Check style, formatting, types and directions of import
 	PYTHONPATH=. $(BIN)/lint-imports
 
 # One thread a library: with two, a busy neighbour on one core makes the other spin.
-test test-long: export OMP_NUM_THREADS = 1
+test test-kafka test-long: export OMP_NUM_THREADS = 1
 
-# Two processes: one for whatever needs a broker, which mostly waits, and one for everything else (tests/conftest.py).
+# Two processes: one begins with what needs a broker, which mostly waits, the other with the rest (tests/conftest.py).
 SIDE_BY_SIDE := -n 2 --dist loadgroup --no-loadscope-reorder
 
-test: lint ## Environment, lint, and every test but the slow ones
-	$(BIN)/python -m pytest $(SIDE_BY_SIDE) -m "not slow" $(ARGS)
+test: lint ## Environment, lint, and every test but the slow ones, on the embedded broker
+	$(BIN)/python -m pytest $(SIDE_BY_SIDE) --broker embedded -m "not slow" $(ARGS)
+
+# KAFKA_HOME names it, or it lies in ../shared/kafka beside the checkout.
+test-kafka: $(STAMP) ## What needs Apache Kafka or public data, and the broker's tests again on Apache Kafka
+	$(BIN)/python -m pytest $(SIDE_BY_SIDE) --broker kafka -m "(broker or kafka or data) and not embedded and not slow" $(ARGS)
 
 test-long: lint ## Every test, soaks and kills included
 	$(BIN)/python -m pytest $(ARGS)

@@ -5,6 +5,9 @@ vLLM takes about 10 s of CPU and loading the four models 3 s, once, and only whe
 """
 
 import json
+import os
+import shutil
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from importlib.util import find_spec, module_from_spec, spec_from_file_location
 from pathlib import Path
@@ -15,11 +18,14 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, settings
 
+from streams.local.broker import BrokerError, Kind, kafka_home
+
 # What a test finds does not depend on how fast the machine is.
 settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("any machine")
 
 ROOT = Path(__file__).parent.parent
+DATA = ROOT.parent / "shared" / "data"
 _ON_BROKER = "tests/integration/"
 CONTEXT_TOKENS = 256
 CHAT_TEMPLATE = (
@@ -38,25 +44,84 @@ SHAPE = {
 }
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Say which broker the tests run on: `make test` asks for the embedded one, `make test-kafka` for Apache Kafka."""
+    parser.addoption(
+        "--broker", choices=["auto", "embedded", "kafka"], default="auto",
+        help="broker of the tests that need one; auto: Apache Kafka where KAFKA_HOME or ../shared/kafka has it",
+    )  # fmt: skip
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Refuse to start where Apache Kafka is asked for and there is none."""
+    chosen_broker(config)
+
+
+def chosen_broker(config: pytest.Config) -> Kind:
+    """Return the broker that this run's tests are to run on."""
+    wanted = config.getoption("broker")
+    if wanted == "embedded":
+        return "embedded"
+    try:
+        home = kafka_home(os.environ)
+    except BrokerError as error:
+        raise pytest.UsageError(str(error)) from None
+    if home and shutil.which("java"):
+        return "kafka"
+    if wanted == "kafka":
+        missing = "needs Java 17 or later on the PATH" if home else "was not found"
+        raise pytest.UsageError(
+            f"--broker kafka: Apache Kafka {missing}; set KAFKA_HOME to an unpacked distribution "
+            "(https://kafka.apache.org/downloads), or put one in ../shared/kafka beside the checkout"
+        )
+    return "embedded"
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Begin with what takes longest when two processes run the tests (`make test`)."""
-    if getattr(config.option, "loadgroup", False):  # set by xdist, in its processes
-        items.sort(key=lambda item: not item.nodeid.startswith(_ON_BROKER))
+    """Skip what needs Apache Kafka or public data that is not here, and say so."""
+    on_kafka = chosen_broker(config) == "kafka"
+    for item in items:
+        if not on_kafka and (why := item.get_closest_marker("kafka")):
+            item.add_marker(pytest.mark.skip(reason=f"needs Apache Kafka (make test-kafka): {why.args[0]}"))
+        for needed in item.iter_markers("data"):
+            if missing := [name for name in needed.args if not (DATA / name).exists()]:
+                item.add_marker(pytest.mark.skip(reason=f"needs ../shared/data/{missing[0]}"))
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Keep together what shares a broker, else each file: then fixtures of a module and of the broker are made once.
+    """Hand out whole files; the first process begins with those that need a broker, any other with the rest.
 
-    The mark `xdist_group` would say so too, but its name is lost on the way from a process of pytest 9.
+    A file's fixtures are then made once, and what mostly waits runs beside what mostly computes.
     """
     from xdist.scheduler.loadscope import LoadScopeScheduling
 
-    class ByBrokerOrFile(LoadScopeScheduling):  # type: ignore[misc]
+    class ByFile(LoadScopeScheduling):  # type: ignore[misc]
         def _split_scope(self, nodeid: str) -> str:
-            return _ON_BROKER if nodeid.startswith(_ON_BROKER) else nodeid.partition("::")[0]
+            return nodeid.partition("::")[0]
 
-    return ByBrokerOrFile(config, log) if config.getvalue("dist") == "loadgroup" else None
+        def _assign_work_unit(self, node: Any) -> None:
+            first = node is self.nodes[0]
+            preferred = (name for name in self.workqueue if name.startswith(_ON_BROKER) is first)
+            self.workqueue.move_to_end(next(preferred, next(iter(self.workqueue))), last=False)
+            super()._assign_work_unit(node)
+
+    return ByFile(config, log) if config.getvalue("dist") == "loadgroup" else None
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """List what was skipped by its reason: a test that is never run looks like one that passes."""
+    reasons: dict[str, list[str]] = defaultdict(list)
+    for report in terminalreporter.stats.get("skipped", ()):
+        said = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
+        reasons[said.removeprefix("Skipped: ")].append(report.nodeid.partition("[")[0])
+    if not reasons:
+        return
+    terminalreporter.section(f"{sum(map(len, reasons.values()))} skipped")
+    for reason, nodeids in sorted(reasons.items(), key=lambda each: (-len(each[1]), each[0])):
+        terminalreporter.line(f"{len(nodeids):3} {reason}")
+        for nodeid, times in Counter(nodeids).items():
+            terminalreporter.line(f"      {nodeid}{f' ({times})' if times > 1 else ''}")
 
 
 def make_tokenizer() -> Any:
@@ -249,6 +314,12 @@ def host_keeper(micro: Micro) -> Iterator[HostKeeper]:
 def host(host_keeper: HostKeeper) -> Any:
     """The session's engine host with micro-a, micro-b, micro-prm and micro-skywork."""
     return host_keeper.living()
+
+
+@pytest.fixture(scope="session")
+def broker_kind(request: pytest.FixtureRequest) -> Kind:
+    """Which broker tests use that need one, whichever it is."""
+    return chosen_broker(request.config)
 
 
 @pytest.fixture

@@ -2,6 +2,7 @@
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 import venv
@@ -74,34 +75,83 @@ def test_no_network(tmp_path: Path) -> None:
     assert not (new / ".installed").exists()
 
 
+def ci(tmp_path: Path, body: str, kafka: str = "") -> subprocess.CompletedProcess[str]:
+    """Run the CI script, with a stand-in for make that says from where and how it was called."""
+    script(
+        tmp_path / "make", f'echo "make $* in $PWD, CI=$CI KAFKA_HOME=$KAFKA_HOME"; [ -z "$(cat)" ]; {body}'
+    )
+    env = {
+        **os.environ,
+        "PATH": f"{tmp_path}:{os.environ['PATH']}",
+        "TMPDIR": str(tmp_path),
+        "KAFKA_HOME": kafka,
+    }
+    done = subprocess.run([ROOT / ".ci" / "run"], env=env, capture_output=True, text=True, check=False)
+    assert {path.name for path in tmp_path.iterdir()} == {"make"}, "what it made is gone"
+    return done
+
+
+def ending(**closings: str) -> str:
+    """Return a case of the shell: the closing line of each target, and status 2 where something failed."""
+    cases = " ".join(f"{target}) echo '{line}';;" for target, line in closings.items()).replace("_", "-")
+    failing = [
+        target.replace("_", "-") for target, line in closings.items() if "failed" in line or "error" in line
+    ]
+    return f'case "$1" in {cases} esac; ' + "".join(f'[ "$1" != {target} ] || exit 2; ' for target in failing)
+
+
+PASSED = "=========== 412 passed, 3 skipped, 9 deselected in 301.22s (0:05:01) ==========="
+
+
 @pytest.mark.parametrize(
-    ("closing", "status"),
+    ("test", "test_kafka", "status", "last"),
     [
-        ("=========== 412 passed, 3 skipped, 9 deselected in 301.22s (0:05:01) ===========", 0),
-        ("= 9 failed, 90 passed in 113.80s (0:01:53) =", 2),
-        ("=========== 1 error in 0.50s ===========", 2),
+        (
+            PASSED,
+            "== 100 passed, 2909 deselected in 61.20s (0:01:01) ==",
+            0,
+            "512 passed, 0 failed, 3 skipped",
+        ),
+        ("= 9 failed, 90 passed in 113.80s (0:01:53) =", PASSED, 1, "502 passed, 9 failed, 3 skipped"),
+        (PASSED, "=========== 1 error in 0.50s ===========", 1, "412 passed, 1 failed, 3 skipped"),
+        ("= 9 passed, 61 skipped in 1.00s =", PASSED, 1, "421 passed, 0 failed, 64 skipped"),
     ],
 )
-def test_the_ci_script_ends_with_pytests_closing_line(tmp_path: Path, closing: str, status: int) -> None:
-    """It calls `make test` and nothing else, without stdin; here make is a stand-in that prints what pytest would."""
-    body = f'echo "called: $* CI=$CI"; [ -z "$(cat)" ] || exit 9; echo "{closing}"; echo "make: bye"; exit {status}'
-    script(tmp_path / "make", body)
-    env = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
-    done = subprocess.run([ROOT / ".ci" / "run"], env=env, capture_output=True, text=True, check=False)
-    lines = done.stdout.splitlines()
-    assert lines[0] == "called: test CI=true"
-    assert lines[-1] == closing
+def test_the_ci_script_runs_what_a_new_user_runs_and_then_what_needs_kafka(
+    tmp_path: Path, test: str, test_kafka: str, status: int, last: str
+) -> None:
+    done = ci(tmp_path, ending(test=test, test_kafka=test_kafka), kafka="/opt/kafka")
+    called = [line.split() for line in done.stdout.splitlines() if line.startswith("make ")]
+    assert [words[1] for words in called] == ["env", "demo", "test", "test-kafka"]
+    here, *new, again = (Path(words[3].rstrip(",")) for words in called)
+    assert here == again == ROOT
+    assert len(set(new)) == 1
+    assert new[0].is_relative_to(tmp_path)
+    assert {words[4] for words in called} == {"CI=true"}
+    assert [words[5] for words in called[1:]] == ["KAFKA_HOME=", "KAFKA_HOME=", "KAFKA_HOME=/opt/kafka"]
+    assert done.stdout.splitlines()[-3:] == [test, test_kafka, last]
+    assert re.search(
+        r"^minutes: env 0:\d\d, clone 0:\d\d, demo .*, test .*, test-kafka .*; in all 0$", done.stdout, re.M
+    )
     assert done.returncode == status
 
 
-def test_the_ci_script_says_when_pytest_was_never_reached(tmp_path: Path) -> None:
-    script(tmp_path / "make", "echo no network; exit 2")
-    env = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
-    done = subprocess.run([ROOT / ".ci" / "run"], env=env, capture_output=True, text=True, check=False)
-    assert (
-        done.stdout.splitlines()[-1] == "pytest did not get to its end: make test failed before it (exit 2)"
-    )
-    assert done.returncode == 2
+def test_the_new_checkout_has_the_environment_and_make_would_not_install_it_again(tmp_path: Path) -> None:
+    make = shutil.which("make")
+    if make is None or not (ROOT / ".venv" / ".installed").exists():
+        pytest.skip("needs make and the environment of `make env`")
+    done = ci(tmp_path, f'[ "$1" != demo ] || {make} --question env && echo "up to date"')
+    assert "up to date" in done.stdout, done.stdout
+
+
+def test_the_ci_script_says_what_it_did_not_get_to(tmp_path: Path) -> None:
+    done = ci(tmp_path, '[ "$1" != test ] || { echo no lint; exit 2; }', kafka="/opt/kafka")
+    assert "failed: test (exit 2)" in done.stdout
+    assert "pytest did not get to its end: make test failed before it" in done.stdout
+    assert done.returncode == 1
+    done = ci(tmp_path, "echo no network; exit 2")
+    assert [line.split()[1] for line in done.stdout.splitlines() if line.startswith("make ")] == ["env"]
+    assert done.returncode == 1
 
 
 def test_no_test_calls_make_test() -> None:

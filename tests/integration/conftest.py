@@ -1,7 +1,8 @@
 """A real broker and real processes for the tests of the whole loop.
 
-Apache Kafka when `KAFKA_HOME` names one or `../shared/kafka` is there, else the embedded broker. Engines are
-recordings made here, so that a search is deterministic and takes no time; everything else is the product.
+The broker is the one that `--broker` names: by default Apache Kafka when `KAFKA_HOME` names one or `../shared/kafka` is
+there, else the embedded one. Engines are recordings made here, so that a search is deterministic and takes no time;
+everything else is the product.
 """
 
 import os
@@ -26,7 +27,7 @@ from schemas.base import Record, decode
 from schemas.query import Query
 from streams.audit import BrokerLog, Report, audit
 from streams.client import Client
-from streams.local.broker import Broker, kafka_home
+from streams.local.broker import Broker, Kind
 from streams.local.launch import room_commands, settings_for
 from streams.local.supervisor import Supervisor
 from streams.runtime.kafka.clients import admin, connections
@@ -36,12 +37,14 @@ from tests.recorded import CATALOGUE, question, recorded_paths
 
 R = TypeVar("R", bound=Record)
 
+# How long a machine may take that runs something else besides; a wait ends as soon as what it waits for is there.
+PATIENCE_S = 300.0
+
 
 @pytest.fixture(scope="session")
-def broker() -> Iterator[Broker]:
+def broker(broker_kind: Kind) -> Iterator[Broker]:
     """A broker of this session's own."""
-    kind = "kafka" if kafka_home(os.environ) else "embedded"
-    with Broker.choose(kind, os.environ) as running:  # type: ignore[arg-type]
+    with Broker.choose(broker_kind, os.environ) as running:
         yield running
 
 
@@ -115,7 +118,7 @@ class Deployment:
         finally:
             log.close()
 
-    def settled(self, wrong: Iterable[str] = (), timeout_s: float = 60.0) -> Report:
+    def settled(self, wrong: Iterable[str] = ()) -> Report:
         """Wait until every query has ended, and compare what the audit names with what is expected: nothing."""
         found: list[Report] = []
 
@@ -123,7 +126,7 @@ class Deployment:
             found.append(self.audited())
             return not found[-1].pending
 
-        self.until(ended, timeout_s, "the end of every query")
+        self.until(ended, "the end of every query")
         assert set(found[-1].ids) == set(wrong), found[-1].discrepancies
         return found[-1]
 
@@ -133,8 +136,10 @@ class Deployment:
         if self._reader is not None:
             self._reader.close()
 
-    def until(self, condition: Callable[[], bool], timeout_s: float = 150.0, what: str = "condition") -> None:
-        """Wait until a condition on the log holds."""
+    def until(
+        self, condition: Callable[[], bool], what: str = "condition", timeout_s: float = PATIENCE_S
+    ) -> None:
+        """Wait until a condition on the log holds, for as long as a busy machine may take."""
         deadline = time.monotonic() + timeout_s
         while not condition():
             if time.monotonic() > deadline:

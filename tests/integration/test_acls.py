@@ -23,7 +23,12 @@ from streams.runtime.kafka.clients import connections
 from streams.settings import Settings
 from streams.topics import Topics, writer_of
 
-pytestmark = [pytest.mark.broker, pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [
+    pytest.mark.broker,
+    pytest.mark.kafka("the embedded broker has no access control"),
+    pytest.mark.slow,
+    pytest.mark.timeout(900),
+]
 
 ROOT = Path(__file__).parents[2]
 
@@ -66,8 +71,6 @@ def guarded(
     broker: Broker, recorded: Callable[..., Settings], tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Guarded]:
     """Apache Kafka with Kafka's own authorizer, and the commands of `topics acls` run on it."""
-    if broker.kind != "kafka":
-        pytest.skip("the embedded broker has no access control: set KAFKA_HOME")
     folder = tmp_path_factory.mktemp("guarded")
     safe = Broker("kafka", directory=folder / "kafka", home=broker.home)
     safe.directory.mkdir()

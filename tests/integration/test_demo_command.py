@@ -16,7 +16,7 @@ from agents.space.catalogue_file import load_catalogue
 from streams.demo.run import CONTROL
 from streams.local.broker import free_port, listening
 
-pytestmark = [pytest.mark.broker, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.broker]
 
 QUESTIONS, AGAIN = 15, 9
 

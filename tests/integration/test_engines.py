@@ -91,19 +91,18 @@ def test_killing_each_room_with_real_engines_loses_and_repeats_nothing(loop: Any
         loop.send(*batch)
         loop.until(
             lambda n=before: len(loop.raw(loop.topics.answer)) >= n + 8,
-            300,
             f"answers before {room} is killed",
         )
         # At least 32 are in flight and the others wait in `query`: what is answered now is far below 48.
         assert len(loop.raw(loop.topics.answer)) - before < len(batch) - 40
         loop.supervisor.kill(room)
         wanted = {q.query_id for q in queries}
-        loop.until(lambda ids=wanted: closed(loop).keys() >= ids, 600, f"all rewards after {room}")
+        loop.until(lambda ids=wanted: closed(loop).keys() >= ids, f"all rewards after {room}", 600.0)
     loop.supervisor.wait_ready(300)
     found = compared_with_the_log(loop, queries)
     assert {answer.status for _, answer, _ in found} == {"ok"}
     assert loop.raw(loop.topics.dead_letter) == []
-    loop.until(lambda: not loop.audited().pending, 60, "the end of every query")
+    loop.until(lambda: not loop.audited().pending, "the end of every query")
     # Run again after a kill, in another batch, a search may end in another text; the first Answer counts.
     assert {each["what"] for each in loop.audited().discrepancies} <= {
         "two Answers with status ok that differ"
@@ -118,9 +117,8 @@ def test_killing_each_room_with_real_engines_loses_and_repeats_nothing(loop: Any
     print(f"\n{len(found)} queries over {len(loop.supervisor.rooms)} kills, {right:.0f} right")
 
 
+@pytest.mark.data("questions/gsm8k_test.jsonl", "questions/aime24.jsonl")
 def test_questions_of_gsm8k_and_aime_stream_through_produce(loop: Any, tmp_path: Path) -> None:
-    if not QUESTIONS.is_dir():
-        pytest.skip("needs GSM8K and AIME'24 in a directory data/questions beside the checkout's ../shared")
     environ = {**os.environ, **loop.settings.environ(), "PYTHONPATH": str(ROOT)}
     queries: list[Query] = []
     for name, count in (("gsm8k_test", 100), ("aime24", 30)):
@@ -138,7 +136,7 @@ def test_questions_of_gsm8k_and_aime_stream_through_produce(loop: Any, tmp_path:
     sent = [q for q in loop.read(loop.topics.query, Query) if q.text in wanted]
     ids = {query.query_id for query in sent}
     assert len(ids) == 130
-    loop.until(lambda: closed(loop).keys() >= ids, 1500, "a closed reward for each of 130 questions")
+    loop.until(lambda: closed(loop).keys() >= ids, "a closed reward for each of 130 questions", 1500.0)
     found = compared_with_the_log(loop, sent)
     assert {query.text: query.reference for query in sent} == {q.text: q.reference for q in queries}
     # Graded against its own reference: a reward says right or wrong, never that there was nothing to grade by.

@@ -4,7 +4,6 @@ import asyncio
 import os
 import signal
 import subprocess
-import time
 import uuid
 from collections.abc import Callable
 from pathlib import Path
@@ -28,13 +27,7 @@ from streams.runtime.kafka.writing.fenced import FencedTable
 from streams.settings import Kafka, Settings
 from streams.topics import Topic
 
-pytestmark = pytest.mark.broker
-
-
-@pytest.fixture(autouse=True)
-def transactions(broker: Broker) -> None:
-    if broker.kind == "embedded":
-        pytest.skip("the embedded broker has no transactions: fencing is tested on Apache Kafka")
+pytestmark = [pytest.mark.broker, pytest.mark.kafka("the embedded broker has no transactions")]
 
 
 def test_who_takes_the_right_shuts_out_who_had_it(broker: Broker) -> None:
@@ -150,7 +143,6 @@ def closed(loop: Any) -> set[str]:
     return {r.query_id for r in loop.read(loop.topics.reward, Reward) if r.closes}
 
 
-@pytest.mark.timeout(300)
 def test_a_decider_that_stood_still_past_its_session_writes_no_row(
     deploy: Callable[..., Any], ask: Callable[[int], Query]
 ) -> None:
@@ -158,48 +150,45 @@ def test_a_decider_that_stood_still_past_its_session_writes_no_row(
     loop = deploy(max_in_flight=32, group_partitions=8, commands={"decider-1": standby})
     first = [ask(n) for n in range(40)]
     loop.send(*first)
-    loop.until(lambda: closed(loop) >= {q.query_id for q in first}, 90, "the first rewards")
+    loop.until(lambda: closed(loop) >= {q.query_id for q in first}, what="the first rewards")
     rooms = loop.supervisor.rooms
     log = loop.log.read_text()
     held = next(name for name in ("decider", "decider-1") if f"{name} " in log and decides(log, name))
     other = {"decider": "decider-1", "decider-1": "decider"}[held]
     more = [ask(n) for n in range(40, 140)]
     loop.send(*more)
-    loop.until(lambda: len(loop.raw(loop.topics.decision)) > 45, 60, "some of the second decisions")
+    loop.until(lambda: len(loop.raw(loop.topics.decision)) > 45, what="some of the second decisions")
     pid = rooms[held].pid
     os.kill(pid, signal.SIGSTOP)
     try:
         wanted = {q.query_id for q in [*first, *more]}
-        loop.until(lambda: closed(loop) >= wanted, 120, f"{other} to take over")
+        loop.until(lambda: closed(loop) >= wanted, what=f"{other} to take over")
     finally:
         os.kill(pid, signal.SIGCONT)
-    time.sleep(3.0)
+    loop.until(lambda: "ProducerFenced" in loop.log.read_text(), "the old one to be refused")
     last = [ask(n) for n in range(140, 170)]
     loop.send(*last)
     wanted |= {q.query_id for q in last}
-    loop.until(lambda: closed(loop) >= wanted, 90, "rewards after the old one went on")
+    loop.until(lambda: closed(loop) >= wanted, what="rewards after the old one went on")
     loop.until(
         lambda: sum(isinstance(r, Row) and r.stage == "closed" for r in loop.learner_rows()) == len(wanted),
-        30,
-        "all rows closed",
+        what="all rows closed",
     )
     places = [r.seq for r in loop.learner_rows() if isinstance(r, Row)]
     assert len(places) == len(set(places)), "two rows have one sequence number"
-    assert "ProducerFenced" in loop.log.read_text()
     os.kill(
         rooms[other].pid, signal.SIGKILL
     )  # whoever comes reads the log, and refuses one that is not whole
     goes_on(loop, wanted, [ask(n) for n in range(170, 180)])
 
 
-@pytest.mark.timeout(300)
 def test_of_two_deciders_with_one_name_the_younger_goes_on_and_the_other_says_why_it_ends(
     deploy: Callable[..., Any], ask: Callable[[int], Query], tmp_path: Path
 ) -> None:
     loop = deploy(max_in_flight=32, group_partitions=8)
     first = [ask(n) for n in range(20)]
     loop.send(*first)
-    loop.until(lambda: closed(loop) >= {q.query_id for q in first}, 90, "the first rewards")
+    loop.until(lambda: closed(loop) >= {q.query_id for q in first}, what="the first rewards")
     said = tmp_path / "twin.log"
     elsewhere = {**loop.environ, "UNISCALE_STATE_DIR": str(tmp_path / "state")}
     with said.open("wb") as out:
@@ -208,14 +197,16 @@ def test_of_two_deciders_with_one_name_the_younger_goes_on_and_the_other_says_wh
         )
     try:
         loop.until(
-            lambda: "has joined, and has this one's partitions now" in loop.log.read_text(), 90, "the end"
+            lambda: "has joined, and has this one's partitions now" in loop.log.read_text(), what="the end"
         )
         # Its supervisor starts it again: it waits for a session, and leaves the name to the other.
-        loop.until(lambda: "is a member of the group, on " in loop.log.read_text(), 90, "its successor's end")
+        loop.until(
+            lambda: "is a member of the group, on " in loop.log.read_text(), what="its successor's end"
+        )
         more = [ask(n) for n in range(20, 80)]
         loop.send(*more)
         wanted = {q.query_id for q in [*first, *more]}
-        loop.until(lambda: closed(loop) >= wanted, 60, "the rewards, with both still there")
+        loop.until(lambda: closed(loop) >= wanted, what="the rewards, with both still there")
         assert twin.poll() is None
         assert "another process writes it" not in said.read_text()
     finally:
@@ -229,7 +220,7 @@ def test_of_two_deciders_with_one_name_the_younger_goes_on_and_the_other_says_wh
 def goes_on(loop: Any, wanted: set[str], more: list[Query]) -> None:
     """Send more queries; the log must be one that a decider reads, and the audit finds nothing."""
     loop.send(*more)
-    loop.until(lambda: closed(loop) >= wanted | {q.query_id for q in more}, 120, "a decider on the same log")
+    loop.until(lambda: closed(loop) >= wanted | {q.query_id for q in more}, what="a decider on the same log")
     loop.settled()
     assert "cannot recover" not in loop.log.read_text()
 

@@ -1,7 +1,6 @@
 """The gateway before a whole deployment, as the official client of OpenAI and plain HTTP see it."""
 
 import socket
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -301,6 +300,14 @@ def test_wrong_and_revoked_keys_and_limits(keyed: tuple[Gateway, dict[str, str]]
     deployment = gateway.deployment
     revoked = KeyEntry(name="bank", op="revoke")
     deployment.put(deployment.topics.control, revoked.key.encode(), encode(revoked))
-    time.sleep(1)
+
+    def refused() -> bool:
+        try:
+            gateway.client(keys["bank"]).models.list()
+        except openai.AuthenticationError:
+            return True
+        return False
+
+    deployment.until(refused, what="the key to be revoked")
     with pytest.raises(openai.AuthenticationError):
         chat(gateway.client(keys["bank"]))

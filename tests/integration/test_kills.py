@@ -50,7 +50,7 @@ def learned(loop: Any, count: int) -> list[Any]:
     def stages() -> dict[str, int]:
         return Counter(r.stage for r in loop.learner_rows() if isinstance(r, Row))
 
-    loop.until(lambda: stages() == {"closed": count}, 30, f"{count} closed rows")
+    loop.until(lambda: stages() == {"closed": count}, what=f"{count} closed rows")
     return list(loop.learner_rows())
 
 
@@ -76,8 +76,7 @@ def test_killing_each_room_in_turn_loses_and_repeats_nothing(
             lambda wanted=frozenset(ids): (
                 {r.query_id for r in loop.read(t.reward, Reward) if r.closes} >= wanted
             ),
-            240,
-            f"all rewards after {room}",
+            what=f"all rewards after {room}",
         )
     loop.supervisor.wait_ready(240)
     conserved(loop, ids)
@@ -101,7 +100,7 @@ def test_the_decider_killed_in_flight_goes_on_where_it_was(
     loop.supervisor.kill("executor.mini")
     ids = {q.query_id for q in batch}
     loop.until(
-        lambda: {r.query_id for r in loop.read(t.reward, Reward) if r.closes} >= ids, 240, "all rewards"
+        lambda: {r.query_id for r in loop.read(t.reward, Reward) if r.closes} >= ids, what="all rewards"
     )
     conserved(loop, ids)
     loop.settled()
@@ -138,7 +137,7 @@ def test_an_old_verification_in_the_middle_of_a_search_draws_no_second_step(
         loop.put(t.verification_for("mini"), record.key, record.value)
     loop.supervisor.unpark("verifier")
     loop.until(
-        lambda: {r.query_id for r in loop.read(t.reward, Reward) if r.closes} >= ids, 240, "all rewards"
+        lambda: {r.query_id for r in loop.read(t.reward, Reward) if r.closes} >= ids, what="all rewards"
     )
     conserved(loop, ids)
     loop.settled()

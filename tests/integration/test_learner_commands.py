@@ -11,7 +11,6 @@ import pytest
 from agents.decider.log.rows import Row
 from schemas.query import Message, Query
 from schemas.reward import Reward
-from streams.local.broker import Broker
 from streams.local.supervisor import python
 from streams.runtime.kafka.clients import connections
 
@@ -33,13 +32,11 @@ def closed(loop: Any) -> set[str]:
     return {r.query_id for r in loop.read(loop.topics.reward, Reward) if r.closes}
 
 
+@pytest.mark.kafka("the embedded broker does not say who runs")
 @pytest.mark.slow
-@pytest.mark.timeout(400)
 def test_check_export_repair_and_reset(
-    deploy: Callable[..., Any], ask: Callable[[int], Query], broker: Broker, tmp_path: Path
+    deploy: Callable[..., Any], ask: Callable[[int], Query], tmp_path: Path
 ) -> None:
-    if broker.kind == "embedded":
-        pytest.skip("the embedded broker does not say who runs; its log is that of one machine")
     loop = deploy(snapshot_every=25)
     queries = [ask(n) for n in range(30)]
     asked = ask(35)
@@ -47,12 +44,14 @@ def test_check_export_repair_and_reset(
     queries.append(Query(query_id="chat", messages=said, reference=asked.reference))
     loop.send(*queries)
     wanted = {q.query_id for q in queries}
-    loop.until(lambda: closed(loop) >= wanted, 120, "the rewards")
+    loop.until(lambda: closed(loop) >= wanted, what="the rewards")
     loop.settled()
     refused = learner(loop, "repair", "--yes")
     assert (refused.returncode, "stop it" in refused.stderr) == (1, True), refused.stderr
     loop.supervisor.park("decider")
-    loop.until(lambda: "running" not in learner(loop, "repair", "--yes").stderr, 60, "the end of its session")
+    loop.until(
+        lambda: "running" not in learner(loop, "repair", "--yes").stderr, what="the end of its session"
+    )
     whole = learner(loop, "check")
     assert (whole.returncode, whole.stdout[:6]) == (0, "whole:"), whole.stderr
     folder = tmp_path / "exported"
@@ -82,7 +81,7 @@ def test_check_export_repair_and_reset(
     more = [ask(n) for n in range(30, 40)]
     loop.send(*more)
     wanted |= {q.query_id for q in more}
-    loop.until(lambda: closed(loop) >= wanted, 120, "rewards after the repair")
+    loop.until(lambda: closed(loop) >= wanted, what="rewards after the repair")
 
     for topic in (changelog, loop.topics.snapshot):
         loop.put(topic, b"foreign", b"{")
@@ -92,15 +91,14 @@ def test_check_export_repair_and_reset(
         removed = {"key": b"foreign", "value": None}.items()
         loop.until(
             lambda t=topic, r=removed: any(r <= each._asdict().items() for each in loop.raw(t)),
-            60,
-            "the next decider to delete what is not its own",
+            what="the next decider to delete what is not its own",
         )
 
     loop.supervisor.park("decider")
-    loop.until(lambda: learner(loop, "reset", "--yes").returncode == 0, 60, "the reset")
+    loop.until(lambda: learner(loop, "reset", "--yes").returncode == 0, what="the reset")
     assert loop.learner_rows() == []
     loop.supervisor.unpark("decider")
     last = [ask(n) for n in range(40, 45)]
     loop.send(*last)
-    loop.until(lambda: closed(loop) >= {q.query_id for q in last}, 120, "rewards of a new learner")
+    loop.until(lambda: closed(loop) >= {q.query_id for q in last}, what="rewards of a new learner")
     assert {r.query_id for r in loop.learner_rows() if isinstance(r, Row)} == {q.query_id for q in last}

@@ -380,8 +380,7 @@ def test_a_step_of_no_group_holds_up_no_other(loop: Any) -> None:
     loop.send(Query(query_id="after-forged", text="What is 2 + 3, number 0?", reference="5"))
     loop.until(
         lambda: any(r.query_id == "after-forged" for r in loop.read(t.reward, Reward)),
-        60,
-        "the good query's reward",
+        what="the good query's reward",
     )
     letters = [x for x in loop.read(t.dead_letter, DeadLetter) if x.query_id == "forged-step"]
     assert {letter.error for letter in letters} == {"InvalidField", "UnknownGroup"}

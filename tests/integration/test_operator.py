@@ -21,7 +21,7 @@ from streams.local.broker import free_port
 pytestmark = [pytest.mark.broker, pytest.mark.timeout(900)]
 
 ROOT = Path(__file__).parents[2]
-# The README's line; the test adds where.
+# The README's line; the test adds which broker and where.
 UP = ["up", "--broker", "auto", "--gateway"]
 
 MODEL = """

@@ -96,7 +96,7 @@ def test_all_rooms_ended_in_flight_lose_nothing(
         loop.until(lambda n=before: len(loop.raw(loop.topics.answer)) >= n + 10, what="some answers")
         for room in loop.supervisor.rooms.values():
             os.kill(room.pid, how)
-        loop.until(lambda wanted=frozenset(ids): closed(loop) >= wanted, 120, "all rewards")
+        loop.until(lambda wanted=frozenset(ids): closed(loop) >= wanted, what="all rewards")
     loop.settled()
     assert loop.raw(loop.topics.dead_letter) == []
     loop.close()
@@ -121,7 +121,7 @@ def test_a_fault_inside_the_consumer_ends_the_room_and_loses_nothing(
     loop = deploy(max_in_flight=32, group_partitions=16, commands={"decider": command})
     batch = [ask(n) for n in range(100)]
     loop.send(*batch)
-    loop.until(lambda: closed(loop) >= {q.query_id for q in batch}, 120, "all rewards")
+    loop.until(lambda: closed(loop) >= {q.query_id for q in batch}, what="all rewards")
     loop.settled()
     log = loop.log.read_text()
     assert said in log
@@ -138,17 +138,16 @@ def test_a_room_that_recovers_while_records_arrive_misses_none(
     batch = [ask(n) for n in range(90)]
     loop.send(*batch)
     for at in (10, 30, 50):
-        loop.until(lambda n=at: len(closed(loop)) >= n, 120, f"{at} rewards")
+        loop.until(lambda n=at: len(closed(loop)) >= n, what=f"{at} rewards")
         loop.supervisor.kill("decider")
         loop.supervisor.wait_ready(60)
     ids = {q.query_id for q in batch}
-    loop.until(lambda: closed(loop) >= ids, 120, "all rewards")
+    loop.until(lambda: closed(loop) >= ids, what="all rewards")
     loop.until(
         lambda: (
             {r.query_id for r in loop.learner_rows() if isinstance(r, Row) and r.stage == "closed"} == ids
         ),
-        40,
-        "all rewards learned",
+        what="all rewards learned",
     )
     loop.settled()
 
@@ -187,7 +186,7 @@ def test_workers_that_join_and_leave_in_flight_lose_nothing(
             loop.until(lambda: len(loop.raw(answers)) >= before + 30, what="answers with them")
             for process in workers:
                 process.terminate()
-            loop.until(lambda: closed(loop) >= ids, 180, "all rewards")
+            loop.until(lambda: closed(loop) >= ids, what="all rewards")
             assert [process.wait(30) for process in workers] == [0, 0, 0]
         finally:
             for process in workers:

@@ -113,8 +113,7 @@ class Nodes:
 @pytest.fixture
 def nodes(tmp_path: Path) -> Iterator[Nodes]:
     home = kafka_home(os.environ)
-    if home is None:
-        pytest.skip("three nodes need Apache Kafka: set KAFKA_HOME")
+    assert home is not None
     made = Nodes(home, tmp_path)
     try:
         made.start(1, 2, 3)
@@ -123,6 +122,7 @@ def nodes(tmp_path: Path) -> Iterator[Nodes]:
         made.kill()
 
 
+@pytest.mark.kafka("three nodes")
 @pytest.mark.parametrize("outage_s", [60.0])
 def test_a_broker_that_refuses_writes(
     nodes: Nodes, deploy_on: Callable[..., Any], ask: Callable[[int], Query], outage_s: float
@@ -130,10 +130,10 @@ def test_a_broker_that_refuses_writes(
     loop = deploy_on(nodes, replication=3, session_timeout_s=20.0, rebalance_timeout_s=20.0)
     first = [ask(n) for n in range(20)]
     loop.send(*first)
-    loop.until(lambda: closed(loop) >= {q.query_id for q in first}, 120, "the first rewards")
+    loop.until(lambda: closed(loop) >= {q.query_id for q in first}, what="the first rewards")
     more = [ask(n) for n in range(20, 80)]
     loop.send(*more)
-    loop.until(lambda: len(closed(loop)) > 22, 60, "some of the second rewards")
+    loop.until(lambda: len(closed(loop)) > 22, what="some of the second rewards")
     nodes.stop(2, 3)
     before = len(closed(loop))
     time.sleep(outage_s)
@@ -141,12 +141,12 @@ def test_a_broker_that_refuses_writes(
     nodes.start(2, 3)
     began = time.monotonic()
     ids = {q.query_id for q in [*first, *more]}
-    loop.until(lambda: closed(loop) >= ids, 300, "the rewards after the outage")
+    loop.until(lambda: closed(loop) >= ids, what="the rewards after the outage")
     print(f"all rewards {time.monotonic() - began:.0f} s after the nodes were back")
     last = [ask(n) for n in range(80, 90)]
     loop.send(*last)
     ids |= {q.query_id for q in last}
-    loop.until(lambda: closed(loop) >= ids, 120, "rewards of queries sent afterwards")
+    loop.until(lambda: closed(loop) >= ids, what="rewards of queries sent afterwards")
     answered_well(loop, ids)
 
 
@@ -201,7 +201,7 @@ def test_an_embedding_server_that_is_down(
         loop = deploy(encoder="http", encoder_url=server.url, encoder_model="e", encoder_dimension=8)
         first = [ask(n) for n in range(10)]
         loop.send(*first)
-        loop.until(lambda: closed(loop) >= {q.query_id for q in first}, 120, "the first rewards")
+        loop.until(lambda: closed(loop) >= {q.query_id for q in first}, what="the first rewards")
         pids = {name: room.pid for name, room in loop.supervisor.rooms.items()}
         server.stop()
         more = [ask(n) for n in range(10, 40)]
@@ -211,7 +211,7 @@ def test_an_embedding_server_that_is_down(
         server.start()
         began = time.monotonic()
         ids = {q.query_id for q in [*first, *more]}
-        loop.until(lambda: closed(loop) >= ids, 120, "the rewards after the outage")
+        loop.until(lambda: closed(loop) >= ids, what="the rewards after the outage")
         print(f"all rewards {time.monotonic() - began:.0f} s after the encoder was back")
         answered_well(loop, ids)
         assert {name: room.pid for name, room in loop.supervisor.rooms.items()} == pids
@@ -336,21 +336,21 @@ def test_an_engine_that_refuses_our_key(
             loop.send(query)
             time.sleep(0.1)
         loop.until(
-            lambda: states() == {"small": "ready", "large": "suspended"}, 60, "the breaker in the heartbeats"
+            lambda: states() == {"small": "ready", "large": "suspended"}, what="the breaker in the heartbeats"
         )
         assert suspended() == 1.0
-        loop.until(lambda: closed(loop) >= {q.query_id for q in asked}, 120, "the end of every query")
+        loop.until(lambda: closed(loop) >= {q.query_id for q in asked}, what="the end of every query")
         answers = {a.query_id: a for a in loop.read(t.answer, Answer)}
         failed = {a.query_id for a in answers.values() if a.status != "ok"}
         assert 0 < len(failed) < len(asked), {a.error for a in answers.values()}
         assert {answers[query_id].action.model for query_id in failed} == {"large"}
         assert all("HTTP 401" in answers[q].error or "not asked" in answers[q].error for q in failed)
         locked.key = "ours"  # the server's operator lets us in
-        loop.until(lambda: states().get("large") == "ready", 90, "the model to come back")
+        loop.until(lambda: states().get("large") == "ready", what="the model to come back")
         more = [ask(n) for n in range(40, 80)]
         loop.send(*more)
         ids = {q.query_id for q in more}
-        loop.until(lambda: closed(loop) >= ids, 120, "the end of the others")
+        loop.until(lambda: closed(loop) >= ids, what="the end of the others")
         later = [a for a in loop.read(t.answer, Answer) if a.query_id in ids]
         assert {a.status for a in later} == {"ok"}
         assert {a.action.model for a in later} == {"small", "large"}

@@ -38,7 +38,7 @@ def samples_of(loop: Any) -> dict[str, list[tuple[bytes | None, bytes | None]]]:
         for n in range(4)
     ]
     loop.send(*asked)
-    loop.until(lambda: len({r.query_id for r in loop.read(t.reward, Reward)}) == 4, 90, "the samples")
+    loop.until(lambda: len({r.query_id for r in loop.read(t.reward, Reward)}) == 4, what="the samples")
     records = [
         (t.feedback, Feedback(query_id="pnone", correct=True, metadata={"a": 1})),
         (t.due, Due(query_id="pnone", kind="timeout", deadline_ms=0)),
@@ -77,22 +77,20 @@ def test_poison_ends_no_room_and_touches_no_good_query(
     wanted = {query.query_id for query in good}
     loop.until(
         lambda: {r.query_id for r in readable(loop, t.reward, Reward) if r.closes} >= wanted,
-        600,
-        "the good queries",
+        what="the good queries",
     )
     # What was sent last has gone through every room when a query sent after it has.
     loop.send(ask(GOOD))
     wanted.add(f"q{GOOD}")
     loop.until(
         lambda: {r.query_id for r in readable(loop, t.reward, Reward) if r.closes} >= wanted,
-        300,
-        "one more query",
+        what="one more query",
     )
     assert {name: room.pid for name, room in loop.supervisor.rooms.items()} == pids, "no room has ended"
     letters = readable(loop, t.dead_letter, DeadLetter)
     assert len(letters) > count // 4
     assert not {letter.query_id for letter in letters} & wanted
-    loop.until(lambda: not {p.query_id for p in loop.audited().pending} & wanted, 60, "the learner")
+    loop.until(lambda: not {p.query_id for p in loop.audited().pending} & wanted, what="the learner")
     report = loop.audited()
     assert not wanted & set(report.ids), report.discrepancies
     print(f"{count} poison records, {len(letters)} dead letters: {report.line}")

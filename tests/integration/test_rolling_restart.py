@@ -11,18 +11,19 @@ import pytest
 from schemas.answer import Answer
 from schemas.query import Query
 from schemas.reward import Reward
-from streams.local.broker import Broker
 from streams.local.supervisor import python
 
-pytestmark = [pytest.mark.broker, pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [
+    pytest.mark.broker,
+    pytest.mark.kafka("the embedded broker has no transactions, which two deciders need"),
+    pytest.mark.slow,
+]
 
 
 @pytest.mark.parametrize("seed", range(10))
 def test_a_rolling_restart_under_load(
-    broker: Broker, deploy: Callable[..., Any], ask: Callable[[int], Query], seed: int
+    deploy: Callable[..., Any], ask: Callable[[int], Query], seed: int
 ) -> None:
-    if broker.kind == "embedded":
-        pytest.skip("the embedded broker has no transactions: two deciders are tested on Apache Kafka")
     standby = [*python(), "worker", "decider", "--instance", "1"]
     loop = deploy(seed=seed, max_in_flight=32, group_partitions=8, commands={"decider-1": standby})
     t = loop.topics
@@ -35,12 +36,12 @@ def test_a_rolling_restart_under_load(
         loop.send(*batch)
         ids |= {query.query_id for query in batch}
         before, wanted = len(loop.raw(t.answer)), rng.randint(0, 12)
-        loop.until(lambda n=before + wanted: len(loop.raw(t.answer)) >= n, 90, f"load before {room} stops")
+        loop.until(lambda n=before + wanted: len(loop.raw(t.answer)) >= n, what=f"load before {room} stops")
         one = loop.supervisor.rooms[room]
         os.kill(one.pid, signal.SIGTERM)
-        loop.until(lambda one=one: one.restarts == 1 and one.ready.is_set(), 120, f"{room} to be back")
+        loop.until(lambda one=one: one.restarts == 1 and one.ready.is_set(), what=f"{room} to be back")
     loop.until(
-        lambda: {r.query_id for r in loop.read(t.reward, Reward) if r.closes} >= ids, 240, "the rewards"
+        lambda: {r.query_id for r in loop.read(t.reward, Reward) if r.closes} >= ids, what="the rewards"
     )
     loop.settled()
     first: dict[str, Answer] = {}

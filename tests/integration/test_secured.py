@@ -17,7 +17,7 @@ import pytest
 from streams.local.broker import Broker
 from streams.local.supervisor import Supervisor
 
-pytestmark = pytest.mark.broker
+pytestmark = [pytest.mark.broker, pytest.mark.kafka("the embedded broker has no TLS or SASL listener")]
 
 _OAUTH = "org.apache.kafka.common.security.oauthbearer"
 VALIDATOR = f"{_OAUTH}.internals.unsecured.OAuthBearerUnsecuredValidatorCallbackHandler"
@@ -27,8 +27,6 @@ VALIDATOR = f"{_OAUTH}.internals.unsecured.OAuthBearerUnsecuredValidatorCallback
 @pytest.fixture(scope="module")
 def secured(broker: Broker, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Broker, Path]]:
     """An Apache Kafka whose only listener is SASL_SSL, and the certificate it shows."""
-    if broker.kind != "kafka":
-        pytest.skip("the embedded broker has no TLS or SASL listener: set KAFKA_HOME")
     if shutil.which("openssl") is None:
         pytest.skip("needs openssl to make a certificate")
     folder = tmp_path_factory.mktemp("secured")

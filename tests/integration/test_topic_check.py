@@ -31,6 +31,30 @@ def fresh(broker: Broker) -> Settings:
     )
 
 
+# What Apache Kafka alone keeps or does.
+SETTINGS = pytest.mark.kafka("the embedded broker keeps no settings of a topic")
+GROWTH = pytest.mark.kafka("the embedded broker cannot add partitions")
+
+
+def test_topics_that_are_missing_and_wrong_counts_are_each_named(broker: Broker) -> None:
+    settings = fresh(broker)
+    topics = Topics(settings)
+    declared = topics.declared(["g"])
+    made = [
+        msgspec.structs.replace(t, partitions=3) if t.name == topics.answer else t
+        for t in declared
+        if t.name != topics.due
+    ]
+    admin.create(settings, made)
+    findings = admin.check(settings, declared).findings
+    assert any(f.startswith(f"{topics.due}: missing") for f in findings)
+    assert any(f.startswith(f"{topics.answer}: partitions is 3, must be 2") for f in findings)
+    thrice = settings.replace(replication=3)
+    found = admin.check(thrice, Topics(thrice).declared(["g"])).findings
+    assert any(f.startswith(f"{topics.reward}: replication is 1, must be 3") for f in found), found
+
+
+@SETTINGS
 def test_wrong_partitions_retention_compaction_and_size_are_each_named(broker: Broker) -> None:
     settings = fresh(broker)
     topics = Topics(settings)
@@ -46,8 +70,6 @@ def test_wrong_partitions_retention_compaction_and_size_are_each_named(broker: B
     result = admin.check(settings, declared)
     assert any(f.startswith(f"{topics.due}: missing") for f in result.findings)
     assert any(f.startswith(f"{topics.answer}: partitions is 3, must be 2") for f in result.findings)
-    if broker.kind == "embedded":
-        pytest.skip("the embedded broker does not keep topic settings: only partitions were checked")
     assert result.notes == []
     for name, setting in (
         (topics.reward, "retention.ms is 1000"),
@@ -95,6 +117,7 @@ def test_lag_is_what_the_groups_have_not_committed(broker: Broker) -> None:
         admin.check(Settings(kafka=Kafka(bootstrap="127.0.0.1:1")), [])
 
 
+@SETTINGS
 def test_what_lets_acknowledged_records_be_lost_is_named(broker: Broker) -> None:
     settings = fresh(broker)
     declared = Topics(settings).declared(["g"])
@@ -103,10 +126,6 @@ def test_what_lets_acknowledged_records_be_lost_is_named(broker: Broker) -> None
     found = admin.check(thrice, Topics(thrice).declared(["g"])).findings
     name = Topics(settings).answer
     assert any(f.startswith(f"{name}: replication is 1, must be 3") for f in found), found
-    if broker.kind == "embedded":
-        pytest.skip(
-            "the embedded broker does not keep topic settings: only partitions and replicas were checked"
-        )
     assert any(f.startswith(f"{name}: min.insync.replicas is 1, must be 2") for f in found), found
     client = connections.admin(settings)
     try:
@@ -120,6 +139,7 @@ def test_what_lets_acknowledged_records_be_lost_is_named(broker: Broker) -> None
     ]
 
 
+@GROWTH
 def test_a_topic_that_grows_while_it_is_in_use_is_named_with_its_setting(broker: Broker) -> None:
     settings = fresh(broker)
     topics = Topics(settings)
@@ -148,6 +168,7 @@ def test_a_topic_that_grows_while_it_is_in_use_is_named_with_its_setting(broker:
     assert sorted(admin.check(settings, declared).findings) == [answer, reward]
 
 
+@GROWTH
 @pytest.mark.slow
 def test_a_running_room_stops_when_a_topic_grows_and_does_not_start_again(
     broker: Broker, deploy: Callable[..., Any]
@@ -162,21 +183,20 @@ def test_a_running_room_stops_when_a_topic_grows_and_does_not_start_again(
         lambda: (
             f"partition counts have changed: {loop.topics.feedback}: partitions is 3" in loop.log.read_text()
         ),
-        100,
-        "the room to notice",
+        what="the room to notice",
     )
-    loop.until(lambda: "topics are not as declared" in loop.log.read_text(), 60, "its successor to refuse")
+    loop.until(lambda: "topics are not as declared" in loop.log.read_text(), what="its successor to refuse")
 
 
+@GROWTH
 @pytest.mark.slow
-@pytest.mark.timeout(600)
 def test_partition_counts_are_raised_as_the_manual_says(
     broker: Broker, deploy: Callable[..., Any], ask: Callable[[int], Query]
 ) -> None:
     loop = deploy()
     early = [ask(n) for n in range(12)]
     loop.send(*early)
-    loop.until(lambda: closed(loop) >= {query.query_id for query in early}, 120, "the rewards")
+    loop.until(lambda: closed(loop) >= {query.query_id for query in early}, what="the rewards")
     loop.settled()  # 1. nothing is pending
     loop.supervisor.stop()  # 2. all rooms
     counts = {"query_partitions": 3, "join_partitions": 5, "group_partitions": 6}
@@ -194,8 +214,8 @@ def test_partition_counts_are_raised_as_the_manual_says(
     again = deploy(prefix=settings.kafka.prefix, **counts)
     late = [ask(n) for n in range(12, 24)]
     again.send(*late, early[0])  # 5., and one id a second time, whose Query now lies in another partition
-    again.until(lambda: closed(again) >= {query.query_id for query in (*early, *late)}, 120, "the rewards")
-    again.until(lambda: bool(again.raw(again.topics.dead_letter)), 60, "the duplicate")
+    again.until(lambda: closed(again) >= {query.query_id for query in (*early, *late)}, what="the rewards")
+    again.until(lambda: bool(again.raw(again.topics.dead_letter)), what="the duplicate")
     (letter,) = again.read(again.topics.dead_letter, DeadLetter)
     assert (letter.error, letter.query_id) == ("DuplicateQuery", early[0].query_id)
     again.settled()

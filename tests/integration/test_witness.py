@@ -12,7 +12,12 @@ from schemas.query import Query
 from schemas.reward import Reward
 from streams.local.broker import Broker
 
-pytestmark = [pytest.mark.broker, pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [
+    pytest.mark.broker,
+    pytest.mark.kafka("its tools are the witness"),
+    pytest.mark.slow,
+    pytest.mark.timeout(900),
+]
 
 
 def tool(broker: Broker, name: str, *arguments: str) -> str:
@@ -28,8 +33,6 @@ def tool(broker: Broker, name: str, *arguments: str) -> str:
 def test_kafkas_own_tools_see_decisions_rewards_no_lag_and_the_declared_settings(
     broker: Broker, deploy: Callable[..., Any], ask: Callable[[int], Query]
 ) -> None:
-    if broker.kind != "kafka":
-        pytest.skip("needs Apache Kafka's tools: set KAFKA_HOME")
     loop = deploy()
     t = loop.topics
     loop.send(*(ask(n) for n in range(12)))

@@ -125,6 +125,7 @@ def test_versions_name_the_commit_and_the_libraries() -> None:
 
 
 @pytest.mark.broker
+@pytest.mark.embedded
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_a_real_run_on_the_embedded_broker() -> None:

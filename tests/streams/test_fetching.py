@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from streams.runtime.kafka.consuming import fetching
 from streams.runtime.kafka.consuming.fetching import FetchSessions
+from streams.runtime.memory import run
 
 Wanted = dict[tuple[str, int], tuple[int, int]]
 
@@ -187,7 +188,7 @@ def test_two_fetches_from_one_node_are_apart(monkeypatch: pytest.MonkeyPatch) ->
         waiting.cancel()
         assert await waiting is False
 
-    asyncio.run(main())
+    run(main())
 
 
 def test_a_fetch_waits_briefly_while_positions_are_about_to_move() -> None:

@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from streams.runtime.kafka.writing.sender import Sender
+from streams.runtime.memory import run
 
 PARTITIONS = 3
 
@@ -64,7 +65,7 @@ def test_what_many_send_in_one_moment_shares_a_batch() -> None:
         broker.acknowledge(0)
         await asyncio.gather(*calls)
 
-    asyncio.run(main())
+    run(main())
 
 
 def test_after_one_moment_of_sending_the_next_comes_after_the_pause() -> None:
@@ -83,7 +84,7 @@ def test_after_one_moment_of_sending_the_next_comes_after_the_pause() -> None:
             broker.acknowledge(0)
         await asyncio.gather(first, *others)
 
-    asyncio.run(main())
+    run(main())
 
 
 def test_what_a_full_batch_leaves_over_does_not_wait_for_the_pause() -> None:
@@ -97,7 +98,7 @@ def test_what_a_full_batch_leaves_over_does_not_wait_for_the_pause() -> None:
         await asyncio.wait_for(asyncio.gather(*calls), 5.0)
         assert broker.log["t", 0] == [b"0", b"1", b"2", b"3", b"4"]
 
-    asyncio.run(main())
+    run(main())
 
 
 def test_what_comes_while_a_batch_that_is_not_full_is_under_way_waits_for_the_pause() -> None:
@@ -116,7 +117,7 @@ def test_what_comes_while_a_batch_that_is_not_full_is_under_way_waits_for_the_pa
         broker.acknowledge(0)
         await asyncio.gather(*calls)
 
-    asyncio.run(main())
+    run(main())
 
 
 @given(st.binary(min_size=1, max_size=40))
@@ -130,7 +131,7 @@ def test_a_key_lies_where_every_kafka_client_puts_it(key: bytes) -> None:
         broker.acknowledge(0)
         await call
 
-    asyncio.run(main())
+    run(main())
 
 
 def test_a_refusal_reaches_those_whose_records_it_concerns() -> None:
@@ -151,7 +152,7 @@ def test_a_refusal_reaches_those_whose_records_it_concerns() -> None:
         broker.acknowledge(0)
         await again
 
-    asyncio.run(main())
+    run(main())
 
 
 def test_without_a_connection_it_is_the_sender_who_is_told() -> None:
@@ -159,7 +160,7 @@ def test_without_a_connection_it_is_the_sender_who_is_told() -> None:
         raise KafkaError("not connected")
 
     with pytest.raises(KafkaError, match="not connected"):
-        asyncio.run(Sender(none_yet, 0.0).send([("t", 0, None, b"a")]))
+        run(Sender(none_yet, 0.0).send([("t", 0, None, b"a")]))
 
 
 @settings(deadline=None)
@@ -195,4 +196,4 @@ def test_records_of_a_partition_arrive_once_in_the_order_they_were_sent_in(data:
                     assert all(value in broker.log[place] for place, value in values)
         assert broker.log == sent
 
-    asyncio.run(main())
+    run(main())

@@ -17,6 +17,7 @@ from streams.runtime.kafka.consuming.consumer import _MOVING_S, Consumer
 from streams.runtime.kafka.consuming.lanes import Lanes
 from streams.runtime.kafka.consuming.offsets import Course, Offsets, SkippedRecord
 from streams.runtime.kafka.transport import consumer_of
+from streams.runtime.memory import run
 from streams.runtime.records import Record
 from streams.settings import Settings
 
@@ -242,7 +243,7 @@ def test_nothing_is_handed_over_before_the_first_seek() -> None:
         assert await receiver.hand_over(0, 1)
         assert receiver.given == [0, 1]
 
-    asyncio.run(main())
+    run(main())
 
 
 @pytest.mark.parametrize("end", ["flow", "generation", "paused"])
@@ -266,7 +267,7 @@ def test_what_comes_when_an_assignment_ends_has_to_come_again(end: str) -> None:
         assert not await reader.hand_over(came, came + 1, active=end != "paused")
         assert course.due == came
 
-    asyncio.run(main())
+    run(main())
 
 
 def test_a_topic_whose_handler_is_not_bound_yet_is_handed_over_later() -> None:
@@ -279,7 +280,7 @@ def test_a_topic_whose_handler_is_not_bound_yet_is_handed_over_later() -> None:
         assert receiver.given == [0, 1]
         assert receiver.consumer._new_offset(TP_) == 2
 
-    asyncio.run(main())
+    run(main())
 
 
 def test_nothing_is_handed_over_between_the_seek_and_the_emptying_of_the_queues(
@@ -301,7 +302,7 @@ def test_nothing_is_handed_over_between_the_seek_and_the_emptying_of_the_queues(
         assert await coming
         assert receiver.given == [5, 6]
 
-    asyncio.run(main())
+    run(main())
 
 
 @pytest.mark.parametrize("at", [None, 100])
@@ -331,7 +332,7 @@ def test_a_partition_of_which_nothing_is_committed_or_more_than_there_is_is_read
         assert await receiver.hand_over(2, 3, 4, 5, 6, 7)
         assert receiver.given == [2, 3, 4, 5, 6, 7]
 
-    asyncio.run(main())
+    run(main())
 
 
 def test_tables_start_without_a_pause_and_by_then_every_topic_is_named(
@@ -364,7 +365,7 @@ def test_tables_start_without_a_pause_and_by_then_every_topic_is_named(
         assert set(found) == {"answer", "feedback", table.changelog_topic.get_topic_name()}
         await app.agents.on_stop()
 
-    asyncio.run(main())
+    run(main())
 
 
 async def nothing(self: Any) -> None:
@@ -391,4 +392,4 @@ def test_while_partitions_move_the_consumer_looks_again_soon(monkeypatch: pytest
         await draining
         assert asked == [_MOVING_S, 1.0]
 
-    asyncio.run(main())
+    run(main())

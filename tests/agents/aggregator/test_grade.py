@@ -204,13 +204,10 @@ def test_a_process_out_of_memory_is_an_error_and_not_a_crash() -> None:
 
 
 def read(name: str) -> list[dict[str, str]]:
-    if not (QUESTIONS / name).exists():
-        pytest.skip(
-            f"{QUESTIONS / name} is not there: put the public questions in ../shared/data beside the checkout"
-        )
     return [json.loads(line) for line in (QUESTIONS / name).read_text().splitlines()]
 
 
+@pytest.mark.data("questions/gsm8k_test.jsonl", "questions/math500.jsonl", "questions/aime24.jsonl")
 def test_every_real_reference_grades_itself_right() -> None:
     rows = [*read("gsm8k_test.jsonl"), *read("math500.jsonl"), *read("aime24.jsonl")]
     assert len(rows) == 1_849
@@ -219,6 +216,7 @@ def test_every_real_reference_grades_itself_right() -> None:
         assert grade(f"so \\boxed{{{gold}}}", row["answer"], judge=unasked).correct, row
 
 
+@pytest.mark.data("questions/gsm8k_test.jsonl")
 def test_wrong_integers_are_wrong_for_every_gsm8k_reference() -> None:
     rows = read("gsm8k_test.jsonl")
     integers = [as_integer(gold_of(row["answer"])) for row in rows]
@@ -228,6 +226,7 @@ def test_wrong_integers_are_wrong_for_every_gsm8k_reference() -> None:
         assert not grade(f"\\boxed{{{value + 1}}}", row["answer"], judge=unasked).correct
 
 
+@pytest.mark.data("questions/math500.jsonl")
 def test_worked_solutions_of_real_problems_grade_right(pool: GradingPool) -> None:
     rows = read("math500.jsonl")
     grades = [grade(row["solution"], row["answer"], judge=pool.judge) for row in rows]

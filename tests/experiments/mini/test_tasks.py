@@ -12,7 +12,7 @@ from agents.aggregator.program import run
 from experiments.mini.corpus import FAMILIES, MIXTURE, draw, encoded
 from experiments.mini.grading import answer_of, is_right
 from experiments.mini.tasks import stories, styles
-from experiments.mini.tasks.gsm import MISSING, QUESTIONS, gsm_problem, sources
+from experiments.mini.tasks.gsm import gsm_problem, sources
 from experiments.mini.tasks.problem import SPLITS, Problem, split_of
 from experiments.mini.tasks.programs import inputs_for
 from experiments.mini.tasks.telling import choose
@@ -151,7 +151,7 @@ def test_a_world_refuses_what_cannot_be() -> None:
     assert world.derive(["c"], "a") is None
 
 
-@pytest.mark.skipif(not QUESTIONS.exists(), reason=MISSING)
+@pytest.mark.data("questions/gsm8k_train.jsonl")
 def test_new_numbers_keep_the_chain_of_a_gsm8k_question() -> None:
     for source in sources()[:200]:
         problem = gsm_problem(source, Random(1), anew=True)

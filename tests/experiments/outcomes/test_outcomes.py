@@ -85,14 +85,15 @@ def test_bad_mappings_are_refused_by_field(tmp_path: Path, mapping: str, wanted:
 @pytest.mark.parametrize(
     ("name", "file", "questions", "arms"),
     [
-        ("zeroeval_gsm", "zeroeval_gsm/gsm_outcomes.csv.gz", 1319, None),
-        ("paretobandit_val", "paretobandit_val/val_k4.jsonl.gz", 1766, 4),
-        ("tts_prm", "tts_prm/outcomes.csv.gz", 100, 7),
+        pytest.param(name, file, questions, arms, marks=pytest.mark.data(file))
+        for name, file, questions, arms in (
+            ("zeroeval_gsm", "zeroeval_gsm/gsm_outcomes.csv.gz", 1319, None),
+            ("paretobandit_val", "paretobandit_val/val_k4.jsonl.gz", 1766, 4),
+            ("tts_prm", "tts_prm/outcomes.csv.gz", 100, 7),
+        )
     ],
 )
 def test_the_public_sets_load(name: str, file: str, questions: int, arms: int | None) -> None:
-    if not (DATA / file).exists():
-        pytest.skip(f"{DATA / file} is not beside the checkout")
     outcomes = load_foreign(DATA / file, ROOT / "experiments" / "mappings" / f"{name}.yaml")
     assert len(outcomes.questions) == questions
     assert len(outcomes.arms) == arms if arms else len(outcomes.arms) > 10

@@ -121,9 +121,8 @@ def test_a_search_is_over_with_its_last_living_path() -> None:
     assert replay([[0.5, 0.5]] * 2).ended == 2
 
 
+@pytest.mark.data("tts_prm/samples.csv.gz")
 def test_wider_searches_on_real_scores_end_earlier() -> None:
-    if not (DATA / "tts_prm" / "samples.csv.gz").exists():
-        pytest.skip(f"{DATA / 'tts_prm'} is not beside the checkout")
     found = replay_wide(DATA / "tts_prm")
     fewer = [each["steps_one_after_another_percent"]["mean"] for each in found.values()]
     assert fewer[0] == 0
@@ -131,9 +130,8 @@ def test_wider_searches_on_real_scores_end_earlier() -> None:
     assert -80 < fewer[-1] < -60
 
 
+@pytest.mark.data("tts_prm/samples.csv.gz")
 def test_early_exit_on_real_scores_saves_steps() -> None:
-    if not (DATA / "tts_prm" / "samples.csv.gz").exists():
-        pytest.skip(f"{DATA / 'tts_prm'} is not beside the checkout")
     found = replay_tts_prm(DATA / "tts_prm")
     assert found
     assert all(0 <= each["steps_saved_percent"]["mean"] < 100 for each in found.values())

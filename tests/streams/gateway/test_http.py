@@ -149,7 +149,7 @@ def test_feedback_reaches_a_query_that_has_left_the_index_for_its_own_tenant_alo
             answer.text
         )
     rewards = lambda: [r for r in small.read(topics.reward, Reward) if r.query_id == first]  # noqa: E731
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 120
     while not (found := [r for r in rewards() if r.closes]) and time.monotonic() < deadline:
         time.sleep(0.05)
     assert [(r.kind, r.correct) for r in found] == [("correction", 1.0)]

@@ -48,6 +48,8 @@ def gone(house: Any, text: str, wait_s: float, **headers: str) -> str:
             headers=sent,
             timeout=httpx.Timeout(10, read=wait_s),
         )
+    # A busy gateway may only now have come to it.
+    until(lambda: house.read(house.cluster.topics.query, Query) != [])
     return house.read(house.cluster.topics.query, Query)[-1].query_id
 
 
@@ -56,7 +58,7 @@ def cancelled(house: Any) -> list[str]:
 
 
 def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 120
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.05)

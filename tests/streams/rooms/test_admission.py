@@ -4,6 +4,7 @@ import asyncio
 
 from schemas.query import Origin
 from streams.rooms.embedder.admission import Admission
+from streams.runtime.memory import run
 
 
 def test_the_third_waits_until_one_of_two_leaves() -> None:
@@ -28,7 +29,7 @@ def test_the_third_waits_until_one_of_two_leaves() -> None:
         assert len(admission) == 2
         return seen
 
-    assert asyncio.run(scene()) == ["a", "b", "c"]
+    assert run(scene()) == ["a", "b", "c"]
 
 
 def test_a_query_in_flight_takes_no_second_place() -> None:
@@ -38,7 +39,7 @@ def test_a_query_in_flight_takes_no_second_place() -> None:
         await asyncio.wait_for(admission.enter("a", 60.0), 1.0)
         assert len(admission) == 1
 
-    asyncio.run(scene())
+    run(scene())
 
 
 def test_a_place_is_free_again_when_the_answer_never_comes() -> None:
@@ -51,7 +52,7 @@ def test_a_place_is_free_again_when_the_answer_never_comes() -> None:
         assert "a" not in admission
         assert "b" in admission
 
-    asyncio.run(scene())
+    run(scene())
 
 
 def test_a_refused_duplicate_frees_its_own_place_and_not_that_of_the_first() -> None:
@@ -67,4 +68,4 @@ def test_a_refused_duplicate_frees_its_own_place_and_not_that_of_the_first() -> 
         admission.refused("old", second)
         assert len(admission) == 0
 
-    asyncio.run(main())
+    run(main())

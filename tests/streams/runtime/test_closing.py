@@ -1,7 +1,6 @@
 """Closing a client that does not end, and what a standstill says of its tasks."""
 
 import asyncio
-import time
 from collections.abc import AsyncIterator
 
 import pytest
@@ -26,9 +25,7 @@ class Client:
 def test_a_connection_that_is_not_taken_down_is_left_to_end_by_itself() -> None:
     async def life() -> None:
         slow = Client()
-        began = time.monotonic()
         await closing.stop(slow, patience_s=0.05)
-        assert time.monotonic() - began < 5
         assert not slow.ended
         slow.may_end.set()
         await asyncio.sleep(0)
@@ -59,7 +56,8 @@ def test_a_standstill_names_where_a_task_waits_down_to_the_innermost_place() -> 
 
     async def life() -> list[str]:
         task = asyncio.create_task(reads())
-        await asyncio.sleep(0.01)
+        for _ in range(3):  # until it waits for what never comes
+            await asyncio.sleep(0)
         found = awaited(task)
         task.cancel()
         return [place.rsplit(".", 1)[-1].split(":")[0] for place in found]

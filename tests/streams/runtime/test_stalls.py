@@ -70,6 +70,7 @@ def test_a_process_whose_partition_stands_still_is_alive_and_not_ready() -> None
 
 
 @pytest.mark.broker
+@pytest.mark.kafka("partitions of one topic that move alone")
 @pytest.mark.slow
 def test_a_running_worker_shows_which_partition_hangs(
     kafka_broker: Any, in_memory: Callable[..., Settings], tmp_path: Path
