@@ -154,6 +154,32 @@ def test_the_ci_script_says_what_it_did_not_get_to(tmp_path: Path) -> None:
     assert done.returncode == 1
 
 
+def suite(kafka_home: str, *words: str) -> subprocess.CompletedProcess[str]:
+    """Run part of this suite."""
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *words]
+    env = {**os.environ, "KAFKA_HOME": kafka_home}
+    return subprocess.run(
+        command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=600, check=False
+    )
+
+
+def test_what_is_skipped_without_kafka_is_listed_with_its_reason_and_with_kafka_it_is_an_error(
+    tmp_path: Path,
+) -> None:
+    where = "tests/integration/test_secured.py"
+    without = suite("", where, "--broker", "embedded").stdout.splitlines()
+    at = next(n for n, line in enumerate(without) if re.fullmatch(r"=+ 5 skipped =+", line))
+    assert without[at + 1 : at + 5] == [
+        "  5 needs Apache Kafka (make test-kafka): the embedded broker has no TLS or SASL listener",
+        f"      {where}::test_commands_and_rooms_connect_by_tls_and_password",
+        f"      {where}::test_commands_and_rooms_connect_by_token",
+        f"      {where}::test_what_is_refused_names_the_settings (3)",
+    ]
+    refused = suite(str(tmp_path), where, "--broker", "kafka")
+    assert refused.returncode == pytest.ExitCode.USAGE_ERROR
+    assert f"KAFKA_HOME={tmp_path}: this is not a Kafka distribution" in refused.stderr
+
+
 def test_no_test_calls_make_test() -> None:
     """The suite inside the suite would never end. This file's stand-in is no make."""
     called = re.compile(r"""["']make["'],\s*["']test""")
