@@ -17,38 +17,34 @@ import tempfile
 import tokenize
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from inspect import CO_OPTIMIZED
 from pathlib import Path
 from types import FrameType
 from typing import Any
+
+import click
 
 ROOT = Path(__file__).parent.parent
 PRODUCT = ("schemas", "agents", "streams")
 AREAS = (*PRODUCT, "experiments", "bench", "examples", "tests")
 PACKAGES = (*PRODUCT, "experiments", "bench")
 JAVASCRIPT = "static JavaScript"
-FMT = re.compile(r"#\s*fmt:\s*(?:skip|off|on)\b.*")
+FMT = re.compile(r"#\s*fmt:\s*(?:skip|off|on)\b")
 DIRECTIVE = re.compile(r"#\s*(?:fmt|noqa|type|mypy|pragma|ruff)\b|#!")
-SILENT = {
-    tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER,
-}  # fmt: skip
+MEASURES = {
+    "modules": "modules that are not `__init__`",
+    "one_importer": "modules imported by exactly one other",
+    "classes_twice": "class names defined twice or more",
+    "depth": "depth below the top folders",
+    "fmt_skips": "`# fmt: skip` and `off`",
+    "commands": "leaf commands of `python -m streams`",
+    "walk": "modules a query runs through",
+}
+SILENT = {"COMMENT", "NL", "NEWLINE", "INDENT", "DEDENT", "ENDMARKER"}
 
 
-@dataclass
-class Lines:
-    """Lines of one file or area; `comments` are those with a comment, at their end or alone."""
-
-    files: int = 0
-    physical: int = 0
-    code: int = 0
-    docstrings: int = 0
-    comments: int = 0
-
-    def __iadd__(self, other: Lines) -> Lines:
-        for name, value in vars(other).items():
-            setattr(self, name, getattr(self, name) + value)
-        return self
+Lines = Counter[str]
+"""Of a file or area: `files`; lines that are `physical`, `code` or `docstrings`; lines with `comments`."""
 
 
 def tracked(root: Path) -> list[Path]:
@@ -63,10 +59,8 @@ def formatted(root: Path, files: Sequence[Path]) -> dict[Path, str]:
         for file in files:
             (copy := Path(folder) / file).parent.mkdir(parents=True, exist_ok=True)
             copy.write_text(FMT.sub("", (root / file).read_text()))
-        ruff = [sys.executable, "-m", "ruff", "format", "--isolated", "--no-cache", "--quiet"]
-        subprocess.run(
-            [*ruff, "--line-length", "100", "--target-version", "py311", folder], check=True, cwd=folder
-        )
+        ruff = f"{sys.executable} -m ruff format --isolated --no-cache --quiet --target-version py311"
+        subprocess.run([*ruff.split(), "--line-length", "100", folder], check=True)
         return {file: (Path(folder) / file).read_text() for file in files}
 
 
@@ -80,37 +74,36 @@ def python_lines(source: str) -> Lines:
             and isinstance(node.value.value, str)
         ):
             documented.update(range(node.lineno, (node.end_lineno or node.lineno) + 1))
-    code: set[int] = set()
-    commented: set[int] = set()
+    code, commented = set[int](), set[int]()
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
         if token.type == tokenize.COMMENT and not DIRECTIVE.match(token.string):
             commented.add(token.start[0])
-        if token.type not in SILENT:
+        if tokenize.tok_name[token.type] not in SILENT:
             code.update(range(token.start[0], token.end[0] + 1))
-    text = source.splitlines()
-    full = {number for number, line in enumerate(text, 1) if line.strip()}
-    return Lines(1, len(text), len(code & full - documented), len(documented & full), len(commented))
+    full = {number for number, line in enumerate(source.splitlines(), 1) if line.strip()}
+    return Lines(
+        code=len(code & full - documented), docstrings=len(documented & full), comments=len(commented)
+    )
 
 
 def javascript_lines(source: str) -> Lines:
     """Count the lines of a script, as it is written."""
     plain = re.sub(r"/\*.*?\*/", "", source, flags=re.DOTALL)
     code = [line for line in plain.splitlines() if line.strip() and not line.strip().startswith("//")]
-    return Lines(1, len(source.splitlines()), len(code))
+    return Lines(code=len(code))
 
 
 def by_area(root: Path, files: Iterable[Path]) -> dict[str, Lines]:
     """Return the lines of every area that has files."""
     known = [file for file in files if file.parts[0] in AREAS]
-    found: dict[str, Lines] = {}
-    for file, source in formatted(root, [file for file in known if file.suffix == ".py"]).items():
-        counted = python_lines(source)
-        counted.physical = len((root / file).read_text().splitlines())
-        found.setdefault(file.parts[0], Lines()).__iadd__(counted)
-    for file in known:
-        if file.suffix in (".js", ".mjs") and "static" in file.parts:
-            found.setdefault(JAVASCRIPT, Lines()).__iadd__(javascript_lines((root / file).read_text()))
-    return {area: found[area] for area in (*AREAS, JAVASCRIPT) if area in found}
+    scripts = [file for file in known if file.suffix in (".js", ".mjs") and "static" in file.parts]
+    python = formatted(root, [file for file in known if file.suffix == ".py"])
+    counted = [(file, file.parts[0], python_lines(source)) for file, source in python.items()]
+    counted += [(file, JAVASCRIPT, javascript_lines((root / file).read_text())) for file in scripts]
+    found = {area: Lines() for area in (*AREAS, JAVASCRIPT)}
+    for file, area, lines in counted:
+        found[area] += lines + Lines(files=1, physical=len((root / file).read_text().splitlines()))
+    return {area: lines for area, lines in found.items() if lines}
 
 
 def name_of(file: Path) -> str:
@@ -139,9 +132,7 @@ def imported(tree: ast.AST, package: str) -> set[str]:
 def shape(root: Path, files: Iterable[Path]) -> dict[str, Any]:
     """Return what the packages' modules are: how many, how deep, imported by whom, with which class names."""
     modules = {name_of(file): file for file in files if file.suffix == ".py" and file.parts[0] in PACKAGES}
-    importers: Counter[str] = Counter()
-    classes: Counter[str] = Counter()
-    skips = 0
+    importers, classes, skips = Counter[str](), Counter[str](), 0
     for name, file in modules.items():
         source = (root / file).read_text()
         tree = ast.parse(source)
@@ -159,18 +150,22 @@ def shape(root: Path, files: Iterable[Path]) -> dict[str, Any]:
     }
 
 
-def leaves(command: Any, path: tuple[str, ...] = ()) -> list[str]:
+def leaves(command: click.Command, path: tuple[str, ...] = ()) -> list[str]:
     """Return the commands of a click group that do something, by their words."""
-    below = getattr(command, "commands", None)
-    if below is None:
+    if not isinstance(command, click.Group):
         return [" ".join(path)]
-    return [leaf for name, each in sorted(below.items()) for leaf in leaves(each, (*path, name))]
+    below = (
+        (name, command.get_command(at, name))
+        for at in [click.Context(command)]
+        for name in command.list_commands(at)
+    )
+    return [leaf for name, each in below if each for leaf in leaves(each, (*path, name))]
 
 
 def walked(root: Path) -> list[str]:
     """Return the modules with a function executed between a query's arrival and its closing reward, in memory.
 
-    The policy is the default one; three queries went before, so that nothing is counted that happens once a process.
+    The policy is the default one; three queries went before, so what happens once a process is not counted.
     """
     from agents.serving.recording import write_paths
     from schemas.base import decode, encode
@@ -187,31 +182,26 @@ def walked(root: Path) -> list[str]:
         if event == "call" and frame.f_code.co_flags & CO_OPTIMIZED:
             seen.add(frame.f_code.co_filename)
 
-    async def queries(cluster: Cluster, count: int) -> None:
-        def closed() -> set[str]:
-            rewards = (decode(r.value, Reward) for r in cluster.broker.records(cluster.topics.reward))
-            return {reward.query_id for reward in rewards if reward.closes}
-
+    async def ask(settings: Settings) -> None:
+        cluster = Cluster(settings, ROOMS)
         await cluster.up()
-        for number in range(count):
+        for number in range(4):
             text, answer = question(number)
-            record = encode(Query(query_id=f"q{number}", text=text, reference=answer))
-            cluster.produce(cluster.topics.query, f"q{number}".encode(), record)
-            if number == count - 1:
-                sys.setprofile(profile)
-            await cluster.until(lambda number=number: f"q{number}" in closed())
-            sys.setprofile(None)
+            query = Query(query_id=f"q{number}", text=text, reference=answer)
+            sys.setprofile(profile if number == 3 else None)
+            cluster.produce(cluster.topics.query, query.query_id.encode(), encode(query))
+            await cluster.until(lambda at=number: len(cluster.broker.records(cluster.topics.reward)) > at)
+        sys.setprofile(None)
+        assert decode(cluster.broker.records(cluster.topics.reward)[-1].value, Reward).closes
         await cluster.close()
 
     with tempfile.TemporaryDirectory() as folder:
         at = Path(folder)
         (at / "catalogue.yaml").write_text(CATALOGUE)
         write_paths(at / "recording.jsonl", recorded_paths(4, samples=3, steps=(1, 3)))
-        settings = Settings().replace(
-            prefix="m.", catalogue=str(at / "catalogue.yaml"), recorded=str(at / "recording.jsonl"),
-            state_dir=str(at / "state"), encoder="hashed", encoder_dimension=8, warm_up=0, snapshot_every=0,
-        )  # fmt: skip
-        run(queries(Cluster(settings, ROOMS), 4))
+        files = {"catalogue": str(at / "catalogue.yaml"), "recorded": str(at / "recording.jsonl")}
+        memory = {"encoder": "hashed", "encoder_dimension": 8, "warm_up": 0, "snapshot_every": 0}
+        run(ask(Settings().replace(prefix="m.", state_dir=str(at / "state"), **files, **memory)))
     inside = {Path(name).relative_to(root) for name in seen if Path(name).is_relative_to(root)}
     return sorted(name_of(file) for file in inside if file.parts[0] in PACKAGES)
 
@@ -228,18 +218,10 @@ def table(found: Mapping[str, Any]) -> str:
             f"| {area} | {each['files']:,} | {each['code']:,} | {each['physical']:,} | {per[0]:.0f} | {per[1]:.1f} |"
         )
     lines += ["", "| measure | value |", "|---|--:|"]
-    of = found["shape"]
-    rows = {
-        "modules that are not `__init__`": of["modules"],
-        "modules imported by exactly one other": len(of["one_importer"]),
-        "class names defined twice or more": len(of["classes_twice"]),
-        "depth below the top folders": of["depth"],
-        "`# fmt: skip` and `off`": of["fmt_skips"],
-        "leaf commands of `python -m streams`": len(found["commands"]),
-    }
-    if "walk" in found:
-        rows["modules a query runs through"] = len(found["walk"])
-    return "\n".join([*lines, *(f"| {what} | {value:,} |" for what, value in rows.items())])
+    for name, what in MEASURES.items():
+        if (value := found.get(name)) is not None:
+            lines.append(f"| {what} | {value if isinstance(value, int) else len(value)} |")
+    return "\n".join(lines)
 
 
 def main() -> None:
@@ -252,17 +234,15 @@ def main() -> None:
         "--walk", action="store_true", help="also count the modules that one query runs through"
     )
     chosen = parser.parse_args()
-    from streams.__main__ import cli
+    from streams.commands import main as commands
 
     files = tracked(ROOT)
     areas = by_area(ROOT, files)
-    for sum_of, parts in (("schemas + agents + streams", PRODUCT), ("all", tuple(areas))):
-        total = Lines()
-        for part in parts:
-            total += areas[part]
-        areas[sum_of] = total
-    found: dict[str, Any] = {"areas": {area: vars(each) for area, each in areas.items()}}
-    found |= {"shape": shape(ROOT, files), "commands": leaves(cli)}
+    areas |= {
+        "schemas + agents + streams": sum((areas[name] for name in PRODUCT), Lines()),
+        "all": sum(areas.values(), Lines()),
+    }
+    found = {"areas": areas, **shape(ROOT, files), "commands": leaves(commands)}
     if chosen.walk:
         found["walk"] = walked(ROOT)
     if chosen.json is not None:
