@@ -154,19 +154,13 @@ def leaves(command: click.Command, path: tuple[str, ...] = ()) -> list[str]:
     """Return the commands of a click group that do something, by their words."""
     if not isinstance(command, click.Group):
         return [" ".join(path)]
-    below = (
-        (name, command.get_command(at, name))
-        for at in [click.Context(command)]
-        for name in command.list_commands(at)
-    )
-    return [leaf for name, each in below if each for leaf in leaves(each, (*path, name))]
+    context = click.Context(command)
+    below = {name: command.get_command(context, name) for name in command.list_commands(context)}
+    return [leaf for name, each in below.items() if each for leaf in leaves(each, (*path, name))]
 
 
 def walked(root: Path) -> list[str]:
-    """Return the modules with a function executed between a query's arrival and its closing reward, in memory.
-
-    The policy is the default one; three queries went before, so what happens once a process is not counted.
-    """
+    """Return the modules with a function executed between arrival and closing reward of a fourth query, in memory."""
     from agents.serving.recording import write_paths
     from schemas.base import decode, encode
     from schemas.query import Query

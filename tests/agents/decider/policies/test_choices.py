@@ -49,13 +49,15 @@ def golden() -> tuple[dict[str, Any], list[Event], dict[str, list[dict[str, Any]
 
 def numerics() -> dict[str, Any]:
     """Return what the last bits of a sum depend on, as the file has it."""
-    loaded = [each for each in threadpool_info() if each["user_api"] == "blas"]
+    loaded = {
+        (b["prefix"], b["version"], b["architecture"]) for b in threadpool_info() if b["user_api"] == "blas"
+    }
     config: Any = np.show_config(mode="dicts")
     return {
         "python": platform.python_version(),
         "numpy": np.__version__,
         "scipy": scipy.__version__,
-        "blas": sorted([each["prefix"], each["version"], each["architecture"]] for each in loaded),
+        "blas": sorted(map(list, loaded)),
         "simd": config["SIMD Extensions"]["found"],
     }
 
