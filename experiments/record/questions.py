@@ -1,20 +1,25 @@
 """The recorded questions: stories in the paper's proportions, programs for the second task, or mixed traffic.
 
-All are of the family's `record` split: no model was trained, and no anchor measured, on any of them.
+All are of the family's `record` split: no model was trained, and no anchor measured, on any of them. They are read from
+`experiments/data/questions.jsonl.zst`, which also holds the questions that the family was validated and tested on; it
+is never written again.
 """
 
 import hashlib
+import io
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from itertools import count, islice
+from functools import cache
+from pathlib import Path
 from typing import Any, Literal
 
-from agents.aggregator.program import run
+import msgspec
+import zstandard
+
 from experiments.measures.frontier import is_history
-from experiments.mini.corpus import draw
-from experiments.mini.tasks.problem import Problem
-from experiments.mini.tasks.programs import inputs_for
+
+FILE = Path(__file__).parents[1] / "data" / "questions.jsonl.zst"
 
 Task = Literal["math", "code"]
 PROPORTIONS: Mapping[Task, Mapping[str, int]] = {
@@ -22,7 +27,6 @@ PROPORTIONS: Mapping[Task, Mapping[str, int]] = {
     "math": {**{f"level_{n}": 30 for n in range(1, 6)}, "contest": 60},
     "code": {"code_2": 53, "code_3": 53, "code_4": 52, "code_6": 52},
 }
-SEED = 31
 HISTORY = {
     "quick": 150,
     **{f"level_{n}": 40 for n in range(1, 6)},
@@ -47,26 +51,21 @@ class Question:
     family: str = ""
 
 
-def questions_of(task: Task, seed: int = 0, share: float = 1.0) -> list[Question]:
+def questions_of(task: Task, share: float = 1.0) -> list[Question]:
     """Return the questions to record, each text once, 210 where `share` is 1; at least one a level."""
     found = []
     for level, number in PROPORTIONS[task].items():
-        unseen = _distinct(level, seed)
-        found += [
-            _question(index, problem)
-            for index, problem in enumerate(islice(unseen, max(1, round(number * share))))
-        ]
+        found += _of_level(task, level)[: max(1, round(number * share))]
     return found
 
 
-def mixed_traffic(seed: int = SEED, share: float = 1.0, *, short: bool = False) -> list[Question]:
+def mixed_traffic(share: float = 1.0, *, short: bool = False) -> list[Question]:
     """Return mixed traffic: 500 questions of history and 1,000 live ones, each text once.
 
-    Ids are drawn in order until a level has its number on each side of the lab's own split, which is a hash of the
-    id and knows nothing of the question.
+    Each level's questions are taken in order until it has its number on each side of the lab's own split, which is a
+    hash of the id and knows nothing of the question.
 
     Args:
-        seed: Of the questions.
         share: Of both sides of each level; at least one a level and side.
         short: Only as many live questions as history has.
     """
@@ -78,15 +77,25 @@ def mixed_traffic(seed: int = SEED, share: float = 1.0, *, short: bool = False) 
                 False: max(1, round((HISTORY if short else LIVE)[level] * share)),
             }
         )
-        for index, problem in enumerate(_distinct(level, seed)):
-            question = _question(index, problem)
+        for question in _of_level("mixed", level):
             side = is_history(question.question_id)
             if wanted[side]:
                 wanted[side] -= 1
                 found.append(question)
-            if not wanted.total():
-                break
     return found
+
+
+def question_set(name: str) -> list[Question]:
+    """Return the questions of a set in the order of the file.
+
+    Args:
+        name: `math`, `code` or `mixed`, which are recorded; `validation`; `test-11`, `test-2029` or `test-23`, by the
+            seed they were drawn with; `everyday-development` or `everyday-sealed`.
+
+    Raises:
+        KeyError: There is no such set.
+    """
+    return list(_sets()[name])
 
 
 def fingerprint(questions: list[Question]) -> str:
@@ -95,22 +104,18 @@ def fingerprint(questions: list[Question]) -> str:
     return hashlib.sha256(content.encode()).hexdigest()[:16]
 
 
-def _distinct(level: str, seed: int) -> Iterator[Problem]:
-    texts: set[str] = set()
-    for index in count():
-        problem = draw(level, "record", seed, index)
-        if problem.question not in texts:
-            texts.add(problem.question)
-            yield problem
+@cache
+def _sets() -> dict[str, list[Question]]:
+    found: dict[str, list[Question]] = {}
+    with FILE.open("rb") as file, zstandard.ZstdDecompressor().stream_reader(file) as plain:
+        for line in io.BufferedReader(plain):
+            entry = msgspec.json.decode(line)
+            question = Question(
+                entry["id"], entry["level"], entry["text"], entry["reference"], entry["family"]
+            )
+            found.setdefault(entry["set"], []).append(question)
+    return found
 
 
-def _question(index: int, problem: Problem) -> Question:
-    code = problem.family == "code"
-    tests = [[value, run(problem.answer, value)] for value in inputs_for(problem)] if code else []
-    return Question(
-        f"{problem.level}-{index}",
-        problem.level,
-        problem.question,
-        {"tests": tests} if code else problem.answer,
-        problem.family,
-    )
+def _of_level(name: str, level: str) -> list[Question]:
+    return [question for question in _sets()[name] if question.level == level]

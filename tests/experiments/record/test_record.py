@@ -12,7 +12,6 @@ from agents.aggregator.grading_pool import Verdict
 from agents.space.action_space import uis_space
 from agents.space.catalogue_file import load_catalogue
 from experiments.measures.frontier import is_history
-from experiments.mini.tasks.problem import split_of
 from experiments.outcomes.best_route import best_route_space
 from experiments.record import table
 from experiments.record.bench import open_bench
@@ -20,7 +19,17 @@ from experiments.record.continued import take_over
 from experiments.record.estimate import estimate
 from experiments.record.journal import Journal, JournalError, journals
 from experiments.record.plan import Plan, search_id
-from experiments.record.questions import HISTORY, LIVE, PROPORTIONS, Question, mixed_traffic, questions_of
+from experiments.record.questions import (
+    FILE,
+    HISTORY,
+    LIVE,
+    PROPORTIONS,
+    Question,
+    fingerprint,
+    mixed_traffic,
+    question_set,
+    questions_of,
+)
 from experiments.record.run import record
 from experiments.record.searches import Bench, Memory, Variant, search
 from schemas.action import Action
@@ -223,6 +232,28 @@ def test_the_file_holds_questions_and_settings(tmp_path: Path, tiny: Path) -> No
     assert read.num_rows == small_plan(bench, NARROW).searches()
 
 
+@pytest.mark.parametrize("task", ["math", "code", "mixed"])
+def test_the_recordings_asked_the_questions_of_the_file(task: str) -> None:
+    recording = FILE.with_name(f"{task}.parquet")
+    questions = mixed_traffic() if task == "mixed" else questions_of(task)  # type: ignore[arg-type]
+    assert questions == table.questions_in(recording) == question_set(task)
+    assert fingerprint(questions) == table.settings_of(recording)["questions"]
+
+
+def test_nothing_recorded_was_asked_in_validation_or_tests_of_the_family() -> None:
+    asked = ("validation", "test-11", "test-2029", "test-23", "everyday-development", "everyday-sealed")
+    recorded = {q.text for name in ("math", "code", "mixed") for q in question_set(name)}
+    assert {name: len(question_set(name)) for name in asked} == {
+        "validation": 3_630,
+        "test-11": 1_500,
+        "test-2029": 1_500,
+        "test-23": 60,
+        "everyday-development": 200,
+        "everyday-sealed": 200,
+    }
+    assert all(q.text not in recorded for name in asked for q in question_set(name))
+
+
 def test_questions_stand_in_the_papers_proportions() -> None:
     questions = questions_of("math", share=0.1)
     levels = [question.level for question in questions]
@@ -248,7 +279,6 @@ def test_mixed_traffic_has_its_families_on_both_sides_of_the_split() -> None:
         }
     assert len({q.text for q in questions}) == len(questions)
     assert (sum(HISTORY.values()), sum(LIVE.values())) == (500, 1_000)
-    assert {split_of(q.text) for q in questions} == {"record"}
     # A short recording is made longer by what it lacks.
     short = {q.question_id: q.text for q in mixed_traffic(share=0.08, short=True)}
     assert short.items() < {q.question_id: q.text for q in questions}.items()

@@ -1,0 +1,248 @@
+"""How large this repository is, measured in one way: `python -m tests.size [--json FILE] [--walk]`.
+
+Code lines are those that are left after ruff's formatter at 100 columns, fmt comments ignored, without blank lines,
+comments and docstrings. So neither packing lines nor dropping docstrings makes a number better.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import io
+import json
+import re
+import subprocess
+import sys
+import tempfile
+import tokenize
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from inspect import CO_OPTIMIZED
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import click
+
+ROOT = Path(__file__).parent.parent
+PRODUCT = ("schemas", "agents", "streams")
+AREAS = (*PRODUCT, "experiments", "bench", "examples", "tests")
+PACKAGES = (*PRODUCT, "experiments", "bench")
+JAVASCRIPT = "static JavaScript"
+FMT = re.compile(r"#\s*fmt:\s*(?:skip|off|on)\b")
+DIRECTIVE = re.compile(r"#\s*(?:fmt|noqa|type|mypy|pragma|ruff)\b|#!")
+MEASURES = {
+    "modules": "modules that are not `__init__`",
+    "one_importer": "modules imported by exactly one other",
+    "classes_twice": "class names defined twice or more",
+    "depth": "depth below the top folders",
+    "fmt_skips": "`# fmt: skip` and `off`",
+    "commands": "leaf commands of `python -m streams`",
+    "walk": "modules a query runs through",
+}
+SILENT = {"COMMENT", "NL", "NEWLINE", "INDENT", "DEDENT", "ENDMARKER"}
+
+
+Lines = Counter[str]
+"""Of a file or area: `files`; lines that are `physical`, `code` or `docstrings`; lines with `comments`."""
+
+
+def tracked(root: Path) -> list[Path]:
+    """Return the files git tracks, relative to the root."""
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=root, capture_output=True, check=True).stdout
+    return [path for name in listed.decode().split("\0") if name and (root / (path := Path(name))).is_file()]
+
+
+def formatted(root: Path, files: Sequence[Path]) -> dict[Path, str]:
+    """Return each Python file as ruff writes it at 100 columns where no comment forbids it."""
+    with tempfile.TemporaryDirectory() as folder:
+        for file in files:
+            (copy := Path(folder) / file).parent.mkdir(parents=True, exist_ok=True)
+            copy.write_text(FMT.sub("", (root / file).read_text()))
+        ruff = f"{sys.executable} -m ruff format --isolated --no-cache --quiet --target-version py311"
+        subprocess.run([*ruff.split(), "--line-length", "100", folder], check=True)
+        return {file: (Path(folder) / file).read_text() for file in files}
+
+
+def python_lines(source: str) -> Lines:
+    """Count the lines of formatted source; a string that stands alone is a docstring."""
+    documented: set[int] = set()
+    for node in ast.walk(ast.parse(source)):
+        if (
+            isinstance(node, ast.Expr)
+            and isinstance(node.value, ast.Constant)
+            and isinstance(node.value.value, str)
+        ):
+            documented.update(range(node.lineno, (node.end_lineno or node.lineno) + 1))
+    code, commented = set[int](), set[int]()
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type == tokenize.COMMENT and not DIRECTIVE.match(token.string):
+            commented.add(token.start[0])
+        if tokenize.tok_name[token.type] not in SILENT:
+            code.update(range(token.start[0], token.end[0] + 1))
+    full = {number for number, line in enumerate(source.splitlines(), 1) if line.strip()}
+    return Lines(
+        code=len(code & full - documented), docstrings=len(documented & full), comments=len(commented)
+    )
+
+
+def javascript_lines(source: str) -> Lines:
+    """Count the lines of a script, as it is written."""
+    plain = re.sub(r"/\*.*?\*/", "", source, flags=re.DOTALL)
+    code = [line for line in plain.splitlines() if line.strip() and not line.strip().startswith("//")]
+    return Lines(code=len(code))
+
+
+def by_area(root: Path, files: Iterable[Path]) -> dict[str, Lines]:
+    """Return the lines of every area that has files."""
+    known = [file for file in files if file.parts[0] in AREAS]
+    scripts = [file for file in known if file.suffix in (".js", ".mjs") and "static" in file.parts]
+    python = formatted(root, [file for file in known if file.suffix == ".py"])
+    counted = [(file, file.parts[0], python_lines(source)) for file, source in python.items()]
+    counted += [(file, JAVASCRIPT, javascript_lines((root / file).read_text())) for file in scripts]
+    found = {area: Lines() for area in (*AREAS, JAVASCRIPT)}
+    for file, area, lines in counted:
+        found[area] += lines + Lines(files=1, physical=len((root / file).read_text().splitlines()))
+    return {area: lines for area, lines in found.items() if lines}
+
+
+def name_of(file: Path) -> str:
+    """Return the dotted name under which a file is imported.
+
+    >>> name_of(Path("agents/space/__init__.py")), name_of(Path("agents/space/models.py"))
+    ('agents.space', 'agents.space.models')
+    """
+    return ".".join(file.with_suffix("").parts).removesuffix(".__init__")
+
+
+def imported(tree: ast.AST, package: str) -> set[str]:
+    """Return every name that may be a module which a module of `package` imports, anywhere in it."""
+    found: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            found.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            above = package.split(".")[: len(package.split(".")) + 1 - node.level] if node.level else []
+            base = ".".join([*above, *([node.module] if node.module else [])])
+            found.add(base)
+            found.update(f"{base}.{alias.name}" for alias in node.names)
+    return found
+
+
+def shape(root: Path, files: Iterable[Path]) -> dict[str, Any]:
+    """Return what the packages' modules are: how many, how deep, imported by whom, with which class names."""
+    modules = {name_of(file): file for file in files if file.suffix == ".py" and file.parts[0] in PACKAGES}
+    importers, classes, skips = Counter[str](), Counter[str](), 0
+    for name, file in modules.items():
+        source = (root / file).read_text()
+        tree = ast.parse(source)
+        package = name if file.name == "__init__.py" else name.rpartition(".")[0]
+        importers.update(imported(tree, package) & modules.keys() - {name})
+        classes.update(node.name for node in ast.walk(tree) if isinstance(node, ast.ClassDef))
+        skips += len(re.findall(r"#\s*fmt:\s*(?:skip|off)\b", source))
+    plain = [name for name, file in modules.items() if file.name != "__init__.py"]
+    return {
+        "modules": len(plain),
+        "one_importer": sorted(name for name in plain if importers[name] == 1),
+        "classes_twice": {name: number for name, number in sorted(classes.items()) if number > 1},
+        "depth": max((len(file.parts) - 1 for file in modules.values()), default=0),
+        "fmt_skips": skips,
+    }
+
+
+def leaves(command: click.Command, path: tuple[str, ...] = ()) -> list[str]:
+    """Return the commands of a click group that do something, by their words."""
+    if not isinstance(command, click.Group):
+        return [" ".join(path)]
+    context = click.Context(command)
+    below = {name: command.get_command(context, name) for name in command.list_commands(context)}
+    return [leaf for name, each in below.items() if each for leaf in leaves(each, (*path, name))]
+
+
+def walked(root: Path) -> list[str]:
+    """Return the modules with a function executed between arrival and closing reward of a fourth query, in memory."""
+    from agents.serving.recording import write_paths
+    from schemas.base import decode, encode
+    from schemas.query import Query
+    from schemas.reward import Reward
+    from streams.rooms import ROOMS
+    from streams.runtime.memory import Cluster, run
+    from streams.settings import Settings
+    from tests.recorded import CATALOGUE, question, recorded_paths
+
+    seen: set[str] = set()
+
+    def profile(frame: FrameType, event: str, _: object) -> None:
+        if event == "call" and frame.f_code.co_flags & CO_OPTIMIZED:
+            seen.add(frame.f_code.co_filename)
+
+    async def ask(settings: Settings) -> None:
+        cluster = Cluster(settings, ROOMS)
+        await cluster.up()
+        for number in range(4):
+            text, answer = question(number)
+            query = Query(query_id=f"q{number}", text=text, reference=answer)
+            sys.setprofile(profile if number == 3 else None)
+            cluster.produce(cluster.topics.query, query.query_id.encode(), encode(query))
+            await cluster.until(lambda at=number: len(cluster.broker.records(cluster.topics.reward)) > at)
+        sys.setprofile(None)
+        assert decode(cluster.broker.records(cluster.topics.reward)[-1].value, Reward).closes
+        await cluster.close()
+
+    with tempfile.TemporaryDirectory() as folder:
+        at = Path(folder)
+        (at / "catalogue.yaml").write_text(CATALOGUE)
+        write_paths(at / "recording.jsonl", recorded_paths(4, samples=3, steps=(1, 3)))
+        files = {"catalogue": str(at / "catalogue.yaml"), "recorded": str(at / "recording.jsonl")}
+        memory = {"encoder": "hashed", "encoder_dimension": 8, "warm_up": 0, "snapshot_every": 0}
+        run(ask(Settings().replace(prefix="m.", state_dir=str(at / "state"), **files, **memory)))
+    inside = {Path(name).relative_to(root) for name in seen if Path(name).is_relative_to(root)}
+    return sorted(name_of(file) for file in inside if file.parts[0] in PACKAGES)
+
+
+def table(found: Mapping[str, Any]) -> str:
+    """Return the measures as Markdown."""
+    lines = [
+        "| area | files | code lines | physical | docstrings per 100 | comments per 100 |",
+        "|---|--:|--:|--:|--:|--:|",
+    ]
+    for area, each in found["areas"].items():
+        per = [100 * each[kind] / max(1, each["code"]) for kind in ("docstrings", "comments")]
+        lines.append(
+            f"| {area} | {each['files']:,} | {each['code']:,} | {each['physical']:,} | {per[0]:.0f} | {per[1]:.1f} |"
+        )
+    lines += ["", "| measure | value |", "|---|--:|"]
+    for name, what in MEASURES.items():
+        if (value := found.get(name)) is not None:
+            lines.append(f"| {what} | {value if isinstance(value, int) else len(value)} |")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    """Measure this checkout."""
+    parser = argparse.ArgumentParser(prog="python -m tests.size", description=__doc__)
+    parser.add_argument(
+        "--json", type=Path, metavar="FILE", help="also write all measures, with names, to FILE"
+    )
+    parser.add_argument(
+        "--walk", action="store_true", help="also count the modules that one query runs through"
+    )
+    chosen = parser.parse_args()
+    from streams.commands import main as commands
+
+    files = tracked(ROOT)
+    areas = by_area(ROOT, files)
+    areas |= {
+        "schemas + agents + streams": sum((areas[name] for name in PRODUCT), Lines()),
+        "all": sum(areas.values(), Lines()),
+    }
+    found = {"areas": areas, **shape(ROOT, files), "commands": leaves(commands)}
+    if chosen.walk:
+        found["walk"] = walked(ROOT)
+    if chosen.json is not None:
+        chosen.json.write_text(json.dumps(found, indent=2) + "\n")
+    print(table(found))
+
+
+if __name__ == "__main__":
+    main()
