@@ -55,7 +55,7 @@ STEP_SCORES = Path("../shared/data/tts_prm")
 @options.cache
 @click.option(
     "--results", type=PATH,
-    help="Also write figures and a summary in words to this folder, as in docs/results.",
+    help="Also copy tables.json and the figures to this folder, and fill in its page, as in docs/results.",
 )  # fmt: skip
 def paper(
     out: Path,
@@ -76,7 +76,7 @@ def paper(
     """Compute the paper's tables from outcomes; write report.html, tables.json and PNG figures."""
     from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 
-    from experiments.report.summary import write_summary
+    from experiments.report.results import write_results
     from experiments.tables.paper import run_paper
     from experiments.tables.replayed_paths import replay_tts_prm, replay_wide
     from experiments.trials.loop import SEEDS
@@ -110,17 +110,8 @@ def paper(
         clock.say("tables done")
         drawn = _write(out, world, found, clock)
         if results is not None:
-            write_summary(results, found.tables, drawn, made_by(quick, source, mapping, results))
+            write_results(results, out / "tables.json", found.tables, drawn)
     click.echo(f"written: {out / 'report.html'}, {out / 'tables.json'}")
-
-
-def made_by(quick: bool, source: Path, mapping: Path | None, results: Path) -> str:
-    """Return the command that writes a page of results again, without what is as by default."""
-    parts = ["python -m experiments paper"]
-    parts += ["--quick"] * quick
-    parts += [f"--outcomes {source.as_posix()}"] * (source != RECORDING)
-    parts += [f"--mapping {mapping.as_posix()}"] if mapping is not None else []
-    return " ".join([*parts, f"--results {results.as_posix()}"])
 
 
 class _Clock:
@@ -205,8 +196,7 @@ def _rebuild(record: object, world: "World", jobs: int | None, say: Callable[[st
     between = [mode for mode in PARETO_MODES if mode not in MODES]
     names = list(wanted(list(worlds), MODES, SEEDS, between))
     if record.refused:
-        again = "one run of each network first" if record.former else "everything is retrained"
-        say(f"{record.refused}: {again}")
+        say(f"{record.refused}: everything is retrained")
     record.refused = ""
     say(f"{len(set(names) - set(record.chosen))} trainings")
     rebuild(record, worlds, steady, names, jobs=jobs, done=lambda name: say("/".join(map(str, name))))

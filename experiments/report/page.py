@@ -14,7 +14,7 @@ table{border-collapse:collapse;margin:.4rem 0 1.4rem;font-size:13px}caption{text
 td,th{border-bottom:1px solid #ddd;padding:.2rem .55rem;text-align:right;white-space:nowrap}
 td:first-child,th:first-child{text-align:left}.paper{color:#777}img{max-width:100%;display:block;margin:1rem 0}
 .note{max-width:56rem}small{color:#777}nav{column-width:22rem}nav a{display:block}.wide{overflow-x:auto}
-.finding{border-left:3px solid #48a;padding-left:.7rem}.best{font-weight:700}.second{text-decoration:underline}"""
+.best{font-weight:700}.second{text-decoration:underline}"""
 # Tables whose best and second best cells are marked, as in the paper, and which way each measure is better.
 MARKED = (
     "main", "best_route", "semantics", "dense_feedback", "drifts", "pareto", "verifiers", "second_task",
@@ -41,9 +41,6 @@ def write_report(path: Path, tables: Mapping[str, Any], figures: Mapping[str, Pa
     parts.append(f"<nav>{''.join(links)}</nav>")
     for section in shown:
         parts.append(f'<h2 id="{section.tables[0]}">{_text(section.title)}</h2>')
-        parts.append(f"<p class=note>{_text(section.note)}</p>")
-        if section.finding is not None and (said := section.finding(tables)):
-            parts.append(f"<p class='note finding'>{_text(said)}</p>")
         for name in section.tables:
             parts += _tables(name, tables.get(name, {}), o)
         parts += [
@@ -66,7 +63,7 @@ def _head(o: Mapping[str, Any]) -> str:
         "(standard deviation over seeds) [95 % interval of the mean over seeds]. All seeds share one table of "
         "outcomes, so intervals are of order, warm-up, realised sample and exploration, not of other questions. "
         "Grey: what the paper prints, on its own models and questions. Bold and underlined: best and second best, "
-        "hindsight left out.</p>"
+        "hindsight left out. docs/results/README.md says what each table holds.</p>"
     )
     if o["not_run"]:
         why = f" ({_text(o['not_run_because'])})" if o["not_run_because"] else ""

@@ -2,10 +2,9 @@
 
 The recipe is 1,000 iterations over the whole history after each of 210 observations. A file beside the outcomes
 holds the arm of every round; rewards, costs and regrets follow from the outcomes. It belongs to one table of
-outcomes and to one version of the recipe, both by digest: with others it counts as nothing.
+outcomes, by digest, and to one version of the recipe: with others it counts as nothing.
 """
 
-import ast
 import hashlib
 import multiprocessing
 import os
@@ -19,17 +18,15 @@ from typing import Any
 import numpy as np
 import orjson
 
-from agents.decider.policies import history
-from agents.decider.policies.neural import mlp, network, neural_ucb
 from experiments.outcomes.world import World
-from experiments.trials import loop
 from experiments.trials.contenders import ALL, NETWORKS
-from experiments.trials.loop import ROUNDS, WARM_UP, Stage, follow, make_trial, play
+from experiments.trials.loop import ROUNDS, Stage, follow, make_trial, play
 from experiments.trials.oracle import best_fixed
 from experiments.trials.runs import Run
 
-RECIPE = (network, mlp, neural_ucb, history, loop)
-BEGUN = 90  # rounds of a run that is trained again to see whether other code chooses the same
+RECIPE = 1
+"""Version of the training: of the networks, their history and the loop. Raise it with a change after which they choose
+otherwise; a slow test begins recorded runs anew."""
 Name = tuple[str, str, str, int]  # scenario, mode, policy, seed
 
 
@@ -39,39 +36,33 @@ class Record:
 
     Attributes:
         path: Where it is kept; None for nowhere.
-        outcomes: Digest of what it was trained on, and
-        recipe: of how.
+        outcomes: Digest of what it was trained on.
         chosen: By run: the arms after the warm-up, as indices into the scenario's.
         refused: Why a file that is there is not used; empty where it is.
-        former: What other training code chose on the same outcomes: `rebuild` takes it over if one run of each
-            network, begun anew, chooses the same.
     """
 
     path: Path | None = None
     outcomes: str = ""
-    recipe: str = ""
     chosen: dict[Name, list[int]] = field(default_factory=dict)
     refused: str = ""
-    former: dict[Name, list[int]] = field(default_factory=dict)
 
     @classmethod
     def load(cls, path: Path, world: World) -> "Record":
         """Return what the file holds of these outcomes and this recipe, which may be nothing."""
-        record = cls(path, outcomes_digest(world), recipe_digest())
+        record = cls(path, outcomes_digest(world))
         if not path.is_file():
             record.refused = f"{path} is not there"
             return record
         told = orjson.loads(path.read_bytes())
         if told["outcomes"] != record.outcomes:
             record.refused = f"{path} is of other outcomes"
-            return record
-        runs = {
-            (run["scenario"], run["mode"], run["policy"], run["seed"]): run["arms"] for run in told["runs"]
-        }
-        if told["recipe"] == record.recipe:
-            record.chosen = runs
+        elif told["recipe"] != RECIPE:
+            record.refused = f"{path} is of recipe {told['recipe']}, not {RECIPE}"
         else:
-            record.former, record.refused = runs, f"{path} is of other training code"
+            record.chosen = {
+                (run["scenario"], run["mode"], run["policy"], run["seed"]): run["arms"]
+                for run in told["runs"]
+            }
         return record
 
     def save(self) -> None:
@@ -82,7 +73,7 @@ class Record:
             for n, arms in sorted(self.chosen.items())
         ]
         lines = b",\n".join(orjson.dumps(run) for run in runs)
-        head = f'{{"outcomes": "{self.outcomes}", "recipe": "{self.recipe}", "runs": [\n'
+        head = f'{{"outcomes": "{self.outcomes}", "recipe": {RECIPE}, "runs": [\n'
         self.path.parent.mkdir(parents=True, exist_ok=True)
         partial = self.path.with_suffix(".partial")
         partial.write_bytes(head.encode() + lines + b"\n]}\n")
@@ -97,29 +88,6 @@ def outcomes_digest(world: World) -> str:
         # Twelve digits: the logarithm's last bits are the machine's.
         digest.update(np.char.mod("%.12g", array).tobytes())
     return digest.hexdigest()[:16]
-
-
-def recipe_digest() -> str:
-    """Return a digest of the code that trains, and of its settings; comments, docstrings, imports do not count."""
-    digest = hashlib.sha256(repr(mlp.NetworkSettings()).encode())
-    for module in RECIPE:
-        tree = ast.parse(Path(str(module.__file__)).read_text(encoding="utf-8"))
-        # Where a module lies is no part of what it computes.
-        tree.body = [node for node in tree.body if not isinstance(node, ast.Import | ast.ImportFrom)]
-        for node in ast.walk(tree):
-            body = getattr(node, "body", None)
-            if isinstance(body, list) and body and _is_docstring(body[0]):
-                body[0].value.value = ""
-        digest.update(ast.dump(tree).encode())
-    return digest.hexdigest()[:16]
-
-
-def _is_docstring(node: Any) -> bool:
-    return (
-        isinstance(node, ast.Expr)
-        and isinstance(node.value, ast.Constant)
-        and isinstance(node.value.value, str)
-    )
 
 
 def run_recorded(
@@ -185,39 +153,15 @@ def rebuild(
         done: Told of each run.
     """
     with one_thread_each(jobs) as pool:
-        if record.former and not record.chosen:
-            _take_over(record, worlds, stages, pool)
         missing = [name for name in names if name not in record.chosen]
         running = {
-            pool.submit(_train, worlds[name[0]], stages(worlds[name[0]], name[1]), name[2], name[3]): name
+            pool.submit(train, worlds[name[0]], stages(worlds[name[0]], name[1]), name[2], name[3]): name
             for name in missing
         }
         for future in as_completed(running):
             record.chosen[running[future]] = future.result()
             record.save()
             done(running[future])
-
-
-def _take_over(
-    record: Record,
-    worlds: Mapping[str, World],
-    stages: Callable[[World, str], Mapping[int, Stage]],
-    pool: ProcessPoolExecutor,
-) -> None:
-    """Keep what other training code chose if this code begins one run of each network with the same choices.
-
-    Forty rounds of a run: a difference in the last bit of a weight changes some choice long before.
-    """
-    sample: dict[str, Name] = {}
-    for name in sorted(record.former):
-        sample.setdefault(name[2], name)
-    trained = {
-        name: pool.submit(_train, worlds[name[0]], stages(worlds[name[0]], name[1]), name[2], name[3], BEGUN)
-        for name in sample.values()
-    }
-    if all(record.former[name][: BEGUN - WARM_UP] == each.result() for name, each in trained.items()):
-        record.chosen = dict(record.former)
-        record.save()
 
 
 def one_thread_each(jobs: int | None = None) -> ProcessPoolExecutor:
@@ -243,8 +187,9 @@ def _end_with_parent() -> None:
     os._exit(1)
 
 
-def _train(
+def train(
     world: World, stages: Mapping[int, Stage], policy: str, seed: int, rounds: int = ROUNDS
 ) -> list[int]:
+    """Return the arms that a network chooses after the warm-up when it is trained."""
     trial = make_trial(world, seed, stages, rounds=rounds)
     return [step.arm for step in play(ALL[policy](world, seed), trial) if not step.warm_up]
