@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from experiments.ridge import predictions
 from schemas.errors import UniscaleError
 
 Array = npt.NDArray[np.float64]
@@ -166,10 +167,9 @@ def cross_fitted(features: Array, log: Log, actions: int, *, folds: int = 5, rid
         for action in range(actions):
             seen = (fold != held) & (log.actions == action)
             if seen.any():
-                a = x[seen].T @ x[seen] + ridge * np.eye(x.shape[1])
-                out[fold == held, action] = x[fold == held] @ np.linalg.solve(
-                    a, x[seen].T @ log.rewards[seen]
-                )
+                rewards, new = log.rewards[seen][:, None], x[fold == held]
+                (found,) = predictions(x[seen], rewards, new, np.array([ridge]), centred=False)
+                out[fold == held, action] = found[:, 0]
     return out
 
 

@@ -16,12 +16,12 @@ from sklearn.model_selection import KFold
 from agents.decider.surface import counts
 from experiments.measures.frontier import Points, Yardstick
 from experiments.outcomes.world import Array, World
+from experiments.ridge import by_folds
 from experiments.trials.contenders import plain_coordinates
 
-FOLDS, INNER = 5, 4
+FOLDS = 5
 PLAIN = 8  # principal directions of the question, where arms are pooled
 FOR_TREES = 16
-STRENGTHS = np.logspace(-2, 4, 13)
 PRICES = np.concatenate([[0.0], np.logspace(-4, 4, 81)])
 """Of linear cost: accuracy (1 = all) for the cost of the arm that was best on history."""
 TOLD = 10.0  # of indicators, beside vectors of length 1: a hundredth of their penalty
@@ -119,39 +119,10 @@ def _crossed(
     for fitted, judged in _folds(history, live):
         new = features[own[judged]]
         usual = cost[fitted].mean(axis=0)
-        accuracy[judged] = _ridge(features[fitted], arms, right[fitted], new)
-        relative = _ridge(features[fitted], arms, cost[fitted] / usual, new)
+        accuracy[judged] = by_folds(features[fitted], right[fitted], new, arms)
+        relative = by_folds(features[fitted], cost[fitted] / usual, new, arms)
         paid[judged] = usual * np.clip(relative, CHEAPER, DEARER)
     return accuracy, paid
-
-
-def _ridge(seen: Array, arms: Array | None, values: Array, new: Array) -> Array:
-    """Return values of new questions by ridge on question × arm features, beside each arm's own mean.
-
-    The strength is chosen by inner folds of the questions: arms of one question share its noise.
-    """
-    errors = np.zeros(len(STRENGTHS))
-    for fitted, judged in KFold(INNER, shuffle=True, random_state=1).split(seen):
-        for k, predicted in enumerate(_fits(seen[fitted], arms, values[fitted], seen[judged], STRENGTHS)):
-            errors[k] += float(((predicted - values[judged]) ** 2).sum())
-    (best,) = _fits(seen, arms, values, new, STRENGTHS[[int(errors.argmin())]])
-    return best
-
-
-def _fits(seen: Array, arms: Array | None, values: Array, new: Array, strengths: Array) -> Iterator[Array]:
-    """Yield predictions at each strength: W of values ≈ mean + X W Zᵀ in the singular bases of X and Z."""
-    centre, mean = seen.mean(axis=0), values.mean(axis=0)
-    u, s, vt = np.linalg.svd(seen - centre, full_matrices=False)
-    right = u.T @ (values - mean)
-    basis, t = None, np.ones(values.shape[1])
-    if arms is not None:
-        basis, t, _ = np.linalg.svd(arms, full_matrices=False)
-        right = right @ basis
-    scale = np.outer(s, t)
-    at = (new - centre) @ vt.T
-    for strength in strengths:
-        fitted = at @ (scale / (scale**2 + strength) * right * t)
-        yield mean + (fitted if basis is None else fitted @ basis.T)
 
 
 def _trees(

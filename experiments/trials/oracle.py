@@ -12,11 +12,11 @@ from typing import Literal
 import numpy as np
 from sklearn.decomposition import PCA
 from sklearn.ensemble import HistGradientBoostingRegressor
-from sklearn.linear_model import RidgeCV
 from sklearn.model_selection import KFold
 
 from agents.decider.policies.base import Objective
 from experiments.outcomes.world import Array, World
+from experiments.ridge import by_leaving_one_out
 from experiments.trials.loop import Trial
 
 Kind = Literal["fixed", "ridge", "trees"]
@@ -99,8 +99,7 @@ def _predict(kind: Kind, world: World, seen: Array, rewards: Array, new: Array) 
     if kind == "fixed":
         return np.broadcast_to(rewards.mean(axis=0), (len(new), rewards.shape[1]))
     if kind == "ridge":
-        model = RidgeCV(alphas=np.logspace(-2, 4, 13)).fit(seen, rewards)
-        return np.asarray(model.predict(new)).reshape(len(new), -1)
+        return by_leaving_one_out(seen, rewards, new)
     arms = _arm_features(world)
     tree = HistGradientBoostingRegressor(max_iter=150, max_leaf_nodes=15, learning_rate=0.08, random_state=0)
     tree.fit(_joined(seen, arms), rewards.ravel())
