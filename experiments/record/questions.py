@@ -11,10 +11,10 @@ from itertools import count, islice
 from typing import Any, Literal
 
 from agents.aggregator.program import run
-from experiments.measures.frontier import is_history
 from experiments.mini.corpus import draw
 from experiments.mini.tasks.problem import Problem
 from experiments.mini.tasks.programs import inputs_for
+from experiments.yardstick import is_history
 
 Task = Literal["math", "code"]
 PROPORTIONS: Mapping[Task, Mapping[str, int]] = {

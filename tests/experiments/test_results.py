@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from experiments.report.results import BLOCK, filled
+from experiments.page import BLOCK, filled
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "docs" / "results" / "README.md", ROOT / "docs" / "results" / "code" / "README.md"]

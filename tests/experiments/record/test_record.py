@@ -5,24 +5,23 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from click.testing import CliRunner
 
 from agents.aggregator.grading_pool import Verdict
 from agents.space.action_space import uis_space
 from agents.space.catalogue_file import load_catalogue
-from experiments.measures.frontier import is_history
+from experiments.__main__ import cli
+from experiments.loop import best_route_space
 from experiments.mini.tasks.problem import split_of
-from experiments.outcomes.best_route import best_route_space
 from experiments.record import table
-from experiments.record.bench import open_bench
-from experiments.record.continued import take_over
-from experiments.record.estimate import estimate
 from experiments.record.journal import Journal, JournalError, journals
-from experiments.record.plan import Plan, search_id
+from experiments.record.plan import Plan, estimate, record, search_id, take_over
 from experiments.record.questions import HISTORY, LIVE, PROPORTIONS, Question, mixed_traffic, questions_of
-from experiments.record.run import record
-from experiments.record.searches import Bench, Memory, Variant, search
+from experiments.record.searches import Bench, Memory, Variant, open_bench, search
+from experiments.yardstick import is_history
 from schemas.action import Action
 
 QUESTIONS = [Question("a-0", "a", "12 ox", 3), Question("a-1", "a", "4 d 5", 9)]
@@ -271,3 +270,24 @@ def test_the_estimate_is_of_the_whole_recording(tiny: Path) -> None:
     assert cost.later_s is not None
     assert 0 < cost.later_s < cost.first_s  # one run of each search in place of three
     assert cost.hours(3600, 2) == pytest.approx(cost.first_s + cost.later_s)
+
+
+@pytest.mark.parametrize("task", ["math", "code", "mixed"])
+def test_what_is_no_recording_cannot_be_continued(task: str, tiny: Path, tmp_path: Path) -> None:
+    """Said once the plan of the task stands, and before anything is run."""
+    foreign = tmp_path / "foreign.parquet"
+    pq.write_table(pa.table({"question": ["a"]}), foreign)
+    told = ["--catalogue", str(tiny / "tiny.yaml"), "--folder", str(tiny), "--share", "0.001"]
+    told += ["--task", task, "--work", str(tmp_path / "work"), "--continue", str(foreign)]
+    refused = CliRunner().invoke(cli, ["record", *told])
+    assert refused.exit_code == 1
+    assert (
+        f"Error: {foreign}: is no recording of ours; `python -m experiments record` makes one"
+        in refused.output
+    )
+
+
+def test_short_traffic_is_of_the_mixed_task_alone() -> None:
+    refused = CliRunner().invoke(cli, ["record", "--task", "code", "--short"])
+    assert refused.exit_code == 2
+    assert "--short is for --task mixed alone" in refused.output
