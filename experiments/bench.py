@@ -368,8 +368,10 @@ def run(out: Path, *, rounds: int = 400, smoke: bool = False) -> int:
     ]
     out.parent.mkdir(parents=True, exist_ok=True)
     out.write_text(json.dumps(result, indent=2) + "\n")
-    print(f"{out}: decide {result['decide_ms']:.3f} ms, update {result['update_ms']:.3f} ms, "
-          f"{result['times_faster']:.0f} times faster than naive")  # fmt: skip
+    print(
+        f"{out}: decide {result['decide_ms']:.3f} ms, update {result['update_ms']:.3f} ms, "
+        f"{result['times_faster']:.0f} times faster than naive"
+    )
     return 0
 
 

@@ -10,16 +10,16 @@ from typing import Any
 
 import numpy as np
 
-from experiments.ceiling import Contextual, best_fixed, followed
+from experiments.ceiling import ContextualOracle, best_fixed, followed
 from experiments.contenders import NETWORKS, OWN, PAPER
-from experiments.loop import DRIFTS, MODES, WARM_UP, Feedback, make_trial, steady
-from experiments.outcomes import Array, World
+from experiments.loop import DRIFTS, MODES, WARM_UP, FeedbackChannel, make_trial, steady
+from experiments.outcomes import Array, BanditWorld
 from experiments.runs import Run, Scope, figures_of, key_of, learning, paired, summed, tidy, unit_of
 
 DRAWS = 2_000
 
 
-def versus_best(world: World, scope: Scope, best: Mapping[str, Contextual]) -> dict[str, Any]:
+def versus_best(world: BanditWorld, scope: Scope, best: Mapping[str, ContextualOracle]) -> dict[str, Any]:
     """Return every live policy of the paper against the best fixed arm and the best contextual policy.
 
     Args:
@@ -48,7 +48,7 @@ def versus_best(world: World, scope: Scope, best: Mapping[str, Contextual]) -> d
     return table
 
 
-def own_policies(world: World, scope: Scope, best: Mapping[str, Contextual]) -> dict[str, Any]:
+def own_policies(world: BanditWorld, scope: Scope, best: Mapping[str, ContextualOracle]) -> dict[str, Any]:
     """Return our own policies: lead over the faithful one, and share of its gap to the best contextual one.
 
     The gap is the best contextual policy's mean reward less the faithful one's, over the same rounds; the best
@@ -107,7 +107,7 @@ def share(lead: Sequence[float], gap: Sequence[float]) -> dict[str, float] | Non
     return tidy({"mean": leads.mean() / gaps.mean(), "low": low, "high": high})
 
 
-def shared_objective(world: World, scope: Scope) -> dict[str, Any]:
+def shared_objective(world: BanditWorld, scope: Scope) -> dict[str, Any]:
     """Return what a change of objective at round 51 costs, against a learner that had the new one all along.
 
     Both meet the same warm-up choices; the first learnt them under the other objective. Paired by seed: regret
@@ -130,7 +130,7 @@ def shared_objective(world: World, scope: Scope) -> dict[str, Any]:
     return table
 
 
-def contextual_figures(best: Contextual) -> dict[str, Any]:
+def contextual_figures(best: ContextualOracle) -> dict[str, Any]:
     """Return which contextual policy is best, what each kind earns, and its lead over the best fixed arm."""
     mean, low, high = best.gap()
     return {
@@ -148,7 +148,7 @@ def _after(run: Run) -> float:
     return sum(s.best - s.reward for s in run.after)
 
 
-def _behind(runs: Sequence[Run], world: World, mode: str, best: Contextual) -> list[float]:
+def _behind(runs: Sequence[Run], world: BanditWorld, mode: str, best: ContextualOracle) -> list[float]:
     """Return by how much each run earned less than the best contextual policy, over its own rounds."""
     objective, stages = world.objective(mode), steady(world, mode)
     return [
@@ -158,7 +158,7 @@ def _behind(runs: Sequence[Run], world: World, mode: str, best: Contextual) -> l
     ]
 
 
-def _fixed(world: World, mode: str, scope: Scope) -> dict[str, Any]:
+def _fixed(world: BanditWorld, mode: str, scope: Scope) -> dict[str, Any]:
     """Return the best fixed arm of each seed in hindsight: what it earned, and which arms they are."""
     objective, stages, o = world.objective(mode), steady(world, mode), world.outcomes
     found: dict[str, list[float]] = {"reward": [], "accuracy": [], "eflops": []}
@@ -175,25 +175,25 @@ def _fixed(world: World, mode: str, scope: Scope) -> dict[str, Any]:
     return {**{name: summed(values) for name, values in found.items()}, "arms": arms}
 
 
-CONDITIONS: Mapping[str, Feedback] = {
-    "prompt (1 in flight)": Feedback(),
-    "16 in flight": Feedback(in_flight=16),
-    "64 in flight": Feedback(in_flight=64),
-    "late and out of order (31 rounds on average)": Feedback(in_flight=32, shuffled=True),
-    "sparse: 25 % rewarded": Feedback(kept=0.25),
-    "sparse, score and cost at once": Feedback(kept=0.25, two_stage=True),
-    "late by 63, score and cost at once": Feedback(in_flight=64, two_stage=True),
-    "censored: half of the wrong unrewarded": Feedback(censored=0.5),
-    "duplicated: half twice": Feedback(duplicated=0.5),
-    "poisoned: 10 % the opposite": Feedback(poisoned=0.1),
-    "poisoned: 30 % the opposite": Feedback(poisoned=0.3),
+CONDITIONS: Mapping[str, FeedbackChannel] = {
+    "prompt (1 in flight)": FeedbackChannel(),
+    "16 in flight": FeedbackChannel(in_flight=16),
+    "64 in flight": FeedbackChannel(in_flight=64),
+    "late and out of order (31 rounds on average)": FeedbackChannel(in_flight=32, shuffled=True),
+    "sparse: 25 % rewarded": FeedbackChannel(kept=0.25),
+    "sparse, score and cost at once": FeedbackChannel(kept=0.25, two_stage=True),
+    "late by 63, score and cost at once": FeedbackChannel(in_flight=64, two_stage=True),
+    "censored: half of the wrong unrewarded": FeedbackChannel(censored=0.5),
+    "duplicated: half twice": FeedbackChannel(duplicated=0.5),
+    "poisoned: 10 % the opposite": FeedbackChannel(poisoned=0.1),
+    "poisoned: 30 % the opposite": FeedbackChannel(poisoned=0.3),
 }
 FED = ("uniscale", "terms", "decided", "coordinates", "knn")
 STARTS = (0, 10, WARM_UP)
 LAST_ROUNDS = 60
 
 
-def conditions(world: World, scope: Scope) -> dict[str, Any]:
+def conditions(world: BanditWorld, scope: Scope) -> dict[str, Any]:
     """Return each policy under each condition, and what it lost by it, paired by seed."""
     table: dict[str, Any] = {}
     for mode in MODES if scope.whole else MODES[:1]:
@@ -215,7 +215,7 @@ def conditions(world: World, scope: Scope) -> dict[str, Any]:
     return table
 
 
-def cold_start(world: World, scope: Scope) -> dict[str, Any]:
+def cold_start(world: BanditWorld, scope: Scope) -> dict[str, Any]:
     """Return rewards over all 210 rounds, and over the last 60, by rounds of uniform choice before the policy."""
     table: dict[str, Any] = {}
     for mode in MODES if scope.whole else MODES[:1]:
@@ -230,7 +230,7 @@ def cold_start(world: World, scope: Scope) -> dict[str, Any]:
     return table
 
 
-def _all_and_last(policy: str, world: World, mode: str, scope: Scope, start: int) -> dict[str, Any]:
+def _all_and_last(policy: str, world: BanditWorld, mode: str, scope: Scope, start: int) -> dict[str, Any]:
     runs = scope.live(policy, world, steady(world, mode), scope.more_seeds, warm_up=start)
     return {
         "reward_of_all_rounds": summed([float(np.mean([s.reward for s in run.steps])) for run in runs]),
@@ -247,7 +247,7 @@ TILT = 1.0  # of the logarithm of a question's odds, for one standard deviation 
 END = 1_000
 
 
-def traffic(world: World) -> list[Array]:
+def traffic(world: BanditWorld) -> list[Array]:
     """Return the questions' probabilities in each phase; a question is as hard as its arms are wrong on it."""
     hard = 1 - world.outcomes.correct.mean(axis=(0, 2))
     hard = (hard - hard.mean()) / max(float(hard.std()), 1e-12)
@@ -258,7 +258,7 @@ def traffic(world: World) -> list[Array]:
     return found
 
 
-def streams(world: World, scope: Scope, best: Mapping[str, Contextual]) -> dict[str, Any]:
+def streams(world: BanditWorld, scope: Scope, best: Mapping[str, ContextualOracle]) -> dict[str, Any]:
     """Return mean reward by phase and at the end, beside the best fixed arm and contextual policy of each phase."""
     mixes, rounds = traffic(world), scope.stream_rounds
     table: dict[str, Any] = {}

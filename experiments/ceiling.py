@@ -19,7 +19,7 @@ from agents.decider.policies.base import Objective
 from agents.decider.surface import counts
 from experiments.contenders import plain_coordinates
 from experiments.loop import Trial
-from experiments.outcomes import Array, World
+from experiments.outcomes import Array, BanditWorld
 from experiments.ridge import by_folds, by_leaving_one_out
 from experiments.yardstick import Points, Yardstick
 
@@ -29,7 +29,7 @@ DIRECTIONS = 16  # principal directions of the question's embedding
 
 
 @dataclass(frozen=True)
-class Contextual:
+class ContextualOracle:
     """The best contextual policy, cross-fitted by question.
 
     Attributes:
@@ -72,7 +72,9 @@ def followed(trial: Trial, choices: Sequence[int], objective: Objective) -> floa
     return float(trial.earned(objective)[played, np.array(choices)[played]].mean())
 
 
-def best_contextual(world: World, objective: Objective, *, trees: bool = True, seed: int = 0) -> Contextual:
+def best_contextual(
+    world: BanditWorld, objective: Objective, *, trees: bool = True, seed: int = 0
+) -> ContextualOracle:
     """Fit and judge the contextual policies.
 
     Args:
@@ -95,12 +97,12 @@ def best_contextual(world: World, objective: Objective, *, trees: bool = True, s
     earned = {kind: rewards[rows, chosen] for kind, chosen in choices.items()}
     values = {kind: float(each.mean()) for kind, each in earned.items()}
     kind = max(kinds, key=lambda each: values[each])
-    return Contextual(
+    return ContextualOracle(
         kind, values[kind], values, earned[kind], earned["fixed"], tuple(choices[kind].tolist())
     )
 
 
-def _predict(kind: Kind, world: World, seen: Array, rewards: Array, new: Array) -> Array:
+def _predict(kind: Kind, world: BanditWorld, seen: Array, rewards: Array, new: Array) -> Array:
     """Return predicted rewards of new questions, shape (new, A)."""
     if kind == "fixed":
         return np.broadcast_to(rewards.mean(axis=0), (len(new), rewards.shape[1]))
@@ -109,7 +111,7 @@ def _predict(kind: Kind, world: World, seen: Array, rewards: Array, new: Array) 
     return _boosted(seen, _arm_features(world), rewards, new)
 
 
-def _arm_features(world: World) -> Array:
+def _arm_features(world: BanditWorld) -> Array:
     arms = world.outcomes.arms
     models = {model: at for at, model in enumerate(dict.fromkeys(arm.model for arm in arms))}
     mean = world.outcomes.log_cost.mean(axis=(0, 1))
@@ -135,7 +137,7 @@ class Ceiling:
 
 
 def ceiling(
-    world: World,
+    world: BanditWorld,
     history: Sequence[int],
     live: Sequence[int],
     yardstick: Yardstick,
@@ -168,7 +170,7 @@ Predicted = tuple[Array, Array]
 
 
 def _predictions(
-    world: World, history: Sequence[int], live: Sequence[int], told: Sequence[str] | None, trees: bool
+    world: BanditWorld, history: Sequence[int], live: Sequence[int], told: Sequence[str] | None, trees: bool
 ) -> Iterator[tuple[str, Predicted]]:
     """Yield each kind's predicted accuracy and cost of the live questions, shape (L, A) each."""
     o = world.outcomes
@@ -239,7 +241,7 @@ def _trees(
     return accuracy, paid
 
 
-def _points(world: World, live: Sequence[int], predicted: Predicted, unit: float) -> Points:
+def _points(world: BanditWorld, live: Sequence[int], predicted: Predicted, unit: float) -> Points:
     o, own = world.outcomes, list(live)
     right, cost = o.correct[:, own].mean(axis=0), o.cost[:, own].mean(axis=0)
     rows = np.arange(len(own))

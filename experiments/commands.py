@@ -39,9 +39,13 @@ with_cache = click.option(
 def with_outcomes(default: Path) -> Callable[[F], F]:
     """Return the option `--outcomes`, which a command takes as `source`."""
     return click.option(
-        "--outcomes", "source", type=PATH, default=default, show_default=True,
+        "--outcomes",
+        "source",
+        type=PATH,
+        default=default,
+        show_default=True,
         help="A recording, or any CSV, JSONL or Parquet file together with --mapping.",
-    )  # fmt: skip
+    )
 
 
 def beside_of(outcomes: Path, kind: str) -> Path:
@@ -120,7 +124,7 @@ def ope(log: Path, floor: float) -> None:
     try:
         rows = [row for _, row in rows_of(log)]
         names = sorted({str(row["action"]) for row in rows})
-        logged = evaluation.Log(
+        logged = evaluation.LoggedDecisions(
             np.array([names.index(str(row["action"])) for row in rows]),
             np.array([float(row["propensity"]) for row in rows]),
             np.array([float(row["reward"]) for row in rows]),

@@ -13,20 +13,20 @@ from agents.decider.policies.contextual.policy import Contextual
 from agents.decider.policies.linear.linucb import LinUCB, LinUCBSettings
 from agents.decider.policies.policy import Policy
 from agents.decider.surface import COUNTS
-from experiments.outcomes import Array, World
+from experiments.outcomes import Array, BanditWorld
 from experiments.prior import table_history
 
-Make = Callable[[World, int], Policy]
+Make = Callable[[BanditWorld, int], Policy]
 """From a world and a seed to a policy without experience."""
 
 DEFAULT = "contextual"
-"""The service's default, by the name of its factory; it reads surface counts (`World.with_counts`)."""
+"""The service's default, by the name of its factory; it reads surface counts (`BanditWorld.with_counts`)."""
 
 
 def _made(name: str, **options: object) -> Make:
     """Return the service's own factory for a policy and its options, over a world's vectors."""
 
-    def make(world: World, seed: int) -> Policy:
+    def make(world: BanditWorld, seed: int) -> Policy:
         seeded = {"network_seed": seed} if name in ("mlp", "neural-ucb") else {}
         return build_policy(
             name,
@@ -46,7 +46,7 @@ class Coordinates(LinUCB):
     descriptions of neighbours hardly differ, though what they cost and achieve changes smoothly with these.
     """
 
-    def __init__(self, world: World, alpha: float) -> None:
+    def __init__(self, world: BanditWorld, alpha: float) -> None:
         self._plain = dict(
             zip((a.arm_id for a in world.outcomes.arms), plain_coordinates(world), strict=True)
         )
@@ -68,7 +68,7 @@ class Coordinates(LinUCB):
 COORDINATES, SHARE = 7, 0.5  # their number, and their weight beside an embedding of unit length
 
 
-def plain_coordinates(world: World) -> Array:
+def plain_coordinates(world: BanditWorld) -> Array:
     """Return 1, size, size², width, width², drafts a step and size·width of every arm, each in [0, 1].
 
     Size is the model's place in its family, which the catalogue orders; width is log₂(QP·CP)/6. Where no arm
@@ -117,7 +117,7 @@ OWN: Mapping[str, Make] = {
 SERVICE: Mapping[str, Make] = {"default": _made(DEFAULT)}
 
 
-def with_prior(world: World, history: Sequence[int]) -> bytes:
+def with_prior(world: BanditWorld, history: Sequence[int]) -> bytes:
     """Return the default's prior from history, every arm's outcomes known.
 
     Args:

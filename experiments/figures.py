@@ -9,7 +9,7 @@ import numpy as np
 from matplotlib import pyplot as plt
 
 from experiments.loop import MODES
-from experiments.outcomes import World
+from experiments.outcomes import BanditWorld
 from experiments.paper import Runs
 from experiments.runs import Run, unit_of
 from experiments.yardstick import hull
@@ -39,10 +39,10 @@ CEILINGS = {"ceiling": "--", "ceiling_knowing_family": ":", "ceiling_knowing_lev
 COLOURS = {
     name: f"C{at}"
     for at, name in enumerate(("random", "greedy", "mlp", "uniscale", "knn", "ts", "neural_ucb", "terms"))
-} | {"oracle": "black", "best_fixed_arm": "grey", "one_hot": "C1", "0": "C1", "1": "C3", "10": "C0"}  # fmt: skip
+} | {"oracle": "black", "best_fixed_arm": "grey", "one_hot": "C1", "0": "C1", "1": "C3", "10": "C0"}
 
 
-def curves(path: Path, runs: Runs, panels: Sequence[tuple[str, str]], world: World) -> None:
+def curves(path: Path, runs: Runs, panels: Sequence[tuple[str, str]], world: BanditWorld) -> None:
     """Draw one column a panel: cumulative regret by round above, correct answers against cost below.
 
     Args:
@@ -69,7 +69,7 @@ def curves(path: Path, runs: Runs, panels: Sequence[tuple[str, str]], world: Wor
     _save(figure, path)
 
 
-def accuracy_cost(path: Path, world: World, runs: Runs, name: str) -> None:
+def accuracy_cost(path: Path, world: BanditWorld, runs: Runs, name: str) -> None:
     """Draw Figure 1: routing nodes as squares, each model's test-time scaling as a dashed line, policies as crosses."""
     o, unit = world.outcomes, unit_of(world)
     cost, accuracy = o.cost.mean(axis=(0, 1)) / unit, 100 * o.correct.mean(axis=(0, 1))
@@ -104,7 +104,7 @@ def accuracy_cost(path: Path, world: World, runs: Runs, name: str) -> None:
     _save(figure, path)
 
 
-def frontier(path: Path, points: Mapping[str, tuple[list[float], list[float]]], world: World) -> None:
+def frontier(path: Path, points: Mapping[str, tuple[list[float], list[float]]], world: BanditWorld) -> None:
     """Draw the cheapest mixes: of fixed arms, of each policy's points, of the ceilings."""
     unit = unit_of(world)
     figure, axis = plt.subplots(figsize=(7.5, 5))
@@ -128,7 +128,7 @@ def frontier(path: Path, points: Mapping[str, tuple[list[float], list[float]]], 
     _save(figure, path)
 
 
-def joint_frontier(path: Path, worlds: Mapping[str, World]) -> None:
+def joint_frontier(path: Path, worlds: Mapping[str, BanditWorld]) -> None:
     """Draw Figure 1: routing's frontier through its squares, each model's test-time scaling, and the joint frontier."""
     world = worlds["uis"]
     o, unit = world.outcomes, unit_of(world)
@@ -157,7 +157,7 @@ def _mixes(axis: Any, accuracy: np.ndarray, cost: np.ndarray, unit: float, **sty
     axis.plot(fine / unit, 100 * np.interp(fine, paid, right), **{"linewidth": 1.3, **style})
 
 
-def pareto(path: Path, table: Mapping[str, Any], world: World) -> None:
+def pareto(path: Path, table: Mapping[str, Any], world: BanditWorld) -> None:
     """Draw accuracy against cost of every policy over the four modes, a marker a mode."""
     figure, axis = plt.subplots(figsize=(8.0, 4.5))
     markers = dict(zip(table, "ov^s", strict=True))
@@ -255,7 +255,7 @@ def _frontier(i: int, at: Sequence[int], cost: np.ndarray, accuracy: np.ndarray)
     return not any(cost[j] <= cost[i] and accuracy[j] > accuracy[i] for j in at)
 
 
-def _cost_label(world: World) -> str:
+def _cost_label(world: BanditWorld) -> str:
     return "cost (tera-eFLOPs)" if world.outcomes.unit == "eFLOPs" else f"cost ({world.outcomes.unit})"
 
 

@@ -36,7 +36,7 @@ from typing import Any
 import numpy as np
 import yaml
 
-from experiments.outcomes import Arm, Asked, OutcomeError, Outcomes
+from experiments.outcomes import Arm, OutcomeError, Outcomes, QuestionInfo
 
 Row = dict[str, Any]
 COLUMNS = ("question", "arm", "correct", "reward", "cost", "score", "text", "level", "family", "sample")
@@ -85,7 +85,8 @@ def load_foreign(path: Path, mapping: Path) -> Outcomes:
             place = (cell.sample, at_question[cell.question], at_arm[cell.arm])
             arrays[(slice(None), *place)] = (cell.correct, cell.score, math.log(cell.cost))
     asked = tuple(
-        Asked(q, *texts.get(q, (first[q].text or q, first[q].level)), first[q].family) for q in questions
+        QuestionInfo(q, *texts.get(q, (first[q].text or q, first[q].level)), first[q].family)
+        for q in questions
     )
     return Outcomes(
         name=str(told.get("name", path.stem)),

@@ -14,8 +14,8 @@ import numpy as np
 from agents.decider.policies.base import Objective
 from experiments.ceiling import ceiling
 from experiments.contenders import ALL, with_prior
-from experiments.loop import WARM_UP, Feedback, Stage, Trial, play
-from experiments.outcomes import World
+from experiments.loop import WARM_UP, FeedbackChannel, Stage, Trial, play
+from experiments.outcomes import BanditWorld
 from experiments.runs import Scope, tidy
 from experiments.yardstick import SHARES, Points, Yardstick, area, hull, split
 
@@ -71,7 +71,7 @@ class Frontier:
     points: dict[str, tuple[list[float], list[float]]] = field(default_factory=dict)
 
 
-def frontier(world: World, scope: Scope, players: Mapping[str, Player] | None = None) -> Frontier:
+def frontier(world: BanditWorld, scope: Scope, players: Mapping[str, Player] | None = None) -> Frontier:
     """Return cost at equal accuracy of every policy; nothing where a world has too few questions to split.
 
     Args:
@@ -129,7 +129,7 @@ def frontier(world: World, scope: Scope, players: Mapping[str, Player] | None = 
     return Frontier({name: tidied(table) for name, table in tables.items()}, means)
 
 
-def priced(world: World, weight: float) -> Objective:
+def priced(world: BanditWorld, weight: float) -> Objective:
     """Return the paper's objective at a weight of cost; correctness and score share the rest."""
     return Objective((1 - weight) / 2, (1 - weight) / 2, weight, *world.bounds)
 
@@ -154,7 +154,7 @@ def corners_of(points: Points) -> list[int]:
     return [i for i, pair in enumerate(zip(accuracy.tolist(), cost.tolist(), strict=True)) if pair in kept]
 
 
-def _known(world: World) -> dict[str, list[str]]:
+def _known(world: BanditWorld) -> dict[str, list[str]]:
     """Return what a ceiling may be told: family and level, where there is more than one and they differ."""
     asked = world.outcomes.questions
     families, levels = [each.family for each in asked], [each.level for each in asked]
@@ -166,7 +166,7 @@ def _known(world: World) -> dict[str, list[str]]:
 
 
 def _orders(
-    world: World, player: Player, history: Sequence[int], live: Sequence[int], scope: Scope, unit: float
+    world: BanditWorld, player: Player, history: Sequence[int], live: Sequence[int], scope: Scope, unit: float
 ) -> list[Points]:
     """Return a player's points on each order of the live questions; `unit` is the cost that prices are per."""
     lean = replace(world, outcomes=replace(world.outcomes, extra={}))
@@ -183,7 +183,7 @@ def _orders(
     return list(map(_one, tasks) if scope.pool is None else scope.pool.map(_one, tasks))
 
 
-def _one(task: tuple[World, Player, tuple[int, ...], tuple[int, ...], int, float, bytes]) -> Points:
+def _one(task: tuple[BanditWorld, Player, tuple[int, ...], tuple[int, ...], int, float, bytes]) -> Points:
     world, player, history, live, seed, unit, prior = task
     rng = np.random.default_rng([seed, 7])
     before = rng.choice(history, size=LEARNT).tolist() if history else []
@@ -195,7 +195,7 @@ def _one(task: tuple[World, Player, tuple[int, ...], tuple[int, ...], int, float
     accuracy, cost = np.empty((len(objectives), len(live))), np.empty((len(objectives), len(live)))
     for k, objective in enumerate(objectives):
         stages = {1: Stage(tuple(range(shape[1])), objective)}
-        trial = Trial(world, seed, order, sample, stages, Feedback(), player.warm_up)
+        trial = Trial(world, seed, order, sample, stages, FeedbackChannel(), player.warm_up)
         policy = ALL[player.policy](world, seed)
         if prior:
             policy.begin(prior, world.vectors)
@@ -206,7 +206,7 @@ def _one(task: tuple[World, Player, tuple[int, ...], tuple[int, ...], int, float
     return Points(accuracy, cost)
 
 
-def _objectives(world: World, player: Player, unit: float) -> list[Objective]:
+def _objectives(world: BanditWorld, player: Player, unit: float) -> list[Objective]:
     if player.policy == "random":
         return [priced(world, 0.0)]
     if player.linear:
@@ -217,7 +217,7 @@ def _objectives(world: World, player: Player, unit: float) -> list[Objective]:
 NAMES: Mapping[str, str] = {"tts": "TTS alone", "routing": "routing alone", "uis": "UIS"}
 
 
-def joint_frontier(worlds: Mapping[str, World]) -> dict[str, Any]:
+def joint_frontier(worlds: Mapping[str, BanditWorld]) -> dict[str, Any]:
     """Return, of each scenario, how far its mixes reach, and what the joint space gains over it.
 
     `accuracy`: of its configuration that was most accurate on history. `area`: mean accuracy of its cheapest mixes over
@@ -257,7 +257,7 @@ def joint_frontier(worlds: Mapping[str, World]) -> dict[str, Any]:
     return found
 
 
-def points_of(world: World, questions: list[int]) -> Points:
+def points_of(world: BanditWorld, questions: list[int]) -> Points:
     """Return accuracy and cost of every arm on some questions, means over samples."""
     o = world.outcomes
     return Points(o.correct[:, questions].mean(axis=0).T, o.cost[:, questions].mean(axis=0).T)

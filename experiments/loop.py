@@ -16,7 +16,7 @@ from agents.decider.policies.base import Context, Objective, Observation, Pendin
 from agents.decider.policies.policy import Policy
 from agents.space.action_space import PAIRS, ActionSpace
 from agents.space.catalogue import Catalogue
-from experiments.outcomes import Arm, Array, World
+from experiments.outcomes import Arm, Array, BanditWorld
 from schemas.action import Action
 
 WARM_UP, ROUNDS = 50, 210
@@ -32,7 +32,7 @@ class Stage:
 
 
 @dataclass(frozen=True)
-class Feedback:
+class FeedbackChannel:
     """How feedback comes back.
 
     Attributes:
@@ -71,12 +71,12 @@ class Trial:
             again need not go the same way.
     """
 
-    world: World
+    world: BanditWorld
     seed: int
     order: tuple[int, ...]
     sample: np.ndarray
     stages: Mapping[int, Stage]
-    feedback: Feedback = field(default_factory=Feedback)
+    feedback: FeedbackChannel = field(default_factory=FeedbackChannel)
     warm_up: int = WARM_UP
     redrawn: bool = False
 
@@ -134,18 +134,18 @@ class Conditions(TypedDict, total=False):
 
     rounds: int
     warm_up: int
-    feedback: Feedback | None
+    feedback: FeedbackChannel | None
     traffic: Sequence[Array]
 
 
 def make_trial(
-    world: World,
+    world: BanditWorld,
     seed: int,
     stages: Mapping[int, Stage],
     *,
     rounds: int = ROUNDS,
     warm_up: int = WARM_UP,
-    feedback: Feedback | None = None,
+    feedback: FeedbackChannel | None = None,
     traffic: Sequence[Array] = (),
 ) -> Trial:
     """Return a seed's trial: questions shuffled, each once as long as they last, then shuffled again.
@@ -170,7 +170,7 @@ def make_trial(
         order += rng.permutation(count).tolist()
     shape = (count, len(world.outcomes.arms))
     sample = np.random.default_rng([seed, 1]).integers(world.outcomes.samples, size=shape)
-    told = feedback or Feedback()
+    told = feedback or FeedbackChannel()
     return Trial(world, seed, tuple(order[:rounds]), sample, stages, told, warm_up, bool(traffic))
 
 
@@ -262,9 +262,9 @@ def _settle(trial: Trial, at: int, arm: int, terms: Sequence[Array]) -> Step:
 
 
 class _Post:
-    """Rewards on their way back: lost, late, twice or wrong, as `Feedback` says."""
+    """Rewards on their way back: lost, late, twice or wrong, as `FeedbackChannel` says."""
 
-    def __init__(self, policy: Policy, feedback: Feedback) -> None:
+    def __init__(self, policy: Policy, feedback: FeedbackChannel) -> None:
         self.policy, self.feedback = policy, feedback
         self.waiting: list[tuple[int, int, Observation]] = []
         self.learnt: set[str] = set()
@@ -306,7 +306,9 @@ def _rewards(objective: Objective, terms: Sequence[Array]) -> Array:
     return earned - objective.price * np.exp(terms[2]) if objective.price else earned
 
 
-def _offer(policy: Policy, world: World, before: tuple[int, ...], now: tuple[int, ...]) -> tuple[int, ...]:
+def _offer(
+    policy: Policy, world: BanditWorld, before: tuple[int, ...], now: tuple[int, ...]
+) -> tuple[int, ...]:
     if now != before:
         gone = [world.vectors[i].action_id for i in before if i not in set(now)]
         if gone:
@@ -315,7 +317,7 @@ def _offer(policy: Policy, world: World, before: tuple[int, ...], now: tuple[int
     return now
 
 
-def _seen(feedback: Feedback, correct: float, chance: np.random.Generator) -> float | None:
+def _seen(feedback: FeedbackChannel, correct: float, chance: np.random.Generator) -> float | None:
     """Return the correctness that comes back, or None when nothing does."""
     lost, turned = chance.random(2)
     if lost >= feedback.kept or (feedback.censored and correct < 0.5 and chance.random() < feedback.censored):
@@ -339,7 +341,7 @@ MODES = (COST_SENSITIVE, QUALITY_PRIORITY)
 DRIFTING = 2  # how many of the smallest models come or go: 0.6B and 1.7B in the paper
 
 
-def spaces(world: World) -> dict[str, World]:
+def spaces(world: BanditWorld) -> dict[str, BanditWorld]:
     """Return the scenarios' worlds: `tts`, `routing`, `uis` of our recordings, or `all` for other tables.
 
     Bounds of the cost are those of the whole UIS table for each of them.
@@ -361,14 +363,14 @@ def spaces(world: World) -> dict[str, World]:
     return {name: replace(w, bounds=low_high) for name, w in worlds.items()}
 
 
-def models_of(world: World) -> list[str]:
+def models_of(world: BanditWorld) -> list[str]:
     """Return the models, smallest first by the mean cost of a single path."""
     arms, cost = world.outcomes.arms, world.outcomes.log_cost.mean(axis=(0, 1))
     single = {arm.model: cost[i] for i, arm in enumerate(arms) if arm.qp * arm.cp == 1}
     return sorted(single, key=lambda model: float(single[model]))
 
 
-def steady(world: World, mode: str, *, dense: bool = True) -> dict[int, Stage]:
+def steady(world: BanditWorld, mode: str, *, dense: bool = True) -> dict[int, Stage]:
     """Return the one stage of a scenario without drift."""
     return {1: Stage(tuple(range(len(world.vectors))), world.objective(mode, dense=dense))}
 
@@ -379,27 +381,27 @@ def _best_route(arms: tuple[Arm, ...]) -> list[int]:
     return found if len(found) == BEST_OF * len(models) else []
 
 
-def drift_add(world: World) -> dict[int, Stage]:
+def drift_add(world: BanditWorld) -> dict[int, Stage]:
     """Return Add: without the two smallest models at first, with them from round 51; Cost-Sensitive."""
     whole, without = _with_and_without(world)
     objective = world.objective(COST_SENSITIVE)
     return {1: Stage(without, objective), WARM_UP + 1: Stage(whole, objective)}
 
 
-def drift_remove(world: World) -> dict[int, Stage]:
+def drift_remove(world: BanditWorld) -> dict[int, Stage]:
     """Return Remove: the two smallest models go at round 51; Cost-Sensitive."""
     whole, without = _with_and_without(world)
     objective = world.objective(COST_SENSITIVE)
     return {1: Stage(whole, objective), WARM_UP + 1: Stage(without, objective)}
 
 
-def drift_objective(world: World, before: str, after: str) -> dict[int, Stage]:
+def drift_objective(world: BanditWorld, before: str, after: str) -> dict[int, Stage]:
     """Return a change of reward mode at round 51."""
     arms = tuple(range(len(world.vectors)))
     return {1: Stage(arms, world.objective(before)), WARM_UP + 1: Stage(arms, world.objective(after))}
 
 
-DRIFTS: Mapping[str, Callable[[World], dict[int, Stage]]] = {
+DRIFTS: Mapping[str, Callable[[BanditWorld], dict[int, Stage]]] = {
     "add": drift_add,
     "remove": drift_remove,
     "q_to_c": lambda world: drift_objective(world, QUALITY_PRIORITY, COST_SENSITIVE),
@@ -407,7 +409,7 @@ DRIFTS: Mapping[str, Callable[[World], dict[int, Stage]]] = {
 }
 
 
-def _with_and_without(world: World) -> tuple[tuple[int, ...], tuple[int, ...]]:
+def _with_and_without(world: BanditWorld) -> tuple[tuple[int, ...], tuple[int, ...]]:
     small = set(models_of(world)[:DRIFTING])
     whole = tuple(range(len(world.vectors)))
     return whole, tuple(i for i in whole if world.outcomes.arms[i].model not in small)

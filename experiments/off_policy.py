@@ -19,7 +19,7 @@ from sklearn.decomposition import PCA
 
 from experiments.ceiling import best_contextual
 from experiments.loop import COST_SENSITIVE
-from experiments.outcomes import Array, World
+from experiments.outcomes import Array, BanditWorld
 from experiments.ridge import predictions
 from experiments.runs import Scope, tidy
 from schemas.errors import UniscaleError
@@ -33,7 +33,7 @@ class EvaluationError(UniscaleError):
 
 
 @dataclass(frozen=True)
-class Log:
+class LoggedDecisions:
     """n logged decisions over A actions.
 
     Attributes:
@@ -81,7 +81,7 @@ class Estimate:
     effective: float
 
 
-def replay(log: Log, chosen: Sequence[int], *, floor: float = FLOOR) -> Estimate:
+def replay(log: LoggedDecisions, chosen: Sequence[int], *, floor: float = FLOOR) -> Estimate:
     """Return the mean reward where a deterministic policy agrees with the log; exact for uniform logging only.
 
     Args:
@@ -101,7 +101,7 @@ def replay(log: Log, chosen: Sequence[int], *, floor: float = FLOOR) -> Estimate
     )
 
 
-def ips(log: Log, probabilities: Array, *, floor: float = FLOOR) -> Estimate:
+def ips(log: LoggedDecisions, probabilities: Array, *, floor: float = FLOOR) -> Estimate:
     """Return the inverse-propensity estimate: unbiased, and wild where weights are.
 
     Args:
@@ -116,7 +116,7 @@ def ips(log: Log, probabilities: Array, *, floor: float = FLOOR) -> Estimate:
     return _bootstrap(lambda i: float((w[i] * log.rewards[i]).mean()), log, effective(w))
 
 
-def snips(log: Log, probabilities: Array, *, floor: float = FLOOR) -> Estimate:
+def snips(log: LoggedDecisions, probabilities: Array, *, floor: float = FLOOR) -> Estimate:
     """Return the self-normalised estimate: slightly biased, much steadier. Arguments and errors as `ips`."""
     w = _weights(log, probabilities, floor)
     return _bootstrap(
@@ -124,7 +124,9 @@ def snips(log: Log, probabilities: Array, *, floor: float = FLOOR) -> Estimate:
     )
 
 
-def doubly_robust(log: Log, probabilities: Array, predicted: Array, *, floor: float = FLOOR) -> Estimate:
+def doubly_robust(
+    log: LoggedDecisions, probabilities: Array, predicted: Array, *, floor: float = FLOOR
+) -> Estimate:
     """Return the doubly robust estimate: right where either the propensities or the model is.
 
     Args:
@@ -158,7 +160,9 @@ def greedy_probabilities(chosen: Sequence[int], actions: int) -> Array:
     return np.asarray(np.eye(actions)[np.asarray(chosen)])
 
 
-def cross_fitted(features: Array, log: Log, actions: int, *, folds: int = 5, ridge: float = 1.0) -> Array:
+def cross_fitted(
+    features: Array, log: LoggedDecisions, actions: int, *, folds: int = 5, ridge: float = 1.0
+) -> Array:
     """Return rewards predicted for each action by ridge regression per action, fitted on other decisions.
 
     Args:
@@ -181,7 +185,7 @@ def cross_fitted(features: Array, log: Log, actions: int, *, folds: int = 5, rid
     return out
 
 
-def _weights(log: Log, probabilities: Array, floor: float) -> Array:
+def _weights(log: LoggedDecisions, probabilities: Array, floor: float) -> Array:
     n = len(log.actions)
     if probabilities.ndim != 2 or len(probabilities) != n:
         raise EvaluationError(f"probabilities: shape {probabilities.shape}, expected ({n}, actions)")
@@ -199,7 +203,9 @@ def _enough(found: float, floor: float) -> None:
         )
 
 
-def _bootstrap(estimate: Callable[[npt.NDArray[np.int64]], float], log: Log, size: float) -> Estimate:
+def _bootstrap(
+    estimate: Callable[[npt.NDArray[np.int64]], float], log: LoggedDecisions, size: float
+) -> Estimate:
     n = len(log.rewards)
     rng = np.random.default_rng(0)
     draws = [estimate(rng.integers(n, size=n)) for _ in range(DRAWS)]
@@ -216,7 +222,7 @@ SHORT = 200  # decisions of a log that is too short for a policy of one arm in 1
 PLAIN = 8  # principal directions of the question for the doubly robust model
 
 
-def against_truth(worlds: Mapping[str, World], scope: Scope) -> dict[str, Any]:
+def against_truth(worlds: Mapping[str, BanditWorld], scope: Scope) -> dict[str, Any]:
     """Return estimates against truth, for routing and for the joint space, and what a short log is told."""
     table: dict[str, Any] = {}
     for name in LOGGED:
@@ -238,7 +244,7 @@ def against_truth(worlds: Mapping[str, World], scope: Scope) -> dict[str, Any]:
     return table
 
 
-def _against_truth(world: World, n: int, repetitions: int) -> dict[str, Any]:
+def _against_truth(world: BanditWorld, n: int, repetitions: int) -> dict[str, Any]:
     objective = world.objective(COST_SENSITIVE)
     rewards = world.rewards(objective)
     means, arms = rewards.mean(axis=0), rewards.shape[2]
@@ -274,12 +280,12 @@ def _against_truth(world: World, n: int, repetitions: int) -> dict[str, Any]:
     }
 
 
-def _logged(rewards: Array, n: int, rng: np.random.Generator) -> tuple[Log, np.ndarray]:
+def _logged(rewards: Array, n: int, rng: np.random.Generator) -> tuple[LoggedDecisions, np.ndarray]:
     """Return n decisions of a uniform policy on questions drawn with replacement, and the questions."""
     samples, questions, arms = rewards.shape
     seen, taken = rng.integers(questions, size=n), rng.integers(arms, size=n)
     earned = rewards[rng.integers(samples, size=n), seen, taken]
-    return Log(taken, np.full(n, 1 / arms), earned), seen
+    return LoggedDecisions(taken, np.full(n, 1 / arms), earned), seen
 
 
 def _judged(estimates: list[Estimate], truth: float) -> dict[str, Any]:

@@ -43,7 +43,7 @@ class Arm:
 
 
 @dataclass(frozen=True)
-class Asked:
+class QuestionInfo:
     """One question: its text is what policies see, where there is one; of a family of tasks, where they are told."""
 
     question_id: str
@@ -69,7 +69,7 @@ class Outcomes:
     """
 
     name: str
-    questions: tuple[Asked, ...]
+    questions: tuple[QuestionInfo, ...]
     arms: tuple[Arm, ...]
     correct: Array
     score: Array
@@ -134,9 +134,20 @@ class Outcomes:
 
 
 NUMBERS = (
-    "prefill_eflops", "decoding_eflops", "verifier_eflops", "compute_flops", "memory_bytes", "depth", "steps",
-    "completed", "drafts", "tokens", "verifier_tokens", "seconds", "complete",
-)  # fmt: skip
+    "prefill_eflops",
+    "decoding_eflops",
+    "verifier_eflops",
+    "compute_flops",
+    "memory_bytes",
+    "depth",
+    "steps",
+    "completed",
+    "drafts",
+    "tokens",
+    "verifier_tokens",
+    "seconds",
+    "complete",
+)
 
 
 def load_recording(path: Path, *, verifier: str | None = None, early_exit: bool = True) -> Outcomes:
@@ -158,7 +169,7 @@ def load_recording(path: Path, *, verifier: str | None = None, early_exit: bool 
     if b"uniscale.questions" not in metadata:
         raise OutcomeError(f"{path}: is no recording of ours; give a --mapping for other tables")
     asked = [
-        Asked(entry["question_id"], entry["text"], entry["level"], entry.get("family", ""))
+        QuestionInfo(entry["question_id"], entry["text"], entry["level"], entry.get("family", ""))
         for entry in orjson.loads(metadata[b"uniscale.questions"])
     ]
     settings = orjson.loads(metadata[b"uniscale.settings"])
@@ -214,7 +225,7 @@ def load_recording(path: Path, *, verifier: str | None = None, early_exit: bool 
 
 
 @dataclass(frozen=True)
-class World:
+class BanditWorld:
     """Outcomes as a bandit meets them.
 
     Attributes:
@@ -231,7 +242,7 @@ class World:
     bounds: tuple[float, float]
     texts: str = ""
 
-    def restrict(self, arms: Sequence[int], name: str) -> "World":
+    def restrict(self, arms: Sequence[int], name: str) -> "BanditWorld":
         """Return the world of some arms, under the same bounds."""
         return replace(
             self,
@@ -239,17 +250,17 @@ class World:
             vectors=tuple(self.vectors[i] for i in arms),
         )
 
-    def of_questions(self, questions: Sequence[int]) -> "World":
+    def of_questions(self, questions: Sequence[int]) -> "BanditWorld":
         """Return the world of some questions, under the same bounds."""
         index = list(questions)
         return replace(self, outcomes=self.outcomes.of_questions(index), queries=self.queries[index])
 
-    def with_counts(self) -> "World":
+    def with_counts(self) -> "BanditWorld":
         """Return the same questions with their surface counts after the embedding, for policies that read them."""
         texts = [each.text for each in self.outcomes.questions]
         return replace(self, queries=seen_by_contextual(self.queries, texts))
 
-    def spanned(self) -> "World":
+    def spanned(self) -> "BanditWorld":
         """Return the same questions in coordinates of their own span, where that is smaller.
 
         Lengths and angles stay, and with them whatever a linear policy or a nearest neighbour chooses; a learner on
@@ -276,7 +287,7 @@ class World:
 
 def build_world(
     outcomes: Outcomes, encoder: Encoder, catalogue: Catalogue | None = None, cache: Path | None = None
-) -> World:
+) -> BanditWorld:
     """Embed questions and arms.
 
     Args:
@@ -294,7 +305,7 @@ def build_world(
         for arm, row in zip(outcomes.arms, arms, strict=True)
     )
     texts = "\n".join([encoder_id(encoder), *(each.text for each in outcomes.questions), *described])
-    return World(outcomes, queries.astype(np.float64), vectors, outcomes.bounds(), texts)
+    return BanditWorld(outcomes, queries.astype(np.float64), vectors, outcomes.bounds(), texts)
 
 
 def _described(arm: Arm, catalogue: Catalogue | None) -> str:

@@ -20,7 +20,7 @@ from agents.decider.policies.policy import Policy
 from experiments.beyond import TILT
 from experiments.contenders import SERVICE, with_prior
 from experiments.frontier import FEWEST, most_accurate, points_of, tidied
-from experiments.outcomes import Array, World
+from experiments.outcomes import Array, BanditWorld
 from experiments.runs import Scope, summed
 from experiments.yardstick import hull, least_cost, split
 
@@ -53,7 +53,7 @@ class Market:
     chances: Array
 
 
-def pacer(world: World, scope: Scope) -> dict[str, Any]:
+def pacer(world: BanditWorld, scope: Scope) -> dict[str, Any]:
     """Return, by phase, spend against target and accuracy against the fixed mix of the same cost.
 
     `cumulative_spend`: mean cost since the target was set over the target, at the end of the phase. `furthest`: how far
@@ -96,7 +96,9 @@ def pacer(world: World, scope: Scope) -> dict[str, Any]:
     return found
 
 
-def _one(task: tuple[World, tuple[int, ...], bytes, float, int, bool]) -> tuple[list[dict[str, float]], bool]:
+def _one(
+    task: tuple[BanditWorld, tuple[int, ...], bytes, float, int, bool],
+) -> tuple[list[dict[str, float]], bool]:
     """Return a run's phases, and whether a learner restored in the middle of each phase chose the same."""
     world, live, prior, target, seed, again = task
     rounds = _play(world, live, prior, target, seed, restored=False)
@@ -126,7 +128,7 @@ def _one(task: tuple[World, tuple[int, ...], bytes, float, int, bool]) -> tuple[
 
 
 def _play(
-    world: World, live: Sequence[int], prior: bytes, target: float, seed: int, *, restored: bool
+    world: BanditWorld, live: Sequence[int], prior: bytes, target: float, seed: int, *, restored: bool
 ) -> list[tuple[Round, Market]]:
     o, rng = world.outcomes, np.random.default_rng([seed, 9])
     index = {vector.action_id: i for i, vector in enumerate(world.vectors)}
@@ -179,14 +181,14 @@ def _play(
     return done
 
 
-def _fresh(world: World, seed: int, prior: bytes) -> Policy:
+def _fresh(world: BanditWorld, seed: int, prior: bytes) -> Policy:
     policy = SERVICE["default"](world, seed)
     policy.begin(prior, world.vectors)
     return policy
 
 
 def _changed(
-    world: World,
+    world: BanditWorld,
     live: Sequence[int],
     policy: Policy,
     before: Market,
@@ -218,7 +220,7 @@ def _changed(
     return Market(arms, price, length, np.asarray(chances))
 
 
-def _mix_of_cost(world: World, live: Sequence[int], market: Market, cost: float) -> float:
+def _mix_of_cost(world: BanditWorld, live: Sequence[int], market: Market, cost: float) -> float:
     """Return the accuracy of the best fixed mix of a phase that costs no more."""
     points, arms = points_of(world, list(live)), sorted(market.arms)
     accuracy = (points.accuracy @ market.chances)[arms]
@@ -228,7 +230,7 @@ def _mix_of_cost(world: World, live: Sequence[int], market: Market, cost: float)
     return float(np.interp(cost, of, right))
 
 
-def _models(world: World) -> list[str]:
+def _models(world: BanditWorld) -> list[str]:
     """Return the models, cheapest first by their cheapest arm."""
     cost = world.outcomes.cost.mean(axis=(0, 1))
     least: dict[str, float] = {}

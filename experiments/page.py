@@ -21,7 +21,7 @@ from experiments.loop import MODES
 
 
 @dataclass(frozen=True)
-class Section:
+class ReportSection:
     """One section.
 
     Attributes:
@@ -36,30 +36,34 @@ class Section:
 
 
 SECTIONS: Final = (
-    Section("Main table", ("main",), tuple(f"regret-{mode}" for mode in MODES)),
-    Section("Accuracy and cost of the actions", ("outcomes",), ("accuracy-cost",)),
-    Section("The joint space against routing and against TTS", ("joint_frontier",), ("joint-frontier",)),
-    Section("Cost at equal accuracy", ("frontier", "frontier_of"), ("frontier",)),
-    Section("The pacer: keeping to a mean cost", ("pacer",)),
-    Section("Four reward modes", ("pareto",), ("pareto",)),
-    Section("BEST-Route*", ("best_route",)),
-    Section("Action semantics against one-hot", ("semantics",), ("semantics",)),
-    Section("Exploration factor α", ("alpha",), ("alpha",)),
-    Section("Dense feedback against binary correctness", ("dense_feedback",)),
-    Section("Drift at round 51", ("drifts",), ("drifts",)),
-    Section("Early exit", ("early_exit", "early_exit_replayed", "early_exit_by_width"), ("early_exit",)),
-    Section("Latency by component", ("latency", "latency_run")),
-    Section("The verifier", ("verifiers",)),
-    Section("Verifier scores of right and wrong answers", ("verifier_scores",), ("verifier_scores",)),
-    Section("Second task", ("second_task", "second_task_frontier")),
-    Section("Readings of the paper, run both ways", ("readings",)),
-    Section("Against the best fixed arm and the best contextual policy", ("versus_best",)),
-    Section("Our own policies", ("own_policies",)),
-    Section("A change of objective: what has to be relearned", ("shared_objective",)),
-    Section("Feedback as production has it", ("feedback",)),
-    Section("Cold start", ("cold_start",)),
-    Section("Long streams with drift in traffic", ("streams",)),
-    Section("Off-policy estimates against the truth", ("off_policy",)),
+    ReportSection("Main table", ("main",), tuple(f"regret-{mode}" for mode in MODES)),
+    ReportSection("Accuracy and cost of the actions", ("outcomes",), ("accuracy-cost",)),
+    ReportSection(
+        "The joint space against routing and against TTS", ("joint_frontier",), ("joint-frontier",)
+    ),
+    ReportSection("Cost at equal accuracy", ("frontier", "frontier_of"), ("frontier",)),
+    ReportSection("The pacer: keeping to a mean cost", ("pacer",)),
+    ReportSection("Four reward modes", ("pareto",), ("pareto",)),
+    ReportSection("BEST-Route*", ("best_route",)),
+    ReportSection("Action semantics against one-hot", ("semantics",), ("semantics",)),
+    ReportSection("Exploration factor α", ("alpha",), ("alpha",)),
+    ReportSection("Dense feedback against binary correctness", ("dense_feedback",)),
+    ReportSection("Drift at round 51", ("drifts",), ("drifts",)),
+    ReportSection(
+        "Early exit", ("early_exit", "early_exit_replayed", "early_exit_by_width"), ("early_exit",)
+    ),
+    ReportSection("Latency by component", ("latency", "latency_run")),
+    ReportSection("The verifier", ("verifiers",)),
+    ReportSection("Verifier scores of right and wrong answers", ("verifier_scores",), ("verifier_scores",)),
+    ReportSection("Second task", ("second_task", "second_task_frontier")),
+    ReportSection("Readings of the paper, run both ways", ("readings",)),
+    ReportSection("Against the best fixed arm and the best contextual policy", ("versus_best",)),
+    ReportSection("Our own policies", ("own_policies",)),
+    ReportSection("A change of objective: what has to be relearned", ("shared_objective",)),
+    ReportSection("Feedback as production has it", ("feedback",)),
+    ReportSection("Cold start", ("cold_start",)),
+    ReportSection("Long streams with drift in traffic", ("streams",)),
+    ReportSection("Off-policy estimates against the truth", ("off_policy",)),
 )
 
 PRINTED: Final[Mapping[str, tuple[Mapping[str, Any], str]]] = {
@@ -96,9 +100,19 @@ td:first-child,th:first-child{text-align:left}.paper{color:#777}img{max-width:10
 .best{font-weight:700}.second{text-decoration:underline}"""
 # Tables whose best and second best cells are marked, as in the paper, and which way each measure is better.
 MARKED = (
-    "main", "best_route", "semantics", "dense_feedback", "drifts", "pareto", "verifiers", "second_task",
-    "tts", "routing", "uis", "all",
-)  # fmt: skip
+    "main",
+    "best_route",
+    "semantics",
+    "dense_feedback",
+    "drifts",
+    "pareto",
+    "verifiers",
+    "second_task",
+    "tts",
+    "routing",
+    "uis",
+    "all",
+)
 BETTER = {"reward": 1, "accuracy": 1} | dict.fromkeys(
     ("eflops", "regret", "regret_fixed", "regret_130", "regret_210"), -1
 )

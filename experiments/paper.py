@@ -10,11 +10,11 @@ from sklearn.metrics import roc_auc_score
 
 from experiments import early_exit, off_policy
 from experiments.beyond import cold_start, conditions, own_policies, shared_objective, streams, versus_best
-from experiments.ceiling import Contextual, best_contextual, followed
+from experiments.ceiling import ContextualOracle, best_contextual, followed
 from experiments.contenders import PAPER
 from experiments.frontier import frontier, joint_frontier
 from experiments.loop import COST_SENSITIVE, DRIFTS, MODES, make_trial, models_of, spaces, steady
-from experiments.outcomes import Outcomes, World
+from experiments.outcomes import BanditWorld, Outcomes
 from experiments.pacer import pacer
 from experiments.rerun import DepthLimit, latency_table
 from experiments.runs import Run, Scope, figures_of, key_of, run_fixed, run_oracle, summed, tidy
@@ -47,14 +47,14 @@ class Beside:
     """
 
     without_exit: Outcomes | None = None
-    other_verifier: World | None = None
+    other_verifier: BanditWorld | None = None
     verifiers: tuple[str, str] = ("in_use", "other")
-    coding: World | None = None
+    coding: BanditWorld | None = None
     depth_limit: DepthLimit | None = None
     latency: Mapping[str, Any] | None = None
 
 
-def run_paper(world: World, scope: Scope, beside: Beside | None = None) -> Results:
+def run_paper(world: BanditWorld, scope: Scope, beside: Beside | None = None) -> Results:
     """Run every table that a world's outcomes can carry.
 
     Args:
@@ -133,7 +133,7 @@ def run_paper(world: World, scope: Scope, beside: Beside | None = None) -> Resul
 
 
 def _compete(
-    world: World, name: str, mode: str, scope: Scope, runs: Runs, missing: list[str]
+    world: BanditWorld, name: str, mode: str, scope: Scope, runs: Runs, missing: list[str]
 ) -> dict[str, Any]:
     stages = steady(world, mode)
     table = {}
@@ -149,14 +149,14 @@ def _compete(
     return table
 
 
-def _on_questions_of(other: World, world: World) -> World:
+def _on_questions_of(other: BanditWorld, world: BanditWorld) -> BanditWorld:
     """Return the world of the questions another has, under bounds of their own."""
     at = {each.question_id: i for i, each in enumerate(world.outcomes.questions)}
     part = world.of_questions([at[each.question_id] for each in other.outcomes.questions])
     return replace(part, bounds=part.outcomes.bounds())
 
 
-def _best_route(world: World, scope: Scope, runs: Runs) -> dict[str, Any]:
+def _best_route(world: BanditWorld, scope: Scope, runs: Runs) -> dict[str, Any]:
     table: dict[str, Any] = {}
     for mode in MODES:
         stages = steady(world, mode)
@@ -170,7 +170,7 @@ def _best_route(world: World, scope: Scope, runs: Runs) -> dict[str, Any]:
     return table
 
 
-def _drifts(world: World, scope: Scope, runs: Runs) -> dict[str, Any]:
+def _drifts(world: BanditWorld, scope: Scope, runs: Runs) -> dict[str, Any]:
     if len({arm.model for arm in world.outcomes.arms}) < 4:
         return {}
     table: dict[str, Any] = {}
@@ -191,7 +191,7 @@ def _both_limits(known: DepthLimit, on: Outcomes, off: Outcomes | None) -> dict[
     return found
 
 
-def _second_task(world: World, scope: Scope) -> dict[str, Any]:
+def _second_task(world: BanditWorld, scope: Scope) -> dict[str, Any]:
     """Return UniScale against k-NN on the coding questions: two middle models, Cost-Sensitive (READINGS 20)."""
     models = models_of(world)
     middle = set(models[CODING_MODELS] if len(models) > 2 else models)
@@ -199,7 +199,7 @@ def _second_task(world: World, scope: Scope) -> dict[str, Any]:
     arms = [i for i, arm in enumerate(joint.outcomes.arms) if arm.model in middle]
     part = joint.restrict(arms, "uis")
     low_high = part.outcomes.bounds()
-    part = World(part.outcomes, part.queries, part.vectors, low_high, part.texts)
+    part = BanditWorld(part.outcomes, part.queries, part.vectors, low_high, part.texts)
     stages = steady(part, MODES[0])
     found = {
         policy: figures_of(scope.run(policy, part, "coding", MODES[0], stages) or [], part)
@@ -214,7 +214,7 @@ PARETO_POLICIES = ("random", "greedy", "mlp", "knn", "neural_ucb", "ts", "unisca
 
 
 def ablations(
-    world: World, name: str, scope: Scope, runs: MutableMapping[tuple[str, str, str], Sequence[Run]]
+    world: BanditWorld, name: str, scope: Scope, runs: MutableMapping[tuple[str, str, str], Sequence[Run]]
 ) -> dict[str, Any]:
     """Return action semantics against one-hot, α, and dense feedback against binary.
 
@@ -253,7 +253,7 @@ def ablations(
     return {**found, "dense_feedback": dense} if world.outcomes.dense else found
 
 
-def regrets(runs: Sequence[Run], world: World) -> dict[str, Any]:
+def regrets(runs: Sequence[Run], world: BanditWorld) -> dict[str, Any]:
     """Return regret at 130 and 210, the latter against all arms of the world too, and every measure."""
     return {
         "regret_130": summed([run.regret(130) for run in runs]),
@@ -263,7 +263,7 @@ def regrets(runs: Sequence[Run], world: World) -> dict[str, Any]:
     }
 
 
-def pareto(world: World, scope: Scope) -> dict[str, Any]:
+def pareto(world: BanditWorld, scope: Scope) -> dict[str, Any]:
     """Return every policy that can be run under each of four modes, the Oracle and the best fixed arm in hindsight."""
     table: dict[str, Any] = {}
     for mode in PARETO_MODES:
@@ -279,7 +279,7 @@ def pareto(world: World, scope: Scope) -> dict[str, Any]:
     return table
 
 
-def two_policies(world: World, name: str, scope: Scope) -> dict[str, Any]:
+def two_policies(world: BanditWorld, name: str, scope: Scope) -> dict[str, Any]:
     """Return k-NN and UniScale in both modes, for worlds that differ in their verifier."""
     return {
         key_of(mode): {
@@ -291,12 +291,12 @@ def two_policies(world: World, name: str, scope: Scope) -> dict[str, Any]:
 
 
 def readings(
-    joint: World,
+    joint: BanditWorld,
     name: str,
-    worlds: Mapping[str, World],
+    worlds: Mapping[str, BanditWorld],
     scope: Scope,
     runs: Mapping[tuple[str, str, str], Sequence[Run]],
-    best: Mapping[str, Contextual],
+    best: Mapping[str, ContextualOracle],
 ) -> dict[str, Any]:
     """Return what each reading changes.
 
@@ -341,7 +341,7 @@ def readings(
 
 
 def which_oracle(
-    world: World, mode: str, contextual: Contextual, runs: Mapping[str, Sequence[Run]]
+    world: BanditWorld, mode: str, contextual: ContextualOracle, runs: Mapping[str, Sequence[Run]]
 ) -> dict[str, Any]:
     """Return each policy's regret over its own rounds against four optima, per round.
 

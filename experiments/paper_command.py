@@ -21,7 +21,7 @@ from experiments.commands import (
 )
 
 if TYPE_CHECKING:
-    from experiments.outcomes import World
+    from experiments.outcomes import BanditWorld
     from experiments.paper import Beside, Results
 
 STEP_SCORES = Path("../shared/data/tts_prm")
@@ -33,9 +33,10 @@ STEP_SCORES = Path("../shared/data/tts_prm")
 @with_mapping
 @with_catalogue
 @click.option(
-    "--coding", type=PATH,
+    "--coding",
+    type=PATH,
     help="A recording of the second task; default: code.parquet next to the outcomes, if it exists.",
-)  # fmt: skip
+)
 @click.option("--verifier", help="Use the runs of this verifier; default: the one in use.")
 @click.option(
     "--seeds",
@@ -48,23 +49,29 @@ STEP_SCORES = Path("../shared/data/tts_prm")
     help="Five further seeds instead of twenty; no long streams, boosted trees or off-policy estimates.",
 )
 @click.option(
-    "--networks", type=PATH,
+    "--networks",
+    type=PATH,
     help="The choices of MLP and NeuralUCB; default: NAME.networks.json next to the outcomes.",
-)  # fmt: skip
+)
 @click.option(
-    "--rebuild-networks", is_flag=True,
+    "--rebuild-networks",
+    is_flag=True,
     help="Train what that file lacks, by the paper's recipe: 90 minutes on two cores. Can be stopped and resumed.",
-)  # fmt: skip
+)
 @with_jobs
 @click.option(
-    "--step-scores", type=PATH, default=STEP_SCORES, show_default=True,
+    "--step-scores",
+    type=PATH,
+    default=STEP_SCORES,
+    show_default=True,
     help="Folder with recorded step scores (samples.csv.gz); if it exists, early exit is replayed on them.",
-)  # fmt: skip
+)
 @with_cache
 @click.option(
-    "--results", type=PATH,
+    "--results",
+    type=PATH,
     help="Also copy tables.json and the figures to this folder, and fill in its page, as in docs/results.",
-)  # fmt: skip
+)
 def paper(
     out: Path,
     source: Path,
@@ -88,14 +95,14 @@ def paper(
     from experiments.loop import SEEDS
     from experiments.page import write_results
     from experiments.paper import run_paper
-    from experiments.runs import MORE_SEEDS, Record, Scope, one_thread_each
+    from experiments.runs import MORE_SEEDS, NetworkRecord, Scope, one_thread_each
 
     clock = _Clock()
     # One thread: sums are then the same on every machine that has these libraries.
     with threadpool_limits(1):
         world, beside = read(source, mapping, catalogue, coding, cache, verifier)
         clock.say("outcomes read and embedded")
-        record = Record.load(networks or beside_of(source, "networks"), world)
+        record = NetworkRecord.load(networks or beside_of(source, "networks"), world)
         if rebuild_networks:
             _rebuild(record, world, jobs, clock.say)
         scope = Scope(
@@ -143,7 +150,7 @@ def read(
     coding: Path | None,
     cache: Path,
     verifier: str | None,
-) -> "tuple[World, Beside]":
+) -> "tuple[BanditWorld, Beside]":
     """Return outcomes and what is recorded beside them; arguments as `paper`'s options.
 
     Raises:
@@ -190,12 +197,12 @@ def read(
         raise click.ClickException(str(error)) from error
 
 
-def _rebuild(record: object, world: "World", jobs: int | None, say: Callable[[str], None]) -> None:
+def _rebuild(record: object, world: "BanditWorld", jobs: int | None, say: Callable[[str], None]) -> None:
     from experiments.loop import MODES, SEEDS, spaces, steady
     from experiments.paper import MAIN, PARETO_MODES
-    from experiments.runs import Record, rebuild, wanted
+    from experiments.runs import NetworkRecord, rebuild, wanted
 
-    assert isinstance(record, Record)
+    assert isinstance(record, NetworkRecord)
     worlds = {name: part for name, part in spaces(world).items() if name in MAIN}
     between = [mode for mode in PARETO_MODES if mode not in MODES]
     names = list(wanted(list(worlds), MODES, SEEDS, between))
@@ -206,7 +213,7 @@ def _rebuild(record: object, world: "World", jobs: int | None, say: Callable[[st
     rebuild(record, worlds, steady, names, jobs=jobs, done=lambda name: say("/".join(map(str, name))))
 
 
-def _write(out: Path, world: "World", results: "Results", clock: _Clock) -> dict[str, Path]:
+def _write(out: Path, world: "BanditWorld", results: "Results", clock: _Clock) -> dict[str, Path]:
     import orjson
 
     from experiments import figures

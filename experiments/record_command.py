@@ -139,7 +139,7 @@ def record(
     from experiments.outcomes import OutcomeError
     from experiments.record import table
     from experiments.record.journal import Journal, JournalError, journals
-    from experiments.record.plan import Plan, estimate, run_of, take_over
+    from experiments.record.plan import RecordingPlan, estimate, run_of, take_over
     from experiments.record.plan import record as run
     from experiments.record.questions import Task, fingerprint, mixed_traffic, questions_of
     from experiments.record.searches import Kind, open_bench, weights
@@ -179,7 +179,11 @@ def record(
             return {q.question_id for q in questions_of(cast(Task, task), share=share)} if share else set()
 
         told = (bench, questions, of_samples, seed, models, (number, parts))
-        plan = Plan.of_mixed(*told) if mixed else Plan.of(*told, some(whole_share), some(other_share))
+        plan = (
+            RecordingPlan.of_mixed(*told)
+            if mixed
+            else RecordingPlan.of(*told, some(whole_share), some(other_share))
+        )
         if few is not None:
             chosen = random.Random(0).sample(questions, min(few, len(questions)))
             costs = await estimate(plan, bench, chosen, in_flight)

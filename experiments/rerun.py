@@ -41,7 +41,7 @@ from agents.space.models import Sampling
 from agents.verifier.prm import Verifier
 from experiments.contenders import PAPER
 from experiments.loop import WARM_UP, make_trial, play, steady, warm_up_arm
-from experiments.outcomes import Arm, OutcomeError, Outcomes, World
+from experiments.outcomes import Arm, BanditWorld, OutcomeError, Outcomes
 from experiments.record.plan import search_id
 from experiments.record.questions import Question
 from experiments.record.searches import Bench, Found, Memory, Variant, open_bench, search, weights
@@ -115,7 +115,7 @@ async def reopen(recording: Path, catalogue: Catalogue, judge: Judge, folder: Pa
 COMPONENTS = ("query_embedding", "bandit", "generation", "verification", "rest_of_search")
 
 
-class Watch:
+class Stopwatch:
     """Seconds by name."""
 
     def __init__(self) -> None:
@@ -132,7 +132,7 @@ class Watch:
 class TimedEngine:
     """An engine whose drafting is timed."""
 
-    def __init__(self, engine: Engine, watch: Watch) -> None:
+    def __init__(self, engine: Engine, watch: Stopwatch) -> None:
         self.model, self.served, self.counts = engine.model, engine.served, engine.counts
         self._engine, self._watch = engine, watch
 
@@ -151,7 +151,7 @@ class TimedEngine:
 class TimedVerifier:
     """A verifier whose scoring is timed."""
 
-    def __init__(self, verifier: Verifier, watch: Watch) -> None:
+    def __init__(self, verifier: Verifier, watch: Stopwatch) -> None:
         self.served, self.counts = verifier.served, verifier.counts
         self._verifier, self._watch = verifier, watch
 
@@ -166,7 +166,7 @@ class TimedVerifier:
 
 
 async def breakdown(
-    world: World, mode: str, seed: int, encoder: Encoder, recording: Reopened, rounds: int | None = None
+    world: BanditWorld, mode: str, seed: int, encoder: Encoder, recording: Reopened, rounds: int | None = None
 ) -> dict[str, Any]:
     """Return seconds by component over the rounds after the warm-up of the faithful learner, and what was run.
 
@@ -178,7 +178,7 @@ async def breakdown(
         recording: What searches run on.
         rounds: Fewer than all, for a trial of the measurement.
     """
-    stages, watch = steady(world, mode), Watch()
+    stages, watch = steady(world, mode), Stopwatch()
     objective, trial = stages[1].objective, make_trial(world, seed, stages)
     policy = PAPER["uniscale"](world, seed)
     policy.add_actions(world.vectors)
@@ -239,7 +239,7 @@ async def breakdown(
 WIDE = 2_048  # the paper's d: 1,024 dimensions of the question and 1,024 of the action
 
 
-def bandit_alone(world: World, mode: str, seed: int, dim: int = WIDE) -> float:
+def bandit_alone(world: BanditWorld, mode: str, seed: int, dim: int = WIDE) -> float:
     """Return the seconds that choosing and updating take over the rounds after the warm-up, at another dimension.
 
     Vectors are random ones of unit length: what the arithmetic takes depends on their length and number alone.

@@ -22,7 +22,7 @@ from scipy import stats
 from experiments.ceiling import best_fixed
 from experiments.contenders import ALL, NETWORKS, Make
 from experiments.loop import ROUNDS, SEEDS, Conditions, Stage, Step, follow, make_trial, play
-from experiments.outcomes import Array, World
+from experiments.outcomes import Array, BanditWorld
 
 TERA = 1e12
 DIGITS = 9  # significant ones: the last bits of a sum are the machine's
@@ -63,14 +63,14 @@ class Run:
         }
 
 
-def unit_of(world: World) -> float:
+def unit_of(world: BanditWorld) -> float:
     """Return what a table's cost is counted in: tera for eFLOPs, else the source's own unit."""
     return TERA if world.outcomes.unit == "eFLOPs" else 1.0
 
 
 def run_policy(
     make: Make,
-    world: World,
+    world: BanditWorld,
     stages: Mapping[int, Stage],
     seeds: Sequence[int],
     **conditions: Unpack[Conditions],
@@ -86,7 +86,7 @@ def run_policy(
 
 
 def run_oracle(
-    world: World, stages: Mapping[int, Stage], seeds: Sequence[int], rounds: int = ROUNDS
+    world: BanditWorld, stages: Mapping[int, Stage], seeds: Sequence[int], rounds: int = ROUNDS
 ) -> list[Run]:
     """Return the paper's Oracle after the shared warm-up: its reward is `best` in every round of its own."""
     runs = []
@@ -97,7 +97,7 @@ def run_oracle(
     return runs
 
 
-def run_fixed(world: World, stages: Mapping[int, Stage], seeds: Sequence[int]) -> list[Run]:
+def run_fixed(world: BanditWorld, stages: Mapping[int, Stage], seeds: Sequence[int]) -> list[Run]:
     """Return, after the shared warm-up, the one arm that would have earned most of all fixed ones in hindsight."""
     runs = []
     for seed in seeds:
@@ -130,7 +130,7 @@ def tidy(found: Mapping[str, float]) -> dict[str, float]:
     return {name: float(f"{round(float(value), 12):.{DIGITS}g}") + 0.0 for name, value in found.items()}
 
 
-def figures_of(runs: Sequence[Run], world: World) -> Figures:
+def figures_of(runs: Sequence[Run], world: BanditWorld) -> Figures:
     """Return every measure of a policy over its seeds."""
     measured = [run.measures(unit_of(world)) for run in runs]
     return {name: summed([each[name] for each in measured]) for name in measured[0]}
@@ -168,7 +168,7 @@ Name = tuple[str, str, str, int]  # scenario, mode, policy, seed
 
 
 @dataclass
-class Record:
+class NetworkRecord:
     """Arms by round, of trained runs.
 
     Attributes:
@@ -184,7 +184,7 @@ class Record:
     refused: str = ""
 
     @classmethod
-    def load(cls, path: Path, world: World) -> "Record":
+    def load(cls, path: Path, world: BanditWorld) -> "NetworkRecord":
         """Return what the file holds of these outcomes and this recipe, which may be nothing."""
         record = cls(path, outcomes_digest(world))
         if not path.is_file():
@@ -217,7 +217,7 @@ class Record:
         partial.replace(self.path)
 
 
-def outcomes_digest(world: World) -> str:
+def outcomes_digest(world: BanditWorld) -> str:
     """Return a digest of questions, arms, their texts and every outcome."""
     o = world.outcomes
     digest = hashlib.sha256(world.texts.encode())
@@ -228,8 +228,8 @@ def outcomes_digest(world: World) -> str:
 
 
 def run_recorded(
-    record: Record,
-    world: World,
+    record: NetworkRecord,
+    world: BanditWorld,
     space: str,
     mode: str,
     policy: str,
@@ -271,9 +271,9 @@ def wanted(
 
 
 def rebuild(
-    record: Record,
-    worlds: Mapping[str, World],
-    stages: Callable[[World, str], Mapping[int, Stage]],
+    record: NetworkRecord,
+    worlds: Mapping[str, BanditWorld],
+    stages: Callable[[BanditWorld, str], Mapping[int, Stage]],
     names: Sequence[Name],
     *,
     jobs: int | None = None,
@@ -325,7 +325,7 @@ def _end_with_parent() -> None:
 
 
 def train(
-    world: World, stages: Mapping[int, Stage], policy: str, seed: int, rounds: int = ROUNDS
+    world: BanditWorld, stages: Mapping[int, Stage], policy: str, seed: int, rounds: int = ROUNDS
 ) -> list[int]:
     """Return the arms that a network chooses after the warm-up when it is trained."""
     trial = make_trial(world, seed, stages, rounds=rounds)
@@ -355,12 +355,12 @@ class Scope:
     whole: bool = True
     stream_rounds: int = 10_000
     repetitions: int = 50
-    record: Record = field(default_factory=Record)
+    record: NetworkRecord = field(default_factory=NetworkRecord)
     say: Callable[[str], Any] = field(default=lambda text: None)
     pool: Executor | None = None
 
     def run(
-        self, policy: str, world: World, space: str, mode: str, stages: Mapping[int, Stage]
+        self, policy: str, world: BanditWorld, space: str, mode: str, stages: Mapping[int, Stage]
     ) -> list[Run] | None:
         """Run a policy on the paper's seeds; None for a network that was not trained on these outcomes.
 
@@ -379,7 +379,7 @@ class Scope:
     def live(
         self,
         policy: str,
-        world: World,
+        world: BanditWorld,
         stages: Mapping[int, Stage],
         seeds: Sequence[int],
         **conditions: Unpack[Conditions],
@@ -391,13 +391,13 @@ class Scope:
         return list(done)
 
     def more(
-        self, policy: str, world: World, stages: Mapping[int, Stage], **conditions: Unpack[Conditions]
+        self, policy: str, world: BanditWorld, stages: Mapping[int, Stage], **conditions: Unpack[Conditions]
     ) -> list[Run]:
         """Run a policy on the further seeds."""
         return self.live(policy, world, stages, self.more_seeds, **conditions)
 
 
-def _one(task: tuple[str, World, Mapping[int, Stage], int, Conditions]) -> Run:
+def _one(task: tuple[str, BanditWorld, Mapping[int, Stage], int, Conditions]) -> Run:
     policy, world, stages, seed, conditions = task
     (run,) = run_policy(ALL[policy], world, stages, [seed], **conditions)
     return run

@@ -37,7 +37,7 @@ Shard = tuple[str, int, str, Question]
 
 
 @dataclass(frozen=True)
-class Plan:
+class RecordingPlan:
     """What is recorded.
 
     Attributes:
@@ -75,7 +75,7 @@ class Plan:
         part: tuple[int, int] = (1, 1),
         whole: Collection[str] | None = None,
         compared: Collection[str] | None = None,
-    ) -> "Plan":
+    ) -> "RecordingPlan":
         """Return the paper's plan over the whole space of a catalogue, or over some of its models.
 
         Without `whole`, every question is also run without early exit; without `compared`, under every verifier.
@@ -97,7 +97,7 @@ class Plan:
         seed: int,
         models: Sequence[str] = (),
         part: tuple[int, int] = (1, 1),
-    ) -> "Plan":
+    ) -> "RecordingPlan":
         """Return the plan of mixed traffic: seven pairs (QP, CP) a model, early exit, the verifier in use."""
         run = _actions(bench.catalogue, models, MIXED_PAIRS)
         derived = _actions(bench.catalogue, models, MIXED_DERIVED)
@@ -184,7 +184,7 @@ class DerivationError(UniscaleError):
 
 
 async def record(
-    plan: Plan,
+    plan: RecordingPlan,
     bench: Bench,
     journal: Journal,
     *,
@@ -225,7 +225,7 @@ async def record(
     return finished / max(time.perf_counter() - began, 1e-9)
 
 
-def _missing(plan: Plan, journal: Journal, shard: Shard) -> list[Variant]:
+def _missing(plan: RecordingPlan, journal: Journal, shard: Shard) -> list[Variant]:
     name, sample, _, question = shard
     return [
         each
@@ -235,7 +235,7 @@ def _missing(plan: Plan, journal: Journal, shard: Shard) -> list[Variant]:
 
 
 async def _shard(
-    plan: Plan,
+    plan: RecordingPlan,
     bench: Bench,
     sample: int,
     model: str,
@@ -312,7 +312,9 @@ class Cost:
         return questions * (self.first_s + (samples - 1) * later) / 3_600
 
 
-async def estimate(plan: Plan, bench: Bench, questions: Sequence[Question], in_flight: int) -> list[Cost]:
+async def estimate(
+    plan: RecordingPlan, bench: Bench, questions: Sequence[Question], in_flight: int
+) -> list[Cost]:
     """Return what questions cost on each model, grading in other processes left out.
 
     Fewer questions than a recording has in flight make smaller batches, and the estimate too high.

@@ -10,7 +10,7 @@ from click.testing import CliRunner
 from agents.decider.policies.base import ActionVector
 from experiments.__main__ import cli
 from experiments.frontier import PLAYERS, PRICES, frontier
-from experiments.outcomes import Arm, Asked, Outcomes, World
+from experiments.outcomes import Arm, BanditWorld, Outcomes, QuestionInfo
 from experiments.pacer import PHASES, pacer
 from experiments.runs import Scope
 
@@ -18,12 +18,12 @@ MODELS = ("small", "middle", "large", "huge")
 
 
 @pytest.fixture(scope="module")
-def world() -> World:
+def world() -> BanditWorld:
     """Short questions everyone solves; long ones only the larger, dearer models do."""
     rng = np.random.default_rng(3)
     hard = np.arange(150) % 2 == 1
     asked = tuple(
-        Asked(f"q{i}", "What is 17 + 25? " + "And then 3 more, and 4 less? " * (6 * h), str(int(h)))
+        QuestionInfo(f"q{i}", "What is 17 + 25? " + "And then 3 more, and 4 less? " * (6 * h), str(int(h)))
         for i, h in enumerate(hard.tolist())
     )
     arms = tuple(Arm(f"{m}/1/1/1", m) for m in MODELS)
@@ -37,10 +37,10 @@ def world() -> World:
         for i, (a, row) in enumerate(zip(arms, np.eye(4), strict=True))
     )
     outcomes = Outcomes("made", asked, arms, correct, correct, log_cost)
-    return World(outcomes, queries, vectors, outcomes.bounds())
+    return BanditWorld(outcomes, queries, vectors, outcomes.bounds())
 
 
-def test_who_reads_the_question_pays_less_for_the_same(world: World) -> None:
+def test_who_reads_the_question_pays_less_for_the_same(world: BanditWorld) -> None:
     rows = {name: PLAYERS[name] for name in ("random", "default_with_prior")}
     tables = frontier(world, Scope(more_seeds=(0, 1), whole=False), rows).tables
     ratio = {name: row["mean_cost_ratio"] for name, row in tables["frontier"].items()}
@@ -52,7 +52,7 @@ def test_who_reads_the_question_pays_less_for_the_same(world: World) -> None:
     assert len(PRICES) >= 15
 
 
-def test_spend_is_kept_through_every_change_and_a_restored_learner_goes_on_alike(world: World) -> None:
+def test_spend_is_kept_through_every_change_and_a_restored_learner_goes_on_alike(world: BanditWorld) -> None:
     table = pacer(world, Scope(more_seeds=(0,)))
     assert set(table) == {"target", *PHASES}
     assert table["target"]["recovered_alike"] is True

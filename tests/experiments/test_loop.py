@@ -10,8 +10,8 @@ from experiments import beyond, off_policy
 from experiments.beyond import share
 from experiments.ceiling import best_contextual, best_fixed
 from experiments.contenders import ALL
-from experiments.loop import DRIFTS, Feedback, make_trial, play, spaces, steady
-from experiments.outcomes import Arm, Asked, OutcomeError, Outcomes, World
+from experiments.loop import DRIFTS, FeedbackChannel, make_trial, play, spaces, steady
+from experiments.outcomes import Arm, BanditWorld, OutcomeError, Outcomes, QuestionInfo
 from experiments.runs import Run, Scope, figures_of, paired, rounds_to_learn, run_oracle, run_policy
 
 PAIRS = ((1, 1), (1, 4), (4, 1))
@@ -19,7 +19,7 @@ MODELS = ("s", "m", "l", "xl")
 COST = {"s": 1.0, "m": 3.0, "l": 9.0, "xl": 27.0}
 
 
-def make_world(samples: int = 2, questions: int = 60, contextual: bool = False) -> World:
+def make_world(samples: int = 2, questions: int = 60, contextual: bool = False) -> BanditWorld:
     """Four models: the larger the better and dearer; with `contextual`, half the questions want the smallest."""
     rng = np.random.default_rng(7)
     arms = tuple(Arm(f"{m}/{qp}/{cp}/1", m, qp, cp) for m in MODELS for qp, cp in PAIRS)
@@ -36,7 +36,7 @@ def make_world(samples: int = 2, questions: int = 60, contextual: bool = False) 
     log_cost = np.log([COST[a.model] * a.qp * a.cp for a in arms]) + 0.1 * rng.normal(size=shape)
     outcomes = Outcomes(
         "made",
-        tuple(Asked(str(i), "", str(level[i])) for i in range(questions)),
+        tuple(QuestionInfo(str(i), "", str(level[i])) for i in range(questions)),
         arms,
         correct,
         score,
@@ -46,7 +46,7 @@ def make_world(samples: int = 2, questions: int = 60, contextual: bool = False) 
     vectors = tuple(
         ActionVector(a.arm_id, a.model, u / np.linalg.norm(u)) for a, u in zip(arms, units, strict=True)
     )
-    return World(outcomes, queries, vectors, outcomes.bounds())
+    return BanditWorld(outcomes, queries, vectors, outcomes.bounds())
 
 
 def test_policies_of_a_seed_share_order_warm_up_and_world() -> None:
@@ -129,7 +129,7 @@ def test_duplicated_feedback_changes_nothing_and_lost_feedback_does() -> None:
     stages = steady(world, "cost-sensitive")
     plain, twice, none = (
         list(play(ALL["uniscale"](world, 3), make_trial(world, 3, stages, feedback=f)))
-        for f in (Feedback(), Feedback(duplicated=1.0), Feedback(kept=0.1))
+        for f in (FeedbackChannel(), FeedbackChannel(duplicated=1.0), FeedbackChannel(kept=0.1))
     )
     assert plain == twice
     assert [s.arm for s in plain] != [s.arm for s in none]
@@ -139,7 +139,7 @@ def test_delay_postpones_learning() -> None:
     world = make_world()
     stages = steady(world, "cost-sensitive")
     late = ALL["uniscale"](world, 3)
-    list(play(late, make_trial(world, 3, stages, feedback=Feedback(in_flight=64))))
+    list(play(late, make_trial(world, 3, stages, feedback=FeedbackChannel(in_flight=64))))
     assert late.version == 210 - 63
 
 
@@ -193,7 +193,7 @@ def test_rounds_to_learn_count_from_the_last_shortfall() -> None:
 def test_rewards_that_overtake_each_other_all_arrive_once() -> None:
     world = make_world()
     policy = ALL["uniscale"](world, 3)
-    told = Feedback(in_flight=8, shuffled=True, duplicated=0.5)
+    told = FeedbackChannel(in_flight=8, shuffled=True, duplicated=0.5)
     order: list[int] = []
     learn = policy.update
     policy.update = lambda seen: (order.extend(o.clock for o in seen), learn(seen))[1]  # type: ignore[method-assign]
@@ -206,7 +206,7 @@ def test_rewards_that_overtake_each_other_all_arrive_once() -> None:
 def test_censored_feedback_hides_wrong_answers_only() -> None:
     world = make_world()
     policy = ALL["uniscale"](world, 3)
-    told = Feedback(censored=1.0)
+    told = FeedbackChannel(censored=1.0)
     steps = list(play(policy, make_trial(world, 3, steady(world, "cost-sensitive"), feedback=told)))
     assert policy.version == sum(s.correct for s in steps)
 
@@ -217,10 +217,10 @@ def test_corrections_make_a_two_stage_learner_whole() -> None:
     stages = steady(world, "quality-priority")
     prompt = list(play(ALL["terms"](world, 3), make_trial(world, 3, stages)))
     staged = list(
-        play(ALL["terms"](world, 3), make_trial(world, 3, stages, feedback=Feedback(two_stage=True)))
+        play(ALL["terms"](world, 3), make_trial(world, 3, stages, feedback=FeedbackChannel(two_stage=True)))
     )
     assert [s.arm for s in staged] == [s.arm for s in prompt]
-    never = Feedback(two_stage=True, kept=0.0)
+    never = FeedbackChannel(two_stage=True, kept=0.0)
     blind = list(play(ALL["terms"](world, 3), make_trial(world, 3, stages, feedback=never)))
     assert [s.arm for s in blind] != [s.arm for s in prompt]
 

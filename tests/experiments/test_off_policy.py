@@ -22,7 +22,7 @@ def made(rng: np.random.Generator):  # type: ignore[no-untyped-def]
     logged = np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)
     taken = np.array([rng.choice(A, p=p) for p in logged])
     rows = np.arange(N)
-    log = ope.Log(taken, logged[rows, taken], rewards[rows, taken])
+    log = ope.LoggedDecisions(taken, logged[rows, taken], rewards[rows, taken])
     chosen = mean.argmax(axis=1)
     return x, rewards, log, chosen, float(rewards[rows, chosen].mean())
 
@@ -46,7 +46,7 @@ def test_intervals_cover_the_truth_as_often_as_they_say(rng: np.random.Generator
     truth, covered = float(means @ policy[0]), {"ips": 0, "snips": 0, "dr": 0}
     for _ in range(40):
         taken = rng.choice(3, size=300, p=p)
-        log = ope.Log(taken, p[taken], means[taken] + 0.3 * rng.normal(size=300))
+        log = ope.LoggedDecisions(taken, p[taken], means[taken] + 0.3 * rng.normal(size=300))
         model = np.tile(means + 0.2, (300, 1))
         found = {
             "ips": ope.ips(log, policy),
@@ -69,7 +69,7 @@ def test_doubly_robust_survives_a_bad_model(made) -> None:  # type: ignore[no-un
 def test_replay_is_the_mean_where_both_agree(rng: np.random.Generator) -> None:
     rewards = rng.random((N, A))
     taken = rng.integers(A, size=N)
-    log = ope.Log(taken, np.full(N, 1 / A), rewards[np.arange(N), taken])
+    log = ope.LoggedDecisions(taken, np.full(N, 1 / A), rewards[np.arange(N), taken])
     chosen = rng.integers(A, size=N)
     found = ope.replay(log, chosen)
     assert found.value == pytest.approx(rewards[np.arange(N), taken][taken == chosen].mean())
@@ -79,7 +79,7 @@ def test_replay_is_the_mean_where_both_agree(rng: np.random.Generator) -> None:
 
 def test_too_few_effective_decisions_are_refused(made) -> None:  # type: ignore[no-untyped-def]
     _, _, log, _, _ = made
-    few = ope.Log(log.actions[:40], log.propensities[:40], log.rewards[:40])
+    few = ope.LoggedDecisions(log.actions[:40], log.propensities[:40], log.rewards[:40])
     policy = ope.greedy_probabilities([0] * 40, A)
     for estimate in (ope.ips, ope.snips):
         with pytest.raises(ope.EvaluationError, match="effective decisions, fewer than 50"):
@@ -89,7 +89,7 @@ def test_too_few_effective_decisions_are_refused(made) -> None:  # type: ignore[
 @pytest.mark.parametrize("bad", [0.0, -0.1, 1.2, np.nan])
 def test_a_propensity_that_is_none_is_refused(bad: float) -> None:
     with pytest.raises(ope.EvaluationError, match="decision 1: propensity"):
-        ope.Log(np.array([0, 1]), np.array([0.5, bad]), np.array([1.0, 0.0]))
+        ope.LoggedDecisions(np.array([0, 1]), np.array([0.5, bad]), np.array([1.0, 0.0]))
 
 
 def test_replay_refuses_logging_that_was_not_uniform(made) -> None:  # type: ignore[no-untyped-def]

@@ -117,9 +117,10 @@ CATALOGUE = load_catalogue(Path(__file__).parents[2] / "infra" / "catalogue" / "
 MODELS = list(CATALOGUE.model_names)
 ENCODER = HashedEncoder(16)
 NUMBERS = [
-    field.name for field in table.SCHEMA if str(field.type) in ("float", "int32", "int16") and field.name not in
-    ("qp", "cp", "bs", "sample")
-]  # fmt: skip
+    field.name
+    for field in table.SCHEMA
+    if str(field.type) in ("float", "int32", "int16") and field.name not in ("qp", "cp", "bs", "sample")
+]
 
 
 @pytest.fixture(scope="module")
@@ -135,11 +136,24 @@ def recording(questions: list[Question], tmp_path_factory: pytest.TempPathFactor
     rows: list[dict[str, Any]] = []
     for question, model, (qp, cp), sample in product(questions, MODELS, MIXED_PAIRS + MIXED_DERIVED, (0, 1)):
         right = (model, qp, cp) in {(MODELS[-1], 16, 1), (MODELS[-1], 64, 1)} or bool(rng.random() < 0.5)
-        rows.append({
-            **dict.fromkeys(NUMBERS, 1), "question": question.question_id, "model": model, "qp": qp, "cp": cp,
-            "bs": beam_size(cp), "sample": sample, "verifier": "mini-prm-s", "early_exit": True, "complete": True,
-            "derived": (qp, cp) in MIXED_DERIVED, "correct": right, "answer": "1", "eflops": 1e9 * qp * cp,
-        })  # fmt: skip
+        rows.append(
+            {
+                **dict.fromkeys(NUMBERS, 1),
+                "question": question.question_id,
+                "model": model,
+                "qp": qp,
+                "cp": cp,
+                "bs": beam_size(cp),
+                "sample": sample,
+                "verifier": "mini-prm-s",
+                "early_exit": True,
+                "complete": True,
+                "derived": (qp, cp) in MIXED_DERIVED,
+                "correct": right,
+                "answer": "1",
+                "eflops": 1e9 * qp * cp,
+            }
+        )
     settings = {"models": MODELS, "verifiers": ["mini-prm-s"]}
     table.write(path, rows, questions, settings)
     return path

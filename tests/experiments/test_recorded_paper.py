@@ -26,8 +26,12 @@ CATALOGUE = ROOT / "infra" / "catalogue" / "mini.yaml"
 MODELS = load_catalogue(CATALOGUE).model_names[:4]
 IN_USE, OTHER = "the-one-in-use", "the-other"
 SECONDS = {
-    "query_embedding": 1.0, "bandit": 0.5, "generation": 6.0, "verification": 2.0, "rest_of_search": 0.5
-}  # fmt: skip
+    "query_embedding": 1.0,
+    "bandit": 0.5,
+    "generation": 6.0,
+    "verification": 2.0,
+    "rest_of_search": 0.5,
+}
 RUN = {
     "rounds": 160,
     "rounds_as_recorded": 210,
@@ -68,13 +72,32 @@ def row(
         * float(np.exp(0.1 * rng.normal()))
     )
     return {
-        "question": question, "model": action.model, "qp": action.qp, "cp": action.cp, "bs": action.bs, "sample": 0,
-        "verifier": verifier, "early_exit": early_exit, "derived": False, "correct": ok, "complete": True,
-        "score": float(np.clip(0.4 + 0.3 * ok + 0.1 * rng.normal(), 0, 1)), "eflops": cost,
-        **dict.fromkeys(NUMBERS, cost / 3), "compute_flops": cost / 5, "memory_bytes": cost / 200,
-        "depth": int(rng.integers(2, 5)), "steps": 4, "completed": wide, "drafts": 4 * wide, "tokens": 40 * wide,
-        "verifier_tokens": 160 * wide, "prompt_tokens": 80, "seconds": 0.1, "answer": "1",
-    }  # fmt: skip
+        "question": question,
+        "model": action.model,
+        "qp": action.qp,
+        "cp": action.cp,
+        "bs": action.bs,
+        "sample": 0,
+        "verifier": verifier,
+        "early_exit": early_exit,
+        "derived": False,
+        "correct": ok,
+        "complete": True,
+        "score": float(np.clip(0.4 + 0.3 * ok + 0.1 * rng.normal(), 0, 1)),
+        "eflops": cost,
+        **dict.fromkeys(NUMBERS, cost / 3),
+        "compute_flops": cost / 5,
+        "memory_bytes": cost / 200,
+        "depth": int(rng.integers(2, 5)),
+        "steps": 4,
+        "completed": wide,
+        "drafts": 4 * wide,
+        "tokens": 40 * wide,
+        "verifier_tokens": 160 * wide,
+        "prompt_tokens": 80,
+        "seconds": 0.1,
+        "answer": "1",
+    }
 
 
 @pytest.fixture(scope="module")
@@ -112,10 +135,26 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_every_table_that_a_recording_carries_is_there(written: Path) -> None:
     tables = json.loads((written / "tables.json").read_text())
     assert set(tables) >= {
-        "main", "best_route", "semantics", "alpha", "dense_feedback", "drifts", "pareto", "early_exit", "verifiers",
-        "second_task", "verifier_scores", "readings", "versus_best", "own_policies", "shared_objective", "feedback",
-        "cold_start", "latency", "latency_run",
-    }  # fmt: skip
+        "main",
+        "best_route",
+        "semantics",
+        "alpha",
+        "dense_feedback",
+        "drifts",
+        "pareto",
+        "early_exit",
+        "verifiers",
+        "second_task",
+        "verifier_scores",
+        "readings",
+        "versus_best",
+        "own_policies",
+        "shared_objective",
+        "feedback",
+        "cold_start",
+        "latency",
+        "latency_run",
+    }
     assert set(tables["main"]) == {"tts", "routing", "uis"}
     assert tables["outcomes"]["actions"] == 28 * len(MODELS)
     assert set(tables["verifiers"]) == {IN_USE, OTHER}
@@ -182,9 +221,17 @@ def test_code_is_the_second_task_of_others_and_not_of_itself(written: Path, task
 
 def test_the_card_counts_what_a_recording_holds(tmp_path: Path) -> None:
     settings = {
-        "models": list(MODELS), "verifiers": [IN_USE, OTHER], "samples": 1, "sampling": {},
-        "engine": "torch", "seed": 0, "eta": 1.2, "grader": "g", "catalogue": "c", "weights": {},
-    }  # fmt: skip
+        "models": list(MODELS),
+        "verifiers": [IN_USE, OTHER],
+        "samples": 1,
+        "sampling": {},
+        "engine": "torch",
+        "seed": 0,
+        "eta": 1.2,
+        "grader": "g",
+        "catalogue": "c",
+        "weights": {},
+    }
     rows = list(rows_of("code", 0.01))
     table.write(tmp_path / "r.parquet", rows, questions_of("code", share=0.01), settings)
     told = CliRunner().invoke(cli, ["card", str(tmp_path / "r.parquet")])

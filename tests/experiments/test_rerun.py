@@ -17,7 +17,7 @@ from experiments import rerun
 from experiments.outcomes import OutcomeError, build_world, load_recording
 from experiments.record import table
 from experiments.record.journal import Journal
-from experiments.record.plan import Plan, record
+from experiments.record.plan import RecordingPlan, record
 from experiments.record.questions import Question
 from experiments.record.searches import Memory, Variant, open_bench, search, weights
 from experiments.record.table import questions_in, rows_of, settings_of, write
@@ -39,12 +39,17 @@ def recording(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("rerun")
     journal = Journal(folder / "j.jsonl", {})
     whole = {question.question_id for question in QUESTIONS}
-    asyncio.run(record(Plan(QUESTIONS, actions, [], 1, "prm-a", whole=whole), bench, journal))
+    asyncio.run(record(RecordingPlan(QUESTIONS, actions, [], 1, "prm-a", whole=whole), bench, journal))
     settings = {
-        "models": ["tiny"], "verifiers": ["prm-a"], "samples": 1, "engine": "torch", "seed": 0, "eta": 1.2,
+        "models": ["tiny"],
+        "verifiers": ["prm-a"],
+        "samples": 1,
+        "engine": "torch",
+        "seed": 0,
+        "eta": 1.2,
         "weights": weights(catalogue, tiny),
         "sampling": {"tiny": msgspec.to_builtins(catalogue.model("tiny").sampling)},
-    }  # fmt: skip
+    }
     table.write(folder / "r.parquet", journal.rows(), QUESTIONS, settings)
     return folder / "r.parquet"
 

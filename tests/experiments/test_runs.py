@@ -19,21 +19,21 @@ from agents.space.catalogue_file import load_catalogue
 from experiments import runs
 from experiments.contenders import ALL
 from experiments.loop import WARM_UP, Stage, spaces, steady
-from experiments.outcomes import Arm, Asked, Outcomes, World, build_world, load_recording
-from experiments.runs import RECIPE, Record, run_policy, run_recorded, wanted
+from experiments.outcomes import Arm, BanditWorld, Outcomes, QuestionInfo, build_world, load_recording
+from experiments.runs import RECIPE, NetworkRecord, run_policy, run_recorded, wanted
 
 ROOT = Path(__file__).parents[2]
 MODE = "cost-sensitive"
 
 
 @pytest.fixture(scope="module")
-def world() -> World:
+def world() -> BanditWorld:
     rng = np.random.default_rng(11)
     arms = tuple(Arm(name, name) for name in "abcd")
     shape = (1, 30, 4)
     outcomes = Outcomes(
         "made",
-        tuple(Asked(str(i), "") for i in range(30)),
+        tuple(QuestionInfo(str(i), "") for i in range(30)),
         arms,
         (rng.random(shape) < 0.5).astype(float),
         rng.random(shape),
@@ -44,48 +44,50 @@ def world() -> World:
     vectors = tuple(
         ActionVector(arm.arm_id, arm.model, row) for arm, row in zip(arms, np.eye(6), strict=False)
     )
-    return World(outcomes, queries, vectors, outcomes.bounds(), "texts")
+    return BanditWorld(outcomes, queries, vectors, outcomes.bounds(), "texts")
 
 
 @pytest.fixture
-def record(world: World, tmp_path: Path) -> Record:
+def record(world: BanditWorld, tmp_path: Path) -> NetworkRecord:
     """A record of k-NN's choices under a network's name: the file does not know who chose."""
-    found = Record.load(tmp_path / "n.json", world)
+    found = NetworkRecord.load(tmp_path / "n.json", world)
     live = run_policy(ALL["knn"], world, steady(world, MODE), [3])
     found.chosen["all", MODE, "mlp", 3] = [step.arm for step in live[0].after]
     found.save()
     return found
 
 
-def test_a_recorded_run_is_the_run_that_was_recorded(world: World, record: Record) -> None:
+def test_a_recorded_run_is_the_run_that_was_recorded(world: BanditWorld, record: NetworkRecord) -> None:
     stages: Mapping[int, Stage] = steady(world, MODE)
-    loaded = Record.load(record.path, world)  # type: ignore[arg-type]
+    loaded = NetworkRecord.load(record.path, world)  # type: ignore[arg-type]
     assert loaded.refused == ""
     found = run_recorded(loaded, world, "all", MODE, "mlp", stages, [3])
     assert found == run_policy(ALL["knn"], world, stages, [3])
 
 
-def test_a_missing_seed_is_no_run(world: World, record: Record) -> None:
+def test_a_missing_seed_is_no_run(world: BanditWorld, record: NetworkRecord) -> None:
     assert run_recorded(record, world, "all", MODE, "mlp", steady(world, MODE), [3, 23]) is None
 
 
 @pytest.mark.parametrize("change", ["correct", "log_cost", "texts"])
-def test_a_record_of_other_outcomes_is_refused(world: World, record: Record, change: str) -> None:
+def test_a_record_of_other_outcomes_is_refused(
+    world: BanditWorld, record: NetworkRecord, change: str
+) -> None:
     if change == "texts":
         other = replace(world, texts="other texts")
     else:
         array = getattr(world.outcomes, change).copy()
         array[0, 7, 2] += 0.25
         other = replace(world, outcomes=replace(world.outcomes, **{change: array}))
-    found = Record.load(record.path, other)  # type: ignore[arg-type]
+    found = NetworkRecord.load(record.path, other)  # type: ignore[arg-type]
     assert "is of other outcomes" in found.refused
     assert not found.chosen
 
 
-def test_a_record_of_another_recipe_is_refused(world: World, record: Record) -> None:
+def test_a_record_of_another_recipe_is_refused(world: BanditWorld, record: NetworkRecord) -> None:
     assert record.path is not None
     record.path.write_text(record.path.read_text().replace(f'"recipe": {RECIPE}', '"recipe": 0'))
-    found = Record.load(record.path, world)
+    found = NetworkRecord.load(record.path, world)
     assert "is of recipe 0, not " in found.refused
     assert not found.chosen
 
@@ -106,7 +108,7 @@ def test_training_still_chooses_what_the_shipped_record_holds(tmp_path: Path, po
     catalogue = load_catalogue(ROOT / "infra" / "catalogue" / "mini.yaml")
     with threadpool_limits(1):
         built = build_world(load_recording(recording), MiniLM(), catalogue, tmp_path)
-        record = Record.load(recording.with_name("code.networks.json"), built)
+        record = NetworkRecord.load(recording.with_name("code.networks.json"), built)
         assert record.refused == ""
         joint = spaces(built)["uis"]
         begun = runs.train(joint, steady(joint, MODE), policy, 3, WARM_UP + 10)
@@ -114,11 +116,11 @@ def test_training_still_chooses_what_the_shipped_record_holds(tmp_path: Path, po
 
 
 @pytest.mark.slow
-def test_training_is_kept_and_gone_on_with(world: World, tmp_path: Path) -> None:
-    record = Record.load(tmp_path / "n.json", world)
+def test_training_is_kept_and_gone_on_with(world: BanditWorld, tmp_path: Path) -> None:
+    record = NetworkRecord.load(tmp_path / "n.json", world)
     names = [("all", MODE, "mlp", 3)]
     runs.rebuild(record, {"all": world}, steady, names, jobs=1)
-    kept = Record.load(tmp_path / "n.json", world)
+    kept = NetworkRecord.load(tmp_path / "n.json", world)
     stages = steady(world, MODE)
     assert run_recorded(kept, world, "all", MODE, "mlp", stages, [3]) == run_policy(
         ALL["mlp"], world, stages, [3]

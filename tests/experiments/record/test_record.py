@@ -18,7 +18,7 @@ from experiments.loop import best_route_space
 from experiments.mini.tasks.problem import split_of
 from experiments.record import table
 from experiments.record.journal import Journal, JournalError, journals
-from experiments.record.plan import Plan, estimate, record, search_id, take_over
+from experiments.record.plan import RecordingPlan, estimate, record, search_id, take_over
 from experiments.record.questions import HISTORY, LIVE, PROPORTIONS, Question, mixed_traffic, questions_of
 from experiments.record.searches import Bench, Memory, Variant, open_bench, search
 from experiments.yardstick import is_history
@@ -45,18 +45,18 @@ WIDE = ((1, 1), (2, 4), (4, 16), (64, 1))
 NARROW = ((1, 1), (2, 4))
 
 
-def small_plan(bench: Bench, pairs: tuple[tuple[int, int], ...] = WIDE, whole: int = 2) -> Plan:
+def small_plan(bench: Bench, pairs: tuple[tuple[int, int], ...] = WIDE, whole: int = 2) -> RecordingPlan:
     actions = [a for a in uis_space(bench.catalogue) if (a.qp, a.cp) in pairs]
     derived = [a for a in best_route_space(bench.catalogue) if a.qp in (3, 7) and (64, 1) in pairs]
     ids = {question.question_id for question in QUESTIONS[:whole]}
-    return Plan(QUESTIONS, actions, derived, 1, "prm-a", ["prm-b"], whole=ids, compared=ids)
+    return RecordingPlan(QUESTIONS, actions, derived, 1, "prm-a", ["prm-b"], whole=ids, compared=ids)
 
 
 @pytest.mark.parametrize("whole", [2, 1, None])
 def test_derived_runs_equal_real_ones(whole: int | None, tiny: Path, tmp_path: Path) -> None:
     """Early exit, the other verifier and best of N, taken from memory, against engines that know nothing."""
     bench = bench_of(tiny)
-    plan = Plan.of_mixed(bench, QUESTIONS, 1, 0) if whole is None else small_plan(bench, whole=whole)
+    plan = RecordingPlan.of_mixed(bench, QUESTIONS, 1, 0) if whole is None else small_plan(bench, whole=whole)
     journal = Journal(tmp_path / "j.jsonl", {})
     asyncio.run(record(plan, bench, journal, in_flight=2))
     rows = list(journal.rows())
@@ -255,7 +255,7 @@ def test_mixed_traffic_has_its_families_on_both_sides_of_the_split() -> None:
 
 def test_mixed_traffic_is_asked_of_forty_two_configurations_once_a_sample(tiny: Path) -> None:
     qwen3 = replace(bench_of(tiny), catalogue=load_catalogue(Path("infra/catalogue/qwen3.yaml")))
-    plan = Plan.of_mixed(qwen3, QUESTIONS, 2, 0)
+    plan = RecordingPlan.of_mixed(qwen3, QUESTIONS, 2, 0)
     assert len({*plan.actions, *plan.derived}) == 42
     assert plan.searches() == len(QUESTIONS) * 2 * 42
     pairs = {(1, 1), (4, 1), (16, 1), (64, 1), (1, 4), (4, 4), (4, 16)}
