@@ -14,10 +14,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from experiments import paper_numbers
-from experiments import paper_numbers as paper
+import yaml
+
 from experiments.frontier import AFTER_HISTORY, PLAYERS
 from experiments.loop import MODES
+
+PAPER: Final = yaml.safe_load(Path(__file__).with_name("paper_numbers.yaml").read_text(encoding="utf-8"))
+"""The paper's own numbers, beside which ours stand."""
 
 
 @dataclass(frozen=True)
@@ -67,15 +70,15 @@ SECTIONS: Final = (
 )
 
 PRINTED: Final[Mapping[str, tuple[Mapping[str, Any], str]]] = {
-    "best_route": (paper.BEST_ROUTE, "reward, accuracy %, tera-eFLOPs"),
-    "semantics": (paper.SEMANTICS, "regret at 130, at 210, accuracy %, tera-eFLOPs"),
-    "dense_feedback": (paper.DENSE, "accuracy %, tera-eFLOPs"),
-    "drifts": (paper.DRIFTS, "regret at 130, at 210, accuracy %, tera-eFLOPs"),
-    "early_exit": ({"overall": paper.EARLY_EXIT}, "accuracy %, TFLOPs, TB, tera-eFLOPs"),
-    "latency": (paper.LATENCY, "seconds, percent"),
-    "second_task": ({"cost_sensitive": paper.CODING}, "reward, accuracy %, tera-eFLOPs"),
+    "best_route": (PAPER["best_route"], "reward, accuracy %, tera-eFLOPs"),
+    "semantics": (PAPER["semantics"], "regret at 130, at 210, accuracy %, tera-eFLOPs"),
+    "dense_feedback": (PAPER["dense"], "accuracy %, tera-eFLOPs"),
+    "drifts": (PAPER["drifts"], "regret at 130, at 210, accuracy %, tera-eFLOPs"),
+    "early_exit": ({"overall": PAPER["early_exit"]}, "accuracy %, TFLOPs, TB, tera-eFLOPs"),
+    "latency": (PAPER["latency"], "seconds, percent"),
+    "second_task": ({"cost_sensitive": PAPER["coding"]}, "reward, accuracy %, tera-eFLOPs"),
     "verifier_scores": (
-        {"answers": paper.SCORES_OF, "measures": tuple(paper.SCORES.values())},
+        {"answers": PAPER["scores_of"], "measures": PAPER["scores"]},
         "mean, standard deviation; pooled AUROC, point-biserial",
     ),
 }
@@ -86,7 +89,7 @@ def printed_verifiers(names: list[str]) -> Mapping[str, Any]:
     return {
         name: {
             mode: {policy: cells[at] for policy, cells in policies.items()}
-            for mode, policies in paper.VERIFIERS.items()
+            for mode, policies in PAPER["verifiers"].items()
         }
         for name, at in zip(names, (1, 0), strict=False)
     }
@@ -174,7 +177,7 @@ def _tables(name: str, table: Mapping[str, Any], o: Mapping[str, Any]) -> Iterat
     if name == "main":
         for scenario, modes in table.items():
             for mode, policies in modes.items():
-                theirs = {p: _with_spread(mode, p, scenario) for p in paper_numbers.MAIN[mode]}
+                theirs = {p: _with_spread(mode, p, scenario) for p in PAPER["main"][mode]}
                 rows = {p: policies.get(p, {"reward": "not run"}) for p in theirs}
                 yield _table(f"{scenario}: {mode}", rows, theirs, "reward, accuracy %, tera-eFLOPs", unit)
         return
@@ -225,7 +228,7 @@ def _table(
     title: str, rows: Mapping[str, Mapping[str, Any]], printed: Mapping[str, Any], what: str, unit: str
 ) -> str:
     columns = list(dict.fromkeys(name for row in rows.values() for name in row))
-    beside = what and any(isinstance(printed.get(name), tuple) for name in rows)
+    beside = what and any(isinstance(printed.get(name), list) for name in rows)
     places = _places(rows) if title.split(":")[0] in MARKED else {}
     head = "".join(f"<th>{_text(_heading(name, unit))}" for name in columns)
     head += f"<th class=paper>paper: {_text(what)}" if beside else ""
@@ -234,7 +237,7 @@ def _table(
         cells = "".join(f"<td{places.get((name, column), '')}>{_cell(row.get(column))}" for column in columns)
         if beside:
             told = printed.get(name)
-            cells += f"<td class=paper>{', '.join(map(_number, told)) if isinstance(told, tuple) else ''}"
+            cells += f"<td class=paper>{', '.join(map(_number, told)) if isinstance(told, list) else ''}"
         body.append(f"<tr><td>{_text(_spaced(name))}{cells}")
     return (
         f"<div class=wide><table><caption>{_text(_spaced(title))}</caption><tr><th>{head}"
@@ -258,16 +261,12 @@ def _places(rows: Mapping[str, Mapping[str, Any]]) -> dict[tuple[str, str], str]
     return found
 
 
-def _with_spread(mode: str, policy: str, scenario: str) -> tuple[str, ...] | None:
+def _with_spread(mode: str, policy: str, scenario: str) -> list[str] | None:
     """Return the paper's cell of the main table, each mean with its standard deviation."""
-    if scenario not in paper_numbers.MAIN[mode][policy]:
+    cell = PAPER["main"][mode][policy].get(scenario)
+    if cell is None:
         return None
-    pairs = zip(
-        paper_numbers.MAIN[mode][policy][scenario],
-        paper_numbers.MAIN_STD[mode][policy][scenario],
-        strict=True,
-    )
-    return tuple(f"{mean:g} ({std:g})" for mean, std in pairs)
+    return [f"{mean:g} ({std:g})" for mean, std in zip(cell["mean"], cell["std"], strict=True)]
 
 
 def _number(value: float | str) -> str:
@@ -382,7 +381,7 @@ def _main(tables: Mapping[str, Any]) -> str:
             f"{marks.get(n, '')}{means[n]:.3f}{marks.get(n, '')}" if n in means else "–" for n in POLICIES
         ]
         lines.append(f"| {mode.replace('_', '-')} | {' | '.join(cells)} |")
-        printed = [f"{paper_numbers.MAIN[mode][name]['uis'][0]:.3f}" for name in POLICIES]
+        printed = [f"{PAPER['main'][mode][name]['uis']['mean'][0]:.3f}" for name in POLICIES]
         lines.append(f"| the paper's, on its own models | {' | '.join(printed)} |")
     return "\n".join(lines)
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from agents.decider.policies.build import build_policy
-from agents.decider.policies.contextual.policy import ContextualOracle
+from agents.decider.policies.contextual.policy import Contextual
 from agents.decider.policies.envelope import values
 from agents.embedder.encoder import encoder_id
 from agents.space.catalogue_file import load_catalogue
@@ -37,7 +37,7 @@ def test_a_log_makes_a_prior_that_the_deployment_takes(tmp_path: Path) -> None:
     prior, questions = prior_of_log(log(tmp_path / "log.jsonl"), ENCODER, CATALOGUE, {})
     assert questions == 80
     policy = build_policy("contextual", query_dim=16, action_dim=16, encoder=encoder_id(ENCODER))
-    assert isinstance(policy, ContextualOracle)
+    assert isinstance(policy, Contextual)
     # Half of the models never ran, and no action was wide: all are on offer, known by size and shape.
     actions = action_vectors(CATALOGUE, ENCODER)
     policy.begin(prior, actions)
