@@ -188,9 +188,9 @@ CONDITIONS: Mapping[str, FeedbackChannel] = {
     "poisoned: 10 % the opposite": FeedbackChannel(poisoned=0.1),
     "poisoned: 30 % the opposite": FeedbackChannel(poisoned=0.3),
 }
-FED = ("uniscale", "terms", "decided", "coordinates", "knn")
+FEEDBACK_POLICIES = ("uniscale", "terms", "decided", "coordinates", "knn")
 STARTS = (0, 10, WARM_UP)
-LAST_ROUNDS = 60
+LAST = 60
 
 
 def conditions(world: BanditWorld, scope: Scope) -> dict[str, Any]:
@@ -202,7 +202,7 @@ def conditions(world: BanditWorld, scope: Scope) -> dict[str, Any]:
         for name, feedback in CONDITIONS.items():
             scope.say(f"feedback, {mode}: {name}")
             rows[name] = {}
-            for policy in FED if scope.whole else FED[:2]:
+            for policy in FEEDBACK_POLICIES if scope.whole else FEEDBACK_POLICIES[:2]:
                 runs = scope.more(policy, world, steady(world, mode), feedback=feedback)
                 prompt.setdefault(policy, runs)
                 figures = figures_of(runs, world)
@@ -225,7 +225,7 @@ def cold_start(world: BanditWorld, scope: Scope) -> dict[str, Any]:
                 f"{start} rounds of warm-up": _all_and_last(policy, world, mode, scope, start)
                 for start in STARTS
             }
-            for policy in (FED if scope.whole else FED[:2])
+            for policy in (FEEDBACK_POLICIES if scope.whole else FEEDBACK_POLICIES[:2])
         }
     return table
 
@@ -234,17 +234,15 @@ def _all_and_last(policy: str, world: BanditWorld, mode: str, scope: Scope, star
     runs = scope.live(policy, world, steady(world, mode), scope.more_seeds, warm_up=start)
     return {
         "reward_of_all_rounds": summed([float(np.mean([s.reward for s in run.steps])) for run in runs]),
-        "reward_of_last_60": summed(
-            [float(np.mean([s.reward for s in run.steps[-LAST_ROUNDS:]])) for run in runs]
-        ),
+        "reward_of_last_60": summed([float(np.mean([s.reward for s in run.steps[-LAST:]])) for run in runs]),
         "regret": summed([run.regret() for run in runs]),
     }
 
 
-STREAMED = ("random", "greedy", "uniscale", "terms", "centred_bilinear", "coordinates")
+STREAM_POLICIES = ("random", "greedy", "uniscale", "terms", "centred_bilinear", "coordinates")
 PHASES = ("easier", "even", "harder")
 TILT = 1.0  # of the logarithm of a question's odds, for one standard deviation of difficulty
-END = 1_000
+LAST_OF_STREAM = 1_000
 
 
 def traffic(world: BanditWorld) -> list[Array]:
@@ -270,7 +268,7 @@ def streams(world: BanditWorld, scope: Scope, best: Mapping[str, ContextualOracl
             "best_fixed_arm_of_the_phase": _known([float((mix @ means).max()) for mix in mixes]),
             "best_contextual_policy": _known([float(mix @ chosen) for mix in mixes]),
         }
-        for policy in STREAMED:
+        for policy in STREAM_POLICIES:
             scope.say(f"streams of {rounds}, {mode}: {policy}")
             found = scope.live(policy, world, stages, scope.more_seeds, rounds=rounds, traffic=mixes)
             easy = float((mixes[0] @ means).max())
@@ -286,7 +284,7 @@ def _phases(runs: Sequence[Run], rounds: int) -> dict[str, Any]:
         f"reward_{name}": summed([_mean(run, a, b) for run in runs])
         for name, a, b in zip(PHASES, cuts, cuts[1:], strict=False)
     }
-    last = min(END, rounds)
+    last = min(LAST_OF_STREAM, rounds)
     found["reward_at_the_end"] = summed([_mean(run, rounds - last, rounds) for run in runs])
     # Only the first phase has one best fixed arm to come near to.
     first = [Run(run.seed, run.steps[: cuts[1]], run.fixed) for run in runs]

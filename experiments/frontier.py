@@ -214,7 +214,7 @@ def _objectives(world: BanditWorld, player: Player, unit: float) -> list[Objecti
     return [priced(world, weight) for weight in WEIGHTS]
 
 
-NAMES: Mapping[str, str] = {"tts": "TTS alone", "routing": "routing alone", "uis": "UIS"}
+SPACES = ("tts", "routing", "uis")
 
 
 def joint_frontier(worlds: Mapping[str, BanditWorld]) -> dict[str, Any]:
@@ -228,14 +228,14 @@ def joint_frontier(worlds: Mapping[str, BanditWorld]) -> dict[str, Any]:
     Args:
         worlds: By scenario; `uis`, `routing` and `tts` are wanted.
     """
-    if any(name not in worlds for name in NAMES):
+    if any(name not in worlds for name in SPACES):
         return {}
     history, live = split([each.question_id for each in worlds["uis"].outcomes.questions])
     if not history or not live:
         return {}
-    past = {name: points_of(worlds[name], history) for name in NAMES}
-    now = {name: points_of(worlds[name], live) for name in NAMES}
-    mixes = {name: now[name].of(corners_of(past[name])) for name in NAMES}
+    past = {name: points_of(worlds[name], history) for name in SPACES}
+    now = {name: points_of(worlds[name], live) for name in SPACES}
+    mixes = {name: now[name].of(corners_of(past[name])) for name in SPACES}
     joint = Yardstick(now["uis"], most_accurate(past["uis"]))
     areas = {
         name: np.array(
@@ -244,7 +244,7 @@ def joint_frontier(worlds: Mapping[str, BanditWorld]) -> dict[str, Any]:
         for name, mix in mixes.items()
     }
     table = {}
-    for name in NAMES:
+    for name in SPACES:
         own = Yardstick(now[name], most_accurate(past[name]))
         table[name] = {
             "configurations": len(now[name].accuracy),
