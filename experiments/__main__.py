@@ -2,13 +2,9 @@
 
 import click
 
-from experiments.commands.card import card
-from experiments.commands.frontier import frontier
-from experiments.commands.ope import ope
-from experiments.commands.paper import paper
-from experiments.commands.prior import prior
-from experiments.commands.record import record
-from experiments.commands.rerun import depth_limit, latency
+from experiments.commands import card, depth_limit, frontier, latency, ope, prior
+from experiments.paper_command import paper
+from experiments.record_command import record
 
 
 @click.group()

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import click
 
-from experiments.commands.options import CATALOGUE, PATH
+from experiments.commands import CATALOGUE, PATH
 
 OUT = Path("out/mini")
 WORK = OUT / "work"

@@ -17,7 +17,7 @@ from typing import Any, Literal
 import msgspec
 import zstandard
 
-from experiments.measures.frontier import is_history
+from experiments.yardstick import is_history
 
 FILE = Path(__file__).parents[1] / "data" / "questions.jsonl.zst"
 

@@ -1,4 +1,4 @@
-"""One search through the product's own forest, engine and verifier, and what it was worth.
+"""One search through the product's own forest, engine and verifier, what it was worth, and what searches run on.
 
 Randomness is keyed to the path: a draft's seed is a hash of the search's id and the draft's place in the
 forest. So two runs of one search that differ in early exit, verifier or, among independent paths, in their
@@ -7,24 +7,34 @@ is there and has the engine make the rest. What a run took entirely from memory 
 would have been, which tests show against fresh engines.
 """
 
+import hashlib
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Literal
 
 from agents.aggregator import eflops
 from agents.aggregator.grade import Grade, Judge, grade
 from agents.executor.engine import Drafted, Engine, Prefix
+from agents.executor.engines.build import EngineOptions, start_engines
 from agents.executor.forest import outcome, plant, tell_drafts, tell_scores
 from agents.executor.next_step import Ask, ask
 from agents.executor.rules import SearchRules, limits
 from agents.space.catalogue import Catalogue
 from agents.space.models import Sampling
-from agents.verifier.prm import Verifier
+from agents.verifier.build import VerifierOptions, start_verifier
+from agents.verifier.formats import StepTagFormat
+from agents.verifier.prm import ProcessRewardModel, Verifier
 from experiments.record.questions import Question
+from experiments.record.sampler.engine import TorchEngine
+from experiments.record.sampler.pump import Pump
+from experiments.record.sampler.texts import Stepwise
+from experiments.record.sampler.verifier import TorchRows
 from schemas.action import Action
 from schemas.forest import Forest
 from schemas.query import Message
-from schemas.search import Scored
+from schemas.search import Scored, Served
 
 
 @dataclass
@@ -222,3 +232,78 @@ def _worth(
         seconds=seconds,
         answer=(graded.answer or "")[:80],
     )
+
+
+Kind = Literal["torch", "vllm"]
+
+
+def weights(catalogue: Catalogue, folder: Path = Path()) -> dict[str, str]:
+    """Return a digest of each checkpoint's weights: what a recording must not change under way."""
+    folders = {model.name: model.checkpoint for model in catalogue.models}
+    folders |= {verifier.name: verifier.checkpoint for verifier in catalogue.verifiers}
+    return {
+        name: hashlib.sha256((folder / each / "model.safetensors").read_bytes()).hexdigest()[:16]
+        for name, each in folders.items()
+    }
+
+
+async def open_bench(
+    catalogue: Catalogue,
+    kind: Kind,
+    judge: Judge,
+    *,
+    folder: Path = Path(),
+    device: str = "cpu",
+    rules: SearchRules | None = None,
+    verifiers: int | None = None,
+) -> Bench:
+    """Return engines and verifiers of a catalogue, ready.
+
+    Args:
+        catalogue: Whose checkpoints.
+        kind: What runs them.
+        judge: For grading.
+        folder: What the catalogue's paths start from.
+        device: Of the plain sampler.
+        rules: Of the search.
+        verifiers: How many, the one in use first; all by default.
+    """
+    entries = sorted(catalogue.verifiers, key=lambda each: each.name != catalogue.verifier)[:verifiers]
+    engines: dict[str, Engine]
+    scorers: dict[str, Verifier]
+    close = None
+    if kind == "vllm":
+        started = await start_engines(catalogue.models, EngineOptions(folder=str(folder)))
+        engines, close = dict(started.engines), started.close
+        scorers = {
+            v.name: await start_verifier(v, VerifierOptions(folder=str(folder)), started.host)
+            for v in entries
+        }
+    else:
+        pump = Pump()
+        engines = {
+            m.name: TorchEngine(
+                m.name,
+                folder / m.checkpoint,
+                m.engine.context_tokens,
+                pump,
+                m.sampling.delimiter,
+                device=device,
+            )
+            for m in catalogue.models
+        }
+        scorers = {}
+        for v in entries:
+            if v.step_tags is None:
+                raise ValueError(
+                    f"verifier {v.name}: the plain sampler scores step tags only; record with vLLM"
+                )
+            rows = TorchRows(folder / v.checkpoint, v.step_tags.tag_id, pump, device=device)
+            scorers[v.name] = ProcessRewardModel(
+                Served(name="torch", model=v.name),
+                rows,
+                Stepwise(StepTagFormat(rows.prompts, v.step_tags.tag, tag_id=v.step_tags.tag_id)),
+                good_label=v.step_tags.good_label,
+                context_tokens=v.engine.context_tokens,
+            )
+    return Bench(catalogue, engines, scorers, judge, rules or SearchRules(), close)

@@ -9,7 +9,7 @@ import orjson
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from experiments.outcomes.table import OutcomeError
+from experiments.outcomes import OutcomeError
 from experiments.record.questions import Question
 
 WORDS = pa.dictionary(pa.int16(), pa.string())

@@ -9,11 +9,11 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from experiments.measures.verifier_scores import Judged, measure
 from experiments.mini.checkpoints import SEED, weights_digest
 from experiments.mini.corpus import FAMILIES, problems
 from experiments.mini.grading import is_right, split_steps
 from experiments.mini.ladder import GENERATORS
+from experiments.mini.measures.verifier_scores import Judged, measure
 from experiments.mini.sampling import load_generator, sample
 from experiments.mini.tasks.problem import Problem
 from experiments.mini.tokenizer import STEP, token_id

@@ -5,20 +5,19 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from click.testing import CliRunner
 
 from agents.aggregator.grading_pool import Verdict
 from agents.space.action_space import uis_space
 from agents.space.catalogue_file import load_catalogue
-from experiments.measures.frontier import is_history
-from experiments.outcomes.best_route import best_route_space
+from experiments.__main__ import cli
+from experiments.loop import best_route_space
 from experiments.record import table
-from experiments.record.bench import open_bench
-from experiments.record.continued import take_over
-from experiments.record.estimate import estimate
 from experiments.record.journal import Journal, JournalError, journals
-from experiments.record.plan import Plan, search_id
+from experiments.record.plan import RecordingPlan, estimate, record, search_id, take_over
 from experiments.record.questions import (
     FILE,
     HISTORY,
@@ -30,8 +29,8 @@ from experiments.record.questions import (
     question_set,
     questions_of,
 )
-from experiments.record.run import record
-from experiments.record.searches import Bench, Memory, Variant, search
+from experiments.record.searches import Bench, Memory, Variant, open_bench, search
+from experiments.yardstick import is_history
 from schemas.action import Action
 
 QUESTIONS = [Question("a-0", "a", "12 ox", 3), Question("a-1", "a", "4 d 5", 9)]
@@ -55,18 +54,18 @@ WIDE = ((1, 1), (2, 4), (4, 16), (64, 1))
 NARROW = ((1, 1), (2, 4))
 
 
-def small_plan(bench: Bench, pairs: tuple[tuple[int, int], ...] = WIDE, whole: int = 2) -> Plan:
+def small_plan(bench: Bench, pairs: tuple[tuple[int, int], ...] = WIDE, whole: int = 2) -> RecordingPlan:
     actions = [a for a in uis_space(bench.catalogue) if (a.qp, a.cp) in pairs]
     derived = [a for a in best_route_space(bench.catalogue) if a.qp in (3, 7) and (64, 1) in pairs]
     ids = {question.question_id for question in QUESTIONS[:whole]}
-    return Plan(QUESTIONS, actions, derived, 1, "prm-a", ["prm-b"], whole=ids, compared=ids)
+    return RecordingPlan(QUESTIONS, actions, derived, 1, "prm-a", ["prm-b"], whole=ids, compared=ids)
 
 
 @pytest.mark.parametrize("whole", [2, 1, None])
 def test_derived_runs_equal_real_ones(whole: int | None, tiny: Path, tmp_path: Path) -> None:
     """Early exit, the other verifier and best of N, taken from memory, against engines that know nothing."""
     bench = bench_of(tiny)
-    plan = Plan.of_mixed(bench, QUESTIONS, 1, 0) if whole is None else small_plan(bench, whole=whole)
+    plan = RecordingPlan.of_mixed(bench, QUESTIONS, 1, 0) if whole is None else small_plan(bench, whole=whole)
     journal = Journal(tmp_path / "j.jsonl", {})
     asyncio.run(record(plan, bench, journal, in_flight=2))
     rows = list(journal.rows())
@@ -286,7 +285,7 @@ def test_mixed_traffic_has_its_families_on_both_sides_of_the_split() -> None:
 
 def test_mixed_traffic_is_asked_of_forty_two_configurations_once_a_sample(tiny: Path) -> None:
     qwen3 = replace(bench_of(tiny), catalogue=load_catalogue(Path("infra/catalogue/qwen3.yaml")))
-    plan = Plan.of_mixed(qwen3, QUESTIONS, 2, 0)
+    plan = RecordingPlan.of_mixed(qwen3, QUESTIONS, 2, 0)
     assert len({*plan.actions, *plan.derived}) == 42
     assert plan.searches() == len(QUESTIONS) * 2 * 42
     pairs = {(1, 1), (4, 1), (16, 1), (64, 1), (1, 4), (4, 4), (4, 16)}
@@ -301,3 +300,24 @@ def test_the_estimate_is_of_the_whole_recording(tiny: Path) -> None:
     assert cost.later_s is not None
     assert 0 < cost.later_s < cost.first_s  # one run of each search in place of three
     assert cost.hours(3600, 2) == pytest.approx(cost.first_s + cost.later_s)
+
+
+@pytest.mark.parametrize("task", ["math", "code", "mixed"])
+def test_what_is_no_recording_cannot_be_continued(task: str, tiny: Path, tmp_path: Path) -> None:
+    """Said once the plan of the task stands, and before anything is run."""
+    foreign = tmp_path / "foreign.parquet"
+    pq.write_table(pa.table({"question": ["a"]}), foreign)
+    told = ["--catalogue", str(tiny / "tiny.yaml"), "--folder", str(tiny), "--share", "0.001"]
+    told += ["--task", task, "--work", str(tmp_path / "work"), "--continue", str(foreign)]
+    refused = CliRunner().invoke(cli, ["record", *told])
+    assert refused.exit_code == 1
+    assert (
+        f"Error: {foreign}: is no recording of ours; `python -m experiments record` makes one"
+        in refused.output
+    )
+
+
+def test_short_traffic_is_of_the_mixed_task_alone() -> None:
+    refused = CliRunner().invoke(cli, ["record", "--task", "code", "--short"])
+    assert refused.exit_code == 2
+    assert "--short is for --task mixed alone" in refused.output

@@ -20,9 +20,8 @@ from agents.serving.prompts import ChatPrompts
 from agents.space.catalogue import Catalogue
 from agents.space.catalogue_file import load_catalogue
 from agents.space.models import Sampling
-from experiments.record.bench import open_bench
 from experiments.record.sampler.decoder import Decoder
-from experiments.record.searches import Bench
+from experiments.record.searches import Bench, open_bench
 from schemas.query import Message
 
 ROOT = Path(__file__).parents[3]

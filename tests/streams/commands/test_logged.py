@@ -10,7 +10,7 @@ import pytest
 from agents.decider.surface import counts
 from agents.embedder.agent import embedded_text
 from agents.space.catalogue_file import load_catalogue
-from experiments.outcomes.history import prior_of_log
+from experiments.prior import prior_of_log
 from schemas.action import Action
 from schemas.decision import Decision, PolicyState
 from schemas.objective import CostRange, ObjectiveInForce, Weights

@@ -1,1 +1,0 @@
-"""Benchmarks of the pure parts: `python -m experiments.bench learner --out out/bench/learner.json`."""

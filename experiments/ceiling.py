@@ -1,0 +1,277 @@
+"""What a policy is held against: lucky hindsight, the best fixed arm, the best policy fitted on others' outcomes.
+
+The paper's Oracle takes the best *realised* outcome of each question: with noisy outcomes nobody can reach it. The
+best contextual policy for a reward, and the ceiling of context for cost at equal accuracy, are fitted on every
+outcome of other questions than those they are judged on. No learner that sees only the outcomes of its own choices
+should be expected to be better.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from sklearn.decomposition import PCA
+from sklearn.ensemble import HistGradientBoostingRegressor
+from sklearn.model_selection import KFold
+
+from agents.decider.policies.base import Objective
+from agents.decider.surface import counts
+from experiments.contenders import plain_coordinates
+from experiments.loop import Trial
+from experiments.outcomes import Array, BanditWorld
+from experiments.ridge import by_folds, by_leaving_one_out
+from experiments.yardstick import Points, Yardstick
+
+Kind = Literal["fixed", "ridge", "trees"]
+FOLDS = 5
+DIRECTIONS = 16  # principal directions of the question's embedding
+
+
+@dataclass(frozen=True)
+class ContextualOracle:
+    """The best contextual policy, cross-fitted by question.
+
+    Attributes:
+        kind: Which of them won.
+        value: Its mean reward on questions it was not fitted on.
+        values: Of each kind.
+        per_question: Its reward a question, mean over samples, shape (Q,).
+        fixed_per_question: That of the cross-fitted best fixed arm: the gap is paired.
+        choices: Its arm for each question.
+    """
+
+    kind: Kind
+    value: float
+    values: dict[Kind, float]
+    per_question: Array
+    fixed_per_question: Array
+    choices: tuple[int, ...]
+
+    def gap(self, draws: int = 2_000, seed: int = 0) -> tuple[float, float, float]:
+        """Return (mean, low, high) of its lead over the best fixed arm, by bootstrap over questions, 95 %."""
+        lead = self.per_question - self.fixed_per_question
+        rng = np.random.default_rng(seed)
+        means = lead[rng.integers(len(lead), size=(draws, len(lead)))].mean(axis=1)
+        low, high = np.quantile(means, [0.025, 0.975])
+        return float(lead.mean()), float(low), float(high)
+
+
+def best_fixed(trial: Trial, objective: Objective) -> tuple[int, float]:
+    """Return the arm that would have earned most after the warm-up had it been played throughout, and its mean."""
+    played = list(trial.order[trial.warm_up :])
+    means = trial.earned(objective)[played].mean(axis=0)
+    arms = list(trial.stage(len(trial.order)).arms)
+    arm = arms[int(np.argmax(means[arms]))]
+    return arm, float(means[arm])
+
+
+def followed(trial: Trial, choices: Sequence[int], objective: Objective) -> float:
+    """Return the mean reward after the warm-up of an arm fixed for each question."""
+    played = np.array(trial.order[trial.warm_up :])
+    return float(trial.earned(objective)[played, np.array(choices)[played]].mean())
+
+
+def best_contextual(
+    world: BanditWorld, objective: Objective, *, trees: bool = True, seed: int = 0
+) -> ContextualOracle:
+    """Fit and judge the contextual policies.
+
+    Args:
+        world: Its arms are all on offer.
+        objective: What is earned.
+        trees: Whether boosted trees compete (seconds to minutes).
+        seed: Of the folds.
+    """
+    rewards = world.rewards(objective).mean(axis=0)
+    kinds: list[Kind] = ["fixed", "ridge", *(["trees"] if trees else [])]  # type: ignore[list-item]
+    choices = {kind: np.zeros(len(rewards), dtype=int) for kind in kinds}
+    for fit, judge in KFold(FOLDS, shuffle=True, random_state=seed).split(rewards):
+        pca = PCA(min(DIRECTIONS, len(fit) - 1, world.queries.shape[1]), random_state=seed).fit(
+            world.queries[fit]
+        )
+        seen, new = pca.transform(world.queries[fit]), pca.transform(world.queries[judge])
+        for kind in kinds:
+            choices[kind][judge] = _predict(kind, world, seen, rewards[fit], new).argmax(axis=1)
+    rows = np.arange(len(rewards))
+    earned = {kind: rewards[rows, chosen] for kind, chosen in choices.items()}
+    values = {kind: float(each.mean()) for kind, each in earned.items()}
+    kind = max(kinds, key=lambda each: values[each])
+    return ContextualOracle(
+        kind, values[kind], values, earned[kind], earned["fixed"], tuple(choices[kind].tolist())
+    )
+
+
+def _predict(kind: Kind, world: BanditWorld, seen: Array, rewards: Array, new: Array) -> Array:
+    """Return predicted rewards of new questions, shape (new, A)."""
+    if kind == "fixed":
+        return np.broadcast_to(rewards.mean(axis=0), (len(new), rewards.shape[1]))
+    if kind == "ridge":
+        return by_leaving_one_out(seen, rewards, new)
+    return _boosted(seen, _arm_features(world), rewards, new)
+
+
+def _arm_features(world: BanditWorld) -> Array:
+    arms = world.outcomes.arms
+    models = {model: at for at, model in enumerate(dict.fromkeys(arm.model for arm in arms))}
+    mean = world.outcomes.log_cost.mean(axis=(0, 1))
+    return np.array(
+        [[models[a.model], np.log2(a.qp), np.log2(a.cp), a.bs, mean[i]] for i, a in enumerate(arms)]
+    )
+
+
+PLAIN = 8  # principal directions of the question, where arms are pooled
+FOR_TREES = 16
+PRICES = np.concatenate([[0.0], np.logspace(-4, 4, 81)])
+"""Of linear cost: accuracy (1 = all) for the cost of the arm that was best on history."""
+TOLD = 10.0  # of indicators, beside vectors of length 1: a hundredth of their penalty
+CHEAPER, DEARER = 0.2, 5.0  # how far a question may be thought from an arm's mean cost
+
+
+@dataclass(frozen=True)
+class Ceiling:
+    """The best kind, and its points on the live questions."""
+
+    kind: str
+    points: Points
+
+
+def ceiling(
+    world: BanditWorld,
+    history: Sequence[int],
+    live: Sequence[int],
+    yardstick: Yardstick,
+    *,
+    told: Sequence[str] | None = None,
+    trees: bool = False,
+) -> Ceiling:
+    """Return the kind whose points are cheapest at equal accuracy on the live questions, hindsight included.
+
+    Args:
+        world: All questions.
+        history: Indices of those always fitted on, and
+        live: of those judged.
+        yardstick: On the live questions.
+        told: What else is known of each question of the world: its level, its family.
+        trees: Whether boosted trees compete (minutes).
+    """
+    found: list[tuple[tuple[float, float], str, Points]] = []
+    for kind, predictions in _predictions(world, history, live, told, trees):
+        points = _points(world, live, predictions, float(yardstick.arms.cost[yardstick.best].mean()))
+        judged = Yardstick(yardstick.arms, yardstick.best, draws=0)
+        ratios = judged.ratios(points)[0, :-1]
+        worth = float(np.log(ratios).mean()) if len(ratios) else 0.0
+        found.append(((worth, -float(points.accuracy.mean(axis=1).max())), kind, points))
+    _, kind, points = min(found, key=lambda each: each[0])
+    return Ceiling(kind, points)
+
+
+Predicted = tuple[Array, Array]
+
+
+def _predictions(
+    world: BanditWorld, history: Sequence[int], live: Sequence[int], told: Sequence[str] | None, trees: bool
+) -> Iterator[tuple[str, Predicted]]:
+    """Yield each kind's predicted accuracy and cost of the live questions, shape (L, A) each."""
+    o = world.outcomes
+    right, cost = o.correct.mean(axis=0), o.cost.mean(axis=0)
+    surface = _standard(np.array([counts(each.text) for each in o.questions]))
+    arms = plain_coordinates(world)
+    searched = bool(np.ptp(arms[:, 1:], axis=0).any())
+    few = PCA(min(PLAIN, *world.queries.shape), random_state=0).fit_transform(world.queries)
+    # Who is told something may leave it: knowing more is never worse.
+    knowing = [("", np.zeros((len(right), 0)))]
+    if told is not None:
+        known = _indicators(told)
+        knowing.append((" and told", known))
+        yield "told", _crossed(known, None, right, cost, history, live)
+    for more, known in knowing:
+        kinds: dict[str, tuple[Array, Array | None]] = {
+            "vector": (np.concatenate([world.queries, known], axis=1), None),
+            "vector and counts": (np.concatenate([world.queries, known, surface], axis=1), None),
+        }
+        if searched:
+            kinds["pooled"] = (np.concatenate([few, surface, known], axis=1), arms)
+        for kind, (features, coordinates) in kinds.items():
+            yield kind + more, _crossed(features, coordinates, right, cost, history, live)
+        if trees:
+            features = np.concatenate([world.queries, surface, known], axis=1)
+            yield "trees" + more, _trees(features, right, cost, history, live)
+
+
+def _folds(history: Sequence[int], live: Sequence[int]) -> Iterator[tuple[Array, Array]]:
+    """Yield (fitted, judged): indices of the world, and places among the live ones."""
+    own, before = np.array(live), np.array(history, dtype=int)
+    for fitted, judged in KFold(FOLDS, shuffle=True, random_state=0).split(own):
+        yield np.concatenate([before, own[fitted]]), judged
+
+
+def _crossed(
+    features: Array,
+    arms: Array | None,
+    right: Array,
+    cost: Array,
+    history: Sequence[int],
+    live: Sequence[int],
+) -> Predicted:
+    accuracy, paid = np.empty((len(live), right.shape[1])), np.empty((len(live), right.shape[1]))
+    own = np.array(live)
+    for fitted, judged in _folds(history, live):
+        new = features[own[judged]]
+        usual = cost[fitted].mean(axis=0)
+        accuracy[judged] = by_folds(features[fitted], right[fitted], new, arms)
+        relative = by_folds(features[fitted], cost[fitted] / usual, new, arms)
+        paid[judged] = usual * np.clip(relative, CHEAPER, DEARER)
+    return accuracy, paid
+
+
+def _trees(
+    features: Array, right: Array, cost: Array, history: Sequence[int], live: Sequence[int]
+) -> Predicted:
+    """Return predictions of boosted trees over question and arm; costs are each arm's mean."""
+    own, count = np.array(live), right.shape[1]
+    accuracy, paid = np.empty((len(live), count)), np.empty((len(live), count))
+    for fitted, judged in _folds(history, live):
+        few = PCA(min(FOR_TREES, len(fitted) - 1, features.shape[1]), random_state=0).fit(features[fitted])
+        mean = right[fitted].mean(axis=0)
+        arms = np.stack([np.arange(count), mean], axis=1)
+        seen, new = few.transform(features[fitted]), few.transform(features[own[judged]])
+        accuracy[judged] = _boosted(seen, arms, right[fitted], new)
+        paid[judged] = cost[fitted].mean(axis=0)
+    return accuracy, paid
+
+
+def _points(world: BanditWorld, live: Sequence[int], predicted: Predicted, unit: float) -> Points:
+    o, own = world.outcomes, list(live)
+    right, cost = o.correct[:, own].mean(axis=0), o.cost[:, own].mean(axis=0)
+    rows = np.arange(len(own))
+    taken = np.unique([(predicted[0] - p * predicted[1] / unit).argmax(axis=1) for p in PRICES], axis=0)
+    return Points(
+        np.array([right[rows, each] for each in taken]), np.array([cost[rows, each] for each in taken])
+    )
+
+
+def _standard(columns: Array) -> Array:
+    """Return columns of mean 0 that together vary as much as one."""
+    spread = columns.std(axis=0)
+    return np.asarray(
+        (columns - columns.mean(axis=0)) / np.where(spread > 0, spread, 1.0) / columns.shape[1] ** 0.5
+    )
+
+
+def _indicators(told: Sequence[str]) -> Array:
+    """Return a column a name, so long that ridge hardly shrinks what is known."""
+    names = sorted(set(told))
+    return np.array([[TOLD * (each == name) for name in names] for each in told])
+
+
+def _boosted(seen: Array, arms: Array, values: Array, new: Array) -> Array:
+    """Return values of new questions, shape (new, A), by boosted trees over question and arm side by side."""
+
+    def joined(queries: Array) -> Array:
+        left = np.repeat(queries, len(arms), axis=0)
+        return np.concatenate([left, np.tile(arms, (len(queries), 1))], axis=1)
+
+    tree = HistGradientBoostingRegressor(max_iter=150, max_leaf_nodes=15, learning_rate=0.08, random_state=0)
+    tree.fit(joined(seen), values.ravel())
+    return np.asarray(tree.predict(joined(new))).reshape(len(new), -1)

@@ -1,1 +1,0 @@
-"""The commands of `python -m experiments`: each parses, calls one function, prints."""

@@ -1,0 +1,415 @@
+"""The experiment's loop (Alg. 1), uniform warm-up, then the policy, one row a round; and the scenarios it is run in.
+
+What is random belongs to the trial and not to the policy: the order of questions, the warm-up choices and
+which recorded sample each (question, arm) realises depend on the seed alone, so all policies of a seed meet the
+same world and their differences are paired.
+"""
+
+import heapq
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TypedDict
+
+import numpy as np
+
+from agents.decider.policies.base import Context, Objective, Observation, Pending
+from agents.decider.policies.policy import Policy
+from agents.space.action_space import PAIRS, ActionSpace
+from agents.space.catalogue import Catalogue
+from experiments.outcomes import Arm, Array, BanditWorld
+from schemas.action import Action
+
+WARM_UP, ROUNDS = 50, 210
+SEEDS = (3, 23, 42, 50, 57)
+
+
+@dataclass(frozen=True)
+class Stage:
+    """What holds from a round on: the arms on offer and the objective in force."""
+
+    arms: tuple[int, ...]
+    objective: Objective
+
+
+@dataclass(frozen=True)
+class FeedbackChannel:
+    """How feedback comes back.
+
+    Attributes:
+        in_flight: Decisions made before the first of them is rewarded; 1 is none but its own.
+        shuffled: Whether delays are uniform from none to twice that, so that rewards overtake each other.
+        kept: Probability that a reward ever comes.
+        censored: Probability that the reward of a wrong answer never comes: what is missing is not chance.
+        duplicated: Probability that it comes twice; the second is dropped by its identity, as in production.
+        poisoned: Probability that its correctness is the opposite.
+        two_stage: Whether score and cost come at once, correctness imputed by the score, and only the
+            correction is late or lost.
+    """
+
+    in_flight: int = 1
+    shuffled: bool = False
+    kept: float = 1.0
+    censored: float = 0.0
+    duplicated: float = 0.0
+    poisoned: float = 0.0
+    two_stage: bool = False
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One seed's world.
+
+    Attributes:
+        world: Questions, arms, outcomes.
+        seed: Of everything below.
+        order: Index of the question of each round.
+        sample: Which recorded sample each (question, arm) realises, shape (Q, A).
+        stages: By the first round (from 1) they hold in; the first begins at 1.
+        feedback: How rewards come back.
+        warm_up: Rounds of uniform choice.
+        redrawn: Whether each round realises samples of its own instead of `sample`: a question that comes
+            again need not go the same way.
+    """
+
+    world: BanditWorld
+    seed: int
+    order: tuple[int, ...]
+    sample: np.ndarray
+    stages: Mapping[int, Stage]
+    feedback: FeedbackChannel = field(default_factory=FeedbackChannel)
+    warm_up: int = WARM_UP
+    redrawn: bool = False
+
+    def stage(self, round_number: int) -> Stage:
+        """Return what holds in a round."""
+        return self.stages[max(start for start in self.stages if start <= round_number)]
+
+    def realised(self, array: Array) -> Array:
+        """Return the realised sample of an array of shape (samples, Q, A): shape (Q, A)."""
+        q, a = np.indices(self.sample.shape)
+        return np.asarray(array[self.sample, q, a])
+
+    def earned(self, objective: Objective) -> Array:
+        """Return what each arm earns on each question: realised, or on average where it is drawn anew."""
+        rewards = self.world.rewards(objective)
+        return np.asarray(rewards.mean(axis=0)) if self.redrawn else self.realised(rewards)
+
+    def rows(self, array: Array) -> Callable[[int], Array]:
+        """Return what gives each round (from 1) its question's realised row of an array: shape (A,)."""
+        if not self.redrawn:
+            whole = self.realised(array)
+            return lambda at: np.asarray(whole[self.order[at - 1]])
+        arms = np.arange(array.shape[2])
+
+        def drawn(at: int) -> Array:
+            sample = np.random.default_rng([self.seed, 4, at]).integers(array.shape[0], size=len(arms))
+            return np.asarray(array[sample, self.order[at - 1], arms])
+
+        return drawn
+
+
+@dataclass(frozen=True)
+class Step:
+    """One round.
+
+    Attributes:
+        best: The reward of the best realised outcome of its question among the arms on offer, and
+        best_of_all: among all arms of the world.
+    """
+
+    round: int
+    question: int
+    arm: int
+    warm_up: bool
+    correct: float
+    score: float
+    log_cost: float
+    reward: float
+    best: float
+    best_of_all: float
+
+
+class Conditions(TypedDict, total=False):
+    """What may differ between trials of one world; `make_trial` says what each means and is without it."""
+
+    rounds: int
+    warm_up: int
+    feedback: FeedbackChannel | None
+    traffic: Sequence[Array]
+
+
+def make_trial(
+    world: BanditWorld,
+    seed: int,
+    stages: Mapping[int, Stage],
+    *,
+    rounds: int = ROUNDS,
+    warm_up: int = WARM_UP,
+    feedback: FeedbackChannel | None = None,
+    traffic: Sequence[Array] = (),
+) -> Trial:
+    """Return a seed's trial: questions shuffled, each once as long as they last, then shuffled again.
+
+    Args:
+        world: Questions, arms, outcomes.
+        seed: Of everything that is random.
+        stages: What is on offer, and the objective, by first round.
+        rounds: How many.
+        warm_up: Of them.
+        feedback: How rewards come back.
+        traffic: Phases of equal length; each gives the questions' probabilities, shape (Q,). Questions are then
+            drawn with replacement, and outcomes anew each time.
+    """
+    count = len(world.outcomes.questions)
+    rng = np.random.default_rng([seed, 0])
+    order: list[int] = []
+    for at, chances in enumerate(traffic):
+        length = rounds * (at + 1) // len(traffic) - len(order)
+        order += rng.choice(count, size=length, p=chances).tolist()
+    while len(order) < rounds:
+        order += rng.permutation(count).tolist()
+    shape = (count, len(world.outcomes.arms))
+    sample = np.random.default_rng([seed, 1]).integers(world.outcomes.samples, size=shape)
+    told = feedback or FeedbackChannel()
+    return Trial(world, seed, tuple(order[:rounds]), sample, stages, told, warm_up, bool(traffic))
+
+
+def play(policy: Policy, trial: Trial) -> Iterator[Step]:
+    """Yield one row a round. The policy arrives without actions and without experience.
+
+    Args:
+        policy: Fresh.
+        trial: Its seed's world.
+    """
+    world, outcomes = trial.world, trial.world.outcomes
+    columns = [trial.rows(array) for array in (outcomes.correct, outcomes.score, outcomes.log_cost)]
+    chance = np.random.default_rng([trial.seed, 2])
+    offered: tuple[int, ...] = ()
+    post = _Post(policy, trial.feedback)
+    index = {vector.action_id: i for i, vector in enumerate(world.vectors)}
+    for at, question in enumerate(trial.order, 1):
+        stage = trial.stage(at)
+        offered = _offer(policy, world, offered, stage.arms)
+        warm = at <= trial.warm_up
+        arm = warm_up_arm(trial, at)
+        query_id = f"{trial.seed}/{at}"
+        embedding = world.queries[question]
+        if not warm:
+            (choice,) = policy.select([Context(query_id, embedding)], [stage.objective], trial.seed)
+            arm = index[choice.action_id]
+        terms = [column(at) for column in columns]
+        step = _settle(trial, at, arm, terms)
+        pending = Pending(query_id, embedding, world.vectors[arm].action_id)
+        policy.expect([pending])
+        known = Observation(
+            observation_id=query_id,
+            embedding=embedding,
+            action_id=pending.action_id,
+            correct=step.correct,
+            score=step.score,
+            log_cost=step.log_cost,
+            imputed=step.correct,
+            objective=stage.objective,
+            clock=at,
+        )
+        post.send(at, pending, known, chance)
+        post.deliver(at)
+        yield step
+
+
+def follow(trial: Trial, choose: Callable[[int, Array], int]) -> Iterator[Step]:
+    """Yield the rounds of one who needs no learning: hindsight, or a record of what a policy chose.
+
+    Args:
+        trial: Its seed's world; the warm-up is shared.
+        choose: From a round and the rewards of all arms in it, NaN where an arm is not on offer, to an arm.
+    """
+    o = trial.world.outcomes
+    columns = [trial.rows(array) for array in (o.correct, o.score, o.log_cost)]
+    for at in range(1, len(trial.order) + 1):
+        stage, terms = trial.stage(at), [column(at) for column in columns]
+        arm = warm_up_arm(trial, at)
+        if at > trial.warm_up:
+            offered = np.full(len(o.arms), np.nan)
+            arms = list(stage.arms)
+            offered[arms] = _rewards(stage.objective, terms)[arms]
+            arm = choose(at, offered)
+        yield _settle(trial, at, arm, terms)
+
+
+def warm_up_arm(trial: Trial, at: int) -> int:
+    """Return the arm that chance takes in a round: the same whoever plays."""
+    arms = trial.stage(at).arms
+    return arms[int(np.random.default_rng([trial.seed, 3, at]).integers(len(arms)))]
+
+
+def _settle(trial: Trial, at: int, arm: int, terms: Sequence[Array]) -> Step:
+    stage = trial.stage(at)
+    rewards = _rewards(stage.objective, terms)
+    correct, score, log_cost = (float(term[arm]) for term in terms)
+    return Step(
+        at,
+        trial.order[at - 1],
+        arm,
+        at <= trial.warm_up,
+        correct,
+        score,
+        log_cost,
+        float(rewards[arm]),
+        float(rewards[list(stage.arms)].max()),
+        float(rewards.max()),
+    )
+
+
+class _Post:
+    """Rewards on their way back: lost, late, twice or wrong, as `FeedbackChannel` says."""
+
+    def __init__(self, policy: Policy, feedback: FeedbackChannel) -> None:
+        self.policy, self.feedback = policy, feedback
+        self.waiting: list[tuple[int, int, Observation]] = []
+        self.learnt: set[str] = set()
+        self.sent = 0
+
+    def send(self, at: int, pending: Pending, known: Observation, chance: np.random.Generator) -> None:
+        """Send the reward of a round on its way, or none."""
+        f = self.feedback
+        if f.two_stage:
+            self.policy.update([replace(known, correct=None, imputed=known.score)])
+        seen = _seen(f, known.entered, chance)
+        if seen is None:
+            if not f.two_stage:
+                self.policy.abandon([pending])
+            return
+        told = replace(known, correct=seen, imputed=known.score if f.two_stage else seen)
+        late = f.in_flight - 1
+        due = at + (int(chance.integers(2 * late + 1)) if f.shuffled else late)
+        for _ in range(2 if chance.random() < f.duplicated else 1):
+            self.sent += 1
+            heapq.heappush(self.waiting, (due, self.sent, told))
+
+    def deliver(self, at: int) -> None:
+        """Have the policy learn what is due, each reward once."""
+        while self.waiting and self.waiting[0][0] <= at:
+            _, _, told = heapq.heappop(self.waiting)
+            if told.observation_id in self.learnt:
+                continue
+            self.learnt.add(told.observation_id)
+            if self.feedback.two_stage:
+                self.policy.correct([told])
+            else:
+                self.policy.update([told])
+
+
+def _rewards(objective: Objective, terms: Sequence[Array]) -> Array:
+    c = objective.coefficients
+    earned = np.asarray(c[0] * terms[0] + c[1] * terms[1] + c[2] * terms[2] + c[3])
+    return earned - objective.price * np.exp(terms[2]) if objective.price else earned
+
+
+def _offer(
+    policy: Policy, world: BanditWorld, before: tuple[int, ...], now: tuple[int, ...]
+) -> tuple[int, ...]:
+    if now != before:
+        gone = [world.vectors[i].action_id for i in before if i not in set(now)]
+        if gone:
+            policy.remove_actions(gone)
+        policy.add_actions([world.vectors[i] for i in now if i not in set(before)])
+    return now
+
+
+def _seen(feedback: FeedbackChannel, correct: float, chance: np.random.Generator) -> float | None:
+    """Return the correctness that comes back, or None when nothing does."""
+    lost, turned = chance.random(2)
+    if lost >= feedback.kept or (feedback.censored and correct < 0.5 and chance.random() < feedback.censored):
+        return None
+    return 1.0 - correct if turned < feedback.poisoned else correct
+
+
+BEST_OF = 20
+
+
+def best_route_space(catalogue: Catalogue) -> ActionSpace:
+    """Return the space of BEST-Route*, 120 actions for six models."""
+    counts = range(1, BEST_OF + 1)
+    return ActionSpace(
+        tuple(Action(model=m, qp=n, cp=1, bs=1) for m in catalogue.model_names for n in counts)
+    )
+
+
+COST_SENSITIVE, QUALITY_PRIORITY = "cost-sensitive", "quality-priority"
+MODES = (COST_SENSITIVE, QUALITY_PRIORITY)
+DRIFTING = 2  # how many of the smallest models come or go: 0.6B and 1.7B in the paper
+
+
+def spaces(world: BanditWorld) -> dict[str, BanditWorld]:
+    """Return the scenarios' worlds: `tts`, `routing`, `uis` of our recordings, or `all` for other tables.
+
+    Bounds of the cost are those of the whole UIS table for each of them.
+    """
+    arms = world.outcomes.arms
+    uis = [i for i, arm in enumerate(arms) if (arm.qp, arm.cp) in PAIRS]
+    if not any(arm.qp * arm.cp > 1 for arm in arms):
+        return {"all": world}
+    models = models_of(world)
+    whole = world.restrict(uis, "uis")
+    low_high = whole.outcomes.bounds()
+    found = {
+        "tts": [i for i in uis if arms[i].model == models[0]],
+        "routing": [i for i in uis if arms[i].qp * arms[i].cp == 1],
+        "uis": uis,
+        "best_route": _best_route(arms),
+    }
+    worlds = {name: world.restrict(index, name) for name, index in found.items() if index}
+    return {name: replace(w, bounds=low_high) for name, w in worlds.items()}
+
+
+def models_of(world: BanditWorld) -> list[str]:
+    """Return the models, smallest first by the mean cost of a single path."""
+    arms, cost = world.outcomes.arms, world.outcomes.log_cost.mean(axis=(0, 1))
+    single = {arm.model: cost[i] for i, arm in enumerate(arms) if arm.qp * arm.cp == 1}
+    return sorted(single, key=lambda model: float(single[model]))
+
+
+def steady(world: BanditWorld, mode: str, *, dense: bool = True) -> dict[int, Stage]:
+    """Return the one stage of a scenario without drift."""
+    return {1: Stage(tuple(range(len(world.vectors))), world.objective(mode, dense=dense))}
+
+
+def _best_route(arms: tuple[Arm, ...]) -> list[int]:
+    found = [i for i, arm in enumerate(arms) if arm.cp == 1 and arm.qp <= BEST_OF]
+    models = {arm.model for arm in arms}
+    return found if len(found) == BEST_OF * len(models) else []
+
+
+def drift_add(world: BanditWorld) -> dict[int, Stage]:
+    """Return Add: without the two smallest models at first, with them from round 51; Cost-Sensitive."""
+    whole, without = _with_and_without(world)
+    objective = world.objective(COST_SENSITIVE)
+    return {1: Stage(without, objective), WARM_UP + 1: Stage(whole, objective)}
+
+
+def drift_remove(world: BanditWorld) -> dict[int, Stage]:
+    """Return Remove: the two smallest models go at round 51; Cost-Sensitive."""
+    whole, without = _with_and_without(world)
+    objective = world.objective(COST_SENSITIVE)
+    return {1: Stage(whole, objective), WARM_UP + 1: Stage(without, objective)}
+
+
+def drift_objective(world: BanditWorld, before: str, after: str) -> dict[int, Stage]:
+    """Return a change of reward mode at round 51."""
+    arms = tuple(range(len(world.vectors)))
+    return {1: Stage(arms, world.objective(before)), WARM_UP + 1: Stage(arms, world.objective(after))}
+
+
+DRIFTS: Mapping[str, Callable[[BanditWorld], dict[int, Stage]]] = {
+    "add": drift_add,
+    "remove": drift_remove,
+    "q_to_c": lambda world: drift_objective(world, QUALITY_PRIORITY, COST_SENSITIVE),
+    "c_to_q": lambda world: drift_objective(world, COST_SENSITIVE, QUALITY_PRIORITY),
+}
+
+
+def _with_and_without(world: BanditWorld) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    small = set(models_of(world)[:DRIFTING])
+    whole = tuple(range(len(world.vectors)))
+    return whole, tuple(i for i in whole if world.outcomes.arms[i].model not in small)

@@ -1,0 +1,319 @@
+"""Recorded outcomes, and what policies see of them.
+
+Whatever it came from, our own recording or somebody's CSV, a table is four arrays of shape (samples, questions, arms)
+and the names of both axes; one that is not whole is refused with the row and column named. A world is a table with
+embedded questions, embedded arms, and objectives with the table's own bounds.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import orjson
+
+from agents.decider.policies.base import ActionVector, Objective
+from agents.decider.surface import counts
+from agents.embedder.actions import embed_actions
+from agents.embedder.encoder import Encoder, encoder_id
+from agents.space.catalogue import Catalogue
+from agents.space.describe import describe_action
+from agents.space.objectives import MODES
+from schemas.action import Action
+from schemas.errors import UniscaleError
+
+Array = npt.NDArray[np.float64]
+
+
+class OutcomeError(UniscaleError):
+    """An outcome table cannot be used. The message names file, row, column and the fix."""
+
+
+@dataclass(frozen=True)
+class Arm:
+    """One arm: an action of ours (model, qp, cp, bs), or anybody's choice, known by its id."""
+
+    arm_id: str
+    model: str
+    qp: int = 1
+    cp: int = 1
+    bs: int = 1
+    description: str = ""
+
+
+@dataclass(frozen=True)
+class QuestionInfo:
+    """One question: its text is what policies see, where there is one; of a family of tasks, where they are told."""
+
+    question_id: str
+    text: str
+    level: str = ""
+    family: str = ""
+
+
+@dataclass(frozen=True)
+class Outcomes:
+    """A whole table of outcomes.
+
+    Attributes:
+        name: For titles.
+        questions: Q of them.
+        arms: A of them.
+        correct: 1, 0 or a grade between, shape (samples, Q, A).
+        score: V(y*); equal to `correct` where the source has no score.
+        log_cost: Natural logarithm of the cost.
+        unit: Of the cost: `eFLOPs` for ours.
+        extra: Further columns of the same shape, by name.
+        dense: Whether `score` is a verifier's.
+    """
+
+    name: str
+    questions: tuple[QuestionInfo, ...]
+    arms: tuple[Arm, ...]
+    correct: Array
+    score: Array
+    log_cost: Array
+    unit: str = "eFLOPs"
+    extra: Mapping[str, Array] = field(default_factory=dict)
+    dense: bool = True
+
+    def __post_init__(self) -> None:
+        """Refuse arrays of another shape, or that hold what is not a number."""
+        shape = (self.samples, len(self.questions), len(self.arms))
+        for name in ("correct", "score", "log_cost"):
+            array = getattr(self, name)
+            if array.shape != shape:
+                raise OutcomeError(f"{self.name}, {name}: shape {array.shape}, expected {shape}")
+            if not np.isfinite(array).all():
+                s, q, a = (int(i) for i in np.argwhere(~np.isfinite(array))[0])
+                raise OutcomeError(
+                    f"{self.name}: no {name} for question {self.questions[q].question_id!r}, arm "
+                    f"{self.arms[a].arm_id!r}, sample {s}; complete the table or drop the question"
+                )
+
+    @property
+    def samples(self) -> int:
+        """Return how often each cell was run."""
+        return int(self.correct.shape[0])
+
+    @property
+    def cost(self) -> Array:
+        """Return the cost in its unit."""
+        return np.exp(self.log_cost)
+
+    def bounds(self) -> tuple[float, float]:
+        """Return (minimum, maximum) of log C over the whole table, widened where all costs are equal."""
+        low, high = float(self.log_cost.min()), float(self.log_cost.max())
+        return (low, high) if high > low else (low - 0.5, high + 0.5)
+
+    def restrict(self, arms: Sequence[int], name: str | None = None) -> "Outcomes":
+        """Return the outcomes of some arms, in the order given."""
+        index = list(arms)
+        return replace(
+            self,
+            name=name or self.name,
+            arms=tuple(self.arms[i] for i in index),
+            correct=self.correct[:, :, index],
+            score=self.score[:, :, index],
+            log_cost=self.log_cost[:, :, index],
+            extra={key: value[:, :, index] for key, value in self.extra.items()},
+        )
+
+    def of_questions(self, questions: Sequence[int]) -> "Outcomes":
+        """Return the outcomes of some questions, in the order given."""
+        index = list(questions)
+        return replace(
+            self,
+            questions=tuple(self.questions[i] for i in index),
+            correct=self.correct[:, index],
+            score=self.score[:, index],
+            log_cost=self.log_cost[:, index],
+            extra={key: value[:, index] for key, value in self.extra.items()},
+        )
+
+
+NUMBERS = (
+    "prefill_eflops",
+    "decoding_eflops",
+    "verifier_eflops",
+    "compute_flops",
+    "memory_bytes",
+    "depth",
+    "steps",
+    "completed",
+    "drafts",
+    "tokens",
+    "verifier_tokens",
+    "seconds",
+    "complete",
+)
+
+
+def load_recording(path: Path, *, verifier: str | None = None, early_exit: bool = True) -> Outcomes:
+    """Read a recording of ours (`experiments/record/table.py`).
+
+    Args:
+        path: The Parquet file.
+        verifier: Which verifier's runs; the one in use by default.
+        early_exit: Which runs. Those without it, and those under another verifier than the one in use, are of the
+            questions that were run so.
+
+    Raises:
+        OutcomeError: not a recording, or a cell is missing or twice there.
+    """
+    import pyarrow.parquet as pq
+
+    table = pq.read_table(path)
+    metadata = table.schema.metadata or {}
+    if b"uniscale.questions" not in metadata:
+        raise OutcomeError(f"{path}: is no recording of ours; give a --mapping for other tables")
+    asked = [
+        QuestionInfo(entry["question_id"], entry["text"], entry["level"], entry.get("family", ""))
+        for entry in orjson.loads(metadata[b"uniscale.questions"])
+    ]
+    settings = orjson.loads(metadata[b"uniscale.settings"])
+    chosen = verifier or settings["verifiers"][0]
+    columns = {
+        name: table.column(name).to_pylist() for name in ("question", "model", "qp", "cp", "bs", "sample")
+    }
+    keep = np.array(
+        [
+            v == chosen and e is early_exit
+            for v, e in zip(
+                table.column("verifier").to_pylist(), table.column("early_exit").to_pylist(), strict=True
+            )
+        ]
+    )
+    if not keep.any():
+        raise OutcomeError(f"{path}: no runs of verifier {chosen!r} with early_exit {early_exit}")
+    cells = [tuple(columns[n][i] for n in columns) for i in np.flatnonzero(keep)]
+    if not early_exit or chosen != settings["verifiers"][0]:
+        run_so = {cell[0] for cell in cells}
+        asked = [each for each in asked if each.question_id in run_so]
+    order = {model: at for at, model in enumerate(settings["models"])}
+    keys = sorted({cell[1:5] for cell in cells}, key=lambda k: (order[k[0]], *k[1:]))
+    arms = [Arm(f"{m}/{qp}/{cp}/{bs}", m, qp, cp, bs) for m, qp, cp, bs in keys]
+    at_arm = {key: at for at, key in enumerate(keys)}
+    at_question = {each.question_id: at for at, each in enumerate(asked)}
+    samples = max(cell[5] for cell in cells) + 1
+    places = np.array([(cell[5], at_question[cell[0]], at_arm[cell[1:5]]) for cell in cells])
+    seen = np.zeros((samples, len(asked), len(arms)), dtype=int)
+    np.add.at(seen, tuple(places.T), 1)
+    if (seen != 1).any():
+        s, q, a = (int(i) for i in np.argwhere(seen != 1)[0])
+        raise OutcomeError(
+            f"{path}: {int(seen[s, q, a])} rows for question {asked[q].question_id!r}, arm {arms[a].arm_id!r}, "
+            f"sample {s}; each cell has one: finish the recording"
+        )
+
+    def column(name: str) -> Array:
+        values = table.column(name).to_numpy(zero_copy_only=False)[keep]
+        out = np.empty(seen.shape)
+        out[tuple(places.T)] = np.array(values, dtype=np.float64)
+        return out
+
+    return Outcomes(
+        name=path.stem,
+        questions=tuple(asked),
+        arms=tuple(arms),
+        correct=column("correct"),
+        score=column("score"),
+        log_cost=np.log(column("eflops")),
+        extra={name: column(name) for name in NUMBERS},
+    )
+
+
+@dataclass(frozen=True)
+class BanditWorld:
+    """Outcomes as a bandit meets them.
+
+    Attributes:
+        outcomes: Of the arms on offer.
+        queries: s_q, shape (Q, d).
+        vectors: One an arm, in the outcomes' order.
+        bounds: (minimum, maximum) of log C: of the whole table it was cut from, shared by all scenarios.
+        texts: What was embedded, and by what: with the outcomes it identifies the world.
+    """
+
+    outcomes: Outcomes
+    queries: Array
+    vectors: tuple[ActionVector, ...]
+    bounds: tuple[float, float]
+    texts: str = ""
+
+    def restrict(self, arms: Sequence[int], name: str) -> "BanditWorld":
+        """Return the world of some arms, under the same bounds."""
+        return replace(
+            self,
+            outcomes=self.outcomes.restrict(arms, name),
+            vectors=tuple(self.vectors[i] for i in arms),
+        )
+
+    def of_questions(self, questions: Sequence[int]) -> "BanditWorld":
+        """Return the world of some questions, under the same bounds."""
+        index = list(questions)
+        return replace(self, outcomes=self.outcomes.of_questions(index), queries=self.queries[index])
+
+    def with_counts(self) -> "BanditWorld":
+        """Return the same questions with their surface counts after the embedding, for policies that read them."""
+        texts = [each.text for each in self.outcomes.questions]
+        return replace(self, queries=seen_by_contextual(self.queries, texts))
+
+    def spanned(self) -> "BanditWorld":
+        """Return the same questions in coordinates of their own span, where that is smaller.
+
+        Lengths and angles stay, and with them whatever a linear policy or a nearest neighbour chooses; a learner on
+        142 questions then inverts a matrix of 142 columns instead of the encoder's 384.
+        """
+        if len(self.queries) >= self.queries.shape[1]:
+            return self
+        u, s, _ = np.linalg.svd(self.queries, full_matrices=False)
+        return replace(self, queries=u * s)
+
+    def objective(self, mode: str, *, dense: bool = True) -> Objective:
+        """Return the objective of a mode; without dense feedback the score's weight goes to correctness."""
+        w = MODES[mode]
+        low, high = self.bounds
+        correct, score = (w.correct, w.score) if dense else (w.correct + w.score, 0.0)
+        return Objective(correct, score, w.cost, low, high)
+
+    def rewards(self, objective: Objective) -> Array:
+        """Return r of every cell (Eq. 4, less a linear price where there is one), shape (samples, Q, A)."""
+        o, c = self.outcomes, objective.coefficients
+        earned = np.asarray(c[0] * o.correct + c[1] * o.score + c[2] * o.log_cost + c[3])
+        return earned - objective.price * o.cost if objective.price else earned
+
+
+def build_world(
+    outcomes: Outcomes, encoder: Encoder, catalogue: Catalogue | None = None, cache: Path | None = None
+) -> BanditWorld:
+    """Embed questions and arms.
+
+    Args:
+        outcomes: The whole table.
+        encoder: Of both halves.
+        catalogue: Describes our own arms (App. B.2); others are described by their name.
+        cache: A folder for vectors.
+    """
+    queries = embed_actions(encoder, [each.text for each in outcomes.questions], cache)
+    described = [_described(arm, catalogue) for arm in outcomes.arms]
+    arms = embed_actions(encoder, described, cache)
+    sizes = {m.name: float(m.architecture.parameters) for m in catalogue.models} if catalogue else {}
+    vectors = tuple(
+        ActionVector(arm.arm_id, arm.model, row.astype(np.float64), sizes.get(arm.model, 0.0))
+        for arm, row in zip(outcomes.arms, arms, strict=True)
+    )
+    texts = "\n".join([encoder_id(encoder), *(each.text for each in outcomes.questions), *described])
+    return BanditWorld(outcomes, queries.astype(np.float64), vectors, outcomes.bounds(), texts)
+
+
+def _described(arm: Arm, catalogue: Catalogue | None) -> str:
+    if catalogue is not None and arm.model in catalogue.model_names:
+        return describe_action(Action(model=arm.model, qp=arm.qp, cp=arm.cp, bs=arm.bs), catalogue)
+    return arm.description or arm.arm_id
+
+
+def seen_by_contextual(queries: Array, texts: Sequence[str]) -> Array:
+    """Return embeddings with the surface counts of their texts behind them, shape (Q, d + 9)."""
+    return np.concatenate([queries, np.array([counts(text) for text in texts])], axis=1)

@@ -1,0 +1,239 @@
+"""The pacer held to its target: spend that adds up to a mean cost while models come and go and prices rise.
+
+One learner with a prior from history serves an objective by mean cost over six phases of questions drawn with
+replacement from the live ones. Its target is what the cheapest fixed mix pays on history for 95 % of the best arm's
+accuracy.
+
+As in the service, the policy is told what is on offer and at what price. It is told neither that the favourite's
+searches have become three times as long nor that the traffic has changed.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from agents.decider.policies.base import Aim, Context, Objective, Observation, Pending
+from agents.decider.policies.policy import Policy
+from experiments.beyond import TILT
+from experiments.contenders import SERVICE, with_prior
+from experiments.frontier import FEWEST, most_accurate, points_of, tidied
+from experiments.outcomes import Array, BanditWorld
+from experiments.runs import Scope, summed
+from experiments.yardstick import hull, least_cost, split
+
+PHASES = ("steady", "model added", "model removed", "price × 3", "searches × 3 longer", "harder traffic")
+STEADY, LATER = 1_000, 500  # rounds of the first phase, and of each one after it
+SHARE = 0.95
+DEARER, LONGER = 3.0, 3.0
+RECENT = 200  # rounds in which the favourite is looked for
+WITHIN = 0.05
+
+
+@dataclass(frozen=True)
+class Round:
+    """One query: its phase, what was chosen, what came of it, and whether λ was zero."""
+
+    phase: int
+    arm: int
+    cost: float
+    correct: float
+    free: bool
+
+
+@dataclass
+class Market:
+    """What is on offer, at what price, how long searches are, and who asks: it changes from phase to phase."""
+
+    arms: set[int]
+    price: Array
+    length: Array
+    chances: Array
+
+
+def pacer(world: BanditWorld, scope: Scope) -> dict[str, Any]:
+    """Return, by phase, spend against target and accuracy against the fixed mix of the same cost.
+
+    `cumulative_spend`: mean cost since the target was set over the target, at the end of the phase. `furthest`: how far
+    it was off at most within the phase, from round 1,000 on. `accuracy_gain_points`: accuracy less that of the fixed
+    mix of arms on offer that costs what the phase cost, arms' means known: hindsight the learner does not have.
+    `free_percent`: queries at λ = 0, where what is predicted to be most accurate costs less than the target.
+
+    Args:
+        world: All arms.
+        scope: `more_seeds` are the runs.
+    """
+    history, live = split([each.question_id for each in world.outcomes.questions])
+    models = list(dict.fromkeys(arm.model for arm in world.outcomes.arms))
+    if len(history) < FEWEST or len(live) < FEWEST or len(models) < 4:
+        return {}
+    lean = replace(world, outcomes=replace(world.outcomes, extra={})).with_counts()
+    past = points_of(world, history)
+    means = past.accuracy.mean(axis=1), past.cost.mean(axis=1)
+    wanted = SHARE * float(means[0][most_accurate(past)])
+    target = float(least_cost(hull(*means), np.array([wanted]))[0])
+    prior = with_prior(lean, history)
+    tasks = [(lean, tuple(live), prior, target, seed, at == 0) for at, seed in enumerate(scope.more_seeds)]
+    scope.say(f"pacer on {world.outcomes.name}")
+    runs = list(map(_one, tasks) if scope.pool is None else scope.pool.map(_one, tasks))
+    table: dict[str, Any] = {
+        "target": {"mean_cost": target, "runs": len(runs), "recovered_alike": runs[0][1]}
+    }
+    for at, phase in enumerate(PHASES):
+        rows = [run[0][at] for run in runs]
+        table[phase] = {
+            "cumulative_spend": summed([row["spend"] for row in rows]),
+            "furthest": summed([row["furthest"] for row in rows]),
+            f"runs_within_{100 * WITHIN:.0f}_percent": sum(row["furthest"] <= WITHIN for row in rows),
+            "accuracy": summed([100 * row["accuracy"] for row in rows]),
+            "accuracy_gain_points": summed([100 * row["gain"] for row in rows]),
+            "free_percent": summed([100 * row["free"] for row in rows]),
+            "standard_error_points": summed([100 * row["error"] for row in rows]),
+        }
+    found: dict[str, Any] = tidied(table)
+    return found
+
+
+def _one(
+    task: tuple[BanditWorld, tuple[int, ...], bytes, float, int, bool],
+) -> tuple[list[dict[str, float]], bool]:
+    """Return a run's phases, and whether a learner restored in the middle of each phase chose the same."""
+    world, live, prior, target, seed, again = task
+    rounds = _play(world, live, prior, target, seed, restored=False)
+    alike = True
+    if again:
+        other = _play(world, live, prior, target, seed, restored=True)
+        alike = [each for each, _ in rounds] == [each for each, _ in other]
+    spent, found = np.cumsum([each.cost for each, _ in rounds]), []
+    over = spent / np.arange(1, len(rounds) + 1) / target
+    for at in range(len(PHASES)):
+        mine = [i for i, (each, _) in enumerate(rounds) if each.phase == at]
+        market = rounds[mine[0]][1]
+        right = np.array([rounds[i][0].correct for i in mine])
+        cost = float(np.mean([rounds[i][0].cost for i in mine]))
+        off = np.abs(over[[i for i in mine if i >= STEADY - 1]] - 1)
+        found.append(
+            {
+                "spend": float(over[mine[-1]]),
+                "furthest": float(off.max()),
+                "accuracy": float(right.mean()),
+                "gain": float(right.mean()) - _mix_of_cost(world, live, market, cost),
+                "free": float(np.mean([rounds[i][0].free for i in mine])),
+                "error": float(right.std() / len(right) ** 0.5),
+            }
+        )
+    return found, alike
+
+
+def _play(
+    world: BanditWorld, live: Sequence[int], prior: bytes, target: float, seed: int, *, restored: bool
+) -> list[tuple[Round, Market]]:
+    o, rng = world.outcomes, np.random.default_rng([seed, 9])
+    index = {vector.action_id: i for i, vector in enumerate(world.vectors)}
+    aim, policy = Aim("lab", mean_cost=target), _fresh(world, seed, prior)
+    held_back = _models(world)[len(_models(world)) // 2]
+    market = Market(
+        {i for i, arm in enumerate(o.arms) if arm.model != held_back},
+        np.ones(len(o.arms)),
+        np.ones(len(o.arms)),
+        np.full(len(live), 1.0 / len(live)),
+    )
+    policy.add_actions([world.vectors[i] for i in sorted(market.arms)])
+    done: list[tuple[Round, Market]] = []
+    for phase in range(len(PHASES)):
+        if phase:
+            market = _changed(world, live, policy, market, phase, done)
+        length = LATER if phase else STEADY
+        for at in range(length):
+            if restored and at == length // 2:
+                saved, policy = policy.state(), SERVICE["default"](world, seed)
+                policy.load(saved)
+            question = live[int(rng.choice(len(live), p=market.chances))]
+            sample = int(rng.integers(o.samples))
+            query_id, embedding = f"{seed}/{len(done)}", world.queries[question]
+            price = policy.price(aim)
+            objective = Objective(1.0, 0.0, 0.0, *world.bounds, price=price)
+            (choice,) = policy.select([Context(query_id, embedding)], [objective], seed)
+            arm = index[choice.action_id]
+            right, score = float(o.correct[sample, question, arm]), float(o.score[sample, question, arm])
+            factor = float(market.price[arm])
+            log_cost = float(o.log_cost[sample, question, arm] + np.log(market.length[arm] * factor))
+            policy.expect([Pending(query_id, embedding, choice.action_id, aim)])
+            policy.update(
+                [
+                    Observation(
+                        query_id,
+                        embedding,
+                        choice.action_id,
+                        right,
+                        score,
+                        log_cost,
+                        right,
+                        objective,
+                        len(done) + 1,
+                        price_factor=factor,
+                    )
+                ]
+            )
+            done.append((Round(phase, arm, float(np.exp(log_cost)), right, price == 0), market))
+    return done
+
+
+def _fresh(world: BanditWorld, seed: int, prior: bytes) -> Policy:
+    policy = SERVICE["default"](world, seed)
+    policy.begin(prior, world.vectors)
+    return policy
+
+
+def _changed(
+    world: BanditWorld,
+    live: Sequence[int],
+    policy: Policy,
+    before: Market,
+    phase: int,
+    done: Sequence[tuple[Round, Market]],
+) -> Market:
+    """Return the next phase's market; the policy is told of actions and prices."""
+    arms, price, length = set(before.arms), before.price.copy(), before.length.copy()
+    chances = before.chances
+    of = [arm.model for arm in world.outcomes.arms]
+    favourite = Counter(of[each.arm] for each, _ in done[-RECENT:]).most_common(1)[0][0]
+    if PHASES[phase] == "model added":
+        new = [i for i in range(len(of)) if i not in arms]
+        policy.add_actions([world.vectors[i] for i in new])
+        arms |= set(new)
+    elif PHASES[phase] == "model removed":
+        gone = [i for i in sorted(arms) if of[i] == favourite]
+        policy.remove_actions([world.vectors[i].action_id for i in gone])
+        arms -= set(gone)
+    elif PHASES[phase] == "price × 3":
+        price[[i for i in range(len(of)) if of[i] == favourite]] *= DEARER
+        policy.reprice({favourite: DEARER})
+    elif PHASES[phase] == "searches × 3 longer":
+        length[[i for i in range(len(of)) if of[i] == favourite]] *= LONGER
+    else:
+        hard = 1 - world.outcomes.correct[:, list(live)].mean(axis=(0, 2))
+        odds = np.exp(TILT * (hard - hard.mean()) / max(float(hard.std()), 1e-12))
+        chances = odds / odds.sum()
+    return Market(arms, price, length, np.asarray(chances))
+
+
+def _mix_of_cost(world: BanditWorld, live: Sequence[int], market: Market, cost: float) -> float:
+    """Return the accuracy of the best fixed mix of a phase that costs no more."""
+    points, arms = points_of(world, list(live)), sorted(market.arms)
+    accuracy = (points.accuracy @ market.chances)[arms]
+    paid = ((points.cost @ market.chances) * market.price * market.length)[arms]
+    right, of = hull(accuracy, paid)
+    # Below the cheapest arm's cost nothing can be mixed: its accuracy is asked for.
+    return float(np.interp(cost, of, right))
+
+
+def _models(world: BanditWorld) -> list[str]:
+    """Return the models, cheapest first by their cheapest arm."""
+    cost = world.outcomes.cost.mean(axis=(0, 1))
+    least: dict[str, float] = {}
+    for arm, each in zip(world.outcomes.arms, cost.tolist(), strict=True):
+        least[arm.model] = min(each, least.get(arm.model, np.inf))
+    return sorted(least, key=lambda model: least[model])

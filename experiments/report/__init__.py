@@ -1,1 +1,0 @@
-"""The page: sections and notes, what the tables say in words, figures, the paper's own numbers."""

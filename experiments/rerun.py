@@ -1,0 +1,503 @@
+"""Recorded searches run again: where the time goes, and the depth limit read both ways (§3.3).
+
+Latency has the components of the paper's table: embedding the query, the bandit (choice and update), generation,
+verification, and what is left of a search: its control, price and grading. Embeddings of the actions are made
+beforehand. Drafts have the seeds of the recording, so outcomes and choices are those of its tables.
+
+A path cut off at the depth limit stays out of P_done, or counts as completed. H_max stops all that lives in one step,
+so a search that met it ends there under either reading, with the same drafts and the same cost; only the answer may
+be another. Taken for granted: no path filled its model's context, which would cut it off too.
+"""
+
+import asyncio
+import hashlib
+import math
+import random
+import time
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+import orjson
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from agents.aggregator.grade import Judge
+from agents.decider.policies.base import Context, Observation, Pending
+from agents.embedder.encoder import Encoder
+from agents.executor.early_exit import h_max
+from agents.executor.engine import Drafted, Engine, Prefix
+from agents.executor.rules import SearchRules, limits
+from agents.space.action_space import MAX_DRAFTS, PAIRS
+from agents.space.catalogue import Catalogue
+from agents.space.models import Sampling
+from agents.verifier.prm import Verifier
+from experiments.contenders import PAPER
+from experiments.loop import WARM_UP, make_trial, play, steady, warm_up_arm
+from experiments.outcomes import Arm, BanditWorld, OutcomeError, Outcomes
+from experiments.record.plan import search_id
+from experiments.record.questions import Question
+from experiments.record.searches import Bench, Found, Memory, Variant, open_bench, search, weights
+from experiments.record.table import SCHEMA, questions_in, settings_of
+from experiments.runs import TERA, summed, tidy
+from schemas.action import Action
+from schemas.search import Scored
+
+
+@dataclass(frozen=True)
+class Reopened:
+    """A recording and what its searches run on.
+
+    Attributes:
+        questions: By id.
+        settings: As they were recorded.
+        bench: Engines, verifiers and rules as in the recording.
+    """
+
+    questions: Mapping[str, Question]
+    settings: Mapping[str, Any]
+    bench: Bench
+
+    @property
+    def verifier(self) -> str:
+        """Return the one in use."""
+        return str(self.settings["verifiers"][0])
+
+    def search_id(self, question: Question, arm: Arm, sample: int) -> str:
+        """Return what the drafts of a recorded search derive from; a derived best of N is a part of 64 paths."""
+        known = (arm.qp, arm.cp) in {tuple(pair) for pair in self.settings.get("searched", PAIRS)}
+        source = action_of(arm) if known else Action(model=arm.model, qp=MAX_DRAFTS, cp=1, bs=1)
+        return search_id(question, source, sample, self.settings["seed"])
+
+
+def action_of(arm: Arm) -> Action:
+    """Return the configuration that an arm is."""
+    return Action(model=arm.model, qp=arm.qp, cp=arm.cp, bs=arm.bs)
+
+
+async def reopen(recording: Path, catalogue: Catalogue, judge: Judge, folder: Path = Path()) -> Reopened:
+    """Open what a recording ran on.
+
+    Args:
+        recording: The Parquet file, made by the plain sampler.
+        catalogue: It was made with.
+        judge: For grading.
+        folder: What the catalogue's paths start from.
+
+    Raises:
+        OutcomeError: no recording of ours, or of another engine or other weights.
+    """
+    settings = settings_of(recording)
+    if settings["engine"] != "torch":
+        raise OutcomeError(
+            f"{recording}: made with {settings['engine']!r}, whose drafts cannot be made again; only torch's can"
+        )
+    now = weights(catalogue, folder)
+    for name, digest in settings["weights"].items():
+        if now.get(name) != digest:
+            raise OutcomeError(
+                f"{recording}: made with weights {digest} of {name}, here are {now.get(name, 'none')}; record it again"
+            )
+    questions = {question.question_id: question for question in questions_in(recording)}
+    bench = await open_bench(
+        catalogue, "torch", judge, folder=folder, rules=SearchRules(eta=settings["eta"]), verifiers=1
+    )
+    return Reopened(questions, settings, bench)
+
+
+COMPONENTS = ("query_embedding", "bandit", "generation", "verification", "rest_of_search")
+
+
+class Stopwatch:
+    """Seconds by name."""
+
+    def __init__(self) -> None:
+        self.seconds = dict.fromkeys((*COMPONENTS, "search"), 0.0)
+
+    @contextmanager
+    def of(self, name: str) -> Iterator[None]:
+        """Count what is run inside."""
+        began = time.perf_counter()
+        yield
+        self.seconds[name] += time.perf_counter() - began
+
+
+class TimedEngine:
+    """An engine whose drafting is timed."""
+
+    def __init__(self, engine: Engine, watch: Stopwatch) -> None:
+        self.model, self.served, self.counts = engine.model, engine.served, engine.counts
+        self._engine, self._watch = engine, watch
+
+    async def generate(
+        self, step_id: str, prefixes: Sequence[Prefix], n: int, seeds: Sequence[int], sampling: Sampling
+    ) -> list[Drafted]:
+        """Return `n` drafts for each prefix; see `Engine.generate`."""
+        with self._watch.of("generation"):
+            return await self._engine.generate(step_id, prefixes, n, seeds, sampling)
+
+    async def close(self) -> None:
+        """Free what the engine holds."""
+        await self._engine.close()
+
+
+class TimedVerifier:
+    """A verifier whose scoring is timed."""
+
+    def __init__(self, verifier: Verifier, watch: Stopwatch) -> None:
+        self.served, self.counts = verifier.served, verifier.counts
+        self._verifier, self._watch = verifier, watch
+
+    async def score(self, question: str, paths: Sequence[Sequence[str]]) -> list[Scored]:
+        """Return a score for the last step of each path; see `Verifier.score`."""
+        with self._watch.of("verification"):
+            return await self._verifier.score(question, paths)
+
+    async def close(self) -> None:
+        """Free what the verifier holds."""
+        await self._verifier.close()
+
+
+async def breakdown(
+    world: BanditWorld, mode: str, seed: int, encoder: Encoder, recording: Reopened, rounds: int | None = None
+) -> dict[str, Any]:
+    """Return seconds by component over the rounds after the warm-up of the faithful learner, and what was run.
+
+    Args:
+        world: The joint space.
+        mode: Of the objective.
+        seed: Of the order of questions, and of the warm-up.
+        encoder: Of the queries, one text at a time.
+        recording: What searches run on.
+        rounds: Fewer than all, for a trial of the measurement.
+    """
+    stages, watch = steady(world, mode), Stopwatch()
+    objective, trial = stages[1].objective, make_trial(world, seed, stages)
+    policy = PAPER["uniscale"](world, seed)
+    policy.add_actions(world.vectors)
+    bench = replace(
+        recording.bench,
+        engines={name: TimedEngine(each, watch) for name, each in recording.bench.engines.items()},
+        verifiers={name: TimedVerifier(each, watch) for name, each in recording.bench.verifiers.items()},
+    )
+    index = {vector.action_id: i for i, vector in enumerate(world.vectors)}
+    o, order, ran = world.outcomes, trial.order[:rounds], Counter[str]()
+    for at, q in enumerate(order, 1):
+        if at == trial.warm_up + 1:
+            watch.seconds = dict.fromkeys(watch.seconds, 0.0)
+            ran = Counter(rounds_as_recorded=ran["rounds_as_recorded"])
+        question, name = recording.questions[o.questions[q].question_id], f"{seed}/{at}"
+        with watch.of("query_embedding"):
+            (embedding,) = encoder.encode([question.text]).astype(np.float64)
+        arm = warm_up_arm(trial, at)
+        if at > trial.warm_up:
+            with watch.of("bandit"):
+                (choice,) = policy.select([Context(name, embedding)], [objective], seed)
+            arm = index[choice.action_id]
+        sample, variant = int(trial.sample[q, arm]), Variant(recording.verifier, early_exit=True)
+        drawn = recording.search_id(question, o.arms[arm], sample)
+        with watch.of("search"):
+            found, _ = await search(question, action_of(o.arms[arm]), variant, drawn, bench, Memory())
+        right, log_cost, action_id = float(found.correct), math.log(found.eflops), o.arms[arm].arm_id
+        with watch.of("bandit"):
+            policy.expect([Pending(name, embedding, action_id)])
+            policy.update(
+                [Observation(name, embedding, action_id, right, found.score, log_cost, right, objective, at)]
+            )
+        as_recorded = right == o.correct[sample, q, arm] and math.isclose(
+            log_cost, o.log_cost[sample, q, arm], rel_tol=1e-6
+        )
+        ran.update(
+            rounds_as_recorded=as_recorded,
+            rounds=1,
+            right=found.correct,
+            steps=found.steps,
+            drafts=found.drafts,
+            tokens=found.tokens,
+        )
+    seconds = watch.seconds
+    seconds["rest_of_search"] = seconds.pop("search") - seconds["generation"] - seconds["verification"]
+    return {
+        "seconds": {name: round(each, 4) for name, each in seconds.items()},
+        "run": {
+            "mode": mode,
+            "seed": seed,
+            "warm_up_before": trial.warm_up,
+            **ran,
+            "warm_up_and_rounds": len(order),
+        },
+    }
+
+
+WIDE = 2_048  # the paper's d: 1,024 dimensions of the question and 1,024 of the action
+
+
+def bandit_alone(world: BanditWorld, mode: str, seed: int, dim: int = WIDE) -> float:
+    """Return the seconds that choosing and updating take over the rounds after the warm-up, at another dimension.
+
+    Vectors are random ones of unit length: what the arithmetic takes depends on their length and number alone.
+
+    Args:
+        world: For the number of questions and arms, and the recorded outcomes.
+        mode: Of the objective.
+        seed: Of order and vectors.
+        dim: Length of [s_q; s_a].
+    """
+    rng, half = np.random.default_rng(seed), dim // 2
+    queries = rng.normal(size=(len(world.queries), half))
+    actions = rng.normal(size=(len(world.vectors), half))
+    queries /= np.linalg.norm(queries, axis=1, keepdims=True)
+    actions /= np.linalg.norm(actions, axis=1, keepdims=True)
+    vectors = tuple(replace(v, embedding=row) for v, row in zip(world.vectors, actions, strict=True))
+    wide = replace(world, queries=queries, vectors=vectors)
+    stages = steady(wide, mode)
+    steps = play(PAPER["uniscale"](wide, seed), make_trial(wide, seed, stages))
+    for step in steps:
+        if step.round == WARM_UP:
+            break
+    began = time.perf_counter()
+    for _ in steps:
+        pass
+    return time.perf_counter() - began
+
+
+def latency_table(measured: Mapping[str, Any]) -> dict[str, Any]:
+    """Return seconds and percent of each component and of all, of a measured file."""
+    seconds = dict(measured["seconds"])
+    total = seconds["total"] = sum(seconds.values())
+    if "bandit_at_2048" in measured:
+        seconds["bandit_at_2048"] = measured["bandit_at_2048"]  # measured apart: no part of the total
+    return {
+        name: {"seconds": float(f"{each:.9g}"), "percent": float(f"{100 * each / total:.9g}")}
+        for name, each in seconds.items()
+    }
+
+
+READINGS = ("kept_out", "completed")
+IN_FLIGHT = 16  # searches at a time
+NORMAL_95 = 1.96
+Cell = tuple[str, str, int]  # question, arm, sample
+
+
+@dataclass(frozen=True)
+class DepthLimit:
+    """What is known of searches that met the limit.
+
+    Attributes:
+        settings: Of the recording: sampling by model, η.
+        again: By early exit and cell: correct, score and eFLOPs under either reading; empty where not run.
+        refused: Why a file that is there is not used.
+    """
+
+    settings: Mapping[str, Any]
+    again: Mapping[bool, Mapping[Cell, Mapping[str, Any]]] = field(default_factory=dict)
+    refused: str = ""
+
+    def table(self, o: Outcomes, early_exit: bool) -> dict[str, Any]:
+        """Return how many searches met the limit, by model, and accuracy, score and cost under both readings.
+
+        Where only some were run again: the estimated change of accuracy, with an interval over questions. Where none
+        was: the most that it could differ by.
+        """
+        at_limit = met(o, self.settings, early_exit)
+        models = list(dict.fromkeys(arm.model for arm in o.arms))
+        table: dict[str, Any] = {"met": {}}
+        for name in ("all models", *models):
+            arms = [i for i, arm in enumerate(o.arms) if name in ("all models", arm.model)]
+            part = at_limit[:, :, arms]
+            table["met"][name] = {
+                "searches": int(part.size),
+                "met_limit": int(part.sum()),
+                "met_percent": summed((100.0 * part).mean(axis=(0, 2)).tolist()),
+            }
+        rows = self.again.get(early_exit, {})
+        places = [(cell, (int(s), int(q), int(a))) for cell, s, q, a in _cells(o, at_limit)]
+        found = [(rows[cell], place) for cell, place in places if cell in rows]
+        if not found:
+            table["most_that_accuracy_could_differ"] = {"points": 100.0 * float(at_limit.mean())}
+            return table
+        table["run_again"] = {
+            "searches": len(found),
+            "as_recorded": sum(row["reproduced"] for row, _ in found),
+            "other_answer": sum(row["completed"] != row["kept_out"] for row, _ in found),
+            "right_instead_of_wrong": sum(
+                row["completed"]["correct"] > row["kept_out"]["correct"] for row, _ in found
+            ),
+            "wrong_instead_of_right": sum(
+                row["completed"]["correct"] < row["kept_out"]["correct"] for row, _ in found
+            ),
+        }
+        if len(found) == len(places):
+            table["over_all_searches"] = {name: _over_all(o, name, found) for name in READINGS}
+        else:
+            table["estimated_change"] = {"points": _change(found, float(at_limit.mean()))}
+        return table
+
+
+def met(o: Outcomes, settings: Mapping[str, Any], early_exit: bool) -> npt.NDArray[np.bool_]:
+    """Return which searches went on to their limit, shape (samples, Q, A): no other can hold a path cut off.
+
+    Args:
+        o: With `steps`, `depth` and `complete`.
+        settings: Of the recording.
+        early_exit: Whether they were run with it: H_max then follows the answer's depth.
+    """
+    rules = SearchRules(eta=settings["eta"], early_exit=early_exit)
+    found = np.zeros(o.correct.shape, dtype=bool)
+    for a, arm in enumerate(o.arms):
+        bounds = limits(msgspec.convert(settings["sampling"][arm.model], Sampling), rules)
+        depth, whole = o.extra["depth"][:, :, a].astype(int), o.extra["complete"][:, :, a] > 0
+        limit = np.array([h_max(bounds, d) for d in range(int(depth.max()) + 1)])[depth]
+        found[:, :, a] = ~whole | (o.extra["steps"][:, :, a] >= limit)
+    return found
+
+
+async def run_again(
+    o: Outcomes,
+    early_exit: bool,
+    recording: Reopened,
+    most: int | None = None,
+    done: Callable[[], Any] = lambda: None,
+    known: Mapping[Cell, Mapping[str, Any]] = MappingProxyType({}),
+) -> list[dict[str, Any]]:
+    """Run searches that met the limit again, under both readings; the second takes the drafts of the first.
+
+    Args:
+        o: The recording's outcomes under the verifier in use.
+        early_exit: Whether with it.
+        recording: What they run on.
+        most: How many, drawn with a fixed seed; all of them by default.
+        done: Called after each.
+        known: What is returned as it is, of searches that were run again before.
+    """
+    bench, variant = recording.bench, Variant(recording.verifier, early_exit)
+    room = asyncio.Semaphore(IN_FLIGHT)
+    literal = replace(bench, rules=replace(bench.rules, cut_completes=True))
+
+    async def one(cell: Cell, s: int, q: int, a: int) -> dict[str, Any]:
+        if cell in known:
+            done()
+            return dict(known[cell])
+        question, arm, memory = recording.questions[cell[0]], o.arms[a], Memory()
+        told = (question, action_of(arm), variant, recording.search_id(question, arm, s))
+        async with room:
+            kept, _ = await search(*told, bench, memory)
+            completed, _ = await search(*told, literal, memory)
+        done()
+        recorded = (bool(o.correct[s, q, a]), float(o.score[s, q, a]), float(o.cost[s, q, a]))
+        again = (kept.correct, kept.score, kept.eflops)
+        return {
+            "question": cell[0],
+            "arm": cell[1],
+            "sample": s,
+            "early_exit": early_exit,
+            "reproduced": all(math.isclose(x, y, rel_tol=1e-4) for x, y in zip(recorded, again, strict=True)),
+            "kept_out": _told(kept),
+            "completed": _told(completed),
+        }
+
+    cells = _cells(o, met(o, recording.settings, early_exit))
+    if most is not None and most < len(cells):
+        cells = [cells[at] for at in sorted(random.Random(0).sample(range(len(cells)), most))]
+    return await asyncio.gather(*(one(*each) for each in cells))
+
+
+def save_limit(path: Path, recording: Path, rows: list[dict[str, Any]]) -> None:
+    """Write what was run again, a search a line, with the digest of what the recording has of these searches."""
+    lines = b",\n".join(orjson.dumps(row) for row in rows)
+    path.write_bytes(
+        f'{{"recording": "{digest(recording, rows)}", "searches": [\n'.encode() + lines + b"\n]}\n"
+    )
+
+
+def load_limit(path: Path, recording: Path, settings: Mapping[str, Any]) -> DepthLimit:
+    """Return what a file holds of a recording; nothing where it is not there or of another recording."""
+    if not path.is_file():
+        return DepthLimit(settings, refused=f"{path} is not there")
+    told = orjson.loads(path.read_bytes())
+    if told["recording"] != digest(recording, told["searches"]):
+        return DepthLimit(settings, refused=f"{path} is of another recording")
+    again: dict[bool, dict[Cell, Mapping[str, Any]]] = {True: {}, False: {}}
+    for row in told["searches"]:
+        again[row["early_exit"]][row["question"], row["arm"], row["sample"]] = row
+    return DepthLimit(settings, again)
+
+
+def digest(recording: Path, searches: Iterable[Mapping[str, Any]]) -> str:
+    """Return a digest of a recording's settings and of the outcomes that it has of some searches.
+
+    Searches that are added to the recording later do not change it.
+    """
+    settings = settings_of(recording)
+    in_use = settings.pop("verifiers")[0]
+    found = hashlib.sha256(orjson.dumps([in_use, settings], option=orjson.OPT_SORT_KEYS))
+    table = pq.read_table(recording, columns=[name for name in SCHEMA.names if name != "seconds"])
+    outcomes = {
+        (row["question"], _action(row).id, row["sample"], row["early_exit"]): row
+        for row in table.filter(pc.field("verifier") == in_use).to_pylist()
+    }
+    for each in searches:
+        cell = (each["question"], each["arm"], each["sample"], each["early_exit"])
+        found.update(orjson.dumps(outcomes.get(cell), option=orjson.OPT_SORT_KEYS))
+    return found.hexdigest()[:16]
+
+
+def _action(row: Mapping[str, Any]) -> Action:
+    return Action(model=row["model"], qp=row["qp"], cp=row["cp"], bs=row["bs"])
+
+
+def _cells(o: Outcomes, chosen: npt.NDArray[np.bool_]) -> list[tuple[Cell, int, int, int]]:
+    return [
+        ((o.questions[q].question_id, o.arms[a].arm_id, int(s)), int(s), int(q), int(a))
+        for s, q, a in np.argwhere(chosen)
+    ]
+
+
+def _change(found: list[tuple[Mapping[str, Any], tuple[int, int, int]]], share: float) -> dict[str, float]:
+    """Return by how many points paths that count as completed change accuracy over all searches.
+
+    Args:
+        found: Searches drawn among those that met the limit.
+        share: Of these among all searches.
+    """
+    gains: dict[int, list[float]] = defaultdict(list)
+    for row, (_, question, _) in found:
+        gains[question].append(row["completed"]["correct"] - row["kept_out"]["correct"])
+    mean = sum(map(sum, gains.values())) / len(found)
+    # Searches of a question are alike: it is questions that vary independently.
+    spread = math.sqrt(sum(sum(gain - mean for gain in each) ** 2 for each in gains.values())) / len(found)
+    whole = 100.0 * share
+    return tidy(
+        {
+            "mean": whole * mean,
+            "low": whole * (mean - NORMAL_95 * spread),
+            "high": whole * (mean + NORMAL_95 * spread),
+        }
+    )
+
+
+def _over_all(
+    o: Outcomes, reading: str, found: list[tuple[Mapping[str, Any], tuple[int, int, int]]]
+) -> dict[str, dict[str, float]]:
+    correct, score, cost = o.correct.copy(), o.score.copy(), o.cost.copy()
+    for row, place in found:
+        correct[place], score[place], cost[place] = (
+            row[reading][name] for name in ("correct", "score", "eflops")
+        )
+    arrays = {"accuracy": 100 * correct, "score": score, "eflops": cost / TERA}
+    return {name: summed(array.mean(axis=(0, 2)).tolist()) for name, array in arrays.items()}
+
+
+def _told(found: Found) -> dict[str, Any]:
+    return {
+        "correct": int(found.correct),
+        "score": round(found.score, 7),
+        "eflops": float(f"{found.eflops:.7g}"),
+    }

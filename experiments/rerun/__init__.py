@@ -1,1 +1,0 @@
-"""Recorded searches run again: latency by component, the depth limit both ways."""

@@ -1,0 +1,412 @@
+"""Policies run on seeds, live or from the record of what networks chose, and summed up.
+
+A network's recipe is 1,000 iterations over the whole history after each of 210 observations: minutes a run. A file
+beside the outcomes holds the arm of every round; rewards, costs and regrets follow from the outcomes. It belongs to
+one table of outcomes, by digest, and to one version of the recipe: with others it counts as nothing.
+"""
+
+import hashlib
+import multiprocessing
+import os
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Executor, ProcessPoolExecutor, as_completed
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Unpack
+
+import numpy as np
+import orjson
+from scipy import stats
+
+from experiments.ceiling import best_fixed
+from experiments.contenders import ALL, NETWORKS, Make
+from experiments.loop import ROUNDS, SEEDS, Conditions, Stage, Step, follow, make_trial, play
+from experiments.outcomes import Array, BanditWorld
+
+TERA = 1e12
+DIGITS = 9  # significant ones: the last bits of a sum are the machine's
+Figures = dict[str, dict[str, float]]
+
+
+@dataclass(frozen=True)
+class Run:
+    """One policy on one seed.
+
+    Attributes:
+        steps: Its rounds.
+        fixed: Mean reward after the warm-up of the best fixed arm in hindsight.
+    """
+
+    seed: int
+    steps: tuple[Step, ...]
+    fixed: float
+
+    @property
+    def after(self) -> list[Step]:
+        """Return the rounds of the policy."""
+        return [step for step in self.steps if not step.warm_up]
+
+    def regret(self, upto: int | None = None, *, over_all: bool = False) -> float:
+        """Return the regret against the best realised outcome, from the first round."""
+        return sum((s.best_of_all if over_all else s.best) - s.reward for s in self.steps[:upto])
+
+    def measures(self, unit: float) -> dict[str, float]:
+        """Return reward, accuracy in percent and cost over the policy's rounds, regret over all."""
+        after = self.after
+        return {
+            "reward": float(np.mean([s.reward for s in after])),
+            "accuracy": 100 * float(np.mean([s.correct for s in after])),
+            "eflops": float(np.mean(np.exp([s.log_cost for s in after]))) / unit,
+            "regret": self.regret(),
+            "regret_fixed": sum(self.fixed - s.reward for s in after),
+        }
+
+
+def unit_of(world: BanditWorld) -> float:
+    """Return what a table's cost is counted in: tera for eFLOPs, else the source's own unit."""
+    return TERA if world.outcomes.unit == "eFLOPs" else 1.0
+
+
+def run_policy(
+    make: Make,
+    world: BanditWorld,
+    stages: Mapping[int, Stage],
+    seeds: Sequence[int],
+    **conditions: Unpack[Conditions],
+) -> list[Run]:
+    """Run one policy on every seed; arguments as `make_trial`."""
+    runs = []
+    for seed in seeds:
+        trial = make_trial(world, seed, stages, **conditions)
+        steps = tuple(play(make(world, seed), trial))
+        _, fixed = best_fixed(trial, trial.stage(len(trial.order)).objective)
+        runs.append(Run(seed, steps, fixed))
+    return runs
+
+
+def run_oracle(
+    world: BanditWorld, stages: Mapping[int, Stage], seeds: Sequence[int], rounds: int = ROUNDS
+) -> list[Run]:
+    """Return the paper's Oracle after the shared warm-up: its reward is `best` in every round of its own."""
+    runs = []
+    for seed in seeds:
+        trial = make_trial(world, seed, stages, rounds=rounds)
+        steps = tuple(follow(trial, lambda _, rewards: int(np.nanargmax(rewards))))
+        runs.append(Run(seed, steps, best_fixed(trial, trial.stage(rounds).objective)[1]))
+    return runs
+
+
+def run_fixed(world: BanditWorld, stages: Mapping[int, Stage], seeds: Sequence[int]) -> list[Run]:
+    """Return, after the shared warm-up, the one arm that would have earned most of all fixed ones in hindsight."""
+    runs = []
+    for seed in seeds:
+        trial = make_trial(world, seed, stages)
+        arm, fixed = best_fixed(trial, trial.stage(len(trial.order)).objective)
+        runs.append(Run(seed, tuple(follow(trial, lambda *_, arm=arm: arm)), fixed))
+    return runs
+
+
+def summed(values: Sequence[float]) -> dict[str, float]:
+    """Return mean, standard deviation over seeds and the 95 % interval of the mean (Student's t).
+
+    >>> summed([1.0, 2.0, 3.0])
+    {'mean': 2.0, 'std': 1.0, 'low': -0.484137712, 'high': 4.48413771}
+    """
+    array: Array = np.asarray(values, dtype=np.float64)
+    mean = float(array.mean())
+    std = float(array.std(ddof=1)) if len(array) > 1 else 0.0
+    half = float(stats.t.ppf(0.975, len(array) - 1)) * std / len(array) ** 0.5 if len(array) > 1 else 0.0
+    found = {"mean": mean, "std": std, "low": mean - half, "high": mean + half}
+    return tidy(found)
+
+
+def tidy(found: Mapping[str, float]) -> dict[str, float]:
+    """Return figures at nine digits, none of them below 10⁻¹².
+
+    >>> tidy({"a": 2 / 3, "b": 1e-15})
+    {'a': 0.666666667, 'b': 0.0}
+    """
+    return {name: float(f"{round(float(value), 12):.{DIGITS}g}") + 0.0 for name, value in found.items()}
+
+
+def figures_of(runs: Sequence[Run], world: BanditWorld) -> Figures:
+    """Return every measure of a policy over its seeds."""
+    measured = [run.measures(unit_of(world)) for run in runs]
+    return {name: summed([each[name] for each in measured]) for name in measured[0]}
+
+
+def paired(runs: Sequence[Run], others: Sequence[Run]) -> dict[str, float]:
+    """Return the difference in mean reward of two policies on the same seeds."""
+    left = [float(np.mean([s.reward for s in run.after])) for run in runs]
+    right = [float(np.mean([s.reward for s in run.after])) for run in others]
+    return summed([a - b for a, b in zip(left, right, strict=True)])
+
+
+def rounds_to_learn(run: Run, within: float = 0.05) -> int | None:
+    """Return the first round from which the policy's mean reward stays within 5 % of the best fixed arm's.
+
+    The mean is over its own rounds so far, the warm-up left out; None where it does not get there.
+    """
+    after = run.after
+    means = np.cumsum([s.reward for s in after]) / np.arange(1, len(after) + 1)
+    short = np.flatnonzero(means < run.fixed - within * abs(run.fixed))
+    first = 0 if not len(short) else int(short[-1]) + 1
+    return after[first].round if first < len(after) else None
+
+
+def learning(runs: Sequence[Run]) -> dict[str, float | None]:
+    """Return how many seeds came within 5 % of the best fixed arm, and the median round of those."""
+    rounds = [found for run in runs if (found := rounds_to_learn(run)) is not None]
+    return {"seeds": len(rounds), "of": len(runs), "median": float(np.median(rounds)) if rounds else None}
+
+
+RECIPE = 1
+"""Version of the training: of the networks, their history and the loop. Raise it with a change after which they choose
+otherwise; a slow test begins recorded runs anew."""
+Name = tuple[str, str, str, int]  # scenario, mode, policy, seed
+
+
+@dataclass
+class NetworkRecord:
+    """Arms by round, of trained runs.
+
+    Attributes:
+        path: Where it is kept; None for nowhere.
+        outcomes: Digest of what it was trained on.
+        chosen: By run: the arms after the warm-up, as indices into the scenario's.
+        refused: Why a file that is there is not used; empty where it is.
+    """
+
+    path: Path | None = None
+    outcomes: str = ""
+    chosen: dict[Name, list[int]] = field(default_factory=dict)
+    refused: str = ""
+
+    @classmethod
+    def load(cls, path: Path, world: BanditWorld) -> "NetworkRecord":
+        """Return what the file holds of these outcomes and this recipe, which may be nothing."""
+        record = cls(path, outcomes_digest(world))
+        if not path.is_file():
+            record.refused = f"{path} is not there"
+            return record
+        told = orjson.loads(path.read_bytes())
+        if told["outcomes"] != record.outcomes:
+            record.refused = f"{path} is of other outcomes"
+        elif told["recipe"] != RECIPE:
+            record.refused = f"{path} is of recipe {told['recipe']}, not {RECIPE}"
+        else:
+            record.chosen = {
+                (run["scenario"], run["mode"], run["policy"], run["seed"]): run["arms"]
+                for run in told["runs"]
+            }
+        return record
+
+    def save(self) -> None:
+        """Write the file, whole or not at all."""
+        assert self.path is not None
+        runs = [
+            {"scenario": n[0], "mode": n[1], "policy": n[2], "seed": n[3], "arms": arms}
+            for n, arms in sorted(self.chosen.items())
+        ]
+        lines = b",\n".join(orjson.dumps(run) for run in runs)
+        head = f'{{"outcomes": "{self.outcomes}", "recipe": {RECIPE}, "runs": [\n'
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        partial = self.path.with_suffix(".partial")
+        partial.write_bytes(head.encode() + lines + b"\n]}\n")
+        partial.replace(self.path)
+
+
+def outcomes_digest(world: BanditWorld) -> str:
+    """Return a digest of questions, arms, their texts and every outcome."""
+    o = world.outcomes
+    digest = hashlib.sha256(world.texts.encode())
+    for array in (o.correct, o.score, o.log_cost):
+        # Twelve digits: the logarithm's last bits are the machine's.
+        digest.update(np.char.mod("%.12g", array).tobytes())
+    return digest.hexdigest()[:16]
+
+
+def run_recorded(
+    record: NetworkRecord,
+    world: BanditWorld,
+    space: str,
+    mode: str,
+    policy: str,
+    stages: Mapping[int, Stage],
+    seeds: Sequence[int],
+) -> list[Run] | None:
+    """Return a network's runs as they were recorded; None where a seed is missing."""
+    runs = []
+    for seed in seeds:
+        arms = record.chosen.get((space, mode, policy, seed))
+        if arms is None:
+            return None
+        trial = make_trial(world, seed, stages)
+        first = trial.warm_up + 1
+        steps = tuple(follow(trial, lambda at, _, arms=arms, first=first: arms[at - first]))  # type: ignore[misc]
+        runs.append(Run(seed, steps, best_fixed(trial, trial.stage(len(trial.order)).objective)[1]))
+    return runs
+
+
+def wanted(
+    scenarios: Sequence[str], modes: Sequence[str], seeds: Sequence[int], between: Sequence[str] = ()
+) -> Iterator[Name]:
+    """Yield the runs of a whole record, the joint space first: that is where the question is.
+
+    Args:
+        scenarios: All of them.
+        modes: That every scenario is run in.
+        seeds: Of each.
+        between: Further modes of the joint space alone (the Pareto table's), last.
+    """
+    spaces = sorted(scenarios, key=lambda name: (name not in ("uis", "all"), name))
+    for space in spaces:
+        for policy in NETWORKS:
+            if policy != "neural_ucb_per_width" or space == spaces[0]:
+                yield from ((space, mode, policy, seed) for mode in modes for seed in seeds)
+    for policy in NETWORKS:
+        if policy != "neural_ucb_per_width":
+            yield from ((spaces[0], mode, policy, seed) for mode in between for seed in seeds)
+
+
+def rebuild(
+    record: NetworkRecord,
+    worlds: Mapping[str, BanditWorld],
+    stages: Callable[[BanditWorld, str], Mapping[int, Stage]],
+    names: Sequence[Name],
+    *,
+    jobs: int | None = None,
+    done: Callable[[Name], Any] = lambda name: None,
+) -> None:
+    """Train what the record lacks, and save after every run: killed, the same call goes on where it was.
+
+    Args:
+        record: With a path.
+        worlds: By scenario.
+        stages: From a world and a mode.
+        names: The runs wanted.
+        jobs: Processes of one thread each; one a core by default.
+        done: Told of each run.
+    """
+    with one_thread_each(jobs) as pool:
+        missing = [name for name in names if name not in record.chosen]
+        running = {
+            pool.submit(train, worlds[name[0]], stages(worlds[name[0]], name[1]), name[2], name[3]): name
+            for name in missing
+        }
+        for future in as_completed(running):
+            record.chosen[running[future]] = future.result()
+            record.save()
+            done(running[future])
+
+
+def one_thread_each(jobs: int | None = None) -> ProcessPoolExecutor:
+    """Return processes of one thread each, one a core if not said: more threads would change the last bits."""
+    fresh = multiprocessing.get_context("spawn")
+    return ProcessPoolExecutor(jobs or os.cpu_count(), mp_context=fresh, initializer=_one_thread)
+
+
+def _one_thread() -> None:
+    import torch
+    from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
+
+    torch.set_num_threads(1)
+    threadpool_limits(1)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+
+
+def _end_with_parent() -> None:
+    """End this process when the one that began it is killed: left alone it would wait for work for ever."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    parent.join()
+    os._exit(1)
+
+
+def train(
+    world: BanditWorld, stages: Mapping[int, Stage], policy: str, seed: int, rounds: int = ROUNDS
+) -> list[int]:
+    """Return the arms that a network chooses after the warm-up when it is trained."""
+    trial = make_trial(world, seed, stages, rounds=rounds)
+    return [step.arm for step in play(ALL[policy](world, seed), trial) if not step.warm_up]
+
+
+MORE_SEEDS = tuple(range(100, 120))  # others than the paper's: what is picked on those is judged on these
+
+
+@dataclass(frozen=True)
+class Scope:
+    """How much is run.
+
+    Attributes:
+        seeds: Of the paper's tables.
+        more_seeds: Of what the field asks for.
+        whole: Whether every condition of feedback is run in every mode, and boosted trees compete.
+        stream_rounds: Length of the long streams; 0 for none.
+        repetitions: Of the check of off-policy estimates; 0 for none.
+        record: What MLP and NeuralUCB chose when they were trained on these outcomes.
+        say: Told what is being run.
+        pool: Processes that share the seeds; none is this one.
+    """
+
+    seeds: Sequence[int] = SEEDS
+    more_seeds: Sequence[int] = MORE_SEEDS
+    whole: bool = True
+    stream_rounds: int = 10_000
+    repetitions: int = 50
+    record: NetworkRecord = field(default_factory=NetworkRecord)
+    say: Callable[[str], Any] = field(default=lambda text: None)
+    pool: Executor | None = None
+
+    def run(
+        self, policy: str, world: BanditWorld, space: str, mode: str, stages: Mapping[int, Stage]
+    ) -> list[Run] | None:
+        """Run a policy on the paper's seeds; None for a network that was not trained on these outcomes.
+
+        Args:
+            policy: Its name.
+            world: Its arms.
+            space: Name of the scenario, and
+            mode: of the objective, under which a training is recorded.
+            stages: One stage where the policy is a network.
+        """
+        self.say(f"{space}, {mode}: {policy}")
+        if policy in NETWORKS:
+            return run_recorded(self.record, world, space, mode, policy, stages, self.seeds)
+        return self.live(policy, world, stages, self.seeds)
+
+    def live(
+        self,
+        policy: str,
+        world: BanditWorld,
+        stages: Mapping[int, Stage],
+        seeds: Sequence[int],
+        **conditions: Unpack[Conditions],
+    ) -> list[Run]:
+        """Run a policy on seeds; further arguments as `make_trial`."""
+        lean = replace(world, outcomes=replace(world.outcomes, extra={}))
+        tasks = [(policy, lean, stages, seed, conditions) for seed in seeds]
+        done = map(_one, tasks) if self.pool is None else self.pool.map(_one, tasks)
+        return list(done)
+
+    def more(
+        self, policy: str, world: BanditWorld, stages: Mapping[int, Stage], **conditions: Unpack[Conditions]
+    ) -> list[Run]:
+        """Run a policy on the further seeds."""
+        return self.live(policy, world, stages, self.more_seeds, **conditions)
+
+
+def _one(task: tuple[str, BanditWorld, Mapping[int, Stage], int, Conditions]) -> Run:
+    policy, world, stages, seed, conditions = task
+    (run,) = run_policy(ALL[policy], world, stages, [seed], **conditions)
+    return run
+
+
+def key_of(mode: str) -> str:
+    """Return a mode's name in tables.
+
+    >>> key_of("cost-sensitive")
+    'cost_sensitive'
+    """
+    return mode.replace("-", "_")

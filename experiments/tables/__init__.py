@@ -1,1 +1,0 @@
-"""Every table of the report, as nested dictionaries of figures."""

@@ -1,1 +1,0 @@
-"""Policies on outcomes: the loop, who competes, what a run earned."""

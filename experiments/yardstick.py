@@ -1,0 +1,238 @@
+"""Cost at equal accuracy: what a policy pays for an accuracy, against the cheapest mix of fixed arms that has it.
+
+Nobody buys a weighted reward; one buys the same accuracy for less. A randomised mix of points (accuracy, cost) has
+the weighted means of both, so the least cost of an accuracy lies on the lower convex hull of the points. F(t) is that
+cost for fixed arms, P(t) for the points of one policy, one point for each price λ that it was run under.
+`mean_cost_ratio` is the geometric mean of P/F over targets t = q·a, where a is the accuracy of the arm that was most
+accurate on *history*: the best of many arms on the judged questions themselves would be a lucky draw.
+"""
+
+import hashlib
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+Array = npt.NDArray[np.float64]
+
+SHARES: Final = (0.90, 0.95, 0.98)
+ALL: Final = 1.0  # reported, and not in the mean
+WORTH: Final = 0.01  # a target must be this far above the cheapest arm's accuracy
+HISTORY: Final = 1 / 3
+DRAWS: Final = 1_000
+EXACT: Final = 1e-12
+
+
+def is_history(question_id: str, share: float = HISTORY) -> bool:
+    """Return whether a question belongs to history: by a hash of its id, so that it never changes sides.
+
+    >>> [is_history(f"level_1-{n}") for n in range(6)]
+    [False, False, False, False, True, False]
+    """
+    first = hashlib.sha256(question_id.encode()).digest()[:8]
+    return int.from_bytes(first, "big") < share * 2**64
+
+
+def split(question_ids: Sequence[str]) -> tuple[list[int], list[int]]:
+    """Return the places of history and of the live questions."""
+    sides = [is_history(each) for each in question_ids]
+    return [q for q, side in enumerate(sides) if side], [q for q, side in enumerate(sides) if not side]
+
+
+@dataclass(frozen=True)
+class Points:
+    """Accuracy and linear cost of K points on every one of Q questions, each of shape (K, Q)."""
+
+    accuracy: Array
+    cost: Array
+
+    def of(self, rows: Sequence[int]) -> "Points":
+        """Return some of the points."""
+        return Points(self.accuracy[list(rows)], self.cost[list(rows)])
+
+    def means(self, weights: Array) -> tuple[Array, Array]:
+        """Return accuracies and costs under weights of the questions that sum to 1, shape (…, Q): (…, K) each."""
+        return weights @ self.accuracy.T, weights @ self.cost.T
+
+
+def hull(accuracy: Array, cost: Array) -> tuple[Array, Array]:
+    """Return the corners (accuracy, cost) of the cheapest mixes, from the cheapest point to the most accurate one.
+
+    Args:
+        accuracy: Of each point, shape (K,).
+        cost: Likewise, above zero.
+
+    >>> hull(np.array([0.2, 0.4, 0.8]), np.array([1.0, 5.0, 6.0]))
+    (array([0.2, 0.8]), array([1., 6.]))
+    """
+    corners: list[tuple[float, float]] = []
+    for at in np.lexsort((-accuracy, cost)):
+        a, c = float(accuracy[at]), float(cost[at])
+        if corners and a <= corners[-1][0]:
+            continue
+        # A corner above the line from the one before it to the new point is never the cheapest.
+        while len(corners) > 1:
+            (a0, c0), (a1, c1) = corners[-2:]
+            if (c1 - c0) * (a - a0) < (c - c0) * (a1 - a0):
+                break
+            corners.pop()
+        corners.append((a, c))
+    found = np.array(corners)
+    return found[:, 0], found[:, 1]
+
+
+def least_cost(corners: tuple[Array, Array], targets: Array) -> Array:
+    """Return the least cost of a mix at least as accurate as each target; infinite where none is."""
+    accuracy, cost = corners
+    reached = np.where(np.abs(targets - accuracy[-1]) <= EXACT, accuracy[-1], targets)
+    return np.asarray(np.interp(reached, accuracy, cost, left=cost[0], right=np.inf))
+
+
+def area(corners: tuple[Array, Array], low: float, high: float) -> float:
+    """Return the mean, over the logarithm of the cost from low to high, of the best accuracy at that cost (AIQ).
+
+    Leaving a question out costs nothing and is wrong: that is how a point is mixed down to a lower cost.
+
+    >>> round(area((np.array([0.5]), np.array([1.0])), 1.0, 10.0), 6)
+    0.5
+    """
+    if not 0 < low < high:
+        return float(corners[0].max())
+    accuracy, cost = hull(np.append(corners[0], 0.0), np.append(corners[1], 0.0))
+    total = 0.0
+    edges = [*zip(cost, accuracy, strict=True), (np.inf, accuracy[-1])]
+    for (c0, a0), (c1, a1) in itertools.pairwise(edges):
+        left, right = max(float(c0), low), min(float(c1), high)
+        if left >= right:
+            continue
+        slope = 0.0 if np.isinf(c1) else (a1 - a0) / (c1 - c0)
+        total += (a0 - slope * c0) * np.log(right / left) + slope * (right - left)
+    return float(total / np.log(high / low))
+
+
+@dataclass(frozen=True)
+class Yardstick:
+    """Fixed arms on the judged questions, and the draws of questions that every policy's interval shares.
+
+    Attributes:
+        arms: Their outcomes, means over samples.
+        best: The arm that was most accurate on history.
+        draws: Bootstrap draws of the questions; 0 for no intervals.
+    """
+
+    arms: Points
+    best: int
+    draws: int = DRAWS
+
+    @cached_property
+    def weights(self) -> Array:
+        """Return the questions' weights: all alike first, then one row a draw, shape (1 + draws, Q)."""
+        count = self.arms.accuracy.shape[1]
+        even = np.full((1, count), 1.0 / count)
+        drawn = np.random.default_rng(0).multinomial(count, even[0], size=self.draws) / count
+        return np.concatenate([even, drawn])
+
+    @cached_property
+    def fixed(self) -> list[tuple[Array, Array]]:
+        """Return the hull of the arms in every draw."""
+        return _hulls(self.arms, self.weights)
+
+    @cached_property
+    def aims(self) -> Array:
+        """Return the accuracy of the arm that was best on history, in every draw."""
+        return np.asarray(self.weights @ self.arms.accuracy[self.best])
+
+    @cached_property
+    def shares(self) -> tuple[float, ...]:
+        """Return the targets that stand, as shares of that accuracy; one is decided on all questions, for all."""
+        accuracy, cost = (each.mean(axis=1) for each in (self.arms.accuracy, self.arms.cost))
+        cheapest = float(accuracy[np.lexsort((-accuracy, cost))[0]])
+        return tuple(q for q in SHARES if q * self.aims[0] >= cheapest + WORTH)
+
+    @cached_property
+    def span(self) -> tuple[float, float]:
+        """Return the costs between which the area is taken: the cheapest arm's and that of the best on history."""
+        cost = self.arms.cost.mean(axis=1)
+        return float(cost.min()), float(cost[self.best])
+
+    def ratios(self, points: Points) -> Array:
+        """Return P/F in every draw for each target that stands and, last, for all of the accuracy."""
+        targets = self.aims[:, None] * np.array([*self.shares, ALL])
+        mixes = _hulls(points, self.weights)
+        pairs = zip(mixes, self.fixed, targets, strict=True)
+        return np.array([least_cost(p, t) / least_cost(f, t) for p, f, t in pairs])
+
+    def judge(self, points: Points, orders: Sequence[Points] = ()) -> dict[str, Any]:
+        """Return what a policy pays at equal accuracy.
+
+        Args:
+            points: One for each λ, means over orders.
+            orders: The same of each order of the questions, for the spread between them.
+
+        Returns:
+            `mean_cost_ratio` with its interval over questions, or None where a target is not reached or none stands;
+            `unreached`, those targets; `at`, by target, the ratio and the accuracy of the cheapest mix; `aiq`;
+            `over_orders`, the spread of the mean ratio.
+        """
+        ratios = self.ratios(points)
+        means = _geometric(ratios[:, :-1])
+        mixes = _hulls(points, self.weights)
+        areas = np.array([area(mix, *self.span) for mix in mixes])
+        at = {}
+        for k, share in enumerate((*self.shares, ALL)):
+            accuracy, cost = mixes[0]
+            reached = np.isfinite(ratios[0, k])
+            target = share * self.aims[0]
+            at[f"{share:g}"] = {
+                "cost_ratio": _interval(ratios[:, k]),
+                "accuracy": float(max(target, accuracy[0])) if reached else float(accuracy[-1]),
+                "target": float(target),
+                "cost": float(least_cost((accuracy, cost), np.array([target]))[0]) if reached else None,
+            }
+        return {
+            "mean_cost_ratio": _interval(means) if self.shares else None,
+            "unreached": [f"{q:g}" for k, q in enumerate(self.shares) if not np.isfinite(ratios[0, k])],
+            "at": at,
+            "aiq": _interval(areas),
+            "over_orders": self._spread(orders),
+        }
+
+    def _spread(self, orders: Sequence[Points]) -> dict[str, Any] | None:
+        if len(orders) < 2 or not self.shares:
+            return None
+        first = Yardstick(self.arms, self.best, draws=0)
+        found = [float(_geometric(first.ratios(each)[:, :-1])[0]) for each in orders]
+        reached = [each for each in found if np.isfinite(each)]
+        spread = {"low": min(reached), "high": max(reached)} if reached else {}
+        std = float(np.std(reached, ddof=1)) if len(reached) > 1 else None
+        return {"orders": len(found), "reached": len(reached), "std": std, **spread}
+
+
+def _hulls(points: Points, weights: Array) -> list[tuple[Array, Array]]:
+    return [hull(a, c) for a, c in zip(*points.means(weights), strict=True)]
+
+
+def _geometric(ratios: Array) -> Array:
+    """Return geometric means of rows; infinite where one entry is."""
+    return (
+        np.asarray(np.exp(np.log(ratios).mean(axis=1))) if ratios.shape[1] else np.full(len(ratios), np.nan)
+    )
+
+
+def _interval(values: Array) -> dict[str, float | None] | None:
+    """Return the first value with the 95 % interval of the others; None where it is infinite."""
+    if not np.isfinite(values[0]):
+        return None
+    if len(values) == 1:
+        return {"mean": float(values[0])}
+    # An order statistic, and no interpolation: among draws a target may be out of reach.
+    low, high = np.quantile(values[1:], [0.025, 0.975], method="nearest")
+    return {
+        "mean": float(values[0]),
+        "low": float(low) if np.isfinite(low) else None,
+        "high": float(high) if np.isfinite(high) else None,
+    }

@@ -1,0 +1,273 @@
+"""The loop, the oracles and off-policy evaluation on worlds whose truth is known."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from agents.decider.policies.base import ActionVector
+from experiments import beyond, off_policy
+from experiments.beyond import share
+from experiments.ceiling import best_contextual, best_fixed
+from experiments.contenders import ALL
+from experiments.loop import DRIFTS, FeedbackChannel, make_trial, play, spaces, steady
+from experiments.outcomes import Arm, BanditWorld, OutcomeError, Outcomes, QuestionInfo
+from experiments.runs import Run, Scope, figures_of, paired, rounds_to_learn, run_oracle, run_policy
+
+PAIRS = ((1, 1), (1, 4), (4, 1))
+MODELS = ("s", "m", "l", "xl")
+COST = {"s": 1.0, "m": 3.0, "l": 9.0, "xl": 27.0}
+
+
+def make_world(samples: int = 2, questions: int = 60, contextual: bool = False) -> BanditWorld:
+    """Four models: the larger the better and dearer; with `contextual`, half the questions want the smallest."""
+    rng = np.random.default_rng(7)
+    arms = tuple(Arm(f"{m}/{qp}/{cp}/1", m, qp, cp) for m in MODELS for qp, cp in PAIRS)
+    level = np.arange(questions) % 2
+    queries = rng.normal(size=(questions, 12)) * 0.2
+    queries[:, 0] += 2.0 * level - 1.0
+    queries /= np.linalg.norm(queries, axis=1, keepdims=True)
+    chance = np.array([[0.2 + 0.18 * MODELS.index(a.model) + 0.03 * a.qp * a.cp for a in arms]] * questions)
+    if contextual:
+        chance[level == 1] = chance[level == 1][:, ::-1]
+    shape = (samples, questions, len(arms))
+    correct = (rng.random(shape) < chance).astype(float)
+    score = np.clip(0.3 + 0.4 * correct + 0.1 * rng.normal(size=shape), 0, 1)
+    log_cost = np.log([COST[a.model] * a.qp * a.cp for a in arms]) + 0.1 * rng.normal(size=shape)
+    outcomes = Outcomes(
+        "made",
+        tuple(QuestionInfo(str(i), "", str(level[i])) for i in range(questions)),
+        arms,
+        correct,
+        score,
+        log_cost,
+    )
+    units = np.eye(16)[: len(arms)] + 0.5
+    vectors = tuple(
+        ActionVector(a.arm_id, a.model, u / np.linalg.norm(u)) for a, u in zip(arms, units, strict=True)
+    )
+    return BanditWorld(outcomes, queries, vectors, outcomes.bounds())
+
+
+def test_policies_of_a_seed_share_order_warm_up_and_world() -> None:
+    world = make_world()
+    stages = steady(world, "cost-sensitive")
+    one, other = (list(play(ALL[n](world, 3), make_trial(world, 3, stages))) for n in ("uniscale", "knn"))
+    assert [s.question for s in one] == [s.question for s in other]
+    assert [s.arm for s in one[:50]] == [s.arm for s in other[:50]]
+    assert [s.best for s in one] == [s.best for s in other]
+    assert all(s.warm_up for s in one[:50])
+    assert not any(s.warm_up for s in one[50:])
+    assert len(one) == 210
+    assert all(s.reward <= s.best <= s.best_of_all for s in one)
+
+
+def test_the_loop_is_the_same_twice() -> None:
+    world = make_world()
+    trial = make_trial(world, 23, steady(world, "quality-priority"))
+    for name in ("uniscale", "ts", "knn"):
+        assert list(play(ALL[name](world, 23), trial)) == list(play(ALL[name](world, 23), trial)), name
+
+
+@pytest.mark.parametrize("name", ["uniscale", "greedy", "knn", "terms"])
+def test_a_learner_chooses_the_same_in_the_span_of_the_questions(name: str) -> None:
+    world = make_world()
+    wide = replace(world, queries=np.pad(world.queries, ((0, 0), (0, 90))))
+    narrow = wide.spanned()
+    assert narrow.queries.shape == (60, 60)
+    chosen = [
+        [step.arm for step in play(ALL[name](w, 3), make_trial(w, 3, steady(w, "quality-priority")))]
+        for w in (wide, narrow)
+    ]
+    assert chosen[0] == chosen[1]
+
+
+def test_the_oracle_has_no_regret_and_is_not_beaten() -> None:
+    world = make_world()
+    stages = steady(world, "cost-sensitive")
+    (oracle,) = run_oracle(world, stages, [3])
+    (own,) = run_policy(ALL["uniscale"], world, stages, [3])
+    assert sum(s.best - s.reward for s in oracle.after) == pytest.approx(0)
+    assert oracle.regret(50) == pytest.approx(own.regret(50))
+    assert own.regret() > oracle.regret()
+
+
+def test_uniscale_learns_more_than_chance() -> None:
+    world = make_world()
+    stages = steady(world, "cost-sensitive")
+    own, chance = (run_policy(ALL[n], world, stages, (3, 23, 42, 50, 57)) for n in ("uniscale", "random"))
+    assert paired(own, chance)["low"] > 0
+    table = figures_of(own, world)
+    assert set(table) == {"reward", "accuracy", "eflops", "regret", "regret_fixed"}
+    assert all(set(cell) == {"mean", "std", "low", "high"} for cell in table.values())
+
+
+def test_drifts_change_what_is_on_offer_after_the_warm_up() -> None:
+    world = make_world()
+    small = {i for i, arm in enumerate(world.outcomes.arms) if arm.model in ("s", "m")}
+    for name, early, late in (("add", False, True), ("remove", True, False)):
+        steps = list(play(ALL["uniscale"](world, 3), make_trial(world, 3, DRIFTS[name](world))))
+        assert any(s.arm in small for s in steps[:50]) is early
+        if not late:
+            assert not any(s.arm in small for s in steps[50:])
+        else:
+            assert all(s.best == s.best_of_all for s in steps[50:])
+
+
+def test_a_learner_by_terms_needs_no_relearning() -> None:
+    """Its choices after a change are those of one that had the objective all along, seed by seed."""
+    world = make_world()
+    changed = list(play(ALL["terms"](world, 3), make_trial(world, 3, DRIFTS["q_to_c"](world))))
+    always = list(play(ALL["terms"](world, 3), make_trial(world, 3, steady(world, "cost-sensitive"))))
+    assert [s.arm for s in changed] == [s.arm for s in always]
+    scalar = list(play(ALL["uniscale"](world, 3), make_trial(world, 3, DRIFTS["q_to_c"](world))))
+    assert [s.arm for s in scalar] != [s.arm for s in always]
+
+
+def test_duplicated_feedback_changes_nothing_and_lost_feedback_does() -> None:
+    world = make_world()
+    stages = steady(world, "cost-sensitive")
+    plain, twice, none = (
+        list(play(ALL["uniscale"](world, 3), make_trial(world, 3, stages, feedback=f)))
+        for f in (FeedbackChannel(), FeedbackChannel(duplicated=1.0), FeedbackChannel(kept=0.1))
+    )
+    assert plain == twice
+    assert [s.arm for s in plain] != [s.arm for s in none]
+
+
+def test_delay_postpones_learning() -> None:
+    world = make_world()
+    stages = steady(world, "cost-sensitive")
+    late = ALL["uniscale"](world, 3)
+    list(play(late, make_trial(world, 3, stages, feedback=FeedbackChannel(in_flight=64))))
+    assert late.version == 210 - 63
+
+
+def test_scenarios_are_cut_from_one_table_under_its_bounds() -> None:
+    world = make_world()
+    cut = spaces(world)
+    assert [len(cut[name].vectors) for name in ("tts", "routing", "uis")] == [3, 4, 12]
+    assert {w.bounds for w in cut.values()} == {world.outcomes.bounds()}
+    assert {arm.model for arm in cut["tts"].outcomes.arms} == {"s"}
+
+
+def test_the_best_contextual_policy_finds_context_where_there_is_some() -> None:
+    deaf = make_world(samples=1, questions=200)
+    rich = make_world(samples=1, questions=200, contextual=True)
+    objective = rich.objective("quality-priority")
+    found = best_contextual(rich, objective, trees=False)
+    assert found.kind == "ridge"
+    assert found.gap()[1] > 0
+    assert best_contextual(deaf, deaf.objective("quality-priority"), trees=False).gap()[1] <= 0
+
+
+def test_best_fixed_arm_is_that_of_brute_force() -> None:
+    world = make_world()
+    trial = make_trial(world, 3, steady(world, "quality-priority"))
+    objective = world.objective("quality-priority")
+    rewards = trial.realised(world.rewards(objective))
+    means = [np.mean([rewards[q, a] for q in trial.order[50:]]) for a in range(len(world.vectors))]
+    arm, value = best_fixed(trial, objective)
+    assert arm == int(np.argmax(means))
+    assert value == pytest.approx(max(means))
+
+
+def test_a_table_with_a_hole_is_refused_by_question_and_arm() -> None:
+    outcomes = make_world().outcomes
+    hole = outcomes.score.copy()
+    hole[1, 4, 2] = np.nan
+    with pytest.raises(OutcomeError, match=r"no score for question '4', arm 's/4/1/1', sample 1"):
+        replace(outcomes, score=hole)
+
+
+def test_rounds_to_learn_count_from_the_last_shortfall() -> None:
+    world = make_world()
+    (own,) = run_policy(ALL["uniscale"], world, steady(world, "cost-sensitive"), [3])
+    steps = [replace(s, reward=1.0 if s.round > 60 else 0.0) for s in own.steps]
+    # Ten rounds of nothing: after n more of 1.0 the mean is n / (n + 10), which is 0.95 · 0.8 from n = 32 on.
+    assert rounds_to_learn(Run(3, tuple(steps), 0.8)) == 92
+    assert rounds_to_learn(Run(3, tuple(steps), 1.0)) is None
+    assert rounds_to_learn(Run(3, tuple(steps), 0.0)) == 51
+
+
+def test_rewards_that_overtake_each_other_all_arrive_once() -> None:
+    world = make_world()
+    policy = ALL["uniscale"](world, 3)
+    told = FeedbackChannel(in_flight=8, shuffled=True, duplicated=0.5)
+    order: list[int] = []
+    learn = policy.update
+    policy.update = lambda seen: (order.extend(o.clock for o in seen), learn(seen))[1]  # type: ignore[method-assign]
+    list(play(policy, make_trial(world, 3, steady(world, "cost-sensitive"), feedback=told)))
+    assert len(set(order)) == len(order) == policy.version
+    assert order != sorted(order)
+    assert set(range(1, 210 - 14 + 1)) <= set(order)
+
+
+def test_censored_feedback_hides_wrong_answers_only() -> None:
+    world = make_world()
+    policy = ALL["uniscale"](world, 3)
+    told = FeedbackChannel(censored=1.0)
+    steps = list(play(policy, make_trial(world, 3, steady(world, "cost-sensitive"), feedback=told)))
+    assert policy.version == sum(s.correct for s in steps)
+
+
+def test_corrections_make_a_two_stage_learner_whole() -> None:
+    """Score and cost at once and correctness at once too: by terms that is prompt feedback."""
+    world = make_world()
+    stages = steady(world, "quality-priority")
+    prompt = list(play(ALL["terms"](world, 3), make_trial(world, 3, stages)))
+    staged = list(
+        play(ALL["terms"](world, 3), make_trial(world, 3, stages, feedback=FeedbackChannel(two_stage=True)))
+    )
+    assert [s.arm for s in staged] == [s.arm for s in prompt]
+    never = FeedbackChannel(two_stage=True, kept=0.0)
+    blind = list(play(ALL["terms"](world, 3), make_trial(world, 3, stages, feedback=never)))
+    assert [s.arm for s in blind] != [s.arm for s in prompt]
+
+
+def test_a_share_of_no_gap_is_not_given() -> None:
+    rng = np.random.default_rng(0)
+    assert share([0.1] * 20, rng.normal(size=20).tolist()) is None
+    found = share((0.5 + 0.1 * rng.normal(size=20)).tolist(), (1 + 0.1 * rng.normal(size=20)).tolist())
+    assert found is not None
+    assert found["low"] < 0.5 < found["high"]
+
+
+def test_traffic_drifts_from_easy_to_hard_questions() -> None:
+    world = make_world(contextual=True)
+    mixes = beyond.traffic(world)
+    right = world.outcomes.correct.mean(axis=(0, 2))
+    easy, even, hard = (float(mix @ right) for mix in mixes)
+    assert easy > even > hard
+    trial = make_trial(world, 3, steady(world, "cost-sensitive"), rounds=900, traffic=mixes)
+    thirds = [right[list(trial.order[at : at + 300])].mean() for at in (0, 300, 600)]
+    assert thirds == sorted(thirds, reverse=True)
+    # Outcomes are drawn anew: one question does not always go the same way.
+    rows, again = trial.rows(world.outcomes.score), {}
+    for at, question in enumerate(trial.order, 1):
+        again.setdefault(question, set()).add(tuple(rows(at)))
+    assert max(map(len, again.values())) > 1
+
+
+def test_streams_are_summed_up_by_phase() -> None:
+    world = make_world()
+    best = {
+        m: best_contextual(world, world.objective(m), trees=False)
+        for m in ("cost-sensitive", "quality-priority")
+    }
+    table = beyond.streams(world, Scope(more_seeds=(1, 2), stream_rounds=300), best)
+    rows = table["cost_sensitive"]
+    assert rows["uniscale"]["reward_at_the_end"]["mean"] > rows["random"]["reward_at_the_end"]["mean"]
+    assert (
+        rows["best_fixed_arm_of_the_phase"]["reward_harder"]["mean"] > rows["random"]["reward_harder"]["high"]
+    )
+
+
+def test_off_policy_estimates_are_near_the_truth_of_the_table() -> None:
+    world = make_world(contextual=True)
+    table = off_policy.against_truth({"routing": spaces(world)["routing"]}, Scope(repetitions=6))
+    for policy in next(iter(table.values())).values():
+        for each in policy.values():
+            assert abs(each["bias"]) < 0.05
+            assert each["effective_decisions"] > 50
+            assert each["root_mean_square_error"] >= abs(each["bias"])

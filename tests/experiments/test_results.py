@@ -1,0 +1,90 @@
+"""The pages of results: every figure in their sentences is that of tables.json, every made table as made from it."""
+
+import json
+import math
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from experiments.page import BLOCK, filled
+
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / "docs" / "results" / "README.md", ROOT / "docs" / "results" / "code" / "README.md"]
+NUMBER = r"[+−]?(?:\d[\d,]*(?:\.\d+)?|∞)"
+FIGURE = re.compile(rf"({NUMBER})(?: %)?(?: \[({NUMBER}), ({NUMBER})\])?<!-- ([^>]+) -->")
+GIVEN = re.compile(r"given: (.*?) -->", re.DOTALL)
+COMMENT, CODE, LINK = re.compile(r"<!--.*?-->", re.DOTALL), re.compile(r"`[^`]*`"), re.compile(r"\]\([^)]*\)")
+THE_PAPERS, HEADING = re.compile(r"\((?:The )?paper\b[^)]*\)"), re.compile(r"^#.*$", re.MULTILINE)
+
+
+def at(tables: Any, key: str) -> Any:
+    for name in key.split("/"):
+        tables = tables[name]
+    return tables
+
+
+def value_of(tables: Mapping[str, Any], told: str, end: str) -> float:
+    """Return what a comment stands for: a key, or arithmetic on keys in braces; `end` of a figure with an interval."""
+
+    def one(key: str) -> str:
+        found = at(tables, key)
+        found = found[end] if isinstance(found, Mapping) else found
+        return repr(math.inf if found is None else float(found)).replace("inf", "math.inf")
+
+    expression = re.sub(r"\{([^}]+)\}", lambda key: one(key[1]), told) if "{" in told else one(told)
+    return float(eval(expression, {"math": math}))
+
+
+def agrees(said: str, value: float) -> bool:
+    """Return whether a number is a value to the digits written.
+
+    >>> agrees("−0.15", -0.1532), agrees("−0.15", -0.156), agrees("1,000", 1000.4), agrees("∞", math.inf)
+    (True, False, True, True)
+    """
+    if said == "∞" or math.isinf(value):
+        return said == "∞" and math.isinf(value)
+    digits = len(said.partition(".")[2])
+    written = float(said.replace("−", "-").replace(",", ""))
+    return abs(written - value) <= 0.5 * 10.0**-digits * (1 + 1e-6)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=["math", "code"])
+def test_every_figure_in_the_sentences_is_that_of_the_tables(page: Path) -> None:
+    text, tables = page.read_text(), json.loads(page.with_name("tables.json").read_text())
+    wrong, figures = [], list(FIGURE.finditer(text))
+    for said, low, high, told in (each.groups() for each in figures):
+        for written, end in ((said, "mean"), (low, "low"), (high, "high")):
+            if written is not None and not agrees(written, value := value_of(tables, told, end)):
+                wrong.append(f"{told}: {written} is written, {end} is {value:.9g}")
+    assert not wrong, "\n".join(wrong)
+    assert len(figures) > 40
+
+
+@pytest.mark.parametrize("page", PAGES, ids=["math", "code"])
+def test_no_figure_in_the_sentences_goes_without_its_key(page: Path) -> None:
+    text = page.read_text()
+    given = GIVEN.search(text)
+    assert given is not None, "name the protocol's numbers in a comment: given: 50 160 …"
+    for gone in (BLOCK, FIGURE, COMMENT, CODE, LINK, THE_PAPERS, HEADING):
+        text = gone.sub(" ", text)
+    left = set(re.findall(r"(?<![\w-])[+−]?\d[\d,.]*(?:B|¹²)?", text.replace("mini-", "")))
+    assert {each.rstrip(".,") for each in left} - set(given[1].split()) == set()
+
+
+@pytest.mark.parametrize("page", PAGES, ids=["math", "code"])
+def test_the_made_tables_are_as_the_command_makes_them(page: Path) -> None:
+    text, tables = page.read_text(), json.loads(page.with_name("tables.json").read_text())
+    assert filled(text, tables) == text
+    assert {found[2] for found in BLOCK.finditer(text)} == {"main", "frontier"}
+    shown = set(re.findall(r"\]\(([\w-]+\.png)\)", text))
+    assert shown == {path.name for path in page.parent.glob("*.png")}
+
+
+def test_a_changed_figure_is_noticed() -> None:
+    assert agrees("0.6714", 0.67141)
+    assert not agrees("0.6714", 0.67151)
+    assert value_of({"a b": {"c": {"mean": 2.0, "low": None}}}, "100 * {a b/c} - 1", "mean") == 199
+    assert value_of({"a b": {"c": {"mean": 2.0, "low": None}}}, "a b/c", "low") == math.inf
