@@ -101,6 +101,7 @@ def test_the_joint_space_is_trained_first() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("policy", ["mlp", "neural_ucb"])
 def test_training_still_chooses_what_the_shipped_record_holds(tmp_path: Path, policy: str) -> None:
     """Ten rounds: a difference in training shows at once. Where it is meant, raise RECIPE and train anew."""
