@@ -217,10 +217,21 @@ def read_until(process: "subprocess.Popen[str]", words: str) -> str:
 Deploy = Callable[..., Deployment]
 
 
+_running: list[Deployment] = []
+
+
+@pytest.fixture(autouse=True)
+def _ended_with_its_test() -> Iterator[None]:
+    """Stop what a test itself has deployed: rooms without work still ask the broker, and slow down the next test."""
+    before = len(_running)
+    yield
+    while len(_running) > before:
+        _running.pop().close()
+
+
 @pytest.fixture(scope="module")
 def deploy_on(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deploy]:
-    """Start rooms on a broker; stopped when the module's tests are done."""
-    made: list[Deployment] = []
+    """Start rooms on a broker; stopped with the test, or with the module where one of its fixtures starts them."""
 
     def start(
         broker: Any,
@@ -234,14 +245,15 @@ def deploy_on(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deploy]:
         settings = settings_for(recorded_in(folder, **fields), broker)
         deployment = Deployment(settings, folder / "rooms.log", only, commands)
         deployment.supervisor.start()
-        made.append(deployment)
+        _running.append(deployment)
         if wait:
             deployment.supervisor.wait_ready(240)
         return deployment
 
+    before = len(_running)
     yield start
-    for deployment in made:
-        deployment.close()
+    while len(_running) > before:
+        _running.pop().close()
 
 
 @pytest.fixture(scope="module")
