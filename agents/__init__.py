@@ -1,12 +1,14 @@
-"""The rooms, in stream order; each is a pure core, bound to its topics by `streams`.
+"""The algorithms: pure, and bound to topics by `streams`.
 
-space        what can be chosen: actions, the model catalogue, action descriptions (App. B.2)
-serving      vLLM in process and model servers over HTTP; lies below the executor and the verifier
-embedder     Query to Context: the text becomes a unit vector
-decider      Context to Decision, Reward to learning: the bandit policies
-executor     Decision and Verification to SearchStep and Answer: the search forest and its engines
-verifier     SearchStep to Verification: process reward models
-aggregator   Answer, Feedback and Due to Reward: price, grade and the reward join
+catalogue   what can be chosen: actions, models, objectives, and what a search costs
+answers     extraction and grading of answers
+embedding   a text becomes a unit vector; `minilm` is the encoder that ships, and loads onnxruntime
+serving     engines: vLLM in process, servers over HTTP, recordings
+bandit      the policies: which configuration a query gets
+search      Decision and Verification to SearchStep and Answer: the search forest
+verifier    SearchStep to Verification: process reward models
+reward      Answer, Feedback and Due to Reward: price, grade and the reward join
+decider     Context to Decision, Reward to learning; the learner's log
 
-Rooms never import one another: each runs in a process of its own.
+Imports go down this list only as `pyproject.toml` allows.
 """

@@ -10,7 +10,8 @@ sys.path.insert(0, "")  # the packages lie in the repository root, where this is
 
 import numpy as np
 
-from agents.decider import ActionVector, Context, Objective, Observation, Pending, build_policy
+from agents.bandit.policy import ActionVector, Context, Objective, Observation, Pending
+from agents.bandit.registry import build_policy
 
 ROUNDS = 300
 DIMENSION = 16

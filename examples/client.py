@@ -11,10 +11,11 @@ from pathlib import Path
 
 sys.path.insert(0, "")  # the packages lie in the repository root, where this is run
 
-from agents.serving.recording import RecordedPath, RecordedStep, write_paths
-from agents.space import load_catalogue
-from streams.client import Client, Kafka, Settings
+from agents.catalogue.file import load_catalogue
+from agents.serving.recorded import RecordedPath, RecordedStep, write_paths
+from streams.client.client import Client
 from streams.local.deployment import Deployment
+from streams.settings import Kafka, Settings
 
 QUESTION = "How much is 9 times 7?"
 

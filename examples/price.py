@@ -8,9 +8,9 @@ from pathlib import Path
 
 sys.path.insert(0, "")  # the packages lie in the repository root, where this is run
 
-from agents.aggregator import price
-from agents.space import load_catalogue
-from schemas import Draft
+from agents.catalogue.eflops import price
+from agents.catalogue.file import load_catalogue
+from schemas.forest import Draft
 
 catalogue = load_catalogue(Path("infra/catalogue/qwen3.yaml"))
 verifier = catalogue.verifier_named().architecture

@@ -26,12 +26,11 @@ from typing import Any, Final
 import msgspec
 import numpy as np
 
-from agents.decider.agent import Decider
-from agents.decider.features import FeatureMap, FeatureSettings
-from agents.decider.log.offers import ActionRow
-from agents.decider.log.rows import Row, encode_row
-from agents.decider.policies.base import ActionVector, Context, Matrix, Objective, Observation
-from agents.decider.policies.linear.linucb import LinUCB
+from agents.bandit.features import FeatureMap, FeatureSettings
+from agents.bandit.linucb import LinUCB
+from agents.bandit.policy import ActionVector, Context, Matrix, Objective, Observation
+from agents.decider.decider import Decider
+from agents.decider.log import ActionRow, Row, encode_row
 from schemas.objective import CostRange, ObjectiveInForce, Weights
 from schemas.query import Origin
 

@@ -15,8 +15,8 @@ from sklearn.decomposition import PCA
 from sklearn.ensemble import HistGradientBoostingRegressor
 from sklearn.model_selection import KFold
 
-from agents.decider.policies.base import Objective
-from agents.decider.surface import counts
+from agents.bandit.features import counts
+from agents.bandit.policy import Objective
 from experiments.contenders import plain_coordinates
 from experiments.loop import Trial
 from experiments.outcomes import Array, BanditWorld

@@ -202,10 +202,10 @@ def prior(
     import orjson
     from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 
-    from agents.decider.errors import DeciderError
-    from agents.decider.policies.contextual.history.prior import digest
-    from agents.embedder.minilm import MiniLM
-    from agents.space.catalogue_file import load_catalogue
+    from agents.bandit.errors import DeciderError
+    from agents.bandit.prior import digest
+    from agents.catalogue.file import load_catalogue
+    from agents.minilm import MiniLM
     from experiments.foreign import load_foreign
     from experiments.outcomes import OutcomeError, load_recording
     from experiments.prior import control_of, prior_of_log, prior_of_outcomes
@@ -265,8 +265,8 @@ def frontier(
     import orjson
     from threadpoolctl import threadpool_limits
 
-    from agents.embedder.minilm import MiniLM
-    from agents.space.catalogue_file import load_catalogue
+    from agents.catalogue.file import load_catalogue
+    from agents.minilm import MiniLM
     from experiments.foreign import load_foreign
     from experiments.frontier import AFTER_HISTORY, PLAYERS
     from experiments.frontier import frontier as run
@@ -332,7 +332,7 @@ VERSIONS = ("torch", "onnxruntime", "numpy")
     "--mode",
     default="quality-priority",
     show_default=True,
-    help="The objective (agents/space/objectives.py).",
+    help="The objective (agents/catalogue/objectives.py).",
 )
 @click.option("--seed", type=int, default=3, show_default=True, help="Seed of the order of questions.")
 @click.option(
@@ -368,8 +368,8 @@ def latency(
     import orjson
     import torch
 
-    from agents.embedder.minilm import MiniLM
-    from agents.space.catalogue_file import load_catalogue
+    from agents.catalogue.file import load_catalogue
+    from agents.minilm import MiniLM
     from experiments.loop import spaces
     from experiments.outcomes import build_world, load_recording
     from experiments.rerun import bandit_alone, breakdown
@@ -455,8 +455,8 @@ def depth_limit(recording: Path, catalogue: Path, threads: int | None, most: int
 
 def _with(recording: Path, catalogue: Path, run: "Callable[[Reopened], Awaitable[T]]") -> T:
     """Run something on a recording's checkpoints and a pool of graders."""
-    from agents.aggregator.grading_pool import GradingPool
-    from agents.space.catalogue_file import load_catalogue
+    from agents.answers import GradingPool
+    from agents.catalogue.file import load_catalogue
     from experiments.outcomes import OutcomeError
     from experiments.rerun import reopen
 

@@ -5,14 +5,12 @@ from dataclasses import replace
 
 import numpy as np
 
-from agents.decider.features import FeatureMap, FeatureSettings
-from agents.decider.policies.base import ActionVector
-from agents.decider.policies.build import build_policy
-from agents.decider.policies.contextual.history.prior import teach
-from agents.decider.policies.contextual.policy import Contextual
-from agents.decider.policies.linear.linucb import LinUCB, LinUCBSettings
-from agents.decider.policies.policy import Policy
-from agents.decider.surface import COUNTS
+from agents.bandit.contextual import Contextual
+from agents.bandit.features import COUNTS, FeatureMap, FeatureSettings
+from agents.bandit.linucb import LinUCB, LinUCBSettings
+from agents.bandit.policy import ActionVector, Policy
+from agents.bandit.prior import teach
+from agents.bandit.registry import build_policy
 from experiments.outcomes import Array, BanditWorld
 from experiments.prior import table_history
 

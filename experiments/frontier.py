@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from agents.decider.policies.base import Objective
+from agents.bandit.policy import Objective
 from experiments.ceiling import ceiling
 from experiments.contenders import ALL, with_prior
 from experiments.loop import WARM_UP, FeedbackChannel, Stage, Trial, play

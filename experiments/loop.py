@@ -12,10 +12,9 @@ from typing import TypedDict
 
 import numpy as np
 
-from agents.decider.policies.base import Context, Objective, Observation, Pending
-from agents.decider.policies.policy import Policy
-from agents.space.action_space import PAIRS, ActionSpace
-from agents.space.catalogue import Catalogue
+from agents.bandit.policy import Context, Objective, Observation, Pending, Policy
+from agents.catalogue.actions import PAIRS, ActionSpace
+from agents.catalogue.models import Catalogue
 from experiments.outcomes import Arm, Array, BanditWorld
 from schemas.action import Action
 

@@ -13,13 +13,12 @@ import numpy as np
 import numpy.typing as npt
 import orjson
 
-from agents.decider.policies.base import ActionVector, Objective
-from agents.decider.surface import counts
-from agents.embedder.actions import embed_actions
-from agents.embedder.encoder import Encoder, encoder_id
-from agents.space.catalogue import Catalogue
-from agents.space.describe import describe_action
-from agents.space.objectives import MODES
+from agents.bandit.features import counts
+from agents.bandit.policy import ActionVector, Objective
+from agents.catalogue.descriptions import describe_action
+from agents.catalogue.models import Catalogue
+from agents.catalogue.objectives import MODES
+from agents.embedding import Encoder, embed_actions, encoder_id
 from schemas.action import Action
 from schemas.errors import UniscaleError
 

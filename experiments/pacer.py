@@ -15,8 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from agents.decider.policies.base import Aim, Context, Objective, Observation, Pending
-from agents.decider.policies.policy import Policy
+from agents.bandit.policy import Aim, Context, Objective, Observation, Pending, Policy
 from experiments.beyond import TILT
 from experiments.contenders import SERVICE, with_prior
 from experiments.frontier import FEWEST, most_accurate, points_of, tidied

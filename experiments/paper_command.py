@@ -158,8 +158,8 @@ def read(
     """
     import orjson
 
-    from agents.embedder.minilm import MiniLM
-    from agents.space.catalogue_file import load_catalogue
+    from agents.catalogue.file import load_catalogue
+    from agents.minilm import MiniLM
     from experiments.foreign import load_foreign
     from experiments.outcomes import OutcomeError, Outcomes, build_world, load_recording
     from experiments.paper import Beside

@@ -7,14 +7,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from agents.decider.policies.base import ActionVector
-from agents.decider.policies.build import build_policy
-from agents.decider.policies.contextual.history.prior import CAP, teach
-from agents.decider.policies.contextual.history.table import History
-from agents.decider.policies.contextual.policy import Contextual
-from agents.embedder.actions import embed_actions
-from agents.embedder.encoder import Encoder, encoder_id
-from agents.space.catalogue import Catalogue
+from agents.bandit.contextual import Contextual
+from agents.bandit.design import History
+from agents.bandit.policy import ActionVector
+from agents.bandit.prior import CAP, teach
+from agents.bandit.registry import build_policy
+from agents.catalogue.models import Catalogue
+from agents.embedding import Encoder, embed_actions, encoder_id
 from experiments.foreign import NOTHING, rows_of
 from experiments.outcomes import OutcomeError, Outcomes, seen_by_contextual
 from experiments.yardstick import is_history

@@ -133,9 +133,8 @@ def record(
     """
     from tqdm import tqdm
 
-    from agents.aggregator.grade import grader_version
-    from agents.aggregator.grading_pool import GradingPool
-    from agents.space.catalogue_file import load_catalogue
+    from agents.answers import GradingPool, grader_version
+    from agents.catalogue.file import load_catalogue
     from experiments.outcomes import OutcomeError
     from experiments.record import table
     from experiments.record.journal import Journal, JournalError, journals

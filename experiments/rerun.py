@@ -29,15 +29,14 @@ import orjson
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from agents.aggregator.grade import Judge
-from agents.decider.policies.base import Context, Observation, Pending
-from agents.embedder.encoder import Encoder
-from agents.executor.early_exit import h_max
-from agents.executor.engine import Drafted, Engine, Prefix
-from agents.executor.rules import SearchRules, limits
-from agents.space.action_space import MAX_DRAFTS, PAIRS
-from agents.space.catalogue import Catalogue
-from agents.space.models import Sampling
+from agents.answers import Judge
+from agents.bandit.policy import Context, Observation, Pending
+from agents.catalogue.actions import MAX_DRAFTS, PAIRS
+from agents.catalogue.models import Catalogue, Sampling
+from agents.embedding import Encoder
+from agents.search.forest import h_max
+from agents.search.search import SearchRules, limits
+from agents.serving.engine import Drafted, Engine, Prefix
 from agents.verifier.prm import Verifier
 from experiments.contenders import PAPER
 from experiments.loop import WARM_UP, make_trial, play, steady, warm_up_arm

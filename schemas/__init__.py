@@ -21,15 +21,14 @@ Imports msgspec, orjson, zstandard and the standard library only.
 
 from schemas.action import Action
 from schemas.answer import Answer
-from schemas.base import decode, encode
-from schemas.context import Context
+from schemas.control import Heartbeat
 from schemas.dead_letter import DeadLetter
 from schemas.decision import Decision
 from schemas.errors import UniscaleError
 from schemas.forest import Draft, Forest, Limits
-from schemas.heartbeat import Heartbeat
 from schemas.objective import Weights
-from schemas.query import Budget, Message, Query
+from schemas.query import Budget, Context, Message, Query
+from schemas.record import decode, encode
 from schemas.reward import Due, Feedback, Reward
 from schemas.search import Scored, SearchStep, Verification
 

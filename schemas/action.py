@@ -2,15 +2,15 @@
 
 from msgspec import Struct
 
-from schemas.checks import check_name
 from schemas.errors import InvalidField
+from schemas.record import check_name
 
 MAX_DRAFTS = 4096
 """Drafts in one step of a search. Table 1 stops at 64."""
 
 
 class Action(Struct, frozen=True, kw_only=True, order=True):
-    """One joint configuration. Which ones exist is the business of `agents.space`.
+    """One joint configuration. Which ones exist is the business of `agents.catalogue`.
 
     Attributes:
         model: Name of the generator in the catalogue.

@@ -5,10 +5,9 @@ from typing import ClassVar, Final, Literal
 from msgspec import Struct, field
 
 from schemas.action import Action
-from schemas.base import Record
-from schemas.checks import check_id
 from schemas.errors import InvalidField
 from schemas.forest import Count, Draft, Limits, Unit
+from schemas.record import Record, check_id
 from schemas.search import Served, Spent
 
 Fault = Literal["", "infrastructure"]

@@ -2,12 +2,15 @@
 
 import math
 import re
-from typing import Any, Literal, TypeAlias
+from typing import Annotated, Any, Literal, TypeAlias
 
-from schemas.base import Record, decode, load
-from schemas.checks import check_finite, check_json
+from msgspec import Meta, Struct
+
 from schemas.errors import InvalidField, UnknownSchema, shown
+from schemas.forest import Count
 from schemas.objective import CostRange, Weights, check_aims
+from schemas.record import Record, check_finite, check_id, check_json, decode, load
+from schemas.search import Served
 
 MAX_ENTRY = 64 * 1024
 """Bytes of a catalogue entry's model as JSON."""
@@ -25,7 +28,7 @@ class CatalogueEntry(Record, frozen=True, kw_only=True, tag="catalogue-entry.v1"
     Attributes:
         name: The model's name.
         op: `add` or `remove`.
-        model: The entry as in a catalogue file; validated by `agents.space`. Absent with `remove`.
+        model: The entry as in a catalogue file; validated by `agents.catalogue`. Absent with `remove`.
     """
 
     name: str
@@ -197,3 +200,81 @@ def decode_control(value: bytes | None) -> ControlRecord:
 def _check_name(kind: str, name: str) -> None:
     if not 1 <= len(name) <= 200 or not name.isprintable() or name != name.strip():
         raise InvalidField(kind, "name", f"is {name[:40]!r}; give 1 to 200 printable characters")
+
+
+# Cancel: whoever asked no longer waits for the answer; the executor drops the search at its next step.
+
+MAX_CANCEL_REASON = 500
+"""Characters of the reason: it is repeated in the Answer's error."""
+
+
+class Cancel(Record, frozen=True, kw_only=True, tag="cancel.v1"):
+    """Ends the search of one query. Key: query_id. Sent to the executor group that runs it.
+
+    A query that has its Answer already stays as it is.
+
+    Attributes:
+        query_id: The query's id.
+        by: Who cancels, for instance `gateway`.
+        reason: Why, for instance `client disconnected`.
+    """
+
+    query_id: str
+    by: str
+    reason: str = ""
+
+    def __post_init__(self) -> None:
+        """Refuse an id that is not a key, nobody as the sender, and a reason of any length."""
+        check_id("Cancel", self.query_id)
+        if not 1 <= len(self.by) <= 200:
+            raise InvalidField("Cancel", "by", "must have 1 to 200 characters; say who cancels")
+        if len(self.reason) > MAX_CANCEL_REASON:
+            why = f"has {len(self.reason)} characters; shorten it to {MAX_CANCEL_REASON}"
+            raise InvalidField("Cancel", "reason", why)
+
+
+# Heartbeat: an executor says that it lives; the decider masks the models of those that do not.
+
+
+class ModelHealth(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The state of one model in an executor.
+
+    Attributes:
+        model: Its name in the catalogue.
+        state: ready: it can be asked. loading: not yet. suspended: its endpoint failed several times in a row and
+            is left alone for a while. failed: it could not be loaded.
+        why: What is wrong; empty when nothing is.
+    """
+
+    model: str
+    state: Literal["ready", "loading", "suspended", "failed"]
+    why: str = ""
+
+
+class Heartbeat(Record, frozen=True, kw_only=True, tag="heartbeat.v1"):
+    """One sign of life. Key: group/instance. Its age is told by the broker's append time.
+
+    Attributes:
+        group: The executor group.
+        instance: The process in it.
+        models: The models it serves now: those that are ready.
+        every_s: Seconds until the next one.
+        in_flight: Queries it is searching.
+        stopping: Whether this is its last: mask at once.
+        engine: What generates.
+        health: The state of each model of the group, also of those it cannot serve.
+    """
+
+    group: Annotated[str, Meta(min_length=1)]
+    instance: Annotated[str, Meta(min_length=1)]
+    models: tuple[str, ...]
+    every_s: Annotated[float, Meta(gt=0.0)]
+    in_flight: Count = 0
+    stopping: bool = False
+    engine: Served | None = None
+    health: tuple[ModelHealth, ...] = ()
+
+    @property
+    def key(self) -> str:
+        """Return the record's key."""
+        return f"{self.group}/{self.instance}"

@@ -2,10 +2,10 @@
 
 import hashlib
 
-from schemas.base import Record, readable_id
 from schemas.errors import RecordError
 from schemas.forest import Count
 from schemas.query import Origin
+from schemas.record import Record, readable_id
 
 HEAD_BYTES = 4096
 """Bytes of a failed value that are kept; the rest is found at its origin."""

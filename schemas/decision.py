@@ -5,11 +5,10 @@ from typing import Annotated, Literal
 from msgspec import Meta, Struct
 
 from schemas.action import Action
-from schemas.base import Record
-from schemas.checks import check_group
 from schemas.forest import Count, PriceFactor
 from schemas.objective import ObjectiveInForce
 from schemas.query import Origin, Query
+from schemas.record import Record, check_group
 
 MAX_SEED = 2**63 - 1
 

@@ -6,17 +6,17 @@
     │   ├── UnknownSchema           another record, or a version this release does not know
     │   ├── InvalidField            a field is missing, ill-typed or out of range
     │   └── RecordTooLarge          its encoded value exceeds what the brokers take
-    ├── ActionError, CatalogueError, ObjectiveError      agents/space/errors.py
+    ├── ActionError, CatalogueError, ObjectiveError      agents/catalogue/models.py
     ├── ServingError                                     agents/serving/errors.py
-    ├── EncoderError                                     agents/embedder/errors.py
-    ├── DeciderError                                     agents/decider/errors.py
-    ├── SearchError                                      agents/executor/forest.py
-    ├── BadReference, UnpricedAnswer, GradingPoolError   agents/aggregator
+    ├── EncoderError                                     agents/embedding.py
+    ├── DeciderError                                     agents/bandit/errors.py
+    ├── SearchError                                      agents/search/forest.py
+    ├── BadReference, UnpricedAnswer, GradingPoolError   agents/answers, agents/reward
     └── SettingsError, BrokerError, BrokerUnreachable, TopicsWrong, UnknownTopic, RowTooLarge   streams
 
 Every message says what is wrong, where, and what to do about it. In a handler a UniscaleError means that the
 record is at fault, and makes a dead letter. What is the fault of the process or of a dependency is not one:
-`Unavailable` and `Crash` of `streams.runtime.errors`.
+`Unavailable` and `Crash` of `streams.runtime.base`.
 """
 
 

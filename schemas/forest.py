@@ -1,7 +1,7 @@
 """The search of one query as a value (§3.3): a tree of drafts, each step's text once, with its parent.
 
 The forest travels in SearchStep and Verification, so that no process keeps it; as the trace of an Answer it
-is the same tree with the texts of the chosen path only. How it grows is `agents/executor/forest.py`.
+is the same tree with the texts of the chosen path only. How it grows is `agents/search/forest.py`.
 """
 
 from collections.abc import Sequence

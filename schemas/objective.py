@@ -11,8 +11,8 @@ from typing import Literal
 import msgspec
 from msgspec import Struct
 
-from schemas.checks import check_name
 from schemas.errors import InvalidField
+from schemas.record import check_name
 
 
 class Weights(Struct, frozen=True, kw_only=True):

@@ -6,12 +6,11 @@ from msgspec import Struct, field
 
 from schemas.action import Action
 from schemas.answer import Fault, Status
-from schemas.base import Record
-from schemas.checks import check_finite, check_id, check_json, check_name
 from schemas.errors import InvalidField
 from schemas.forest import Count, PriceFactor, Unit
 from schemas.objective import ObjectiveInForce
 from schemas.query import MAX_METADATA
+from schemas.record import Record, check_finite, check_id, check_json, check_name
 
 Kind = Literal["provisional", "final", "correction", "default"]
 """provisional: score and cost are known, correctness is awaited. final: all is known at once. correction:

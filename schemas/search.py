@@ -8,13 +8,12 @@ from typing import Annotated, ClassVar
 
 from msgspec import Meta, Struct, field
 
-from schemas.base import Record
-from schemas.checks import check_group, check_id
 from schemas.decision import Seed
 from schemas.errors import InvalidField
 from schemas.forest import Count, Forest, Unit
 from schemas.forest import Finish as Finish
 from schemas.query import Message
+from schemas.record import Record, check_group, check_id
 
 Seconds = Annotated[float, Meta(ge=0.0)]
 

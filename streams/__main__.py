@@ -1,6 +1,6 @@
 """`python -m streams`: the one command line."""
 
-from streams.commands import main
+from streams.cli import main
 
 if __name__ == "__main__":
     main()

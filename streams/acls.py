@@ -17,8 +17,8 @@ from typing import Final, Literal, TypeAlias
 from msgspec import Struct
 
 from streams.client.events import KINDS, topic_names
-from streams.rooms import ROOMS
-from streams.runtime.spec import RoomSpec
+from streams.runtime.base import RoomSpec
+from streams.services import ROOMS
 from streams.topics import Topics, writer_of
 
 Resource: TypeAlias = Literal["topic", "group", "transactional-id"]

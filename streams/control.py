@@ -1,7 +1,7 @@
 """Catalogue, objectives, cost bounds and signs of life, as every process sees them.
 
 `control` and `heartbeat` are read to their ends before a process starts, and followed from there. What control
-records mean is `agents.space.steering`; a record that cannot be used changes nothing and is logged with its
+records mean is `agents.catalogue.objectives`; a record that cannot be used changes nothing and is logged with its
 offset.
 """
 
@@ -12,20 +12,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
 
-from agents.aggregator.agent import Pricing
-from agents.space.action_space import ActionSpace, parse_pairs, uis_space
-from agents.space.catalogue import Catalogue
-from agents.space.catalogue_file import load_catalogue, parallelism_of_catalogue
-from agents.space.errors import ActionError
-from agents.space.models import Model
-from agents.space.objectives import CAREFUL, DEFAULT_MODE, Objectives
-from agents.space.steering import Steering
-from schemas.base import decode
-from schemas.control import CatalogueEntry, PriceEntry, decode_control
+from agents.catalogue.actions import ActionSpace, parse_pairs, uis_space
+from agents.catalogue.file import load_catalogue, parallelism_of_catalogue
+from agents.catalogue.models import ActionError, Catalogue, Model
+from agents.catalogue.objectives import CAREFUL, DEFAULT_MODE, Objectives, Steering
+from agents.reward.outcome import Pricing
+from schemas.control import CatalogueEntry, Heartbeat, PriceEntry, decode_control
 from schemas.errors import UniscaleError
-from schemas.heartbeat import Heartbeat
-from streams.runtime.base import Begin
-from streams.runtime.records import Record
+from schemas.record import decode
+from streams.runtime.base import Begin, Record
 from streams.settings import Settings, SettingsError, variable
 from streams.topics import Topics
 

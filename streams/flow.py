@@ -11,13 +11,13 @@
     control and heartbeat are followed by every process that needs them; every room may write `answer`
     (rejected, failed) and `dead-letter`.
 
-The same as a table is `page()`, from `streams.rooms.ROOMS`. A record is acknowledged when its handler returns, and a
+The same as a table is `page()`, from `streams.services.ROOMS`. A record is acknowledged when its handler returns, and a
 handler returns when everything the record caused has been delivered. Handlers are idempotent by identity, so a second
 delivery changes nothing.
 """
 
-from streams.rooms import ROOMS
 from streams.runtime.base import Runtime
+from streams.services import ROOMS
 
 
 async def connect(runtime: Runtime) -> None:

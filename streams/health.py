@@ -1,19 +1,58 @@
-"""What a process answers over HTTP: `/metrics`, `/health/live` and `/health/ready`.
-
-Live: the process answers and its event loop has run recently; restart it if not. Ready: it has recovered its tables,
-holds its partitions, none of them has stood still for five minutes, and it is not stopping. Neither calls a model or
-the broker, so a probe costs nothing and an outage elsewhere restarts nothing here.
-"""
+"""uvicorn in the event loop of a room, which has its own way to stop."""
 
 import asyncio
+import contextlib
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 from socketserver import ThreadingMixIn
-from typing import Any
+from typing import Any, Final
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
+import uvicorn
 from prometheus_client import CollectorRegistry, make_wsgi_app
+
+from streams.runtime.base import Runtime
+
+HEAD_BYTES: Final = 64 * 1024
+"""Most bytes of a request's head: whoever sends more is cut off."""
+
+
+class Server(uvicorn.Server):
+    """uvicorn that leaves signals to the worker."""
+
+    @contextlib.contextmanager
+    def capture_signals(self):  # type: ignore[no-untyped-def]
+        """Leave signals to the worker."""
+        yield
+
+
+def server_of(runtime: Runtime, app: Any, **where: Any) -> Server:
+    """Return a server that ends when the room does; the caller runs its `serve`.
+
+    Args:
+        runtime: The room's.
+        app: An ASGI application.
+        where: `host` and `port`, unless `serve` is given a socket.
+    """
+    config = uvicorn.Config(
+        app, log_level="warning", access_log=False, http="h11", lifespan="off",
+        h11_max_incomplete_event_size=HEAD_BYTES, timeout_keep_alive=30, server_header=False, **where,
+    )  # fmt: skip
+    server = Server(config)
+
+    async def stop() -> None:
+        server.should_exit = True
+
+    runtime.on_stop(stop)
+    return server
+
+
+# What a process answers over HTTP: `/metrics`, `/health/live` and `/health/ready`.
+#
+# Live: the process answers and its event loop has run recently; restart it if not. Ready: it has recovered its
+# tables, holds its partitions, none of them has stood still for five minutes, and it is not stopping. Neither calls
+# a model or the broker, so a probe costs nothing and an outage elsewhere restarts nothing here.
 
 # Loading a model or folding a long log holds the loop for a while; an engine step never does.
 STUCK_S = 120.0

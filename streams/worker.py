@@ -16,16 +16,20 @@ import uvloop
 
 from streams.flow import connect
 from streams.health import Health, serve
-from streams.local.supervisor import READY
+from streams.local.deployment import READY
 from streams.metrics import Metrics
-from streams.rooms import ROOMS
-from streams.runtime.errors import Crash
-from streams.runtime.kafka.app import crash, on_crash
-from streams.runtime.kafka.clients import admin
-from streams.runtime.kafka.consuming.namesake import InstanceName
-from streams.runtime.kafka.process.watch import notice_growth, notice_standstill, watch_partitions
-from streams.runtime.kafka.process.worker import Worker, run_without_handlers
-from streams.runtime.kafka.runtime import KafkaRuntime
+from streams.runtime import kafka_admin
+from streams.runtime.base import Crash
+from streams.runtime.kafka import KafkaRuntime, crash, on_crash
+from streams.runtime.kafka_consumer import InstanceName
+from streams.runtime.kafka_worker import (
+    Worker,
+    notice_growth,
+    notice_standstill,
+    run_without_handlers,
+    watch_partitions,
+)
+from streams.services import ROOMS
 from streams.settings import Settings
 from streams.topics import Topics
 
@@ -41,7 +45,7 @@ def run_room(
 
     Args:
         settings: The settings of the process.
-        room: One of `streams.rooms.ROOMS`.
+        room: One of `streams.services.ROOMS`.
         group: The executor group, for an executor.
         instance: Stable name of this worker among those of its room.
         metrics_port: Port for Prometheus and for health probes; 0 serves none.
@@ -111,7 +115,7 @@ async def _prepare(runtime: KafkaRuntime, name: InstanceName) -> None:
     await name.wait()
     await runtime.control.start(runtime)
     groups = runtime.control.catalogue.groups
-    for note in admin.require(runtime.settings, runtime.topics.declared(groups)):
+    for note in kafka_admin.require(runtime.settings, runtime.topics.declared(groups)):
         log.info("topics: %s", note)
     await connect(runtime)
 

@@ -16,8 +16,8 @@ import orjson
 import zstandard
 from hypothesis import strategies as st
 
-from agents.decider.errors import CorruptState
-from agents.decider.log.rows import own_row
+from agents.bandit.errors import CorruptState
+from agents.decider.log import own_row
 
 Raw = tuple[bytes | None, bytes | None]
 """Key and value."""

@@ -2,7 +2,7 @@
 
 import random
 
-from agents.serving.recording import RecordedPath, RecordedStep
+from agents.serving.recorded import RecordedPath, RecordedStep
 
 CATALOGUE = """
 name: recorded

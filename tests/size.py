@@ -109,8 +109,8 @@ def by_area(root: Path, files: Iterable[Path]) -> dict[str, Lines]:
 def name_of(file: Path) -> str:
     """Return the dotted name under which a file is imported.
 
-    >>> name_of(Path("agents/space/__init__.py")), name_of(Path("agents/space/models.py"))
-    ('agents.space', 'agents.space.models')
+    >>> name_of(Path("agents/catalogue/__init__.py")), name_of(Path("agents/catalogue/models.py"))
+    ('agents.catalogue', 'agents.catalogue.models')
     """
     return ".".join(file.with_suffix("").parts).removesuffix(".__init__")
 
@@ -161,12 +161,13 @@ def leaves(command: click.Command, path: tuple[str, ...] = ()) -> list[str]:
 
 def walked(root: Path) -> list[str]:
     """Return the modules with a function executed between arrival and closing reward of a fourth query, in memory."""
-    from agents.serving.recording import write_paths
-    from schemas.base import decode, encode
+    from agents.serving.recorded import write_paths
     from schemas.query import Query
+    from schemas.record import decode, encode
     from schemas.reward import Reward
-    from streams.rooms import ROOMS
-    from streams.runtime.memory import Cluster, run
+    from streams.runtime.memory import run
+    from streams.runtime.memory_cluster import Cluster
+    from streams.services import ROOMS
     from streams.settings import Settings
     from tests.recorded import CATALOGUE, question, recorded_paths
 
@@ -228,7 +229,7 @@ def main() -> None:
         "--walk", action="store_true", help="also count the modules that one query runs through"
     )
     chosen = parser.parse_args()
-    from streams.commands import main as commands
+    from streams.cli import main as commands
 
     files = tracked(ROOT)
     areas = by_area(ROOT, files)

@@ -43,7 +43,7 @@ def test_every_python_command_exists(document: str, module: str, arguments: str)
     assert importlib.util.find_spec(module) is not None, f"{document}: no module {module}"
     if module != "streams" or not arguments:
         return
-    from streams.commands import main
+    from streams.cli import main
 
     words = [word for word in shlex.split(arguments.replace("…", "x")) if word]
     command: click.Command = main
@@ -76,7 +76,7 @@ def test_every_file_named_exists(document: Path) -> None:
 
 
 def test_every_figure_of_the_readme_says_policy_commit_and_date() -> None:
-    from agents.decider.policies.build import kinds
+    from agents.bandit.registry import kinds
 
     table = (ROOT / "README.md").read_text().partition("## Where it stands")[2].partition("\n\n")[2]
     head, _, *rows = (line.strip("| ").split(" | ") for line in table.partition("\n\n")[0].splitlines())
@@ -90,7 +90,7 @@ def test_every_figure_of_the_readme_says_policy_commit_and_date() -> None:
 
 
 def test_every_command_of_the_command_line_has_help_an_operator_can_use() -> None:
-    from streams.commands import main
+    from streams.cli import main
 
     pending: list[tuple[str, click.Command | None]] = [("streams", main)]
     while pending:

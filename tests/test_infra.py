@@ -10,9 +10,9 @@ import click
 import pytest
 import yaml
 
-from agents.space.catalogue import Catalogue
-from agents.space.catalogue_file import load_catalogue
-from schemas.base import MAX_RECORD
+from agents.catalogue.file import load_catalogue
+from agents.catalogue.models import Catalogue
+from schemas.record import MAX_RECORD
 from streams.settings import Settings, variable
 from tests.compose import GPU_ENV, env_of, environment_of, services_of
 
@@ -85,7 +85,7 @@ def test_no_image_of_ours_runs_as_root_or_shares_what_is_the_host_s(
 
 
 def test_every_rooms_command_is_one_of_the_command_line(services: dict[str, dict[str, Any]]) -> None:
-    from streams.commands import main
+    from streams.cli import main
 
     for name, service in of_image(services, "uniscale-streams").items():
         command: click.Command = main
@@ -101,7 +101,7 @@ def test_every_rooms_command_is_one_of_the_command_line(services: dict[str, dict
 def test_every_room_runs_once_and_every_group_has_an_executor(
     services: dict[str, dict[str, Any]], gpu_services: dict[str, dict[str, Any]]
 ) -> None:
-    from streams.rooms import ROOMS
+    from streams.services import ROOMS
 
     plain = {n: s for n, s in of_image(services, "uniscale-streams").items() if "profiles" not in s}
     assert sorted(s["command"][1] for s in plain.values() if s["command"][0] == "worker") == sorted(ROOMS)

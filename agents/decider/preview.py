@@ -15,13 +15,12 @@ import msgspec
 import numpy as np
 from msgspec import Struct
 
-from agents.decider.agent import Decider
-from agents.decider.decisions import Surroundings, context_of, in_force
-from agents.decider.log.rows import aim_of, policy_objective
-from agents.decider.policies.base import ActionVector
-from schemas.context import Context as ContextRecord
+from agents.bandit.policy import ActionVector
+from agents.decider.decider import Decider, Surroundings, context_of, in_force
+from agents.decider.log import aim_of, policy_objective
 from schemas.decision import PolicyState, Predicted
 from schemas.objective import ObjectiveInForce
+from schemas.query import Context as ContextRecord
 from schemas.query import Query
 
 PREVIEW: Final = "preview"

@@ -1,26 +1,120 @@
-"""The verifier protocol, and process reward models behind it: in this process or at a server.
+"""From what a process reward model answers to scores: pure, and strict about counts.
 
-A verifier scores the last step of each path given, in [0, 1]. The search takes path means (§3.3); the
-verifier knows nothing of them.
+A reply with another number of rows than step tags is an error. Public code turns it into a score of zero,
+which prunes a good path and tells nobody.
 """
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
-from agents.serving.errors import PromptTooLongError
-from agents.serving.http.server import JsonServer
-from agents.serving.retry import USUAL, Retries, retrying
+import msgspec
+import numpy as np
+
+from agents.catalogue.models import Verifier as VerifierEntry
+from agents.serving.errors import EngineReplyError, PromptTooLongError, ServingError
+from agents.serving.http import USUAL, JsonServer, Retries, retrying, within
+from agents.serving.prompts import ChatPrompts
+from agents.serving.recorded import Recording
+from agents.serving.registry import (
+    HostingOptions,
+    hosted_model,
+    load_into,
+    prompts_of,
+    served_name,
+    server_of,
+    start_host,
+)
 from agents.serving.vllm.host import EngineHost
 from agents.serving.vllm.requests import Pooling
-from agents.verifier.formats import Format, Rendered
-from agents.verifier.scores import ScoreCountError, last_score, pooling_rows
-from schemas.search import Scored, Served
+from agents.verifier.formats import Format, Rendered, SkyworkFormat, StepTagFormat
+from schemas.search import Scored, SearchStep, Served, Verification
 
 if TYPE_CHECKING:
-    import numpy as np
     from numpy.typing import NDArray
+
+ROUNDING = 1e-6  # a float32 softmax may leave [0, 1] by about this much
+
+
+class ScoreCountError(ServingError):
+    """A verifier answered with another number of scores than steps. Check its step tag and pooling type."""
+
+
+class ScoreRangeError(ServingError):
+    """A verifier answered with a score outside [0, 1] or not a number. Check its activation and weights."""
+
+
+def last_score(rows: "NDArray[np.float32]", rendered: "Rendered", good_label: int, model: str) -> float:
+    """Return the score of a path's last step.
+
+    Args:
+        rows: Class probabilities, one row a step tag (STEP pooling) or one a token (ALL pooling).
+        rendered: The prompt they answer, with the positions of its step tags.
+        good_label: Column of the class `right`.
+        model: Named in errors.
+
+    Raises:
+        ScoreCountError: The rows fit neither the step tags nor the tokens, or have no such column.
+        ScoreRangeError: The number is not a probability.
+    """
+    if len(rows) == len(rendered.positions):
+        row = rows[-1]
+    elif len(rows) == len(rendered.token_ids):
+        row = rows[rendered.positions[-1]]
+    else:
+        raise ScoreCountError(
+            f"{model}: {len(rows)} scores for {len(rendered.positions)} steps in "
+            f"{len(rendered.token_ids)} tokens; check the verifier's step tag and pooling type"
+        )
+    if good_label >= len(row):
+        raise ScoreCountError(
+            f"{model}: {len(row)} classes, but good_label is {good_label}; correct good_label"
+        )
+    score = float(row[good_label])
+    if not -ROUNDING <= score <= 1 + ROUNDING:
+        raise ScoreRangeError(f"{model}: a score of {score} is no probability; check the pooler's activation")
+    return min(1.0, max(0.0, score))
+
+
+class PoolingItem(msgspec.Struct):
+    """One prompt's part of a reply of `/pooling`."""
+
+    index: int
+    data: list[list[float] | float]
+
+
+class PoolingReply(msgspec.Struct):
+    """A reply of `/pooling`; servers send more."""
+
+    data: list[PoolingItem]
+
+
+def pooling_rows(reply: dict[str, Any], prompts: int) -> "list[NDArray[np.float32]]":
+    """Return the rows of each prompt from a reply of `/pooling`, in the order of the prompts.
+
+    Raises:
+        EngineReplyError: The reply is not one row set for each prompt.
+    """
+    try:
+        items = msgspec.convert(reply, PoolingReply).data
+    except msgspec.ValidationError as error:
+        raise EngineReplyError(f"/pooling: unexpected reply: {error}") from error
+    if sorted(item.index for item in items) != list(range(prompts)):
+        raise EngineReplyError(f"/pooling: {len(items)} results for {prompts} prompts")
+    try:
+        rows = [
+            np.asarray(item.data, dtype=np.float32) for item in sorted(items, key=lambda item: item.index)
+        ]
+    except ValueError as error:
+        raise EngineReplyError(f"/pooling: rows of unequal length: {error}") from error
+    return [each[:, None] if each.ndim == 1 else each for each in rows]
+
+
+# The verifier protocol, and process reward models behind it: in this process or at a server.
+#
+# A verifier scores the last step of each path given, in [0, 1]. The search takes path means (§3.3); the
+# verifier knows nothing of them.
 
 Overflow = Literal["keep-tail", "refuse"]
 """What to do with a path over the verifier's context: drop its leading steps and score the rest, which the
@@ -219,3 +313,133 @@ class HttpRows:
             "input": [list(prompt) for prompt in prompts],
         }
         return pooling_rows(await self._server.post("/pooling", body), len(prompts))
+
+
+# The verifier of a recording: scores at once, no model.
+
+
+class RecordedVerifier:
+    """Score paths by looking them up.
+
+    Args:
+        recording: What was recorded.
+    """
+
+    def __init__(self, recording: Recording) -> None:
+        self.served = Served(name="recorded")
+        self.counts = VerifierCounts()
+        self._recording = recording
+
+    async def score(self, question: str, paths: Sequence[Sequence[str]]) -> list[Scored]:
+        """Return the recorded score of each path's last step.
+
+        Raises:
+            RecordingError: A path was not recorded.
+        """
+        return [self._scored(question, path) for path in paths]
+
+    async def close(self) -> None:
+        """Do nothing: a recording holds no connection."""
+
+    def _scored(self, question: str, path: Sequence[str]) -> Scored:
+        node = self._recording.scored(question, path)
+        assert node.step is not None  # a path has at least one step
+        return Scored(score=node.step.score, tokens=node.prompt_tokens + node.step.tokens)
+
+
+# From a catalogue entry to a verifier: hosted in this process, or at a server.
+
+SKYWORK_LABEL = 0  # its one column is the value's sigmoid
+
+
+class VerifierOptions(HostingOptions, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a deployment says about its verifier.
+
+    Attributes:
+        system: A system message, where the model was trained with one (Qwen2.5-Math-PRM).
+        overflow: What to do with paths over the verifier's context.
+    """
+
+    system: str = ""
+    overflow: Overflow = "keep-tail"
+
+
+async def start_verifier(
+    entry: VerifierEntry, options: VerifierOptions, host: EngineHost | None = None
+) -> ProcessRewardModel:
+    """Load or connect a verifier; return when it can score.
+
+    Args:
+        entry: Its catalogue entry.
+        options: Of the deployment.
+        host: A started host to load it into, which stays its owner's; None starts one that closes with the
+            verifier.
+
+    Raises:
+        EngineStartError: The model or its tokenizer could not be loaded.
+        EngineEnvironmentError: This process cannot host vLLM.
+    """
+    prompts = prompts_of(entry, options)
+    source: RowSource
+    if entry.endpoint.kind == "http":
+        served = Served(name="http-pooling", model=entry.name)
+        source = HttpRows(server_of(entry, options), served_name(entry))
+    else:
+        owns_host = host is None
+        if host is None:
+            host = await start_host([hosted_model(entry, options)], options)
+        elif entry.name not in host.context_tokens:
+            await load_into(host, entry, options)
+        served = Served(name=host.vllm_name, version=host.vllm_version, model=entry.name)
+        source = HostedRows(host, entry.name, owns_host=owns_host, retries=options.retries)
+    return ProcessRewardModel(
+        served,
+        source,
+        format_for(entry, prompts, options.system),
+        good_label=entry.step_tags.good_label if entry.step_tags else SKYWORK_LABEL,
+        context_tokens=entry.engine.context_tokens,
+        overflow=options.overflow,
+    )
+
+
+def format_for(entry: VerifierEntry, prompts: ChatPrompts, system: str = "") -> Format:
+    """Return how paths are put to a verifier.
+
+    Raises:
+        EngineStartError: The tokenizer does not know its step tag, or under another id.
+    """
+    if entry.step_tags is None:
+        return SkyworkFormat(prompts)
+    return StepTagFormat(prompts, entry.step_tags.tag, tag_id=entry.step_tags.tag_id, system=system)
+
+
+# SearchStep to Verification: every draft of a step scored, in its order.
+
+
+async def verify(
+    search: SearchStep, *, verifier: Verifier, clock: Callable[[], float], now_ms: int | None = None
+) -> Verification:
+    """Score the pending drafts of a step.
+
+    The reply depends on the step alone, so a redelivered step is scored again to no effect: the first
+    Verification of a step is the one that counts.
+
+    Args:
+        search: The step.
+        verifier: Who scores.
+        clock: Seconds, monotonic.
+        now_ms: Time since the epoch, for the query's deadline; None for no deadline.
+
+    Raises:
+        DeadlinePassedError: the query expired first.
+        ServingError: As `Verifier.score`; the subclass says whether to try again.
+    """
+    began = clock()
+    paths = [search.forest.steps(index) for index in search.forest.pending]
+    until_ms = search.forest.limits.expires_ms
+    left_s = None if now_ms is None or until_ms is None else (until_ms - now_ms) / 1000
+    what = f"{search.query_id}/{search.step}"
+    scores = await within(left_s, verifier.score(search.question, paths), what)
+    return Verification(
+        search=search, scores=tuple(scores), verifier=verifier.served, verify_s=max(0.0, clock() - began)
+    )

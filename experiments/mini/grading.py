@@ -2,7 +2,7 @@
 
 import re
 
-from agents.aggregator.program import passes, run
+from agents.answers import passes, run
 from experiments.mini.tasks.problem import DELIMITER, Problem
 from experiments.mini.tasks.programs import inputs_for
 

@@ -17,8 +17,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from agents.space.action_space import MAX_DRAFTS, PAIRS, uis_space
-from agents.space.catalogue import Catalogue
+from agents.catalogue.actions import MAX_DRAFTS, PAIRS, uis_space
+from agents.catalogue.models import Catalogue
 from experiments.loop import best_route_space
 from experiments.record import table
 from experiments.record.journal import Journal, JournalError, RunKey

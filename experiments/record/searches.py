@@ -14,18 +14,15 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
-from agents.aggregator import eflops
-from agents.aggregator.grade import Grade, Judge, grade
-from agents.executor.engine import Drafted, Engine, Prefix
-from agents.executor.engines.build import EngineOptions, start_engines
-from agents.executor.forest import outcome, plant, tell_drafts, tell_scores
-from agents.executor.next_step import Ask, ask
-from agents.executor.rules import SearchRules, limits
-from agents.space.catalogue import Catalogue
-from agents.space.models import Sampling
-from agents.verifier.build import VerifierOptions, start_verifier
+from agents.answers import Grade, Judge, grade
+from agents.catalogue import eflops
+from agents.catalogue.models import Catalogue, Sampling
+from agents.search.forest import Ask, ask, outcome, plant, tell_drafts, tell_scores
+from agents.search.search import SearchRules, limits
+from agents.serving.engine import Drafted, Engine, Prefix
+from agents.serving.registry import EngineOptions, start_engines
 from agents.verifier.formats import StepTagFormat
-from agents.verifier.prm import ProcessRewardModel, Verifier
+from agents.verifier.prm import ProcessRewardModel, Verifier, VerifierOptions, start_verifier
 from experiments.record.questions import Question
 from experiments.record.sampler.engine import TorchEngine
 from experiments.record.sampler.pump import Pump

@@ -14,7 +14,7 @@ It imports only topic names, settings and the connection to the broker. It decod
     snapshots  the policy's snapshots
 """
 
-from streams.audit.reading.log import BrokerLog, Log, Raw, Span
+from streams.audit.reading import BrokerLog, Log, Raw, Span
 from streams.audit.run import Report, audit
 
 __all__ = ["BrokerLog", "Log", "Raw", "Report", "Span", "audit"]

@@ -18,27 +18,25 @@ from typing import Any, Final
 
 from msgspec import Struct
 
-from streams.audit.checks import discrepancies
-from streams.audit.learner import Fold, Learner, Setup
+from streams.audit.checks import State, Story, World, discrepancies, state_of, stories, told
+from streams.audit.learner import Ended, Fold, Learner, Setup
 from streams.audit.price import Catalogue
-from streams.audit.reading.facts import Facts
-from streams.audit.reading.ledger import Ledger
-from streams.audit.reading.log import Log, Part, Span
-from streams.audit.reading.records import (
+from streams.audit.reading import (
     Answer,
     Chunk,
     Context,
     Decision,
+    Facts,
     Feedback,
     JoinRow,
+    Ledger,
+    Log,
+    Part,
     Query,
     Reward,
     Row,
+    Span,
 )
-from streams.audit.rows import told
-from streams.audit.snapshots import Ended
-from streams.audit.stories import State, Story, state_of, stories
-from streams.audit.world import World
 from streams.settings import Settings
 from streams.topics import Topics
 

@@ -16,10 +16,11 @@ from typing import Any, BinaryIO, Final
 
 import msgspec
 
-from agents.space.catalogue_file import load_catalogue
-from streams.audit import BrokerLog, Raw, Span, audit
+from agents.catalogue.file import load_catalogue
+from streams.audit.reading import BrokerLog, Raw, Span
+from streams.audit.run import audit
 from streams.bench.history import History
-from streams.runtime.kafka.clients import admin, connections
+from streams.runtime import kafka_admin, kafka_clients
 from streams.settings import Settings
 from streams.topics import Topics
 
@@ -115,8 +116,8 @@ def _to_files(settings: Settings, folder: Path, history: History, queries: int) 
 
 def _to_broker(settings: Settings, folder: Path, history: History, queries: int) -> tuple[int, Counter[str]]:
     """Return what `_to_files` does."""
-    admin.create(settings, Topics(settings).declared(load_catalogue(Path(settings.catalogue)).groups))
-    producer = connections.producer(settings, linger_ms=5)
+    kafka_admin.create(settings, Topics(settings).declared(load_catalogue(Path(settings.catalogue)).groups))
+    producer = kafka_clients.producer(settings, linger_ms=5)
     records, sizes = 0, Counter[str]()
     try:
         for w in history.records(queries):

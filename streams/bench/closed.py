@@ -16,24 +16,22 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from agents.decider.agent import Decider
-from agents.decider.decisions import Surroundings
-from agents.decider.log.ended import EndedIds
-from agents.embedder.encoder import Encoder, encoder_id
-from agents.space.action_space import uis_space
-from agents.space.catalogue_file import load_catalogue
-from agents.space.steering import Steering
-from schemas.base import decode, encode
-from schemas.context import Context
+from agents.catalogue.actions import uis_space
+from agents.catalogue.file import load_catalogue
+from agents.catalogue.objectives import Steering
+from agents.decider.decider import Decider, Surroundings
+from agents.decider.snapshot import EndedIds
+from agents.embedding import Encoder, encoder_id
 from schemas.dead_letter import DeadLetter
 from schemas.decision import Decision
-from schemas.query import Origin, Query
+from schemas.query import Context, Origin, Query
+from schemas.record import decode, encode
 from streams.bench.recovery import drawn_reward, recovered_decider
 from streams.metrics import Metrics
-from streams.rooms.decider.learner_log import LearnerLog
-from streams.rooms.decider.policies import action_vectors, policy_of
-from streams.rooms.embedder.encoders import encoder_of
-from streams.runtime.kafka.clients import admin, connections
+from streams.runtime import kafka_admin, kafka_clients
+from streams.services.decider import action_vectors, policy_of
+from streams.services.embedder import encoder_of
+from streams.services.learner_log import LearnerLog
 from streams.settings import Settings
 from streams.topics import SHARD, Topics
 
@@ -69,7 +67,7 @@ def measure(
             snapshot_every=min(settings.policy.snapshot_every or lived, lived),
         )  # fmt: skip
         topics = Topics(settings)
-        admin.create(settings, topics.declared(load_catalogue(Path(settings.catalogue)).groups))
+        kafka_admin.create(settings, topics.declared(load_catalogue(Path(settings.catalogue)).groups))
         say(f"writing the log of {queries:,} queries, {lived:,} of them decided and learned")
         encoder = encoder_of(settings)
         began_s, began_cpu = time.monotonic(), time.process_time()
@@ -96,7 +94,7 @@ class _Writer:
         self.metrics = Metrics(self.room)
         self.rows: dict[bytes, bytes] = {}
         self.ends = {self.changelog: 0, self.topics.snapshot: 0}
-        self.producer = connections.producer(settings, linger_ms=20, batch_size=1 << 19)
+        self.producer = kafka_clients.producer(settings, linger_ms=20, batch_size=1 << 19)
         self._pending: list[Any] = []
 
     def table(self, *_: Any, **__: Any) -> "_Writer":
@@ -212,7 +210,7 @@ def _again(settings: Settings, encoder: Encoder, queries: int, seq: int) -> int:
     While its row is still in the log, one from its own place gets the Decision that was made before `seq` once more.
     """
     topics, rng = Topics(settings), np.random.default_rng(1)
-    producer = connections.producer(settings)
+    producer = kafka_clients.producer(settings)
     numbers = rng.integers(0, queries, _AGAIN).tolist()
     for n, number in enumerate(numbers):
         context = _context(settings, encoder, rng, number, number + (queries if n % 2 else 0))
@@ -227,13 +225,13 @@ def _again(settings: Settings, encoder: Encoder, queries: int, seq: int) -> int:
         time.sleep(0.2)
     if (found := [each.query_id for each in decided]) != [f"c{queries}"]:
         raise LookupError(f"queries that had ended were decided again: {found[:5]}")
-    letters = [decode(r.value, DeadLetter) for r in connections.read_all(settings, [topics.dead_letter])]
+    letters = [decode(r.value, DeadLetter) for r in kafka_clients.read_all(settings, [topics.dead_letter])]
     return sum(letter.error == "DuplicateQuery" for letter in letters)
 
 
 def _decisions(settings: Settings) -> list[Decision]:
     topic = Topics(settings).decision
-    return [decode(record.value, Decision) for record in connections.read_all(settings, [topic])]
+    return [decode(record.value, Decision) for record in kafka_clients.read_all(settings, [topic])]
 
 
 def _memory_mb(pid: int) -> dict[str, float]:

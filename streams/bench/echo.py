@@ -23,8 +23,8 @@ from typing import Any, NoReturn
 import msgspec
 
 from streams.local.broker import Broker
-from streams.local.launch import settings_for
-from streams.runtime.kafka.clients import admin, connections
+from streams.local.deployment import settings_for
+from streams.runtime import kafka_admin, kafka_clients
 from streams.settings import Settings
 from streams.topics import Topic, Topics
 
@@ -68,7 +68,7 @@ def measure(broker: Broker, load: Load, *, profile: str = "") -> dict[str, Any]:
             )
             for name in (there, back)
         ]
-        admin.create(settings, [*page, *Topics(settings).declared([])])
+        kafka_admin.create(settings, [*page, *Topics(settings).declared([])])
         out = Path(folder) / "cpu.json"
         argv = [sys.executable, "-m", "streams.bench.echo", "--serve", str(load.warm), "--out", str(out)]
         environ = {**os.environ, **settings.environ(), "OMP_NUM_THREADS": "1"}
@@ -92,7 +92,7 @@ async def _drive(settings: Settings, load: Load, pid: int, profile: str) -> floa
     from aiokafka import TopicPartition
 
     there, back = _topics(settings)
-    reader, producer = connections.follower(settings), connections.writer(settings, None)
+    reader, producer = kafka_clients.follower(settings), kafka_clients.writer(settings, None)
     await reader.start()
     await producer.start()
     parts = [TopicPartition(back, p) for p in range(_PARTITIONS)]
@@ -148,9 +148,9 @@ def _serve(warm: int, out: Path) -> None:
     import uvloop
 
     from streams.metrics import Metrics
-    from streams.runtime.kafka.process.worker import Worker
-    from streams.runtime.kafka.runtime import KafkaRuntime
-    from streams.runtime.records import Outgoing, Record
+    from streams.runtime.base import Outgoing, Record
+    from streams.runtime.kafka import KafkaRuntime
+    from streams.runtime.kafka_worker import Worker
 
     settings = Settings.from_env(os.environ)
     asyncio.set_event_loop_policy(uvloop.EventLoopPolicy())

@@ -17,25 +17,20 @@ from typing import Any
 
 import msgspec
 
-from agents.executor.agent import begin, draft, resume
-from agents.executor.engines.build import EngineOptions, engine_for
-from agents.executor.job import Job
-from agents.executor.rules import SearchRules
-from agents.serving.hosting import hosted_model
-from agents.serving.vllm.environment import prepare_environment
+from agents.catalogue.file import load_catalogue
+from agents.catalogue.models import Catalogue, Model
+from agents.search.search import Job, SearchRules, begin, draft, resume
+from agents.serving.registry import EngineOptions, engine_for, hosted_model
 from agents.serving.vllm.host import EngineHost
 from agents.serving.vllm.requests import Completion, Generation
-from agents.serving.vllm.settings import HostSettings
-from agents.space.catalogue import Catalogue
-from agents.space.catalogue_file import load_catalogue
-from agents.space.models import Model
-from agents.verifier.build import VerifierOptions, start_verifier
+from agents.serving.vllm.settings import HostSettings, prepare_environment
+from agents.verifier.prm import VerifierOptions, start_verifier
 from schemas.action import Action
 from schemas.decision import Decision, PolicyState
 from schemas.objective import CostRange, ObjectiveInForce, Weights
 from schemas.query import Origin, Query
 from schemas.search import Scored, SearchStep, Verification
-from streams.client import read_questions
+from streams.client.questions import read_questions
 
 REPEATS = 2
 

@@ -21,15 +21,14 @@ from typing import Any, Final, Literal
 import httpx
 import msgspec
 
-from agents.serving.recording import write_paths
-from agents.space.catalogue_file import load_catalogue
+from agents.catalogue.file import load_catalogue
+from agents.serving.recorded import write_paths
 from streams.bench import litellm
 from streams.bench.load import Load, Measured
 from streams.bench.run import BenchFailed, recording
 from streams.local.broker import Broker, free_port
-from streams.local.launch import room_commands, settings_for
-from streams.local.supervisor import Supervisor
-from streams.runtime.kafka.clients import admin, connections
+from streams.local.deployment import Supervisor, room_commands, settings_for
+from streams.runtime import kafka_admin, kafka_clients
 from streams.settings import Settings
 from streams.topics import Topics
 
@@ -272,7 +271,7 @@ def _ours(
         max_in_flight=max(CONNECTIONS),
     )  # fmt: skip
     groups, topics = list(catalogue.groups), Topics(settings)
-    admin.create(settings, topics.declared(groups))
+    kafka_admin.create(settings, topics.declared(groups))
     environ = {**os.environ, **settings.environ(), "OMP_NUM_THREADS": "1"}
     rooms = Supervisor(
         room_commands(groups, optional=("gateway",)), environ=environ, log_path=folder / "rooms.log"
@@ -291,7 +290,7 @@ def _ours(
 
 def _stored(settings: Settings, topics: Topics) -> dict[str, int]:
     """Return how many queries, decisions and answers the broker has."""
-    reader = connections.consumer(settings)
+    reader = kafka_clients.consumer(settings)
     try:
         found = {}
         for kind, topic in (
@@ -299,7 +298,7 @@ def _stored(settings: Settings, topics: Topics) -> dict[str, int]:
             ("decision", topics.decision),
             ("answer", topics.answer),
         ):
-            parts = connections.partitions(reader, [topic])
+            parts = kafka_clients.partitions(reader, [topic])
             found[kind] = sum(reader.end_offsets(parts).values())
         return found
     finally:

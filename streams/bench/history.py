@@ -10,27 +10,23 @@ from typing import NamedTuple
 
 import numpy as np
 
-from agents.aggregator.agent import Pricing, price_of
-from agents.aggregator.join import Arrival, Waits, on
-from agents.aggregator.row import Row, Valued, encode_row
-from agents.decider.agent import Decider
-from agents.decider.decisions import Surroundings
-from agents.embedder.agent import Arrival as Asked
-from agents.embedder.agent import embed
-from agents.embedder.encoder import encoder_id
-from agents.space.action_space import uis_space
-from agents.space.catalogue_file import load_catalogue
-from agents.space.steering import Steering
+from agents.catalogue.actions import uis_space
+from agents.catalogue.file import load_catalogue
+from agents.catalogue.objectives import Steering
+from agents.decider.decider import Decider, Surroundings
+from agents.embedding import Arrival as Asked
+from agents.embedding import embed, encoder_id
+from agents.reward.join import Arrival, Row, Valued, Waits, encode_row, on
+from agents.reward.outcome import Pricing, price_of
 from schemas.answer import Answer
-from schemas.base import decode, encode
-from schemas.context import Context
 from schemas.decision import Decision
 from schemas.forest import Draft, Limits
-from schemas.query import Origin, Query
+from schemas.query import Context, Origin, Query
+from schemas.record import decode, encode
 from schemas.reward import Due, Feedback, Reward
 from schemas.search import Served, Spent
-from streams.rooms.decider.policies import action_vectors, policy_of
-from streams.rooms.embedder.encoders import encoder_of
+from streams.services.decider import action_vectors, policy_of
+from streams.services.embedder import encoder_of
 from streams.settings import Settings
 from streams.topics import SHARD, Topics
 

@@ -19,15 +19,15 @@ from typing import Any, Final, Self
 
 import msgspec
 
-from agents.serving.recording import write_paths
-from agents.space.catalogue_file import load_catalogue
+from agents.catalogue.file import load_catalogue
+from agents.serving.recorded import write_paths
 from schemas.query import Query
 from streams.bench.run import BenchFailed, cpu_s, recording
 from streams.bench.turns import versions
-from streams.client import Client, Follower
-from streams.local.launch import room_commands
-from streams.local.supervisor import STEADY_S, Room, Supervisor
-from streams.runtime.kafka.clients import admin
+from streams.client.client import Client
+from streams.client.events import Follower
+from streams.local.deployment import STEADY_S, Room, Supervisor, room_commands
+from streams.runtime import kafka_admin
 from streams.settings import Settings
 from streams.topics import Topics
 
@@ -94,7 +94,7 @@ def measure(
         commands = room_commands(groups)
         if unknown := set(rooms) - set(commands):
             raise BenchFailed(f"no room {', '.join(sorted(unknown))}; there are {', '.join(commands)}")
-        admin.create(settings, Topics(settings).declared(groups))
+        kafka_admin.create(settings, Topics(settings).declared(groups))
         environ = {**os.environ, **_ONE_THREAD, **settings.environ()}
         with Supervisor(commands, environ=environ, log_path=Path(folder) / "log") as supervisor:
             supervisor.wait_ready(600)

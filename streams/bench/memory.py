@@ -19,10 +19,10 @@ from typing import Any
 
 import psutil
 
-from streams.client import Client, read_questions
+from streams.client.client import Client
+from streams.client.questions import read_questions
 from streams.demo.run import QUESTIONS, THREADS
-from streams.local.deployment import Deployment
-from streams.local.signals import stopped_by_signals
+from streams.local.deployment import Deployment, stopped_by_signals
 from streams.settings import Settings
 
 _EVERY_S = 0.5

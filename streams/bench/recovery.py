@@ -18,25 +18,22 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from agents.decider.agent import Decider
-from agents.decider.decisions import Surroundings, context_of
-from agents.decider.policies.base import ActionVector, Objective
-from agents.decider.results import Decided
-from agents.embedder.encoder import Encoder, encoder_id
-from agents.space.action_space import uis_space
-from agents.space.catalogue_file import load_catalogue
-from agents.space.steering import Steering
-from schemas.base import decode
-from schemas.context import Context
+from agents.bandit.policy import ActionVector, Objective
+from agents.catalogue.actions import uis_space
+from agents.catalogue.file import load_catalogue
+from agents.catalogue.objectives import Steering
+from agents.decider.decider import Decider, Surroundings, context_of
+from agents.decider.log import Decided
+from agents.embedding import Encoder, encoder_id
 from schemas.decision import Decision
-from schemas.query import Origin, Query
+from schemas.query import Context, Origin, Query
+from schemas.record import decode
 from schemas.reward import Reward, reward_id
 from streams.local.broker import free_port
-from streams.local.launch import room_commands
-from streams.local.supervisor import Supervisor
-from streams.rooms.decider.policies import action_vectors, policy_of
-from streams.rooms.embedder.encoders import encoder_of
-from streams.runtime.kafka.clients import admin, connections
+from streams.local.deployment import Supervisor, room_commands
+from streams.runtime import kafka_admin, kafka_clients
+from streams.services.decider import action_vectors, policy_of
+from streams.services.embedder import encoder_of
 from streams.settings import Settings
 from streams.topics import Topics
 
@@ -63,7 +60,7 @@ def measure(settings: Settings, rows: int, half: int, say: Callable[[str], None]
         )  # fmt: skip
         topics = Topics(settings)
         catalogue = load_catalogue(Path(settings.catalogue))
-        admin.create(settings, topics.declared(catalogue.groups))
+        kafka_admin.create(settings, topics.declared(catalogue.groups))
         say(f"writing {rows} rows of dimension {2 * half}")
         encoder = encoder_of(settings)
         around = Surroundings(Steering.of(catalogue), uis_space(catalogue))
@@ -139,7 +136,7 @@ def drawn_reward(decided: Decided, rng: np.random.Generator) -> Reward:
 
 
 def _write(settings: Settings, topic: str, log: dict[bytes, bytes]) -> None:
-    producer = connections.producer(settings, linger_ms=5)
+    producer = kafka_clients.producer(settings, linger_ms=5)
     try:
         pending = []
         for key, value in log.items():

@@ -12,17 +12,17 @@ from typing import Any
 
 import msgspec
 
-from agents.serving.recording import RecordedPath, RecordedStep, write_paths
-from agents.space.catalogue import Catalogue
-from agents.space.catalogue_file import load_catalogue
+from agents.catalogue.file import load_catalogue
+from agents.catalogue.models import Catalogue
+from agents.serving.recorded import RecordedPath, RecordedStep, write_paths
 from schemas.errors import UniscaleError
 from schemas.query import Query
-from streams.client import Client, Pace, read_ledger
-from streams.demo.summary import latencies
+from streams.client.client import Client, Pace
+from streams.client.events import read_ledger
+from streams.demo.report import latencies
 from streams.local.broker import Broker
-from streams.local.launch import room_commands, settings_for
-from streams.local.supervisor import Supervisor
-from streams.runtime.kafka.clients import admin
+from streams.local.deployment import Supervisor, room_commands, settings_for
+from streams.runtime import kafka_admin
 from streams.settings import Settings
 from streams.topics import Topics
 
@@ -90,7 +90,7 @@ def run_once(
     )  # fmt: skip
     groups = list(catalogue.groups)
     topics = Topics(settings)
-    admin.create(settings, topics.declared(groups))
+    kafka_admin.create(settings, topics.declared(groups))
     # One path a search: the figure is of the plumbing, not of wide forests.
     pin = f"{catalogue.smallest.name}/1/1/1"
     queries = [

@@ -12,12 +12,8 @@ records, `events` their decoding, `ledger` the log of a run read back, `question
 send.
 """
 
-from streams.client.asked import Asked
-from streams.client.client import Client, IdTaken, NoAnswer
-from streams.client.events import Event, Kind
-from streams.client.follow import Follower
-from streams.client.ledger import Ledger, Story, read_ledger
-from streams.client.pace import Pace
+from streams.client.client import Asked, Client, IdTaken, NoAnswer, Pace
+from streams.client.events import Event, Follower, Kind, Ledger, Story, read_ledger
 from streams.client.questions import QuestionError, query_from, query_of, read_questions, renamed
 from streams.settings import Kafka, Settings
 

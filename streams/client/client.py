@@ -1,25 +1,242 @@
-"""The client: send queries, wait for their Answers, give feedback, follow and explain what happened."""
+"""How fast queries are sent."""
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Self
 
+import msgspec
+
 from schemas.answer import Answer
-from schemas.base import encode
 from schemas.control import ControlRecord
+from schemas.dead_letter import DeadLetter
 from schemas.errors import UniscaleError
 from schemas.query import Query
-from schemas.reward import Feedback
-from streams.client.asked import Asked
-from streams.client.events import Kind
-from streams.client.follow import Follower
-from streams.client.ledger import Story, executor_groups, read_ledger
-from streams.client.link import SEND_S, Link
-from streams.client.pace import Pace
+from schemas.record import decode, encode
+from schemas.reward import Feedback, Reward
+from streams.client.events import Follower, Kind, Story, executor_groups, kind_of, read_ledger
 from streams.client.questions import query_from
+from streams.runtime import kafka_clients
 from streams.settings import Settings
 from streams.topics import Topics
+
+
+class Pace(msgspec.Struct, frozen=True):
+    """When each query is due: at a steady rate, or at recorded times.
+
+    Attributes:
+        per_s: Queries per second; 0 sends as fast as the broker accepts them.
+        at_s: The second at which each query is due, counted from the first; overrides `per_s`.
+
+    >>> Pace(20.0).due_s(10)
+    0.5
+    """
+
+    per_s: float = 0.0
+    at_s: tuple[float, ...] = ()
+
+    def due_s(self, index: int) -> float:
+        """Return when query `index` is due, in seconds after the first."""
+        if self.at_s:
+            return self.at_s[index]
+        return index / self.per_s if self.per_s > 0 else 0.0
+
+
+# What a Client's connections do: produce records in order and at a pace, and read what arrives from now on.
+
+SEND_S = 60.0
+"""Seconds after which a record that the broker has not confirmed counts as lost."""
+
+
+class Link:
+    """One producer, shared by threads, and the consumers of what arrives; each is connected on first use.
+
+    Args:
+        settings: The deployment.
+        topics: Its topics.
+
+    Raises:
+        BrokerUnreachable: on first use, when no broker answers.
+        UnknownTopic: on first use, when the deployment's topics do not exist.
+    """
+
+    def __init__(self, settings: Settings, topics: Topics) -> None:
+        self.settings = settings
+        self.topics = topics
+        self._producer: Any = None
+        self._readers: dict[bool, Any] = {}
+        self._opening = threading.Lock()
+
+    def send(
+        self,
+        queries: Sequence[Query],
+        pace: Pace,
+        progress: Callable[[int], None],
+        wait: Callable[[float], None],
+    ) -> None:
+        """Produce queries in order and return when the broker has stored all of them.
+
+        Args:
+            queries: What to send. Every record is encoded before the first is sent.
+            pace: When each is due.
+            progress: Called with the number sent so far.
+            wait: Called with the seconds until the next is due.
+        """
+        values = [(query.query_id.encode(), encode(query)) for query in queries]
+        began = time.monotonic()
+        pending = []
+        for index, (key, value) in enumerate(values):
+            while (left_s := pace.due_s(index) - (time.monotonic() - began)) > 0:
+                wait(left_s)
+            pending.append(self.produce(self.topics.query, key, value))
+            progress(index + 1)
+        for delivery in pending:
+            delivery.get(timeout=SEND_S)
+
+    def produce(self, topic: str, key: bytes, value: bytes) -> Any:
+        """Return the future of a record that is on its way; its `get(timeout=SEND_S)` waits for the broker."""
+        with self._opening:
+            if self._producer is None:
+                # A producer waits a minute for a topic that does not exist, and does not say why.
+                kafka_clients.require_topics(self.settings, [self.topics.query, self.topics.feedback])
+                self._producer = kafka_clients.producer(self.settings)
+            producer = self._producer
+        return producer.send(topic, key=key, value=value)
+
+    def at_the_end(self, rewards: bool) -> Any:
+        """Return a consumer of the Answers and dead letters, and on request the rewards, that arrive from now on."""
+        reader = self._readers.get(rewards)
+        if reader is None:
+            names = [self.topics.answer, self.topics.dead_letter, *([self.topics.reward] if rewards else [])]
+            reader = self._readers[rewards] = kafka_clients.at_end(self.settings, names)
+            return reader
+        parts = list(reader.assignment())
+        reader.seek_to_end(*parts)
+        for tp in parts:
+            reader.position(tp)  # the seek takes effect only when the position is read
+        return reader
+
+    def close(self) -> None:
+        """Close the connections. Everything sent has been stored by then."""
+        with self._opening:
+            if self._producer is not None:
+                self._producer.close()
+            for reader in self._readers.values():
+                reader.close()
+            self._producer, self._readers = None, {}
+
+
+# A set of queries: which have been sent, answered and rewarded, and how each ended.
+
+
+class Asked:
+    """Progress and outcome of queries that a Client has sent and waits for.
+
+    Answers are matched by key and decoded only when `answers` is read, so waiting costs next to nothing.
+
+    Attributes:
+        total: Number of queries.
+        sent: Number passed to the producer so far.
+        taken: Ids that were already used: the earlier query keeps its Answer, and this one was dropped.
+        rewarded: Ids whose reward is closed; filled only if the Client waits for rewards.
+        wall_s: Seconds from the first send until the last expected record arrived or waiting ended.
+    """
+
+    def __init__(self, queries: Iterable[Query], *, rewards: bool = False) -> None:
+        self._ids = [query.query_id for query in queries]
+        self._open = {query_id.encode(): query_id for query_id in self._ids}
+        self._waiting = dict(self._open)
+        self._raw: dict[str, bytes] = {}
+        self._rewards = rewards
+        self.total = len(self._ids)
+        self.sent = 0
+        self.taken: set[str] = set()
+        self.rewarded: set[str] = set()
+        self.wall_s = 0.0
+        self._began = self._heard = time.monotonic()
+
+    @property
+    def answered(self) -> int:
+        """How many queries have an Answer."""
+        return len(self._raw)
+
+    @property
+    def missing(self) -> list[str]:
+        """Ids without an Answer, in the order in which they were sent."""
+        return [query_id for query_id in self._ids if query_id.encode() in self._waiting]
+
+    @property
+    def answers(self) -> Mapping[str, Answer]:
+        """The Answer of each query that has one, by query_id."""
+        return {q: decode(self._raw[q], Answer) for q in self._ids if q in self._raw}
+
+    @property
+    def ends(self) -> Mapping[str, int]:
+        """Number of queries by how they ended: the status of their Answer, or `id taken`."""
+        counts = Counter(answer.status for answer in self.answers.values())
+        return {**dict(counts.most_common()), **({"id taken": len(self.taken)} if self.taken else {})}
+
+    @property
+    def waited_s(self) -> float:
+        """Seconds since the first query was sent."""
+        return time.monotonic() - self._began
+
+    @property
+    def idle_s(self) -> float:
+        """Seconds since the last record that ended or rewarded one of the queries."""
+        return time.monotonic() - self._heard
+
+    @property
+    def done(self) -> bool:
+        """Whether nothing is left to wait for."""
+        if self._waiting or self.sent < self.total:
+            return False
+        return not self._rewards or len(self.rewarded) + len(self.taken) >= self.total
+
+    def start(self) -> None:
+        """Start the clock."""
+        self._began = self._heard = time.monotonic()
+
+    def stop(self) -> None:
+        """Stop the clock."""
+        self.wall_s = self.waited_s
+
+    def take(self, topics: Topics, raw: Any) -> None:
+        """Record what a raw record of the topics `answer`, `dead-letter` or `reward` says about these queries."""
+        match kind_of(topics, raw.topic):
+            case "answer":
+                query_id = self._waiting.pop(raw.key, None)
+                if query_id is not None:  # the first Answer counts
+                    self._raw[query_id] = raw.value
+                    self._heard = time.monotonic()
+            case "dead-letter":
+                self._letter(raw.value)
+            case "reward":
+                self._reward(raw.value)
+
+    def _letter(self, value: bytes) -> None:
+        try:
+            letter = decode(value, DeadLetter)
+        except UniscaleError:
+            return  # a letter of another release; our queries still end with their Answers
+        if letter.error != "DuplicateQuery" or letter.query_id is None:
+            return
+        if self._waiting.pop(letter.query_id.encode(), None) is not None:
+            self.taken.add(letter.query_id)
+            self._heard = time.monotonic()
+
+    def _reward(self, value: bytes) -> None:
+        try:
+            reward = decode(value, Reward)
+        except UniscaleError:
+            return
+        if reward.closes and reward.query_id.encode() in self._open:
+            self.rewarded.add(reward.query_id)
+            self._heard = time.monotonic()
+
+
+# The client: send queries, wait for their Answers, give feedback, follow and explain what happened.
 
 # How long after a query's deadline to keep waiting: the rooms then still write an `expired` Answer.
 _MARGIN_S = 60.0

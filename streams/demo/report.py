@@ -1,13 +1,309 @@
-"""A run as one self-contained page: learning curve, cost, accuracy, and the choices by level."""
+"""Which questions are asked, and in which order."""
 
 import html
+import random
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import pairwise
+from statistics import fmean
+from typing import Any, Final, NamedTuple
 
-from streams.client import Ledger, Story
-from streams.client.comparison import compared
-from streams.demo.drift import is_further
+import msgspec
+import numpy as np
+
+from schemas.query import Query
+from streams.client.events import Ledger, Story, compared
+
+
+def thirds(queries: Sequence[Query], count: int, seed: int) -> list[Query]:
+    """Return `count` queries in random order, every level in each third with the share that it has of all.
+
+    >>> qs = [Query(query_id=f"{l}{i}", text="x", metadata={"level": l}) for l in "ab" for i in range(6)]
+    >>> [sorted(q.metadata["level"] for q in thirds(qs, 12, 1)[t * 4 : t * 4 + 4]) for t in range(3)]
+    [['a', 'a', 'b', 'b'], ['a', 'a', 'b', 'b'], ['a', 'a', 'b', 'b']]
+    """
+    rng = random.Random(seed)
+    levels: dict[str, list[Query]] = {}
+    for query in queries:
+        levels.setdefault(str(query.metadata.get("level", "")), []).append(query)
+    for group in levels.values():
+        rng.shuffle(group)
+    # Each level's questions are spread evenly over the whole, so that any prefix has nearly the same shares.
+    spread = [((i + 0.5) / len(group), query) for group in levels.values() for i, query in enumerate(group)]
+    dealt = [query for _, query in sorted(spread, key=lambda each: each[0])][:count]
+    cuts = [round(len(dealt) * part / 3) for part in range(4)]
+    ordered = []
+    for begin, end in pairwise(cuts):
+        part = dealt[begin:end]
+        rng.shuffle(part)
+        ordered += part
+    return ordered
+
+
+# The demo's second part: the policy's favourite model costs three times as much, and the policy is watched following.
+#
+# `adapted_after` was defined before it was first measured: the number of queries, in the order of decisions after
+# the change, until the favourite's share of the last 20 choices is at most half its share of the first part. The 20
+# reach back over the change, so a policy that never chooses it again needs about ten. It is null where that does
+# not happen, and that is no verdict: a model may be worth three times its price.
+#
+# A choice is the model of a query that the policy decided itself. Twins, the warm-up, the control group and draws
+# of the exploration floor are none.
+
+FACTOR: Final = 3.0
+"""By how much the favourite's price rises."""
+
+WINDOW: Final = 20
+"""Choices that a share is taken of."""
+
+HALF: Final = 0.5
+
+
+class Later(NamedTuple):
+    """The second part: the model whose price has risen, and what is asked then."""
+
+    model: str
+    queries: list[Query]
+
+
+def further(queries: Sequence[Query], count: int, seed: int) -> list[Query]:
+    """Return questions of the first part again, under ids of their own, every level with the share it has there."""
+    return [
+        msgspec.structs.replace(
+            query, query_id=f"{query.query_id}-drift", metadata={**query.metadata, "drift_of": query.query_id}
+        )
+        for query in thirds(queries, count, seed + 1)
+    ]
+
+
+def is_further(story: Story) -> bool:
+    """Say whether a query belongs to the second part."""
+    return story.decision is not None and "drift_of" in story.decision.query.metadata
+
+
+def chosen(ledger: Ledger, ids: Iterable[str]) -> list[Story]:
+    """Return the queries that the policy itself decided, in the order of decisions."""
+    wanted = set(ids)
+    stories = [s for s in ledger.stories.values() if s.query_id in wanted and s.decision]
+    own = [s for s in stories if s.decision and s.decision.reason == "policy"]
+    return sorted(own, key=lambda s: s.seq)
+
+
+def favourite(stories: Sequence[Story]) -> str | None:
+    """Return the model that was chosen most, of equals the one chosen first; None where nothing was chosen."""
+    count = Counter(map(_model, stories))
+    return count.most_common(1)[0][0] if count else None
+
+
+def adapted_after(before: Sequence[str], after: Sequence[str], model: str) -> int | None:
+    """Return how many queries the policy took to choose a model half as often; None where it never did.
+
+    Args:
+        before: The models chosen before its price rose, in order.
+        after: Those chosen afterwards.
+        model: The favourite.
+
+    >>> adapted_after(["a"] * 30, ["a"] * 4 + ["b"] * 30, "a")
+    14
+    >>> adapted_after(["a", "b"] * 15, ["a", "b"] * 15, "a") is None
+    True
+    """
+    share = before.count(model) / len(before)
+    whole = [*before, *after]
+    for n in range(1, len(after) + 1):
+        last = whole[: len(before) + n][-WINDOW:]
+        if last.count(model) / len(last) <= HALF * share:
+            return n
+    return None
+
+
+def followed(ledger: Ledger, before: Iterable[str], after: Iterable[str], model: str) -> dict[str, Any]:
+    """Return `adapted_after` and, as `drift`, what the policy made of the new price.
+
+    `cost_ratio` is the mean cost afterwards over that of the first part; `cost_ratio_unchanged` is what it would have
+    been with the choices of the first part.
+
+    Args:
+        ledger: The run's log.
+        before: The ids of the first part's queries, without twins.
+        after: Those of the second part.
+        model: The favourite.
+    """
+    first, second = chosen(ledger, before), chosen(ledger, after)
+    models = [_model(s) for s in first], [_model(s) for s in second]
+    paid = sum(map(_cost_after, first)) / len(first)
+    unchanged = sum(_cost_after(s) * (FACTOR if _model(s) == model else 1.0) for s in first) / len(first)
+    now = sum(map(_cost_after, second)) / len(second) if second else 0.0
+    last = models[1][-WINDOW:]
+    return {
+        "adapted_after": adapted_after(*models, model),
+        "drift": {
+            "model": model,
+            "times": FACTOR,
+            "queries": len(second),
+            "share_before": models[0].count(model) / len(first),
+            "share_after": last.count(model) / len(last) if last else None,
+            "accuracy_before": _accuracy(first),
+            "accuracy_after": _accuracy(second),
+            "cost_ratio": now / paid if second and paid else None,
+            "cost_ratio_unchanged": unchanged / paid if paid else None,
+        },
+    }
+
+
+def sentence(report: dict[str, Any]) -> str:
+    """Return what the policy made of the new price in a few sentences, whatever that was."""
+    found, took = report["drift"], report["adapted_after"]
+    if not found["queries"] or found["cost_ratio"] is None:
+        return (
+            f"Then {found['model']} cost {found['times']:g} times as much, and no further query was answered."
+        )
+    half = (
+        f"After {took} queries it was chosen at most half as often"
+        if took is not None
+        else f"In {found['queries']} further queries it was never chosen half as often"
+    )
+    right = [found[f"accuracy_{when}"] for when in ("before", "after")]
+    known = f" Accuracy {right[0]:.0%} before, {right[1]:.0%} after." if None not in right else ""
+    share = f"{found['share_before']:.0%} of the questions"
+    return (
+        f"Then {found['model']}, chosen for {share}, cost {found['times']:g} times as much. {half}; of the last "
+        f"{min(WINDOW, found['queries'])} choices it has {found['share_after']:.0%}. A query costs "
+        f"{found['cost_ratio']:.2f} times as much as before; with the choices of before it would be "
+        f"{found['cost_ratio_unchanged']:.2f} times.{known}"
+    )
+
+
+def _model(story: Story) -> str:
+    assert story.decision is not None
+    return story.decision.action.model
+
+
+def _cost_after(story: Story) -> float:
+    return story.eflops or 0.0
+
+
+def _accuracy(stories: Sequence[Story]) -> float | None:
+    right = [s.closing.correct or 0.0 for s in stories if s.closing is not None]
+    return sum(right) / len(right) if right else None
+
+
+# A run in numbers, from its log: what the demo writes as summary.json.
+
+
+def summarise(
+    ledger: Ledger, sent: Iterable[str], *, broker: str, mode: str, wall_s: float
+) -> dict[str, Any]:
+    """Return the summary of a run.
+
+    Thirds are by the order of decisions, over queries with a scalar reward. `rewards` counts queries whose
+    reward is closed.
+
+    Args:
+        ledger: The run's log.
+        sent: The query_ids that were sent.
+        broker: Name and version.
+        mode: The objective.
+        wall_s: From the first query sent to the last reward.
+    """
+    ids = list(sent)
+    stories = [ledger.stories[q] for q in ids if q in ledger.stories]
+    rewarded = sorted(
+        (s for s in stories if s.decision and s.closing and s.closing.reward is not None),
+        key=lambda s: s.seq,
+    )
+    third = max(1, len(rewarded) // 3)
+    first, last = rewarded[:third], rewarded[-third:]
+    graded = [s for s in stories if s.closing and s.closing.correct is not None]
+    answers = [s.answer for s in stories if s.answer]
+    return {
+        "broker": broker,
+        "engine": _served(a.engine for a in answers),
+        "verifier": _served(a.verifier for a in answers),
+        "mode": mode,
+        "warm_up": sum(_reason(s) == "warm-up" for s in stories),
+        "queries": len(ids),
+        "answers": len(answers),
+        "unanswered": len(ids) - len(answers),
+        "statuses": _counted(a.status for a in answers),
+        "rewards": sum(s.closing is not None for s in stories),
+        "dead_letters": len(ledger.dead_letters),
+        "duplicates": sum(s.repeats for s in stories),
+        "accuracy": _mean(s.closing.correct for s in graded if s.closing),
+        "accuracy_last_third": _mean(
+            s.closing.correct for s in last if s.closing and s.closing.correct is not None
+        ),
+        "mean_reward": _mean(map(_reward, rewarded)),
+        "mean_reward_warmup": _mean(_reward(s) for s in rewarded if _reason(s) == "warm-up"),
+        "mean_reward_policy": _mean(_reward(s) for s in rewarded if _reason(s) == "policy"),
+        "mean_reward_first_third": _mean(map(_reward, first)),
+        "mean_reward_last_third": _mean(map(_reward, last)),
+        "mean_cost_eflops_first_third": _mean(map(_cost, first)),
+        "mean_cost_eflops_last_third": _mean(map(_cost, last)),
+        "distinct_actions": len({s.decision.action.id for s in stories if s.decision}),
+        "tokens": sum(a.generated_tokens for a in answers),
+        "drafts": sum(len(a.trace) for a in answers),
+        "wall_s": round(wall_s, 2),
+        "bytes_per_query": round(ledger.bytes / max(1, len(ids))),
+        "latency_ms": latencies(stories),
+    }
+
+
+def latencies(stories: Sequence[Story]) -> dict[str, dict[str, float]]:
+    """Return p50 and p95 of every stage, in ms between append times on the broker."""
+    samples: dict[str, list[float]] = {}
+
+    def gap(name: str, story: Story, begin: str, end: str) -> None:
+        if begin in story.at_ms and end in story.at_ms:
+            samples.setdefault(name, []).append(story.at_ms[end] - story.at_ms[begin])
+
+    for story in stories:
+        gap("query_to_context", story, "query", "context")
+        gap("context_to_decision", story, "context", "decision")
+        gap("query_to_decision", story, "query", "decision")
+        gap("decision_to_first_step", story, "decision", "step/1")
+        for step in range(1, 1 + len({s.step for s in story.steps})):
+            gap("step_to_verification", story, f"step/{step}", f"verification/{step}")
+            gap("verification_to_next_step", story, f"verification/{step}", f"step/{step + 1}")
+        gap("answer_to_reward", story, "answer", "reward/final")
+        gap("query_to_answer", story, "query", "answer")
+    return {
+        name: {"p50": round(float(np.percentile(ms, 50)), 1), "p95": round(float(np.percentile(ms, 95)), 1)}
+        for name, ms in samples.items()
+    }
+
+
+def _reward(story: Story) -> float:
+    assert story.closing is not None
+    assert story.closing.reward is not None
+    return story.closing.reward
+
+
+def _cost(story: Story) -> float:
+    return story.eflops or 0.0
+
+
+def _reason(story: Story) -> str:
+    return story.decision.reason if story.decision else ""
+
+
+def _mean(values: Iterable[Any]) -> float | None:
+    known = [float(v) for v in values]
+    return fmean(known) if known else None
+
+
+def _counted(values: Iterable[str]) -> Mapping[str, int]:
+    found: dict[str, int] = {}
+    for value in values:
+        found[value] = found.get(value, 0) + 1
+    return found
+
+
+def _served(values: Iterable[Any]) -> list[str]:
+    return sorted({f"{v.name} {v.version}".strip() for v in values if v is not None})
+
+
+# A run as one self-contained page: learning curve, cost, accuracy, and the choices by level.
 
 _STYLE = """body{font:15px/1.5 system-ui,sans-serif;max-width:900px;margin:2em auto;padding:0 1em;color:#222}
 table{border-collapse:collapse;margin:1em 0}td,th{padding:.25em .7em;border-bottom:1px solid #ddd;text-align:right}
@@ -45,7 +341,7 @@ def render(ledger: Ledger, summary: Mapping[str, Any]) -> str:
             "<h2>Accuracy</h2>", curve(_correct(stories), warm, _correct(twins)),
             "<h2>Choices by level</h2>", choices(stories),
             *_after_the_price_rose(stories, further, summary),
-            "<h2>Where the time goes</h2>", latencies(summary["latency_ms"]),
+            "<h2>Where the time goes</h2>", latency_table(summary["latency_ms"]),
             "<h2>Numbers</h2>", numbers({k: v for k, v in summary.items() if k not in _SHOWN_ABOVE}),
         ]
     )  # fmt: skip
@@ -92,7 +388,7 @@ def gained(summary: Mapping[str, Any]) -> str:
     )
 
 
-def latencies(stages: Mapping[str, Mapping[str, float]]) -> str:
+def latency_table(stages: Mapping[str, Mapping[str, float]]) -> str:
     """Return the stages as a table, in ms between the broker's append times. Waiting is part of a stage."""
     rows = [
         f"<tr><td>{html.escape(name.replace('_', ' '))}</td><td>{ms['p50']:,.0f}</td><td>{ms['p95']:,.0f}</td></tr>"

@@ -20,17 +20,17 @@ import psutil
 from schemas.control import PriceEntry
 from schemas.errors import UniscaleError
 from schemas.query import Query
-from streams.audit import BrokerLog, Report, audit
-from streams.client import Asked, Client, read_ledger, read_questions
+from streams.audit.reading import BrokerLog
+from streams.audit.run import Report, audit
+from streams.client.client import Asked, Client
+from streams.client.events import read_ledger
+from streams.client.questions import read_questions
 from streams.control import Control, default_objective
-from streams.demo import drift
-from streams.demo.report import render
-from streams.demo.sampling import thirds
-from streams.demo.summary import summarise
-from streams.demo.twins import NOT_COMPARED, compared, sentence, twin_of
-from streams.local.deployment import Deployment
-from streams.local.launch import with_previews
-from streams.local.signals import stopped_by_signals
+from streams.demo import report
+from streams.demo.report import render, summarise, thirds
+from streams.demo.twins import NOT_COMPARED, compared, twin_of
+from streams.demo.twins import sentence as twins_sentence
+from streams.local.deployment import Deployment, stopped_by_signals, with_previews
 from streams.settings import Settings
 from streams.topics import Topics
 
@@ -201,13 +201,13 @@ def run(
     if twins:
         pairs = [(query.query_id, twin.query_id) for query, twin in zip(queries, twins, strict=True)]
         summary |= compared(ledger, pairs, action=demo.control, seed=demo.seed)
-        summary["sentence"] = sentence(summary)
+        summary["sentence"] = twins_sentence(summary)
         summary["unanswered"] += len(set(asked.missing) & {twin.query_id for twin in twins})
     summary["adapted_after"] = None
     if later is not None:
         ids = [query.query_id for query in queries], [query.query_id for query in later.queries]
-        summary |= drift.followed(ledger, *ids, later.model)
-        summary["drift_sentence"] = drift.sentence(summary)
+        summary |= report.followed(ledger, *ids, later.model)
+        summary["drift_sentence"] = report.sentence(summary)
         summary["unanswered"] += len(missing)
     summary["audit"] = msgspec.to_builtins(audited)
     (demo.out / "summary.json").write_bytes(orjson.dumps(summary, option=orjson.OPT_INDENT_2))
@@ -217,20 +217,20 @@ def run(
 
 def _dearer(
     demo: Demo, deployment: Deployment, client: Client, queries: Sequence[Query], say: Callable[[str], None]
-) -> drift.Later | None:
+) -> report.Later | None:
     """Raise the price of the policy's favourite model; return it with what is asked then, or None for neither."""
     if not demo.drift:
         return None
     settings = deployment.settings
     ledger = read_ledger(settings, deployment.groups, only=[Topics(settings).decision])
-    model = drift.favourite(drift.chosen(ledger, [query.query_id for query in queries]))
+    model = report.favourite(report.chosen(ledger, [query.query_id for query in queries]))
     if model is None:
         say("the policy has chosen nothing yet, so no price is raised: ask more questions")
         return None
-    factor = Control(settings).catalogue.model(model).price_factor * drift.FACTOR
+    factor = Control(settings).catalogue.model(model).price_factor * report.FACTOR
     client.steer(PriceEntry(name=model, factor=factor))
-    say(f"{model}, which the policy chose most, costs {drift.FACTOR:g} times as much from now on")
-    return drift.Later(model, drift.further(queries, demo.drift, demo.seed))
+    say(f"{model}, which the policy chose most, costs {report.FACTOR:g} times as much from now on")
+    return report.Later(model, report.further(queries, demo.drift, demo.seed))
 
 
 def _mode(demo: Demo, settings: Settings) -> str:

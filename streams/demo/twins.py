@@ -17,7 +17,7 @@ import numpy.typing as npt
 import orjson
 
 from schemas.query import Query
-from streams.client import Ledger, Story
+from streams.client.events import Ledger, Story
 
 Array = npt.NDArray[np.float64]
 

@@ -1,18 +1,420 @@
-"""A whole deployment on this machine: a broker, the topics and every room, started together and stopped together."""
+"""SIGINT and SIGTERM for the commands that start processes: both unwind the stack, so that everything is stopped."""
 
 import contextlib
+import logging
 import os
-from collections.abc import Iterable, Mapping
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from logging.handlers import RotatingFileHandler
 from pathlib import Path
-from typing import Literal, Self
+from types import FrameType
+from typing import Literal, NoReturn, Self
 
-from agents.space.catalogue_file import load_catalogue
+from agents.catalogue.file import load_catalogue
+from schemas.errors import UniscaleError
 from streams.local.broker import Broker
-from streams.local.launch import room_commands, settings_for
-from streams.local.supervisor import Supervisor
-from streams.runtime.kafka.clients import admin
+from streams.runtime import kafka_admin
+from streams.services import ROOMS
 from streams.settings import Settings
 from streams.topics import Topics
+
+
+@contextmanager
+def stopped_by_signals() -> Iterator[None]:
+    """Let Ctrl-C and SIGTERM end the block through its context managers and `finally` clauses.
+
+    A shell starts the background jobs of a script with SIGINT ignored, and Python then leaves it ignored: `up &`
+    could not be interrupted. So the handler is set here whatever was inherited. SIGINT raises KeyboardInterrupt.
+    The first SIGTERM raises SystemExit(0); later ones are ignored, because what was started is being stopped.
+    """
+    before = (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM))
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGTERM, _terminate)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before[0])
+        signal.signal(signal.SIGTERM, before[1])
+
+
+def _terminate(number: int, frame: FrameType | None) -> NoReturn:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    raise SystemExit(0)
+
+
+# The log of several processes: one file, rotated by size, that never stops whoever writes to it.
+
+LOG_BYTES = 50 * 1024 * 1024
+"""Size at which a log file is rotated."""
+
+LOG_FILES = 3
+"""Rotated files that are kept besides the current one: LOG.1 is the newest."""
+
+
+class LogFile(RotatingFileHandler):
+    """Lines of several writers in one file, and on request on the terminal too.
+
+    A line that cannot be written (a full disk, a closed terminal) is counted and dropped: the processes go on,
+    and the first line that can be written again says how many were lost.
+
+    Args:
+        path: The file; its folder is created.
+        most_bytes: Size at which it is rotated.
+        echo: Also called with each line.
+    """
+
+    def __init__(
+        self, path: Path, *, most_bytes: int = LOG_BYTES, echo: Callable[[str], None] | None = None
+    ) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        super().__init__(path, maxBytes=most_bytes, backupCount=LOG_FILES, encoding="utf-8")
+        self.echo = echo
+        self.lost = 0
+        self._failed = False
+        self._writing = threading.Lock()
+
+    def line(self, name: str, text: str) -> None:
+        """Write one line of a process."""
+        told = f"{time.strftime('%H:%M:%S')} {name:<18} | {text}"
+        with self._writing:
+            if self.lost and self._write(
+                f"{time.strftime('%H:%M:%S')} {'supervisor':<18} | {self.lost} lines could not be written"
+            ):
+                self.lost = 0
+            if not self._write(told):
+                self.lost += 1
+        if self.echo is not None:
+            try:
+                self.echo(told)
+            except OSError:
+                self.echo = None  # the terminal is gone; the file remains
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        """Note the failure instead of printing a traceback for each line."""
+        self._failed = True
+
+    def close(self) -> None:
+        """Close the file; what a full disk did not take is lost."""
+        with contextlib.suppress(OSError):
+            super().close()
+
+    def _write(self, text: str) -> bool:
+        self._failed = False
+        self.emit(logging.LogRecord("rooms", logging.INFO, "", 0, text, None, None))
+        return not self._failed
+
+
+# The commands of the rooms, and the settings that a local broker needs.
+
+
+def settings_for(settings: Settings, broker: Broker) -> Settings:
+    """Return the settings for a broker that was started here."""
+    fields: dict[str, object] = {"bootstrap": broker.bootstrap}
+    if broker.kind == "embedded":
+        # The first join of a group takes half the rebalance timeout.
+        fields |= {"session_timeout_s": 6.0, "rebalance_timeout_s": 6.0}
+        # A pause between two sends groups nothing where each record has a batch of its own.
+        fields |= {"send_interval_ms": 0.0}
+    return settings.replace(**fields)
+
+
+def with_previews(settings: Settings) -> Settings:
+    """Return the settings with a port at which the decider tells a gateway on this machine what it would choose."""
+    if settings.previews.port or settings.previews.urls:
+        return settings
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return settings.replace(decider_port=free.getsockname()[1])
+
+
+def room_commands(
+    groups: Iterable[str], *, metrics_port: int = 0, optional: Iterable[str] = ()
+) -> dict[str, Sequence[str]]:
+    """Return the command of every room, one process each, one executor per group, and of these optional rooms."""
+    groups, asked = tuple(groups), set(optional)
+    # Against the stream: what a room writes finds its reader started.
+    rooms = [
+        (spec.name, group)
+        for spec in reversed(ROOMS.values())
+        if not spec.optional or spec.name in asked
+        for group in (groups if spec.grouped else ("",))
+    ]
+    commands: dict[str, Sequence[str]] = {}
+    for at, (room, group) in enumerate(rooms):
+        argv = [*python(), "worker", room]
+        if group:
+            argv += ["--group", group]
+        if metrics_port:
+            argv += ["--metrics-port", str(metrics_port + at)]
+        commands[f"{room}.{group}" if group else room] = argv
+    return commands
+
+
+# Run the rooms as processes on this machine: one readable log, restarts with growing pauses.
+#
+# A room that dies loses nothing: its offsets have not moved past what failed, and its successor continues there.
+# `streams/runtime` counts the failures at one record.
+
+READY = "uniscale: ready"
+
+_FIRST_PAUSE_S = 0.5
+_LONGEST_PAUSE_S = 30.0
+STEADY_S = 60.0
+"""A process that has run for this long has recovered: its successor starts at once, the pause after that is short."""
+
+
+class RoomFailed(UniscaleError):
+    """A room did not become ready; the message ends with the last lines of its log."""
+
+
+class Room:
+    """One supervised process."""
+
+    def __init__(self, name: str, argv: Sequence[str], environ: Mapping[str, str]) -> None:
+        self.name = name
+        self.argv = list(argv)
+        self.environ = dict(environ)
+        self.process: subprocess.Popen[bytes] | None = None
+        self.ready = threading.Event()
+        self.restarts = 0
+        self.started_at = 0.0
+        self.pause_s = _FIRST_PAUSE_S
+        self.last_lines: list[str] = []
+        # When it is to be started again, in monotonic seconds; None while it runs.
+        self.due_at: float | None = None
+        # Set while the room is meant to be down: it is not restarted.
+        self.parked = False
+
+    @property
+    def pid(self) -> int:
+        """Process id of the running process."""
+        if self.process is None:
+            raise RuntimeError(f"{self.name} is not running")
+        return self.process.pid
+
+    def later(self, lived_s: float) -> float:
+        """Put the next start off, twice as long after each short life; return for how many seconds."""
+        if lived_s > STEADY_S:
+            self.pause_s, wait_s = _FIRST_PAUSE_S, 0.0
+        else:
+            self.pause_s = wait_s = min(_LONGEST_PAUSE_S, self.pause_s * 2)
+        self.due_at = time.monotonic() + wait_s
+        return wait_s
+
+
+class Supervisor:
+    """Context manager that starts rooms, restarts those that end, and writes their output to one log.
+
+    Nothing stops it from restarting: neither a spawn that fails (no memory, a missing file) nor a full disk.
+
+    Args:
+        rooms: The command of each room, by name.
+        environ: Environment of the processes.
+        log_path: The log file, rotated at `log_bytes`.
+        echo: Also called with each line of the log.
+        log_bytes: Size at which the log is rotated.
+    """
+
+    def __init__(
+        self,
+        rooms: Mapping[str, Sequence[str]],
+        *,
+        environ: Mapping[str, str],
+        log_path: Path,
+        echo: Callable[[str], None] | None = None,
+        log_bytes: int = LOG_BYTES,
+    ) -> None:
+        own = {**environ, "PYTHONUNBUFFERED": "1", "STREAMS_PARENT_PID": str(os.getpid())}
+        self.rooms = {name: Room(name, argv, own) for name, argv in rooms.items()}
+        self.log_path = log_path
+        self.echo = echo
+        self.log_bytes = log_bytes
+        self._log: LogFile | None = None
+        self._starting = threading.Lock()
+        self._stopping = threading.Event()
+        self._watcher = threading.Thread(target=self._watch, name="supervisor", daemon=True)
+
+    def start(self) -> Self:
+        """Start every room, without waiting until they are ready.
+
+        Raises:
+            OSError: the log cannot be opened, or a command cannot be run; nothing is left running.
+        """
+        self._log = LogFile(self.log_path, most_bytes=self.log_bytes, echo=self.echo)
+        try:
+            for room in self.rooms.values():
+                self._spawn(room)
+            self._watcher.start()
+        except BaseException:  # KeyboardInterrupt too: `__exit__` is not called when `__enter__` fails
+            self.stop()
+            raise
+        return self
+
+    def wait_ready(self, timeout_s: float = 300.0, tick: Callable[[list[str]], None] | None = None) -> None:
+        """Wait until every room has reported that it is ready.
+
+        Args:
+            timeout_s: How long to wait.
+            tick: Called five times a second with the names of the rooms that are not ready.
+
+        Raises:
+            RoomFailed: a room is not ready in time, or has exited five times.
+        """
+        before = {room.name: room.restarts for room in self.rooms.values()}
+        deadline = time.monotonic() + timeout_s
+        while True:
+            waiting = [r for r in self.rooms.values() if not r.ready.is_set()]
+            if tick:
+                tick([r.name for r in waiting])
+            if not waiting:
+                return
+            for room in waiting:
+                if (ended := room.restarts - before[room.name]) >= 5:
+                    raise RoomFailed(f"{room.name} exited {ended} times while starting:\n" + _tail(room))
+            if time.monotonic() > deadline:
+                names = ", ".join(r.name for r in waiting)
+                raise RoomFailed(
+                    f"not ready after {timeout_s:.0f} s: {names}\n" + "\n".join(_tail(r) for r in waiting)
+                )
+            time.sleep(0.2)
+
+    def kill(self, name: str) -> None:
+        """Kill a room as a crash would; it is restarted like any other that exits."""
+        room = self.rooms[name]
+        room.ready.clear()
+        os.killpg(room.pid, signal.SIGKILL)
+
+    def park(self, name: str) -> None:
+        """Kill a room and keep it down until `unpark`."""
+        self.rooms[name].parked = True
+        self.kill(name)
+
+    def unpark(self, name: str) -> None:
+        """Start a parked room again."""
+        room = self.rooms[name]
+        room.parked = False
+        self._spawn(room)
+
+    def stop(self, grace_s: float = 20.0) -> None:
+        """Ask every room to stop, kill those that have not after `grace_s`, and close the log."""
+        with self._starting:
+            self._stopping.set()  # nothing is started from here on
+        if self._watcher.is_alive():
+            self._watcher.join()
+        running = [(r, p) for r in self.rooms.values() if (p := r.process) and p.poll() is None]
+        for _, process in running:
+            _signal(process, signal.SIGTERM)
+        deadline = time.monotonic() + grace_s
+        for room, process in running:
+            try:
+                process.wait(max(0.1, deadline - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                self._write("supervisor", f"{room.name} did not stop within {grace_s:.0f} s: killed")
+                _signal(process, signal.SIGKILL)
+                process.wait()
+        for _, process in running:
+            _signal(process, signal.SIGKILL)  # whatever its group left behind
+        if self._log:
+            self._log.close()
+            self._log = None
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(self, *raised: object) -> None:
+        self.stop()
+
+    def _spawn(self, room: Room) -> None:
+        with self._starting:
+            if self._stopping.is_set() or room.parked:
+                return
+            room.ready.clear()
+            room.started_at = time.monotonic()
+            process = subprocess.Popen(
+                room.argv, env=room.environ, stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True,
+            )  # fmt: skip
+            room.process, room.due_at = process, None
+            try:
+                threading.Thread(target=self._read, args=(room, process), daemon=True).start()
+            except RuntimeError:
+                _signal(process, signal.SIGKILL)
+                process.wait()
+                room.process = None
+                raise
+
+    def _read(self, room: Room, process: subprocess.Popen[bytes]) -> None:
+        assert process.stdout is not None
+        for raw in process.stdout:
+            line = raw.decode(errors="replace").rstrip()
+            if not line:
+                continue
+            if READY in line and room.process is process:
+                room.ready.set()
+            room.last_lines = [*room.last_lines[-29:], line]
+            self._write(room.name, line)
+        process.stdout.close()
+
+    def _write(self, name: str, line: str) -> None:
+        if (log := self._log) is not None:
+            log.line(name, line)
+
+    def _watch(self) -> None:
+        """Restart what exits, from one thread: where no process can be started, no thread may be either."""
+        while not self._stopping.wait(0.1):
+            for room in self.rooms.values():
+                if room.parked:
+                    continue
+                process = room.process
+                if process is None:
+                    if room.due_at is not None and time.monotonic() >= room.due_at:
+                        self._respawn(room)
+                elif process.poll() is not None:
+                    lived_s = time.monotonic() - room.started_at
+                    room.ready.clear()
+                    room.restarts += 1
+                    room.process = None
+                    pause_s = room.later(lived_s)
+                    self._write(
+                        "supervisor",
+                        f"{room.name} exited with code {process.returncode} after {lived_s:.1f} s; "
+                        f"restarting in {pause_s:.1f} s",
+                    )
+
+    def _respawn(self, room: Room) -> None:
+        try:
+            self._spawn(room)
+        except (
+            OSError,
+            RuntimeError,
+        ) as error:  # no memory, no process, no thread, or the command is missing
+            pause_s = room.later(0.0)
+            self._write(
+                "supervisor", f"{room.name} cannot be started ({error}); trying again in {pause_s:.1f} s"
+            )
+
+
+def python() -> list[str]:
+    """Return the start of a command that runs this package."""
+    return [sys.executable, "-m", "streams"]
+
+
+def _signal(process: subprocess.Popen[bytes], number: signal.Signals) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, number)
+
+
+def _tail(room: Room) -> str:
+    return f"--- {room.name}\n" + "\n".join(room.last_lines[-12:])
+
+
+# A whole deployment on this machine: a broker, the topics and every room, started together and stopped together.
 
 
 class Deployment:
@@ -66,7 +468,7 @@ class Deployment:
             self.groups = tuple(load_catalogue(Path(self.settings.catalogue)).groups)
             self.broker = stack.enter_context(Broker.choose(self._kind, os.environ))
             self.settings = settings_for(self.settings, self.broker)
-            admin.create(self.settings, Topics(self.settings).declared(self.groups))
+            kafka_admin.create(self.settings, Topics(self.settings).declared(self.groups))
             environ = {**os.environ, **self._environ, **self.settings.environ()}
             commands = room_commands(self.groups, optional=self._optional)
             rooms = Supervisor(commands, environ=environ, log_path=self._log_path)

@@ -1,30 +1,185 @@
-"""The Runtime protocol: records in, records out, tables, time and control. A room knows nothing else of the world.
+"""What can go wrong in a runtime.
 
-Two implementations exist: `runtime.kafka` for deployments and `runtime.memory` for tests, examples and proofs.
-`tests/streams/runtime` holds both to one contract:
+Exception
+├── Unavailable         a dependency of a record is unavailable; the guard waits and tries again
+│   └── SendFailed      the broker did not accept a record
+│       └── NotAllowed  its access control lists do not say that this process may
+├── Torn                what the room knows is ahead of what it has written: counted, and its process ends
+└── Crash               the room cannot continue, and its process ends
 
-- Records of one partition are handled in order, one call at a time; partitions are handled concurrently.
-- A record is done when its handler has returned. After a crash, every record that was not done is redelivered.
-- `send` and table writes return once the broker has stored the records; if it refuses one, they raise
-  `SendFailed`.
-- A table has the rows that were written before the crash, whole, before the first record is handled.
-- When a handler has failed three times on one record, the record goes to the dead-letter topic and the partition
-  moves past it.
-
-What rooms receive and send is in `records`, what can go wrong in `errors`.
+UniscaleError           in a handler: the record is at fault, and goes to the dead-letter topic
+├── RowTooLarge         a row would exceed the record limit
+└── UnknownTopic        a topic does not exist
 """
 
+import functools
+import struct
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Literal, NoReturn, Protocol, TypeAlias, TypeVar
 
+import msgspec
+from msgspec import Struct
+
+from schemas.errors import UniscaleError
 from schemas.query import Origin
-from streams.runtime.records import Group, Outgoing, Record
+from streams.topics import Topics
 
 if TYPE_CHECKING:
     from streams.control import Control
     from streams.metrics import Metrics
     from streams.settings import Settings
-    from streams.topics import Topics
+
+
+class Unavailable(Exception):
+    """A dependency of a record is unavailable: the broker, an encoder. The record is not at fault.
+
+    The guard counts no failure. It waits, longer each time, and calls the handler again.
+    """
+
+
+class SendFailed(Unavailable):
+    """The broker did not accept a record. The message gives its reason."""
+
+
+class NotAllowed(SendFailed):
+    """The broker does not let this process read or write a topic: its access control lists do not say so."""
+
+
+class RowTooLarge(UniscaleError, ValueError):
+    """A row would exceed the record limit: the record that would cause it is refused."""
+
+
+class UnknownTopic(UniscaleError, LookupError):
+    """A topic does not exist. Check the prefix, or run `python -m streams topics create`."""
+
+
+class Torn(Exception):
+    """A handler failed after it had changed what the room knows, and before that was durable. Its cause says why.
+
+    The guard counts the failure as any other, but even the third ends the process: no record may be handled with what
+    nobody will find in the log. The next process sends a record that has failed three times to the dead-letter topic
+    instead of handling it again.
+    """
+
+
+class Crash(Exception):
+    """This room cannot continue. `streams.worker` ends the process; in memory the caller restarts the room.
+
+    Nothing between a handler and its runtime catches it, so no offset moves past the failure.
+    """
+
+
+# Records as a runtime delivers and sends them, and the consumer groups for which they wait.
+
+
+class Record(msgspec.Struct, frozen=True):
+    """One record as the broker delivered it.
+
+    Attributes:
+        topic: Its topic.
+        partition: Its partition.
+        offset: Its position in the partition.
+        timestamp_ms: Append time on the broker, ms since the epoch.
+        key: Its key.
+        value: Its bytes; None for a tombstone.
+        epoch: The assignment it was delivered under; see `Runtime.is_ours`.
+    """
+
+    topic: str
+    partition: int
+    offset: int
+    timestamp_ms: int
+    key: bytes | None
+    value: bytes | None
+    epoch: int = 0
+
+    @property
+    def coordinates(self) -> str:
+        """Return topic/partition/offset, for logs and failure counts."""
+        return f"{self.topic}/{self.partition}/{self.offset}"
+
+    @property
+    def origin(self) -> Origin:
+        """Return the record's position as it travels in other records."""
+        return Origin(topic=self.topic, partition=self.partition, offset=self.offset)
+
+
+class Outgoing(msgspec.Struct, frozen=True):
+    """One record to send. Without a partition, its key decides; see `Runtime.partition_for`."""
+
+    topic: str
+    key: bytes | None
+    value: bytes
+    partition: int | None = None
+
+
+class Group(msgspec.Struct, frozen=True):
+    """A consumer group as the broker sees it.
+
+    Attributes:
+        waiting: Records that are not handled yet, by topic.
+        members: Its workers; None where the broker does not say.
+    """
+
+    waiting: dict[str, int]
+    members: int | None = None
+
+
+def key_of(query_id: str) -> bytes:
+    """Return the key of a query's records."""
+    return query_id.encode()
+
+
+# Where a key's records lie: Kafka's default partitioner, for both runtimes.
+#
+# The Java client, kafka-python and aiokafka place a key by its 32-bit MurmurHash2. librdkafka's default is CRC-32,
+# and without a key a client picks any partition. Written out here because the memory runtime must place keys as
+# Kafka's clients do and imports none of them; a test compares it with theirs.
+
+_SEED = 0x9747B28C
+_MIX = 0x5BD1E995
+_WORD = 0xFFFFFFFF
+
+
+def partition_for(key: bytes | None, partitions: int) -> int:
+    """Return the partition of a key, of so many.
+
+    >>> partition_for(b"q-1", 8)
+    6
+    """
+    return (murmur2(key or b"") & 0x7FFFFFFF) % partitions
+
+
+# A query's records have one key: the hash of the first serves all.
+@functools.lru_cache(maxsize=16_384)
+def murmur2(key: bytes) -> int:
+    """Return the 32-bit MurmurHash2 of a key."""
+    whole = len(key) & ~3
+    found = _SEED ^ len(key)
+    for (word,) in struct.iter_unpack("<I", key[:whole]):
+        word = word * _MIX & _WORD
+        word = (word ^ word >> 24) * _MIX & _WORD
+        found = found * _MIX & _WORD ^ word
+    if rest := key[whole:]:
+        found = (found ^ int.from_bytes(rest, "little")) * _MIX & _WORD
+    found = (found ^ found >> 13) * _MIX & _WORD
+    return found ^ found >> 15
+
+
+# The Runtime protocol: records in, records out, tables, time and control. A room knows nothing else of the world.
+#
+# Two implementations exist: `runtime.kafka` for deployments and `runtime.memory` for tests, examples and proofs.
+# `tests/streams/runtime` holds both to one contract:
+#
+# - Records of one partition are handled in order, one call at a time; partitions are handled concurrently.
+# - A record is done when its handler has returned. After a crash, every record that was not done is redelivered.
+# - `send` and table writes return once the broker has stored the records; if it refuses one, they raise
+#   `SendFailed`.
+# - A table has the rows that were written before the crash, whole, before the first record is handled.
+# - When a handler has failed three times on one record, the record goes to the dead-letter topic and the partition
+#   moves past it.
+#
+# What rooms receive and send is in `records`, what can go wrong in `errors`.
 
 T = TypeVar("T")
 
@@ -258,3 +413,66 @@ class Runtime(Protocol):
 
     def crash(self, reason: str, error: BaseException | None = None) -> NoReturn:
         """End this room immediately, so that no offset moves past the failure."""
+
+
+# What the rest of the product needs to know about a room, without importing the room's code.
+
+
+class RoomSpec(Struct, frozen=True, kw_only=True):
+    """One room as the command line, the launcher, the monitor and the tests know it.
+
+    Attributes:
+        name: Its name on the command line, in consumer groups and in metrics.
+        inputs: The topics it handles, by their names without the prefix. `.<group>` stands for its own group.
+        outputs: The topics it writes. `.<group>` stands for the group of a Decision.
+        follows: The topics it reads beside its inputs, without a consumer group. `control` and `heartbeat`, which every
+            room follows, are not named.
+        state: The topics of its own state: it alone writes them, and reads them when it starts.
+        one_writer: Whether one of its workers at a time may write its state, in transactions.
+        build: Loads what the room needs and binds its handlers. It imports the room's code only when called.
+        grouped: Whether there is one deployment of it for each executor group.
+        optional: Whether `up` starts it only on request.
+    """
+
+    name: str
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    build: Callable[[Runtime], Awaitable[None]]
+    follows: tuple[str, ...] = ()
+    state: tuple[str, ...] = ()
+    one_writer: bool = False
+    grouped: bool = False
+    optional: bool = False
+
+    def reads(self, topics: Topics, group: str = "") -> tuple[str, ...]:
+        """Return the full names of the topics it handles."""
+        return _full(topics, self.inputs, group)
+
+    def looks_at(self, topics: Topics, group: str = "") -> tuple[str, ...]:
+        """Return the full names of all topics that it may read, handled ones and its own state included."""
+        beside = (*self.follows, *self.state, "control", "heartbeat")
+        return _full(topics, (*self.inputs, *beside), group)
+
+    def keeps(self, topics: Topics) -> tuple[str, ...]:
+        """Return the full names of the topics of its own state."""
+        return _full(topics, self.state)
+
+    def writes(self, topics: Topics, topic: str) -> bool:
+        """Return whether it may write a topic."""
+        name = topic.removeprefix(topics.prefix)
+        return any(
+            name == out or (out.endswith(".<group>") and name.startswith(out.removesuffix("<group>")))
+            for out in self.outputs
+        )
+
+    def apps(self, topics: Topics, groups: "tuple[str, ...]") -> tuple[str, ...]:
+        """Return its consumer groups in a deployment with these executor groups."""
+        if not self.inputs:
+            return ()
+        if not self.grouped:
+            return (topics.app_id(self.name),)
+        return tuple(topics.app_id(self.name, group) for group in groups)
+
+
+def _full(topics: Topics, names: tuple[str, ...], group: str = "") -> tuple[str, ...]:
+    return tuple(topics.prefix + name.replace("<group>", group) for name in names)

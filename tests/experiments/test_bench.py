@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from agents.decider.log.rows import Row, decode_row
+from agents.decider.log import Row, decode_row
 from experiments import bench
 from experiments.bench import Stream
 

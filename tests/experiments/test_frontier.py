@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from agents.decider.policies.base import ActionVector
+from agents.bandit.policy import ActionVector
 from experiments.__main__ import cli
 from experiments.frontier import PLAYERS, PRICES, frontier
 from experiments.outcomes import Arm, BanditWorld, Outcomes, QuestionInfo

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from agents.decider.policies.base import ActionVector
+from agents.bandit.policy import ActionVector
 from experiments import beyond, off_policy
 from experiments.beyond import share
 from experiments.ceiling import best_contextual, best_fixed

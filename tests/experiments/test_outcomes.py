@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from agents.decider.policies.build import build_policy
-from agents.embedder.encoder import encoder_id
-from agents.space.action_space import beam_size
-from agents.space.catalogue_file import load_catalogue
+from agents.bandit.registry import build_policy
+from agents.catalogue.actions import beam_size
+from agents.catalogue.file import load_catalogue
+from agents.embedding import encoder_id
 from experiments.foreign import load_foreign
 from experiments.loop import spaces
 from experiments.outcomes import OutcomeError, build_world, load_recording
@@ -19,8 +19,8 @@ from experiments.record import table
 from experiments.record.plan import MIXED_DERIVED, MIXED_PAIRS
 from experiments.record.questions import Question, mixed_traffic
 from experiments.yardstick import split
-from streams.rooms.decider.policies import action_vectors
-from streams.rooms.embedder.encoders import HashedEncoder
+from streams.services.decider import action_vectors
+from streams.services.embedder import HashedEncoder
 
 ROOT = Path(__file__).parents[2]
 DATA = ROOT.parent / "shared" / "data"

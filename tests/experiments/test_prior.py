@@ -7,15 +7,15 @@ from typing import Any
 
 import pytest
 
-from agents.decider.policies.build import build_policy
-from agents.decider.policies.contextual.policy import Contextual
-from agents.decider.policies.envelope import values
-from agents.embedder.encoder import encoder_id
-from agents.space.catalogue_file import load_catalogue
+from agents.bandit.contextual import Contextual
+from agents.bandit.learner import values
+from agents.bandit.registry import build_policy
+from agents.catalogue.file import load_catalogue
+from agents.embedding import encoder_id
 from experiments.outcomes import OutcomeError
 from experiments.prior import prior_of_log
-from streams.rooms.decider.policies import action_vectors
-from streams.rooms.embedder.encoders import HashedEncoder
+from streams.services.decider import action_vectors
+from streams.services.embedder import HashedEncoder
 
 CATALOGUE = load_catalogue(Path(__file__).parents[2] / "infra" / "catalogue" / "mini.yaml")
 ENCODER = HashedEncoder(16)

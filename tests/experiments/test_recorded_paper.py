@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from agents.space.action_space import uis_space
-from agents.space.catalogue_file import load_catalogue
+from agents.catalogue.actions import uis_space
+from agents.catalogue.file import load_catalogue
 from experiments.__main__ import cli
 from experiments.loop import best_route_space
 from experiments.page import write_results

@@ -9,10 +9,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from agents.aggregator.grading_pool import Verdict
-from agents.embedder.minilm import MiniLM
-from agents.space.action_space import uis_space
-from agents.space.catalogue_file import load_catalogue
+from agents.answers import Verdict
+from agents.catalogue.actions import uis_space
+from agents.catalogue.file import load_catalogue
+from agents.minilm import MiniLM
 from experiments import rerun
 from experiments.outcomes import OutcomeError, build_world, load_recording
 from experiments.record import table

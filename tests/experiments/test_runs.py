@@ -13,9 +13,9 @@ import psutil
 import pytest
 from threadpoolctl import threadpool_limits
 
-from agents.decider.policies.base import ActionVector
-from agents.embedder.minilm import MiniLM
-from agents.space.catalogue_file import load_catalogue
+from agents.bandit.policy import ActionVector
+from agents.catalogue.file import load_catalogue
+from agents.minilm import MiniLM
 from experiments import runs
 from experiments.contenders import ALL
 from experiments.loop import WARM_UP, Stage, spaces, steady

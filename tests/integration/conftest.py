@@ -19,18 +19,18 @@ from typing import Any, TypeVar
 import pytest
 from kafka import TopicPartition
 
-from agents.decider.log.manifest import SNAPSHOT_KEY
-from agents.decider.log.rows import decode_row
-from agents.serving.recording import write_paths
-from agents.space.catalogue_file import load_catalogue
-from schemas.base import Record, decode
+from agents.catalogue.file import load_catalogue
+from agents.decider.log import decode_row
+from agents.decider.snapshot import SNAPSHOT_KEY
+from agents.serving.recorded import write_paths
 from schemas.query import Query
-from streams.audit import BrokerLog, Report, audit
-from streams.client import Client
+from schemas.record import Record, decode
+from streams.audit.reading import BrokerLog
+from streams.audit.run import Report, audit
+from streams.client.client import Client
 from streams.local.broker import Broker, Kind
-from streams.local.launch import room_commands, settings_for
-from streams.local.supervisor import Supervisor
-from streams.runtime.kafka.clients import admin, connections
+from streams.local.deployment import Supervisor, room_commands, settings_for
+from streams.runtime import kafka_admin, kafka_clients
 from streams.settings import Settings
 from streams.topics import Topics
 from tests.recorded import CATALOGUE, question, recorded_paths
@@ -62,7 +62,7 @@ class Deployment:
         self.topics = Topics(settings)
         groups = load_catalogue(Path(settings.catalogue)).groups
         self.page = self.topics.declared(groups)
-        admin.create(settings, self.page)
+        kafka_admin.create(settings, self.page)
         self._reader: Any = None
         self._parts: dict[str, list[TopicPartition]] = {}
         self._seen: dict[str, list[Any]] = {}
@@ -81,14 +81,14 @@ class Deployment:
 
     def put(self, topic: str, key: bytes | None, value: bytes, partition: int | None = None) -> None:
         """Produce one raw record, as a client with another partitioner does where a partition is named."""
-        producer = connections.producer(self.settings)
+        producer = kafka_clients.producer(self.settings)
         producer.send(topic, key=key, value=value, partition=partition).get(timeout=30)
         producer.close()
 
     def raw(self, topic: str) -> list[Any]:
         """Return every record now on a topic, in offset order within each partition."""
         if self._reader is None:
-            self._reader = connections.consumer(self.settings)
+            self._reader = kafka_clients.consumer(self.settings)
             names = [t.name for t in self.page]
             self._parts = {
                 n: [TopicPartition(n, p) for p in self._reader.partitions_for_topic(n) or ()] for n in names

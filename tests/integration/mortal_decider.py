@@ -20,11 +20,11 @@ from typing import Any
 
 import numpy as np
 
-from agents.decider.log.manifest import SNAPSHOT_KEY, START_KEY
-from streams.rooms.decider.room import DeciderRoom
-from streams.runtime.kafka.runtime import KafkaRuntime
-from streams.runtime.kafka.writing.table import KafkaTable
-from streams.runtime.records import Outgoing
+from agents.decider.snapshot import SNAPSHOT_KEY, START_KEY
+from streams.runtime.base import Outgoing
+from streams.runtime.kafka import KafkaRuntime
+from streams.runtime.kafka_writer import KafkaTable
+from streams.services.decider import DeciderRoom
 from streams.settings import Settings
 from streams.worker import run_room
 

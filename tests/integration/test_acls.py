@@ -15,11 +15,10 @@ from kafka.errors import TopicAuthorizationFailedError
 
 from schemas.query import Query
 from streams.acls import grants
-from streams.client import Client
+from streams.client.client import Client
 from streams.local.broker import Broker, free_port
-from streams.local.launch import room_commands
-from streams.local.supervisor import Supervisor
-from streams.runtime.kafka.clients import connections
+from streams.local.deployment import Supervisor, room_commands
+from streams.runtime import kafka_clients
 from streams.settings import Settings
 from streams.topics import Topics, writer_of
 
@@ -59,7 +58,7 @@ class Guarded:
 
     def put(self, principal: str, topic: str, value: bytes = b"forged") -> None:
         """Produce one record under a principal."""
-        producer = connections.producer(self.as_(principal))
+        producer = kafka_clients.producer(self.as_(principal))
         try:
             producer.send(topic, key=b"0", value=value).get(timeout=30)
         finally:
@@ -184,7 +183,7 @@ def test_a_stranger_cannot_write_the_learner_s_log_its_snapshots_or_its_rewards(
                 guarded.put(principal, topic)
 
     async def taken(principal: str) -> None:
-        writer = connections.writer(guarded.as_(principal), writer_of(log))
+        writer = kafka_clients.writer(guarded.as_(principal), writer_of(log))
         try:
             await writer.start()
         finally:

@@ -11,8 +11,8 @@ import orjson
 import pytest
 
 from schemas.answer import Answer
-from schemas.base import encode
 from schemas.query import Query
+from schemas.record import encode
 from schemas.reward import Feedback, Reward
 
 pytestmark = pytest.mark.broker

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from schemas.answer import Answer
-from schemas.base import decode
 from schemas.dead_letter import DeadLetter
+from schemas.record import decode
 from streams.local.broker import Broker
-from streams.runtime.kafka.clients import admin, connections
+from streams.runtime import kafka_admin, kafka_clients
 from streams.settings import Settings
 from streams.topics import Topics
 from streams.worker import CRASH_EXIT
@@ -23,9 +23,9 @@ pytestmark = pytest.mark.broker
 PROCESS = """
 import asyncio, os, signal, sys
 from streams.metrics import Metrics
-from streams.runtime.errors import Crash
-from streams.runtime.kafka.runtime import KafkaRuntime
-from streams.runtime.records import Record
+from streams.runtime.base import Crash
+from streams.runtime.kafka import KafkaRuntime
+from streams.runtime.base import Record
 from streams.settings import Settings
 
 async def main():
@@ -74,7 +74,7 @@ def test_the_third_failure_at_one_record_is_a_dead_letter(
         catalogue="infra/catalogue/qwen3.yaml",
     )  # fmt: skip
     topics = Topics(settings)
-    admin.create(settings, topics.declared([]))
+    kafka_admin.create(settings, topics.declared([]))
     environ = {**os.environ, **settings.environ()}
     codes = []
     for _ in ends:
@@ -89,7 +89,7 @@ def test_the_third_failure_at_one_record_is_a_dead_letter(
         codes.append(done.returncode)
     assert codes == ends, done.stderr[-2000:]
     assert "handled" in done.stdout
-    letters = [decode(r.value, DeadLetter) for r in connections.read_all(settings, [topics.dead_letter])]
+    letters = [decode(r.value, DeadLetter) for r in kafka_clients.read_all(settings, [topics.dead_letter])]
     assert [(x.key, x.error, x.attempts) for x in letters] == [(f"{topics.query}/0/41", error, 3)]
-    answers = [decode(r.value, Answer) for r in connections.read_all(settings, [topics.answer])]
+    answers = [decode(r.value, Answer) for r in kafka_clients.read_all(settings, [topics.answer])]
     assert [(a.query_id, a.status) for a in answers] == [("always", "rejected")]

@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 import pytest
 
-from agents.space.catalogue_file import load_catalogue
+from agents.catalogue.file import load_catalogue
 from streams.demo.run import CONTROL
 from streams.local.broker import free_port, listening
 

@@ -15,17 +15,17 @@ from typing import Any
 import msgspec
 import pytest
 
-from agents.decider.log.reproduce import mismatches
-from agents.decider.log.rows import Row
+from agents.decider.log import Row
+from agents.decider.verify import mismatches
 from schemas.answer import Answer
-from schemas.base import decode
 from schemas.decision import Decision
 from schemas.query import Query
+from schemas.record import decode
 from schemas.reward import Reward
 from streams.client.questions import read_questions, renamed
 from streams.demo.run import QUESTIONS as SHIPPED
-from streams.rooms.decider.policies import policy_of
-from streams.rooms.embedder.encoders import encoder_of
+from streams.services.decider import policy_of
+from streams.services.embedder import encoder_of
 
 ROOT = Path(__file__).parents[2]
 QUESTIONS = ROOT.parent / "shared" / "data" / "questions"

@@ -13,17 +13,15 @@ import pytest
 from aiokafka import AIOKafkaProducer
 from aiokafka.errors import KafkaError
 
-from agents.decider.log.rows import Row
+from agents.decider.log import Row
 from schemas.query import Query
 from schemas.reward import Reward
 from streams.local.broker import Broker
-from streams.local.supervisor import python
-from streams.runtime.errors import Crash
-from streams.runtime.kafka.app import create_app
-from streams.runtime.kafka.clients import admin, connections
-from streams.runtime.kafka.transport import consumer_of
-from streams.runtime.kafka.writing.fence import Fence
-from streams.runtime.kafka.writing.fenced import FencedTable
+from streams.local.deployment import python
+from streams.runtime import kafka_admin, kafka_clients
+from streams.runtime.base import Crash
+from streams.runtime.kafka import consumer_of, create_app
+from streams.runtime.kafka_writer import Fence, FencedTable
 from streams.settings import Kafka, Settings
 from streams.topics import Topic
 
@@ -57,7 +55,7 @@ def test_who_takes_the_right_shuts_out_who_had_it(broker: Broker) -> None:
         await old.release()
 
     asyncio.run(main())
-    rows = [(r.key, r.value[:6]) for r in connections.read_all(settings, [name])]
+    rows = [(r.key, r.value[:6]) for r in kafka_clients.read_all(settings, [name])]
     assert rows == [*((b"%d" % n, b"xxxxxx") for n in range(4)), (b"0", b"valid"), (b"4", b"after")]
 
 
@@ -67,7 +65,7 @@ def log_named(settings: Settings) -> str:
     topic = Topic(
         name=name, record="row", key="k", partitions=1, compacted=True, retention_ms=-1, max_bytes=100_000
     )
-    admin.create(settings, [topic])
+    kafka_admin.create(settings, [topic])
     return name
 
 

@@ -11,13 +11,13 @@ import openai
 import pytest
 
 from schemas.answer import Answer
-from schemas.base import encode
 from schemas.control import KeyEntry
 from schemas.decision import Decision
 from schemas.query import Query
+from schemas.record import encode
 from schemas.reward import Feedback
-from streams.commands.operating.keys import make_key
-from streams.local.supervisor import python
+from streams.cli.control import make_key
+from streams.local.deployment import python
 
 pytestmark = pytest.mark.broker
 

@@ -14,7 +14,7 @@ import pytest
 
 from schemas.answer import Answer
 from schemas.query import Query
-from streams.local.supervisor import python
+from streams.local.deployment import python
 
 pytestmark = [pytest.mark.broker, pytest.mark.slow, pytest.mark.timeout(1500)]
 

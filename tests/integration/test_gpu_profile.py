@@ -16,11 +16,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from agents.executor.engine import Prefix
-from agents.space.catalogue import Catalogue
-from agents.space.catalogue_file import load_catalogue
+from agents.catalogue.file import load_catalogue
+from agents.catalogue.models import Catalogue
+from agents.serving.engine import Prefix
 from schemas.query import Message
-from streams.rooms.executor.hosting import engines_of, verifier_of
+from streams.services.hosting import engines_of, verifier_of
 from streams.settings import Settings
 from tests.compose import GPU_ENV, env_of, environment_of, services_of
 from tests.vllm_serve import vllm_servers

@@ -6,16 +6,16 @@ from typing import Any
 
 import pytest
 
-from agents.decider.log.reproduce import mismatches
-from agents.decider.log.rows import Row
+from agents.decider.log import Row
+from agents.decider.verify import mismatches
 from schemas.answer import Answer
-from schemas.base import decode
 from schemas.decision import Decision
 from schemas.query import Query
+from schemas.record import decode
 from schemas.reward import Reward
 from schemas.search import SearchStep, Verification
-from streams.rooms.decider.policies import policy_of
-from streams.rooms.embedder.encoders import encoder_of
+from streams.services.decider import policy_of
+from streams.services.embedder import encoder_of
 
 pytestmark = pytest.mark.broker
 

@@ -18,20 +18,17 @@ import pytest
 from kafka import TopicPartition
 from kafka.structs import OffsetAndMetadata
 
-from agents.decider.log.fold import fold
-from agents.decider.log.manifest import is_record, versions
-from agents.decider.log.offers import ActionRow, introduce
-from agents.decider.log.reproduce import mismatches, opened
-from agents.decider.log.rows import AnyRow, Row, decode_row
-from agents.embedder.encoder import encoder_id
-from schemas.base import decode, encode
-from schemas.context import Context
+from agents.decider.log import ActionRow, AnyRow, Row, decode_row, fold, introduce
+from agents.decider.snapshot import is_record, versions
+from agents.decider.verify import mismatches, opened
+from agents.embedding import encoder_id
 from schemas.decision import Decision
-from schemas.query import Origin, Query
+from schemas.query import Context, Origin, Query
+from schemas.record import decode, encode
 from schemas.reward import Reward, reward_id
-from streams.rooms.decider.policies import policy_of
-from streams.rooms.embedder.encoders import encoder_of
-from streams.runtime.kafka.clients import connections
+from streams.runtime import kafka_clients
+from streams.services.decider import policy_of
+from streams.services.embedder import encoder_of
 from streams.topics import SHARD
 
 pytestmark = pytest.mark.broker
@@ -73,8 +70,8 @@ class Around:
         self.asking = threading.Event()
         self.over = threading.Event()
         self.error: BaseException | None = None
-        self._producer = connections.producer(loop.settings)
-        self._reader = connections.consumer(loop.settings)
+        self._producer = kafka_clients.producer(loop.settings)
+        self._reader = kafka_clients.consumer(loop.settings)
         self._parts = [
             TopicPartition(t, p)
             for t in (
@@ -137,7 +134,7 @@ class Around:
 
     def end_of(self, topic: str) -> int:
         """Return the offset that the next record of a topic of one partition gets."""
-        reader = connections.consumer(self.loop.settings)
+        reader = kafka_clients.consumer(self.loop.settings)
         self._producer.flush()
         part = TopicPartition(topic, 0)
         end = reader.end_offsets([part])[part]
@@ -317,7 +314,7 @@ def test_a_commit_that_ran_ahead_of_the_log_is_taken_back(around: Around) -> Non
     skipped = [around.ask() for _ in range(12)]
     end = around.end_of(topics.context)
 
-    admin = connections.admin(loop.settings)
+    admin = kafka_clients.admin(loop.settings)
     group = topics.app_id("decider")
     offsets = {TopicPartition(topics.context, 0): OffsetAndMetadata(end, "", -1)}
 

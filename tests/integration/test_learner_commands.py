@@ -8,11 +8,11 @@ from typing import Any
 import orjson
 import pytest
 
-from agents.decider.log.rows import Row
+from agents.decider.log import Row
 from schemas.query import Message, Query
 from schemas.reward import Reward
-from streams.local.supervisor import python
-from streams.runtime.kafka.clients import connections
+from streams.local.deployment import python
+from streams.runtime import kafka_clients
 
 pytestmark = pytest.mark.broker
 
@@ -63,7 +63,7 @@ def test_check_export_repair_and_reset(
     assert (folder / "state.bin").read_bytes().startswith(b"USPOLICY")
 
     row = max((r for r in loop.learner_rows() if isinstance(r, Row)), key=lambda r: r.seq)
-    producer = connections.producer(loop.settings)
+    producer = kafka_clients.producer(loop.settings)
     changelog = loop.topics.changelog("decider", "pending")
     producer.send(changelog, key=row.query_id.encode(), value=b'{"schema":"?"}', partition=0).get(60)
     foreign = producer.send(loop.topics.snapshot, key=b"p", value=b"{", partition=0).get(60)

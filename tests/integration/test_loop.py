@@ -13,21 +13,20 @@ import msgspec
 import orjson
 import pytest
 
-from agents.aggregator.agent import Pricing, price_of
-from agents.decider.log.rows import Row, decode_row, encode_row
-from agents.space.catalogue_file import load_catalogue
+from agents.catalogue.file import load_catalogue
+from agents.decider.log import Row, decode_row, encode_row
+from agents.reward.outcome import Pricing, price_of
 from schemas.action import Action
 from schemas.answer import Answer
-from schemas.base import decode, encode, load
-from schemas.context import Context
 from schemas.control import ObjectiveEntry
 from schemas.dead_letter import DeadLetter
 from schemas.decision import Decision
 from schemas.objective import Weights
-from schemas.query import Query
+from schemas.query import Context, Query
+from schemas.record import decode, encode, load
 from schemas.reward import Feedback, Reward
 from schemas.search import SearchStep, Verification
-from streams.runtime.kafka.clients import admin, connections
+from streams.runtime import kafka_admin, kafka_clients
 from streams.settings import Settings
 from streams.topics import Topics
 
@@ -99,14 +98,14 @@ def test_the_learners_log_calls_for_every_decision_and_a_forged_one_is_found(loo
     assert done.stdout.endswith(f"{QUERIES} decisions replayed, 0 mismatches\n")
     # The same log beside it, with one Decision altered as little as can be: it claims a runner-up was chosen.
     forged = loop.settings.replace(prefix=loop.settings.kafka.prefix + "forged.")
-    admin.create(forged, Topics(forged).declared(["mini"]))
+    kafka_admin.create(forged, Topics(forged).declared(["mini"]))
     latest = {record.key: record.value for record in loop.raw(changelog)}
     victim, row, decision, claimed = next(runners_up(latest))
     altered = msgspec.structs.replace(decision, action=claimed)
     latest[victim] = encode_row(
         msgspec.structs.replace(row, action=claimed.id, decision=msgspec.Raw(encode(altered)))
     )
-    producer = connections.producer(forged)
+    producer = kafka_clients.producer(forged)
     for key, value in latest.items():
         producer.send(Topics(forged).changelog("decider", "pending"), key=key, value=value).get(timeout=60)
     producer.close()

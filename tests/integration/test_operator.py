@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from streams.client.ledger import Ledger, read_ledger
+from streams.client.events import Ledger, read_ledger
 from streams.local.broker import free_port
 
 pytestmark = [pytest.mark.broker, pytest.mark.timeout(900)]

@@ -1,6 +1,6 @@
 """All rooms at once told to stop, as an upgrade does, or killed, with records in hand and a backlog: nothing is lost.
 
-faust would lose the records that wait when a room starts; see `streams/runtime/kafka/consuming/consumer.py`.
+faust would lose the records that wait when a room starts; see `streams/runtime/kafka_consumer.py`.
 """
 
 import os
@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 
-from agents.decider.log.rows import Row
+from agents.decider.log import Row
 from schemas.query import Query
 from schemas.reward import Reward
-from streams.local.supervisor import READY
+from streams.local.deployment import READY
 from streams.worker import CRASH_EXIT
 
 pytestmark = pytest.mark.broker
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.broker
 FAULTY = """
 import asyncio, os, pathlib, sys
 from streams.settings import Settings
-from streams.runtime.kafka.consuming.consumer import Consumer
+from streams.runtime.kafka_consumer import Consumer
 from streams.worker import run_room
 
 once, how = pathlib.Path(sys.argv[1]), sys.argv[2]
@@ -62,7 +62,7 @@ run_room(Settings.from_env(os.environ), "decider")
 # A room that takes its time between reading its table and going on, while records arrive.
 SLOW = """
 import asyncio, os
-from streams.rooms.decider.room import DeciderRoom
+from streams.services.decider import DeciderRoom
 from streams.settings import Settings
 from streams.worker import run_room
 

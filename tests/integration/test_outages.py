@@ -15,14 +15,14 @@ from typing import Any
 import pytest
 from transformers import AutoTokenizer
 
-from agents.serving.recording import write_paths
-from agents.space.catalogue_file import load_catalogue
+from agents.catalogue.file import load_catalogue
+from agents.serving.recorded import write_paths
 from schemas.answer import Answer
-from schemas.heartbeat import Heartbeat
+from schemas.control import Heartbeat
 from schemas.query import Query
 from schemas.reward import Reward
 from streams.local.broker import Broker, free_port, kafka_home, listening
-from streams.local.supervisor import python
+from streams.local.deployment import python
 from tests.recorded import recorded_paths
 
 pytestmark = [pytest.mark.broker, pytest.mark.slow, pytest.mark.timeout(1200)]

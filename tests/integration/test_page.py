@@ -13,11 +13,10 @@ from typing import Any
 import httpx
 import pytest
 
-from schemas.base import encode
 from schemas.control import KeyEntry
-from streams.commands.operating.keys import make_key
-from streams.local.launch import with_previews
-from streams.local.supervisor import python
+from schemas.record import encode
+from streams.cli.control import make_key
+from streams.local.deployment import python, with_previews
 from streams.settings import Settings
 
 playwright = pytest.importorskip(

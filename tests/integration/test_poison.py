@@ -5,15 +5,14 @@ from typing import Any
 
 import pytest
 
-from schemas.base import decode, encode
-from schemas.cancel import Cancel
-from schemas.control import KeyEntry, ObjectiveEntry
+from schemas.control import Cancel, KeyEntry, ObjectiveEntry
 from schemas.dead_letter import DeadLetter
 from schemas.errors import UniscaleError
 from schemas.objective import Weights
 from schemas.query import Query
+from schemas.record import decode, encode
 from schemas.reward import Due, Feedback, Reward
-from streams.runtime.kafka.clients import connections
+from streams.runtime import kafka_clients
 
 pytestmark = pytest.mark.broker
 
@@ -62,7 +61,7 @@ def test_poison_ends_no_room_and_touches_no_good_query(
     own |= {key for key, _ in samples[t.changelog("decider", "pending")]}
     pids = {name: room.pid for name, room in loop.supervisor.rooms.items()}
     good = [ask(n) for n in range(GOOD)]
-    producer = connections.producer(loop.settings)
+    producer = kafka_clients.producer(loop.settings)
     for at, dose in enumerate(poison.doses(count, seed=13)):
         topic, (key, value) = poison.poison(dose, samples)
         # What would pass for the learner's own is left out.

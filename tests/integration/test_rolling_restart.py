@@ -11,7 +11,7 @@ import pytest
 from schemas.answer import Answer
 from schemas.query import Query
 from schemas.reward import Reward
-from streams.local.supervisor import python
+from streams.local.deployment import python
 
 pytestmark = [
     pytest.mark.broker,

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from streams.local.broker import Broker
-from streams.local.supervisor import Supervisor
+from streams.local.deployment import Supervisor
 
 pytestmark = [pytest.mark.broker, pytest.mark.kafka("the embedded broker has no TLS or SASL listener")]
 

@@ -17,11 +17,11 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
-from agents.serving.recording import write_paths
-from agents.space.catalogue_file import load_catalogue
+from agents.catalogue.file import load_catalogue
+from agents.serving.recorded import write_paths
 from streams.bench.gateway import Plan, measure
 from streams.bench.run import recording
-from streams.client import read_questions
+from streams.client.questions import read_questions
 from streams.demo.run import QUESTIONS
 from streams.local.broker import Broker
 from streams.settings import Settings

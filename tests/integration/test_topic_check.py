@@ -16,9 +16,9 @@ from schemas.dead_letter import DeadLetter
 from schemas.query import Query
 from schemas.reward import Reward
 from streams.local.broker import Broker
-from streams.local.supervisor import python
-from streams.runtime.kafka.clients import admin, connections
-from streams.runtime.kafka.process.watch import changed_counts
+from streams.local.deployment import python
+from streams.runtime import kafka_admin, kafka_clients
+from streams.runtime.kafka_worker import changed_counts
 from streams.settings import Kafka, Settings
 from streams.topics import Topics
 
@@ -45,12 +45,12 @@ def test_topics_that_are_missing_and_wrong_counts_are_each_named(broker: Broker)
         for t in declared
         if t.name != topics.due
     ]
-    admin.create(settings, made)
-    findings = admin.check(settings, declared).findings
+    kafka_admin.create(settings, made)
+    findings = kafka_admin.check(settings, declared).findings
     assert any(f.startswith(f"{topics.due}: missing") for f in findings)
     assert any(f.startswith(f"{topics.answer}: partitions is 3, must be 2") for f in findings)
     thrice = settings.replace(replication=3)
-    found = admin.check(thrice, Topics(thrice).declared(["g"])).findings
+    found = kafka_admin.check(thrice, Topics(thrice).declared(["g"])).findings
     assert any(f.startswith(f"{topics.reward}: replication is 1, must be 3") for f in found), found
 
 
@@ -66,8 +66,8 @@ def test_wrong_partitions_retention_compaction_and_size_are_each_named(broker: B
         topics.search_step: {"max_bytes": 70_000},
     }
     made = [msgspec.structs.replace(t, **wrong.get(t.name, {})) for t in declared if t.name != topics.due]
-    admin.create(settings, made)
-    result = admin.check(settings, declared)
+    kafka_admin.create(settings, made)
+    result = kafka_admin.check(settings, declared)
     assert any(f.startswith(f"{topics.due}: missing") for f in result.findings)
     assert any(f.startswith(f"{topics.answer}: partitions is 3, must be 2") for f in result.findings)
     assert result.notes == []
@@ -78,8 +78,8 @@ def test_wrong_partitions_retention_compaction_and_size_are_each_named(broker: B
     ):
         assert any(f.startswith(f"{name}: {setting}") for f in result.findings), (name, result.findings)
     assert len(result.findings) == 6  # control is wrong in two settings
-    with pytest.raises(admin.TopicsWrong, match=r"kafka-configs\.sh"):
-        admin.require(settings, declared)
+    with pytest.raises(kafka_admin.TopicsWrong, match=r"kafka-configs\.sh"):
+        kafka_admin.require(settings, declared)
 
 
 def test_what_was_created_is_as_declared_and_longer_retention_is_no_fault(broker: Broker) -> None:
@@ -88,8 +88,8 @@ def test_what_was_created_is_as_declared_and_longer_retention_is_no_fault(broker
     longer = [
         t if t.compacted else msgspec.structs.replace(t, retention_ms=t.retention_ms * 2) for t in declared
     ]
-    assert len(admin.create(settings, longer)) == len(declared)
-    assert admin.require(settings, declared) == []
+    assert len(kafka_admin.create(settings, longer)) == len(declared)
+    assert kafka_admin.require(settings, declared) == []
 
 
 def test_a_worker_refuses_topics_that_are_wrong(
@@ -98,7 +98,7 @@ def test_a_worker_refuses_topics_that_are_wrong(
     settings = fresh(broker)
     topics = Topics(settings)
     declared = topics.declared(["qwen3-0.6b"])
-    admin.create(settings, [t for t in declared if t.name != topics.answer])
+    kafka_admin.create(settings, [t for t in declared if t.name != topics.answer])
     environ = settings.replace(
         catalogue="infra/catalogue/qwen3.yaml", state_dir=str(tmp_path_factory.mktemp("state"))
     ).environ()
@@ -112,28 +112,28 @@ def test_a_worker_refuses_topics_that_are_wrong(
 
 def test_lag_is_what_the_groups_have_not_committed(broker: Broker) -> None:
     settings = fresh(broker)
-    assert admin.lag(settings, ["nobody"]) == {}
-    with pytest.raises(connections.BrokerUnreachable):
-        admin.check(Settings(kafka=Kafka(bootstrap="127.0.0.1:1")), [])
+    assert kafka_admin.lag(settings, ["nobody"]) == {}
+    with pytest.raises(kafka_clients.BrokerUnreachable):
+        kafka_admin.check(Settings(kafka=Kafka(bootstrap="127.0.0.1:1")), [])
 
 
 @SETTINGS
 def test_what_lets_acknowledged_records_be_lost_is_named(broker: Broker) -> None:
     settings = fresh(broker)
     declared = Topics(settings).declared(["g"])
-    admin.create(settings, declared)
+    kafka_admin.create(settings, declared)
     thrice = settings.replace(replication=3)
-    found = admin.check(thrice, Topics(thrice).declared(["g"])).findings
+    found = kafka_admin.check(thrice, Topics(thrice).declared(["g"])).findings
     name = Topics(settings).answer
     assert any(f.startswith(f"{name}: replication is 1, must be 3") for f in found), found
     assert any(f.startswith(f"{name}: min.insync.replicas is 1, must be 2") for f in found), found
-    client = connections.admin(settings)
+    client = kafka_clients.admin(settings)
     try:
         careless = {"unclean.leader.election.enable": "true"}
         client.alter_configs([ConfigResource(ConfigResourceType.TOPIC, name, careless)])
     finally:
         client.close()
-    found = admin.check(settings, declared).findings
+    found = kafka_admin.check(settings, declared).findings
     assert [f.partition(";")[0] for f in found if "unclean" in f] == [
         f"{name}: unclean.leader.election.enable is true, must be false"
     ]
@@ -144,7 +144,7 @@ def test_a_topic_that_grows_while_it_is_in_use_is_named_with_its_setting(broker:
     settings = fresh(broker)
     topics = Topics(settings)
     declared = topics.declared(["g"])
-    admin.create(settings, declared)
+    kafka_admin.create(settings, declared)
 
     async def changed() -> list[str]:
         producer = AIOKafkaProducer(bootstrap_servers=broker.bootstrap)
@@ -155,7 +155,7 @@ def test_a_topic_that_grows_while_it_is_in_use_is_named_with_its_setting(broker:
             await producer.stop()
 
     assert asyncio.run(changed()) == []
-    client = connections.admin(settings)
+    client = kafka_clients.admin(settings)
     try:
         client.create_partitions({topics.answer: 5, topics.reward: 2})
     finally:
@@ -165,7 +165,7 @@ def test_a_topic_that_grows_while_it_is_in_use_is_named_with_its_setting(broker:
     assert "set UNISCALE_JOIN_PARTITIONS to one count for all topics that share it" in answer
     assert "'Change a partition count'" in answer
     assert reward.startswith(f"{topics.reward}: partitions is 2, must be 1;")
-    assert sorted(admin.check(settings, declared).findings) == [answer, reward]
+    assert sorted(kafka_admin.check(settings, declared).findings) == [answer, reward]
 
 
 @GROWTH
@@ -174,7 +174,7 @@ def test_a_running_room_stops_when_a_topic_grows_and_does_not_start_again(
     broker: Broker, deploy: Callable[..., Any]
 ) -> None:
     loop = deploy(only=("aggregator",))
-    client = connections.admin(loop.settings)
+    client = kafka_clients.admin(loop.settings)
     try:
         client.create_partitions({loop.topics.feedback: 3})
     finally:
@@ -202,7 +202,7 @@ def test_partition_counts_are_raised_as_the_manual_says(
     counts = {"query_partitions": 3, "join_partitions": 5, "group_partitions": 6}
     settings = loop.settings.replace(**counts)
     grown = {t.name: t.partitions for t in Topics(settings).declared(["mini"]) if t.setting}
-    client = connections.admin(settings)
+    client = kafka_clients.admin(settings)
     try:
         client.create_partitions(grown)  # 3. every topic of the three rows
     finally:

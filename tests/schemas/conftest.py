@@ -6,17 +6,22 @@ import pytest
 
 from schemas.action import Action
 from schemas.answer import Answer, Completion
-from schemas.base import Record
-from schemas.cancel import Cancel
-from schemas.context import Context, pack
-from schemas.control import CatalogueEntry, CostBoundsEntry, KeyEntry, ObjectiveEntry, PriceEntry
+from schemas.control import (
+    Cancel,
+    CatalogueEntry,
+    CostBoundsEntry,
+    Heartbeat,
+    KeyEntry,
+    ObjectiveEntry,
+    PriceEntry,
+)
 from schemas.dead_letter import DeadLetter
 from schemas.decision import Candidate, Decision, PolicyState, Predicted
 from schemas.errors import InvalidField
 from schemas.forest import Draft, Forest, Limits
-from schemas.heartbeat import Heartbeat
 from schemas.objective import CostRange, ObjectiveInForce, Weights
-from schemas.query import Budget, Message, Origin, Query
+from schemas.query import Budget, Context, Message, Origin, Query, pack
+from schemas.record import Record
 from schemas.reward import Due, Feedback, Price, Reward
 from schemas.search import Scored, SearchStep, Served, Spent, Verification
 

@@ -8,13 +8,12 @@ import pytest
 
 from schemas.action import Action
 from schemas.answer import Answer
-from schemas.base import Record, decode, encode, load
-from schemas.context import Context
 from schemas.control import ControlRecord, PriceEntry, decode_control
 from schemas.dead_letter import HEAD_BYTES, DeadLetter
 from schemas.errors import InvalidField, UnknownSchema, UnreadableRecord
 from schemas.objective import CostRange, ObjectiveInForce, Weights
-from schemas.query import MAX_TEXT, Origin, Query
+from schemas.query import MAX_TEXT, Context, Origin, Query
+from schemas.record import Record, decode, encode, load
 from schemas.reward import Reward
 from schemas.search import SearchStep, Verification
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import zstandard
 
-from schemas.base import Record, decode, encode, load
+from schemas.record import Record, decode, encode, load
 
 GOLDEN = Path(__file__).parent.parent / "golden" / "records"
 

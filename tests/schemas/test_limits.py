@@ -12,7 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from schemas.answer import Answer, Completion
-from schemas.base import (
+from schemas.control import CatalogueEntry, decode_control
+from schemas.dead_letter import DeadLetter
+from schemas.errors import InvalidField, RecordTooLarge, UniscaleError, UnknownSchema, UnreadableRecord
+from schemas.query import Origin, Query
+from schemas.record import (
+    MAX_NESTING,
     MAX_RECORD,
     MAX_UNFOLDED,
     MAX_VALUES,
@@ -22,11 +27,6 @@ from schemas.base import (
     load,
     readable_id,
 )
-from schemas.checks import MAX_NESTING
-from schemas.control import CatalogueEntry, decode_control
-from schemas.dead_letter import DeadLetter
-from schemas.errors import InvalidField, RecordTooLarge, UniscaleError, UnknownSchema, UnreadableRecord
-from schemas.query import Origin, Query
 from schemas.reward import Feedback
 from schemas.search import SearchStep, Verification
 
@@ -206,7 +206,7 @@ _MEASURE = """
 import re, sys, time
 from pathlib import Path
 from schemas.answer import Answer, Completion
-from schemas.base import decode, readable_id
+from schemas.record import decode, readable_id
 from schemas.errors import UniscaleError
 value = sys.stdin.buffer.read()
 kib = lambda name: int(re.search(name + r":\\s+(\\d+)", Path("/proc/self/status").read_text())[1])

@@ -12,13 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from schemas.action import Action
-from schemas.base import MAX_VALUE, Record, decode, encode, load, readable_id
-from schemas.context import Context, pack, unpack
 from schemas.dead_letter import DeadLetter
 from schemas.decision import Candidate, Decision, PolicyState
 from schemas.errors import InvalidField, RecordTooLarge, UniscaleError, UnknownSchema, UnreadableRecord
 from schemas.objective import CostRange, ObjectiveInForce, Weights
-from schemas.query import Budget, Message, Origin, Query
+from schemas.query import Budget, Context, Message, Origin, Query, pack, unpack
+from schemas.record import MAX_VALUE, Record, decode, encode, load, readable_id
 from schemas.reward import Feedback
 from schemas.search import SearchStep
 

@@ -6,10 +6,11 @@ from typing import Any
 
 import pytest
 
-from agents.serving.recording import write_paths
+from agents.serving.recorded import write_paths
 from schemas.query import Query
-from streams.audit import Raw, Report, Span, audit
-from streams.runtime.memory import Cluster
+from streams.audit.reading import Raw, Span
+from streams.audit.run import Report, audit
+from streams.runtime.memory_cluster import Cluster
 from streams.settings import Settings
 from tests.recorded import CATALOGUE, question, recorded_paths
 

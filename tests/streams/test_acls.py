@@ -9,8 +9,8 @@ import pytest
 from click.testing import CliRunner
 
 from streams.acls import CLIENT, OPERATOR, grants
-from streams.commands import main
-from streams.rooms import ROOMS
+from streams.cli import main
+from streams.services import ROOMS
 from streams.settings import Settings
 from streams.topics import Topics
 

@@ -9,7 +9,7 @@ from click.testing import CliRunner
 
 from streams.bench import turns
 from streams.bench.run import BenchFailed, Plan
-from streams.commands.bench.streams import bench
+from streams.cli.bench import bench
 from streams.settings import Settings
 
 STUB = '''

@@ -11,8 +11,8 @@ from click.testing import CliRunner
 
 from streams.bench.kills import Kill, figures, killed
 from streams.bench.run import BenchFailed
-from streams.commands.bench.recovery import bench_kills
-from streams.local.supervisor import READY, RoomFailed, Supervisor
+from streams.cli.bench import bench_kills
+from streams.local.deployment import READY, RoomFailed, Supervisor
 from streams.settings import Settings
 
 READY_THEN_SLEEP = [

@@ -12,13 +12,11 @@ import pytest
 from aiokafka.consumer.fetcher import Fetcher
 
 from schemas.query import Query
-from streams.client import Client
+from streams.client.client import Client
 from streams.local.broker import Broker, BrokerError, kafka_home, listening
-from streams.runtime.kafka.app import create_app
-from streams.runtime.kafka.clients import admin, closing, connections
-from streams.runtime.kafka.tail import Follower
-from streams.runtime.kafka.transport import consumer_of, sender_of
-from streams.runtime.kafka.writing.rewrite import rewrite
+from streams.runtime import kafka_admin, kafka_clients, kafka_reading
+from streams.runtime.kafka import Follower, consumer_of, create_app, sender_of
+from streams.runtime.kafka_rewrite import rewrite
 from streams.settings import Kafka, Settings
 from streams.topics import Topics
 
@@ -72,11 +70,11 @@ def test_the_embedded_broker_serves_checks_partitions_and_stops() -> None:
     with Broker.choose("embedded", os.environ) as broker:
         settings = Settings(kafka=Kafka(bootstrap=broker.bootstrap))
         declared = Topics(settings).declared(["a"])
-        assert len(admin.create(settings, declared)) == len(declared)
-        assert admin.create(settings, declared) == []
-        assert admin.check(settings, declared).findings == []
+        assert len(kafka_admin.create(settings, declared)) == len(declared)
+        assert kafka_admin.create(settings, declared) == []
+        assert kafka_admin.check(settings, declared).findings == []
         other = Settings().replace(bootstrap=broker.bootstrap, join_partitions=3)
-        findings = admin.check(other, Topics(other).declared(["a", "b"])).findings
+        findings = kafka_admin.check(other, Topics(other).declared(["a", "b"])).findings
         assert any("uniscale.answer: partitions is 8, must be 3" in f for f in findings)
         assert any("uniscale.verification.b: missing" in f for f in findings)
     assert not listening(broker.port)
@@ -87,7 +85,7 @@ def embedded() -> Iterator[Settings]:
     """The settings of a client that was told nothing but the address of an embedded broker, with topics."""
     with Broker.choose("embedded", os.environ) as broker:
         settings = Settings(kafka=Kafka(bootstrap=broker.bootstrap))
-        admin.create(settings, Topics(settings).declared(["a"]))
+        kafka_admin.create(settings, Topics(settings).declared(["a"]))
         yield settings
 
 
@@ -98,18 +96,18 @@ def apache() -> Iterator[Settings]:
         pytest.skip("needs Apache Kafka: set KAFKA_HOME")
     with Broker.choose("kafka", os.environ) as broker:
         settings = Settings(kafka=Kafka(bootstrap=broker.bootstrap))
-        admin.create(settings, Topics(settings).declared(["a"]))
+        kafka_admin.create(settings, Topics(settings).declared(["a"]))
         yield settings
 
 
 def ends(settings: Settings, topic: str) -> int:
     """Return the sum of the end offsets of a topic, after reading that many records."""
-    reader = connections.consumer(settings)
+    reader = kafka_clients.consumer(settings)
     try:
-        found = sum(reader.end_offsets(connections.partitions(reader, [topic])).values())
+        found = sum(reader.end_offsets(kafka_clients.partitions(reader, [topic])).values())
     finally:
         reader.close()
-    assert len(list(connections.read_all(settings, [topic]))) == found
+    assert len(list(kafka_clients.read_all(settings, [topic]))) == found
     return int(found)
 
 
@@ -132,7 +130,7 @@ def test_a_room_that_sends_several_records_at_once_loses_none_on_the_embedded_br
         try:
             await sender_of(app).send([(topic, 0, b"key", b"value %d" % n) for n in range(50)])
         finally:
-            await closing.stop(app.producer._producer)
+            await kafka_reading.stop(app.producer._producer)
 
     asyncio.run(main())
     assert ends(embedded, topic) == 50
@@ -152,7 +150,7 @@ def waits_ms(settings: Settings) -> dict[str, int]:
         # What a room is assigned, what it follows, what it reads once.
         thread: Any = consumer_of(create_app(settings, "embedder"))._new_consumer_thread()
         follower = Follower(settings, [topic], lambda record: None, begin="end")
-        reader = connections.follower(settings)
+        reader = kafka_clients.follower(settings)
         await thread.on_start()
         await follower.start()
         await reader.start()
@@ -164,12 +162,12 @@ def waits_ms(settings: Settings) -> dict[str, int]:
             assigned, followed, read = (each._fetch_max_wait_ms for each in fetchers)
             return assigned, followed, read
         finally:
-            await closing.stop(reader)
+            await kafka_reading.stop(reader)
             await follower.stop()
-            await closing.stop(thread._consumer)
+            await kafka_reading.stop(thread._consumer)
 
     assigned, followed, read = asyncio.run(asynchronous())
-    client = connections.at_end(settings, [topic])
+    client = kafka_clients.at_end(settings, [topic])
     try:
         return {
             "assigned": assigned, "followed": followed, "read": read,

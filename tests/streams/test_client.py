@@ -11,17 +11,20 @@ import pytest
 
 from schemas.action import Action
 from schemas.answer import Answer
-from schemas.base import decode, encode
 from schemas.dead_letter import DeadLetter
 from schemas.decision import Decision, PolicyState
 from schemas.errors import InvalidField, RecordTooLarge
 from schemas.objective import CostRange, ObjectiveInForce, Weights
 from schemas.query import Origin, Query
+from schemas.record import decode, encode
 from schemas.reward import Feedback, Reward
-from streams.client import Asked, Client, Follower, IdTaken, NoAnswer, Pace, Settings, query_from
+from streams.client.client import Asked, Client, IdTaken, NoAnswer, Pace
+from streams.client.events import Follower
+from streams.client.questions import query_from
 from streams.local.broker import Broker
-from streams.local.launch import settings_for
-from streams.runtime.kafka.clients import admin, connections
+from streams.local.deployment import settings_for
+from streams.runtime import kafka_admin, kafka_clients
+from streams.settings import Settings
 from streams.topics import Topics
 
 ACTION = Action(model="small", qp=1, cp=1, bs=1)
@@ -41,7 +44,7 @@ def settings(broker: Broker) -> Settings:
     found = settings_for(Settings().replace(timeout_s=20.0), broker).replace(
         prefix=f"c{uuid.uuid4().hex[:6]}."
     )
-    admin.create(found, Topics(found).declared(["mini"]))
+    kafka_admin.create(found, Topics(found).declared(["mini"]))
     return found
 
 
@@ -74,8 +77,8 @@ class Rooms(threading.Thread):
     def __init__(self, settings: Settings, reply: Callable[[Query], list[tuple[str, Any]]]) -> None:
         super().__init__(daemon=True)
         self.topics, self.reply = Topics(settings), reply
-        self.reader = connections.at_end(settings, [self.topics.query])
-        self.producer = connections.producer(settings, batch_size=0)
+        self.reader = kafka_clients.at_end(settings, [self.topics.query])
+        self.producer = kafka_clients.producer(settings, batch_size=0)
         self.stopping = threading.Event()
 
     def run(self) -> None:
@@ -197,7 +200,7 @@ def test_a_follower_sees_every_kind_it_asked_for_and_skips_what_it_cannot_read(
     bad: list[str] = []
     kinds = ("query", "decision", "answer", "reward")
     with Follower(settings, kinds, on_unreadable=lambda where, error: bad.append(where)) as follower:
-        producer = connections.producer(settings, batch_size=0)
+        producer = kafka_clients.producer(settings, batch_size=0)
         producer.send(Topics(settings).answer, key=b"x", value=b"not json").get(timeout=30)
         producer.close()
         query_id = client.ask("How many?").query_id

@@ -8,30 +8,31 @@ import numpy as np
 import orjson
 import pytest
 
-from agents.decider.agent import Decider
-from agents.decider.errors import PriorRefused
-from agents.decider.log.reproduce import mismatches, opened
-from agents.decider.log.rows import Row
-from agents.decider.policies.build import build_policy
-from agents.decider.policies.contextual.history.prior import digest, teach
-from agents.decider.policies.contextual.history.table import History
-from agents.decider.policies.contextual.policy import Contextual
-from agents.decider.policies.envelope import header, pack, unpack
-from agents.decider.surface import COUNTS
-from agents.embedder.encoder import encoder_id
-from agents.space.catalogue_file import load_catalogue
+from agents.bandit.contextual import Contextual
+from agents.bandit.design import History
+from agents.bandit.errors import PriorRefused
+from agents.bandit.features import COUNTS
+from agents.bandit.learner import header, pack, unpack
+from agents.bandit.prior import digest, teach
+from agents.bandit.registry import build_policy
+from agents.catalogue.file import load_catalogue
+from agents.decider.decider import Decider
+from agents.decider.log import Row
+from agents.decider.verify import mismatches, opened
+from agents.embedding import encoder_id
 from schemas.answer import Answer
-from schemas.base import decode, encode
 from schemas.decision import Decision
 from schemas.query import Query
+from schemas.record import decode, encode
 from schemas.reward import Reward
-from streams.audit import Report
-from streams.client import Event
-from streams.commands.running.monitor import Seen
-from streams.rooms import ROOMS
-from streams.rooms.decider.policies import action_vectors, policy_of
-from streams.rooms.embedder.encoders import encoder_of
-from streams.runtime.memory import Cluster, run
+from streams.audit.run import Report
+from streams.cli.running import Seen
+from streams.client.events import Event
+from streams.runtime.memory import run
+from streams.runtime.memory_cluster import Cluster
+from streams.services import ROOMS
+from streams.services.decider import action_vectors, policy_of
+from streams.services.embedder import encoder_of
 from streams.settings import Settings
 
 InMemory = Callable[..., Settings]

@@ -8,11 +8,11 @@ from types import SimpleNamespace
 import psutil
 import pytest
 
-from agents.space.errors import ObjectiveError
+from agents.catalogue.models import ObjectiveError
 from schemas.query import Query
 from streams.client.questions import read_questions
+from streams.demo.report import thirds
 from streams.demo.run import QUESTIONS, Demo, DemoCannotRun, check_machine, run
-from streams.demo.sampling import thirds
 from streams.settings import Settings
 
 

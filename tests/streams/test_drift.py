@@ -7,10 +7,9 @@ from schemas.decision import Decision, PolicyState, Reason
 from schemas.objective import CostRange, ObjectiveInForce, Weights
 from schemas.query import Origin, Query
 from schemas.reward import Price, Reward
-from streams.client import Event, Ledger
-from streams.demo import drift
-from streams.demo.report import render
-from streams.demo.summary import summarise
+from streams.client.events import Event, Ledger
+from streams.demo import report as drift
+from streams.demo.report import render, summarise
 
 OBJECTIVE = ObjectiveInForce(
     weights=Weights(correct=1, score=1, cost=2), cost_range=CostRange(low_eflops=1e9, high_eflops=1e12)

@@ -12,8 +12,8 @@ from aiokafka.protocol.metadata import MetadataRequest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streams.runtime.kafka.consuming import fetching
-from streams.runtime.kafka.consuming.fetching import FetchSessions
+from streams.runtime import kafka_consumer
+from streams.runtime.kafka_consumer import FetchSessions
 from streams.runtime.memory import run
 
 Wanted = dict[tuple[str, int], tuple[int, int]]
@@ -163,7 +163,7 @@ def test_other_requests_pass_unchanged() -> None:
 
 
 def test_two_fetches_from_one_node_are_apart(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fetching, "FETCH_INTERVAL_S", 0.05)
+    monkeypatch.setattr(kafka_consumer, "FETCH_INTERVAL_S", 0.05)
 
     async def main() -> None:
         began = asyncio.get_running_loop().time
@@ -177,7 +177,7 @@ def test_two_fetches_from_one_node_are_apart(monkeypatch: pytest.MonkeyPatch) ->
                 return True
 
         fetcher: Any = Fetcher()
-        fetching.improve(fetcher)
+        kafka_consumer.improve(fetcher)
         for node in (0, 1, 0):
             assert await fetcher._proc_fetch_request(None, node, None)
         times = dict.fromkeys((0, 1), 0.0) | dict(at[:2])
@@ -204,9 +204,9 @@ def test_a_fetch_waits_briefly_while_positions_are_about_to_move() -> None:
 
         fetcher: Any = Fetcher()
         moving = iter([True, False, True])
-        fetching.improve(fetcher, embedded=True, moving=lambda: next(moving))
+        kafka_consumer.improve(fetcher, embedded=True, moving=lambda: next(moving))
         for asked in (fetch({("a", 0): (0, 1000)}), fetch({}), FetchRequest(20, 1, 1000, 0, [])):
             await fetcher._proc_fetch_request(None, 0, asked)
-        assert waits == [fetching.MOVING_WAIT_MS, 500, 20]
+        assert waits == [kafka_consumer.MOVING_WAIT_MS, 500, 20]
 
     asyncio.run(main())

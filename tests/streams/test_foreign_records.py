@@ -6,21 +6,20 @@ from typing import Any
 import msgspec
 import pytest
 
-from agents.decider.agent import Decider
-from agents.decider.errors import CorruptState
-from agents.decider.log import snapshot
-from agents.decider.log.manifest import START_KEY, manifest_key, start_of, versions
-from agents.decider.log.offers import ActionRow
-from agents.decider.log.repair import refused, repaired
-from agents.decider.log.rows import Row, decode_row, encode_row
-from schemas.base import encode
+from agents.bandit.errors import CorruptState
+from agents.decider import snapshot
+from agents.decider.decider import Decider
+from agents.decider.log import ActionRow, Row, decode_row, encode_row
+from agents.decider.repair import refused, repaired
+from agents.decider.snapshot import START_KEY, manifest_key, start_of, versions
 from schemas.query import Query
-from streams.audit import Report
-from streams.rooms import ROOMS
-from streams.rooms.decider.policies import policy_of
-from streams.rooms.decider.room import DeciderRoom
-from streams.rooms.embedder.encoders import encoder_of
-from streams.runtime.memory import Cluster, run
+from schemas.record import encode
+from streams.audit.run import Report
+from streams.runtime.memory import run
+from streams.runtime.memory_cluster import Cluster
+from streams.services import ROOMS
+from streams.services.decider import DeciderRoom, policy_of
+from streams.services.embedder import encoder_of
 from streams.settings import Settings
 
 QUERIES = 12

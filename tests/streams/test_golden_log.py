@@ -9,19 +9,20 @@ import msgspec
 import pytest
 import zstandard
 
-from agents.decider.errors import CorruptState
-from agents.decider.log.reproduce import mismatches, opened
-from agents.decider.log.rows import Row, decode_row
+from agents.bandit.errors import CorruptState
+from agents.decider.log import Row, decode_row
+from agents.decider.verify import mismatches, opened
 from schemas.answer import Answer
-from schemas.base import decode, encode
 from schemas.dead_letter import DeadLetter
 from schemas.query import Query
+from schemas.record import decode, encode
 from schemas.reward import Feedback, Reward
-from streams.audit import Report
-from streams.rooms import ROOMS
-from streams.rooms.decider.policies import policy_of
-from streams.rooms.embedder.encoders import encoder_of
-from streams.runtime.memory import Cluster, run
+from streams.audit.run import Report
+from streams.runtime.memory import run
+from streams.runtime.memory_cluster import Cluster
+from streams.services import ROOMS
+from streams.services.decider import policy_of
+from streams.services.embedder import encoder_of
 from streams.settings import Settings
 
 GOLDEN = Path(__file__).parent.parent / "golden" / "log-93adf67"

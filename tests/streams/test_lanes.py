@@ -10,12 +10,9 @@ from faust.types import TP
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from streams.runtime.kafka.app import create_app
-from streams.runtime.kafka.consuming.consumer import Consumer
-from streams.runtime.kafka.consuming.lanes import Lanes
-from streams.runtime.kafka.consuming.offsets import Course, SkippedRecord
-from streams.runtime.kafka.transport import consumer_of
-from streams.runtime.records import Record
+from streams.runtime.base import Record
+from streams.runtime.kafka import consumer_of, create_app
+from streams.runtime.kafka_consumer import Consumer, Course, Lanes, SkippedRecord
 from streams.settings import Settings
 
 TOPIC = "lanes.search-step"
@@ -147,7 +144,7 @@ def test_a_partition_that_went_elsewhere_is_not_handled_here_any_more(
 ) -> None:
     async def main() -> None:
         worker = Worker()
-        monkeypatch.setattr("streams.runtime.kafka.consuming.consumer.SETTLE_S", 0.02)
+        monkeypatch.setattr("streams.runtime.kafka_consumer.SETTLE_S", 0.02)
         for partition in (0, 1):
             worker.seek(partition, 0)
             await worker.hand_over(partition, 0, 1)

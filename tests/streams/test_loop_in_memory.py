@@ -12,24 +12,23 @@ from hypothesis import HealthCheck, Phase, given
 from hypothesis import settings as examples
 from hypothesis import strategies as st
 
-from agents.decider.agent import Decider
-from agents.decider.log.offers import ActionRow
-from agents.decider.log.rows import Row, decode_row
-from agents.decider.policies import registry
-from agents.decider.policies.base import Observation, Pending
+from agents.bandit import registry
+from agents.bandit.policy import Observation, Pending
+from agents.decider.decider import Decider
+from agents.decider.log import ActionRow, Row, decode_row
 from schemas.answer import Answer
-from schemas.base import decode, encode
 from schemas.dead_letter import DeadLetter
 from schemas.decision import Decision
 from schemas.query import Query
+from schemas.record import decode, encode
 from schemas.reward import Reward
-from streams.audit import Report
-from streams.rooms import ROOMS
-from streams.rooms.decider.policies import policy_of
-from streams.rooms.decider.room import DeciderRoom
-from streams.rooms.embedder.encoders import encoder_of
-from streams.runtime.errors import Crash
-from streams.runtime.memory import Cluster, Effect, run
+from streams.audit.run import Report
+from streams.runtime.base import Crash
+from streams.runtime.memory import Effect, run
+from streams.runtime.memory_cluster import Cluster
+from streams.services import ROOMS
+from streams.services.decider import DeciderRoom, policy_of
+from streams.services.embedder import encoder_of
 from streams.settings import Settings
 
 InMemory = Callable[..., Settings]

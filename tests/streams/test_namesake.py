@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from streams.runtime.kafka.consuming.namesake import InstanceName, NameInUse, notice
+from streams.runtime.kafka_consumer import InstanceName, NameInUse, notice
 from streams.settings import Settings
 
 _HOLD = """
 import sys, time
-from streams.runtime.kafka.consuming.namesake import InstanceName
+from streams.runtime.kafka_consumer import InstanceName
 from streams.settings import Settings
 name = InstanceName(Settings().replace(state_dir=sys.argv[1]), "u.decider", "0")
 name.lock()

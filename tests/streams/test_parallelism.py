@@ -4,16 +4,17 @@ from collections.abc import Callable
 
 import pytest
 
-from agents.decider.log.reproduce import mismatches, opened
+from agents.decider.verify import mismatches, opened
 from schemas.answer import Answer
-from schemas.base import decode, encode
 from schemas.decision import Decision
 from schemas.query import Query
+from schemas.record import decode, encode
 from streams.control import Control
-from streams.rooms import ROOMS
-from streams.rooms.decider.policies import policy_of
-from streams.rooms.embedder.encoders import encoder_of
-from streams.runtime.memory import Cluster, run
+from streams.runtime.memory import run
+from streams.runtime.memory_cluster import Cluster
+from streams.services import ROOMS
+from streams.services.decider import policy_of
+from streams.services.embedder import encoder_of
 from streams.settings import Settings, SettingsError
 
 InMemory = Callable[..., Settings]

@@ -13,25 +13,24 @@ from hypothesis import settings as examples
 from hypothesis import strategies as st
 from msgspec import structs
 
-from agents.aggregator.row import Row, decode_row, dues
-from agents.decider.log.rows import Row as LearnerRow
-from agents.decider.log.rows import own_row
+from agents.decider.log import Row as LearnerRow
+from agents.decider.log import own_row
+from agents.reward.join import Row, decode_row, dues
 from schemas.answer import Answer
-from schemas.base import Record as Wire
-from schemas.base import decode, encode
-from schemas.cancel import Cancel
-from schemas.control import CatalogueEntry, CostBoundsEntry, KeyEntry, ObjectiveEntry
+from schemas.control import Cancel, CatalogueEntry, CostBoundsEntry, KeyEntry, ObjectiveEntry
 from schemas.dead_letter import DeadLetter
 from schemas.errors import UniscaleError
 from schemas.objective import CostRange, Weights
 from schemas.query import Query
+from schemas.record import Record as Wire
+from schemas.record import decode, encode
 from schemas.reward import Due, Feedback
-from streams.audit import Report
-from streams.rooms import ROOMS
-from streams.rooms.gateway.room import GatewayRoom
-from streams.runtime.base import Runtime
-from streams.runtime.memory import Cluster, run
-from streams.runtime.memory.broker import partition_for
+from streams.audit.run import Report
+from streams.gateway.app import GatewayRoom
+from streams.runtime.base import Runtime, partition_for
+from streams.runtime.memory import run
+from streams.runtime.memory_cluster import Cluster
+from streams.services import ROOMS
 from streams.settings import Settings
 from streams.topics import Topics
 

@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from agents.space.action_space import uis_space
-from agents.space.catalogue_file import load_catalogue
-from streams.rooms.decider.policies import check_control_group, policy_of, prior_of, read_prior
-from streams.rooms.embedder.encoders import encoder_of
+from agents.catalogue.actions import uis_space
+from agents.catalogue.file import load_catalogue
+from streams.services.decider import check_control_group, policy_of, prior_of, read_prior
+from streams.services.embedder import encoder_of
 from streams.settings import Settings, SettingsError
 
 HASHED = encoder_of(Settings().replace(encoder="hashed"))

@@ -6,21 +6,22 @@ from collections.abc import Callable
 import pytest
 from msgspec.structs import replace
 
-from agents.decider.agent import Decider
-from agents.decider.log.reproduce import mismatches, opened
-from agents.decider.log.rows import Row
+from agents.decider.decider import Decider
+from agents.decider.log import Row
+from agents.decider.verify import mismatches, opened
 from schemas.answer import Answer
-from schemas.base import decode, encode
 from schemas.control import PriceEntry
 from schemas.decision import Decision
 from schemas.query import Budget, Query
+from schemas.record import decode, encode
 from schemas.reward import Reward
-from streams.audit import Report
-from streams.demo.drift import adapted_after
-from streams.rooms import ROOMS
-from streams.rooms.decider.policies import policy_of
-from streams.rooms.embedder.encoders import encoder_of
-from streams.runtime.memory import Cluster, run
+from streams.audit.run import Report
+from streams.demo.report import adapted_after
+from streams.runtime.memory import run
+from streams.runtime.memory_cluster import Cluster
+from streams.services import ROOMS
+from streams.services.decider import policy_of
+from streams.services.embedder import encoder_of
 from streams.settings import Settings
 
 InMemory = Callable[..., Settings]

@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 from streams.local.broker import free_port, listening
-from streams.local.signals import stopped_by_signals
+from streams.local.deployment import stopped_by_signals
 
 ROOT = Path(__file__).parents[2]
 

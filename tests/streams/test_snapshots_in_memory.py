@@ -5,20 +5,19 @@ from typing import Any
 
 import pytest
 
-from agents.decider.log.manifest import is_record, start_of
-from agents.decider.log.reproduce import mismatches, opened
-from agents.decider.log.rows import Row, decode_row
-from schemas.base import decode, encode
+from agents.decider.log import Row, decode_row
+from agents.decider.snapshot import is_record, start_of
+from agents.decider.verify import mismatches, opened
 from schemas.dead_letter import DeadLetter
 from schemas.decision import Decision
 from schemas.query import Query
-from streams.audit import Report
-from streams.rooms import ROOMS
-from streams.rooms.decider.policies import policy_of
-from streams.rooms.decider.room import DeciderRoom
-from streams.rooms.embedder.encoders import encoder_of
-from streams.runtime.memory import Cluster, Effect, run
-from streams.runtime.memory.broker import Broker
+from schemas.record import decode, encode
+from streams.audit.run import Report
+from streams.runtime.memory import Broker, Effect, run
+from streams.runtime.memory_cluster import Cluster
+from streams.services import ROOMS
+from streams.services.decider import DeciderRoom, policy_of
+from streams.services.embedder import encoder_of
 from streams.settings import Settings
 
 QUERIES = 12

@@ -7,14 +7,13 @@ import pytest
 
 from schemas.action import Action
 from schemas.answer import Answer
-from schemas.base import encode
 from schemas.decision import Decision, PolicyState
 from schemas.objective import CostRange, ObjectiveInForce, Weights
 from schemas.query import Origin, Query
+from schemas.record import encode
 from schemas.reward import Price, Reward
-from streams.client.ledger import Ledger
-from streams.demo.report import render
-from streams.demo.summary import summarise
+from streams.client.events import Ledger
+from streams.demo.report import render, summarise
 from streams.settings import Settings
 from streams.topics import Topics
 

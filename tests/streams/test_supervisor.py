@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from streams.local.logfile import LogFile
-from streams.local.supervisor import READY, STEADY_S, Room, RoomFailed, Supervisor
+from streams.local.deployment import READY, STEADY_S, LogFile, Room, RoomFailed, Supervisor
 
 READY_THEN_SLEEP = f"import time; print({READY!r}, flush=True); time.sleep(60)"
 

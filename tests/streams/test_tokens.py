@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from streams.runtime.kafka.clients.tokens import TokenFile, asynchronous
+from streams.runtime.kafka_clients import TokenFile, asynchronous_token
 from streams.settings import Settings, SettingsError
 
 
@@ -13,9 +13,9 @@ def test_a_token_is_read_again_and_outlives_its_file(tmp_path: Path) -> None:
     path = tmp_path / "token"
     path.write_text("first\n")
     file = TokenFile(path)
-    assert file.token() == asyncio.run(asynchronous(file).token()) == "first"
+    assert file.token() == asyncio.run(asynchronous_token(file).token()) == "first"
     path.write_text("second")
-    assert file.token() == asyncio.run(asynchronous(file).token()) == "second"
+    assert file.token() == asyncio.run(asynchronous_token(file).token()) == "second"
     path.unlink()
     assert file.token() == "second"
 

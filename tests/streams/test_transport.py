@@ -11,14 +11,11 @@ from faust.types import TP
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streams.runtime.kafka import handlers
-from streams.runtime.kafka.app import changelogged, create_app
-from streams.runtime.kafka.consuming.consumer import _MOVING_S, Consumer
-from streams.runtime.kafka.consuming.lanes import Lanes
-from streams.runtime.kafka.consuming.offsets import Course, Offsets, SkippedRecord
-from streams.runtime.kafka.transport import consumer_of
+from streams.runtime import kafka
+from streams.runtime.base import Record
+from streams.runtime.kafka import changelogged, consumer_of, create_app
+from streams.runtime.kafka_consumer import _MOVING_S, Consumer, Course, Lanes, Offsets, SkippedRecord
 from streams.runtime.memory import run
-from streams.runtime.records import Record
 from streams.settings import Settings
 
 
@@ -345,7 +342,7 @@ def test_tables_start_without_a_pause_and_by_then_every_topic_is_named(
             raise AssertionError("nothing is fetched here")
 
         for topic in ("answer", "feedback"):
-            handlers.bind(app, topic, handle, name=topic)
+            kafka.bind(app, topic, handle, name=topic)
         table = changelogged(app, "join", 2)
 
         async def pause(seconds: float) -> None:

@@ -8,15 +8,14 @@ import pytest
 from rich.console import Console
 
 from schemas.action import Action
-from schemas.base import encode
 from schemas.decision import Decision, PolicyState
 from schemas.objective import CostRange, ObjectiveInForce, Weights
 from schemas.query import Origin, Query
+from schemas.record import encode
 from schemas.reward import Kind, Price, Reward
-from streams.client.ledger import Ledger
-from streams.commands.running.demo import show
-from streams.demo.report import render
-from streams.demo.summary import summarise
+from streams.cli.running import show_demo
+from streams.client.events import Ledger
+from streams.demo.report import render, summarise
 from streams.demo.twins import NOT_COMPARED, compared, pooled, sentence, twin_of
 from streams.settings import Settings
 from streams.topics import Topics
@@ -122,13 +121,13 @@ def test_the_sentence_is_printed_first() -> None:
     summary = summarise(ledger, [q.query_id for q in queries], broker="b", mode="m", wall_s=1.0)
     summary |= {"adapted_after": None, "drift_sentence": "Then the price rose.", **NOT_COMPARED}
     printed = StringIO()
-    show(summary, Console(file=printed, width=200))
+    show_demo(summary, Console(file=printed, width=200))
     assert printed.getvalue().startswith("Then the price rose.")
     summary |= compared(ledger, pairs, action=CONTROL, seed=1)
     assert NOT_COMPARED.keys() <= summary.keys()
     summary["sentence"] = sentence(summary)
     printed = StringIO()
-    show(summary, Console(file=printed, width=200))
+    show_demo(summary, Console(file=printed, width=200))
     assert printed.getvalue().startswith(summary["sentence"] + "\nThen the price rose.\n")
     assert "│ queries" in printed.getvalue()
 

@@ -22,11 +22,17 @@ from agents.serving.errors import (
     HostClosedError,
     ServingError,
 )
-from agents.serving.vllm.environment import prepare_environment
-from agents.serving.vllm.groups import Group
-from agents.serving.vllm.requests import Completion, Generation, Output, Pooled, Pooling, Request
-from agents.serving.vllm.settings import HostedModel, HostSettings
-from agents.serving.vllm.statistics import EngineStatistics
+from agents.serving.vllm.requests import (
+    Completion,
+    EngineStatistics,
+    Generation,
+    Group,
+    Output,
+    Pooled,
+    Pooling,
+    Request,
+)
+from agents.serving.vllm.settings import HostedModel, HostSettings, prepare_environment
 
 if TYPE_CHECKING:
     from agents.serving.vllm.loop import Command, EngineLoop

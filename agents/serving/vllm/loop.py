@@ -19,10 +19,8 @@ from agents.serving.errors import (
     UnknownEngineError,
 )
 from agents.serving.vllm import adapter
-from agents.serving.vllm.groups import Group
-from agents.serving.vllm.requests import Completion
+from agents.serving.vllm.requests import Completion, EngineStatistics, Group
 from agents.serving.vllm.settings import HostedModel
-from agents.serving.vllm.statistics import EngineStatistics
 
 log = logging.getLogger(__name__)
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from agents.aggregator.eflops import price
-from agents.space.family import read_architecture
-from agents.space.models import Architecture
+from agents.catalogue.checkpoint import read_architecture
+from agents.catalogue.eflops import price
+from agents.catalogue.models import Architecture
 from experiments.mini.checkpoints import SEED
 from experiments.mini.corpus import FAMILIES, problems
 from experiments.mini.grading import answer_of, is_right, same_answer, split_steps

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from agents.space.family import read_architecture
+from agents.catalogue.checkpoint import read_architecture
 from experiments.mini.checkpoints import MODELS
 from experiments.mini.corpus import FAMILIES
 from experiments.mini.ladder import GENERATORS

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from agents.space.family import read_architecture
+from agents.catalogue.checkpoint import read_architecture
 from experiments.mini.checkpoints import RECORD
 from experiments.mini.corpus import FAMILIES, MIXTURE
 from experiments.mini.ladder import GENERATORS, Rung

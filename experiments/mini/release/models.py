@@ -12,12 +12,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from agents.aggregator.eflops import price
-from agents.aggregator.program import run
-from agents.space.catalogue import Catalogue
-from agents.space.catalogue_file import load_catalogue
-from agents.space.family import read_architecture
-from agents.space.models import Architecture
+from agents.answers import run
+from agents.catalogue.checkpoint import read_architecture
+from agents.catalogue.eflops import price
+from agents.catalogue.file import load_catalogue
+from agents.catalogue.models import Architecture, Catalogue
 from experiments.mini.checkpoints import copy_checkpoint, finished
 from experiments.mini.corpus import FAMILIES, problems
 from experiments.mini.ladder import GENERATORS

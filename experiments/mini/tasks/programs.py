@@ -1,7 +1,7 @@
 """Mini-code: list and text transformations told in plain English, answered by a program of two to seven operations.
 
 The answer is a pipeline such as `reverse | add 3 | take 2`, in the small language that the grader runs
-(`agents.aggregator.program`). Each step writes one operation; the last one boxes the whole program.
+(`agents.answers`). Each step writes one operation; the last one boxes the whole program.
 """
 
 from dataclasses import dataclass

@@ -6,7 +6,7 @@ is the learned verifier.
 
 import re
 
-from agents.aggregator.program import ProgramError, run
+from agents.answers import ProgramError, run
 from experiments.mini.grading import BOXED, is_right, split_steps
 from experiments.mini.tasks.problem import Problem
 from experiments.mini.tasks.programs import inputs_for

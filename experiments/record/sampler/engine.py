@@ -22,10 +22,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from agents.executor.engine import Drafted, EngineCounts, Prefix, check_seeds
-from agents.executor.engines.continuation import Continuation
+from agents.catalogue.models import Sampling
+from agents.serving.engine import Continuation, Drafted, EngineCounts, Prefix, check_seeds
 from agents.serving.prompts import ChatPrompts
-from agents.space.models import Sampling
 from experiments.record.sampler.cache import Cache
 from experiments.record.sampler.decoder import Decoder
 from experiments.record.sampler.draws import cumulative, draw, uniforms

@@ -7,8 +7,7 @@ row, and of steps there are few; where one could, the whole text is encoded, as 
 from collections.abc import Sequence
 from functools import lru_cache
 
-from agents.executor.engine import EngineCounts, Prefix
-from agents.executor.engines.continuation import Continuer
+from agents.serving.engine import Continuer, EngineCounts, Prefix
 from agents.serving.prompts import ChatPrompts
 from agents.verifier.formats import Rendered, StepTagFormat
 from experiments.record.sampler.kept import Ids

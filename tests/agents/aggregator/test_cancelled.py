@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from agents.aggregator.agent import Pricing, value
-from agents.aggregator.join import Arrival, Waits, on
+from agents.reward.join import Arrival, Waits, on
+from agents.reward.outcome import Pricing, value
 from schemas.answer import Answer
 from schemas.forest import Draft
 from schemas.reward import Feedback, Reward

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agents.aggregator.eflops import INTENSITY, Part, price
-from agents.space.models import Architecture
+from agents.catalogue.eflops import INTENSITY, Part, price
+from agents.catalogue.models import Architecture
 
 DOC = Path(__file__).parents[3] / "docs" / "eflops.md"
 

@@ -10,9 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agents.aggregator.grade import (
+from agents.answers import (
     BadReference,
     Grade,
+    GradingPool,
+    Verdict,
     as_integer,
     check_reference,
     extract_boxed,
@@ -20,7 +22,6 @@ from agents.aggregator.grade import (
     grade,
     grader_version,
 )
-from agents.aggregator.grading_pool import GradingPool, Verdict
 
 QUESTIONS = Path(__file__).parents[4] / "shared" / "data" / "questions"
 SHIFT = {"tests": [[[1, 2, 3], [4, 5, 6]], [[0], [3]]]}

@@ -6,8 +6,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agents.aggregator.join import Arrival, Orphan, Turn, Waits, on, to_value
-from agents.aggregator.row import Row, Valued, decode_row, dues, encode_row
+from agents.reward.join import (
+    Arrival,
+    Orphan,
+    Row,
+    Turn,
+    Valued,
+    Waits,
+    decode_row,
+    dues,
+    encode_row,
+    on,
+    to_value,
+)
 from schemas.answer import Answer
 from schemas.decision import Decision
 from schemas.errors import UnreadableRecord

@@ -4,11 +4,10 @@ import math
 
 import pytest
 
-from agents.aggregator import eflops
-from agents.aggregator.agent import MAX_MISSING, Pricing, UnpricedAnswer, price_of, value
-from agents.aggregator.grade import Undecided, ask_later
-from agents.aggregator.grading_pool import GradingPoolError, Verdict
-from agents.space.models import Architecture
+from agents.answers import GradingPoolError, Undecided, Verdict, ask_later
+from agents.catalogue import eflops
+from agents.catalogue.models import Architecture
+from agents.reward.outcome import MAX_MISSING, Pricing, UnpricedAnswer, price_of, value
 from schemas.action import Action
 from schemas.answer import Answer
 from schemas.forest import Draft, Forest, Limits

@@ -10,21 +10,19 @@ from typing import Any
 import numpy as np
 import pytest
 
-from agents.decider.agent import Decider
-from agents.decider.decisions import Surroundings
-from agents.decider.features import FeatureMap, FeatureSettings
-from agents.decider.log import retention
-from agents.decider.log.manifest import START_KEY, is_record, manifests, start_of
-from agents.decider.log.rows import decode_row
-from agents.decider.policies.base import ActionVector, Context, Objective, Observation, Pending
-from agents.decider.policies.policy import Policy
-from agents.space.action_space import PAIRS, ActionSpace, uis_space
-from agents.space.catalogue_file import load_catalogue
-from agents.space.steering import Steering
-from schemas.base import decode
-from schemas.context import Context as ContextRecord
+from agents.bandit.features import FeatureMap, FeatureSettings
+from agents.bandit.policy import ActionVector, Context, Objective, Observation, Pending, Policy
+from agents.catalogue.actions import PAIRS, ActionSpace, uis_space
+from agents.catalogue.file import load_catalogue
+from agents.catalogue.objectives import Steering
+from agents.decider import snapshot
+from agents.decider.decider import Decider, Surroundings
+from agents.decider.log import decode_row
+from agents.decider.snapshot import START_KEY, is_record, manifests, start_of
 from schemas.decision import Decision
+from schemas.query import Context as ContextRecord
 from schemas.query import Origin, Query
+from schemas.record import decode
 from schemas.reward import Price, Reward
 
 CATALOGUES = Path(__file__).parents[3] / "infra" / "catalogue"
@@ -261,14 +259,14 @@ class Shard:
     def snapshot(self, chunk_bytes: int = 4096) -> list[tuple[bytes, bytes | None]]:
         """Return the writes of a snapshot and of what it makes superfluous, in order, as the wiring makes them."""
         rows = [(k, v, decode_row(k, v)) for k, v in self.table.items() if not is_record(k)]
-        carried, ended = retention.carry(rows, self.table.end, self.decider.ended)
+        carried, ended = snapshot.carry(rows, self.table.end, self.decider.ended)
         writes = self.decider.snapshot(chunk_bytes, carried=carried, present=self.table)
         known = manifests(self.table | dict(writes))
-        if (floor := retention.floor_of(known)) is None:
+        if (floor := snapshot.floor_of(known)) is None:
             return list(writes)
         drops = [key for key, last in ended.items() if last <= floor.version]
         start = (START_KEY, str(floor.log_offset).encode())
-        gone = retention.obsolete(self.table | dict(writes), known)
+        gone = snapshot.obsolete(self.table | dict(writes), known)
         return [*writes, *((key, None) for key in drops), start, *((key, None) for key in gone)]
 
     def apply(self, writes: Iterable[tuple[bytes, bytes | None]]) -> None:

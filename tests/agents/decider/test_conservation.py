@@ -8,8 +8,8 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agents.decider.log.rows import Row, decode_row
-from agents.decider.policies.linear.linucb import LinUCB
+from agents.bandit.linucb import LinUCB
+from agents.decider.log import Row, decode_row
 
 KINDS = ["provisional", "final", "correction", "default", "failed"]
 

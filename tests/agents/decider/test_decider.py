@@ -10,27 +10,22 @@ import msgspec
 import numpy as np
 import pytest
 
-from agents.decider.errors import DuplicateQuery, InvalidObservation, UnservedObjective
-from agents.decider.features import FeatureSettings
-from agents.decider.log.reproduce import mismatches
-from agents.decider.log.rewards import RewardRules
-from agents.decider.log.rows import decode_row
-from agents.decider.policies.contextual.design import Design
-from agents.decider.policies.contextual.policy import Contextual
-from agents.decider.policies.exploration import Explored
-from agents.decider.policies.knn import KNN
-from agents.decider.policies.linear.forgetting import Discounted, SlidingWindow
-from agents.decider.policies.linear.linucb import LinUCB, LinUCBSettings
-from agents.decider.policies.linear.thompson import Thompson
-from agents.decider.policies.neural.mlp import MLP, NetworkSettings
-from agents.space.action_space import ActionSpace
-from agents.space.catalogue import Catalogue
-from agents.space.errors import ActionError
+from agents.bandit.baselines import KNN, MLP, NetworkSettings
+from agents.bandit.contextual import Contextual
+from agents.bandit.design import Design
+from agents.bandit.errors import DuplicateQuery, InvalidObservation, UnservedObjective
+from agents.bandit.exploration import Explored
+from agents.bandit.features import FeatureSettings
+from agents.bandit.linucb import Discounted, LinUCB, LinUCBSettings, SlidingWindow, Thompson
+from agents.catalogue.actions import ActionSpace
+from agents.catalogue.models import ActionError, Catalogue
+from agents.decider.log import RewardRules, decode_row
+from agents.decider.verify import mismatches
 from schemas.action import Action
-from schemas.base import decode
 from schemas.decision import Decision
 from schemas.objective import Weights
 from schemas.query import Origin
+from schemas.record import decode
 
 MAKERS: dict[str, Callable[[Any], Any]] = {
     "linucb": LinUCB,

@@ -15,13 +15,12 @@ import msgspec
 import numpy as np
 import pytest
 
-from agents.decider.log.reproduce import mismatches, opened
-from agents.decider.policies.build import build_policy
-from agents.decider.policies.envelope import header, unpack
-from agents.decider.policies.registry import kinds
+from agents.bandit.learner import header, unpack
+from agents.bandit.registry import build_policy, kinds
 from agents.decider.preview import preview
-from schemas.base import decode
+from agents.decider.verify import mismatches, opened
 from schemas.decision import Decision
+from schemas.record import decode
 from schemas.reward import Kind
 
 BATCH = 10

@@ -7,10 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from agents.decider.errors import InvalidObjective
-from agents.decider.features import FeatureMap, FeatureSettings
-from agents.decider.policies.base import ActionVector, Objective
-from agents.decider.vectors import QueryBasis
+from agents.bandit.errors import InvalidObjective
+from agents.bandit.features import FeatureMap, FeatureSettings, QueryBasis
+from agents.bandit.policy import ActionVector, Objective
 
 
 def test_coordinates_keep_every_inner_product(world: Any) -> None:

@@ -11,11 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from agents.decider.log.rows import GROWTH, Row, decode_row, encode_row
-from agents.decider.policies.linear.linucb import LinUCB
-from schemas.base import MAX_VALUE
+from agents.bandit.linucb import LinUCB
+from agents.decider.log import GROWTH, Row, decode_row, encode_row
 from schemas.errors import RecordTooLarge, UniscaleError
 from schemas.query import MAX_TEXT
+from schemas.record import MAX_VALUE
 
 NUMBERS = st.one_of(
     st.floats(width=64), st.sampled_from([0.0, 1.0, float("nan"), float("inf"), -float("inf"), 1e308, -1e-9])

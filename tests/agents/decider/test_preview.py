@@ -9,21 +9,18 @@ from typing import Any
 import numpy as np
 import pytest
 
-from agents.decider.errors import UnservedObjective
-from agents.decider.features import FeatureSettings
-from agents.decider.policies.contextual.design import Design
-from agents.decider.policies.contextual.policy import Contextual
-from agents.decider.policies.exploration import ControlGroup, Explored
-from agents.decider.policies.knn import KNN
-from agents.decider.policies.linear.forgetting import Discounted
-from agents.decider.policies.linear.linucb import LinUCB, LinUCBSettings
-from agents.decider.policies.linear.thompson import Thompson
-from agents.decider.policies.uniform import Uniform
+from agents.bandit.baselines import KNN, Uniform
+from agents.bandit.contextual import Contextual
+from agents.bandit.design import Design
+from agents.bandit.errors import UnservedObjective
+from agents.bandit.exploration import ControlGroup, Explored
+from agents.bandit.features import FeatureSettings
+from agents.bandit.linucb import Discounted, LinUCB, LinUCBSettings, Thompson
+from agents.catalogue.actions import uis_space
+from agents.catalogue.models import ActionError
 from agents.decider.preview import PREVIEW, offering, preview
-from agents.space.action_space import uis_space
-from agents.space.errors import ActionError
-from schemas.base import decode
 from schemas.decision import Decision
+from schemas.record import decode
 
 MAKERS: dict[str, Callable[[Any], Any]] = {
     "linucb": LinUCB,

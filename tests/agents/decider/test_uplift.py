@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from agents.decider.uplift import Uplift, radius
+from agents.reward.comparison import Uplift, radius
 from schemas.answer import Status
 
 

@@ -5,16 +5,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from agents.embedder.actions import embed_actions
-from agents.embedder.agent import Arrival, embed, embedded_text
-from agents.embedder.encoder import encoder_id
-from agents.embedder.minilm import MiniLM
-from agents.space.action_space import uis_space
-from agents.space.catalogue_file import load_catalogue
-from agents.space.describe import describe_actions
-from schemas.base import decode, encode
-from schemas.context import Context
-from schemas.query import Message, Origin, Query
+from agents.catalogue.actions import uis_space
+from agents.catalogue.descriptions import describe_actions
+from agents.catalogue.file import load_catalogue
+from agents.embedding import Arrival, embed, embed_actions, embedded_text, encoder_id
+from agents.minilm import MiniLM
+from schemas.query import Context, Message, Origin, Query
+from schemas.record import decode, encode
 
 
 @pytest.fixture(scope="module")

@@ -7,9 +7,16 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from agents.embedder.encoder import EMPTY_TEXT, Encoder, encoder_id, readable, unit_rows
-from agents.embedder.errors import BadEmbedding, EncoderFilesError
-from agents.embedder.minilm import MiniLM
+from agents.embedding import (
+    EMPTY_TEXT,
+    BadEmbedding,
+    Encoder,
+    EncoderFilesError,
+    encoder_id,
+    readable,
+    unit_rows,
+)
+from agents.minilm import MiniLM
 
 CAT = "A cat sits on the mat."
 KITTEN = "A kitten is resting on a rug."

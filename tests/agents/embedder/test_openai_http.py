@@ -11,9 +11,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from agents.embedder.encoder import Encoder, encoder_id
-from agents.embedder.errors import BadEmbedding, EncoderRefused, EncoderUnavailable
-from agents.embedder.openai_http import HttpEncoder
+from agents.embedding import (
+    BadEmbedding,
+    Encoder,
+    EncoderRefused,
+    EncoderUnavailable,
+    HttpEncoder,
+    encoder_id,
+)
 
 DIMENSION = 4
 Reply = Callable[[list[str]], tuple[int, Any]]

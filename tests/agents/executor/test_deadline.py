@@ -5,11 +5,9 @@ from collections.abc import Sequence
 
 import pytest
 
-from agents.executor.agent import begin, draft, resume, time_left_s
-from agents.executor.answers import failed, overdue
-from agents.executor.engine import Drafted, EngineCounts, Prefix
-from agents.executor.job import Job
-from agents.executor.rules import SearchRules
+from agents.catalogue.models import Sampling
+from agents.search.search import Job, SearchRules, begin, draft, failed, overdue, resume, time_left_s
+from agents.serving.engine import Drafted, EngineCounts, Prefix
 from agents.serving.errors import (
     DeadlinePassedError,
     EndpointRefusedError,
@@ -18,13 +16,12 @@ from agents.serving.errors import (
     PromptTooLongError,
     RequestRefusedError,
 )
-from agents.space.models import Sampling
 from schemas.action import Action
-from schemas.base import decode, encode
 from schemas.decision import Decision, PolicyState
 from schemas.errors import RecordTooLarge
 from schemas.objective import CostRange, ObjectiveInForce, Weights
 from schemas.query import Origin, Query
+from schemas.record import decode, encode
 from schemas.search import Scored, SearchStep, Served, Verification
 
 SAMPLING = Sampling(temperature=0.7, step_tokens=30, depth_limit=6)

@@ -4,11 +4,10 @@ import random
 
 import pytest
 
-from agents.executor.derive import derive, place_of
-from agents.executor.engine import Drafted
-from agents.executor.explanation import explain
-from agents.executor.forest import SearchError, outcome, plant, tell_drafts, tell_scores
-from agents.executor.next_step import ask
+from agents.search.explain import explain
+from agents.search.forest import SearchError, ask, outcome, plant, tell_drafts, tell_scores
+from agents.search.search import derive, place_of
+from agents.serving.engine import Drafted
 from schemas.action import Action
 from schemas.answer import Answer
 from schemas.forest import Forest, Limits

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from agents.executor.engine import Prefix
-from agents.executor.engines.http_engine import HttpEngine
+from agents.catalogue.models import Sampling
+from agents.serving.engine import Prefix
 from agents.serving.errors import (
     DeadlinePassedError,
     EndpointRefusedError,
@@ -24,11 +24,8 @@ from agents.serving.errors import (
     RequestRefusedError,
     ServingError,
 )
-from agents.serving.http.breaker import Breaker
-from agents.serving.http.server import JsonServer, ServerSettings
+from agents.serving.http import Breaker, HttpEngine, JsonServer, Retries, ServerSettings, within
 from agents.serving.prompts import ChatPrompts
-from agents.serving.retry import Retries, within
-from agents.space.models import Sampling
 from schemas.query import Message
 
 SAMPLING = Sampling(temperature=0.7, step_tokens=32, depth_limit=8, top_k=20)

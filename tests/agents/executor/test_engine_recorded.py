@@ -4,11 +4,11 @@ import asyncio
 
 import pytest
 
-from agents.executor.engine import Prefix
-from agents.executor.engines.build import recorded_engines
-from agents.serving.recording import RecordedPath, RecordedStep, Recording, RecordingError
-from agents.space.models import Sampling
-from agents.verifier.recorded import RecordedVerifier
+from agents.catalogue.models import Sampling
+from agents.serving.engine import Prefix
+from agents.serving.recorded import RecordedPath, RecordedStep, Recording, RecordingError
+from agents.serving.registry import recorded_engines
+from agents.verifier.prm import RecordedVerifier
 from schemas.query import Message
 
 SAMPLING = Sampling(temperature=0.8, step_tokens=64, depth_limit=8)

@@ -4,12 +4,11 @@ import asyncio
 
 import pytest
 
-from agents.executor.engine import EngineCounts, Prefix
-from agents.executor.engines.continuation import Continuer
-from agents.executor.engines.vllm_engine import VllmEngine
+from agents.catalogue.models import Sampling
+from agents.serving.engine import Continuer, EngineCounts, Prefix
 from agents.serving.errors import PromptTooLongError
 from agents.serving.prompts import ChatPrompts
-from agents.space.models import Sampling
+from agents.serving.registry import VllmEngine
 from schemas.query import Message
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(300)]

@@ -8,10 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agents.executor.early_exit import history
-from agents.executor.engine import Drafted
-from agents.executor.forest import outcome, plant, tell_drafts, tell_scores
-from agents.executor.next_step import ask
+from agents.search.forest import ask, history, outcome, plant, tell_drafts, tell_scores
+from agents.serving.engine import Drafted
 from schemas.action import Action
 from schemas.forest import Forest, Limits
 from schemas.search import Scored

@@ -4,13 +4,22 @@ from itertools import pairwise
 
 import pytest
 
-from agents.executor.engine import Drafted
-from agents.executor.forest import SearchError, outcome, plant, stop, tell_drafts, tell_scores
-from agents.executor.next_step import ask, draft_seeds, spent
+from agents.search.forest import (
+    SearchError,
+    ask,
+    draft_seeds,
+    outcome,
+    plant,
+    spent,
+    stop,
+    tell_drafts,
+    tell_scores,
+)
+from agents.serving.engine import Drafted
 from schemas.action import Action
-from schemas.base import decode, encode
 from schemas.forest import Finish, Forest, Limits
 from schemas.query import Message
+from schemas.record import decode, encode
 from schemas.search import Scored, SearchStep, Served, Verification
 
 COT = Action(model="m", qp=1, cp=1, bs=1)

@@ -6,24 +6,20 @@ from collections.abc import Sequence
 import msgspec
 import pytest
 
-from agents.decider.decisions import seed_of
-from agents.executor.agent import begin, draft, resume
-from agents.executor.answers import failed
-from agents.executor.engine import Drafted, EngineCounts, Prefix
-from agents.executor.explanation import explain
-from agents.executor.forest import SearchError
-from agents.executor.job import Job
-from agents.executor.progress import Progress
-from agents.executor.rules import SearchRules
-from agents.space.models import Sampling
+from agents.catalogue.models import Sampling
+from agents.decider.decider import seed_of
+from agents.search.explain import explain
+from agents.search.forest import SearchError
+from agents.search.search import Job, Progress, SearchRules, begin, draft, failed, resume
+from agents.serving.engine import Drafted, EngineCounts, Prefix
 from schemas.action import Action
 from schemas.answer import Answer
-from schemas.base import decode, encode
 from schemas.decision import Decision, PolicyState
 from schemas.errors import InvalidField
 from schemas.forest import Forest
 from schemas.objective import CostRange, ObjectiveInForce, Weights
 from schemas.query import Budget, Message, Origin, Query
+from schemas.record import decode, encode
 from schemas.search import Scored, SearchStep, Served, Verification
 
 SAMPLING = Sampling(temperature=0.7, step_tokens=30, depth_limit=6, top_p=0.9, top_k=20)

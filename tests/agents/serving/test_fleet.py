@@ -6,11 +6,10 @@ from collections.abc import Awaitable, Callable
 import pytest
 from msgspec.structs import replace
 
+from agents.catalogue.models import Anchor, Architecture, Endpoint, Model, Sampling
 from agents.serving.errors import EngineStartError
-from agents.serving.fleet import Fleet, Loaded
-from agents.serving.http.breaker import Breaker
-from agents.serving.http.server import JsonServer, ServerSettings
-from agents.space.models import Anchor, Architecture, Endpoint, Model, Sampling
+from agents.serving.http import Breaker, JsonServer, ServerSettings
+from agents.serving.registry import Fleet, Loaded
 
 SHAPE = Architecture(parameters=1000, layers=1, query_heads=1, kv_heads=1, head_dim=8)
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from agents.serving.recording import (
+from agents.serving.recorded import (
     RecordedPath,
     RecordedStep,
     Recording,

@@ -11,8 +11,8 @@ import pytest
 import yaml
 from safetensors.numpy import save_file
 
-from agents.space.catalogue import Catalogue
-from agents.space.catalogue_file import load_catalogue
+from agents.catalogue.file import load_catalogue
+from agents.catalogue.models import Catalogue
 
 CATALOGUES = Path(__file__).parents[3] / "infra" / "catalogue"
 

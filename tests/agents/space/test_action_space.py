@@ -4,15 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agents.space.action_space import (
-    PAIRS,
-    ActionSpace,
-    beam_size,
-    parse_pairs,
-    uis_space,
-)
-from agents.space.catalogue import Catalogue
-from agents.space.errors import ActionError
+from agents.catalogue.actions import PAIRS, ActionSpace, beam_size, parse_pairs, uis_space
+from agents.catalogue.models import ActionError, Catalogue
 from schemas.action import Action
 
 

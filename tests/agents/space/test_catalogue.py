@@ -8,9 +8,8 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from agents.space.catalogue import Catalogue
-from agents.space.catalogue_file import decode_model, load_catalogue, prior_of_catalogue
-from agents.space.errors import CatalogueError
+from agents.catalogue.file import decode_model, load_catalogue, prior_of_catalogue
+from agents.catalogue.models import Catalogue, CatalogueError
 
 Load = Callable[[dict[str, Any]], Catalogue]
 

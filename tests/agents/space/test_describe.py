@@ -6,16 +6,15 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from agents.space.action_space import PAIRS, beam_size, uis_space
-from agents.space.catalogue import Catalogue
-from agents.space.describe import (
+from agents.catalogue.actions import PAIRS, beam_size, uis_space
+from agents.catalogue.descriptions import (
     describe_action,
     describe_actions,
     describe_model,
     describe_strategy,
     strategy_mode,
 )
-from agents.space.errors import CatalogueError
+from agents.catalogue.models import Catalogue, CatalogueError
 from schemas.action import Action
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "action_texts.qwen3.txt"

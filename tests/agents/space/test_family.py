@@ -10,12 +10,11 @@ import pytest
 import yaml
 from safetensors.numpy import load_file, save_file
 
-from agents.space.action_space import uis_space
-from agents.space.catalogue import Catalogue
-from agents.space.catalogue_file import load_catalogue
-from agents.space.describe import describe_actions, describe_model
-from agents.space.errors import CatalogueError
-from agents.space.family import read_architecture
+from agents.catalogue.actions import uis_space
+from agents.catalogue.checkpoint import read_architecture
+from agents.catalogue.descriptions import describe_actions, describe_model
+from agents.catalogue.file import load_catalogue
+from agents.catalogue.models import Catalogue, CatalogueError
 
 ROOT = Path(__file__).parents[3]
 

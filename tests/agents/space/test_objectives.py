@@ -4,8 +4,8 @@ import math
 
 import pytest
 
-from agents.space.errors import ObjectiveError
-from agents.space.objectives import CAREFUL, MODES, Accuracy, MeanCost, Objectives
+from agents.catalogue.models import ObjectiveError
+from agents.catalogue.objectives import CAREFUL, MODES, Accuracy, MeanCost, Objectives
 from schemas.errors import InvalidField
 from schemas.objective import CostRange, ObjectiveInForce, Weights
 from schemas.query import Query

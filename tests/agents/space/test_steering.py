@@ -5,10 +5,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agents.space.catalogue import Catalogue
-from agents.space.errors import CatalogueError
-from agents.space.steering import Steering
-from schemas.base import encode
+from agents.catalogue.models import Catalogue, CatalogueError
+from agents.catalogue.objectives import Steering
 from schemas.control import (
     CatalogueEntry,
     CostBoundsEntry,
@@ -17,6 +15,7 @@ from schemas.control import (
     decode_control,
 )
 from schemas.objective import CostRange, Weights
+from schemas.record import encode
 
 
 def fold(start: Steering, *records: object) -> Steering:

@@ -5,13 +5,12 @@ import asyncio
 import msgspec
 import pytest
 
+from agents.catalogue.models import Architecture, EngineSettings, StepTags, Verifier
 from agents.serving.errors import PromptTooLongError
 from agents.serving.prompts import ChatPrompts
 from agents.serving.vllm.requests import Pooling
-from agents.space.models import Architecture, EngineSettings, StepTags, Verifier
-from agents.verifier.build import VerifierOptions, start_verifier
 from agents.verifier.formats import SkyworkFormat, StepTagFormat
-from agents.verifier.scores import ScoreCountError
+from agents.verifier.prm import ScoreCountError, VerifierOptions, start_verifier
 from schemas.search import Scored
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(300)]

@@ -9,15 +9,12 @@ from typing import Any
 
 import pytest
 
+from agents.catalogue.models import Architecture, Endpoint, EngineSettings, StepTags, Verifier
 from agents.serving.errors import EngineReplyError, EngineUnreachableError
-from agents.serving.http.server import JsonServer, ServerSettings
+from agents.serving.http import JsonServer, Retries, ServerSettings
 from agents.serving.prompts import ChatPrompts
-from agents.serving.retry import Retries
-from agents.space.models import Architecture, Endpoint, EngineSettings, StepTags, Verifier
-from agents.verifier.build import VerifierOptions, start_verifier
 from agents.verifier.formats import StepTagFormat
-from agents.verifier.prm import HttpRows
-from agents.verifier.scores import ScoreCountError
+from agents.verifier.prm import HttpRows, ScoreCountError, VerifierOptions, start_verifier
 
 PATHS = [("12 + 7 is 19.\n\n",), ("12 + 7 is 18.\n\n", "So \\boxed{18}.")]
 QUESTION = "How many is 12 + 7?"

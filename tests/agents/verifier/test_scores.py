@@ -5,7 +5,7 @@ import pytest
 
 from agents.serving.errors import EngineReplyError
 from agents.verifier.formats import Rendered
-from agents.verifier.scores import ScoreCountError, ScoreRangeError, last_score, pooling_rows
+from agents.verifier.prm import ScoreCountError, ScoreRangeError, last_score, pooling_rows
 
 PROMPT = Rendered(token_ids=(7, 8, 99, 7, 99, 5), positions=(2, 4))
 

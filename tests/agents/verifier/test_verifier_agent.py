@@ -8,13 +8,12 @@ import pytest
 from msgspec.structs import replace
 
 from agents.serving.errors import DeadlinePassedError
-from agents.serving.recording import RecordedPath, RecordedStep, Recording, RecordingError
-from agents.verifier.agent import verify
-from agents.verifier.recorded import RecordedVerifier
+from agents.serving.recorded import RecordedPath, RecordedStep, Recording, RecordingError
+from agents.verifier.prm import RecordedVerifier, verify
 from schemas.action import Action
-from schemas.base import decode, encode
 from schemas.forest import Draft, Forest, Limits
 from schemas.query import Message
+from schemas.record import decode, encode
 from schemas.search import Scored, SearchStep, Verification
 
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from agents.space.catalogue_file import load_catalogue
-from agents.space.family import read_architecture
+from agents.catalogue.checkpoint import read_architecture
+from agents.catalogue.file import load_catalogue
 from experiments.mini.checkpoints import MODELS, REPORTS, SECOND_SEED, SEED
 from experiments.mini.corpus import problems
 from experiments.mini.grading import is_right

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agents.aggregator.program import run
+from agents.answers import run
 from experiments.mini.corpus import FAMILIES, MIXTURE, draw, encoded
 from experiments.mini.grading import answer_of, is_right
 from experiments.mini.tasks import stories, styles

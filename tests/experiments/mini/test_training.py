@@ -7,10 +7,11 @@ import pytest
 import torch
 from transformers import Qwen3ForCausalLM
 
+from agents.catalogue.models import Architecture
 from experiments.mini.checkpoints import MODELS, RECORD
 from experiments.mini.corpus import batches, encoded, problems
 from experiments.mini.ladder import GENERATORS, HEAD_DIM, Rung, generator_config, rung
-from experiments.mini.measures.evaluate import Architecture, price_ratio_64
+from experiments.mini.measures.evaluate import price_ratio_64
 from experiments.mini.sampling import load_generator
 from experiments.mini.tokenizer import make_tokenizer, prompt_of
 from experiments.mini.training.generator import train

@@ -10,9 +10,9 @@ import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner
 
-from agents.aggregator.grading_pool import Verdict
-from agents.space.action_space import uis_space
-from agents.space.catalogue_file import load_catalogue
+from agents.answers import Verdict
+from agents.catalogue.actions import uis_space
+from agents.catalogue.file import load_catalogue
 from experiments.__main__ import cli
 from experiments.loop import best_route_space
 from experiments.record import table

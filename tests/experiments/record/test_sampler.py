@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 import torch
 
-from agents.executor.engine import Drafted, Prefix
+from agents.catalogue.models import Sampling
+from agents.serving.engine import Drafted, Prefix
 from agents.serving.prompts import ChatPrompts
-from agents.space.models import Sampling
 from experiments.record.sampler.decoder import Decoder
 from experiments.record.sampler.draws import bits, cumulative, draw, uniforms
 from experiments.record.sampler.engine import TorchEngine

@@ -14,12 +14,11 @@ import pytest
 import torch
 from scipy import stats
 
-from agents.aggregator.grading_pool import Verdict
-from agents.executor.engine import Prefix
+from agents.answers import Verdict
+from agents.catalogue.file import load_catalogue
+from agents.catalogue.models import Catalogue, Sampling
+from agents.serving.engine import Prefix
 from agents.serving.prompts import ChatPrompts
-from agents.space.catalogue import Catalogue
-from agents.space.catalogue_file import load_catalogue
-from agents.space.models import Sampling
 from experiments.record.sampler.decoder import Decoder
 from experiments.record.searches import Bench, open_bench
 from schemas.query import Message

@@ -4,11 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from agents.executor.engine import EngineCounts, Prefix
-from agents.executor.engines.continuation import Continuer
+from agents.catalogue.file import load_catalogue
+from agents.catalogue.models import Sampling, Verifier
+from agents.serving.engine import Continuer, EngineCounts, Prefix
 from agents.serving.prompts import ChatPrompts
-from agents.space.catalogue_file import load_catalogue
-from agents.space.models import Sampling, Verifier
 from agents.verifier.formats import StepTagFormat
 from experiments.record.sampler.texts import Reencoding, Stepwise, closes
 from schemas.query import Message

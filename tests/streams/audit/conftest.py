@@ -8,8 +8,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from schemas.base import Record, decode, encode
-from streams.audit import Raw, Report, Span, audit
+from schemas.record import Record, decode, encode
+from streams.audit.reading import Raw, Span
+from streams.audit.run import Report, audit
 from streams.bench.history import History
 from streams.settings import Settings
 from streams.topics import Topics

@@ -9,7 +9,7 @@ from click.testing import CliRunner
 import streams.audit
 from schemas.query import Query
 from schemas.reward import Reward
-from streams.commands.operating.audit import audit
+from streams.cli.operating import audit
 
 
 @pytest.fixture

@@ -8,17 +8,16 @@ import msgspec
 import orjson
 import pytest
 
-from agents.aggregator.row import decode_row as decode_join
-from agents.aggregator.row import encode_row as encode_join
-from agents.decider.log.manifest import SNAPSHOT_KEY
-from agents.decider.log.rows import Row, decode_row, encode_row
+from agents.decider.log import Row, decode_row, encode_row
+from agents.decider.snapshot import SNAPSHOT_KEY
+from agents.reward.join import decode_row as decode_join
+from agents.reward.join import encode_row as encode_join
 from schemas.action import Action
 from schemas.answer import Answer
-from schemas.base import encode
-from schemas.context import Context
 from schemas.decision import Decision
 from schemas.forest import Limits
-from schemas.query import Query
+from schemas.query import Context, Query
+from schemas.record import encode
 from schemas.reward import Reward, reward_id
 
 
@@ -192,7 +191,7 @@ victim: list[str] = []
 
 
 def msgspec_id(value: bytes, kind: type[Any]) -> str:
-    from schemas.base import decode
+    from schemas.record import decode
 
     return str(decode(value, kind).query_id)
 

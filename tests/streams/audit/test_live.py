@@ -7,16 +7,15 @@ from typing import Any
 import msgspec
 import pytest
 
-from agents.decider.log import snapshot
-from agents.decider.log.ended import EndedIds
-from agents.decider.log.manifest import IDS_KEY, SNAPSHOT_KEY, versions
+from agents.decider import snapshot
+from agents.decider.snapshot import IDS_KEY, SNAPSHOT_KEY, EndedIds, versions
 from schemas.answer import Answer
-from schemas.base import encode
 from schemas.dead_letter import DeadLetter
 from schemas.decision import Decision
 from schemas.query import Origin, Query
+from schemas.record import encode
 from schemas.reward import Reward
-from streams.audit import audit
+from streams.audit.run import audit
 from streams.bench.history import History
 
 

@@ -5,7 +5,7 @@ import time
 import orjson
 import zstandard
 
-from streams.audit.reading.log import Plain
+from streams.audit.reading import Plain
 
 
 def test_millions_of_empty_lists_in_a_small_frame_are_no_record_and_take_no_time() -> None:

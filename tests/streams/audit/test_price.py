@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from agents.aggregator.agent import Pricing, price_of
-from agents.space.catalogue_file import load_catalogue
+from agents.catalogue.file import load_catalogue
+from agents.reward.outcome import Pricing, price_of
 from schemas.action import Action
 from schemas.answer import Answer
 from schemas.forest import Draft

@@ -6,9 +6,9 @@ from click.testing import CliRunner
 
 from schemas.action import Action
 from schemas.answer import Answer
-from streams.client import Pace
-from streams.commands import main
-from streams.commands.queries.client import show
+from streams.cli import main
+from streams.cli.queries import show
+from streams.client.client import Pace
 
 COMMANDS = [
     "answers", "ask", "audit", "bench", "bench-audit", "bench-closed", "bench-gateway", "bench-kills", "bench-recovery",

@@ -8,7 +8,7 @@ from rich.console import Console
 from schemas.action import Action
 from schemas.answer import Answer
 from schemas.forest import Draft, Limits
-from streams.commands.queries.explain import _search
+from streams.cli.queries import _search
 
 # Two steps: the second tree finishes at step 1 with 0.9; H_max becomes ceil(1.2 · 1) = 2, and the first tree's
 # 0.5 could reach (0.5 + 1) / 2 = 0.75 at best.

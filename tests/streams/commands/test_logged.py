@@ -7,17 +7,17 @@ from typing import Any
 import orjson
 import pytest
 
-from agents.decider.surface import counts
-from agents.embedder.agent import embedded_text
-from agents.space.catalogue_file import load_catalogue
+from agents.bandit.features import counts
+from agents.catalogue.file import load_catalogue
+from agents.embedding import embedded_text
 from experiments.prior import prior_of_log
 from schemas.action import Action
 from schemas.decision import Decision, PolicyState
 from schemas.objective import CostRange, ObjectiveInForce, Weights
 from schemas.query import Message, Origin, Query
 from schemas.reward import Price, Reward
-from streams.commands.operating.logged import graded_row
-from streams.rooms.embedder.encoders import HashedEncoder
+from streams.cli.learner import graded_row
+from streams.services.embedder import HashedEncoder
 
 ACTION = Action(model="mini-2m", qp=1, cp=4, bs=1)
 OBJECTIVE = ObjectiveInForce(

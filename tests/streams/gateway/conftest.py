@@ -10,11 +10,11 @@ from typing import Any, TypeVar
 import httpx
 import pytest
 
-from schemas.base import Record, decode, encode
 from schemas.control import KeyEntry
-from streams.commands.operating.keys import make_key
-from streams.rooms import ROOMS
-from streams.runtime.memory import Cluster
+from schemas.record import Record, decode, encode
+from streams.cli.control import make_key
+from streams.runtime.memory_cluster import Cluster
+from streams.services import ROOMS
 from streams.settings import Settings
 
 R = TypeVar("R", bound=Record)

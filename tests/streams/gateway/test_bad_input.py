@@ -11,8 +11,8 @@ from typing import Any
 import httpx
 import pytest
 
-from streams.rooms.gateway.openai.request import MAX_BODY
-from streams.rooms.gateway.routes import guard
+from streams.gateway import guard
+from streams.gateway.request import MAX_BODY
 
 ASK = "/v1/chat/completions"
 QUESTION = [{"role": "user", "content": "What is 2 + 3, number 0?"}]

@@ -7,12 +7,13 @@ import httpx
 import pytest
 
 from agents.decider.preview import Preview
-from schemas.base import decode, encode
 from schemas.decision import Decision
 from schemas.query import Query
-from streams.rooms import ROOMS
-from streams.rooms.decider.previews import NotNow, Previews
-from streams.runtime.memory import Cluster, run
+from schemas.record import decode, encode
+from streams.runtime.memory import run
+from streams.runtime.memory_cluster import Cluster
+from streams.services import ROOMS
+from streams.services.previews import NotNow, Previews
 from streams.settings import Settings
 
 QUESTION = [{"role": "user", "content": "What is 2 + 3, number 0?"}]

@@ -8,7 +8,7 @@ import httpx
 import openai
 import pytest
 
-from agents.serving.recording import RecordedPath, RecordedStep, write_paths
+from agents.serving.recorded import RecordedPath, RecordedStep, write_paths
 from schemas.answer import Answer
 from schemas.query import Query
 from schemas.reward import Reward

@@ -14,14 +14,13 @@ from typing import Any
 import httpx
 import pytest
 
-from agents.space.action_space import uis_space
-from agents.space.catalogue_file import load_catalogue
-from schemas.base import encode
+from agents.catalogue.actions import uis_space
+from agents.catalogue.file import load_catalogue
 from schemas.query import Query
+from schemas.record import encode
 from schemas.reward import Reward
-from streams.rooms.gateway import following, ids
-from streams.rooms.gateway.room import AddressTaken, listen
-from streams.rooms.gateway.routes import page
+from streams.gateway import routes, service
+from streams.gateway.app import AddressTaken, listen
 
 ASK = "/v1/chat/completions"
 QUESTION = {"role": "user", "content": "What is 2 + 3, number 0?"}
@@ -118,11 +117,11 @@ def test_an_id_that_is_too_old_is_gone_and_an_unknown_one_is_not_found(
     site: Any, client: httpx.Client
 ) -> None:
     made = client.post(ASK, json=PLAIN).json()["id"]
-    assert abs((ids.time_of(made) or 0) - site.call(lambda cluster: cluster.broker.now_ms())) < 60_000
+    assert abs((service.time_of(made) or 0) - site.call(lambda cluster: cluster.broker.now_ms())) < 60_000
     for path in ("/v1/queries/{}", "/v1/queries/{}/events"):
-        assert code(client.get(path.format(ids.new_id(1_000_000))), 410) == "gone"
-        assert code(client.get(path.format(ids.new_id(int(2e12)))), 404) == "not_found"
-    told = {"id": ids.new_id(1_000_000), "value": True}
+        assert code(client.get(path.format(service.new_id(1_000_000))), 410) == "gone"
+        assert code(client.get(path.format(service.new_id(int(2e12)))), 404) == "not_found"
+    told = {"id": service.new_id(1_000_000), "value": True}
     assert code(client.post("/v1/feedback", json=told), 410) == "gone"
 
 
@@ -141,7 +140,7 @@ def test_feedback_reaches_a_query_that_has_left_the_index_for_its_own_tenant_alo
         told = {"id": first, "value": True}
         # As for an id that nobody has.
         assert code(other.post("/v1/feedback", json=told), 410) == "gone"
-        nobody = {"id": ids.new_id(ids.time_of(first) or 0), "value": True}
+        nobody = {"id": service.new_id(service.time_of(first) or 0), "value": True}
         assert code(mine.post("/v1/feedback", json=nobody), 410) == "gone"
         assert small.records(topics.feedback) == []
         answer = mine.post("/v1/feedback", json=told)
@@ -198,7 +197,7 @@ def test_a_broker_that_refuses_leaves_no_query_to_wait_for(site: Any, client: ht
 def test_an_id_whose_answer_is_no_longer_kept_is_taken(
     house: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(following, "_BEHIND_S", 0.3)
+    monkeypatch.setattr(service, "_BEHIND_S", 0.3)
     small = house(gateway_recent=1)
     with small.http() as client:
         first = client.post(ASK, json=PLAIN, headers={"idempotency-key": "k"})
@@ -214,7 +213,7 @@ def test_an_id_whose_answer_is_no_longer_kept_is_taken(
 def test_the_same_key_with_another_body_at_another_gateway_is_refused(house: Callable[..., Any]) -> None:
     """Both gateways send a query before either has read the other's: the first one on the topic counts."""
     site = house()
-    query_id = ids.keyed_id(None, "k")
+    query_id = service.keyed_id(None, "k")
     theirs = Query(
         query_id=query_id,
         text="What is 2 + 3, number 1?",
@@ -278,7 +277,7 @@ def test_curl_reads_a_stream_as_it_comes(site: Any) -> None:
 
 
 def test_what_is_vendored_is_what_its_list_says() -> None:
-    folder = page.FOLDER / "vendor"
+    folder = routes.FOLDER / "vendor"
     listed = dict(line.split()[::-1] for line in (folder / "SHA256SUMS").read_text().splitlines())
     found = {each.name: hashlib.sha256(each.read_bytes()).hexdigest() for each in folder.iterdir()}
     found.pop("SHA256SUMS")

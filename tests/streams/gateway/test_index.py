@@ -7,12 +7,12 @@ import msgspec
 import pytest
 
 from schemas.answer import Answer
-from schemas.base import encode
 from schemas.control import KeyEntry
 from schemas.dead_letter import DeadLetter
 from schemas.query import Origin, Query
-from streams.rooms.gateway.index.recent import Index
-from streams.rooms.gateway.limits import Credential
+from schemas.record import encode
+from streams.gateway.auth import Credential
+from streams.gateway.index import Index
 
 
 def query(query_id: str, **kept: str) -> Query:

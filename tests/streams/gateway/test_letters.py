@@ -4,9 +4,9 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from schemas.base import encode
 from schemas.dead_letter import DeadLetter
 from schemas.query import Origin
+from schemas.record import encode
 
 
 def test_a_dead_letter_is_sent_again_once_and_only_while_its_topic_holds_it(

@@ -6,14 +6,13 @@ from typing import Any
 import pytest
 
 from schemas.answer import Answer
-from schemas.base import encode
 from schemas.control import KeyEntry
 from schemas.objective import Weights
 from schemas.query import Budget, Query
-from streams.rooms.gateway.index.recent import Index
-from streams.rooms.gateway.index.usage import Used
-from streams.rooms.gateway.limits import Credential, Gate, check_host, is_local
-from streams.rooms.gateway.openai.errors import ApiError
+from schemas.record import encode
+from streams.gateway.auth import Credential, Gate, Used, check_host, is_local
+from streams.gateway.index import Index
+from streams.gateway.openai import ApiError
 
 
 def key(name: str, secret: str, **more: object) -> KeyEntry:

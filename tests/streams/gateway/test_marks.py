@@ -2,7 +2,7 @@
 
 from schemas.control import CatalogueEntry, CostBoundsEntry, KeyEntry, ObjectiveEntry
 from schemas.objective import CostRange, Weights
-from streams.rooms.gateway.index.marks import Marks
+from streams.gateway.index import Marks
 
 
 def test_what_changes_a_choice_is_marked_in_words() -> None:

@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 
 from schemas.answer import Answer
-from schemas.cancel import Cancel
+from schemas.control import Cancel
 from schemas.query import Query
-from streams.rooms import ROOMS
+from streams.services import ROOMS
 
 NODE = Path(__file__).parent / "node"
 ROOMS_BUT_THE_EXECUTOR = tuple(room for room in ROOMS if room != "executor")

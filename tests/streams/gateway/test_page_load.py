@@ -15,12 +15,12 @@ import pytest
 from msgspec import structs
 
 from schemas.answer import Answer
-from schemas.base import decode, encode
 from schemas.control import ObjectiveEntry
 from schemas.dead_letter import DeadLetter
 from schemas.decision import Decision
 from schemas.objective import Weights
 from schemas.query import Origin, Query
+from schemas.record import decode, encode
 from schemas.reward import Reward
 
 playwright = pytest.importorskip(

@@ -9,15 +9,15 @@ import orjson
 import pytest
 
 from schemas.answer import Answer
-from schemas.base import encode
-from schemas.cancel import Cancel
+from schemas.control import Cancel
 from schemas.decision import Decision
 from schemas.query import Query
-from streams.rooms import ROOMS
-from streams.rooms.gateway import following, service
+from schemas.record import encode
+from streams.gateway import service
+from streams.services import ROOMS
 
 ROOMS_BUT_THE_EXECUTOR = tuple(room for room in ROOMS if room != "executor")
-LOOKED_S = 3 * following.LOOK_S
+LOOKED_S = 3 * service.LOOK_S
 
 
 def body(text: str) -> bytes:

@@ -9,9 +9,8 @@ from agents.serving.errors import PromptTooLongError
 from schemas.answer import Answer
 from schemas.errors import RecordError
 from schemas.query import Query
-from streams.rooms.gateway.openai.errors import ApiError, of_answer
-from streams.rooms.gateway.openai.names import Asked, asked
-from streams.rooms.gateway.openai.request import MAX_BODY, ChatRequest, parse, to_query
+from streams.gateway.openai import ApiError, of_answer
+from streams.gateway.request import MAX_BODY, Asked, ChatRequest, asked, parse, to_query
 
 HELLO = {"model": "auto", "messages": [{"role": "user", "content": "What is 2 + 3?"}]}
 

@@ -3,13 +3,12 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agents.executor.engine import Drafted
-from agents.executor.forest import outcome, plant, tell_drafts, tell_scores
-from agents.executor.next_step import ask
+from agents.search.forest import ask, outcome, plant, tell_drafts, tell_scores
+from agents.serving.engine import Drafted
 from schemas.action import Action
 from schemas.forest import Finish, Limits
 from schemas.search import Scored
-from streams.rooms.gateway.openai.settled import settled
+from streams.gateway.chat import settled
 
 
 @st.composite

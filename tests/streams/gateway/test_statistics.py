@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import structs
 
-from streams.rooms.gateway.index.statistics import now, uplift
-from streams.rooms.gateway.index.tables import Listed
+from streams.gateway.index import Listed
+from streams.gateway.statistics import now, uplift
 
 Row = tuple[str | None, str | None, float | None, float | None]
 

@@ -3,8 +3,8 @@
 import asyncio
 
 from schemas.query import Origin
-from streams.rooms.embedder.admission import Admission
 from streams.runtime.memory import run
+from streams.services.embedder import Admission
 
 
 def test_the_third_waits_until_one_of_two_leaves() -> None:

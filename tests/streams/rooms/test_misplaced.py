@@ -5,17 +5,18 @@ from typing import Any
 
 import pytest
 
-from agents.aggregator.row import Row, decode_row, encode_row
+from agents.reward.join import Row, decode_row, encode_row
 from schemas.answer import Answer
-from schemas.base import decode, encode
-from schemas.cancel import Cancel
+from schemas.control import Cancel
 from schemas.dead_letter import DeadLetter
 from schemas.query import Query
+from schemas.record import decode, encode
 from schemas.reward import Feedback, Reward
-from streams.audit import Report
-from streams.rooms import ROOMS
-from streams.runtime.memory import Cluster, Effect, run
-from streams.runtime.partitions import partition_for
+from streams.audit.run import Report
+from streams.runtime.base import partition_for
+from streams.runtime.memory import Effect, run
+from streams.runtime.memory_cluster import Cluster
+from streams.services import ROOMS
 from streams.settings import Settings
 
 InMemory = Callable[..., Settings]

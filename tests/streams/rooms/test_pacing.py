@@ -6,13 +6,13 @@ from typing import Any
 import msgspec
 import pytest
 
-from agents.decider.log.rows import aim_of
-from agents.decider.policies.base import Aim
-from agents.decider.policies.contextual.pacing.pacer import Pace
-from agents.decider.policies.contextual.policy import Contextual
+from agents.bandit.contextual import Contextual
+from agents.bandit.pacing import Pace
+from agents.bandit.policy import Aim
+from agents.decider.log import aim_of
 from schemas.objective import CostRange, ObjectiveInForce, Weights
 from streams.metrics import Metrics
-from streams.rooms.decider.pacing import EVERY, Pacing
+from streams.services.decider import EVERY, Pacing
 from tests.agents.decider.policies.contextual.test_contextual import Traffic, actions, contextual, live
 
 

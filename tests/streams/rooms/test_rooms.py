@@ -5,16 +5,15 @@ from collections.abc import Callable
 import click
 import pytest
 
-from schemas.base import encode
 from schemas.query import Query
+from schemas.record import encode
 from streams import flow
-from streams.commands.running.rooms import worker
-from streams.local.launch import room_commands
-from streams.rooms import ROOMS
-from streams.runtime.base import Runtime
-from streams.runtime.memory import Cluster, run
-from streams.runtime.records import Outgoing, Record
-from streams.runtime.spec import RoomSpec
+from streams.cli.running import worker
+from streams.local.deployment import room_commands
+from streams.runtime.base import Outgoing, Record, RoomSpec, Runtime
+from streams.runtime.memory import run
+from streams.runtime.memory_cluster import Cluster
+from streams.services import ROOMS
 from streams.settings import Settings
 from streams.topics import Topics
 

@@ -6,23 +6,23 @@ from typing import Any
 
 import pytest
 
-from agents.aggregator.row import Opened, Row, encode_row
-from agents.embedder.encoder import Vectors
-from agents.embedder.errors import EncoderUnavailable
+from agents.embedding import EncoderUnavailable, Vectors
+from agents.reward.join import Opened, Row, encode_row
 from schemas.action import Action
 from schemas.answer import Answer
-from schemas.base import Record as Wire
-from schemas.base import decode, encode
+from schemas.control import Heartbeat
 from schemas.dead_letter import DeadLetter
-from schemas.heartbeat import Heartbeat
 from schemas.objective import CostRange, ObjectiveInForce, Weights
 from schemas.query import Query
+from schemas.record import Record as Wire
+from schemas.record import decode, encode
 from schemas.reward import Due, Reward
 from streams.control import Control
-from streams.rooms import ROOMS
-from streams.rooms.embedder.encoders import HashedEncoder
-from streams.runtime.memory import Cluster, run
-from streams.runtime.records import Record
+from streams.runtime.base import Record
+from streams.runtime.memory import run
+from streams.runtime.memory_cluster import Cluster
+from streams.services import ROOMS
+from streams.services.embedder import HashedEncoder
 from streams.settings import Settings
 
 InMemory = Callable[..., Settings]
@@ -106,7 +106,7 @@ class DownFor(HashedEncoder):
 def test_queries_wait_for_an_encoder_that_is_down_and_none_is_rejected(
     in_memory: InMemory, ask: Ask, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("streams.rooms.embedder.room.encoder_of", lambda settings: DownFor(25))
+    monkeypatch.setattr("streams.services.embedder.encoder_of", lambda settings: DownFor(25))
 
     async def main() -> None:
         cluster = await deployment(in_memory())

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 import pytest
 
-from streams.runtime.records import Record
+from streams.runtime.base import Record
 from streams.settings import Settings
 
 TOYS_FILE = Path(__file__).with_name("toys.py")
@@ -68,7 +68,8 @@ class InMemory:
         enough: Callable[[Harness], bool],
         dies_after: int = 0,
     ) -> None:
-        from streams.runtime.memory import Cluster, run
+        from streams.runtime.memory import run
+        from streams.runtime.memory_cluster import Cluster
 
         async def main() -> None:
             left = iter(range(1, 1 << 30))
@@ -124,12 +125,12 @@ class OnKafka:
     ) -> None:
         import time
 
-        from streams.local.supervisor import Supervisor
-        from streams.runtime.kafka.clients import admin, connections
+        from streams.local.deployment import Supervisor
+        from streams.runtime import kafka_admin, kafka_clients
         from streams.topics import Topics
 
-        admin.create(self.settings, Topics(self.settings).declared(["mini"]))
-        producer = connections.producer(self.settings)
+        kafka_admin.create(self.settings, Topics(self.settings).declared(["mini"]))
+        producer = kafka_clients.producer(self.settings)
         for key, value in sent:
             producer.send(self.settings.kafka.prefix + INPUTS[room], key=key, value=value)
         producer.flush()
@@ -145,9 +146,9 @@ class OnKafka:
                 time.sleep(0.3)
 
     def read(self, topic: str) -> list[Record]:
-        from streams.runtime.kafka.clients import connections
+        from streams.runtime import kafka_clients
 
-        found = connections.read_all(self.settings, [self.settings.kafka.prefix + topic])
+        found = kafka_clients.read_all(self.settings, [self.settings.kafka.prefix + topic])
         return [Record(r.topic, r.partition, r.offset, r.timestamp, r.key, r.value) for r in found]
 
     def rows(self) -> dict[bytes, bytes]:
@@ -170,7 +171,7 @@ def harness(
         yield InMemory(in_memory())
         return
     broker = request.getfixturevalue(f"{request.param}_broker")
-    from streams.local.launch import settings_for
+    from streams.local.deployment import settings_for
 
     settings = settings_for(
         in_memory(

@@ -5,8 +5,8 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from streams.runtime.kafka.clients import closing
-from streams.runtime.kafka.process.watch import awaited
+from streams.runtime import kafka_reading
+from streams.runtime.kafka_worker import awaited
 
 
 class Client:
@@ -25,7 +25,7 @@ class Client:
 def test_a_connection_that_is_not_taken_down_is_left_to_end_by_itself() -> None:
     async def life() -> None:
         slow = Client()
-        await closing.stop(slow, patience_s=0.05)
+        await kafka_reading.stop(slow, patience_s=0.05)
         assert not slow.ended
         slow.may_end.set()
         await asyncio.sleep(0)
@@ -33,12 +33,12 @@ def test_a_connection_that_is_not_taken_down_is_left_to_end_by_itself() -> None:
         assert slow.ended
         quick = Client()
         quick.may_end.set()
-        await closing.stop(quick)
+        await kafka_reading.stop(quick)
         assert quick.ended
         failing = Client(OSError("gone"))
         failing.may_end.set()
         with pytest.raises(OSError, match="gone"):
-            await closing.stop(failing)
+            await kafka_reading.stop(failing)
 
     asyncio.run(life())
 

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from schemas.base import decode
 from schemas.dead_letter import DeadLetter
+from schemas.record import decode
 
 
 def sent_to(keys: int, each: int) -> list[tuple[bytes, bytes]]:

@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from streams.runtime.crashes import Crashes, InFlightFile
-from streams.runtime.turns import Turns
+from streams.runtime.guard import Crashes, InFlightFile, Turns
 
 
 def test_the_count_survives_the_process_and_forgets_when_told(tmp_path: Path) -> None:

@@ -15,8 +15,8 @@ import pytest
 
 from streams.health import STALLED_S, Health
 from streams.local.broker import free_port
-from streams.runtime.kafka.consuming.offsets import Offsets
-from streams.runtime.kafka.process.stalls import Stalls
+from streams.runtime.kafka_consumer import Offsets
+from streams.runtime.kafka_worker import Stalls
 from streams.settings import Settings
 
 TOYS_FILE = Path(__file__).with_name("toys.py")
@@ -75,17 +75,17 @@ def test_a_process_whose_partition_stands_still_is_alive_and_not_ready() -> None
 def test_a_running_worker_shows_which_partition_hangs(
     kafka_broker: Any, in_memory: Callable[..., Settings], tmp_path: Path
 ) -> None:
-    from streams.local.launch import settings_for
-    from streams.runtime.kafka.clients import admin, connections
+    from streams.local.deployment import settings_for
+    from streams.runtime import kafka_admin, kafka_clients
     from streams.topics import Topics
 
     settings = settings_for(
         in_memory(prefix=f"s{uuid.uuid4().hex[:8]}.", state_dir=str(tmp_path)), kafka_broker
     )
     topics, port = Topics(settings), free_port()
-    admin.create(settings, topics.declared(["mini"]))
+    kafka_admin.create(settings, topics.declared(["mini"]))
     environ = {"PYTHONPATH": str(TOYS_FILE.parents[3]), **os.environ, **settings.environ()}
-    producer = connections.producer(settings)
+    producer = kafka_clients.producer(settings)
     with (tmp_path / "log").open("wb") as log:
         worker = subprocess.Popen(
             [sys.executable, str(TOYS_FILE), "embedder", "0", str(port)], env=environ, stdout=log, stderr=log

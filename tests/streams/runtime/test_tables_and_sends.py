@@ -6,12 +6,10 @@ from collections.abc import Callable
 import pytest
 
 from streams.metrics import Metrics
-from streams.runtime.base import Runtime
-from streams.runtime.errors import RowTooLarge, SendFailed
-from streams.runtime.kafka.runtime import KafkaRuntime
-from streams.runtime.memory import Cluster, run
-from streams.runtime.records import Outgoing, Record
-from streams.runtime.spec import RoomSpec
+from streams.runtime.base import Outgoing, Record, RoomSpec, RowTooLarge, Runtime, SendFailed
+from streams.runtime.kafka import KafkaRuntime
+from streams.runtime.memory import run
+from streams.runtime.memory_cluster import Cluster
 from streams.settings import Settings
 
 ROWS = [(b"small", b"x", 0), (b"large", b"x" * 70_000, 0)]

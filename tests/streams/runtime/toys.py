@@ -22,10 +22,7 @@ from pathlib import Path
 
 from schemas.errors import UniscaleError
 from schemas.query import Origin
-from streams.runtime.base import Runtime
-from streams.runtime.errors import Torn
-from streams.runtime.records import Outgoing, Record
-from streams.runtime.spec import RoomSpec
+from streams.runtime.base import Outgoing, Record, RoomSpec, Runtime, Torn
 
 HOUR_MS = 3_600_000
 
@@ -149,8 +146,8 @@ TOYS = {
 def main(room: str, dies_after: int, metrics_port: int = 0) -> None:
     """Run a toy on Kafka by the product's own worker; die after so many effects, once."""
     from streams import flow
-    from streams.runtime.kafka.runtime import KafkaRuntime
-    from streams.runtime.kafka.writing.table import KafkaTable
+    from streams.runtime.kafka import KafkaRuntime
+    from streams.runtime.kafka_writer import KafkaTable
     from streams.settings import Settings
     from streams.worker import run_room
 

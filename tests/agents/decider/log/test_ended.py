@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agents.decider.errors import CorruptState
-from agents.decider.log.ended import ID_BYTES, EndedIds
+from agents.bandit.errors import CorruptState
+from agents.decider.snapshot import ID_BYTES, EndedIds
 from schemas.query import Origin
 
 PLACES = st.tuples(st.integers(0, 63), st.integers(0, 2**48 - 1))

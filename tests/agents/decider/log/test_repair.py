@@ -7,11 +7,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from agents.decider.errors import CorruptState, DuplicateQuery
-from agents.decider.log.manifest import is_record
-from agents.decider.log.repair import refused, repaired
-from agents.decider.log.rows import Row, decode_row, encode_row
-from agents.decider.policies.linear.linucb import LinUCB
+from agents.bandit.errors import CorruptState, DuplicateQuery
+from agents.bandit.linucb import LinUCB
+from agents.decider.log import Row, decode_row, encode_row
+from agents.decider.repair import refused, repaired
+from agents.decider.snapshot import is_record
 
 SMALL = 4096
 

@@ -9,18 +9,16 @@ import pytest
 from msgspec import Raw
 from msgspec.structs import replace
 
-from agents.decider.features import FeatureSettings
-from agents.decider.log.reproduce import mismatches
-from agents.decider.log.rows import AnyRow, Row, decode_row
-from agents.decider.policies.contextual.design import Design
-from agents.decider.policies.contextual.policy import Contextual
-from agents.decider.policies.exploration import ControlGroup, Explored
-from agents.decider.policies.knn import KNN
-from agents.decider.policies.linear.linucb import LinUCB
-from agents.decider.policies.linear.thompson import Thompson
-from agents.decider.policies.uniform import Uniform
-from schemas.base import decode, encode
+from agents.bandit.baselines import KNN, Uniform
+from agents.bandit.contextual import Contextual
+from agents.bandit.design import Design
+from agents.bandit.exploration import ControlGroup, Explored
+from agents.bandit.features import FeatureSettings
+from agents.bandit.linucb import LinUCB, Thompson
+from agents.decider.log import AnyRow, Row, decode_row
+from agents.decider.verify import mismatches
 from schemas.decision import Decision
+from schemas.record import decode, encode
 
 CONTROL = ControlGroup(0.3, "qwen3-0.6b/1/4/2", "salt")
 

@@ -8,10 +8,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from agents.decider.errors import CorruptState, DuplicateQuery
-from agents.decider.log.manifest import SNAPSHOT_KEY, START_KEY, is_record, versions
-from agents.decider.log.rows import Row, decode_row, encode_row
-from agents.decider.policies.linear.linucb import LinUCB, LinUCBSettings
+from agents.bandit.errors import CorruptState, DuplicateQuery
+from agents.bandit.linucb import LinUCB, LinUCBSettings
+from agents.decider.log import Row, decode_row, encode_row
+from agents.decider.snapshot import SNAPSHOT_KEY, START_KEY, is_record, versions
 
 SMALL = 4096
 

@@ -9,13 +9,10 @@ import numpy as np
 import pytest
 import torch
 
-from agents.decider.policies.base import Pending
-from agents.decider.policies.knn import KNN
-from agents.decider.policies.linear.forgetting import Discounted, SlidingWindow
-from agents.decider.policies.linear.linucb import LinUCBSettings
-from agents.decider.policies.neural.mlp import MLP, NetworkSettings
-from agents.decider.policies.neural.network import Network
-from agents.decider.policies.neural.neural_ucb import NeuralUCB
+from agents.bandit.baselines import KNN, MLP, NetworkSettings, NeuralUCB
+from agents.bandit.linucb import Discounted, LinUCBSettings, SlidingWindow
+from agents.bandit.network import Network
+from agents.bandit.policy import Pending
 
 
 def taught(policy: Any, world: Any, rounds: int) -> list[Any]:

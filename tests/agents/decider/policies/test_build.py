@@ -11,13 +11,12 @@ from typing import Any
 
 import pytest
 
-from agents.decider.errors import PolicyRefused
-from agents.decider.policies import registry
-from agents.decider.policies.build import build_policy, options_of
-from agents.decider.policies.policy import Policy
-from agents.decider.policies.registry import Inputs, Options, kinds, policy
-from agents.decider.policies.uniform import Uniform
-from agents.decider.surface import COUNTS
+from agents.bandit import registry
+from agents.bandit.baselines import Uniform
+from agents.bandit.errors import PolicyRefused
+from agents.bandit.features import COUNTS
+from agents.bandit.policy import Policy
+from agents.bandit.registry import Inputs, Options, build_policy, kinds, options_of, policy
 
 ROOT = Path(__file__).parents[4]
 
@@ -119,7 +118,7 @@ def test_the_documentation_lists_every_policy_and_its_own_options() -> None:
 def test_a_linear_policy_does_not_load_torch() -> None:
     """The decider's process stays under 300 MB only without it."""
     code = (
-        "import sys, agents.decider.agent; from agents.decider.policies.registry import kinds; kinds(); "
+        "import sys, agents.decider.decider; from agents.bandit.registry import kinds; kinds(); "
         "sys.exit('torch' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0

@@ -22,8 +22,8 @@ import scipy
 import zstandard
 from threadpoolctl import threadpool_info, threadpool_limits
 
-from agents.decider.policies.base import ActionVector, Choice, Context, Objective, Observation, Pending
-from agents.decider.policies.build import build_policy
+from agents.bandit.policy import ActionVector, Choice, Context, Objective, Observation, Pending
+from agents.bandit.registry import build_policy
 
 FILE = Path(__file__).parents[3] / "golden" / "choices-93c1e06.jsonl.zst"
 RUNS = (

@@ -9,20 +9,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from agents.decider.errors import CorruptState, InvalidObservation, NoAction, UnknownAction
-from agents.decider.features import FeatureSettings
-from agents.decider.policies.base import Context, Pending
-from agents.decider.policies.contextual.design import Design
-from agents.decider.policies.contextual.policy import Contextual
-from agents.decider.policies.exploration import Explored
-from agents.decider.policies.knn import KNN
-from agents.decider.policies.linear.forgetting import Discounted, SlidingWindow
-from agents.decider.policies.linear.linucb import LinUCB, LinUCBSettings, greedy
-from agents.decider.policies.linear.thompson import Thompson
-from agents.decider.policies.neural.mlp import MLP, NetworkSettings
-from agents.decider.policies.neural.neural_ucb import NeuralUCB
-from agents.decider.policies.policy import Policy
-from agents.decider.policies.uniform import Uniform
+from agents.bandit.baselines import KNN, MLP, NetworkSettings, NeuralUCB, Uniform
+from agents.bandit.contextual import Contextual
+from agents.bandit.design import Design
+from agents.bandit.errors import CorruptState, InvalidObservation, NoAction, UnknownAction
+from agents.bandit.exploration import Explored
+from agents.bandit.features import FeatureSettings
+from agents.bandit.linucb import Discounted, LinUCB, LinUCBSettings, SlidingWindow, Thompson, greedy
+from agents.bandit.policy import Context, Pending, Policy
 
 # A few iterations keep the suite fast; the contract holds for any number of them.
 SMALL = NetworkSettings(hidden=8, iterations=5)

@@ -10,11 +10,9 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from agents.decider.policies.exploration import Explored
-from agents.decider.policies.knn import KNN
-from agents.decider.policies.linear.linucb import LinUCB, LinUCBSettings
-from agents.decider.policies.linear.thompson import Thompson
-from agents.decider.policies.uniform import Uniform
+from agents.bandit.baselines import KNN, Uniform
+from agents.bandit.exploration import Explored
+from agents.bandit.linucb import LinUCB, LinUCBSettings, Thompson
 
 DRAWS = 2000
 # A true propensity fails this once in a thousand seeds; these seeds are fixed.

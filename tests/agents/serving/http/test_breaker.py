@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agents.serving.http.breaker import Breaker
+from agents.serving.http import Breaker
 
 
 class Clock:

@@ -2,9 +2,9 @@
 
 import pytest
 
-from agents.executor.engines.build import EngineOptions
-from agents.serving.http.keys import Keys, KeysError
-from agents.verifier.build import VerifierOptions
+from agents.serving.http import Keys, KeysError
+from agents.serving.registry import EngineOptions
+from agents.verifier.prm import VerifierOptions
 
 
 def test_a_key_goes_to_its_own_host_and_port() -> None:

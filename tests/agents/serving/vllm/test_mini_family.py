@@ -6,12 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from agents.executor.engine import Prefix
-from agents.executor.engines.build import EngineOptions, engine_for
-from agents.serving.hosting import hosted_model
-from agents.space.family import read_family
-from agents.space.models import Model, Verifier
-from agents.verifier.build import VerifierOptions, start_verifier
+from agents.catalogue.checkpoint import read_family
+from agents.catalogue.models import Model, Verifier
+from agents.serving.engine import Prefix
+from agents.serving.registry import EngineOptions, engine_for, hosted_model
+from agents.verifier.prm import VerifierOptions, start_verifier
 from schemas.query import Message
 
 ROOT = Path(__file__).parents[4]

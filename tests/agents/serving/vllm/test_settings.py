@@ -2,12 +2,17 @@
 
 import pytest
 
+from agents.catalogue.models import Architecture, EngineSettings, Model, Sampling
 from agents.serving.errors import EngineEnvironmentError
-from agents.serving.hosting import HostingOptions, hosted_model
-from agents.serving.vllm.environment import prepare_environment
-from agents.serving.vllm.settings import HostedModel, HostSettings, checkpoint_path
-from agents.serving.vllm.sizing import GIB, kv_cache_bytes
-from agents.space.models import Architecture, EngineSettings, Model, Sampling
+from agents.serving.registry import HostingOptions, hosted_model
+from agents.serving.vllm.settings import (
+    GIB,
+    HostedModel,
+    HostSettings,
+    checkpoint_path,
+    kv_cache_bytes,
+    prepare_environment,
+)
 
 MODEL = HostedModel(name="m", path="models/m")
 SETTINGS = HostSettings.of([MODEL])

@@ -6,14 +6,12 @@ from collections.abc import Iterator
 
 import pytest
 
-from agents.executor.engine import Prefix
-from agents.executor.engines.http_engine import HttpEngine
-from agents.serving.http.server import JsonServer, ServerSettings
+from agents.catalogue.models import Sampling
+from agents.serving.engine import Prefix
+from agents.serving.http import HttpEngine, JsonServer, ServerSettings
 from agents.serving.prompts import ChatPrompts
-from agents.space.models import Sampling
 from agents.verifier.formats import StepTagFormat
-from agents.verifier.prm import HttpRows
-from agents.verifier.scores import last_score
+from agents.verifier.prm import HttpRows, last_score
 from schemas.query import Message
 from tests.vllm_serve import vllm_servers
 

@@ -7,12 +7,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from agents.decider.features import FeatureSettings
-from agents.decider.policies.base import ActionVector, Context, Objective, Observation, Pending
-from agents.decider.policies.contextual.caution import Doubts, lengths
-from agents.decider.policies.contextual.design import Design
-from agents.decider.policies.contextual.pacing.outlook import WINDOW
-from agents.decider.policies.contextual.policy import Contextual, ContextualSettings
+from agents.bandit.contextual import Contextual, ContextualSettings
+from agents.bandit.design import Design
+from agents.bandit.estimates import Doubts, lengths
+from agents.bandit.features import FeatureSettings
+from agents.bandit.pacing import WINDOW
+from agents.bandit.policy import ActionVector, Context, Objective, Observation, Pending
 
 DIM = 21  # 12 of an embedding and nine counts
 

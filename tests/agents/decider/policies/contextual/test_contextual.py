@@ -14,16 +14,16 @@ from hypothesis import strategies as st
 from msgspec import Raw
 from msgspec.structs import replace
 
-from agents.decider.features import FeatureSettings
-from agents.decider.log.reproduce import mismatches, opened
-from agents.decider.log.rows import Row, decode_row
-from agents.decider.policies.base import ActionVector, Aim, Context, Objective, Observation, Pending
-from agents.decider.policies.contextual.design import Design
-from agents.decider.policies.contextual.pacing.pacer import Pace
-from agents.decider.policies.contextual.policy import COST, Contextual, ContextualSettings
-from agents.decider.policies.exploration import Explored
-from schemas.base import decode, encode
+from agents.bandit.contextual import Contextual, ContextualSettings
+from agents.bandit.design import COST, Design
+from agents.bandit.exploration import Explored
+from agents.bandit.features import FeatureSettings
+from agents.bandit.pacing import Pace
+from agents.bandit.policy import ActionVector, Aim, Context, Objective, Observation, Pending
+from agents.decider.log import Row, decode_row
+from agents.decider.verify import mismatches, opened
 from schemas.decision import Decision
+from schemas.record import decode, encode
 
 DIM = 21  # 12 of an embedding and nine counts
 MODELS = (("small", 1e6), ("middle", 1e7), ("large", 1e8))

@@ -7,9 +7,10 @@ import math
 import numpy as np
 import pytest
 
-from agents.decider.policies.base import ActionVector, Aim, Objective, Observation, Pending
-from agents.decider.policies.contextual.drift import LEAST, CostDrift
-from agents.decider.policies.contextual.policy import COST, Contextual
+from agents.bandit.contextual import Contextual
+from agents.bandit.design import COST
+from agents.bandit.estimates import LEAST, CostDrift
+from agents.bandit.policy import ActionVector, Aim, Objective, Observation, Pending
 from tests.agents.decider.policies.contextual.test_contextual import Traffic, actions, contextual
 
 AIM = Aim("a", accuracy=0.9)

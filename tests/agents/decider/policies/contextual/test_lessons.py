@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from agents.decider.policies.base import Objective, Observation
-from agents.decider.policies.contextual.history.lessons import Lessons
+from agents.bandit.policy import Objective, Observation
+from agents.bandit.prior import Lessons
 
 
 def test_a_question_asked_again_is_one_question_with_several_outcomes() -> None:

@@ -9,17 +9,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from agents.decider.errors import CorruptState, InvalidObservation, PriorRefused
-from agents.decider.features import FeatureSettings
-from agents.decider.log.manifest import versions
-from agents.decider.log.reproduce import mismatches, opened
-from agents.decider.policies.base import ActionVector, Context, Objective
-from agents.decider.policies.contextual.design import Design
-from agents.decider.policies.contextual.history.prior import digest, teach
-from agents.decider.policies.contextual.history.table import History
-from agents.decider.policies.contextual.policy import Contextual, ContextualSettings
-from agents.decider.policies.exploration import Explored
-from agents.decider.policies.linear.linucb import LinUCB
+from agents.bandit.contextual import Contextual, ContextualSettings
+from agents.bandit.design import Design, History
+from agents.bandit.errors import CorruptState, InvalidObservation, PriorRefused
+from agents.bandit.exploration import Explored
+from agents.bandit.features import FeatureSettings
+from agents.bandit.linucb import LinUCB
+from agents.bandit.policy import ActionVector, Context, Objective
+from agents.bandit.prior import digest, teach
+from agents.decider.snapshot import versions
+from agents.decider.verify import mismatches, opened
 
 DIM, EMBEDDED = 21, 12
 

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agents.decider.policies.base import Objective, Pending
-from agents.decider.policies.linear.linucb import LinUCB, LinUCBSettings, greedy
+from agents.bandit.linucb import LinUCB, LinUCBSettings, greedy
+from agents.bandit.policy import Objective, Pending
 
 FEATURES: list[dict[str, Any]] = [
     {},

@@ -1,0 +1,24 @@
+"""The policies: which configuration a query gets, learned from rewards; behind one protocol, with the paper's names.
+
+policy       the protocol, and the values that cross it
+registry     policies by name, each with its options; `build_policy` is the one factory
+learner      what all policies share besides their mathematics; `exploration` wraps any of them
+features     the joint vector x
+linucb       UniScale's LinUCB, Greedy, Thompson sampling, forgetting; `ridge` has their matrices
+contextual   ridge regression on few interacting coordinates; `design`, `estimates`, `pacing` and `prior` are its parts
+baselines    Random, k-NN, MLP, NeuralUCB; `network` is the one file that loads torch
+"""
+
+from agents.bandit.policy import ActionVector, Choice, Context, Objective, Observation, Pending, Policy
+from agents.bandit.registry import build_policy
+
+__all__ = [
+    "build_policy",
+    "Policy",
+    "Objective",
+    "ActionVector",
+    "Context",
+    "Choice",
+    "Pending",
+    "Observation",
+]

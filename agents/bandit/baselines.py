@@ -1,0 +1,391 @@
+"""Random (§4): every allowed action with equal probability, which is logged exactly."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Final
+
+import numpy as np
+from scipy.linalg import solve_triangular
+
+from agents.bandit.features import FeatureMap
+from agents.bandit.learner import History, Learner, pick
+from agents.bandit.policy import (
+    Context,
+    Matrix,
+    Observation,
+    Policy,
+    Scores,
+    Vector,
+    check_outcome,
+    generator,
+)
+from agents.bandit.registry import Inputs, Options, policy
+
+
+class Uniform(Learner):
+    """Draws at random, by the seed alone. Observations are checked and counted, but nothing is learned."""
+
+    name = "random"
+
+    def score(self, query: Vector, context: Context, seed: int) -> Scores:
+        """Give every allowed action the same score and probability."""
+        return equal_scores(self.features, context, seed)
+
+    def take(self, observations: Sequence[Observation]) -> None:
+        """Check."""
+        self.features.queries([(o.observation_id, o.embedding) for o in observations])
+        for o in observations:
+            self.features.position(o.observation_id, o.action_id)
+            check_outcome(o.observation_id, o.correct, o.score, o.log_cost, o.imputed)
+
+    amend = take
+
+
+def equal_scores(features: FeatureMap, context: Context, seed: int) -> Scores:
+    """Return the scores of a uniform draw; the same seed draws the same action under every policy."""
+    rows = features.choosable(context.query_id, context.allowed)
+    n = len(rows)
+    zero = np.zeros(n)
+    chosen = int(generator(seed, context.query_id, "uniform").integers(n))
+    return Scores([features.ids[j] for j in rows], zero, zero, zero, chosen, np.full(n, 1.0 / n))
+
+
+@policy("random", Options)
+def _random(options: Options, on: Inputs) -> Policy:
+    return Uniform(on.features(options))
+
+
+# k-NN router (App. B.3, Eq. 8): the mean reward of the k most similar past (query, action) pairs.
+#
+# Similarity is the cosine of the joint vectors. Ties are frequent (repeated pairs, few rows). A seeded random draw,
+# never the lowest index, decides which of equally near rows count and which of equally good actions is taken. If it
+# decides among neighbours, the propensity has no simple closed form and is logged as unknown.
+
+EQUAL_DIGITS: Final = 12
+"""Decimals to which two cosines are compared, coarser than the rounding of a sum of 2,048 products."""
+
+
+class KNN(Learner):
+    """k nearest neighbours in the joint space, greedy in their mean reward."""
+
+    name = "knn"
+    order_free = False  # the draw among tied rows depends on their order
+
+    def __init__(self, features: FeatureMap, k: int = 5) -> None:
+        super().__init__(features)
+        self.k = k
+        self.history = History(features.settings.query_dim)
+
+    def take(self, observations: Sequence[Observation]) -> None:
+        """Keep the rows."""
+        self.history.append(self.features, observations)
+
+    def amend(self, observations: Sequence[Observation]) -> None:
+        """Replace the rewards of known rows."""
+        self.history.correct(self.features, observations)
+
+    def saved(self) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+        """Return the rows."""
+        rows, arrays = self.history.snapshot()
+        return {"rows": rows}, arrays
+
+    def restored(self, meta: dict[str, Any], arrays: dict[str, np.ndarray]) -> None:
+        """Take the rows back."""
+        self.history.restore(meta["rows"], arrays)
+
+    def identity(self) -> dict[str, Any]:
+        """Return k and the features' settings."""
+        return {"k": self.k, **super().identity()}
+
+    def score(self, query: Vector, context: Context, seed: int) -> Scores:
+        """Return the neighbours' mean reward of every allowed action."""
+        rows = self.features.choosable(context.query_id, context.allowed)
+        mean, ambiguous = self._means(query, rows, context, seed)
+        chosen, probability = pick(mean, seed, context.query_id)
+        ids = [self.features.ids[j] for j in rows]
+        return Scores(ids, mean, np.zeros(len(rows)), mean, chosen, None if ambiguous else probability)
+
+    def _means(self, query: Vector, rows: np.ndarray, context: Context, seed: int) -> tuple[Vector, bool]:
+        """Return the neighbours' mean of each action, and whether a draw decided which rows were neighbours."""
+        history, actions = self.history, self.features.coordinates
+        n = len(history)
+        if not n:
+            return np.zeros(len(rows)), False
+        if n <= self.k:
+            return np.full(len(rows), history.rewards.mean()), False
+        order = generator(seed, context.query_id, "neighbours").permutation(n)
+        past, places, rewards = history.queries[order], history.places[order], history.rewards[order]
+        products = past @ query + actions[rows] @ actions.T[:, places]
+        lengths = np.sqrt(np.einsum("nq,nq->n", past, past) + np.sum(actions[places] ** 2, axis=1))
+        own = np.sqrt(query @ query + np.sum(actions[rows] ** 2, axis=1))
+        similarity = np.round(products / (own[:, None] * lengths), EQUAL_DIGITS)
+        near = np.argpartition(similarity, n - self.k, axis=1)[:, n - self.k :]
+        edge = np.take_along_axis(similarity, near, axis=1).min(axis=1)
+        ambiguous = bool(np.any(np.sum(similarity >= edge[:, None], axis=1) > self.k))
+        return rewards[near].mean(axis=1), ambiguous
+
+
+class KNNOptions(Options, frozen=True, kw_only=True):
+    """Options of k-NN.
+
+    Attributes:
+        k: Number of neighbours.
+    """
+
+    k: int = 5
+
+    def __post_init__(self) -> None:
+        """Refuse numbers it cannot run with."""
+        super().__post_init__()
+        self.positive("k")
+
+
+@policy("knn", KNNOptions)
+def _knn(options: KNNOptions, on: Inputs) -> Policy:
+    return KNN(on.features(options), options.k)
+
+
+# MLP router (App. B.3): greedy in a two-layer network retrained on the whole history after each observation.
+#
+# Training continues from the previous weights and Adam moments. It takes 1,000 full-batch iterations per
+# observation, or two minutes for a run of 210 rounds on one core; fewer `iterations` are a different method. torch
+# is imported only when a network is created, so processes with a linear policy do not need it.
+
+
+@dataclass(frozen=True, slots=True)
+class NetworkSettings:
+    """Hyperparameters of App. B.3; `seed` draws the initial weights. Fewer iterations are a different method."""
+
+    hidden: int = 100
+    learning_rate: float = 1e-3
+    iterations: int = 1000
+    seed: int = 0
+
+
+class MLP(Learner):
+    """Predict the scalar reward from x = [s_q; s_a] and take the best action."""
+
+    order_free = False  # training follows the history as it grows
+
+    def __init__(
+        self, features: FeatureMap, settings: NetworkSettings | None = None, *, name: str = "mlp"
+    ) -> None:
+        from agents.bandit.network import Network
+
+        super().__init__(features)
+        self.name = name
+        self.settings = settings or NetworkSettings()
+        f = features.settings
+        if f.interactions != "none":
+            raise ValueError(f"interactions is {f.interactions!r}; a network learns its own, set 'none'")
+        self.network = Network(f.query_dim + f.action_dim, self.settings)
+        self.history = History(f.query_dim)
+
+    def take(self, observations: Sequence[Observation]) -> None:
+        """Append each observation, and train on the whole history after each."""
+        for observation in observations:
+            self.history.append(self.features, [observation])
+            x = self.inputs(self.history.queries, self.history.places)
+            self.entered(x[-1:])
+            self.network.train(x, self.history.rewards)
+
+    def amend(self, observations: Sequence[Observation]) -> None:
+        """Replace the targets of known rows; the next observation trains on them."""
+        self.history.correct(self.features, observations)
+
+    def saved(self) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+        """Return network and rows."""
+        rows, arrays = self.history.snapshot()
+        return {"rows": rows}, arrays | self.extra() | self.network.snapshot()
+
+    def restored(self, meta: dict[str, Any], arrays: dict[str, np.ndarray]) -> None:
+        """Take network and rows back."""
+        self.history.restore(meta["rows"], arrays)
+        self.network.restore(arrays)
+        self.regain(arrays)
+
+    def inputs(self, queries: Matrix, places: np.ndarray) -> Matrix:
+        """Return x = [s_q; s_a] in the embedding's own axes, shape (m, query_dim + action_dim).
+
+        Adam is not invariant under rotation, so the shorter basis of the linear policies would be a different method.
+        """
+        vectors = self.features.vectors[places]
+        room = self.features.settings.action_dim
+        if vectors.shape[1] > room:
+            raise ValueError(
+                f"action_dim is {room} but {vectors.shape[1]} one-hot actions are known; raise action_dim"
+            )
+        padding = np.zeros((len(vectors), room - vectors.shape[1]))
+        return np.concatenate([queries, vectors, padding], axis=1)
+
+    def entered(self, x: Matrix) -> None:
+        """Do nothing; NeuralUCB takes the gradient of the row before it is trained on."""
+
+    def extra(self) -> dict[str, np.ndarray]:
+        """Return more arrays for the state; none here."""
+        return {}
+
+    def regain(self, arrays: dict[str, np.ndarray]) -> None:
+        """Restore the arrays of `extra`; none here."""
+
+    def widths(self, x: Matrix) -> Vector:
+        """Return the exploration bonus of each row: zero here."""
+        return np.zeros(len(x))
+
+    def identity(self) -> dict[str, Any]:
+        """Return the settings of network and features."""
+        return {"network": asdict(self.settings), **super().identity()}
+
+    def score(self, query: Vector, context: Context, seed: int) -> Scores:
+        """Return the predicted reward of every allowed action."""
+        rows = self.features.choosable(context.query_id, context.allowed)
+        x = self.inputs(np.broadcast_to(query, (len(rows), len(query))), rows)
+        mean, width = self.network.predict(x), self.widths(x)
+        score = mean + width
+        chosen, probability = pick(score, seed, context.query_id)
+        return Scores([self.features.ids[j] for j in rows], mean, width, score, chosen, probability)
+
+
+class NetworkOptions(Options, frozen=True, kw_only=True):
+    """Options of the networks.
+
+    Attributes:
+        hidden, learning_rate, iterations, network_seed: see NetworkSettings.
+    """
+
+    hidden: int = 100
+    learning_rate: float = 1e-3
+    iterations: int = 1000
+    network_seed: int = 0
+
+    def __post_init__(self) -> None:
+        """Refuse numbers they cannot run with."""
+        super().__post_init__()
+        self.positive("hidden", "learning_rate", "iterations")
+
+    @property
+    def network(self) -> NetworkSettings:
+        """Return the network's settings."""
+        return NetworkSettings(self.hidden, self.learning_rate, self.iterations, self.network_seed)
+
+
+@policy("mlp", NetworkOptions)
+def _mlp(options: NetworkOptions, on: Inputs) -> Policy:
+    return MLP(on.features(options), options.network)
+
+
+# NeuralUCB (App. B.3): the MLP's prediction plus α√(gᵀZ⁻¹g), where g is the gradient over all parameters.
+#
+# Z = λI + Σ g gᵀ has 205,001 rows at d = 2,048: 336 GB. Its dual is exact and small: with K the n×n Gram matrix of
+# past gradients and k the products with g, gᵀZ⁻¹g = (gᵀg - kᵀ(λI + K)⁻¹k)/λ. Gradients of a two-layer network have
+# closed-form inner products (`network.factors`), so no gradient is ever stored. As in Alg. 1 of NeuralUCB, the
+# gradient of a row is taken with the parameters before that row is trained on.
+#
+# UniScale's paper has no factor 1/m; `per_width` uses g/√m as the original NeuralUCB does, and is reported
+# separately.
+
+
+class NeuralUCB(MLP):
+    """The MLP with a gradient-feature bonus.
+
+    Args:
+        features: The feature map.
+        settings: Settings of the network.
+        alpha: Factor of the bonus.
+        ridge: λ of Z.
+        per_width: Divide gradients by √hidden.
+    """
+
+    def __init__(
+        self,
+        features: FeatureMap,
+        settings: NetworkSettings | None = None,
+        *,
+        alpha: float = 1.0,
+        ridge: float = 1.0,
+        per_width: bool = False,
+    ) -> None:
+        super().__init__(features, settings, name="neural-ucb")
+        self.alpha, self.ridge, self.per_width = alpha, ridge, per_width
+        h, d = self.settings.hidden, features.settings.query_dim + features.settings.action_dim
+        self._x, self._u, self._z = np.zeros((0, d)), np.zeros((0, h)), np.zeros((0, h))
+        self._low: Matrix = np.zeros((0, 0))  # Cholesky factor of λI + K
+
+    def widths(self, x: Matrix) -> Vector:
+        """Return α√(gᵀZ⁻¹g) for each row."""
+        u, z = self.network.factors(x)
+        own = self._scale(np.sum(u**2, axis=1) * (np.sum(x**2, axis=1) + 1.0) + np.sum(z**2, axis=1) + 1.0)
+        if len(self._x):
+            across = self._products(x, u, z)
+            half = solve_triangular(self._low, across, lower=True, check_finite=False)
+            own = own - np.sum(half**2, axis=0)
+        return np.asarray(self.alpha * np.sqrt(np.maximum(own / self.ridge, 0.0)))
+
+    def entered(self, x: Matrix) -> None:
+        """Append the gradient of one row to Z."""
+        u, z = self.network.factors(x)
+        own = float(self._scale(np.sum(u**2) * (np.sum(x**2) + 1.0) + np.sum(z**2) + 1.0))
+        n = len(self._x)
+        low = np.zeros((n + 1, n + 1))
+        low[:n, :n] = self._low
+        if n:
+            low[n, :n] = solve_triangular(
+                self._low, self._products(x, u, z)[:, 0], lower=True, check_finite=False
+            )
+        # λ > 0 keeps the last pivot at or above √λ in exact arithmetic.
+        low[n, n] = np.sqrt(max(self.ridge + own - float(low[n, :n] @ low[n, :n]), self.ridge))
+        self._low = low
+        self._x, self._u, self._z = (np.concatenate(p) for p in ((self._x, x), (self._u, u), (self._z, z)))
+
+    def extra(self) -> dict[str, np.ndarray]:
+        """Return the past gradients' factors and the Cholesky factor."""
+        return {"grad.x": self._x, "grad.u": self._u, "grad.z": self._z, "grad.low": self._low}
+
+    def regain(self, arrays: dict[str, np.ndarray]) -> None:
+        """Restore the arrays of `extra`."""
+        self._x, self._u, self._z = arrays["grad.x"], arrays["grad.u"], arrays["grad.z"]
+        self._low = arrays["grad.low"]
+
+    def identity(self) -> dict[str, Any]:
+        """Return the settings of network, features and bonus."""
+        bonus = {"alpha": self.alpha, "ridge": self.ridge, "per_width": self.per_width}
+        return {**super().identity(), "bonus": bonus}
+
+    def _products(self, x: Matrix, u: Matrix, z: Matrix) -> Matrix:
+        """Return the inner products of past gradients with those of the rows, shape (past, rows)."""
+        return np.asarray(self._scale((self._u @ u.T) * (self._x @ x.T + 1.0) + self._z @ z.T + 1.0))
+
+    def _scale(self, products: Any) -> Any:
+        return products / self.settings.hidden if self.per_width else products
+
+
+class NeuralUCBOptions(NetworkOptions, frozen=True, kw_only=True):
+    """Options of NeuralUCB.
+
+    Attributes:
+        alpha, ridge: Factor of the bonus, and λ of Z.
+        per_width: Whether gradients are divided by √hidden, which the paper does not do.
+    """
+
+    alpha: float = 1.0
+    ridge: float = 1.0
+    per_width: bool = False
+
+    def __post_init__(self) -> None:
+        """Refuse numbers it cannot run with."""
+        super().__post_init__()
+        self.not_negative("alpha")
+        self.positive("ridge")
+
+
+@policy("neural-ucb", NeuralUCBOptions)
+def _neural_ucb(options: NeuralUCBOptions, on: Inputs) -> Policy:
+    return NeuralUCB(
+        on.features(options),
+        options.network,
+        alpha=options.alpha,
+        ridge=options.ridge,
+        per_width=options.per_width,
+    )

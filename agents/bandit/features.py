@@ -1,0 +1,362 @@
+"""What a vector must be, and the short projection of a query that interactions use."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Final, Literal
+
+import numpy as np
+
+from agents.bandit.errors import InvalidObservation, NoAction, UnknownAction
+from agents.bandit.policy import ActionVector, Matrix, Vector
+
+SPANNED: Final = 1e-12
+"""Norm of a unit vector's part outside the basis below which the vector counts as inside: float64 rounding."""
+
+LONG: Final = 1e6
+"""Squared length above which a vector cannot be an embedding. Encoders return unit vectors; one of length 1,000 would
+weigh as much as a million observations in A."""
+
+
+@dataclass(frozen=True, slots=True)
+class QueryBasis:
+    """A projection z_q = directions · (s_q - offset), fitted on queries that are not evaluated.
+
+    Attributes:
+        offset: Shape (query_dim,).
+        directions: Shape (query_rank, query_dim).
+    """
+
+    offset: Vector
+    directions: Matrix
+
+    @classmethod
+    def fitted(cls, queries: Matrix, rank: int) -> QueryBasis:
+        """Fit the leading principal directions of queries, shape (n, query_dim); z_q has unit RMS."""
+        offset = queries.mean(axis=0)
+        _, sizes, directions = np.linalg.svd(queries - offset, full_matrices=False)
+        spread = np.sqrt(np.sum(sizes[:rank] ** 2) / len(queries))
+        return cls(offset, directions[:rank] / max(float(spread), SPANNED))
+
+    @classmethod
+    def random(cls, dim: int, rank: int, seed: int) -> QueryBasis:
+        """Draw a random projection whose z_q has unit RMS for unit s_q."""
+        draws = np.random.default_rng(seed).standard_normal((dim, rank))
+        return cls(np.zeros(dim), np.linalg.qr(draws)[0].T * np.sqrt(dim / rank))
+
+
+def checked(subject: str, vector: Vector, dim: int, name: str) -> Vector:
+    """Return a vector as float64, after checking it.
+
+    Raises:
+        InvalidObservation: It has the wrong length or zero norm, or is not finite; the message names the field.
+    """
+    out = np.asarray(vector, dtype=np.float64)
+    if out.shape != (dim,):
+        raise InvalidObservation(
+            subject, name, out.shape, f"give one vector of length {dim}, of the configured encoder"
+        )
+    with np.errstate(over="ignore", invalid="ignore"):
+        square = float(out @ out)
+    if not square < LONG:  # NaN fails every comparison
+        raise InvalidObservation(subject, name, "not finite or far from unit length", "embed the text again")
+    if square < SPANNED:
+        raise InvalidObservation(subject, name, "of zero norm", "embed a text that is not empty")
+    return out
+
+
+# Surface counts of a question, which a sentence embedding loses although they show how hard a question is.
+#
+# The number of figures in a word problem, and its length, say more about its level than all 384 dimensions of
+# MiniLM. For policies that read them (`Policy.surface`), the counts follow the embedding in one vector.
+
+COUNTS: Final = (
+    "numbers",
+    "digits",
+    "words",
+    "letters",
+    "sentences",
+    "lines",
+    "symbols",
+    "capitals",
+    "longest number",
+)
+
+_NUMBER = re.compile(r"\d+(?:[.,]\d+)*")
+_SENTENCE = re.compile(r"[.!?]+(?:\s|$)")
+_SYMBOL = re.compile(r"[-+*/=^<>%$\\{}()\[\]]")
+
+
+def counts(text: str) -> Vector:
+    """Return ln(1 + n) of each of `COUNTS`, shape (9,); logarithms, because long questions differ by factors.
+
+    >>> np.expm1(counts("Tom has 5 pens. He buys 16 more.")).round().astype(int).tolist()
+    [2, 3, 8, 20, 2, 1, 0, 2, 2]
+    """
+    numbers = _NUMBER.findall(text)
+    found = (
+        len(numbers),
+        sum(c.isdigit() for c in text),
+        len(text.split()),
+        sum(c.isalpha() for c in text),
+        len(_SENTENCE.findall(text)),
+        text.count("\n") + 1,
+        len(_SYMBOL.findall(text)),
+        sum(c.isupper() for c in text),
+        max(map(len, numbers), default=0),
+    )
+    # Rounded as in the log, whose rows hold float32, so that a replay sees the same numbers.
+    return np.log1p(found).astype(np.float32).astype(np.float64)
+
+
+# The joint vector x = [s_q; f_a] of a query and an action (UniScale §3.2, App. B.2).
+#
+# As in the paper, f_a is the embedding of the action's description at unit length (`raw`), or a one-hot vector (its
+# "without semantics"). `centred` subtracts the mean over the first catalogue and scales to unit RMS: a small
+# encoder gives the descriptions cosines of 0.96 and more, so that what they share hides their differences. The
+# centre stays that of the first catalogue; otherwise every x already in A would change its meaning.
+#
+# The action vectors span at most |A| dimensions, and ridge regression is invariant under rotation. So f_a is given
+# in the coordinates of an orthonormal basis of that span, which are shorter and give the same scores. A description
+# outside the span adds one basis vector.
+#
+# An optional departure: with x = [s_q; s_a] and a single θ, the ranking of actions by predicted mean is the same
+# for every query. Interactions append z_q ⊗ v_a, where z_q is a short projection of the query and v_a the action's
+# leading principal coordinates (`bilinear`) or its model as one-hot (`model`: per-model corrections).
+
+
+@dataclass(frozen=True, slots=True)
+class FeatureSettings:
+    """Settings of x.
+
+    Attributes:
+        query_dim: Length of s_q.
+        action_dim: Length of s_a.
+        action_features: `raw` as in the paper, `one-hot` as in its ablation, or our `centred`.
+        interactions: `none` as in the paper; `bilinear` and `model` append z_q ⊗ v_a.
+        query_rank: Length of z_q.
+        action_rank: Length of v_a for `bilinear`.
+        interaction_scale: Factor on z_q ⊗ v_a; its square is the prior variance of a correction, in λ.
+        basis_seed: Seed of the random query projection, which is used unless a fitted one is given.
+    """
+
+    query_dim: int
+    action_dim: int
+    action_features: Literal["raw", "centred", "one-hot"] = "raw"
+    interactions: Literal["none", "bilinear", "model"] = "none"
+    query_rank: int = 8
+    action_rank: int = 6
+    interaction_scale: float = 1.0
+    basis_seed: int = 0
+
+
+@dataclass(slots=True)
+class Anchor:
+    """What the first catalogue fixes: centre, scale and principal directions of the action vectors."""
+
+    centre: Vector
+    scale: float
+    directions: Matrix
+
+
+class FeatureMap:
+    """The known actions and the map from (s_q, action) to x.
+
+    Attributes:
+        ids: Every action ever added, in order; rows of `coordinates`.
+        coordinates: Shape (n, r): f_a without interactions.
+        vectors: Shape (n, action_dim): the same before rotation into the basis.
+    """
+
+    def __init__(self, settings: FeatureSettings, query_basis: QueryBasis | None = None) -> None:
+        s = self.settings = settings
+        if s.interactions != "none" and query_basis is None:
+            query_basis = QueryBasis.random(s.query_dim, s.query_rank, s.basis_seed)
+        self.query_basis = query_basis
+        self.anchor: Anchor | None = None
+        self.ids: list[str] = []
+        self.models: list[str] = []
+        self.active: list[bool] = []
+        self.index: dict[str, int] = {}
+        self.vectors: Matrix = np.zeros((0, s.action_dim))
+        self.coordinates: Matrix = np.zeros((0, 0))
+        self.basis: Matrix = np.zeros((0, s.action_dim))
+        self.sides: Matrix = np.zeros((0, 0))
+        self._choosable: dict[frozenset[str] | None, np.ndarray] = {}
+
+    @property
+    def static(self) -> bool:
+        """Return whether f_a is the same for every query."""
+        return self.settings.interactions == "none"
+
+    @property
+    def action_dim(self) -> int:
+        """Return the length of f_a."""
+        rank = 0 if self.static or self.query_basis is None else len(self.query_basis.directions)
+        return int(self.coordinates.shape[1] + rank * self.sides.shape[1])
+
+    def add(self, actions: Sequence[ActionVector]) -> list[int]:
+        """Make actions choosable; return the new position of each old column of f_a.
+
+        Raises:
+            InvalidObservation: An embedding has the wrong length, is not finite, or is zero.
+        """
+        old_rank, old_rest = self.coordinates.shape[1], self.action_dim - self.coordinates.shape[1]
+        fresh = list({a.action_id: a for a in actions if a.action_id not in self.index}.values())
+        vectors = [
+            checked(a.action_id, a.embedding, self.settings.action_dim, "action embedding") for a in fresh
+        ]
+        if fresh:
+            units = np.array([v / np.linalg.norm(v) for v in vectors])
+            self._register(fresh, units)
+        for action in actions:
+            self.active[self.index[action.action_id]] = True
+        self._choosable.clear()
+        shift = self.coordinates.shape[1] - old_rank
+        return [*range(old_rank), *range(old_rank + shift, old_rank + shift + old_rest)]
+
+    def remove(self, action_ids: Sequence[str]) -> None:
+        """Stop offering actions; their vectors are kept for outstanding rewards.
+
+        Raises:
+            UnknownAction: An id was never added.
+        """
+        for action_id in action_ids:
+            self.active[self.position("remove_actions", action_id)] = False
+        self._choosable.clear()
+
+    def position(self, subject: str, action_id: str) -> int:
+        """Return the row of an action, or raise UnknownAction naming the subject."""
+        try:
+            return self.index[action_id]
+        except KeyError:
+            raise UnknownAction(subject, action_id) from None
+
+    def choosable(self, query_id: str, allowed: frozenset[str] | None) -> np.ndarray:
+        """Return the rows that are active and allowed.
+
+        Raises:
+            NoAction: There is none.
+        """
+        rows = self._choosable.get(allowed)
+        if rows is None:
+            keep = [
+                on and (allowed is None or i in allowed) for i, on in zip(self.ids, self.active, strict=True)
+            ]
+            rows = np.flatnonzero(keep)
+            if len(self._choosable) > 256:  # there are usually few such sets; this bounds an unusual client
+                self._choosable.clear()
+            self._choosable[allowed] = rows
+        if not len(rows):
+            raise NoAction(query_id, None if allowed is None else sorted(allowed))
+        return rows
+
+    def blocks(self, queries: Matrix) -> Matrix | None:
+        """Return f_a of every known action for each query, shape (m, n, e); None when `static`."""
+        if self.query_basis is None or self.static:
+            return None
+        z = self._short(queries)
+        pairs = np.einsum("nv,mz->mnvz", self.sides, z).reshape(
+            len(z), len(self.ids), self.action_dim - self.coordinates.shape[1]
+        )
+        own = np.broadcast_to(self.coordinates, (len(z), *self.coordinates.shape))
+        return np.asarray(np.concatenate([own, pairs], axis=2))
+
+    def joint(self, queries: Matrix, rows: Sequence[int]) -> Matrix:
+        """Return x = [s_q; f_a] of one action for each query, shape (m, query_dim + action_dim)."""
+        parts = [queries, self.coordinates[list(rows)]]
+        if not self.static:
+            pairs = np.einsum("mv,mz->mvz", self.sides[rows], self._short(queries))
+            parts.append(pairs.reshape(len(queries), self.action_dim - self.coordinates.shape[1]))
+        return np.concatenate(parts, axis=1)
+
+    def queries(self, pairs: Sequence[tuple[str, Vector]]) -> Matrix:
+        """Return the checked embeddings of (id, s_q) pairs as rows, shape (m, query_dim)."""
+        out = np.empty((len(pairs), self.settings.query_dim))
+        for row, (subject, vector) in zip(out, pairs, strict=True):
+            row[:] = checked(subject, vector, self.settings.query_dim, "embedding")
+        return out
+
+    def snapshot(self) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+        """Return (plain values, arrays) from which `restore` rebuilds this map exactly."""
+        meta: dict[str, Any] = {
+            "settings": asdict(self.settings),
+            "ids": self.ids,
+            "models": self.models,
+            "active": self.active,
+        }
+        arrays = {
+            "vectors": self.vectors,
+            "coordinates": self.coordinates,
+            "basis": self.basis,
+            "sides": self.sides,
+        }
+        if self.anchor:
+            meta["scale"] = self.anchor.scale
+            arrays |= {"centre": self.anchor.centre, "directions": self.anchor.directions}
+        if self.query_basis:
+            arrays |= {"offset": self.query_basis.offset, "query_directions": self.query_basis.directions}
+        return meta, arrays
+
+    def restore(self, meta: dict[str, Any], arrays: dict[str, np.ndarray]) -> None:
+        """Become the map that `snapshot` saved."""
+        self.ids, self.models, self.active = list(meta["ids"]), list(meta["models"]), list(meta["active"])
+        self.index = {action_id: i for i, action_id in enumerate(self.ids)}
+        self.vectors, self.coordinates = arrays["vectors"], arrays["coordinates"]
+        self.basis, self.sides = arrays["basis"], arrays["sides"]
+        if "centre" in arrays:
+            self.anchor = Anchor(arrays["centre"], meta["scale"], arrays["directions"])
+        if "offset" in arrays:
+            self.query_basis = QueryBasis(arrays["offset"], arrays["query_directions"])
+        self._choosable.clear()
+
+    def _short(self, queries: Matrix) -> Matrix:
+        assert self.query_basis is not None
+        z = (queries - self.query_basis.offset) @ self.query_basis.directions.T
+        return z * self.settings.interaction_scale
+
+    def _register(self, actions: list[ActionVector], units: Matrix) -> None:
+        if self.anchor is None:
+            centre = units.mean(axis=0)
+            _, sizes, directions = np.linalg.svd(units - centre, full_matrices=False)
+            spread = float(np.sqrt(np.sum(sizes**2) / len(units)))
+            self.anchor = Anchor(
+                centre, 1.0 / spread if spread > 1e-9 else 1.0, directions[: self.settings.action_rank]
+            )
+        for action in actions:
+            self.index[action.action_id] = len(self.ids)
+            self.ids.append(action.action_id)
+            self.models.append(action.model)
+            self.active.append(True)
+        if self.settings.action_features == "one-hot":
+            self.coordinates = np.eye(len(self.ids))
+            self.vectors = self.coordinates
+        else:
+            if self.settings.action_features == "centred":
+                units_in = (units - self.anchor.centre) * self.anchor.scale
+            else:
+                units_in = units
+            self.vectors = np.concatenate([self.vectors, units_in])
+            self._span(units_in)
+        if self.settings.interactions == "bilinear":
+            principal = (units - self.anchor.centre) * self.anchor.scale @ self.anchor.directions.T
+            self.sides = principal if not len(self.sides) else np.concatenate([self.sides, principal])
+        elif self.settings.interactions == "model":
+            order = list(dict.fromkeys(self.models))
+            self.sides = np.array([[float(m == name) for name in order] for m in self.models])
+
+    def _span(self, rows: Matrix) -> None:
+        """Extend the orthonormal basis by Gram-Schmidt, and append coordinates."""
+        for vector in rows:
+            rest = vector.copy()
+            for _ in range(2):
+                rest -= self.basis.T @ (self.basis @ rest)
+            size = np.linalg.norm(rest)
+            if size > SPANNED:
+                # The part of a vector that is nearly inside the span is mostly rounding: clean it once more.
+                unit = rest / size
+                unit -= self.basis.T @ (self.basis @ unit)
+                self.basis = np.concatenate([self.basis, unit[None] / np.linalg.norm(unit)])
+        self.coordinates = self.vectors @ self.basis.T

@@ -1,0 +1,431 @@
+"""From scores to a choice: seeded ties, exact propensities, runners-up."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import struct
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import Any, Final
+
+import msgspec
+import numpy as np
+
+from agents.bandit.errors import CorruptState, PriorRefused
+from agents.bandit.features import FeatureMap
+from agents.bandit.policy import (
+    Account,
+    ActionVector,
+    Aim,
+    Candidate,
+    Choice,
+    Context,
+    Matrix,
+    Objective,
+    Observation,
+    Pending,
+    Scores,
+    Vector,
+    check_outcome,
+    generator,
+)
+
+TIE: Final = 1e-12
+"""Scores closer than this, relative to the largest, count as equal: two equal float64 sums of a few thousand terms
+differ by no more. A larger value would randomise real preferences; with a smaller one, the order of summation would
+decide."""
+
+RUNNERS_UP: Final = 3
+
+
+def tied(score: Vector) -> np.ndarray:
+    """Return the indices whose score equals the maximum.
+
+    >>> tied(np.array([1.0, 3.0, 3.0])).tolist()
+    [1, 2]
+    """
+    top = score.max()
+    return np.flatnonzero(score >= top - TIE * max(1.0, abs(float(top))))
+
+
+def pick(score: Vector, seed: int, query_id: str, purpose: str = "tie") -> tuple[int, Vector]:
+    """Return the index of the maximum, with ties broken at random by the seed, and the probability of each index."""
+    best = tied(score)
+    probability = np.zeros(len(score))
+    probability[best] = 1.0 / len(best)
+    if len(best) == 1:
+        return int(best[0]), probability
+    return int(generator(seed, query_id, purpose).choice(best)), probability
+
+
+def estimate(hits: np.ndarray, chosen: int, draws: int) -> Vector:
+    """Return Monte Carlo probabilities from counts per action, counting the choice itself as one more draw.
+
+    This keeps the propensity of the chosen action above zero; the bias is below 1 / (draws + 1).
+    """
+    counts = hits.astype(np.float64)
+    counts[chosen] += 1.0
+    return counts / (draws + 1)
+
+
+def standard_error(probability: float, draws: int) -> float:
+    """Return the standard error of a frequency over draws; 0.0 for an exact probability."""
+    return math.sqrt(probability * (1.0 - probability) / draws) if draws else 0.0
+
+
+def choice(context: Context, scores: Scores, version: int) -> Choice:
+    """Return the choice of one context with every term that explains it."""
+    i = scores.chosen
+    order = np.argsort(scores.score)[::-1] if len(scores.score) <= RUNNERS_UP + 1 else _leaders(scores.score)
+    others = [
+        Candidate(scores.action_ids[j], float(scores.mean[j]), float(scores.width[j]), float(scores.score[j]))
+        for j in order
+        if j != i
+    ]
+    return Choice(
+        query_id=context.query_id,
+        action_id=scores.action_ids[i],
+        mean=float(scores.mean[i]),
+        width=float(scores.width[i]),
+        score=float(scores.score[i]),
+        runners_up=tuple(others[:RUNNERS_UP]),
+        propensity=None if scores.probability is None else float(scores.probability[i]),
+        candidates=len(scores.action_ids),
+        propensity_draws=scores.draws,
+        propensity_error=scores.error,
+        predicted=scores.predicted,
+        version=version,
+        reason=scores.reason,
+        cohort=scores.cohort,
+        randomised=scores.randomised,
+    )
+
+
+def choices(contexts: Sequence[Context], scores: Sequence[Scores], version: int) -> list[Choice]:
+    """Return one choice per context."""
+    return [choice(context, s, version) for context, s in zip(contexts, scores, strict=True)]
+
+
+def _leaders(score: Vector) -> np.ndarray:
+    top = np.argpartition(score, -(RUNNERS_UP + 1))[-(RUNNERS_UP + 1) :]
+    return top[np.argsort(score[top])[::-1]]
+
+
+# A policy's state as bytes: magic, SHA-256, header, arrays.
+#
+# The digest covers everything after it, so a truncated or altered state is refused before any number in it is used.
+# The header names the format version, the kind of policy and its settings, so a state never loads into a policy
+# that was set up differently.
+
+MAGIC: Final = b"USPOLICY"
+FORMAT: Final = 1
+_HEAD: Final = len(MAGIC) + 32
+
+
+def pack(kind: str, settings: dict[str, Any], meta: dict[str, Any], arrays: dict[str, np.ndarray]) -> bytes:
+    """Serialise plain values and arrays.
+
+    Args:
+        kind: The policy's name.
+        settings: Settings that must be equal when the state is loaded.
+        meta: JSON values of the state.
+        arrays: Arrays of the state, of any numeric type.
+    """
+    entries, parts, offset = [], [], 0
+    for name, array in arrays.items():
+        raw = np.ascontiguousarray(array).tobytes()
+        entries.append({"name": name, "dtype": array.dtype.str, "shape": list(array.shape), "offset": offset})
+        parts.append(raw)
+        offset += len(raw)
+    header = msgspec.json.encode(
+        {
+            "format": FORMAT,
+            "kind": kind,
+            "settings": settings,
+            "meta": meta,
+            "arrays": entries,
+            "payload": offset,
+        }
+    )
+    body = b"".join([struct.pack("<I", len(header)), header, *parts])
+    return MAGIC + hashlib.sha256(body).digest() + body
+
+
+def unpack(data: bytes, kind: str, settings: dict[str, Any]) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+    """Return (meta, arrays) of a complete, unaltered state of this kind and these settings.
+
+    Raises:
+        CorruptState: The message names what differs.
+    """
+    head, payload = _opened(data)
+    for what, has, needs in (
+        ("state format", head["format"], FORMAT),
+        ("state kind", head["kind"], kind),
+        ("state settings", head["settings"], plain(settings)),
+    ):
+        if has != needs:
+            raise CorruptState(what, has, needs)
+    arrays = {}
+    for entry in head["arrays"]:
+        dtype = np.dtype(entry["dtype"])
+        count = int(np.prod(entry["shape"], dtype=np.int64))
+        flat = np.frombuffer(payload, dtype=dtype, count=count, offset=entry["offset"])
+        arrays[entry["name"]] = flat.reshape(entry["shape"]).copy()
+    return head["meta"], arrays
+
+
+def header(data: bytes) -> tuple[str, dict[str, Any]]:
+    """Return the kind and the settings of a complete, unaltered state of any policy.
+
+    Raises:
+        CorruptState: It is not one.
+    """
+    head, _ = _opened(data)
+    return head["kind"], head["settings"]
+
+
+def values(data: bytes) -> dict[str, Any]:
+    """Return the plain values of a complete, unaltered state of any policy.
+
+    Raises:
+        CorruptState: It is not one.
+    """
+    return dict(_opened(data)[0]["meta"])
+
+
+def plain(settings: dict[str, Any]) -> dict[str, Any]:
+    """Return settings as JSON returns them, so that a tuple equals the list it becomes."""
+    return dict(msgspec.json.decode(msgspec.json.encode(settings)))
+
+
+def _opened(data: bytes) -> tuple[dict[str, Any], bytes]:
+    if data[: len(MAGIC)] != MAGIC:
+        raise CorruptState("state magic", data[: len(MAGIC)], MAGIC)
+    body = data[_HEAD:]
+    found, wanted = hashlib.sha256(body).hexdigest(), data[len(MAGIC) : _HEAD].hex()
+    if found != wanted:
+        raise CorruptState("state sha256", found, wanted)
+    (length,) = struct.unpack_from("<I", body)
+    return msgspec.json.decode(body[4 : 4 + length]), body[4 + length :]
+
+
+# All observations, for the policies that need each of them again: k-NN, MLP, NeuralUCB.
+#
+# They learn the paper's scalar reward: r of Eq. 4 under the objective in force when the decision was made.
+
+
+class History:
+    """Rows (s_q, action, r) in the order they were learned; a correction replaces r in its row."""
+
+    def __init__(self, query_dim: int) -> None:
+        self.ids: list[str] = []
+        self.index: dict[str, int] = {}
+        self._queries: Matrix = np.zeros((64, query_dim))
+        self._places = np.zeros(64, dtype=np.intp)
+        self._rewards: Vector = np.zeros(64)
+
+    def __len__(self) -> int:
+        """Return the number of rows."""
+        return len(self.ids)
+
+    @property
+    def queries(self) -> Matrix:
+        """Return s_q of every row, shape (n, query_dim)."""
+        return self._queries[: len(self)]
+
+    @property
+    def places(self) -> np.ndarray:
+        """Return the feature map's row of every action, shape (n,)."""
+        return self._places[: len(self)]
+
+    @property
+    def rewards(self) -> Vector:
+        """Return r of every row, shape (n,)."""
+        return self._rewards[: len(self)]
+
+    def append(self, features: FeatureMap, observations: Sequence[Observation]) -> None:
+        """Add checked rows."""
+        for o in observations:
+            check_outcome(o.observation_id, o.correct, o.score, o.log_cost, o.imputed)
+        queries = features.queries([(o.observation_id, o.embedding) for o in observations])
+        places = [features.position(o.observation_id, o.action_id) for o in observations]
+        n, m = len(self), len(observations)
+        while n + m > len(self._places):
+            self._queries = np.concatenate([self._queries, np.zeros_like(self._queries)])
+            self._places = np.concatenate([self._places, np.zeros_like(self._places)])
+            self._rewards = np.concatenate([self._rewards, np.zeros_like(self._rewards)])
+        self._queries[n : n + m], self._places[n : n + m] = queries, places
+        self._rewards[n : n + m] = [o.objective.reward(o.entered, o.score, o.log_cost) for o in observations]
+        for o in observations:
+            self.index[o.observation_id] = len(self.ids)
+            self.ids.append(o.observation_id)
+
+    def correct(self, features: FeatureMap, observations: Sequence[Observation]) -> None:
+        """Replace the reward of known rows with the one that uses the true Correct."""
+        features.queries([(o.observation_id, o.embedding) for o in observations])
+        for o in observations:
+            check_outcome(o.observation_id, o.correct, o.score, o.log_cost, o.imputed)
+            if (row := self.index.get(o.observation_id)) is not None:
+                self._rewards[row] = o.objective.reward(o.entered, o.score, o.log_cost)
+
+    def snapshot(self) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+        """Return (plain values, arrays) from which `restore` rebuilds the rows."""
+        arrays = {"queries": self.queries, "places": self.places.astype("<i8"), "rewards": self.rewards}
+        return {"ids": self.ids}, arrays
+
+    def restore(self, meta: dict[str, Any], arrays: dict[str, np.ndarray]) -> None:
+        """Become the rows that `snapshot` saved."""
+        self.ids = list(meta["ids"])
+        self.index = {observation_id: i for i, observation_id in enumerate(self.ids)}
+        room = max(64, len(self.ids))
+        self._queries = np.zeros((room, arrays["queries"].shape[1]))
+        self._places, self._rewards = np.zeros(room, dtype=np.intp), np.zeros(room)
+        n = len(self.ids)
+        self._queries[:n], self._places[:n] = arrays["queries"], arrays["places"]
+        self._rewards[:n] = arrays["rewards"]
+
+
+# What all policies share besides their mathematics: features, counters, select, save and load.
+#
+# A subclass defines how the policy scores (`score`, or `scores` for a whole batch), how it learns from observations
+# (`take`, `amend`), and which state is saved (`saved`, `restored`).
+
+
+class Learner:
+    """Base class of all policies on joint features x = [s_q; f_a]; implements the `Policy` protocol.
+
+    Attributes:
+        name: Name of the policy, in Decisions and in saved states.
+        features: The known actions, and x.
+    """
+
+    name: str
+    order_free: bool = True
+    counts_decisions: bool = False
+    paces: bool = False
+    surface: bool = False
+
+    def __init__(self, features: FeatureMap) -> None:
+        self.features = features
+        self._updates = 0
+        self._corrections = 0
+
+    @property
+    def version(self) -> int:
+        """Return the number of rewards and corrections applied."""
+        return self._updates + self._corrections
+
+    def add_actions(self, actions: Sequence[ActionVector]) -> None:
+        """Make actions available."""
+        self.grown(self.features.add(actions))
+
+    def remove_actions(self, action_ids: Sequence[str]) -> None:
+        """Stop choosing actions. What was learned from them stays, and outstanding rewards are still learned."""
+        self.features.remove(action_ids)
+
+    def reprice(self, factors: Mapping[str, float]) -> None:
+        """Do nothing: this policy learns costs with their price included."""
+
+    def scores(self, contexts: Sequence[Context], objectives: Sequence[Objective], seed: int) -> list[Scores]:
+        """Score every allowed action of every context. Changes no state."""
+        queries = self.features.queries([(c.query_id, c.embedding) for c in contexts])
+        return [self.score(query, context, seed) for query, context in zip(queries, contexts, strict=True)]
+
+    def select(self, contexts: Sequence[Context], objectives: Sequence[Objective], seed: int) -> list[Choice]:
+        """Choose one action per context. Changes no state."""
+        return choices(contexts, self.scores(contexts, objectives, seed), self.version)
+
+    def terms(self, context: Context) -> Matrix | None:
+        """Return None: only a policy with one regression per term predicts terms."""
+        return None
+
+    def expect(self, decisions: Sequence[Pending]) -> None:
+        """Do nothing: a decision does not change the next one before its reward."""
+
+    def abandon(self, decisions: Sequence[Pending]) -> None:
+        """Do nothing: decisions were not recorded, so there is nothing to take back."""
+
+    def update(self, observations: Sequence[Observation]) -> None:
+        """Learn the first reward of each observation."""
+        self.take(observations)
+        self._updates += len(observations)
+
+    def correct(self, observations: Sequence[Observation]) -> None:
+        """Replace the imputed Correct of each observation by the true one."""
+        self.amend(observations)
+        self._corrections += len(observations)
+
+    def price_only(self, observations: Sequence[Observation]) -> None:
+        """Take back the decisions: all terms share what is learned of an outcome, so cost alone cannot be."""
+        self.abandon([Pending(o.observation_id, o.embedding, o.action_id) for o in observations])
+
+    def state(self) -> bytes:
+        """Serialise everything learned, with a format version and a checksum."""
+        features, arrays = self.features.snapshot()
+        meta, more = self.saved()
+        counters = {"updates": self._updates, "corrections": self._corrections}
+        return pack(self.name, self.identity(), {"features": features} | counters | meta, arrays | more)
+
+    def load(self, data: bytes) -> None:
+        """Become a state that a policy with the same settings serialised.
+
+        Raises:
+            CorruptState: The state is truncated or altered, or of another version, policy, dimension or setting.
+        """
+        meta, arrays = unpack(data, self.name, self.identity())
+        self.features.restore(meta["features"], arrays)
+        self._updates, self._corrections = meta["updates"], meta["corrections"]
+        self.restored(meta, arrays)
+
+    def price(self, aim: Aim) -> float:
+        """Refuse: only a policy that `paces` determines the price of an aim."""
+        raise NotImplementedError(f"policy {self.name!r} cannot aim at a mean cost or an accuracy")
+
+    def shortfall(self, aim: Aim) -> float | None:
+        """Return None: see `price`."""
+        return None
+
+    def account(self, aim: Aim) -> Account | None:
+        """Return None: see `price`."""
+        return None
+
+    def begin(self, prior: bytes, actions: Sequence[ActionVector]) -> None:
+        """Refuse: only the contextual policy can start from a prior."""
+        raise PriorRefused("policy", "contextual", self.name)
+
+    def identity(self) -> dict[str, Any]:
+        """Return the settings that must be equal when a state is loaded."""
+        return {"features": asdict(self.features.settings)}
+
+    def grown(self, kept: Sequence[int]) -> None:
+        """Adapt to a feature map to which actions were added.
+
+        Args:
+            kept: The new position of each old column of f_a.
+        """
+
+    def score(self, query: Vector, context: Context, seed: int) -> Scores:
+        """Score the allowed actions of one context; policies that override `scores` do not need it.
+
+        Args:
+            query: The checked s_q, shape (query_dim,).
+            context: The context.
+            seed: Seed of random choices.
+        """
+        raise NotImplementedError
+
+    def take(self, observations: Sequence[Observation]) -> None:
+        """Check observations and learn from them."""
+        raise NotImplementedError
+
+    def amend(self, observations: Sequence[Observation]) -> None:
+        """Check corrections and apply them."""
+        raise NotImplementedError
+
+    def saved(self) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+        """Return the plain values and arrays of the state, without the features' and the counters."""
+        return {}, {}
+
+    def restored(self, meta: dict[str, Any], arrays: dict[str, np.ndarray]) -> None:
+        """Take back what `saved` returned; features and counters are restored already."""

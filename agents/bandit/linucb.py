@@ -1,0 +1,526 @@
+"""UniScale's policy: LinUCB with one θ shared by all actions (Alg. 1, Eq. 2).
+
+a_t = argmax over a of xᵀθ̂ + α√(xᵀA⁻¹x), θ̂ = A⁻¹b, A = λI + Σ x xᵀ. α = 0 is the paper's Greedy.
+
+`reward="scalar"` is the paper's form: b = Σ r x, with r computed by the objective in force when the decision was made.
+`reward="terms"` keeps b as columns (Correct, Score, log C, 1) over the same A⁻¹. The reward of Eq. 4 is linear in them,
+so θ(w) = A⁻¹Bw equals the θ̂ of a learner that has always used those weights and bounds.
+
+`widths="decided"` is a departure for delayed rewards: decisions whose reward is outstanding count in the width, so that
+a burst of decisions does not repeat one exploration. They do not affect means.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Final, Literal
+
+import numpy as np
+
+from agents.bandit.features import FeatureMap
+from agents.bandit.learner import Learner, estimate, pack, pick, standard_error, unpack
+from agents.bandit.policy import (
+    TERMS,
+    Context,
+    Matrix,
+    Objective,
+    Observation,
+    Pending,
+    Policy,
+    Scores,
+    Vector,
+    check_outcome,
+    generator,
+)
+from agents.bandit.registry import Inputs, Options, policy
+from agents.bandit.ridge import Gram
+
+
+@dataclass(frozen=True, slots=True)
+class LinUCBSettings:
+    """α and λ of App. B.3, and the two departures described above."""
+
+    alpha: float = 1.0
+    ridge: float = 1.0
+    reward: Literal["terms", "scalar"] = "terms"
+    widths: Literal["rewarded", "decided"] = "rewarded"
+
+
+class LinUCB(Learner):
+    """Exact LinUCB over joint features; see the module's docstring."""
+
+    def __init__(
+        self, features: FeatureMap, settings: LinUCBSettings | None = None, *, name: str = "linucb"
+    ) -> None:
+        super().__init__(features)
+        self.name = name
+        self.settings = settings or LinUCBSettings()
+        self.counts_decisions = self.settings.widths == "decided"
+        self._pending: dict[str, None] = {}
+        s, q = self.settings, features.settings.query_dim
+        columns = len(TERMS) if s.reward == "terms" else 1
+        self.gram = Gram(q, features.action_dim, columns, s.ridge)
+        self.decided = Gram(q, features.action_dim, 0, s.ridge) if s.widths == "decided" else None
+        self._attach()
+
+    def grown(self, kept: Sequence[int]) -> None:
+        """Widen A by one dimension at λ for each description outside the span."""
+        if self.features.action_dim != self.gram.e:
+            for _, gram in self._grams():
+                gram.widen(self.features.action_dim, kept)
+        self._attach()
+
+    def scores(self, contexts: Sequence[Context], objectives: Sequence[Objective], seed: int) -> list[Scores]:
+        """Return mean, width and acquisition value of every allowed action of every context."""
+        return self.scores_at(contexts, objectives, seed, self.settings.alpha)
+
+    def scores_at(
+        self, contexts: Sequence[Context], objectives: Sequence[Objective], seed: int, alpha: float
+    ) -> list[Scores]:
+        """Score with an α other than the settings' (forgetting scales it)."""
+        f = self.features
+        rows = [f.choosable(c.query_id, c.allowed) for c in contexts]
+        queries = f.queries([(c.query_id, c.embedding) for c in contexts])
+        blocks = f.blocks(queries)
+        widths = alpha * (self.decided or self.gram).widths(queries, blocks)
+        q = f.settings.query_dim
+        theta = self.gram.theta
+        out = []
+        for i, (context, objective) in enumerate(zip(contexts, objectives, strict=True)):
+            block = f.coordinates if blocks is None else blocks[i]
+            w = self._weights(objective)
+            mean = queries[i] @ theta[:q] @ w + block @ (theta[q:] @ w)
+            keep = rows[i]
+            whole = len(keep) == len(mean)
+            mean, width = (mean, widths[i]) if whole else (mean[keep], widths[i][keep])
+            score = mean + width
+            chosen, probability = pick(score, seed, context.query_id)
+            predicted = self._predicted(queries[i], block[keep[chosen]])
+            ids = f.ids if whole else [f.ids[j] for j in keep]
+            out.append(Scores(ids, mean, width, score, chosen, probability, predicted=predicted))
+        return out
+
+    def terms(self, context: Context) -> Matrix | None:
+        """Return the predicted terms of every allowed action; None for the scalar form, which has one column."""
+        if self.settings.reward == "scalar":
+            return None
+        f, q = self.features, self.features.settings.query_dim
+        rows = f.choosable(context.query_id, context.allowed)
+        queries = f.queries([(context.query_id, context.embedding)])
+        blocks = f.blocks(queries)
+        block = (f.coordinates if blocks is None else blocks[0])[rows]
+        return np.asarray((queries[0] @ self.gram.theta[:q] + block @ self.gram.theta[q:])[:, :3])
+
+    def expect(self, decisions: Sequence[Pending]) -> None:
+        """Count outstanding decisions in the width, if the settings say so."""
+        if self.decided is None:
+            return
+        fresh = [d for d in decisions if d.observation_id not in self._pending]
+        self._widen_by(fresh, 1.0)
+        self._pending.update(dict.fromkeys(d.observation_id for d in fresh))
+
+    def abandon(self, decisions: Sequence[Pending]) -> None:
+        """Take back decisions that will never be rewarded."""
+        if self.decided is None:
+            return
+        known = [d for d in decisions if d.observation_id in self._pending]
+        self._widen_by(known, -1.0)
+        for d in known:
+            del self._pending[d.observation_id]
+
+    def take(self, observations: Sequence[Observation]) -> None:
+        """Add x once per observation, with its reward terms (Alg. 1, Lines 3-5)."""
+        x, targets = self.rows(observations)
+        self.learn(x, targets, 1.0)
+        if self.decided is not None:
+            self._widen_by([o for o in observations if o.observation_id not in self._pending], 1.0)
+            for o in observations:
+                self._pending.pop(o.observation_id, None)
+
+    def amend(self, observations: Sequence[Observation]) -> None:
+        """Add (correct - imputed)·x to the column that contains Correct; A does not change."""
+        x, _ = self.rows(observations)
+        self.gram.adjust(x, 0, self.corrections(observations))
+
+    def learn(self, x: Matrix, targets: Matrix, sign: float) -> None:
+        """Add rows to A and B, or subtract them again (sliding window)."""
+        self.gram.add(x, targets, sign)
+
+    def rows(self, observations: Sequence[Observation]) -> tuple[Matrix, Matrix]:
+        """Return x, shape (m, q + e), and the rows for B, shape (m, columns), of checked observations."""
+        for o in observations:
+            check_outcome(o.observation_id, o.correct, o.score, o.log_cost, o.imputed)
+        x = self._joint(observations)
+        terms = np.array([o.terms() for o in observations]).reshape(-1, len(TERMS))
+        if self.settings.reward == "terms":
+            return x, terms
+        w = np.array([o.objective.coefficients for o in observations]).reshape(-1, len(TERMS))
+        return x, np.einsum("mt,mt->m", terms, w)[:, None]
+
+    def corrections(self, observations: Sequence[Observation]) -> Vector:
+        """Return what each correction adds to its column, per unit of x."""
+        late = np.array([o.entered - o.imputed for o in observations])
+        if self.settings.reward == "scalar":
+            late = late * np.array([o.objective.correct for o in observations])
+        return late
+
+    def saved(self) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+        """Return A (one triangle), B and the pending decisions."""
+        arrays: dict[str, np.ndarray] = {}
+        for name, gram in self._grams():
+            gram.flush()
+            arrays |= {f"{name}.a": gram.a[np.tril_indices(gram.dim)], f"{name}.b": gram.b}
+        return {"pending": list(self._pending)}, arrays
+
+    def restored(self, meta: dict[str, Any], arrays: dict[str, np.ndarray]) -> None:
+        """Restore them; A⁻¹ is factorised from A again."""
+        self._pending = dict.fromkeys(meta["pending"])
+        for name, gram in self._grams():
+            gram.restore(self.features.action_dim, arrays[f"{name}.a"], arrays[f"{name}.b"])
+        self._attach()
+
+    def identity(self) -> dict[str, Any]:
+        """Return the settings of policy and features."""
+        return {"policy": asdict(self.settings), **super().identity()}
+
+    def _attach(self) -> None:
+        if self.features.static:
+            for _, gram in self._grams():
+                gram.attach(self.features.coordinates)
+
+    def _grams(self) -> list[tuple[str, Gram]]:
+        named = [("rewarded", self.gram)]
+        return named if self.decided is None else [*named, ("decided", self.decided)]
+
+    def _weights(self, objective: Objective) -> Vector:
+        return objective.coefficients if self.settings.reward == "terms" else np.ones(1)
+
+    def _predicted(self, query: Vector, block: Vector) -> tuple[float, float, float] | None:
+        if self.settings.reward == "scalar":
+            return None
+        q = self.features.settings.query_dim
+        correct, score, log_cost, _ = (query @ self.gram.theta[:q] + block @ self.gram.theta[q:]).tolist()
+        return correct, score, log_cost
+
+    def _joint(self, items: Sequence[Pending] | Sequence[Observation]) -> Matrix:
+        places = [self.features.position(i.observation_id, i.action_id) for i in items]
+        return self.features.joint(
+            self.features.queries([(i.observation_id, i.embedding) for i in items]), places
+        )
+
+    def _widen_by(self, items: Sequence[Pending] | Sequence[Observation], sign: float) -> None:
+        if self.decided is not None and items:
+            x = self._joint(items)
+            self.decided.add(x, np.zeros((len(x), 0)), sign)
+
+
+def greedy(features: FeatureMap, settings: LinUCBSettings | None = None) -> LinUCB:
+    """Return the paper's Greedy baseline: LinUCB at α = 0."""
+    base = settings or LinUCBSettings()
+    return LinUCB(features, LinUCBSettings(0.0, base.ridge, base.reward, base.widths), name="greedy")
+
+
+class LinearOptions(Options, frozen=True, kw_only=True):
+    """Options of the linear policies.
+
+    Attributes:
+        alpha, ridge, reward, widths: see LinUCBSettings.
+    """
+
+    alpha: float = 1.0
+    ridge: float = 1.0
+    reward: Literal["terms", "scalar"] = "terms"
+    widths: Literal["rewarded", "decided"] = "rewarded"
+
+    def __post_init__(self) -> None:
+        """Refuse numbers they cannot run with."""
+        super().__post_init__()
+        self.not_negative("alpha")
+        self.positive("ridge")
+
+    @property
+    def linear(self) -> LinUCBSettings:
+        """Return LinUCB's settings."""
+        return LinUCBSettings(self.alpha, self.ridge, self.reward, self.widths)
+
+
+@policy("linucb", LinearOptions)
+def _linucb(options: LinearOptions, on: Inputs) -> Policy:
+    return LinUCB(on.features(options), options.linear)
+
+
+@policy("greedy", LinearOptions)
+def _greedy(options: LinearOptions, on: Inputs) -> Policy:
+    return greedy(on.features(options), options.linear)
+
+
+# Linear Thompson sampling (App. B.3): one draw θ̃ ~ N(θ̂, α²A⁻¹) a round, then argmax of xᵀθ̃.
+#
+# A draw of θ̃ in d dimensions is not needed: xᵀθ̃ = s_qᵀθ̃_q + f_aᵀθ̃_a, and (s_qᵀθ̃_q, θ̃_a) is Gaussian in 1 + e
+# dimensions, with covariance ((s_qᵀP s_q, s_qᵀQ), (Qᵀs_q, R)). Sampling that has exactly the same distribution at a
+# thousandth of the cost. The propensity has no closed form; it is estimated by further draws and marked as an
+# estimate.
+
+
+class Thompson(LinUCB):
+    """LinUCB's state with a posterior draw instead of the width.
+
+    Args:
+        features: The feature map.
+        settings: α scales the draw's spread; λ as in LinUCB.
+        propensity_draws: Monte Carlo draws behind each logged propensity; 0 logs none.
+    """
+
+    def __init__(
+        self, features: FeatureMap, settings: LinUCBSettings | None = None, *, propensity_draws: int = 256
+    ) -> None:
+        super().__init__(features, settings, name="thompson")
+        self.propensity_draws = propensity_draws
+
+    def scores(self, contexts: Sequence[Context], objectives: Sequence[Objective], seed: int) -> list[Scores]:
+        """Draw one θ̃ per context and score by xᵀθ̃; `width` is the draw's departure from the mean."""
+        return [
+            self._drawn(context, plain, seed)
+            for context, plain in zip(contexts, self.scores_at(contexts, objectives, seed, 0.0), strict=True)
+        ]
+
+    def _drawn(self, context: Context, plain: Scores, seed: int) -> Scores:
+        query = np.asarray(context.embedding, dtype=np.float64)
+        size = float(np.linalg.norm(query))
+        own, cross, action = (self.decided or self.gram).marginal(query / size)
+        e = len(cross)
+        covariance = np.empty((1 + e, 1 + e))
+        covariance[0, 0], covariance[0, 1:], covariance[1:, 0], covariance[1:, 1:] = own, cross, cross, action
+        # s_q/|s_q| and the action axes are orthonormal, so this compression of A⁻¹ is as well conditioned as A⁻¹.
+        root = np.linalg.cholesky(covariance) * self.settings.alpha
+        blocks = self.features.blocks(query[None])
+        rows = self.features.coordinates if blocks is None else blocks[0]
+        rows = rows[self.features.choosable(context.query_id, context.allowed)]
+
+        def draw(purpose: str, count: int) -> Matrix:
+            normal = generator(seed, context.query_id, purpose).standard_normal((1 + e, count))
+            at = root @ normal
+            return np.asarray(size * at[0] + rows @ at[1:])
+
+        departure = draw("thompson", 1)[:, 0]
+        score = plain.mean + departure
+        chosen = int(np.argmax(score))  # a continuous draw ties with probability zero
+        probability, error = None, 0.0
+        if self.propensity_draws:
+            winners = np.argmax(plain.mean[:, None] + draw("propensity", self.propensity_draws), axis=0)
+            hits = np.bincount(winners, minlength=len(score))
+            probability = estimate(hits, chosen, self.propensity_draws)
+            error = standard_error(float(probability[chosen]), self.propensity_draws)
+        predicted = self._predicted(query, rows[chosen])
+        return replace(
+            plain,
+            width=departure,
+            score=score,
+            chosen=chosen,
+            probability=probability,
+            draws=self.propensity_draws,
+            error=error,
+            predicted=predicted,
+        )
+
+
+class ThompsonOptions(LinearOptions, frozen=True, kw_only=True):
+    """Options of Thompson sampling.
+
+    Attributes:
+        propensity_draws: Monte Carlo draws behind each logged propensity; 0 logs none.
+    """
+
+    propensity_draws: int = 256
+
+    def __post_init__(self) -> None:
+        """Refuse numbers it cannot run with."""
+        super().__post_init__()
+        self.not_negative("propensity_draws")
+
+
+@policy("thompson", ThompsonOptions)
+def _thompson(options: ThompsonOptions, on: Inputs) -> Policy:
+    return Thompson(on.features(options), options.linear, propensity_draws=options.propensity_draws)
+
+
+# LinUCB that forgets, for traffic that drifts; off by default, since the paper keeps every observation.
+#
+# `SlidingWindow` removes the oldest row exactly: A - x xᵀ by a downdate of A⁻¹. `Discounted` weighs a row by
+# γ^(age in decisions). Age counts decisions, not rewards, so that a burst of late rewards ages nothing (as in
+# ParetoBandit). The width stays α√(xᵀA⁻¹x); the second matrix of D-LinUCB is not kept.
+
+RIDGE_FLOOR: Final = 0.9
+"""When the discount has left this share of λ, A is factorised again with the full λ. Decay also shrinks the
+regulariser, and restoring it is a full-rank change: O(d³), once in ln(0.9)/ln(γ) decisions (105 at γ = 0.999)."""
+
+
+class SlidingWindow(LinUCB):
+    """LinUCB over the last `window` rewarded rows, in the order in which their rewards came."""
+
+    order_free = False
+
+    def __init__(self, features: FeatureMap, settings: LinUCBSettings | None = None, *, window: int) -> None:
+        if window < 1:
+            raise ValueError(f"window is {window!r}; give the number of rows to keep, one or more")
+        super().__init__(features, settings, name="sliding-window")
+        self.window = window
+        self._kept: deque[Observation] = deque()
+
+    def update(self, observations: Sequence[Observation]) -> None:
+        """Add new rows and remove those that leave the window."""
+        super().update(observations)
+        self._kept.extend(observations)
+        leaving = [self._kept.popleft() for _ in range(len(self._kept) - self.window)]
+        if leaving:
+            x, targets = self.rows(leaving)
+            self.learn(x, targets, -1.0)
+            self._widen_by(leaving, -1.0)
+
+    def correct(self, observations: Sequence[Observation]) -> None:
+        """Correct rows that are still in the window; corrections of other rows are counted but change nothing."""
+        late = {o.observation_id: o for o in observations}
+        inside = {o.observation_id for o in self._kept} & late.keys()
+        super().correct([o for o in observations if o.observation_id in inside])
+        self._corrections += len(observations) - len(inside)
+        self._kept = deque(late.get(o.observation_id, o) for o in self._kept)
+
+    def state(self) -> bytes:
+        """Serialise LinUCB's state and the window's rows."""
+        rows = [
+            [
+                o.observation_id,
+                o.action_id,
+                o.correct,
+                o.score,
+                o.log_cost,
+                o.imputed,
+                o.clock,
+                *_plain(o.objective),
+            ]
+            for o in self._kept
+        ]
+        queries = np.array([o.embedding for o in self._kept]).reshape(
+            len(rows), self.features.settings.query_dim
+        )
+        inner = np.frombuffer(super().state(), dtype=np.uint8)
+        return pack("window", {"window": self.window}, {"rows": rows}, {"inner": inner, "queries": queries})
+
+    def load(self, data: bytes) -> None:
+        """Become a serialised state."""
+        meta, arrays = unpack(data, "window", {"window": self.window})
+        super().load(arrays["inner"].tobytes())
+        self._kept = deque(
+            Observation(
+                observation_id=i,
+                embedding=query,
+                action_id=action,
+                correct=correct,
+                score=score,
+                log_cost=log_cost,
+                imputed=imputed,
+                clock=clock,
+                objective=Objective(*objective),
+            )
+            for query, (i, action, correct, score, log_cost, imputed, clock, *objective) in zip(
+                arrays["queries"], meta["rows"], strict=True
+            )
+        )
+
+
+class Discounted(LinUCB):
+    """LinUCB that weighs each row by γ to the power of the number of decisions made since its own.
+
+    A is kept in units of an epoch t₀: A_t = γ^(t - t₀)·A. A row decided at s then enters with the fixed weight
+    γ^(t₀ - s), θ̂ is the same in both units, and only the width needs the factor γ^(-(t - t₀)/2).
+    """
+
+    def __init__(self, features: FeatureMap, settings: LinUCBSettings | None = None, *, gamma: float) -> None:
+        if not 0.0 < gamma < 1.0:
+            raise ValueError(f"gamma is {gamma!r}; give a discount above 0 and below 1")
+        super().__init__(features, settings, name="discounted")
+        if self.settings.widths != "rewarded":
+            raise ValueError(
+                "widths is 'decided'; a discounted policy counts rewarded rows only, set 'rewarded'"
+            )
+        self.gamma = gamma
+        self.counts_decisions = True
+        self.clock = 0
+        self._period = max(1, math.ceil(math.log(RIDGE_FLOOR) / math.log(gamma)))
+        self._epoch = 0
+
+    def scores(self, contexts: Sequence[Context], objectives: Sequence[Objective], seed: int) -> list[Scores]:
+        """Score with the width in today's units."""
+        factor = self.gamma ** (-(self.clock - self._epoch) / 2.0)
+        return self.scores_at(contexts, objectives, seed, self.settings.alpha * factor)
+
+    def expect(self, decisions: Sequence[Pending]) -> None:
+        """Advance the decision clock; restore λ when the discount has eaten a tenth of it."""
+        self.clock += len(decisions)
+        # Epochs are multiples of the period, so that decisions lead to the same state alone or in a batch.
+        epoch = self.clock // self._period * self._period
+        if epoch > self._epoch:
+            self.gram.rescale(self.gamma ** (epoch - self._epoch))
+            self._epoch = epoch
+
+    def rows(self, observations: Sequence[Observation]) -> tuple[Matrix, Matrix]:
+        """Return rows scaled by the root of their weight."""
+        x, targets = super().rows(observations)
+        root = np.array([self.gamma ** ((self._epoch - o.clock) / 2.0) for o in observations])[:, None]
+        return x * root, targets * root
+
+    def corrections(self, observations: Sequence[Observation]) -> Any:
+        """Return corrections scaled like their rows."""
+        root = np.array([self.gamma ** ((self._epoch - o.clock) / 2.0) for o in observations])
+        return super().corrections(observations) * root
+
+    def state(self) -> bytes:
+        """Serialise LinUCB's state and the clock."""
+        inner = np.frombuffer(super().state(), dtype=np.uint8)
+        return pack(
+            "discount", {"gamma": self.gamma}, {"clock": self.clock, "epoch": self._epoch}, {"inner": inner}
+        )
+
+    def load(self, data: bytes) -> None:
+        """Become a serialised state."""
+        meta, arrays = unpack(data, "discount", {"gamma": self.gamma})
+        super().load(arrays["inner"].tobytes())
+        self.clock, self._epoch = meta["clock"], meta["epoch"]
+
+
+def _plain(objective: Objective) -> tuple[float, ...]:
+    o = objective
+    return o.correct, o.score, o.cost, o.log_cost_min, o.log_cost_max
+
+
+class WindowOptions(LinearOptions, frozen=True, kw_only=True):
+    """Options of `sliding-window`.
+
+    Attributes:
+        window: Rows kept.
+    """
+
+    window: int = 10_000
+
+
+class DiscountOptions(LinearOptions, frozen=True, kw_only=True):
+    """Options of `discounted`.
+
+    Attributes:
+        gamma: Discount per decision.
+    """
+
+    gamma: float = 0.999
+
+
+@policy("sliding-window", WindowOptions)
+def _sliding_window(options: WindowOptions, on: Inputs) -> Policy:
+    return SlidingWindow(on.features(options), options.linear, window=options.window)
+
+
+@policy("discounted", DiscountOptions)
+def _discounted(options: DiscountOptions, on: Inputs) -> Policy:
+    return Discounted(on.features(options), options.linear, gamma=options.gamma)

@@ -1,0 +1,355 @@
+"""What the policy, as it predicts now, would choose for recent queries at any price λ, and which λ meets a target."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass, field
+from typing import Any, Final
+
+import numpy as np
+
+from agents.bandit.design import Design
+from agents.bandit.estimates import Doubts, Estimates
+from agents.bandit.policy import Account, Aim, Matrix, Vector
+
+STEPS: Final = 30
+"""Halvings of the interval of ln λ, e^±10 around the scale of the predictions: λ to eight digits."""
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """Predictions of every action on offer for each of m contexts.
+
+    Attributes:
+        accuracy: Predicted accuracy, shape (m, n).
+        cost: Predicted cost, alike.
+        caution: κ.
+        doubts: The uncertainties that κ multiplies; None for none.
+    """
+
+    accuracy: Matrix
+    cost: Matrix
+    caution: float = 0.0
+    doubts: Doubts | None = None
+
+    def choices(self, price: float) -> np.ndarray:
+        """Return the index of the action chosen for each context at a price, shape (m,)."""
+        score = self.accuracy - price * self.cost
+        if self.doubts is not None:
+            score = score - self.caution * self.doubts.against(int(score.mean(axis=0).argmax()))
+        return np.asarray(score.argmax(axis=1))
+
+    def mean_cost(self, price: float) -> float:
+        """Return the mean cost of what is chosen at a price."""
+        return _mean(self.cost, self.choices(price))
+
+    def mean_accuracy(self, price: float) -> float:
+        """Return the mean accuracy of what is chosen at a price."""
+        return _mean(self.accuracy, self.choices(price))
+
+    def best_accuracy(self) -> float:
+        """Return the mean accuracy of the single action that is best on average."""
+        return float(self.accuracy.mean(axis=0).max())
+
+
+def price_for_cost(forecast: Forecast, target: float) -> float:
+    """Return the least λ at which the mean cost of the choices stays within a target.
+
+    >>> two = Forecast(np.array([[0.5, 0.9]] * 2), np.array([[1.0, 3.0], [1.0, 9.0]]))
+    >>> price_for_cost(two, 2.0).__round__(3)
+    0.05
+    """
+
+    def within(price: float) -> bool:
+        return forecast.mean_cost(price) <= target
+
+    return 0.0 if within(0.0) else _least(within, _scale(forecast))
+
+
+def price_for_accuracy(forecast: Forecast, share: float) -> float:
+    """Return the largest λ at which the mean accuracy of the choices is a share of the best action's mean.
+
+    Where nothing is predicted to be right ever, λ is 0. Any λ keeps a share of nothing, so the target says nothing of
+    it; but λ is accuracy per eFLOP, and falls to 0 with the accuracies. The largest λ would be wrong: it would choose
+    the cheapest action for good, and never find out that a dearer one is right at times.
+
+    >>> cost = np.array([[1.0, 3.0], [1.0, 9.0]])
+    >>> right = np.array([[0.5, 0.9]] * 2)
+    >>> [round(price_for_accuracy(Forecast(share * right, cost), 0.8), 6) for share in (1.0, 0.01, 0.0)]
+    [0.05, 0.0005, 0.0]
+    """
+    best = forecast.best_accuracy()
+    if best <= 0.0:
+        return 0.0
+    target = share * best
+
+    def below(price: float) -> bool:
+        return forecast.mean_accuracy(price) < target
+
+    # Just below the first price that falls short.
+    return _least(below, _scale(forecast)) * (1.0 - 1e-6)
+
+
+def _mean(of: Matrix, chosen: np.ndarray) -> float:
+    return float(np.take_along_axis(of, chosen[:, None], axis=1).mean())
+
+
+def _scale(forecast: Forecast) -> float:
+    return 1.0 / max(float(np.median(forecast.cost)), 1e-300)
+
+
+def _least(holds: Callable[[float], bool], scale: float) -> float:
+    """Return the least λ, within e^±10 of a scale, at which a condition that stays true holds."""
+    low, high = -10.0, 10.0
+    if not holds(scale * float(np.exp(high))):
+        return scale * float(np.exp(high))
+    for _ in range(STEPS):
+        middle = (low + high) / 2
+        if holds(scale * float(np.exp(middle))):
+            high = middle
+        else:
+            low = middle
+    return scale * float(np.exp(high))
+
+
+# What recent queries are predicted to be and to cost: from it follow λ, and what an aim cannot ask for.
+
+WINDOW: Final = 500
+"""Number of recent contexts on which λ is solved."""
+
+
+class Outlook:
+    """The last contexts, and the present predictions for each of them.
+
+    Args:
+        design: Which actions are on offer.
+        estimates: The predictions.
+        pacer: How far an aim's spend and accuracy are off by now.
+        caution: κ (`caution`).
+    """
+
+    def __init__(self, design: Design, estimates: Estimates, pacer: Pacer, caution: float) -> None:
+        self.design, self.estimates, self.pacer, self.caution = design, estimates, pacer, caution
+        self.window: deque[Vector] = deque(maxlen=WINDOW)
+
+    def price(self, aim: Aim) -> float:
+        """Return λ at which an aim is met on the window; 0 as long as nothing is known."""
+        forecast = self.forecast()
+        if forecast is None:
+            return 0.0
+        if aim.mean_cost is not None:
+            return price_for_cost(forecast, self.pacer.momentary(aim))
+        assert aim.accuracy is not None
+        return price_for_accuracy(forecast, aim.accuracy / self.pacer.optimism(aim))
+
+    def shortfall(self, aim: Aim) -> float | None:
+        """Return the least mean cost, or the largest share of accuracy, on the window, if an aim asks for more."""
+        forecast = self.forecast()
+        if forecast is None:
+            return None
+        if aim.mean_cost is not None:
+            least = float(forecast.cost.min(axis=1).mean()) * self.pacer.dearer(aim)
+            return least if least > aim.mean_cost else None
+        assert aim.accuracy is not None
+        best = forecast.best_accuracy()
+        if best <= 0.0:
+            return None  # nothing was right yet: what share can be had is not known
+        most = forecast.mean_accuracy(0.0) / best * self.pacer.optimism(aim)
+        return most if most < aim.accuracy else None
+
+    def cautious(self) -> bool:
+        """Return whether queries leave the incumbent only for what is clearly better."""
+        return self.caution > 0 and self.estimates.settled()
+
+    def usual(self) -> Vector:
+        """Return the mean context; before the first, what the counts of questions usually are."""
+        return np.asarray(self.snapshot().mean(axis=0) if self.window else np.eye(1, self.design.rank)[0])
+
+    def replace(self, contexts: Iterable[Vector]) -> None:
+        """Replace the window, whose last contexts stay if there are too many."""
+        self.window.clear()
+        self.window.extend(contexts)
+
+    def snapshot(self) -> Matrix:
+        """Return the window's contexts as rows, shape (m, rank)."""
+        return np.array(self.window).reshape(len(self.window), self.design.rank)
+
+    def forecast(self) -> Forecast | None:
+        """Return what is predicted of everything on offer, for every context of the window; None without any."""
+        on_offer = np.flatnonzero(self.design.active)
+        if not self.window or not len(on_offer) or not self.estimates.any():
+            return None
+        window, doubts = self.snapshot(), None
+        if self.cautious():
+            peculiar = window - self.usual()
+            doubts = Doubts(self.design, self.estimates.ridge.inverse, peculiar, on_offer)
+        return Forecast(*self.estimates.outlook(window, on_offer), self.caution, doubts)
+
+
+# The pacer: the price λ of one eFLOP at which an objective by mean cost, or by accuracy, is met.
+#
+# Both look back on the last contexts and ask what the policy, as it predicts now, would have chosen for them at
+# some λ:
+#
+# - mean cost: the least λ at which the mean predicted cost stays within the target, corrected by what was spent
+#   since the target was set, so that a bias of the predictions cannot accumulate;
+# - accuracy: the largest λ at which the mean predicted accuracy is the wanted share of the best single
+#   configuration's.
+#
+# Its state is a fold over events in the one order of decisions and updates. The price in force is read once per
+# batch.
+
+EVERY: Final = 20
+"""Decisions between two solutions for λ; one solution takes about 5 ms with 168 actions."""
+
+CATCH_UP: Final = 100.0
+"""Decisions over which earlier overspending or underspending is compensated."""
+
+TRUST: Final = 20.0
+"""Weight of the predictions, in outcomes, against the account's correction of them."""
+
+FADING: Final = 0.95
+"""Weight of an outcome's cost relative to the next one's: the last 20 make up two thirds of the total."""
+
+MARGIN: Final = (0.3, 2.0)
+"""Bounds of the momentary target, as shares of the target: a debt is paid off slowly, not by giving up all quality."""
+
+KEYS: Final = 64
+"""Most objectives paced at a time; the least recently used one is dropped first."""
+
+
+@dataclass(slots=True)
+class Pace:
+    """The account of one objective.
+
+    Attributes:
+        price: λ in force.
+        decisions: Made since the target was set, without the control group's.
+        spent: What they cost: realised where it is known, predicted where it is not yet.
+        rewarded: Decisions whose outcome is known, and the sums
+        predicted: of their predicted accuracy and
+        correct: of their true one: the calibration.
+        told, paid: Predicted and realised cost, recent outcomes weighing most: where searches come to cost more than
+            they did, their ratio says so long before the regression does.
+        factors: The models' price factors for which λ was solved.
+    """
+
+    price: float = 0.0
+    decisions: int = 0
+    spent: float = 0.0
+    rewarded: int = 0
+    predicted: float = 0.0
+    correct: float = 0.0
+    told: float = 0.0
+    paid: float = 0.0
+    factors: dict[str, float] = field(default_factory=dict)
+
+
+class Pacer:
+    """The accounts of all objectives with an aim."""
+
+    def __init__(self) -> None:
+        self.paces: dict[str, Pace] = {}
+        self.open: dict[str, tuple[str, float, float]] = {}
+
+    def price(self, aim: Aim, factors: dict[str, float]) -> float | None:
+        """Return the last solution for λ; None if the aim is new, or if models' prices have changed since."""
+        pace = self.paces.get(aim.key)
+        return None if pace is None or pace.factors != factors else pace.price
+
+    def decided(
+        self, aim: Aim, query_id: str, cost: float, accuracy: float, price: float, factors: dict[str, float]
+    ) -> bool:
+        """Record a decision; return whether the price is due to be solved again.
+
+        Args:
+            aim: The aim of its objective.
+            query_id: Its query.
+            cost: Predicted cost of the chosen action.
+            accuracy: Its predicted accuracy.
+            price: λ that was in force.
+            factors: The models' price factors for which it was solved.
+        """
+        pace = self.paces.pop(aim.key, None) or Pace()
+        pace.price, pace.factors = price, factors
+        self.paces[aim.key] = pace  # the newest stands last
+        if len(self.paces) > KEYS:
+            oldest = next(iter(self.paces))
+            del self.paces[oldest]
+            self.open = {i: entry for i, entry in self.open.items() if entry[0] != oldest}
+        pace.decisions += 1
+        pace.spent += cost
+        self.open[query_id] = (aim.key, cost, accuracy)
+        return pace.decisions % EVERY == 0
+
+    def settled(self, query_id: str, cost: float | None, correct: float | None) -> None:
+        """Record the outcome of a decision.
+
+        Args:
+            query_id: Its query; a query that was not paced changes nothing.
+            cost: Its cost; None if nothing was run.
+            correct: Its correctness, or the imputed value.
+        """
+        entry = self.open.pop(query_id, None)
+        if entry is None:
+            return
+        key, expected, accuracy = entry
+        pace = self.paces[key]
+        pace.spent += (cost or 0.0) - expected
+        if cost is not None:
+            pace.told = FADING * pace.told + expected
+            pace.paid = FADING * pace.paid + cost
+        if correct is not None:
+            pace.rewarded += 1
+            pace.predicted += accuracy
+            pace.correct += correct
+
+    def account(self, aim: Aim) -> Account | None:
+        """Return the account of an aim in means; None before its first decision."""
+        pace = self.paces.get(aim.key)
+        if pace is None or not pace.decisions:
+            return None
+        known = pace.rewarded or None
+        return Account(
+            price=pace.price,
+            mean_cost=pace.spent / pace.decisions,
+            predicted=known and pace.predicted / known,
+            correct=known and pace.correct / known,
+        )
+
+    def momentary(self, aim: Aim) -> float:
+        """Return the predicted mean cost to aim at now, given what was spent and how costs compare with predictions."""
+        assert aim.mean_cost is not None
+        pace = self.paces.get(aim.key) or Pace()
+        saved = aim.mean_cost * pace.decisions - pace.spent
+        low, high = (share * aim.mean_cost for share in MARGIN)
+        wanted = min(max(aim.mean_cost + saved / CATCH_UP, low), high)
+        return wanted * pace.told / pace.paid if pace.paid > 0 and pace.told > 0 else wanted
+
+    def dearer(self, aim: Aim) -> float:
+        """Return true divided by predicted cost of the choices; 1 before there is any."""
+        pace = self.paces.get(aim.key) or Pace()
+        return pace.paid / pace.told if pace.paid > 0 and pace.told > 0 else 1.0
+
+    def optimism(self, aim: Aim) -> float:
+        """Return true divided by predicted accuracy of the choices: the best of many predictions is often too high."""
+        pace = self.paces.get(aim.key) or Pace()
+        return min(1.0, (pace.correct + TRUST) / (pace.predicted + TRUST))
+
+    def snapshot(self) -> dict[str, Any]:
+        """Return the accounts as plain values."""
+        return {
+            "paces": {key: _plain(pace) for key, pace in self.paces.items()},
+            "open": {query_id: list(entry) for query_id, entry in self.open.items()},
+        }
+
+    def restore(self, meta: dict[str, Any]) -> None:
+        """Become what `snapshot` returned."""
+        self.paces = {key: Pace(**pace) for key, pace in meta["paces"].items()}
+        self.open = {query_id: (e[0], e[1], e[2]) for query_id, e in meta["open"].items()}
+
+
+def _plain(pace: Pace) -> dict[str, Any]:
+    """Return an account as plain values, without `factors` if no model has a price."""
+    return {name: value for name, value in asdict(pace).items() if value != {}}

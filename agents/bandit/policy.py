@@ -1,0 +1,405 @@
+"""What policies are asked and told, and what they answer (UniScale §3.2, Alg. 1); `policy.py` has their protocol."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final, Literal, Protocol, runtime_checkable
+
+import numpy as np
+import numpy.typing as npt
+
+from agents.bandit.errors import InvalidObjective, InvalidObservation
+
+Vector = npt.NDArray[np.float64]
+Matrix = npt.NDArray[np.float64]
+
+TERMS: Final = ("correct", "score", "log_cost", "one")
+"""Columns of B: the reward of Eq. 4 is linear in them for every choice of weights and cost bounds."""
+
+Reason = Literal["policy", "warm-up", "floor", "control"]
+Cohort = Literal["policy", "control"]
+
+
+@dataclass(frozen=True, slots=True)
+class Objective:
+    """Weights of the reward's terms: w₁·Correct + w₂·Score + w₃·(1 − C̃) − λ·C (Eq. 4 and a linear price).
+
+    C̃ = (log C − log_cost_min) / (log_cost_max − log_cost_min) is never clipped, because an exact change of objective
+    needs it linear in log C. Weights are normalised to sum 1; otherwise α would change its meaning.
+
+    >>> Objective(correct=1, score=1, cost=2, log_cost_min=0.0, log_cost_max=2.0).coefficients.tolist()
+    [0.25, 0.25, -0.25, 0.5]
+    """
+
+    correct: float
+    score: float
+    cost: float
+    log_cost_min: float
+    log_cost_max: float
+    price: float = 0.0
+    coefficients: Vector = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        """Validate and normalise.
+
+        Raises:
+            InvalidObjective: A weight or the price is negative or not finite, all weights are zero, or the bounds are
+                not in order.
+        """
+        weights = {"correct": self.correct, "score": self.score, "cost": self.cost}
+        for name, weight in weights.items():
+            if not np.isfinite(weight) or weight < 0:
+                raise InvalidObjective(name, weight, "give a finite weight, zero or more")
+        total = sum(weights.values())
+        if total <= 0:
+            raise InvalidObjective("weights", total, "give at least one weight above zero")
+        low, high = self.log_cost_min, self.log_cost_max
+        if not (np.isfinite(low) and np.isfinite(high) and low < high):
+            raise InvalidObjective(
+                "log_cost bounds", (low, high), "give finite bounds, the minimum below the maximum"
+            )
+        if not 0.0 <= self.price < np.inf:
+            raise InvalidObjective("price", self.price, "give zero or more, finite")
+        for name, weight in weights.items():
+            object.__setattr__(self, name, weight / total)
+        slope = self.cost / (high - low)
+        coefficients = np.array([self.correct, self.score, -slope, slope * high])
+        coefficients.setflags(write=False)
+        object.__setattr__(self, "coefficients", coefficients)
+
+    def reward(self, correct: float, score: float, log_cost: float) -> float:
+        """Return r of Eq. 4 for one outcome."""
+        w = self.coefficients
+        plain = float(w[0] * correct + w[1] * score + w[2] * log_cost + w[3])
+        return plain - self.price * float(np.exp(log_cost)) if self.price else plain
+
+
+@dataclass(frozen=True, slots=True)
+class Aim:
+    """The target of an objective by mean cost or by accuracy; exactly one of the two is given.
+
+    Attributes:
+        key: Identity of the objective, under which it is paced.
+        mean_cost: Mean eFLOPs per query.
+        accuracy: Share of the best configuration's predicted accuracy.
+    """
+
+    key: str
+    mean_cost: float | None = None
+    accuracy: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Account:
+    """What the decisions of a paced objective came to since its target was set.
+
+    Attributes:
+        price: λ in force, per eFLOP.
+        mean_cost: Mean eFLOPs per query: realised where it is known, predicted where it is not yet.
+        predicted, correct: Mean predicted and mean true accuracy of the queries whose outcome is known; None before.
+    """
+
+    price: float
+    mean_cost: float
+    predicted: float | None = None
+    correct: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ActionVector:
+    """One known configuration: its identity, its model, and the embedding s_a of its description.
+
+    Args:
+        action_id: Identity of the configuration; it never changes.
+        model: Name of its model, which per-model corrections use.
+        embedding: s_a, shape (d_a,), float64, unit length.
+        size: Number of parameters of its model; 0 if it is not known.
+    """
+
+    action_id: str
+    model: str
+    embedding: Vector
+    size: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """One query to decide: its embedding s_q, shape (d_q,), and the actions it may use (None: all active)."""
+
+    query_id: str
+    embedding: Vector
+    allowed: frozenset[str] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """One scored action: predicted mean, width α·√(xᵀA⁻¹x), and the score by which it was ranked."""
+
+    action_id: str
+    mean: float
+    width: float
+    score: float
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """The chosen action with every term that explains it.
+
+    Attributes:
+        candidates: Number of actions that could be chosen.
+        propensity: Probability of this action given state and context. Exact if propensity_draws is 0, otherwise a
+            Monte Carlo estimate; None if it is not known.
+        propensity_error: Standard error of that estimate; 0.0 when exact.
+        predicted: Predicted (Correct, Score, log C) of the chosen action, if the policy models the terms.
+        version: Rewards and corrections applied to the state that chose.
+        reason: Whether the policy, the warm-up, the exploration floor or the control group chose the action.
+        cohort: Whether the query belongs to the policy or to the control group.
+        randomised: Whether a random draw decided the cohort.
+    """
+
+    query_id: str
+    action_id: str
+    mean: float
+    width: float
+    score: float
+    runners_up: tuple[Candidate, ...]
+    propensity: float | None
+    candidates: int = 0
+    propensity_draws: int = 0
+    propensity_error: float = 0.0
+    predicted: tuple[float, float, float] | None = None
+    version: int = 0
+    reason: Reason = "policy"
+    cohort: Cohort = "policy"
+    randomised: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Pending:
+    """A decision whose reward is outstanding: x is known, r is not.
+
+    Attributes:
+        aim: Target of its objective; None for plain weights, and in the control group, which is not paced.
+    """
+
+    observation_id: str
+    embedding: Vector
+    action_id: str
+    aim: Aim | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Observation:
+    """One decision with the raw terms of its reward.
+
+    Attributes:
+        correct: 1.0, 0.0 or a grade in between; None while it is not known.
+        imputed: Value used for `correct` in B until it is known (docs/readings.md, "Two-stage reward").
+        objective: The objective in force when the decision was made. Policies that learn a scalar reward use
+            it; policies that learn one column per term ignore it.
+        clock: Decisions made before this one; forgetting by discount counts in it.
+        price_factor: What an eFLOP cost: `log_cost` is ln(eFLOPs) plus its logarithm.
+    """
+
+    observation_id: str
+    embedding: Vector
+    action_id: str
+    correct: float | None
+    score: float
+    log_cost: float
+    imputed: float
+    objective: Objective
+    clock: int = 0
+    price_factor: float = 1.0
+
+    @property
+    def entered(self) -> float:
+        """Return the value of Correct that enters B: the true one if known, otherwise the imputed one."""
+        return self.imputed if self.correct is None else self.correct
+
+    def terms(self) -> Vector:
+        """Return (Correct or imputed, Score, log C, 1), shape (4,)."""
+        return np.array([self.entered, self.score, self.log_cost, 1.0])
+
+
+@dataclass(slots=True)
+class Scores:
+    """The scores of one context's allowed actions. Policies return it, and wrappers modify it.
+
+    Attributes:
+        action_ids: The n actions scored.
+        mean, width, score: Shape (n,).
+        chosen: Index of the choice.
+        probability: Probability of each action, shape (n,); None if not known.
+        cohort: Whether the query belongs to the policy or to the control group.
+        randomised: Whether a random draw decided the cohort.
+        draws: Monte Carlo draws behind `probability`; 0 when exact.
+        error: Standard error of the chosen action's probability; 0.0 when exact.
+        predicted: Predicted (Correct, Score, log C) of the chosen action.
+    """
+
+    action_ids: Sequence[str]
+    mean: Vector
+    width: Vector
+    score: Vector
+    chosen: int
+    probability: Vector | None
+    draws: int = 0
+    error: float = 0.0
+    predicted: tuple[float, float, float] | None = None
+    reason: Reason = "policy"
+    cohort: Cohort = "policy"
+    randomised: bool = False
+
+
+def generator(seed: int, query_id: str, purpose: str) -> np.random.Generator:
+    """Return the random stream of one query and purpose; it is the same on every machine and in any batch."""
+    digest = hashlib.blake2b(f"{seed}\x1f{purpose}\x1f{query_id}".encode(), digest_size=16).digest()
+    return np.random.default_rng(int.from_bytes(digest, "little"))
+
+
+# The protocol of all policies (UniScale §3.2, Alg. 1).
+#
+# A policy is asked (`select`) and told (`expect`, `update`, `correct`). It is pure: no clock, no global randomness,
+# no I/O. The same state, contexts and seed give the same choices for any batch size, because every context has its
+# own random generator, derived from the seed and the query_id.
+#
+# Policies do not detect repeated rewards: `log.rewards.applied` makes every `update` and `correct` happen once.
+
+
+@runtime_checkable
+class Policy(Protocol):
+    """The protocol of all policies. One contract suite tests every implementation."""
+
+    name: str
+    order_free: bool
+    """Whether the state depends only on the set of observations, so that a fold may reorder and batch."""
+    counts_decisions: bool
+    """Whether a decision changes the next one before any reward, so that decisions are made one at a time."""
+    paces: bool
+    """Whether it determines the price λ of an objective by mean cost or accuracy."""
+    surface: bool
+    """Whether it reads the surface counts of the question behind the embedding (`agents.bandit.features`)."""
+
+    @property
+    def version(self) -> int:
+        """Return the number of rewards and corrections applied."""
+        ...
+
+    def add_actions(self, actions: Sequence[ActionVector]) -> None:
+        """Make actions available; one that was removed becomes available again."""
+        ...
+
+    def remove_actions(self, action_ids: Sequence[str]) -> None:
+        """Stop choosing actions. Their outstanding rewards are still learned."""
+        ...
+
+    def reprice(self, factors: Mapping[str, float]) -> None:
+        """Charge so many times its eFLOPs for each of these models, and its eFLOPs for every other.
+
+        A policy that learns what queries cost without their prices multiplies when it decides; any other has to learn
+        the new prices from rewards, and ignores this.
+        """
+        ...
+
+    def scores(self, contexts: Sequence[Context], objectives: Sequence[Objective], seed: int) -> list[Scores]:
+        """Score every allowed action of every context. Changes no state."""
+        ...
+
+    def select(self, contexts: Sequence[Context], objectives: Sequence[Objective], seed: int) -> list[Choice]:
+        """Choose one action per context. Changes no state."""
+        ...
+
+    def terms(self, context: Context) -> Matrix | None:
+        """Return the predicted (Correct, Score, log C) of every allowed action, shape (n, 3), in the order of `scores`.
+
+        None where the policy models the reward alone. Changes no state.
+        """
+        ...
+
+    def price(self, aim: Aim) -> float:
+        """Return λ, the price of one eFLOP at which the aim is met by now. Changes no state."""
+        ...
+
+    def shortfall(self, aim: Aim) -> float | None:
+        """Return what can be had at best of an aim that cannot be met; None if it can be, or nothing is known yet.
+
+        The least mean cost, or the largest share of the best configuration's accuracy. Changes no state.
+        """
+        ...
+
+    def account(self, aim: Aim) -> Account | None:
+        """Return what an aim's decisions came to; None before the first, or if the policy paces none."""
+        ...
+
+    def expect(self, decisions: Sequence[Pending]) -> None:
+        """Record decisions. They advance the decision clock and may count in widths."""
+        ...
+
+    def abandon(self, decisions: Sequence[Pending]) -> None:
+        """Take back decisions whose reward will never come: they stop counting in widths."""
+        ...
+
+    def update(self, observations: Sequence[Observation]) -> None:
+        """Learn the first reward of each observation: x enters A once, here."""
+        ...
+
+    def correct(self, observations: Sequence[Observation]) -> None:
+        """Replace the imputed Correct by the true one: adds (correct − imputed)·x to that column only."""
+        ...
+
+    def price_only(self, observations: Sequence[Observation]) -> None:
+        """Learn what these searches cost, and nothing about their answers, which the client's own bounds cut.
+
+        A policy that cannot learn the one without the other takes the decisions back, as `abandon` does.
+        """
+        ...
+
+    def begin(self, prior: bytes, actions: Sequence[ActionVector]) -> None:
+        """Start from a prior made from history, before anything is learned; or raise PriorRefused, changing nothing."""
+        ...
+
+    def state(self) -> bytes:
+        """Serialise everything learned, with a format version and a checksum."""
+        ...
+
+    def load(self, data: bytes) -> None:
+        """Become a state that a policy with the same settings serialised.
+
+        Raises:
+            CorruptState: The state is truncated or altered, or of another version, policy, dimension or setting.
+        """
+        ...
+
+
+# Checks on an outcome before it enters A or B.
+
+LOG_COST_LIMIT: Final = 200.0
+"""Largest plausible |log C|: a search of 64 paths on a 32 B model costs e^38 eFLOPs. One row beyond it would outweigh
+millions of true ones in the log-cost column."""
+
+
+def check_share(subject: str, name: str, value: float) -> float:
+    """Return a value in [0, 1], or raise InvalidObservation naming the field."""
+    if not math.isfinite(value) or not 0.0 <= value <= 1.0:
+        raise InvalidObservation(subject, name, value, "give a finite value between 0 and 1")
+    return value
+
+
+def check_log_cost(subject: str, value: float) -> float:
+    """Return a natural log cost that is finite and plausible, or raise InvalidObservation."""
+    if not math.isfinite(value) or abs(value) > LOG_COST_LIMIT:
+        raise InvalidObservation(subject, "log_cost", value, f"give ln(eFLOPs), within ±{LOG_COST_LIMIT:g}")
+    return value
+
+
+def check_outcome(subject: str, correct: float | None, score: float, cost: float, imputed: float) -> None:
+    """Refuse an outcome with a term that is not finite or out of range."""
+    if correct is not None:
+        check_share(subject, "correct", correct)
+    check_share(subject, "score", score)
+    check_share(subject, "imputed", imputed)
+    check_log_cost(subject, cost)

@@ -1,0 +1,217 @@
+"""Policies by name: each policy's file registers it with its options, and everything else is derived from that.
+
+    @policy("knn", KNNOptions)
+    def _knn(options: KNNOptions, on: Inputs) -> Policy:
+        return KNN(on.features(options), options.k)
+
+The service and `experiments` build policies by these names, settings are validated against these options, and a test
+compares the table in the documentation with them. A new policy needs one file here and one row in docs/policies.md.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, Final, Literal, TypeVar
+
+import msgspec
+from msgspec import Struct
+
+from agents.bandit.errors import PolicyRefused
+from agents.bandit.exploration import ControlGroup, Explored
+from agents.bandit.features import FeatureMap, FeatureSettings, QueryBasis
+from agents.bandit.policy import Policy
+
+
+class Options(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Options of every policy; a policy's own options extend them.
+
+    Attributes:
+        floor: ε of the recorded exploration floor.
+        warm_up: Uniform rounds at the start; 50 in the paper's experiments.
+        control_share: Share of the queries that get `control_action`, whatever the policy prefers.
+        control_action: The action of the control group, `model/qp/cp/bs`.
+        control_salt: Secret that decides who is in the control group, so that nobody can choose an id to be in it.
+        action_features, interactions, query_rank, action_rank, interaction_scale, basis_seed: see FeatureSettings.
+    """
+
+    floor: float = 0.0
+    warm_up: int = 0
+    control_share: float = 0.0
+    control_action: str = ""
+    control_salt: str = ""
+    action_features: Literal["raw", "centred", "one-hot"] = "raw"
+    interactions: Literal["none", "bilinear", "model"] = "none"
+    query_rank: int = 8
+    action_rank: int = 6
+    interaction_scale: float = 1.0
+    basis_seed: int = 0
+
+    def __post_init__(self) -> None:
+        """Refuse numbers that no policy can run with, naming the field."""
+        self.positive("query_rank", "action_rank")
+        self.not_negative("interaction_scale", "warm_up")
+        self.share("floor", "control_share")
+        if bool(self.control_share) != bool(self.control_action):
+            raise ValueError(
+                f"control_action is {self.control_action!r} with control_share {self.control_share:g}; give both or "
+                "neither"
+            )
+
+    def positive(self, *names: str) -> None:
+        """Refuse values that are not above zero."""
+        for name in names:
+            if not getattr(self, name) > 0:
+                raise ValueError(f"{name} is {getattr(self, name)!r}; give a number above zero")
+
+    def not_negative(self, *names: str) -> None:
+        """Refuse values below zero."""
+        for name in names:
+            if not getattr(self, name) >= 0:
+                raise ValueError(f"{name} is {getattr(self, name)!r}; give zero or more")
+
+    def share(self, *names: str) -> None:
+        """Refuse values outside 0 to 1."""
+        for name in names:
+            if not 0.0 <= getattr(self, name) <= 1.0:
+                raise ValueError(f"{name} is {getattr(self, name)!r}; give a number between 0 and 1")
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """What a policy is built on.
+
+    Attributes:
+        query_dim: Length of s_q.
+        action_dim: Length of s_a; with one-hot features, the most actions that can ever be added.
+        query_basis: Projection of queries for interactions, fitted on queries that are not evaluated; None draws a
+            random one.
+        encoder: Identity of the encoder of both; a prior from another encoder is refused.
+    """
+
+    query_dim: int
+    action_dim: int
+    query_basis: QueryBasis | None = None
+    encoder: str = ""
+
+    def features(self, options: Options) -> FeatureMap:
+        """Return the feature map of the paper's joint vector, with no action yet."""
+        settings = FeatureSettings(
+            query_dim=self.query_dim,
+            action_dim=self.action_dim,
+            action_features=options.action_features,
+            interactions=options.interactions,
+            query_rank=options.query_rank,
+            action_rank=options.action_rank,
+            interaction_scale=options.interaction_scale,
+            basis_seed=options.basis_seed,
+        )
+        return FeatureMap(settings, self.query_basis)
+
+
+O = TypeVar("O", bound=Options)
+Make = Callable[[Any, Inputs], Policy]
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A registered policy: its name, the type of its options, what makes it."""
+
+    name: str
+    options: type[Options]
+    make: Make
+
+
+_KINDS: Final[dict[str, Kind]] = {}
+
+
+def policy(name: str, options: type[O]) -> Callable[[Callable[[O, Inputs], Policy]], Make]:
+    """Register what the decorated function makes under a name."""
+
+    def register(make: Callable[[O, Inputs], Policy]) -> Make:
+        if name in _KINDS:
+            raise ValueError(f"policy {name!r} is registered twice")
+        _KINDS[name] = Kind(name, options, make)
+        return make
+
+    return register
+
+
+def kinds() -> Mapping[str, Kind]:
+    """Return every policy by name."""
+    _import_all()
+    return _KINDS
+
+
+@cache
+def _import_all() -> None:
+    for name in ("linucb", "baselines", "contextual"):
+        importlib.import_module(f"agents.bandit.{name}")
+
+
+# A policy from its name and options: the only factory, used by the service and by `experiments`.
+#
+# The defaults are the paper's, except for `reward`: one column of b per reward term lets objectives change without
+# relearning.
+
+
+def options_of(name: str, given: Mapping[str, Any] | None = None) -> Options:
+    """Return the options of a policy; options not given have their defaults.
+
+    Args:
+        name: The policy's name.
+        given: Options by name, as parsed from JSON.
+
+    Raises:
+        PolicyRefused: There is no such policy or option, or a value is out of range; the message names it.
+    """
+    known = kinds()
+    if name not in known:
+        raise PolicyRefused(f"policy: {name!r} is unknown; choose one of {', '.join(sorted(known))}")
+    fields = known[name].options.__struct_fields__
+    for field in given or {}:
+        if field not in fields:
+            raise PolicyRefused(
+                f"policy_options: {field!r} is unknown to policy {name!r}; choose from {', '.join(fields)}"
+            )
+    try:
+        return msgspec.convert(dict(given or {}), known[name].options)
+    except (msgspec.ValidationError, ValueError) as error:
+        raise PolicyRefused(f"policy_options: {error}") from None
+
+
+def build_policy(
+    name: str,
+    given: Mapping[str, Any] | Options | None = None,
+    *,
+    query_dim: int,
+    action_dim: int,
+    query_basis: QueryBasis | None = None,
+    encoder: str = "",
+) -> Policy:
+    """Return a policy with no action added yet.
+
+    Args:
+        name: The policy's name.
+        given: Its options.
+        query_dim: Length of s_q.
+        action_dim: Length of s_a; with one-hot features, the most actions that can ever be added.
+        query_basis: Projection of queries for interactions; the default is a random one.
+        encoder: Identity of the encoder; a prior must come from the same one.
+
+    Raises:
+        PolicyRefused: There is no such policy or option, or a value is out of range; the message names it.
+    """
+    options = given if isinstance(given, Options) else options_of(name, given)
+    try:
+        made = kinds()[name].make(options, Inputs(query_dim, action_dim, query_basis, encoder))
+    except ValueError as error:
+        raise PolicyRefused(f"policy_options: {error}") from None
+    control = None
+    if options.control_share:
+        control = ControlGroup(options.control_share, options.control_action, options.control_salt)
+    if options.floor or options.warm_up or control:
+        return Explored(made, floor=options.floor, warm_up=options.warm_up, control=control)
+    return made

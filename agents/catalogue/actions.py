@@ -1,0 +1,182 @@
+"""The unified inference scaling space (Table 1): every joint configuration a = (M, QP, CP, BS) on offer.
+
+28 pairs (QP, CP), powers of two with QP·CP ≤ 64, times the models of the catalogue; BS follows from CP. With
+six models that is 168. The order is stable: model by model as the catalogue lists them, QP before CP, so that
+a model added at the end changes no index.
+"""
+
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, field
+
+from agents.catalogue.models import ActionError, Catalogue
+from schemas.action import Action
+
+MAX_DRAFTS = 64  # QP·CP ≤ 2⁶
+WIDTHS = tuple(2**n for n in range(7))
+
+
+def beam_size(cp: int) -> int:
+    """Return BS for CP: 1 up to 2, 2 up to 8, 4 up to 64 (Table 1).
+
+    Raises:
+        ActionError: when CP is outside 1…64.
+    """
+    if not 1 <= cp <= MAX_DRAFTS:
+        raise ActionError(f"cp is {cp}: choose 1 to {MAX_DRAFTS}")
+    return 1 if cp <= 2 else 2 if cp <= 8 else 4
+
+
+PAIRS = tuple((qp, cp) for qp in WIDTHS for cp in WIDTHS if qp * cp <= MAX_DRAFTS)
+"""Every (QP, CP) of Table 1."""
+
+
+def parse_pairs(texts: Sequence[str]) -> tuple[tuple[int, int], ...]:
+    """Return the pairs that texts such as `4/16` name, in the order of Table 1; all for no text, and for `all`.
+
+    >>> parse_pairs(["4/16", "1/1"])
+    ((1, 1), (4, 16))
+
+    Raises:
+        ActionError: a text names none.
+    """
+    if list(texts) == ["all"]:
+        return PAIRS
+    named = {f"{qp}/{cp}": (qp, cp) for qp, cp in PAIRS}
+    if unknown := [text for text in texts if text not in named]:
+        raise ActionError(
+            f"{unknown[0]!r} is no QP/CP of the space: use powers of two with QP·CP up to {MAX_DRAFTS}, such as 4/16"
+        )
+    wanted = {named[text] for text in texts}
+    return tuple(pair for pair in PAIRS if pair in wanted) or PAIRS
+
+
+@dataclass(frozen=True)
+class ActionSpace:
+    """Actions in a stable order, each known by its index."""
+
+    actions: tuple[Action, ...]
+    _index: dict[Action, int] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        """Refuse a space without actions, or with one twice."""
+        if not self.actions:
+            raise ActionError("the space is empty: allow at least one model of the catalogue")
+        index = {action: at for at, action in enumerate(self.actions)}
+        if len(index) < len(self.actions):
+            twice = next(action for at, action in enumerate(self.actions) if index[action] != at)
+            raise ActionError(f"the space holds {twice} twice: drop one")
+        object.__setattr__(self, "_index", index)
+
+    def __len__(self) -> int:
+        """Return how many actions there are."""
+        return len(self.actions)
+
+    def __iter__(self) -> Iterator[Action]:
+        """Walk the actions in order."""
+        return iter(self.actions)
+
+    def __getitem__(self, index: int) -> Action:
+        """Return the action at an index."""
+        return self.actions[index]
+
+    def __contains__(self, action: object) -> bool:
+        """Return whether an action is in the space."""
+        return action in self._index
+
+    @property
+    def models(self) -> tuple[str, ...]:
+        """Return the models that occur, in order."""
+        return tuple(dict.fromkeys(action.model for action in self.actions))
+
+    def index(self, action: Action) -> int:
+        """Return the index of an action.
+
+        Raises:
+            ActionError: when the space does not hold it.
+        """
+        try:
+            return self._index[action]
+        except KeyError:
+            raise ActionError(self._why_not(action)) from None
+
+    def restrict(self, models: Collection[str]) -> "ActionSpace":
+        """Return the actions of some models, in the same order.
+
+        Raises:
+            ActionError: when a model has no action here, or none is left.
+        """
+        if unknown := sorted(set(models) - set(self.models)):
+            raise ActionError(
+                f"model {unknown[0]!r} is not in the space; choose one of {', '.join(self.models)}"
+            )
+        return ActionSpace(tuple(action for action in self.actions if action.model in models))
+
+    def choices(
+        self,
+        *,
+        pinned: Action | None = None,
+        allowed_models: Collection[str] | None = None,
+        available_models: Collection[str] | None = None,
+        answers: int = 1,
+    ) -> tuple[int, ...]:
+        """Return the indices a query may choose from.
+
+        Args:
+            pinned: The one action the query insists on, if any.
+            allowed_models: Models the query accepts; None accepts all.
+            available_models: Models with a live executor; None trusts all.
+            answers: How many completed paths the query wants: QP·CP must be at least as large.
+
+        Raises:
+            ActionError: naming the field that leaves nothing to choose.
+        """
+        if allowed_models is not None and (unknown := sorted(set(allowed_models) - set(self.models))):
+            raise ActionError(f"allowed_models holds {unknown[0]!r}; choose one of {', '.join(self.models)}")
+        at = range(len(self)) if pinned is None else (self._pinned(pinned),)
+        accepted = [i for i in at if allowed_models is None or self.actions[i].model in allowed_models]
+        if not accepted:
+            asked = f"pin_action's model {pinned.model!r} is not in it" if pinned else "it is empty"
+            raise ActionError(f"allowed_models leaves no action: {asked}; allow a model of the space")
+        accepted = [i for i in accepted if self.actions[i].qp * self.actions[i].cp >= answers]
+        if not accepted:
+            asked = f"pin_action {pinned} drafts fewer paths" if pinned else "no configuration drafts so many"
+            raise ActionError(f"n is {answers} and {asked}; ask for fewer answers")
+        left = tuple(
+            i for i in accepted if available_models is None or self.actions[i].model in available_models
+        )
+        if not left:
+            wanted = ", ".join(dict.fromkeys(self.actions[i].model for i in accepted))
+            raise ActionError(f"no executor is up for {wanted}: start one, or allow another model")
+        return left
+
+    def _pinned(self, action: Action) -> int:
+        try:
+            return self.index(action)
+        except ActionError as error:
+            raise ActionError(f"pin_action: {error}") from None
+
+    def _why_not(self, action: Action) -> str:
+        if action.model not in self.models:
+            return f"model {action.model!r} is not in the space; choose one of {', '.join(self.models)}"
+        here = [a for a in self.actions if (a.model, a.qp, a.cp) == (action.model, action.qp, action.cp)]
+        if here:
+            return f"bs is {action.bs} for cp {action.cp}; this space has {here[0].bs}"
+        asked = f"qp {action.qp} with cp {action.cp}"
+        if (action.qp, action.cp) in PAIRS:
+            pairs = dict.fromkeys(f"{a.qp}/{a.cp}" for a in self.actions if a.model == action.model)
+            return f"{asked} is not on offer; choose qp/cp from {', '.join(pairs)}"
+        return f"{asked} is not in the space: use powers of two with qp·cp up to {MAX_DRAFTS}"
+
+
+def uis_space(catalogue: Catalogue, pairs: Sequence[tuple[int, int]] = PAIRS) -> ActionSpace:
+    """Return the space of a catalogue: 28 actions a model, 168 for six (Table 1).
+
+    Args:
+        catalogue: The models.
+        pairs: The (QP, CP) on offer.
+    """
+    return ActionSpace(
+        tuple(
+            Action(model=m, qp=qp, cp=cp, bs=beam_size(cp)) for m in catalogue.model_names for qp, cp in pairs
+        )
+    )

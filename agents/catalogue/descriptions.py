@@ -1,0 +1,79 @@
+"""An action as text, for its embedding (App. B.2).
+
+Strings, key order and separators follow the paper's two examples; a golden file pins all 168. Readings, where
+the paper is silent or contradicts itself:
+
+- `Resource_Impact` prints min(QP·CP, 64), the formula. The example (4, 16, 4) prints 16x, which is QP·CP/BS.
+- `Strategy_Mode` goes by QP·CP/BS, so that the example stays Balanced-Search and the largest become
+  Deep-Reasoning.
+- LiveBench is grouped as in the example (`GeneralMixed`), not as in the text beside it (expert reasoning).
+- The two halves are joined as their own parts are, by " | ".
+"""
+
+from collections.abc import Iterable
+
+from agents.catalogue.models import Catalogue, Model, size_label
+from schemas.action import Action
+
+SEPARATOR = " | "
+MAX_IMPACT = 64
+# Upper end of QP·CP/BS for each mode. Of the 28 pairs 9 are fast, 13 balanced and 6 deep.
+FAST_UP_TO, BALANCED_UP_TO = 4, 16
+PRIORITIES = {
+    "Fast-Inference": "Latency-First",
+    "Balanced-Search": "Balanced-Efficiency",
+    "Deep-Reasoning": "Accuracy-First",
+}
+
+
+def describe_model(model: Model) -> str:
+    """Return the capability-oriented half: name, size, then each anchor the model has.
+
+    A model without a benchmark score simply lacks that key: nothing stands in for it.
+    """
+    parts = [f"Model: {model.name}", f"Params: {model.params or size_label(model.architecture.parameters)}"]
+    parts += [f"{anchor.label}: {anchor.score:.2f}" for anchor in model.anchors]
+    return SEPARATOR.join(parts)
+
+
+def describe_strategy(qp: int, cp: int, bs: int) -> str:
+    """Return the functional half: the parameters of the search and what follows from them.
+
+    >>> describe_strategy(1, 1, 1).split(" | ", 5)[-1]
+    'Strategy_Mode: Fast-Inference | Optimization_Priority: Latency-First'
+    """
+    mode = strategy_mode(qp, cp, bs)
+    return SEPARATOR.join(
+        (
+            f"Parallel_Trees(QP): {qp}",
+            f"Path_Candidates(CP): {cp}",
+            f"Beam_Width(BS): {bs}",
+            f"Expansions_per_Step: {cp / bs:g}",
+            f"Resource_Impact: {min(qp * cp, MAX_IMPACT)}x",
+            f"Strategy_Mode: {mode}",
+            f"Optimization_Priority: {PRIORITIES[mode]}",
+        )
+    )
+
+
+def strategy_mode(qp: int, cp: int, bs: int) -> str:
+    """Return the name of a search's width, by QP·CP/BS: the drafts of a step after the first."""
+    drafts = qp * cp / bs
+    if drafts <= FAST_UP_TO:
+        return "Fast-Inference"
+    return "Balanced-Search" if drafts <= BALANCED_UP_TO else "Deep-Reasoning"
+
+
+def describe_action(action: Action, catalogue: Catalogue) -> str:
+    """Return the text of an action, ready to be embedded.
+
+    Raises:
+        CatalogueError: when the catalogue does not hold its model.
+    """
+    model = describe_model(catalogue.model(action.model))
+    return SEPARATOR.join((model, describe_strategy(action.qp, action.cp, action.bs)))
+
+
+def describe_actions(actions: Iterable[Action], catalogue: Catalogue) -> tuple[str, ...]:
+    """Return the texts of actions, in their order."""
+    return tuple(describe_action(action, catalogue) for action in actions)

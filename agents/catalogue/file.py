@@ -1,0 +1,197 @@
+"""Catalogues and their entries read from YAML, every error naming file, model, field and fix.
+
+A file may point at a family of checkpoints (`family: models/family.json`) instead of typing their numbers again: see
+`family.py`. It may also name a prior and the parallelism on offer, which are no part of the `Catalogue`.
+"""
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+import yaml
+
+from agents.catalogue.checkpoint import read_family
+from agents.catalogue.models import DTYPE_BYTES, Catalogue, CatalogueError, EngineSettings, Model, Verifier
+from schemas.errors import InvalidField
+
+KEYS = (
+    "name", "hardware", "verifier", "cost_range", "family", "parallelism", "prior", "defaults", "models", "verifiers",
+)  # fmt: skip
+T = TypeVar("T")
+_MADE = {"family": "train the family", "prior": "make it with `python -m experiments prior`"}
+_AT = re.compile(r"^(?P<what>.*?)(?: - at `(?:key in )?\$\.?(?P<field>.*)`)?$", re.DOTALL)
+
+
+def load_catalogue(path: Path, version: int = -1) -> Catalogue:
+    """Read a catalogue file.
+
+    Args:
+        path: The YAML file. A relative path in it starts from the file's folder, or else from the nearest
+            folder above it that holds it (so `models/family.json` is found from `infra/catalogue/`).
+        version: The version the catalogue gets.
+
+    Raises:
+        CatalogueError: naming the file, the model, the field and the fix.
+    """
+    entry = _read(path)
+    for beside in ("prior", "parallelism"):
+        entry.pop(beside, None)
+    models = _entries(entry.pop("models", []), f"{path}, field models")
+    verifiers = _entries(entry.pop("verifiers", []), f"{path}, field verifiers")
+    if (family := entry.pop("family", None)) is not None:
+        found_models, found_verifiers = read_family(
+            _locate(path, "family", family), folder=str(Path(family).parent)
+        )
+        models, verifiers = _joined(found_models, models), _joined(found_verifiers, verifiers)
+    defaults = _mapping(entry.pop("defaults", {}), f"{path}, field defaults")
+    for_models = _mapping(defaults.pop("models", {}), f"{path}, field defaults.models")
+    for_verifiers = _mapping(defaults.pop("verifiers", {}), f"{path}, field defaults.verifiers")
+    if defaults:
+        raise CatalogueError(
+            f"{path}, field defaults.{next(iter(defaults))}: is unknown; use models and verifiers"
+        )
+    content = {
+        **entry,
+        "models": [decode_model(_over(each, for_models), f"{path}") for each in models],
+        "verifiers": [decode_verifier(_over(each, for_verifiers), f"{path}") for each in verifiers],
+        "version": version,
+    }
+    return _convert(content, Catalogue, f"{path}")
+
+
+def prior_of_catalogue(path: Path) -> Path | None:
+    """Return the prior that a catalogue file names: what a learner of these models knows before its first decision.
+
+    Args:
+        path: The YAML file.
+
+    Returns:
+        The prior's file; None if the catalogue names none.
+
+    Raises:
+        CatalogueError: naming the file, and the field if what it names is not there.
+    """
+    named = _read(path).get("prior")
+    return None if named is None else _locate(path, "prior", named)
+
+
+def parallelism_of_catalogue(path: Path) -> tuple[str, ...]:
+    """Return the question and candidate parallelism that a catalogue file offers, as QP/CP; empty if it does not say.
+
+    Args:
+        path: The YAML file.
+
+    Raises:
+        CatalogueError: naming the file and the field.
+    """
+    given = _read(path).get("parallelism", [])
+    if not isinstance(given, list) or not all(isinstance(each, str) for each in given):
+        raise CatalogueError(
+            f"{path}, field parallelism: expected a list of QP/CP, got {given!r}; write it like [1/1, 4/16]"
+        )
+    return tuple(given)
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise CatalogueError(
+            f"{path}: cannot be read ({error}); give the path of a catalogue file"
+        ) from error
+    except yaml.YAMLError as error:
+        raise CatalogueError(f"{path}: is not YAML ({error}); correct it there") from error
+    entry = _mapping(content, f"{path}")
+    for key in entry:
+        if key not in KEYS:
+            raise CatalogueError(f"{path}: field {key!r} is unknown; use only {', '.join(KEYS)}")
+    return entry
+
+
+def decode_model(entry: Mapping[str, Any], where: str) -> Model:
+    """Return the model that an entry of a file or of a control record describes.
+
+    Args:
+        entry: The entry as plain values.
+        where: The file or record it came from, for the message.
+
+    Raises:
+        CatalogueError: naming where, the model, the field and the fix.
+    """
+    return _convert(_served(entry), Model, f"{where}, model {entry.get('name')!r}")
+
+
+def decode_verifier(entry: Mapping[str, Any], where: str) -> Verifier:
+    """Return the verifier that an entry describes, as `decode_model` does a model."""
+    return _convert(_served(entry), Verifier, f"{where}, verifier {entry.get('name')!r}")
+
+
+def _served(entry: Mapping[str, Any]) -> dict[str, Any]:
+    """Fill in the bytes of weights and cache from the dtype served, where an entry does not type them."""
+    served, engine = dict(entry), entry.get("engine", {})
+    dtype = engine.get("dtype", EngineSettings().dtype) if isinstance(engine, dict) else None
+    if isinstance(served.get("architecture"), dict) and isinstance(dtype, str) and dtype in DTYPE_BYTES:
+        width = DTYPE_BYTES[dtype]
+        served["architecture"] = {"weight_bytes": width, "kv_bytes": width, **served["architecture"]}
+    return served
+
+
+def _convert(entry: dict[str, Any], kind: type[T], where: str) -> T:
+    try:
+        return msgspec.convert(entry, kind)
+    except msgspec.ValidationError as error:
+        found = _AT.match(str(error))
+        what, field = (found["what"], found["field"] or "") if found else (str(error), "")
+        if isinstance(cause := error.__cause__, InvalidField):
+            what, field = cause.why, ".".join(part for part in (field, cause.field) if part)
+        place = f"{where}, field {field}" if field else where
+        raise CatalogueError(f"{place}: {what[0].lower()}{what[1:]}; correct it there") from error
+
+
+def _mapping(value: Any, where: str) -> dict[str, Any]:
+    if not isinstance(value, dict) or not all(isinstance(key, str) for key in value):
+        raise CatalogueError(
+            f"{where}: expected a mapping of names to values, got {type(value).__name__}; write one"
+        )
+    return dict(value)
+
+
+def _entries(value: Any, where: str) -> list[dict[str, Any]]:
+    if not isinstance(value, list):
+        raise CatalogueError(
+            f"{where}: expected a list, got {type(value).__name__}; begin each entry with a dash"
+        )
+    return [_mapping(each, f"{where}, entry {at}") for at, each in enumerate(value, 1)]
+
+
+def _over(entry: dict[str, Any], base: dict[str, Any]) -> dict[str, Any]:
+    """Return an entry laid over a base: its values win, and mappings are laid one level deep."""
+    merged = {**base, **entry}
+    for key, below in base.items():
+        own = entry.get(key)
+        if isinstance(below, dict) and isinstance(own, dict):
+            merged[key] = {**below, **own}
+    return merged
+
+
+def _joined(family: list[dict[str, Any]], typed: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Lay what a catalogue says of a family's model over what its checkpoint says; others follow."""
+    said = {each.get("name"): each for each in typed}
+    known = {each["name"] for each in family}
+    laid = [_over(said.get(each["name"], {}), each) for each in family]
+    return laid + [each for each in typed if each.get("name") not in known]
+
+
+def _locate(path: Path, field: str, wanted: Any) -> Path:
+    if not isinstance(wanted, str) or not wanted:
+        raise CatalogueError(f"{path}, field {field}: expected a path, got {wanted!r}; give that of a file")
+    starts = path.resolve().parents
+    for start in starts:
+        if (start / wanted).is_file():
+            return start / wanted
+    raise CatalogueError(
+        f"{path}, field {field}: no file {wanted!r} in {starts[0]} or above it; "
+        f"{_MADE[field]} or correct the path"
+    )

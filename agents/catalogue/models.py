@@ -1,0 +1,387 @@
+"""What can be wrong with a catalogue, an objective or an action.
+
+UniscaleError
+├── CatalogueError      a catalogue file, family or change that cannot be used
+├── ObjectiveError      an objective that is unknown, or that cannot go
+└── ActionError         a configuration outside the rules or outside the space
+"""
+
+import hashlib
+import math
+from collections.abc import Iterable
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import Meta, Struct
+
+from schemas.errors import UniscaleError
+from schemas.objective import CostRange
+
+
+class CatalogueError(UniscaleError):
+    """A catalogue cannot be used as it stands. The message names file, model, field and fix."""
+
+
+class ObjectiveError(UniscaleError):
+    """An objective that a query names is not there, or cannot be changed so."""
+
+
+class ActionError(UniscaleError):
+    """A configuration breaks Table 1's rules, or is not in the space it was looked up in."""
+
+
+# What is known of a model: its architecture (Table 11), anchors (App. B.2), sampling and where it is served.
+#
+# Every struct here is frozen and refuses unknown fields; `catalogue.py` fills them from files. Numbers that the
+# price needs (App. D.3) are in `Architecture` and nowhere else.
+
+Positive = Annotated[int, Meta(ge=1)]
+Name = Annotated[str, Meta(pattern=r"^[a-z0-9][a-z0-9._-]*$", max_length=100)]
+Label = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_.'+-]+$", max_length=60)]
+Dtype = Literal["float32", "bfloat16", "float16"]
+
+# Costs are priced eFLOPs; within these bounds every logarithm of one stays far from what a regression could not take.
+PRICE_FACTORS = (1e-12, 1e12)
+
+DTYPE_BYTES: dict[str, int] = {"float32": 4, "bfloat16": 2, "float16": 2}
+
+
+class Architecture(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The numbers of one row of Table 11, in the words of Assumption D.5."""
+
+    parameters: Positive  # P, a count and not billions
+    layers: Positive
+    query_heads: Positive
+    kv_heads: Positive
+    head_dim: Positive
+    weight_bytes: Positive = 2  # prec_p, bytes a parameter
+    kv_bytes: Positive = 2  # prec_kv, bytes a cached number
+
+    def __post_init__(self) -> None:
+        """Refuse heads that grouped-query attention cannot share out."""
+        if self.query_heads % self.kv_heads:
+            raise ValueError(
+                f"query_heads ({self.query_heads}) must be a multiple of kv_heads ({self.kv_heads})"
+            )
+
+
+class Anchor(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One benchmark score of a model, under the task-domain label its description prints."""
+
+    label: Label
+    score: Annotated[float, Meta(ge=0, le=100)]  # percent
+    source: Annotated[str, Meta(min_length=1)]
+
+
+class Sampling(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How a model is sampled; the paper leaves all of it unstated, so it is recorded with every result."""
+
+    temperature: Annotated[float, Meta(ge=0, le=2)]
+    step_tokens: Positive  # at most this many new tokens a draft
+    depth_limit: Positive  # the first H_max, in steps
+    top_p: Annotated[float, Meta(gt=0, le=1)] = 1.0
+    top_k: Annotated[int, Meta(ge=0)] = 0  # 0: no limit
+    delimiter: Annotated[str, Meta(min_length=1)] = "\n\n"  # ends a step, kept in the text
+    thinking: bool = False  # the printed anchors of Qwen3-14B are those of the non-thinking mode
+
+
+class EngineSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How vLLM hosts a model."""
+
+    dtype: Dtype = "bfloat16"
+    context_tokens: Positive = 32_768
+    max_sequences: Positive = 64  # the widest step of the space is 64 drafts
+    tensor_parallel: Positive = 1
+    kv_cache_bytes: Positive | None = None  # None: what vLLM takes
+    block_tokens: Positive | None = None  # None: vLLM's choice
+
+
+class Endpoint(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Where a model answers: in this product's own process, or at a server of its own."""
+
+    kind: Literal["in-process", "http"] = "in-process"
+    url: str | None = None  # base of an OpenAI-compatible server, up to and without /v1
+    served_name: str | None = None  # its name there, when it is not the checkpoint's
+
+    def __post_init__(self) -> None:
+        """Refuse an HTTP endpoint without an address, and an address nobody would call."""
+        if self.kind == "http" and not (self.url or "").startswith(("http://", "https://")):
+            raise ValueError(f"url is {self.url!r}: an http endpoint needs one such as http://host:8000")
+        if self.kind == "in-process" and self.url is not None:
+            raise ValueError(
+                f"url is {self.url!r} on an in-process endpoint: set kind to http or drop the url"
+            )
+
+
+class Model(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A candidate model of the space: a generator with all that choosing, running and pricing it needs."""
+
+    name: Name
+    checkpoint: Annotated[
+        str, Meta(min_length=1)
+    ]  # Hugging Face id, or a folder relative to the repository root
+    architecture: Architecture
+    sampling: Sampling
+    params: Label = ""  # nominal size as its description prints it; empty: made from the count
+    group: Name = "default"  # the executor group that hosts it
+    endpoint: Endpoint = Endpoint()
+    engine: EngineSettings = EngineSettings()
+    anchors: tuple[Anchor, ...] = ()
+    price_factor: float = 1.0  # what an eFLOP costs on it: a query's cost is its eFLOPs times this
+
+    def __post_init__(self) -> None:
+        """Refuse a price factor that is out of range, and an anchor given twice: the description would print both."""
+        check_price_factor(self.price_factor)
+        labels = [anchor.label for anchor in self.anchors]
+        if twice := first_repeated(labels):
+            raise ValueError(f"anchors holds {twice!r} twice: keep one")
+
+
+class StepTags(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How a process reward model that classifies step tags is asked (`Qwen2ForProcessRewardModel`)."""
+
+    tag: Annotated[str, Meta(min_length=1)]
+    tag_id: Annotated[int, Meta(ge=0)]
+    good_label: Annotated[int, Meta(ge=0)] = 1
+
+
+class Verifier(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A process reward model: what verification runs on and is priced by."""
+
+    name: Name
+    checkpoint: Annotated[str, Meta(min_length=1)]
+    architecture: Architecture
+    family: Literal["skywork", "step-tags"]  # a value head and a sigmoid, or two labels a step tag
+    step_tags: StepTags | None = None
+    endpoint: Endpoint = Endpoint()
+    engine: EngineSettings = EngineSettings(context_tokens=4_096)
+
+    def __post_init__(self) -> None:
+        """Refuse a step-tag verifier that does not say its tag."""
+        if (self.family == "step-tags") != (self.step_tags is not None):
+            raise ValueError(
+                f"step_tags of verifier {self.name!r} must be given when family is step-tags, and only then"
+            )
+
+
+class Hardware(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What the price is calibrated to."""
+
+    name: Annotated[str, Meta(min_length=1)]
+    intensity: Annotated[float, Meta(gt=0)]  # I: peak FLOP/s over bytes/s of memory, FLOPs per byte
+
+    def __post_init__(self) -> None:
+        """Refuse an intensity that is not a number."""
+        if not math.isfinite(self.intensity):
+            raise ValueError(f"intensity is {self.intensity}: give FLOPs per byte, 156 for an A800")
+
+
+def check_price_factor(factor: float) -> None:
+    """Refuse a price factor that no cost can be multiplied by.
+
+    Raises:
+        ValueError: It is not a number within PRICE_FACTORS.
+    """
+    low, high = PRICE_FACTORS
+    if not low <= factor <= high:  # NaN fails every comparison
+        raise ValueError(
+            f"price_factor is {factor}: give a finite number above 0, from {low:g} to {high:g}; 1 charges the eFLOPs"
+        )
+
+
+def size_label(parameters: int) -> str:
+    """Return a parameter count as a description prints it, to three digits.
+
+    >>> [size_label(n) for n in (41_216, 999_600, 2_031_000, 14_770_000_000)]
+    ['41.2K', '1M', '2.03M', '14.8B']
+    """
+    rounded = float(f"{parameters:.3g}")
+    for unit, letter in ((1e9, "B"), (1e6, "M"), (1e3, "K")):
+        if rounded >= unit:
+            return f"{rounded / unit:.3g}{letter}"
+    return str(parameters)
+
+
+def first_repeated(names: Iterable[str]) -> str | None:
+    """Return the first name that comes a second time, or None."""
+    seen: set[str] = set()
+    for name in names:
+        if name in seen:
+            return name
+        seen.add(name)
+    return None
+
+
+# The catalogue: which models can be chosen, which verifier scores them, and what one FLOP is worth a byte.
+#
+# A file under `infra/catalogue/` becomes one frozen `Catalogue` (`catalogue_file.py`). Adding or removing a model
+# gives a new one with a higher version, so a decision can say which catalogue it chose from.
+
+
+class Catalogue(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The models of the space, in the stable order that actions are enumerated in."""
+
+    name: Name
+    hardware: Hardware
+    verifier: Name  # the one in use, of `verifiers`
+    cost_range: CostRange  # what log C is normalised by, until a control record says otherwise
+    models: tuple[Model, ...]
+    verifiers: tuple[Verifier, ...]
+    version: Annotated[int, Meta(ge=-1)] = -1  # offset in `control` of the last change; −1: the file alone
+
+    def __post_init__(self) -> None:
+        """Refuse an empty catalogue, a name used twice and a verifier that is not there."""
+        if not self.models:
+            raise ValueError("models is empty: a catalogue holds at least one")
+        if twice := first_repeated(self._names):
+            raise ValueError(f"name {twice!r} is used twice: rename one")
+        if self.verifier not in {each.name for each in self.verifiers}:
+            known = ", ".join(each.name for each in self.verifiers) or "none"
+            raise ValueError(f"verifier is {self.verifier!r}, verifiers holds {known}: name one of them")
+
+    @property
+    def _names(self) -> tuple[str, ...]:
+        return (*(each.name for each in self.models), *(each.name for each in self.verifiers))
+
+    @property
+    def model_names(self) -> tuple[str, ...]:
+        """Return the names of the candidate models, in catalogue order."""
+        return tuple(each.name for each in self.models)
+
+    @property
+    def groups(self) -> dict[str, tuple[str, ...]]:
+        """Return the model names of each executor group."""
+        names = dict.fromkeys(each.group for each in self.models)
+        return {group: tuple(m.name for m in self.models if m.group == group) for group in names}
+
+    @property
+    def price_factors(self) -> dict[str, float]:
+        """Return the price factor of each model that costs other than its eFLOPs."""
+        return {m.name: m.price_factor for m in self.models if m.price_factor != 1.0}
+
+    @property
+    def smallest(self) -> Model:
+        """Return the model with the fewest parameters: the one the TTS scenario scales."""
+        return min(self.models, key=lambda each: each.architecture.parameters)
+
+    @property
+    def fingerprint(self) -> str:
+        """Return a digest of all but version and prices: equal for equal content, however it came about.
+
+        A recording made under other prices holds the same searches.
+        """
+        plain = msgspec.to_builtins(msgspec.structs.replace(self, version=-1))
+        for model in plain["models"]:
+            del model["price_factor"]
+        content = msgspec.json.encode(plain, order="sorted")
+        return hashlib.sha256(content).hexdigest()[:16]
+
+    @property
+    def pricing(self) -> dict[str, float | str]:
+        """Return what the eFLOPs of a search follow from (App. D.3): the hardware, the verifier in use, the models.
+
+        Two catalogues that agree in it price equal traces of a model equally, in eFLOPs.
+        """
+        verifier = self.verifier_named()
+        found: dict[str, float | str] = {
+            "hardware.intensity": self.hardware.intensity,
+            "verifier": verifier.name,
+        }
+        priced = {"verifier": verifier.architecture}
+        priced |= {f"models.{each.name}": each.architecture for each in self.models}
+        for at, architecture in priced.items():
+            found |= {f"{at}.{field}": value for field, value in msgspec.to_builtins(architecture).items()}
+        return found
+
+    def model(self, name: str) -> Model:
+        """Return a candidate model.
+
+        Raises:
+            CatalogueError: when the catalogue does not hold it.
+        """
+        for each in self.models:
+            if each.name == name:
+                return each
+        known = ", ".join(self.model_names)
+        raise CatalogueError(f"catalogue {self.name!r}: no model {name!r}; choose one of {known}, or add it")
+
+    def verifier_named(self, name: str | None = None) -> Verifier:
+        """Return a verifier, by default the one in use.
+
+        Raises:
+            CatalogueError: when the catalogue does not hold it.
+        """
+        wanted = self.verifier if name is None else name
+        for each in self.verifiers:
+            if each.name == wanted:
+                return each
+        known = ", ".join(each.name for each in self.verifiers)
+        raise CatalogueError(f"catalogue {self.name!r}: no verifier {wanted!r}; choose one of {known}")
+
+    def add(self, model: Model, version: int | None = None) -> "Catalogue":
+        """Return the catalogue with one more model, at the end so that no other action changes its index.
+
+        Args:
+            model: The newcomer.
+            version: The new version, in production the change's offset in `control`; by default one higher.
+
+        Raises:
+            CatalogueError: when the name is taken, or the version does not grow.
+        """
+        if model.name in self._names:
+            raise CatalogueError(
+                f"catalogue {self.name!r}: model {model.name!r} already exists; "
+                "replace it, or take another name"
+            )
+        return self._changed((*self.models, model), version)
+
+    def replace(self, model: Model, version: int | None = None) -> "Catalogue":
+        """Return the catalogue with another entry for a model it holds, at the end as if it were new.
+
+        Raises:
+            CatalogueError: when it is not there, or the version does not grow.
+        """
+        before = self.model(model.name)
+        return self._changed((*(each for each in self.models if each is not before), model), version)
+
+    def remove(self, name: str, version: int | None = None) -> "Catalogue":
+        """Return the catalogue without one model.
+
+        Raises:
+            CatalogueError: when it is not there or is the last one, or the version does not grow.
+        """
+        gone = self.model(name)
+        if len(self.models) == 1:
+            raise CatalogueError(
+                f"catalogue {self.name!r}: {name!r} is the last model; add another one first"
+            )
+        return self._changed(tuple(each for each in self.models if each is not gone), version)
+
+    def price(self, name: str, factor: float, version: int | None = None) -> "Catalogue":
+        """Return the catalogue with another price factor for a model, which keeps its place.
+
+        Raises:
+            CatalogueError: when the model is not there, the factor is no price, or the version does not grow.
+        """
+        before = self.model(name)
+        try:
+            after = msgspec.structs.replace(before, price_factor=float(factor))
+        except ValueError as error:
+            raise CatalogueError(f"catalogue {self.name!r}, model {name!r}: {error}") from None
+        return self._changed(tuple(after if each is before else each for each in self.models), version)
+
+    def unchanged(self, version: int) -> "Catalogue":
+        """Return the same models under a later version.
+
+        Raises:
+            CatalogueError: when the version does not grow.
+        """
+        return self._changed(self.models, version)
+
+    def _changed(self, models: tuple[Model, ...], version: int | None) -> "Catalogue":
+        after = self.version + 1 if version is None else version
+        if after <= self.version:
+            raise CatalogueError(
+                f"catalogue {self.name!r}: version {after} does not follow {self.version}; give a higher one"
+            )
+        return msgspec.structs.replace(self, models=models, version=after)

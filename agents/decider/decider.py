@@ -1,0 +1,543 @@
+"""A Context whose query has been decided already: send the same Decision again, send nothing, or refuse a duplicate."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import groupby
+from operator import attrgetter
+
+import msgspec
+import numpy as np
+from msgspec import Struct
+
+from agents.bandit.errors import (
+    CorruptState,
+    DeciderError,
+    DuplicateQuery,
+    InvalidObservation,
+    UnservedObjective,
+)
+from agents.bandit.features import counts
+from agents.bandit.policy import ActionVector, Choice, Context, Policy
+from agents.bandit.prior import require_pricing
+from agents.catalogue.actions import ActionSpace
+from agents.catalogue.objectives import Steering
+from agents.decider import snapshot
+from agents.decider.log import (
+    GROWTH,
+    ActionRow,
+    Decided,
+    Learned,
+    Move,
+    OfferRow,
+    Recovered,
+    RewardRules,
+    Row,
+    aim_of,
+    applied,
+    decode_row,
+    encode_row,
+    offer,
+    policy_objective,
+    tell,
+)
+from agents.decider.recovery import Records, restore
+from agents.decider.snapshot import EndedIds
+from schemas.action import Action
+from schemas.decision import MAX_SEED, Candidate, Decision, PolicyState, Predicted
+from schemas.errors import UniscaleError
+from schemas.objective import ObjectiveInForce
+from schemas.query import Context as ContextRecord
+from schemas.query import Origin, Query
+from schemas.record import MAX_VALUE, encode
+from schemas.reward import Reward
+
+
+def again(context: ContextRecord, value: bytes) -> Decided:
+    """Return the result for a Context whose query has a row: the Decision already made, or DuplicateQuery."""
+    row = decode_row(context.query_id.encode(), value)
+    assert isinstance(row, Row)
+    if row.query_origin != context.origin:
+        return Decided(
+            context.query_id, error=DuplicateQuery(context.query_id, row.query_origin, context.origin)
+        )
+    sent = bytes(row.decision)
+    return Decided(context.query_id, sent, msgspec.json.decode(sent, type=_Sent).group)
+
+
+def over(context: ContextRecord, place: tuple[int, int]) -> Decided:
+    """Return the result for a Context whose query has ended and lost its row: nothing, or DuplicateQuery."""
+    partition, offset = place
+    if (context.origin.partition, context.origin.offset) == place:
+        return Decided(context.query_id)
+    first = Origin(topic=context.origin.topic, partition=partition, offset=offset)
+    return Decided(context.query_id, error=DuplicateQuery(context.query_id, first, context.origin))
+
+
+class _Sent(Struct):
+    group: str
+
+
+# From Context records to Decisions, each with the row that it leaves in the learner's log.
+#
+# A Context becomes the policy's input, the policy chooses, and the choice becomes the Decision on the wire. Nothing
+# here changes the learner: it counts and logs what is returned.
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """What a decision depends on, besides the query and the policy.
+
+    Attributes:
+        steering: Catalogue and objectives in force.
+        space: The actions of that catalogue.
+        living: Models with a recent executor heartbeat; None takes all to be running.
+    """
+
+    steering: Steering
+    space: ActionSpace
+    living: frozenset[str] | None = None
+
+
+def choose(
+    policy: Policy,
+    asked: Sequence[tuple[ContextRecord, Origin]],
+    around: Surroundings,
+    *,
+    seq: int,
+    clock: int,
+    seed: int,
+    encoder: str,
+    price_factors: Mapping[str, float],
+    limit: int,
+) -> list[tuple[Decided, Row]]:
+    """Return a Decision for each Context, all made from one state of the policy, with their rows.
+
+    Args:
+        policy: The policy, which is not told yet what it chose.
+        asked: New Contexts with their origins, in offset order.
+        around: What can be chosen now.
+        seq: Sequence number of the first Decision; those of the others follow.
+        clock: Decisions made before the first.
+        seed: The decider's seed.
+        encoder: Id of the encoder of the action vectors; empty accepts any.
+        price_factors: What an eFLOP costs on each model where that is not 1, as the policy knows it.
+        limit: Most bytes of a row.
+
+    Raises:
+        UniscaleError: One of them must be refused, whatever the others are.
+    """
+    objectives = [in_force(record, around, policy) for record, _ in asked]
+    contexts = [context_of(record, around, encoder, policy.surface) for record, _ in asked]
+    choices = policy.select(contexts, [policy_objective(o) for o in objectives], seed)
+    made = []
+    for i, ((record, origin), objective, choice) in enumerate(zip(asked, objectives, choices, strict=True)):
+        decision = decision_of(
+            record, choice, objective, around,
+            policy=policy.name, seq=seq + i, seed=seed, price_factors=price_factors,
+        )  # fmt: skip
+        value = encode(decision)
+        row = Row(
+            query_id=record.query_id,
+            seq=decision.seq,
+            clock=clock + i,
+            action=choice.action_id,
+            embedding=contexts[i].embedding.astype("<f4").tobytes(),
+            objective=decision.objective,
+            query_origin=record.origin,
+            context_origin=origin,
+            decision=msgspec.Raw(value),
+            batch=seq,
+            paced=choice.cohort == "policy" and record.query.learn and record.query.pinned is None,
+        )
+        stored = (record.query_id.encode(), encode_row(row, limit))
+        made.append((Decided(record.query_id, value, decision.group, stored), row))
+    return made
+
+
+def in_force(record: ContextRecord, around: Surroundings, policy: Policy) -> ObjectiveInForce:
+    """Return the objective of a Context, with the policy's price λ of its aim.
+
+    Raises:
+        ObjectiveError: It names an objective that does not exist.
+        UnservedObjective: It states a mean cost or an accuracy, and the policy cannot aim at either.
+    """
+    objective = around.steering.objectives.of(record.query)
+    aim = aim_of(objective)
+    if aim is None:
+        return objective
+    if not policy.paces:
+        raise UnservedObjective(record.query_id, objective.aim, policy.name)
+    return msgspec.structs.replace(objective, price=policy.price(aim))
+
+
+def context_of(
+    record: ContextRecord, around: Surroundings, encoder: str = "", surface: bool = False
+) -> Context:
+    """Return a Context as the policy takes it.
+
+    Args:
+        record: The record.
+        around: What can be chosen now.
+        encoder: Id of the encoder of the action vectors; empty accepts any.
+        surface: Whether surface counts of the question follow the embedding.
+
+    Raises:
+        InvalidObservation: The embedding comes from another encoder.
+        ActionError: The pin, the allowed models and the running executors together leave no action.
+    """
+    if encoder and record.encoder != encoder:
+        fix = f"embed the query with {encoder!r}"
+        raise InvalidObservation(record.query_id, "encoder", record.encoder, fix)
+    query = record.query
+    indices = around.space.choices(
+        pinned=query.pinned,
+        allowed_models=query.allowed_models,
+        available_models=around.living,
+        answers=query.n,
+    )
+    allowed = None
+    if len(indices) < len(around.space):
+        allowed = frozenset(around.space[i].id for i in indices)
+    vector = np.frombuffer(record.embedding, dtype="<f4").astype(np.float64)
+    if surface:
+        vector = np.concatenate([vector, counts(query.question)])
+    return Context(record.query_id, vector, allowed)
+
+
+def decision_of(
+    record: ContextRecord,
+    choice: Choice,
+    objective: ObjectiveInForce,
+    around: Surroundings,
+    *,
+    policy: str,
+    seq: int,
+    seed: int,
+    price_factors: Mapping[str, float],
+) -> Decision:
+    """Return the Decision for a choice, with every term that explains it.
+
+    Args:
+        record: The Context.
+        choice: What the policy chose.
+        objective: The objective in force.
+        around: What could be chosen.
+        policy: The policy's name.
+        seq: Sequence number among decisions and updates.
+        seed: The decider's seed, from which the query's seed derives.
+        price_factors: What an eFLOP costs on each model where that is not 1, as the policy knew it.
+    """
+    action = Action.parse(choice.action_id)
+    catalogue, living = around.steering.catalogue, around.living
+    pinned = record.query.pinned is not None
+    by_policy = not pinned and choice.reason not in ("warm-up", "control")
+    predicted = None
+    if choice.predicted is not None:
+        correct, score, log_cost = choice.predicted
+        predicted = Predicted(correct=correct, score=score, log_cost=log_cost)
+    return Decision(
+        query=record.query,
+        origin=record.origin,
+        action=action,
+        group=catalogue.model(action.model).group,
+        seq=seq,
+        seed=seed_of(seed, record.query),
+        objective=objective,
+        policy=PolicyState(name=policy, version=choice.version),
+        catalogue_version=catalogue.version,
+        mean=choice.mean if by_policy else None,
+        width=choice.width if by_policy else None,
+        score=choice.score if by_policy else None,
+        predicted=predicted,
+        runners_up=tuple(
+            Candidate(action=c.action_id, mean=c.mean, width=c.width, score=c.score)
+            for c in choice.runners_up
+        ),
+        candidates=choice.candidates,
+        masked_models=() if living is None else tuple(m for m in around.space.models if m not in living),
+        reason="pinned" if pinned else choice.reason,
+        cohort=choice.cohort,
+        randomised=choice.randomised,
+        propensity=choice.propensity,
+        propensity_draws=choice.propensity_draws,
+        propensity_error=choice.propensity_error,
+        appended_ms=record.appended_ms,
+        price_factor=price_factors.get(action.model, 1.0),
+    )
+
+
+def seed_of(seed: int, query: Query) -> int:
+    """Return the seed of one query, from which those of its steps and paths derive: from the client's, or from its id.
+
+    >>> first, second = Query(query_id="q-1", text="Hm?", seed=7), Query(query_id="q-2", text="Hm?", seed=7)
+    >>> seed_of(0, first) == seed_of(0, second) != seed_of(1, first)
+    True
+    """
+    # No id has a space, so a client's seed never meets the id of another query.
+    name = query.query_id if query.seed is None else f"seed {query.seed}"
+    digest = hashlib.blake2b(f"{seed}\x1f{name}".encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little") & MAX_SEED
+
+
+# The decider: Context in, Decision out; Reward in, learning (Alg. 1).
+#
+# It works on lists and does no I/O. Every call returns the rows that must be durable before anything is sent or
+# acknowledged; the room writes them, waits, then sends. If a call raises, or a write fails, the learner may be
+# ahead of its log and must not be used again: only `recover`, in a new one, knows what counts. Each record has its
+# own result, so one bad record in a batch does not affect the others.
+
+Rows = Callable[[str], bytes | None]
+"""Looks up a row of the table by query_id; None if there is none."""
+
+
+@dataclass(slots=True)
+class Decider:
+    """One shard's learner.
+
+    Args:
+        policy: Any policy, with no action added yet.
+        rules: What to learn from a reward without correctness.
+        seed: Seed of every random choice.
+        encoder: Id of the encoder of the action vectors; a Context from another encoder is refused. Empty accepts any.
+        limit: Most bytes of a row. A Context whose row could exceed it is refused before it is decided. The Decision is
+            part of the row, so it fits as well.
+
+    Attributes:
+        seq: Next sequence number of decisions and updates.
+        clock: Decisions made.
+        offered: Ids of the actions that can be chosen.
+        price_factors: What an eFLOP costs on each model where that is not 1.
+        prior: SHA-256 of the prior that the log started from; empty for none.
+        ended: Ids of queries that have ended; they reveal a duplicate whose row has left the log.
+        verdicts: Number of rewards by verdict; for metrics.
+    """
+
+    policy: Policy
+    rules: RewardRules = field(default_factory=RewardRules)
+    seed: int = 0
+    encoder: str = ""
+    limit: int = MAX_VALUE
+    seq: int = 0
+    clock: int = 0
+    context_offset: int = -1
+    reward_offset: int = -1
+    verdicts: Counter[str] = field(default_factory=Counter)
+    actions: dict[str, ActionRow] = field(default_factory=dict)
+    offered: tuple[str, ...] = ()
+    price_factors: Mapping[str, float] = field(default_factory=dict)
+    prior: str = ""
+    ended: EndedIds = field(default_factory=EndedIds)
+
+    def offer(
+        self, actions: Sequence[ActionVector], price_factors: Mapping[str, float] | None = None
+    ) -> list[tuple[bytes, bytes]]:
+        """Offer exactly these actions; return the new rows, which must be written before deciding.
+
+        An action keeps the vector of its first appearance, because every x in A was made with it.
+
+        Args:
+            actions: The actions to offer.
+            price_factors: Price of an eFLOP on each model; models left out have 1.
+        """
+        first = not self.actions
+        rows = []
+        for action in [each for each in actions if each.action_id not in self.actions]:
+            known = ActionRow.of(action, len(self.actions), anchor=first)
+            self.actions[known.action] = known
+            rows.append((known.key, encode_row(known)))
+        wanted = tuple(dict.fromkeys(a.action_id for a in actions))
+        row = OfferRow(seq=self.seq, actions=wanted, price_factors=dict(price_factors or {}))
+        offer(self.policy, row, self.actions)
+        if (wanted, row.price_factors) != (self.offered, self.price_factors):
+            rows.append((row.key, encode_row(row)))
+            self.offered, self.price_factors = wanted, row.price_factors
+        return rows
+
+    def decide(
+        self, asked: Sequence[tuple[ContextRecord, Origin]], rows: Rows, around: Surroundings
+    ) -> list[Decided]:
+        """Choose an action for each Context.
+
+        Args:
+            asked: Contexts with their origins, in offset order.
+            rows: The table.
+            around: Catalogue, objectives and living executors.
+        """
+        results: dict[int, Decided] = {}
+        fresh: dict[str, tuple[int, ContextRecord, Origin]] = {}
+        twins: list[tuple[int, ContextRecord]] = []
+        for at, (context, origin) in enumerate(asked):
+            if (value := rows(context.query_id)) is not None:
+                results[at] = again(context, value)
+            elif (place := self.ended.find(context.query_id)) is not None:
+                results[at] = over(context, place)
+            elif context.query_id in fresh:
+                twins.append((at, context))
+            else:
+                fresh[context.query_id] = (at, context, origin)
+        places, records = [at for at, _, _ in fresh.values()], [(c, o) for _, c, o in fresh.values()]
+        results |= zip(places, self._decide_fresh(records, around), strict=True)
+        for at, context in twins:
+            first = results[fresh[context.query_id][0]]
+            results[at] = again(context, first.row[1]) if first.row else first
+        return [results[at] for at in range(len(asked))]
+
+    def learn(self, rewards: Sequence[tuple[Reward, int]], rows: Rows) -> list[Learned]:
+        """Apply each reward once.
+
+        Args:
+            rewards: Rewards with their offsets, in offset order.
+            rows: The table.
+        """
+        # Nothing changes before every row is known.
+        newer: dict[str, Row] = {}
+        results: list[Learned] = []
+        moves: list[Move] = []
+        for reward, offset in rewards:
+            try:
+                row = newer.get(reward.query_id) or self._row(reward.query_id, rows)
+                if row is None and self.ended.find(reward.query_id) is not None:
+                    results.append(Learned(reward.query_id, "late"))
+                    continue
+                verdict, move = applied(row, reward, offset, self.seq + len(moves), self.rules)
+                if move is not None:
+                    self._checked(move)
+            except DeciderError as error:
+                results.append(Learned(reward.query_id, error=error))
+                continue
+            if move is None:
+                results.append(Learned(reward.query_id, verdict))
+                continue
+            newer[reward.query_id] = move.row
+            moves.append(move)
+            results.append(
+                Learned(reward.query_id, verdict, (reward.query_id.encode(), encode_row(move.row)))
+            )
+        self._tell(moves)
+        self.seq += len(moves)
+        self.reward_offset = max([self.reward_offset, *(move.row.reward_offset for move in moves)])
+        self.verdicts.update(each.verdict for each in results if each.verdict is not None)
+        return results
+
+    def recover(self, log: Records, snapshots: Records = (), *, whole: bool = True) -> Recovered:
+        """Rebuild the learner from its log; call once, before anything else.
+
+        Records that the learner cannot have written are skipped. If one of them has replaced a row, a sequence number
+        is missing.
+
+        Args:
+            log: Every key and value of the log, in any order, starting at the offset that the snapshots name. A log
+                written by 0.1.0 also contains snapshots.
+            snapshots: Every key and value of the snapshots' topic.
+            whole: Whether to refuse a log in which a sequence number is missing.
+
+        Raises:
+            CorruptState: A row comes from another release; a sequence number has no row, or two; or rows have been
+                removed and no snapshot that replaces them is complete.
+        """
+        restored = restore(self.policy, log, snapshots, self.ended, whole=whole)
+        self.seq, self.clock = restored.seq, restored.clock
+        self.context_offset, self.reward_offset = restored.context_offset, restored.reward_offset
+        self.actions, self.offered = restored.actions, restored.offered.actions
+        self.price_factors = restored.offered.price_factors
+        self.prior, self.ended = restored.prior, restored.ended
+        return restored.found
+
+    def begin(
+        self,
+        prior: bytes,
+        actions: Sequence[ActionVector],
+        chunk_bytes: int = snapshot.CHUNK_BYTES,
+        pricing: Mapping[str, float | str] | None = None,
+    ) -> list[tuple[bytes, bytes]]:
+        """Start from a prior; return the records of snapshot -1, which must be written before anything else.
+
+        Args:
+            prior: A policy's state made from history.
+            actions: What will be on offer.
+            chunk_bytes: Size of a chunk.
+            pricing: What the costs of these actions follow from; None accepts any.
+
+        Raises:
+            PriorRefused: It does not fit; nothing has changed.
+            CorruptState: The bytes are damaged, or the log is not empty.
+        """
+        if self.seq or self.actions:
+            raise CorruptState("the log", f"sequence number {self.seq}", "an empty log to start from a prior")
+        if pricing is not None:
+            require_pricing(prior, pricing)
+        self.policy.begin(prior, actions)
+        self.prior = hashlib.sha256(prior).hexdigest()
+        return self.snapshot(chunk_bytes, prior=self.prior)
+
+    def snapshot(
+        self,
+        chunk_bytes: int = snapshot.CHUNK_BYTES,
+        prior: str = "",
+        carried: snapshot.Carried | None = None,
+        present: Collection[bytes] = (),
+    ) -> list[tuple[bytes, bytes]]:
+        """Return the records of a snapshot of the present state, in the order in which they must be written.
+
+        Args:
+            chunk_bytes: Size of a chunk.
+            prior: SHA-256 of the prior, if this is the snapshot of one.
+            carried: What it contains besides the policy; None for a snapshot that needs the whole log.
+            present: Keys of the snapshot records that exist already.
+        """
+        offsets = {"context_offset": self.context_offset, "reward_offset": self.reward_offset}
+        written = snapshot.write(
+            self.policy.state(), version=self.seq - 1, clock=self.clock, **offsets, chunk_bytes=chunk_bytes,
+            prior=prior, carried=carried, present=present,
+        )  # fmt: skip
+        return list(written)
+
+    def _decide_fresh(
+        self, asked: Sequence[tuple[ContextRecord, Origin]], around: Surroundings
+    ) -> list[Decided]:
+        step = 1 if self.policy.counts_decisions else max(1, len(asked))
+        results: list[Decided] = []
+        for start in range(0, len(asked), step):
+            part = asked[start : start + step]
+            try:
+                made = choose(
+                    self.policy, part, around, seq=self.seq, clock=self.clock, seed=self.seed, encoder=self.encoder,
+                    price_factors=self.price_factors, limit=self.limit - GROWTH,
+                )  # fmt: skip
+            except UniscaleError as error:
+                if len(part) == 1:
+                    results.append(Decided(part[0][0].query_id, error=error))
+                else:
+                    for one in part:
+                        results += self._decide_fresh([one], around)
+                continue
+            # Every row is known to fit. What raises from here on is no record's fault.
+            tell(self.policy, "expect", [row for _, row in made])
+            self.seq += len(made)
+            self.clock += len(made)
+            self.context_offset = max([self.context_offset, *(origin.offset for _, origin in part)])
+            results += [decided for decided, _ in made]
+        return results
+
+    def _row(self, query_id: str, rows: Rows) -> Row | None:
+        value = rows(query_id)
+        if value is None:
+            return None
+        row = decode_row(query_id.encode(), value)
+        return row if isinstance(row, Row) else None
+
+    def _checked(self, move: Move) -> None:
+        """Refuse a row whose action the log does not know, before anything has changed."""
+        if move.row.action not in self.actions:
+            raise CorruptState(
+                f"row {move.row.query_id!r} action", move.row.action, "an action row of that id"
+            )
+
+    def _tell(self, moves: Sequence[Move]) -> None:
+        """Tell the policy in order, runs of one kind together."""
+        for told, group in groupby(moves, key=attrgetter("tell")):
+            tell(self.policy, told, [move.row for move in group])

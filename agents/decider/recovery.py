@@ -1,0 +1,136 @@
+"""A learner from its log: check that nothing is missing, load the newest whole snapshot, fold what came after it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from agents.bandit.errors import FIX_LOG, CorruptState, DeciderError
+from agents.bandit.policy import Policy
+from agents.decider import snapshot
+from agents.decider.log import (
+    ActionRow,
+    AnyRow,
+    OfferRow,
+    Recovered,
+    Row,
+    decode_row,
+    fold,
+    introduce,
+    on_offer,
+    own_row,
+    untold,
+)
+from agents.decider.snapshot import EndedIds, is_record, prior_of
+from schemas.decision import Decision
+from schemas.errors import UniscaleError
+from schemas.record import decode
+
+Records = Iterable[tuple[bytes, bytes]]
+
+
+@dataclass(frozen=True, slots=True)
+class Restored:
+    """What a learner knows besides its policy's state; see the attributes of `Decider`."""
+
+    seq: int
+    clock: int
+    context_offset: int
+    reward_offset: int
+    actions: dict[str, ActionRow]
+    offered: OfferRow
+    prior: str
+    ended: EndedIds
+    found: Recovered
+
+
+def restore(policy: Policy, log: Records, snapshots: Records, ended: EndedIds, *, whole: bool) -> Restored:
+    """Bring a policy to the state that its log describes, and return what else the log says.
+
+    Args:
+        policy: In its initial state, without actions.
+        log: As for `Decider.recover`.
+        snapshots: As for `Decider.recover`.
+        ended: Empty; used where no snapshot holds ids, and its limit where one does.
+        whole: Whether to refuse a log in which a sequence number is missing.
+
+    Raises:
+        CorruptState: A row of another release; a sequence number that no row has, or two; or no snapshot that is
+            whole where the rows before it are gone.
+    """
+    own, known, foreign = _sorted_out(dict(log), dict(snapshots))
+    found, refused = snapshot.read(known, policy.load, most_ids=ended.most)
+    # Actions and offers never change, so those of a snapshot count.
+    carried = {k: v for k, v in found.rows.items() if not isinstance(own.get(k), Row)} if found else {}
+    own |= {k: decode_row(k, v) for k, v in carried.items()}
+    rows = [row for row in own.values() if isinstance(row, Row)]
+    offers = [row for row in own.values() if isinstance(row, OfferRow)]
+    actions = {row.action: row for row in own.values() if isinstance(row, ActionRow)}
+    after = -1 if found is None else found.version
+    if whole and (absent := untold(rows, after)) is not None:
+        error = refused[0] if refused and found is None else absent
+        raise CorruptState(error.what, error.found, error.wanted, _fix(rows, policy, error.fix))
+    clock = 0
+    contexts, rewards = [row.context_origin.offset for row in rows], [row.reward_offset for row in rows]
+    if found is not None:
+        ended, clock = found.ended, found.manifest.clock
+        contexts.append(found.manifest.context_offset)
+        rewards.append(found.manifest.reward_offset)
+    if not offers and not rows and found is None:
+        # A crash cut the first offer short. Part of it would fix the centre that the whole offer has to fix.
+        actions.clear()
+    try:
+        introduce(policy, actions.values())
+        folded = fold(policy, [*rows, *offers], after, actions)
+    except (DeciderError, KeyError, ValueError) as error:
+        raise CorruptState(
+            "the rows of the log", f"{error}", "rows of this learner", _fix(rows, policy, FIX_LOG)
+        ) from error
+    context_offset, reward_offset = max(contexts, default=-1), max(rewards, default=-1)
+    return Restored(
+        seq=max(after, folded.last_seq) + 1,
+        clock=max(clock, folded.clock),
+        context_offset=context_offset,
+        reward_offset=reward_offset,
+        actions=actions,
+        offered=on_offer(offers),
+        prior=prior_of(known),
+        ended=ended,
+        found=Recovered(
+            folded, after, tuple(refused), context_offset + 1, reward_offset + 1, carried, foreign
+        ),
+    )
+
+
+def _fix(rows: Sequence[Row], policy: Policy, fix: str) -> str:
+    """Return what to do about a log that a policy refuses: it may be that of another one, where `fix` is no help."""
+    last = max(rows, key=lambda row: row.seq, default=None)
+    if last is None:
+        return fix
+    try:
+        writer = decode(bytes(last.decision), Decision).policy.name
+    except UniscaleError:  # a forged row; `fix` finds it
+        return fix
+    own, other = (name.removeprefix("explored-") for name in (policy.name, writer))
+    if own == other:
+        return fix
+    return (
+        f"the policy {other!r} wrote it, and this is {own!r}: set UNISCALE_POLICY={other} to go on, "
+        "or begin anew with `python -m streams learner reset`"
+    )
+
+
+def _sorted_out(
+    log: Mapping[bytes, bytes], snapshots: Mapping[bytes, bytes]
+) -> tuple[dict[bytes, AnyRow], dict[bytes, bytes], tuple[Sequence[bytes], Sequence[bytes]]]:
+    """Return the rows of the log, the snapshot records, and the keys of records that are neither.
+
+    The learner wrote none of the latter. A log of 0.1.0 holds snapshots, too.
+
+    Raises:
+        CorruptState: A row of another release.
+    """
+    known = {key: value for key, value in {**log, **snapshots}.items() if is_record(key)}
+    rows = {k: row for k, value in log.items() if k not in known and (row := own_row(k, value)) is not None}
+    foreign = [key for key in log if key not in known and key not in rows]
+    return rows, known, (foreign, [key for key in snapshots if key not in known])

@@ -1,0 +1,193 @@
+"""Finds what in its log keeps a learner from starting, and repairs the log without it.
+
+A log is refused for a row of another release, for a sequence number that two rows have, or for one that no row has.
+Rows of the first two kinds are named by their keys and can be left out. A missing row cannot be restored: a snapshot of
+the remaining rows then replaces the log, and the missing sequence numbers stay empty. Records that the learner cannot
+have written, which it skips at startup, are named too. If one of them has replaced a row, the row is restored as long
+as the topic still has it.
+
+If two rows have the same sequence number, the one whose Decision was sent is the learner's.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+
+from agents.bandit.errors import CorruptState
+from agents.decider import snapshot
+from agents.decider.decider import Decider
+from agents.decider.log import Row, decode_row
+from agents.decider.snapshot import IDS_KEY, START_KEY, is_prior, is_record, manifest_key, versions
+
+Rows = list[tuple[bytes, Row]]
+Sent = Callable[[Collection[bytes]], Mapping[bytes, bytes]]
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """A fault for which a log is refused, or a record that is skipped.
+
+    Attributes:
+        key: Key of the record to leave out; None if a row is missing.
+        what: What is wrong, in words.
+        among_snapshots: Whether the record is in the snapshots' topic instead of the log.
+    """
+
+    key: bytes | None
+    what: str
+    among_snapshots: bool = False
+
+
+def refused(
+    log: Mapping[bytes, bytes],
+    snapshots: Mapping[bytes, bytes],
+    accept: Callable[[bytes], None] = lambda state: None,
+    sent: Sent = lambda keys: {},
+) -> list[Refused]:
+    """Return every fault for which a log is refused, and every record that is skipped; empty for a sound log.
+
+    Args:
+        log: The newest row of each key, from the offset at which startup reads, in the order of writing.
+        snapshots: The snapshot records.
+        accept: Takes the state of a snapshot, or raises CorruptState: `Policy.load` of a fresh policy.
+        sent: Reads the Decisions of some queries that are still on the broker, value by key. Called only for rows that
+            contradict others.
+    """
+    found, rows = list[Refused](), Rows()
+    for key, value in log.items():
+        if is_record(key):
+            continue
+        try:
+            row = decode_row(key, value)
+        except CorruptState as error:
+            found.append(Refused(key, f"row {shown(key)} cannot be read: {error.found}"))
+            continue
+        if row.key != key:
+            found.append(Refused(key, f"row {shown(key)} is the row of {shown(row.key)}"))
+        elif isinstance(row, Row):
+            rows.append((key, row))
+    base, damaged = snapshot.read({**log, **snapshots}, accept)
+    after = -1 if base is None else base.version
+    found += _foreign(snapshots, after)
+    if base is not None:
+        read = {key for key, _ in rows}
+        carried = ((key, decode_row(key, value)) for key, value in base.rows.items() if key not in read)
+        rows = [(key, row) for key, row in carried if isinstance(row, Row)] + rows
+    rows, doubled = _without_doubled(rows, after, sent)
+    rows, unsent = _without_unsent(rows, after, sent)
+    found += [*doubled, *unsent]
+    why = f" ({damaged[0]})" if damaged and base is None else ""
+    for first, last in _missing(rows, after):
+        numbers = f"sequence number {first}" if first == last else f"sequence numbers {first} to {last}"
+        found.append(Refused(None, f"no row has {numbers}{why}"))
+    return found
+
+
+def repaired(
+    decider: Decider,
+    log: Mapping[bytes, bytes],
+    snapshots: Mapping[bytes, bytes],
+    without: Collection[bytes],
+    log_offset: int,
+    chunk_bytes: int = snapshot.CHUNK_BYTES,
+    earlier: Mapping[bytes, bytes] | None = None,
+) -> tuple[list[tuple[bytes, bytes | None]], list[bytes]]:
+    """Return the snapshot records that let a learner start again, and the keys to delete from the log.
+
+    Queries whose rows are left out count as ended: if sent again, they are refused as duplicates, and their rewards
+    come too late.
+
+    Args:
+        decider: A fresh one; it becomes the learner that will start.
+        log: As for `refused`.
+        snapshots: As for `refused`.
+        without: Keys of the rows to leave out.
+        log_offset: The end of the log.
+        chunk_bytes: Size of a chunk.
+        earlier: The previous value of each key, if the topic still has it. It is the row that a record to leave out has
+            replaced.
+    """
+    kept = {key: value for key, value in log.items() if key not in without}
+    replaced = {key: value for key, value in (earlier or {}).items() if key in without}
+    restored = replaced.keys() - {each.key for each in refused(kept | replaced, snapshots)}
+    kept |= {key: replaced[key] for key in restored}
+    found = decider.recover(kept.items(), snapshots.items(), whole=False)
+    for key in set(without) - restored:
+        try:
+            row = decode_row(key, log[key])
+        except CorruptState:
+            continue
+        if isinstance(row, Row):
+            decider.ended.add(row.query_id, row.query_origin, row.context_origin.offset)
+    rows = {key: value for key, value in {**kept, **found.carried}.items() if not is_record(key)}
+    parsed = ((key, value, decode_row(key, value)) for key, value in rows.items())
+    carried, ended = snapshot.carry(parsed, log_offset, decider.ended)
+    made = decider.snapshot(chunk_bytes, carried=carried, present=snapshots)
+    needed = {key for key, _ in made} | {START_KEY}
+    needed |= {IDS_KEY + part.sha256.encode() for part, _ in decider.ended.parts()}
+    gone = [key for key in snapshots if key not in needed and not is_prior(key)]
+    start = (START_KEY, str(log_offset).encode())
+    return [*made, start, *((key, None) for key in gone)], [*without, *(key for key in ended if key in log)]
+
+
+def shown(key: bytes) -> str:
+    """Return a key for a message."""
+    return key.decode("ascii", "backslashreplace").replace("\x00", "")
+
+
+def _foreign(snapshots: Mapping[bytes, bytes], after: int) -> list[Refused]:
+    """Return the records that belong to no snapshot, and the versions newer than the one in use, which are damaged."""
+    found = [
+        Refused(
+            key, f"{shown(key) or 'a record without a key'} is not part of a snapshot", among_snapshots=True
+        )
+        for key in snapshots
+        if not is_record(key)
+    ]
+    _, damaged = snapshot.read(snapshots, lambda state: None)
+    for version, error in zip(sorted(versions(snapshots), reverse=True), damaged, strict=False):
+        if version > after:
+            what = f"{error.what} is {error.found}"
+            found.append(Refused(manifest_key(version), what, among_snapshots=True))
+    return found
+
+
+def _without_doubled(rows: Rows, after: int, sent: Sent) -> tuple[Rows, list[Refused]]:
+    """Leave out rows that share a sequence number with another: first those never sent, then the later ones."""
+    had = Counter(seq for _, row in rows for seq in row.seqs if seq > after)
+    disputed = [key for key, row in rows if any(had[seq] > 1 for seq in row.seqs)]
+    if not disputed:
+        return rows, []
+    decisions, taken = sent(disputed), dict[int, bytes]()
+    kept, found = Rows(), list[Refused]()
+    for key, row in sorted(rows, key=lambda each: decisions.get(each[0]) != bytes(each[1].decision)):
+        own = [seq for seq in row.seqs if seq > after]
+        if twice := [seq for seq in own if seq in taken]:
+            other = shown(taken[twice[0]])
+            found.append(Refused(key, f"row {shown(key)} has sequence number {twice[0]}, as row {other} has"))
+        else:
+            taken |= dict.fromkeys(own, key)
+            kept.append((key, row))
+    return kept, found
+
+
+def _without_unsent(rows: Rows, after: int, sent: Sent) -> tuple[Rows, list[Refused]]:
+    """Leave out the rows after a missing sequence number whose Decision was never sent."""
+    gaps = _missing(rows, after)
+    beyond = {key for key, row in rows if gaps and row.last_seq > gaps[0][0]}
+    decisions = sent(beyond) if beyond else {}
+    kept, found = Rows(), list[Refused]()
+    for key, row in rows:
+        if decisions and key in beyond and decisions.get(key) != bytes(row.decision):
+            what = f"row {shown(key)} has sequence number {row.last_seq}, of a Decision that was never sent"
+            found.append(Refused(key, what))
+        else:
+            kept.append((key, row))
+    return kept, found
+
+
+def _missing(rows: Rows, after: int) -> list[tuple[int, int]]:
+    told = sorted({seq for _, row in rows for seq in row.seqs if seq > after})
+    return [(one + 1, two - 1) for one, two in zip([after, *told], told, strict=False) if two > one + 1]

@@ -1,0 +1,588 @@
+"""The keys of a snapshot's records, and its manifests: which versions there are, and what each consists of.
+
+Nothing here does I/O: keys and values in, values out.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+from msgspec import Struct
+
+from agents.bandit.errors import CorruptState
+from agents.decider.log import ENDED, ActionRow, AnyRow, OfferRow, Row, decode_row
+from schemas.query import Origin
+
+SNAPSHOT_KEY: Final = b"\x00snapshot/"
+"""Prefix of snapshot records. A query_id is printable ASCII, so no query's row can begin like this."""
+
+IDS_KEY: Final = b"\x00ended/"
+"""Prefix of the arrays of ids, each under the SHA-256 of its bytes."""
+
+START_KEY: Final = b"\x00start"
+"""Key of the offset at which startup begins to read the log."""
+
+BEGINNING: Final = -1
+"""Version of a prior: the state before the first decision."""
+
+
+_RECORD: Final = re.compile(
+    rb"\x00snapshot/(?P<version>-1|0|[1-9][0-9]{0,17})/(?:manifest|(?:rows/)?[0-9]{1,9})"
+)
+_IDS: Final = re.compile(rb"\x00ended/[0-9a-f]{64}")
+
+
+class Manifest(Struct, frozen=True, kw_only=True, tag="decider-snapshot.v1", tag_field="schema"):
+    """The record that makes a version complete. Key: SNAPSHOT_KEY + version + "/manifest".
+
+    Attributes:
+        version: The sequence number up to which the state contains everything.
+        clock: Decisions made by then.
+        context_offset, reward_offset: Newest offsets in it; -1 for none.
+        chunks: SHA-256 of each chunk, in order.
+        sha256: SHA-256 of all chunks together.
+        size: Bytes of all chunks together.
+        prior: SHA-256 of the prior that version -1 consists of; empty in other versions.
+        log_offset: First offset of the log that it does not cover; -1 for a snapshot in the log itself, as 0.1.0 wrote
+            them, which needs the whole log as well.
+        rows: SHA-256 of each chunk of the rows from before that offset; a chunk has one JSON row per line.
+        ended: The arrays of ids, oldest first.
+    """
+
+    version: int
+    clock: int
+    context_offset: int
+    reward_offset: int
+    chunks: tuple[str, ...]
+    sha256: str
+    size: int
+    prior: str = ""
+    log_offset: int = -1
+    rows: tuple[str, ...] = ()
+    ended: tuple[Part, ...] = ()
+
+
+def prior_of(records: Mapping[bytes, bytes]) -> str:
+    """Return the SHA-256 of the prior that a log started from; empty if there was none."""
+    beginning = manifests(records).get(BEGINNING)
+    return "" if beginning is None else beginning.prior
+
+
+def is_record(key: bytes) -> bool:
+    """Return whether a record belongs to a snapshot; if not, it is a row of the log, or foreign."""
+    return key == START_KEY or bool(_RECORD.fullmatch(key) or _IDS.fullmatch(key))
+
+
+def manifest_key(version: int) -> bytes:
+    """Return the key of a version's manifest."""
+    return SNAPSHOT_KEY + f"{version}/manifest".encode()
+
+
+def versions(records: Iterable[bytes]) -> set[int]:
+    """Return the versions that have a manifest, sound or not."""
+    return {
+        version for key in records if key.endswith(b"/manifest") and (version := version_of(key)) is not None
+    }
+
+
+def manifests(records: Mapping[bytes, bytes]) -> dict[int, Manifest]:
+    """Return the undamaged manifests by version; only `read` verifies the chunks that they list."""
+    found = {}
+    for version in versions(records):
+        try:
+            found[version] = manifest_of(records, version)
+        except CorruptState:
+            continue
+    return found
+
+
+def start_of(records: Mapping[bytes, bytes]) -> int:
+    """Return the offset at which startup begins to read the log; 0 if the whole log is needed.
+
+    It is always the offset of a snapshot. If the record says anything else, the learner did not write it, and the
+    lowest offset of a snapshot is used: reading more of the log than necessary does no harm.
+    """
+    value = records.get(START_KEY)
+    if value is None:
+        return 0
+    offsets = {
+        str(m.log_offset).encode(): m.log_offset for m in manifests(records).values() if m.log_offset >= 0
+    }
+    return offsets.get(value, min(offsets.values(), default=0))
+
+
+def is_prior(key: bytes) -> bool:
+    """Return whether a record belongs to the prior that a log started from."""
+    return version_of(key) == BEGINNING
+
+
+def version_of(key: bytes) -> int | None:
+    """Return the version that a record belongs to; None for one that belongs to none, or to several."""
+    found = _RECORD.fullmatch(key)
+    return None if found is None else int(found["version"])
+
+
+def manifest_of(records: Mapping[bytes, bytes], version: int) -> Manifest:
+    """Return a version's manifest, which must be there. Raises CorruptState where it is damaged."""
+    stated, _, body = records[manifest_key(version)].partition(b"\n")
+    if stated.decode(errors="replace") != digest(body):
+        raise CorruptState("manifest sha256", digest(body), stated)
+    try:
+        manifest = msgspec.json.decode(body, type=Manifest)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise CorruptState("manifest", str(error), "decider-snapshot.v1") from None
+    if manifest.version != version:
+        raise CorruptState("manifest version", manifest.version, version)
+    return manifest
+
+
+def digest(data: bytes) -> str:
+    """Return the SHA-256 of some bytes, as hexadecimal digits."""
+    return hashlib.sha256(data).hexdigest()
+
+
+# Ids of queries whose rows have ended, in 16 bytes each. They reveal a duplicate after the row has left memory.
+#
+# An id is kept as the first 8 bytes of its BLAKE2b digest, together with the partition and offset of its Query. The
+# digests are in sorted arrays of up to 65,536 ids. A full array never changes again, so it is written once, under the
+# SHA-256 of its bytes, and later snapshots refer to it.
+#
+# Among N remembered ids, a new id is mistaken for one of them with probability N/2⁶⁴: 5·10⁻¹³ at ten million.
+
+ID_BYTES: Final = 16
+"""Bytes of an id: its digest, and its Query's partition and offset."""
+
+ARRAY_IDS: Final = 65_536
+"""Ids of a full array: 1 MiB, a quarter of the record limit."""
+
+MOST: Final = 10_000_000
+"""Ids remembered at most: 160 MB, and four months at one query a second."""
+
+_OFFSET_BITS: Final = 48
+_OFFSETS: Final = (1 << _OFFSET_BITS) - 1
+
+Numbers = npt.NDArray[np.uint64]
+
+
+class Part(Struct, frozen=True, kw_only=True):
+    """An array of ids as a snapshot refers to it.
+
+    Attributes:
+        sha256: Digest of its bytes; part of its record's key.
+        count: Number of ids in it.
+        context_offset: Largest offset of a Context of its queries.
+    """
+
+    sha256: str
+    count: int
+    context_offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Array:
+    part: Part
+    digests: Numbers
+    places: Numbers
+
+
+class EndedIds:
+    """The ids of queries that have ended, each with the partition and offset of its Query.
+
+    Args:
+        most: Ids remembered at most; beyond that, the oldest full arrays are forgotten.
+        array_ids: Number of ids in a full array.
+    """
+
+    def __init__(self, most: int = MOST, array_ids: int = ARRAY_IDS) -> None:
+        self.most = most
+        self.array_ids = array_ids
+        self._full: list[_Array] = []
+        self._newest: dict[int, int] = {}
+        self._newest_context = -1
+
+    def __len__(self) -> int:
+        """Return how many ids are remembered."""
+        return len(self._newest) + sum(array.part.count for array in self._full)
+
+    def add(self, query_id: str, query: Origin, context_offset: int) -> None:
+        """Remember a query that has ended. This has no effect on an id that is known already.
+
+        Args:
+            query_id: Its id.
+            query: Origin of its Query.
+            context_offset: Offset of its Context.
+        """
+        if self.find(query_id) is not None:
+            return
+        self._newest[_digest(query_id)] = query.partition << _OFFSET_BITS | query.offset
+        self._newest_context = max(self._newest_context, context_offset)
+        if len(self._newest) >= self.array_ids:
+            self._full.append(self._array())
+            self._newest, self._newest_context = {}, -1
+
+    def find(self, query_id: str) -> tuple[int, int] | None:
+        """Return partition and offset of the Query that ended with this id; None if there is none."""
+        digest = _digest(query_id)
+        place = self._newest.get(digest)
+        if place is None:
+            wanted = np.uint64(digest)
+            for array in reversed(self._full):
+                at = int(array.digests.searchsorted(wanted))
+                if at < len(array.digests) and array.digests[at] == wanted:
+                    place = int(array.places[at])
+                    break
+        return None if place is None else (place >> _OFFSET_BITS, place & _OFFSETS)
+
+    def forget(self, first_queries: Mapping[int, int], first_context: int) -> tuple[int, int]:
+        """Forget full arrays whose queries can no longer be redelivered, then the oldest ones beyond `most`.
+
+        Args:
+            first_queries: Oldest Query offset on the broker, by partition.
+            first_context: Oldest Context offset on the broker.
+
+        Returns:
+            How many ids were forgotten because they cannot be redelivered, and how many because there were too many.
+        """
+        before = len(self)
+        firsts = {part: np.uint64(first) for part, first in first_queries.items()}
+        self._full = [a for a in self._full if a.part.context_offset >= first_context or _held(a, firsts)]
+        gone = before - len(self)
+        while self._full and len(self) > self.most:
+            del self._full[0]
+        return gone, before - gone - len(self)
+
+    def parts(self) -> list[tuple[Part, bytes]]:
+        """Return every array with its bytes, oldest first; the last one may not be full yet."""
+        arrays = [*self._full, self._array()] if self._newest else self._full
+        return [(array.part, _bytes(array)) for array in arrays]
+
+    @classmethod
+    def read(
+        cls,
+        parts: Iterable[Part],
+        load: Callable[[str], bytes | None],
+        most: int = MOST,
+        array_ids: int = ARRAY_IDS,
+    ) -> EndedIds:
+        """Return the ids that a snapshot refers to.
+
+        Args:
+            parts: Its arrays, oldest first.
+            load: Returns the bytes of an array by their SHA-256.
+            most: Ids remembered at most.
+            array_ids: Number of ids in a full array.
+
+        Raises:
+            CorruptState: An array is missing or damaged.
+        """
+        made = cls(most, array_ids)
+        for number, part in enumerate(parts):
+            data = load(part.sha256)
+            if data is None:
+                raise CorruptState(f"ids {number}", "nothing", part.sha256)
+            if (found := hashlib.sha256(data).hexdigest()) != part.sha256:
+                raise CorruptState(f"ids {number} sha256", found, part.sha256)
+            if len(data) != part.count * ID_BYTES:
+                raise CorruptState(f"ids {number} size", len(data), part.count * ID_BYTES)
+            digests, places = np.frombuffer(data, "<u8").reshape(2, part.count)
+            if part.count >= array_ids:
+                made._full.append(_Array(part, digests, places))
+            else:
+                made._newest |= zip(digests.tolist(), places.tolist(), strict=True)
+                made._newest_context = max(made._newest_context, part.context_offset)
+        return made
+
+    def _array(self) -> _Array:
+        digests = np.fromiter(self._newest.keys(), np.uint64, len(self._newest))
+        places = np.fromiter(self._newest.values(), np.uint64, len(self._newest))
+        order = np.argsort(digests)
+        digests, places = digests[order], places[order]
+        part = Part(
+            sha256=hashlib.sha256(_packed(digests, places)).hexdigest(),
+            count=len(digests),
+            context_offset=self._newest_context,
+        )
+        return _Array(part, digests, places)
+
+
+def _held(array: _Array, firsts: Mapping[int, np.uint64]) -> bool:
+    """Return whether the broker still has one of the Queries."""
+    partitions = array.places >> np.uint64(_OFFSET_BITS)
+    offsets = array.places & np.uint64(_OFFSETS)
+    return any(
+        bool((offsets[partitions == part] >= firsts.get(int(part), 0)).any())
+        for part in np.unique(partitions)
+    )
+
+
+def _bytes(array: _Array) -> bytes:
+    return _packed(array.digests, array.places)
+
+
+def _packed(digests: Numbers, places: Numbers) -> bytes:
+    return digests.astype("<u8").tobytes() + places.astype("<u8").tobytes()
+
+
+def _digest(query_id: str) -> int:
+    return int.from_bytes(hashlib.blake2b(query_id.encode(), digest_size=8).digest(), "little")
+
+
+# What stays of snapshots and log: which rows a snapshot must carry, and which records nothing needs any more.
+#
+# A snapshot is written, and what it replaces is deleted, in this order. A crash between any two writes recovers the
+# same state:
+#
+# 1. the new version: arrays of ids that no earlier version has, chunks, manifest;
+# 2. tombstones, in the log, of the ended rows that the version *before* holds;
+# 3. the offset at which startup begins to read the log: that of the version before;
+# 4. tombstones of older versions.
+#
+# Two versions stay, and every row newer than the older one. If the newest is damaged, the one before it and the log
+# give the same state.
+
+KEPT: Final = 2
+"""Versions that stay: the newest, and the one before it in case the newest is damaged."""
+
+
+def carry(
+    rows: Iterable[tuple[bytes, bytes, AnyRow]], log_offset: int, ended: EndedIds
+) -> tuple[Carried, dict[bytes, int]]:
+    """Return what a snapshot of the present state must contain besides the policy, and the rows that have ended.
+
+    Args:
+        rows: Key, value and content of every row in memory.
+        log_offset: The end of the log.
+        ended: Ids of the queries that have ended; those of these rows are added to it.
+
+    Returns:
+        What the snapshot carries; and the key of each ended row with the sequence number of its last change.
+    """
+    needed, done, offers = list[bytes](), dict[bytes, int](), list[tuple[int, bytes]]()
+    for key, value, row in rows:
+        match row:
+            case Row() if row.stage in ENDED:
+                done[key] = row.last_seq
+                ended.add(row.query_id, row.query_origin, row.context_origin.offset)
+            case OfferRow():
+                offers.append((row.seq, value))
+            case Row() | ActionRow():
+                needed.append(value)
+    needed += [value for _, value in sorted(offers)[-1:]]
+    return Carried(log_offset, tuple(needed), ended), done
+
+
+def floor_of(known: Mapping[int, Manifest]) -> Manifest | None:
+    """Return the oldest version that stays; what it contains may leave the log. None while there are too few.
+
+    Args:
+        known: Manifests of the complete versions, by version. Those that need the whole log do not count.
+    """
+    own = sorted(version for version, manifest in known.items() if manifest.log_offset >= 0)
+    return known[own[-KEPT]] if len(own) >= KEPT else None
+
+
+def obsolete(keys: Iterable[bytes], known: Mapping[int, Manifest]) -> list[bytes]:
+    """Return the keys of the snapshot records that no kept version needs.
+
+    Args:
+        keys: Keys of all snapshot records.
+        known: Manifests of the complete versions, by version.
+    """
+    floor = floor_of(known)
+    if floor is None:
+        return []
+    kept = {v: m for v, m in known.items() if v >= floor.version}
+    arrays = {IDS_KEY + part.sha256.encode() for manifest in kept.values() for part in manifest.ended}
+    # Version -1 stays, because a replay of the whole log starts from it.
+    return [
+        key
+        for key in keys
+        if (key.startswith(IDS_KEY) and key not in arrays)
+        or ((version := version_of(key)) is not None and BEGINNING < version < floor.version)
+    ]
+
+
+# A snapshot of the learner as records: the state of its policy and the rows still open, in chunks.
+#
+# A snapshot replaces the learner's log up to an offset. It holds the state of the policy, the rows from before that
+# offset that are still needed (open ones, the actions, what is on offer), and the ids of the queries that have
+# ended. Snapshots have a topic of their own. A version consists of arrays of ids, which later versions share, of
+# chunks, and of a manifest, which is written last and makes the version complete. `retention` says which versions
+# stay.
+#
+# Nothing here does I/O: keys and values in, keys and values out.
+
+CHUNK_BYTES: Final = 1 << 20
+"""Bytes of a chunk: a quarter of the record limit. Larger chunks gain nothing and stall the producer's batch."""
+
+
+@dataclass(frozen=True, slots=True)
+class Carried:
+    """What a snapshot contains besides the policy, so that the log before an offset is not needed.
+
+    Attributes:
+        log_offset: First offset of the log that it does not cover.
+        rows: Values of the rows still needed.
+        ended: Ids of the queries whose rows have ended.
+    """
+
+    log_offset: int = -1
+    rows: tuple[bytes, ...] = ()
+    ended: EndedIds = field(default_factory=EndedIds)
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """A version that was read back.
+
+    Attributes:
+        manifest: Its manifest.
+        rows: Its rows, by key.
+        ended: Ids of the queries whose rows had ended.
+    """
+
+    manifest: Manifest
+    rows: Mapping[bytes, bytes]
+    ended: EndedIds
+
+    @property
+    def version(self) -> int:
+        """Return the sequence number up to which it contains everything."""
+        return self.manifest.version
+
+
+def write(
+    state: bytes,
+    *,
+    version: int,
+    clock: int,
+    context_offset: int,
+    reward_offset: int,
+    chunk_bytes: int = CHUNK_BYTES,
+    prior: str = "",
+    carried: Carried | None = None,
+    present: Collection[bytes] = (),
+) -> Iterator[tuple[bytes, bytes]]:
+    """Yield the records of a version in the order in which they must be written, the manifest last.
+
+    Args:
+        state: `Policy.state()`.
+        version: Last sequence number that the state contains.
+        clock: Decisions made.
+        context_offset: Newest Context offset in the state.
+        reward_offset: Newest Reward offset in the state.
+        chunk_bytes: Size of a chunk.
+        prior: SHA-256 of the prior, for version -1.
+        carried: What it contains besides the state; None for a snapshot that needs the whole log.
+        present: Keys that exist already; an array of ids is written only once.
+    """
+    carried = carried or Carried()
+    arrays = carried.ended.parts()
+    for part, data in arrays:
+        if (key := IDS_KEY + part.sha256.encode()) not in present:
+            yield key, data
+    chunks = _pieces(state, chunk_bytes)
+    for index, chunk in enumerate(chunks):
+        yield _chunk_key(version, index), chunk
+    rows = _pieces(b"\n".join(carried.rows), chunk_bytes)
+    for index, chunk in enumerate(rows):
+        yield _rows_key(version, index), chunk
+    manifest = Manifest(
+        version=version,
+        clock=clock,
+        context_offset=context_offset,
+        reward_offset=reward_offset,
+        chunks=tuple(map(digest, chunks)),
+        sha256=digest(state),
+        size=len(state),
+        prior=prior,
+        log_offset=carried.log_offset,
+        rows=tuple(map(digest, rows)),
+        ended=tuple(part for part, _ in arrays),
+    )
+    body = msgspec.json.encode(manifest)
+    yield manifest_key(version), digest(body).encode() + b"\n" + body
+
+
+def read(
+    records: Mapping[bytes, bytes],
+    accept: Callable[[bytes], None],
+    *,
+    oldest: bool = False,
+    most_ids: int | None = None,
+) -> tuple[Snapshot | None, list[CorruptState]]:
+    """Return the newest complete, verified and accepted version, and why each newer one was refused.
+
+    Chunks without a manifest belong to a version whose writing was interrupted; they are no error.
+
+    Args:
+        records: Every snapshot record.
+        accept: Takes the state, or raises CorruptState: `Policy.load`.
+        oldest: Try the oldest version first; a replay then has the most rows after it.
+        most_ids: Ids remembered at most; None for the default.
+    """
+    refused: list[CorruptState] = []
+    for version in sorted(versions(records), reverse=not oldest):
+        try:
+            manifest, state = _verified(records, version)
+            rows = _rows(records, manifest)
+            ended = _ids(records, manifest, most_ids)
+            accept(state)
+        except CorruptState as error:
+            refused.append(error.within(f"snapshot {version}"))
+        else:
+            return Snapshot(manifest, rows, ended), refused
+    return None, refused
+
+
+def _verified(records: Mapping[bytes, bytes], version: int) -> tuple[Manifest, bytes]:
+    manifest = manifest_of(records, version)
+    state = _joined(records, manifest.chunks, lambda index: _chunk_key(version, index), "chunk")
+    if (len(state), digest(state)) != (manifest.size, manifest.sha256):
+        raise CorruptState("size", len(state), manifest.size)
+    return manifest, state
+
+
+def _rows(records: Mapping[bytes, bytes], manifest: Manifest) -> dict[bytes, bytes]:
+    lines = _joined(records, manifest.rows, lambda index: _rows_key(manifest.version, index), "chunk of rows")
+    return {decode_row(b"", value).key: value for value in lines.split(b"\n") if value}
+
+
+def _ids(records: Mapping[bytes, bytes], manifest: Manifest, most: int | None) -> EndedIds:
+    def load(sha256: str) -> bytes | None:
+        return records.get(IDS_KEY + sha256.encode())
+
+    return EndedIds.read(manifest.ended, load) if most is None else EndedIds.read(manifest.ended, load, most)
+
+
+def _joined(
+    records: Mapping[bytes, bytes], digests: tuple[str, ...], key: Callable[[int], bytes], what: str
+) -> bytes:
+    parts = []
+    for index, stated in enumerate(digests):
+        part = records.get(key(index))
+        if part is None:
+            raise CorruptState(f"{what} {index}", "nothing", f"{len(digests)} chunks")
+        if digest(part) != stated:
+            raise CorruptState(f"{what} {index} sha256", digest(part), stated)
+        parts.append(part)
+    return b"".join(parts)
+
+
+def _pieces(data: bytes, size: int) -> list[bytes]:
+    return [data[at : at + size] for at in range(0, len(data), size)]
+
+
+def _chunk_key(version: int, index: int) -> bytes:
+    return SNAPSHOT_KEY + f"{version}/{index}".encode()
+
+
+def _rows_key(version: int, index: int) -> bytes:
+    return SNAPSHOT_KEY + f"{version}/rows/{index}".encode()

@@ -1,0 +1,257 @@
+"""Does the log reproduce every Decision? Replay it and compare.
+
+Decisions and updates share one order, so the policy that made a Decision is the fold of everything before it. The live
+run may have scored in batches, and sums in another order differ in their last digits. So an action counts as reproduced
+if its score is within TOLERANCE of the best. Everything else that a Decision says of the choice is compared with what
+the replay says of that action: its terms, its probability, who drew it and for which group, and the runners-up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import groupby
+from typing import Final, TypeAlias
+
+from agents.bandit.errors import CorruptState
+from agents.bandit.learner import choice, tied
+from agents.bandit.policy import Choice, Context, Policy, Scores
+from agents.catalogue.actions import ActionSpace
+from agents.decider import snapshot
+from agents.decider.decider import seed_of
+from agents.decider.log import (
+    ActionRow,
+    AnyRow,
+    Event,
+    OfferRow,
+    Row,
+    Told,
+    aim_of,
+    decode_row,
+    events,
+    introduce,
+    offer,
+    policy_objective,
+    resume_offer,
+    tell,
+    untold,
+)
+from agents.decider.snapshot import is_prior, is_record
+from schemas.action import Action
+from schemas.decision import Decision
+from schemas.record import decode
+
+TOLERANCE: Final = 1e-9
+"""Relative difference of scores that rounding may cause; a fold and the live run agree within it."""
+
+
+Difference: TypeAlias = tuple[str, object, object]
+"""Field, logged, replayed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Mismatch:
+    """A field of a Decision that the replay does not reproduce."""
+
+    query_id: str
+    seq: int
+    field: str
+    logged: object
+    replayed: object
+
+
+def opened(policy: Policy, records: Mapping[bytes, bytes]) -> tuple[list[AnyRow], int]:
+    """Return the rows of a log and the sequence number after which they can be replayed.
+
+    That number is -1, before everything, unless rows have left the log. In that case a snapshot contains them, and the
+    policy is loaded from the oldest complete one.
+
+    Args:
+        policy: A fresh policy with the settings of the live run.
+        records: Every key and value of the whole log and of the snapshots.
+
+    Raises:
+        CorruptState: There is no row, a row cannot be read, or rows are missing that no snapshot contains.
+    """
+    snapshots = {k: v for k, v in records.items() if is_record(k)}
+    log = [decode_row(k, v) for k, v in records.items() if k not in snapshots]
+    decided = [row for row in log if isinstance(row, Row)]
+    if not decided:
+        raise CorruptState("the decider's log", "no rows", "at least one decision")
+    if (absent := untold(decided)) is None:
+        prior = {k: v for k, v in snapshots.items() if is_prior(k)}
+        found, refused = snapshot.read(prior, policy.load)
+        if refused:
+            raise refused[0]
+        return log, -1
+    later = {k: v for k, v in snapshots.items() if not is_prior(k)}
+    found, refused = snapshot.read(later, policy.load, oldest=True)
+    if found is None:
+        raise refused[0] if refused else absent
+    if (absent := untold(decided, found.version)) is not None:
+        raise absent
+    return log, found.version
+
+
+def mismatches(policy: Policy, rows: Iterable[AnyRow], seed: int, after: int = -1) -> Iterator[Mismatch]:
+    """Replay a log in order and yield every Decision that differs.
+
+    Args:
+        policy: Of the settings of the live run; fresh, or loaded from a snapshot.
+        rows: Every row of the log.
+        seed: The live run's seed.
+        after: Sequence number of that snapshot; -1 for none.
+    """
+    log = list(rows)
+    actions = {row.action: row for row in log if isinstance(row, ActionRow)}
+    introduce(policy, actions.values())
+    offered = resume_offer(policy, log, after, actions)
+    for told, group in groupby(events(log, after), key=_together):
+        rows_of_kind = [event.row for event in group]
+        kind = told[0]
+        for row in rows_of_kind:
+            if isinstance(row, OfferRow):
+                offered = row
+                offer(policy, offered, actions)
+        decided = [row for row in rows_of_kind if isinstance(row, Row)]
+        if kind == "expect":
+            # Decided together, so from one state: the prices too.
+            yield from _compared(policy, decided, offered, seed)
+        tell(policy, kind, decided)
+
+
+def _together(event: Event) -> tuple[Told, int]:
+    """Return what events of one batch share: decisions made from one state, updates one at a time."""
+    row = event.row
+    if event.told == "expect" and isinstance(row, Row):
+        return "expect", row.batch if row.batch >= 0 else row.seq
+    return event.told, event.seq
+
+
+def _compared(policy: Policy, rows: Sequence[Row], offered: OfferRow, seed: int) -> Iterator[Mismatch]:
+    """Yield what differs in decisions that were made together, from the state before the first of them."""
+    decisions = [decode(bytes(row.decision), Decision) for row in rows]
+    contexts = [_context(row, made, offered.actions) for row, made in zip(rows, decisions, strict=True)]
+    objectives = [policy_objective(row.objective) for row in rows]
+    scored = policy.scores(contexts, objectives, seed)
+    for row, made, context, scores in zip(rows, decisions, contexts, scored, strict=True):
+        factor = offered.price_factors.get(made.action.model, 1.0)
+        if made.price_factor != factor:
+            yield Mismatch(row.query_id, row.seq, "price_factor", made.price_factor, factor)
+        own = seed_of(seed, made.query)
+        if made.seed != own:
+            yield Mismatch(row.query_id, row.seq, "seed", made.seed, own)
+        for field, logged, replayed in _differences(policy, row, made, context, scores):
+            yield Mismatch(row.query_id, row.seq, field, logged, replayed)
+
+
+def _context(row: Row, decision: Decision, offered: tuple[str, ...]) -> Context:
+    space = ActionSpace(tuple(Action.parse(action_id) for action_id in offered))
+    query = decision.query
+    left = space.choices(
+        pinned=query.pinned,
+        allowed_models=query.allowed_models,
+        available_models=set(space.models) - set(decision.masked_models),
+        answers=query.n,
+    )
+    return Context(row.query_id, row.vector(), frozenset(space[i].id for i in left))
+
+
+def _differences(
+    policy: Policy, row: Row, decision: Decision, context: Context, scores: Scores
+) -> Iterator[Difference]:
+    """Yield (field, logged, replayed) of what the state does not call for."""
+    aim = aim_of(row.objective)
+    if aim is not None and not _close(row.objective.price, price := policy.price(aim), relative=True):
+        yield "objective.price", row.objective.price, price
+    if decision.candidates != len(scores.action_ids):
+        yield "candidates", decision.candidates, len(scores.action_ids)
+    if decision.policy.version != policy.version:
+        yield "policy.version", decision.policy.version, policy.version
+    ids, at = list(scores.action_ids), scores.chosen
+    if decision.action.id in ids and scores.reason == "policy":
+        # Where two actions score alike to rounding, either reproduces the decision.
+        own = ids.index(decision.action.id)
+        if _close(float(scores.score[own]), float(scores.score[at])):
+            at = own
+    if decision.action.id != ids[at]:
+        yield "action", decision.action.id, ids[at]
+    if row.action != decision.action.id:
+        yield "action of the row", row.action, decision.action.id
+    chosen = choice(context, replace(scores, chosen=at), policy.version)
+    yield from _provenance(policy, row, decision, chosen)
+    yield from _numbers(decision, chosen, sure=at == scores.chosen and _clear(scores))
+    yield from _runners_up(decision, chosen, scores)
+
+
+def _provenance(policy: Policy, row: Row, decision: Decision, chosen: Choice) -> Iterator[Difference]:
+    """Yield what differs in who chose, for which group, and in what the Decision and its row both say."""
+    reason = chosen.reason if decision.query.pinned is None else "pinned"
+    for field, logged, replayed in (
+        ("policy.name", decision.policy.name, policy.name),
+        ("objective", decision.objective, row.objective),
+        ("seq", decision.seq, row.seq),
+        ("origin", decision.origin, row.query_origin),
+        ("reason", decision.reason, reason),
+        ("cohort", decision.cohort, chosen.cohort),
+        ("randomised", decision.randomised, chosen.randomised),
+        ("propensity_draws", decision.propensity_draws, chosen.propensity_draws),
+    ):
+        if logged != replayed:
+            yield field, logged, replayed
+
+
+def _numbers(decision: Decision, chosen: Choice, *, sure: bool) -> Iterator[Difference]:
+    """Yield the numbers of the action that differ by more than rounding.
+
+    Args:
+        decision: The Decision.
+        chosen: What the replay says of its action.
+        sure: Whether rounding cannot have made another action the best. If it can, the probabilities of the best
+            actions and the prediction that goes with the choice may be those of another tie.
+    """
+    by_policy = decision.query.pinned is None and chosen.reason not in ("warm-up", "control")
+    numbers: list[tuple[str, float | None, float | None]] = [
+        (field, getattr(decision, field), getattr(chosen, field) if by_policy else None)
+        for field in ("mean", "width", "score")
+    ]
+    if sure or chosen.reason == "warm-up":  # whose probabilities are those of a uniform draw
+        numbers += [
+            ("propensity", decision.propensity, chosen.propensity),
+            ("propensity_error", decision.propensity_error, chosen.propensity_error),
+        ]
+    if sure:
+        said = decision.predicted
+        logged = (None,) * 3 if said is None else (said.correct, said.score, said.log_cost)
+        names = ("predicted.correct", "predicted.score", "predicted.log_cost")
+        numbers += zip(names, logged, chosen.predicted or (None,) * 3, strict=True)
+    for name, one, two in numbers:
+        if not (one is two if one is None or two is None else _close(one, two)):
+            yield name, one, two
+
+
+def _runners_up(decision: Decision, chosen: Choice, scores: Scores) -> Iterator[Difference]:
+    """Yield the runners-up that differ; of those that score alike to rounding, any order is right."""
+    logged, replayed = decision.runners_up, chosen.runners_up
+    others = {each.action for each in logged} - {chosen.action_id}
+    if not len(others) == len(logged) == len(replayed):
+        yield "runners_up", [each.action for each in logged], [each.action_id for each in replayed]
+        return
+    ids = list(scores.action_ids)
+    for own, other in zip(logged, replayed, strict=True):
+        at = ids.index(own.action) if own.action in ids else scores.chosen
+        terms = ((own.mean, scores.mean[at]), (own.width, scores.width[at]), (own.score, scores.score[at]))
+        alike = all(_close(one, float(two)) for one, two in terms)
+        if own.action not in ids or not alike or not _close(own.score, other.score):
+            yield "runners_up", own, other
+
+
+def _clear(scores: Scores) -> bool:
+    """Return whether rounding cannot change which actions are the best: none is nearly tied with them."""
+    best = float(scores.score.max())
+    return sum(_close(float(each), best) for each in scores.score) == len(tied(scores.score))
+
+
+def _close(one: float, two: float, *, relative: bool = False) -> bool:
+    unit = 0.0 if relative else 1.0
+    return abs(one - two) <= TOLERANCE * max(unit, abs(one), abs(two))

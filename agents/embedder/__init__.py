@@ -1,1 +1,0 @@
-"""Query to Context: the text of a question becomes a unit vector."""

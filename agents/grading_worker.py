@@ -1,0 +1,81 @@
+"""A process of `grading_pool`: one JSON line in, one out.
+
+It runs alone because grading may never end: math-verify's own time-outs need the main thread of a process,
+and a signal handler cannot interrupt compiled code. So they are off, and the process dies instead: its parent
+kills it, and an alarm without a handler does so when there is no parent any more.
+"""
+
+import json
+import os
+import resource
+import signal
+import sys
+from collections.abc import Callable
+from typing import TextIO
+
+from agents.answers import passes
+
+
+def main(timeout_s: float, memory_mb: int) -> None:
+    """Answer {"gold", "answer"} and {"program", "tests"} with {"correct"} or {"error"} until input ends.
+
+    {"math"} comes once before the first of the former, and is answered with {"ready"}.
+    """
+    # The protocol keeps a descriptor of its own: a parser that prints must not break it.
+    out = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)
+    _limit(resource.RLIMIT_AS, memory_mb * 2**20)
+    _limit(resource.RLIMIT_CORE, 0)
+    _limit(resource.RLIMIT_FSIZE, 0)  # pipes are not files
+    equal: Callable[..., bool] | None = None
+    _say(out, {"ready": True})
+    for line in sys.stdin:
+        request = json.loads(line)
+        if "math" in request:
+            equal = _mathematics()  # takes seconds, which are not an answer's
+            _say(out, {"ready": True})
+            continue
+        signal.setitimer(signal.ITIMER_REAL, timeout_s + 1.0)
+        try:
+            grade = passes if "program" in request else equal
+            assert grade is not None
+            reply: dict[str, object] = {"correct": grade(**request)}
+        except (Exception, RecursionError, MemoryError) as error:  # the library promises no error type
+            reply = {"error": type(error).__name__}
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        _say(out, reply)
+
+
+def _mathematics() -> Callable[..., bool]:
+    """Return math-verify's comparison. Importing it takes seconds and a hundred megabytes."""
+    import logging
+
+    logging.disable(logging.CRITICAL)  # one warning a call that the time-outs are off
+    from math_verify import ExprExtractionConfig, LatexExtractionConfig, parse, verify
+
+    config = (LatexExtractionConfig(boxed_match_priority=0), ExprExtractionConfig())
+
+    def equal(gold: str, answer: str) -> bool:
+        # Gold first: the comparison is not symmetric.
+        return bool(
+            verify(
+                parse(f"${gold}$", config, parsing_timeout=None),
+                parse(f"\\boxed{{{answer}}}", config, parsing_timeout=None),
+                timeout_seconds=None,
+            )
+        )
+
+    return equal
+
+
+def _limit(what: int, most: int) -> None:
+    resource.setrlimit(what, (most, most))
+
+
+def _say(out: TextIO, reply: dict[str, object]) -> None:
+    out.write(json.dumps(reply) + "\n")
+    out.flush()
+
+
+if __name__ == "__main__":
+    main(float(sys.argv[1]), int(sys.argv[2]))

@@ -1,0 +1,480 @@
+"""What is known of a query while its reward is open, and for a while after: a row of the join's table."""
+
+import math
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+import msgspec
+from msgspec import Struct
+from msgspec.structs import replace
+
+from agents.catalogue.models import Architecture
+from schemas.action import Action
+from schemas.answer import Answer, Fault, Status
+from schemas.decision import Cohort, Decision
+from schemas.errors import UnreadableRecord
+from schemas.forest import Unit
+from schemas.objective import ObjectiveInForce
+from schemas.query import Origin, Reference
+from schemas.record import MAX_VALUE
+from schemas.reward import Due, Feedback, Kind, Price, Reward, reward_id
+
+# msgspec's own error covers neither bytes that are not UTF-8 nor a value nested too deeply.
+_UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+
+DueKind = Literal["timeout", "feedback", "parked", "forget"]
+
+
+class Deadline(NamedTuple):
+    """A deadline of a row, in ms on the broker's clock."""
+
+    kind: DueKind
+    deadline_ms: int
+
+
+class Opened(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What the join keeps of a Decision. The reference goes as soon as the Answer is graded.
+
+    `generator` is the model's architecture when the Decision arrived: the search can be priced even when the
+    model has been removed from the catalogue, its record compacted and this process restarted since. `cohort` is empty
+    where no draw chose it.
+    """
+
+    seq: int
+    action: Action
+    objective: ObjectiveInForce
+    appended_ms: int  # of the Query
+    timeout_ms: int  # from there to expiry
+    feedback_ms: int  # from the Answer to the default
+    reference: Reference | None = None
+    generator: Architecture | None = None
+    learn: bool = True
+    cohort: Cohort | Literal[""] = ""
+
+
+class Valued(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """An Answer in the terms of the reward: its price, its path score, its grade."""
+
+    status: Status
+    score: Unit | None = None
+    price: Price | None = None
+    correct: Unit | None = None  # None: nobody knows yet
+    grader: str = ""  # name and version, where a reference was graded against
+    fault: Fault = ""
+    bounded: bool = False  # the client's own bounds cut it
+    missing: str = ""  # why a term could not be worked out
+
+
+class Parked(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A Feedback that came before its Answer."""
+
+    feedback: Feedback
+    until_ms: int
+    origin: Origin | None = None
+
+
+class Row(Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="schema", tag="join-row.v1"):
+    """One query in the join.
+
+    Attributes:
+        query_id: The query's id.
+        opened: Of its Decision.
+        answer: An Answer that came before the Decision, whole.
+        answered_ms: Append time of the Answer that counts.
+        valued: That Answer in the terms of the reward.
+        parked: A Feedback that came before the Answer.
+        orphaned: Where a Feedback lies whose wait for the Answer was over: it stays a dead letter.
+        provisional: Whether a provisional reward waits for its correction.
+        expiry_sent: Whether the `expired` Answer was written.
+        closed: The kind of reward that closed it.
+        forget_ms: When the row may go.
+    """
+
+    query_id: str
+    opened: Opened | None = None
+    answer: Answer | None = None
+    answered_ms: int | None = None
+    valued: Valued | None = None
+    parked: Parked | None = None
+    orphaned: Origin | None = None
+    provisional: bool = False
+    expiry_sent: bool = False
+    closed: Kind | None = None
+    forget_ms: int | None = None
+
+    @property
+    def feedback_deadline_ms(self) -> int:
+        """Return when an awaited Feedback is too late: `feedback_wait_s` after the Answer."""
+        assert self.opened is not None
+        assert self.answered_ms is not None
+        return self.answered_ms + self.opened.feedback_ms
+
+
+def dues(row: Row) -> tuple[Deadline, ...]:
+    """Return the deadlines a row waits for. The timer sends each back as a Due once it has passed."""
+    found: list[Deadline] = []
+    if row.opened is not None and row.answered_ms is None and not row.expiry_sent:
+        found.append(Deadline("timeout", row.opened.appended_ms + row.opened.timeout_ms))
+    if row.provisional:
+        found.append(Deadline("feedback", row.feedback_deadline_ms))
+    if row.parked is not None:
+        found.append(Deadline("parked", row.parked.until_ms))
+    if row.forget_ms is not None:
+        found.append(Deadline("forget", row.forget_ms))
+    return tuple(found)
+
+
+def encode_row(row: Row) -> bytes:
+    """Return a row as stored: JSON with its schema version."""
+    return msgspec.json.encode(row)
+
+
+def decode_row(value: bytes) -> Row:
+    """Return a stored row.
+
+    An earlier release parked feedback whose `metadata` or `source` is refused today, and which could not be
+    written again. Such a row is read without the two: they are still in the feedback topic.
+
+    Raises:
+        UnreadableRecord: it is not a row of this release: rebuild the changelog from its topics.
+    """
+    try:
+        return msgspec.json.decode(value, type=Row)
+    except _UNREADABLE as error:
+        if (row := _without_notes(value)) is not None:
+            return row
+        raise UnreadableRecord("join row", "", f"cannot be read ({error}); rebuild the table") from None
+
+
+def _without_notes(value: bytes) -> Row | None:
+    try:
+        plain = msgspec.json.decode(value)
+        feedback = plain["parked"]["feedback"]
+        plain["parked"]["feedback"] = {"query_id": feedback["query_id"], "correct": feedback["correct"]}
+        return msgspec.convert(plain, Row)
+    except (*_UNREADABLE, KeyError, TypeError):
+        return None
+
+
+# The Reward record of each stage: the raw terms, and the scalar under the objective in force.
+#
+# The scalar is Equation 4, `ObjectiveInForce.reward`. The raw terms always go with it, so that any other
+# objective can be applied to them later.
+
+
+def reward_of(
+    query_id: str,
+    kind: Kind,
+    opened: Opened,
+    valued: Valued,
+    answered_ms: int | None,
+    correct: float | None,
+    graded_by: Literal["", "reference", "feedback"],
+) -> Reward:
+    """Return the Reward record of one stage, its scalar where no term is missing."""
+    log_cost = math.log(valued.price.eflops) if valued.price is not None else None
+    return Reward(
+        reward_id=reward_id(query_id, kind),
+        query_id=query_id,
+        kind=kind,
+        seq=opened.seq,
+        action=opened.action,
+        status=valued.status,
+        correct=correct,
+        score=valued.score,
+        log_cost=log_cost,
+        price=valued.price,
+        objective=opened.objective,
+        reward=_scalar(correct, valued.score, log_cost, opened.objective),
+        graded_by=graded_by,
+        grader=valued.grader if graded_by == "reference" else "",
+        latency_s=(answered_ms - opened.appended_ms) / 1000 if answered_ms is not None else None,
+        fault=valued.fault,
+        learn=opened.learn,
+        bounded=valued.bounded,
+        missing=valued.missing,
+    )
+
+
+def _scalar(
+    correct: float | None, score: float | None, log_cost: float | None, objective: ObjectiveInForce
+) -> float | None:
+    if correct is None or score is None or log_cost is None:
+        return None
+    return objective.reward(correct, score, log_cost)
+
+
+# The reward join: one row a query, a fold over Decision, Answer, Feedback and Due in whatever order.
+#
+#     provisional   score and cost are known, correctness is awaited
+#     final         all is known at once; correction: correctness came after a provisional
+#     default       correctness did not come in time, nothing could be run, or the client's own bounds cut the answer;
+#                   the row closes with what it has
+#
+# Each kind is made at most once, exactly one of the last three closes the row, and a record seen before changes
+# nothing. Whoever runs the fold sends what it returns *before* it stores the row: after a crash in between,
+# the same record makes the same rewards again, under the same identity.
+#
+# A row always fits a record: what would make it too large is left out, and the turn says so (`oversized`). All
+# times are append times of the broker. Which deadline comes next is read from the row (`dues`); the clock
+# only sends Due records back into the fold.
+
+Count = Literal[
+    "duplicate_decision",
+    "duplicate_answer",
+    "duplicate_feedback",
+    "late_feedback",
+    "orphan_feedback",
+    "stale_due",
+    "early_due",
+    "expired",
+    "oversized",
+]
+
+
+@dataclass(frozen=True)
+class Waits:
+    """What a deployment waits, in ms, where the query does not say."""
+
+    timeout_ms: int = 600_000
+    feedback_ms: int = 0
+    # A closed row recognises what is delivered again for as long as the topics keep it.
+    keep_ms: int = 7 * 24 * 3_600_000
+    # Most bytes of a row; its key and the frame of a batch come on top.
+    row_bytes: int = MAX_VALUE
+
+
+@dataclass(frozen=True)
+class Arrival:
+    """A record with its append time on the broker and its place there."""
+
+    record: Decision | Answer | Feedback | Due
+    at_ms: int
+    origin: Origin | None = None
+
+
+@dataclass(frozen=True)
+class Orphan:
+    """A Feedback that is not applied: a dead letter. It met no Answer in time, or its row has no place for it."""
+
+    feedback: Feedback
+    origin: Origin | None
+    why: Literal["unanswered", "oversized"] = "unanswered"
+
+
+@dataclass(frozen=True)
+class Turn:
+    """What one record led to: the row to store (None: remove it), what to send first, what to count."""
+
+    row: Row | None
+    out: tuple[Reward | Answer | Orphan, ...] = ()
+    counts: tuple[Count, ...] = ()
+
+
+def to_value(
+    row: Row | None, record: Decision | Answer | Feedback | Due
+) -> tuple[Reference | None, Answer] | None:
+    """Return (reference, answer) when this record makes it possible, and needed, to value an Answer.
+
+    Pricing and grading take time that the fold does not have: do them, then call `on` with the result.
+    """
+    if isinstance(record, Answer) and row is not None and row.opened is not None and row.valued is None:
+        return row.opened.reference, record
+    if isinstance(record, Decision) and row is not None and row.opened is None and row.answer is not None:
+        return record.query.reference, row.answer
+    return None
+
+
+def on(
+    row: Row | None,
+    arrival: Arrival,
+    waits: Waits,
+    value: Valued | None = None,
+    generator: Architecture | None = None,
+) -> Turn:
+    """Fold one record into its query's row.
+
+    Args:
+        row: As stored; None for a query not heard of.
+        arrival: The record.
+        waits: Of this deployment.
+        value: Price and grade, exactly when `to_value` asked for them.
+        generator: With a Decision, the architecture of its model where the catalogue knows it.
+
+    Raises:
+        ValueError: a value is missing.
+    """
+    return _fitted(_fold(row, arrival, waits, value, generator), waits.row_bytes)
+
+
+def _fold(
+    row: Row | None,
+    arrival: Arrival,
+    waits: Waits,
+    value: Valued | None,
+    generator: Architecture | None,
+) -> Turn:
+    record = arrival.record
+    if isinstance(record, Decision):
+        row = row or Row(query_id=record.query_id)
+        return _on_decision(row, record, arrival.at_ms, waits, value, generator)
+    if isinstance(record, Answer):
+        return _on_answer(row or Row(query_id=record.query_id), record, arrival.at_ms, waits, value)
+    if isinstance(record, Feedback):
+        return _on_feedback(row or Row(query_id=record.query_id), record, arrival, waits)
+    return _on_due(row, record, arrival.at_ms, waits)
+
+
+def _fitted(turn: Turn, most_bytes: int) -> Turn:
+    """Return a turn whose row can be written: a row that cannot would meet each of its deadlines in vain.
+
+    In this order a parked Feedback, an early Answer and the reference are left out until the rest fits. The
+    first is a dead letter; without the others the query closes with a term unknown, and the reward says why.
+    """
+    if turn.row is None or len(encode_row(turn.row)) <= most_bytes:
+        return turn
+    row, out = turn.row, turn.out
+    if row.parked is not None:
+        out = (*out, Orphan(row.parked.feedback, row.parked.origin, "oversized"))
+        row = replace(row, parked=None, orphaned=row.parked.origin)
+    if row.answer is not None and len(encode_row(row)) > most_bytes:
+        missing = f"price, correct: the Answer came before its Decision and does not fit a row of {most_bytes} bytes"
+        valued = Valued(status=row.answer.status, missing=missing, fault=row.answer.fault)
+        row = replace(row, answer=None, valued=valued)
+    if row.opened is not None and len(encode_row(row)) > most_bytes:
+        row = replace(row, opened=replace(row.opened, reference=None))
+    return Turn(row, out, (*turn.counts, "oversized"))
+
+
+def _on_decision(
+    row: Row,
+    decision: Decision,
+    at_ms: int,
+    waits: Waits,
+    value: Valued | None,
+    generator: Architecture | None,
+) -> Turn:
+    if row.opened is not None:
+        return Turn(row, counts=("duplicate_decision",))
+    query = decision.query
+    timeout_ms = waits.timeout_ms if query.timeout_s is None else int(query.timeout_s * 1000)
+    feedback_ms = waits.feedback_ms if query.feedback_wait_s is None else int(query.feedback_wait_s * 1000)
+    opened = Opened(
+        seq=decision.seq,
+        action=decision.action,
+        objective=decision.objective,
+        appended_ms=decision.appended_ms or at_ms,
+        timeout_ms=timeout_ms,
+        feedback_ms=feedback_ms,
+        reference=query.reference,
+        learn=query.learn,
+        cohort=decision.cohort if decision.randomised else "",
+        generator=generator,
+    )
+    if row.answered_ms is None:
+        return Turn(replace(row, opened=opened, forget_ms=None))
+    return _settle(replace(row, opened=opened), at_ms, waits, value or row.valued)
+
+
+def _on_answer(row: Row, answer: Answer, at_ms: int, waits: Waits, value: Valued | None) -> Turn:
+    # The first in offset order counts: one topic, one partition a query, so the first to arrive.
+    if row.answered_ms is not None:
+        return Turn(row, counts=("duplicate_answer",))
+    row = replace(row, answered_ms=at_ms)
+    if row.opened is None:
+        return Turn(replace(row, answer=answer, forget_ms=at_ms + waits.keep_ms))
+    return _settle(row, at_ms, waits, value)
+
+
+def _settle(row: Row, at_ms: int, waits: Waits, value: Valued | None) -> Turn:
+    """Make the first reward of a query whose Decision and Answer have met."""
+    if value is None:
+        raise ValueError(f"{row.query_id}: the Answer is not priced and graded; ask `to_value` first")
+    assert row.opened is not None
+    wait_ms = row.opened.feedback_ms
+    # Neither text is needed any more, nor what the price was worked out from.
+    opened = replace(row.opened, reference=None, generator=None)
+    row = replace(row, opened=opened, answer=None, valued=value, forget_ms=None)
+    counts: tuple[Count, ...] = ("expired",) if value.status == "expired" else ()
+    if value.status == "cancelled" or value.bounded:
+        # Cancelled: priced, but without score and correctness, so the decider abandons the row. To learn from it would
+        # make the searches that people give up on look cheap. Bounded: whoever judges an answer that the client's own
+        # bounds cut judges these, not the configuration, so no feedback is awaited and a parked one does not count.
+        return _close(row, "default", at_ms, waits, None, "", counts)
+    if value.correct is not None:
+        return _close(row, "final", at_ms, waits, value.correct, "reference", counts)
+    if row.parked is not None:
+        return _close(row, "final", at_ms, waits, row.parked.feedback.grade, "feedback", counts)
+    if value.score is None or wait_ms == 0:
+        return _close(row, "default", at_ms, waits, None, "", counts)
+    return Turn(replace(row, provisional=True), (_reward(row, "provisional", None, ""),), counts)
+
+
+def _on_feedback(row: Row, feedback: Feedback, arrival: Arrival, waits: Waits) -> Turn:
+    if row.closed is not None:
+        return Turn(row, counts=("late_feedback" if row.closed == "default" else "duplicate_feedback",))
+    if arrival.origin is not None and arrival.origin == row.orphaned:
+        return Turn(row, counts=("duplicate_feedback",))
+    if row.provisional:
+        if arrival.at_ms > row.feedback_deadline_ms:
+            return Turn(row, counts=("late_feedback",))
+        return _close(row, "correction", arrival.at_ms, waits, feedback.grade, "feedback")
+    if row.parked is not None:
+        return Turn(row, counts=("duplicate_feedback",))
+    wait_ms = waits.feedback_ms if row.opened is None else row.opened.feedback_ms
+    parked = Parked(feedback=feedback, origin=arrival.origin, until_ms=arrival.at_ms + wait_ms)
+    return Turn(replace(row, parked=parked))
+
+
+def _on_due(row: Row | None, due: Due, at_ms: int, waits: Waits) -> Turn:
+    if row is None or Deadline(due.kind, due.deadline_ms) not in dues(row):
+        return Turn(row, counts=("stale_due",))
+    if at_ms < due.deadline_ms:
+        # A timer whose clock runs ahead must not expire what still has time.
+        return Turn(row, counts=("early_due",))
+    if due.kind == "timeout":
+        assert row.opened is not None
+        return Turn(replace(row, expiry_sent=True), (_expired(row, row.opened),))
+    if due.kind == "feedback":
+        return _close(row, "default", at_ms, waits, None, "")
+    if due.kind == "forget":
+        return Turn(None)
+    assert row.parked is not None
+    orphan = Orphan(row.parked.feedback, row.parked.origin)
+    # Of an unknown query only this is kept: delivered again, the Feedback stays what it was.
+    forget_ms = row.forget_ms if row.opened or row.answer else at_ms + waits.keep_ms
+    left = replace(row, parked=None, orphaned=orphan.origin, forget_ms=forget_ms)
+    return Turn(left, (orphan,), ("orphan_feedback",))
+
+
+def _close(
+    row: Row,
+    kind: Kind,
+    at_ms: int,
+    waits: Waits,
+    correct: float | None,
+    graded_by: Literal["", "reference", "feedback"],
+    counts: tuple[Count, ...] = (),
+) -> Turn:
+    closed = replace(row, provisional=False, parked=None, closed=kind, forget_ms=at_ms + waits.keep_ms)
+    return Turn(closed, (_reward(row, kind, correct, graded_by),), counts)
+
+
+def _reward(
+    row: Row, kind: Kind, correct: float | None, graded_by: Literal["", "reference", "feedback"]
+) -> Reward:
+    assert row.opened is not None
+    assert row.valued is not None
+    return reward_of(row.query_id, kind, row.opened, row.valued, row.answered_ms, correct, graded_by)
+
+
+def _expired(row: Row, opened: Opened) -> Answer:
+    """Return the Answer of a query whose executor is silent: it takes the topic's order like any other."""
+    return Answer(
+        query_id=row.query_id,
+        status="expired",
+        by="aggregator",
+        action=opened.action,
+        seq=opened.seq,
+        error=f"no answer within {opened.timeout_ms / 1000:g} s; is an executor of this model running?",
+    )

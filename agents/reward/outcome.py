@@ -1,0 +1,170 @@
+"""The aggregator's logic beside the join: what an Answer cost, and whether it was right.
+
+Both are worked out once, when Decision and Answer have met (`join.to_value`), and go into the fold as a
+`Valued`.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from agents.answers import Grade, Judge, Runner, Undecided, grade, run_here
+from agents.catalogue import eflops
+from agents.catalogue.models import Architecture, Catalogue
+from agents.reward.join import Valued
+from schemas.answer import Answer
+from schemas.errors import UniscaleError
+from schemas.forest import Forest
+from schemas.reward import Price
+from schemas.search import Served
+
+MAX_MISSING = 500
+"""Characters that say why a term is missing: an error may quote the reference."""
+
+
+class UnpricedAnswer(UniscaleError):
+    """An Answer names a model or verifier whose architecture is not known. Add it to the catalogue."""
+
+    def __init__(self, query_id: str, kind: str, name: str) -> None:
+        super().__init__(f"{query_id}: {kind} {name!r} is not in the catalogue; add its architecture")
+
+
+@dataclass(frozen=True)
+class Pricing:
+    """What searches are priced by.
+
+    Attributes:
+        generators: Architectures by model name; also of models that have left: their last searches cost too.
+        verifiers: Architectures by name.
+        verifier: The one in use, for Answers that name none.
+        intensity: FLOPs a byte is worth on this hardware.
+    """
+
+    generators: Mapping[str, Architecture]
+    verifiers: Mapping[str, Architecture]
+    verifier: str
+    intensity: float = eflops.INTENSITY
+
+    @classmethod
+    def of(cls, catalogue: Catalogue, before: "Pricing | None" = None) -> "Pricing":
+        """Return the pricing of a catalogue, with the models `before` knew beside its own."""
+        known = dict(before.generators) if before is not None else {}
+        return cls(
+            generators=known | {model.name: model.architecture for model in catalogue.models},
+            verifiers={verifier.name: verifier.architecture for verifier in catalogue.verifiers},
+            verifier=catalogue.verifier,
+            intensity=catalogue.hardware.intensity,
+        )
+
+    def scorer(self, served: Served | None) -> Architecture | None:
+        """Return the architecture of what scored, by its name in the catalogue; None when it is unknown.
+
+        `Served.model` is that name; `Served.name` is the software, for instance `vllm`. What scored under no
+        name of its own, such as a recording, is priced as the verifier in use.
+        """
+        named = self.verifier if served is None else served.model or served.name
+        in_use = None if served is not None and served.model else self.verifiers.get(self.verifier)
+        return self.verifiers.get(named, in_use)
+
+    def forest_eflops(self, forest: Forest, verifier: str | None = None) -> float:
+        """Return what a search has cost so far, in eFLOPs at its price: 0 before its first step.
+
+        Raises:
+            UnpricedAnswer: its model is unknown.
+        """
+        if not forest.drafts:
+            return 0.0
+        generator = self.generators.get(forest.action.model)
+        if generator is None:
+            raise UnpricedAnswer("a search under way", "model", forest.action.model)
+        scorer = self.verifiers[verifier or self.verifier]
+        cost = eflops.price(forest.prompt_tokens, forest.drafts, generator, scorer, self.intensity)
+        return cost.eflops * forest.limits.price_factor
+
+
+def price_of(answer: Answer, pricing: Pricing, generator: Architecture | None = None) -> Price | None:
+    """Return what an Answer's search cost (App. D.3), at the price it began with, or None when nothing was run.
+
+    Args:
+        answer: With its trace.
+        pricing: What searches are priced by.
+        generator: Architecture of the model, as kept from the Decision; by default the catalogue's.
+
+    Raises:
+        UnpricedAnswer: its model or verifier is unknown.
+    """
+    if answer.action is None or not answer.trace:
+        return None
+    model = generator or pricing.generators.get(answer.action.model)
+    if model is None:
+        raise UnpricedAnswer(answer.query_id, "model", answer.action.model)
+    scorer = pricing.scorer(answer.verifier)
+    if scorer is None:
+        served = answer.verifier.model or answer.verifier.name if answer.verifier else pricing.verifier
+        raise UnpricedAnswer(answer.query_id, "verifier", served)
+    cost = eflops.price(answer.prompt_tokens, answer.trace, model, scorer, pricing.intensity)
+    factor = answer.limits.price_factor if answer.limits is not None else 1.0
+    return Price(
+        eflops=factor * cost.eflops,
+        prefill_eflops=factor * cost.prefill.eflops(cost.intensity),
+        decoding_eflops=factor * cost.decoding.eflops(cost.intensity),
+        verifier_eflops=factor * cost.verifier_eflops,
+        compute_flops=cost.compute_flops,
+        memory_bytes=cost.memory_bytes,
+        intensity=cost.intensity,
+        factor=factor,
+    )
+
+
+def value(
+    reference: object,
+    answer: Answer,
+    *,
+    pricing: Pricing,
+    judge: Judge,
+    run: Runner = run_here,
+    generator: Architecture | None = None,
+) -> Valued:
+    """Return an Answer in the terms of the reward. May block for as long as grading takes.
+
+    A term that cannot be worked out is None, and `missing` says why: the query is closed all the same. No text
+    is a wrong answer, because whoever asked has none. A cancelled search has a price only, and an answer that the
+    client's own bounds cut is not graded: what is left of it is neither right nor wrong.
+
+    Args:
+        reference: What the Query brought to grade against; None for nothing.
+        answer: The Answer.
+        pricing: What searches are priced by.
+        judge: Compares mathematics.
+        run: Runs programs.
+        generator: Architecture of the model, as kept from the Decision; by default the catalogue's.
+
+    Raises:
+        Undecided: `judge` or `run` would take time and said so.
+    """
+    missing: list[str] = []
+    price: Price | None = None
+    graded: Grade | None = None
+    try:
+        price = price_of(answer, pricing, generator)
+    except (UniscaleError, ValueError, ArithmeticError) as error:
+        missing.append(f"price: {error}")
+    try:
+        if reference is not None and answer.status != "cancelled" and not answer.bounded:
+            graded = grade(answer.text or "", reference, judge=judge, run=run)
+    except Undecided:
+        raise
+    except Exception as error:  # whatever a reference makes a grader do, the row must be closed
+        missing.append(f"correct: {type(error).__name__}: {error}")
+    # An outage says nothing about the action, and nobody waited for a cancelled search: without a score the
+    # learner abandons both.
+    scored = answer.text is not None and not answer.fault and answer.status != "cancelled"
+    return Valued(
+        status=answer.status,
+        score=answer.score if scored else None,
+        price=price,
+        correct=None if graded is None else float(graded.correct),
+        grader="" if graded is None else f"{graded.grader} {graded.version}",
+        fault=answer.fault,
+        bounded=answer.bounded,
+        missing="; ".join(missing)[:MAX_MISSING],
+    )

@@ -1,0 +1,133 @@
+"""Why a search went as it did: each draft with its score, its path's score and its fate in words (§3.3).
+
+For a path that was pruned early, the words state the proof: the best mean that it could still reach by H_max, and the
+score that it would have had to beat.
+"""
+
+from dataclasses import dataclass
+
+from agents.search.forest import StepControl, history
+from agents.search.search import place_of
+from schemas.answer import Answer
+from schemas.forest import Draft, Fate, Forest
+
+
+@dataclass(frozen=True)
+class DraftExplained:
+    """One draft.
+
+    Attributes:
+        index: Its index in the trace.
+        place: Subtree, then slot at each step, as in `0.3.1`.
+        tokens: Tokens generated.
+        score: v(s); None when it was never scored.
+        path_score: V(p), the mean score over its path.
+        fate: Its fate.
+        why: Its fate in words.
+        chosen: Whether it belongs to the path in the Answer.
+    """
+
+    index: int
+    place: str
+    tokens: int
+    score: float | None
+    path_score: float | None
+    fate: Fate
+    why: str
+    chosen: bool
+
+
+@dataclass(frozen=True)
+class StepExplained:
+    """One step: its drafts, best path first, and the state of search control after it."""
+
+    control: StepControl
+    drafts: tuple[DraftExplained, ...]
+
+
+def explain(answer: Answer) -> tuple[StepExplained, ...]:
+    """Return the steps of an Answer's search; empty if nothing was run.
+
+    Raises:
+        ValueError: the trace is not the trace of a search.
+    """
+    if answer.action is None or answer.limits is None or not answer.trace:
+        return ()
+    # A search that failed at its verifier ends with a step that has no scores.
+    unscored = any(draft.score is None for draft in answer.trace)
+    forest = Forest(
+        action=answer.action,
+        limits=answer.limits,
+        drafts=answer.trace,
+        step=answer.steps,
+        scored=answer.steps - unscored,
+        prompt_tokens=answer.prompt_tokens,
+    )
+    steps = []
+    for control in history(forest):
+        drafts = [
+            _draft(forest, at, control, at in answer.path)
+            for at, draft in enumerate(forest.drafts)
+            if draft.depth == control.step
+        ]
+        steps.append(StepExplained(control, tuple(sorted(drafts, key=lambda d: -(d.path_score or 0.0)))))
+    return tuple(steps)
+
+
+def bounds_in_words(control: StepControl, eta: float) -> str:
+    """Return the state of search control after a step in one sentence.
+
+    >>> bounds_in_words(StepControl(step=5, v_max=0.81, best_depth=5, limit=6, bar=0.81), eta=1.2)
+    'V_max = 0.810 at D_best = 5, so H_max = ⌈1.2·5⌉ = 6'
+    >>> bounds_in_words(StepControl(step=1, v_max=None, best_depth=None, limit=40), eta=1.2)
+    'no path has completed: H_max = 40'
+    """
+    if control.v_max is None:
+        return f"no path has completed: H_max = {control.limit}"
+    known = f"V_max = {control.v_max:.3f} at D_best = {control.best_depth}"
+    if control.bar is None:
+        return f"{known}; more answers are wanted: H_max = {control.limit}"
+    risen = f"⌈{eta:g}·{control.best_depth}⌉"
+    return f"{known}, so H_max = {risen} = {control.limit}"
+
+
+def _draft(forest: Forest, at: int, control: StepControl, chosen: bool) -> DraftExplained:
+    draft = forest.drafts[at]
+    path_score = forest.path_score(at) if draft.score is not None else None
+    return DraftExplained(
+        index=at,
+        place=".".join(map(str, place_of(forest, at))),
+        tokens=draft.tokens,
+        score=draft.score,
+        path_score=path_score,
+        fate=draft.fate,
+        why=_why(draft, path_score, forest, control),
+        chosen=chosen,
+    )
+
+
+def _why(draft: Draft, path_score: float | None, forest: Forest, control: StepControl) -> str:
+    match draft.fate:
+        case "early_exit":
+            wanted = forest.limits.answers
+            beaten = "V_max" if wanted == 1 else f"the score of answer {wanted}"
+            return (
+                f"pruned: with {path_score or 0.0:.3f} after {draft.depth} of at most {control.limit} steps (H_max) it "
+                f"could reach {draft.bound or 0.0:.3f} at best, below {beaten} = {control.bar or 0.0:.3f}"
+            )
+        case "beam":
+            return f"not among the best {forest.action.bs} of its subtree"
+        case "kept":
+            return "continues" if draft.finish != "length" else "continues within its step"
+        case "finished":
+            return "complete" if draft.finish != "stop" else "complete: ended by a stop text of the client"
+        case "cut":
+            if draft.finish == "context":
+                return "unfinished: the context is full"
+            if draft.finish == "max_tokens":
+                return f"unfinished: cut at the client's max_tokens = {forest.limits.max_tokens}"
+            return f"unfinished at H_max = {control.limit} steps"
+        case "stopped":
+            return "alive when the budget ran out"
+        case _:
+            return "never scored"

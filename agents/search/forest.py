@@ -1,0 +1,485 @@
+"""Search control of one scored step (UniScale §3.3): which paths are completed, cut, pruned, kept.
+
+The order: finished paths enter P_done and set V_max, D_best, H_max; unfinished ones at the limit are cut; the
+early-exit bound prunes; the best BS of each subtree are kept. Pruning only removes the worst paths, so it makes no
+difference whether it comes before or after the selection of the best BS. If a query wants n answers, the score of the
+n-th best completed path replaces V_max, and nothing is stopped before n paths are completed.
+"""
+
+import hashlib
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Literal
+
+import msgspec
+
+from agents.answers import extract_boxed
+from agents.serving.engine import Drafted
+from schemas.action import Action
+from schemas.errors import UniscaleError
+from schemas.forest import Draft, Fate, Finish, Forest, Limits, Stop, completes, first_stop
+from schemas.search import Scored
+
+BEST_STEP = 1.0  # v_sup, the highest score a step can have
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """The result for a step's drafts: the fate of each, the bounds of those pruned, the new best path."""
+
+    fates: dict[int, Fate]
+    bounds: dict[int, float]
+    best: int
+
+
+@dataclass(frozen=True)
+class StepControl:
+    """The state of search control after a step, with which the bounds were compared.
+
+    Attributes:
+        step: The step.
+        v_max: The best completed path's score.
+        best_depth: Its depth.
+        limit: H_max.
+        bar: The score that a bound must reach: V_max, or the score of the last answer if several are wanted.
+    """
+
+    step: int
+    v_max: float | None
+    best_depth: int | None
+    limit: int
+    bar: float | None = None
+
+
+def judge(forest: Forest, values: dict[int, float]) -> Judgement:
+    """Judge the drafts of a step.
+
+    Args:
+        forest: The search, with its last step pending.
+        values: V(p) of each path that ends in a draft of that step, in order.
+    """
+    limits, j, pending = forest.limits, forest.step, list(values)
+    fates: dict[int, Fate] = {}
+    for at in pending:
+        if _finished(forest, at):
+            fates[at] = "finished"
+        elif forest.drafts[at].finish in ("context", "max_tokens"):
+            fates[at] = "cut"
+    done = [at for at in fates if completes(fates[at], forest.drafts[at].finish, limits)]
+    best, v_max = _best(forest, values, done, forest.best)
+    bar = v_max if limits.answers == 1 else _bar(forest, values, done)
+    limit = h_max(limits, forest.drafts[best].depth if bar is not None else None)
+    bounds: dict[int, float] = {}
+    trees: dict[int, list[int]] = {}
+    for at in pending:
+        if at in fates:
+            continue
+        if j >= limit:
+            fates[at] = "cut"
+        elif limits.early_exit and bar is not None and (bound := potential(j, values[at], limit)) < bar:
+            fates[at], bounds[at] = "early_exit", bound
+        else:
+            trees.setdefault(forest.drafts[at].tree, []).append(at)
+    for tree in trees.values():
+        # The sort is stable: among equal paths, the one drafted first comes first.
+        for rank, at in enumerate(sorted(tree, key=lambda at: -values[at])):
+            fates[at] = "kept" if rank < forest.action.bs else "beam"
+    if limits.cut_completes:
+        cut = [at for at in pending if fates[at] == "cut" and forest.drafts[at].finish != "max_tokens"]
+        best, _ = _best(forest, values, cut, best)
+    return Judgement(fates, bounds, best)
+
+
+def h_max(limits: Limits, best_depth: int | None) -> int:
+    """Return the depth at which paths stop: ⌈η·D_best⌉ once one has completed, within the first limit.
+
+    >>> (
+    ...     h_max(Limits(depth_limit=40, step_tokens=100), 5),
+    ...     h_max(Limits(depth_limit=40, step_tokens=100), None),
+    ... )
+    (6, 40)
+    """
+    if not limits.early_exit or best_depth is None:
+        return limits.depth_limit
+    # 1.1 · 10 is 11.000000000000002 in floating point, and its ceiling 12.
+    return min(limits.depth_limit, math.ceil(Fraction(str(limits.eta)) * best_depth))
+
+
+def potential(depth: int, path_score: float, limit: int) -> float:
+    """Return the best mean a path can still reach: (j·V + (H_max − j)·v_sup) / H_max (§3.3).
+
+    >>> potential(2, 0.5, 4)
+    0.75
+    """
+    return (depth * path_score + (limit - depth) * BEST_STEP) / limit
+
+
+def history(forest: Forest) -> list[StepControl]:
+    """Return V_max, D_best and H_max after each step, from the fates alone; for explanations."""
+    found: list[StepControl] = []
+    best: Draft | None = None
+    v_max: float | None = None
+    scores: list[float] = []
+    for step in range(1, forest.step + 1):
+        for at, draft in enumerate(forest.drafts):
+            if draft.depth == step and completes(draft.fate, draft.finish, forest.limits):
+                scores.append(forest.path_score(at))
+                if v_max is None or scores[-1] > v_max:
+                    best, v_max = draft, scores[-1]
+        depth = best.depth if best else None
+        bar = _last_answer(scores, forest.limits.answers)
+        limit = h_max(forest.limits, depth if bar is not None else None)
+        found.append(StepControl(step, v_max, depth, limit, bar))
+    return found
+
+
+def _bar(forest: Forest, values: dict[int, float], done: Sequence[int]) -> float | None:
+    """Return the score below which a path can no longer be among the answers; None while any path can."""
+    before = [forest.path_score(at) for at in forest.completed_paths]
+    return _last_answer([*before, *(values[at] for at in done)], forest.limits.answers)
+
+
+def _last_answer(scores: Sequence[float], answers: int) -> float | None:
+    return sorted(scores, reverse=True)[answers - 1] if len(scores) >= answers else None
+
+
+def _finished(forest: Forest, at: int) -> bool:
+    if forest.drafts[at].finish in ("eos", "stop"):
+        return True
+    return forest.limits.box_completes and extract_boxed(forest.text(at)) is not None
+
+
+def _best(
+    forest: Forest, values: dict[int, float], done: Sequence[int], best: int
+) -> tuple[int, float | None]:
+    """Return the best completed path and V_max; among equals, the one completed first."""
+    v_max = None if best < 0 else values[best] if best in values else forest.path_score(best)
+    for at in done:
+        if v_max is None or values[at] > v_max:
+            best, v_max = at, values[at]
+    return best, v_max
+
+
+# Path-aware search forest (UniScale §3.3): two `tell`s take the drafts that were asked for, and their scores.
+#
+# These are pure functions on `schemas.forest.Forest`; a forest can be stored after any call and resumed elsewhere.
+# A step is told once: telling it again, with whatever content, returns the forest unchanged. `next_step.py` says
+# what to draft, `early_exit.py` what is kept and what is pruned. If path scores are equal, the draft that was made
+# first wins, so everything is deterministic.
+#
+# Departures from the paper: a path that is cut off unfinished does not count for V_max, D_best and the argmax. It
+# is returned, flagged, only if nothing finished (`cut_completes` gives the literal reading). H_max never exceeds
+# the first depth limit. A draft cut by its token limit is neither dropped nor finished: it is scored as a step, and
+# its path continues in the middle of it. A client may bound each path itself: the draft in which one of its stop
+# texts occurs finishes its path, and a path that reaches its most tokens is cut.
+
+
+class SearchError(UniscaleError):
+    """Drafts or scores do not match what was asked for: an engine or verifier made a mistake, not the query."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a search ended. `index` is the chosen path's last draft; -1 when nothing was drafted."""
+
+    status: Literal["ok", "unfinished", "budget"]
+    index: int
+    complete: bool
+    score: float | None
+    completed: int
+
+
+def plant(action: Action, limits: Limits) -> Forest:
+    """Return the forest before its first step."""
+    return Forest(action=action, limits=limits)
+
+
+def tell_drafts(
+    forest: Forest, step: int, drafts: Sequence[Drafted], prompt_tokens: int | None = None
+) -> Forest:
+    """Return the forest with a step's drafts, waiting for their scores.
+
+    Args:
+        forest: The search.
+        step: The step of the drafts. A step that was told already changes nothing.
+        drafts: All drafts that were asked for, expansion by expansion.
+        prompt_tokens: L_in; needed with the first step.
+
+    Raises:
+        SearchError: the step was not asked for yet, or the number of drafts is wrong.
+    """
+    if step <= forest.step:
+        return forest
+    if step != forest.step + 1 or forest.scored != forest.step or forest.over:
+        raise SearchError(
+            f"drafts of step {step} were not asked for at step {forest.step}; tell the steps in order"
+        )
+    starts, n = prefixes(forest)
+    if len(drafts) != n * len(starts):
+        raise SearchError(
+            f"step {step} has {len(drafts)} drafts for {n * len(starts)} asked; draft each once"
+        )
+    if step == 1 and not prompt_tokens:
+        raise SearchError("the first step has no prompt_tokens; give the length of the rendered prompt")
+    new = []
+    for index, draft in enumerate(drafts):
+        parent, tree = starts[index // n]
+        text, finish = _ended(forest, parent, draft)
+        new.append(
+            Draft(
+                parent=parent, depth=step, tokens=draft.tokens, finish=finish, tree=tree, slot=index % n, text=text
+            )
+        )  # fmt: skip
+    known = prompt_tokens if step == 1 and prompt_tokens else forest.prompt_tokens
+    return msgspec.structs.replace(forest, drafts=(*forest.drafts, *new), step=step, prompt_tokens=known)
+
+
+def tell_scores(forest: Forest, step: int, scores: Sequence[Scored], *, forget: bool = True) -> Forest:
+    """Return the forest after search control on a scored step (§3.3, steps 3 and 4).
+
+    Args:
+        forest: The search.
+        step: The step of the scores. A step that was told already changes nothing.
+        scores: One for each pending draft, in order.
+        forget: Whether to drop texts that no live or best path needs; recordings keep them.
+
+    Raises:
+        SearchError: the step has not been drafted, or a score is missing or outside [0, 1].
+    """
+    if step <= forest.scored:
+        return forest
+    pending = forest.pending
+    if step != forest.step:
+        raise SearchError(f"scores of step {step} came at step {forest.step}; tell its drafts first")
+    if len(scores) != len(pending):
+        raise SearchError(
+            f"step {step} has {len(scores)} scores for {len(pending)} drafts; score each draft once"
+        )
+    if bad := [v.score for v in scores if not 0.0 <= v.score <= 1.0]:
+        raise SearchError(f"step {step} has a score of {bad[0]}; give a number from 0 to 1")
+    values = _path_scores(forest, pending, scores)
+    verdict = judge(forest, values)
+    needed = _needed(forest, verdict, values) if forget else set(range(len(forest.drafts)))
+    drafts = [
+        msgspec.structs.replace(draft, text="") if draft.text and at not in needed else draft
+        for at, draft in enumerate(forest.drafts[: pending[0]])
+    ]
+    for at, verified in zip(pending, scores, strict=True):
+        drafts.append(
+            msgspec.structs.replace(
+                forest.drafts[at],
+                text=forest.drafts[at].text if at in needed else "",
+                score=verified.score,
+                verifier_tokens=verified.tokens,
+                shortened=verified.shortened,
+                fate=verdict.fates[at],
+                bound=verdict.bounds.get(at),
+            )
+        )
+    return msgspec.structs.replace(forest, drafts=tuple(drafts), scored=step, best=verdict.best)
+
+
+def stop(forest: Forest, why: Stop) -> Forest:
+    """Return the forest ended by a budget: its live paths are stopped. A search that is over does not change.
+
+    Raises:
+        SearchError: a step waits for its scores; they are paid for, so take them first.
+    """
+    if forest.over:
+        return forest
+    if forest.scored != forest.step:
+        raise SearchError(f"step {forest.step} waits for its scores; tell them before stopping")
+    drafts = list(forest.drafts)
+    for at in forest.live:
+        drafts[at] = msgspec.structs.replace(drafts[at], fate="stopped")
+    return msgspec.structs.replace(forest, drafts=tuple(drafts), stopped=why)
+
+
+def outcome(forest: Forest) -> Outcome:
+    """Return y*, the best completed path, or the best unfinished one flagged as such (§3.3, step 4).
+
+    Raises:
+        SearchError: the search is not over.
+    """
+    if not forest.over:
+        raise SearchError("the search is not over; keep asking and telling")
+    completed = sum(draft.fate == "finished" for draft in forest.drafts)
+    index = forest.best if forest.best >= 0 else _best_unfinished(forest)
+    score = forest.path_score(index) if index >= 0 else None
+    complete = index >= 0 and forest.drafts[index].fate == "finished"
+    if forest.stopped is not None:
+        return Outcome("budget", index, complete, score, completed)
+    return Outcome("ok" if complete else "unfinished", index, complete, score, completed)
+
+
+def _ended(forest: Forest, parent: int, draft: Drafted) -> tuple[str, Finish]:
+    """Return the text of a new draft and how it ended, with the client's own bounds on its path."""
+    limits = forest.limits
+    before = forest.text(parent) if limits.stop else ""
+    if (found := first_stop(before + draft.text, limits.stop)) is not None:
+        return draft.text[: found[1] - len(before)], "stop"
+    bounded = limits.max_tokens is not None and forest.tokens(parent) + draft.tokens >= limits.max_tokens
+    if bounded and draft.finish not in ("eos", "stop"):
+        return draft.text, "max_tokens"
+    # An empty draft that ended by length means that the context is full.
+    return draft.text, "context" if draft.finish == "length" and not draft.tokens else draft.finish
+
+
+def _path_scores(forest: Forest, pending: Sequence[int], scores: Sequence[Scored]) -> dict[int, float]:
+    """Return V(p) of each pending path: the same sum as `Forest.path_score`, looking up each prefix only once."""
+    prefixes: dict[int, list[float]] = {}
+    values = {}
+    for at, verified in zip(pending, scores, strict=True):
+        parent = forest.drafts[at].parent
+        if parent not in prefixes:
+            prefixes[parent] = [forest.drafts[above].score or 0.0 for above in forest.path(parent)]
+        values[at] = sum([*prefixes[parent], verified.score]) / forest.step
+    return values
+
+
+def _needed(forest: Forest, verdict: Judgement, values: dict[int, float]) -> set[int]:
+    """Return the drafts whose texts are needed by a live path, or by the path that would be the answer now."""
+    ends = [at for at in values if verdict.fates[at] == "kept"]
+    if verdict.best >= 0:
+        ends.append(verdict.best)
+        if (wanted := forest.limits.answers) > 1:
+            scores = {at: forest.path_score(at) for at in forest.completed_paths}
+            scores |= {
+                at: value
+                for at, value in values.items()
+                if completes(verdict.fates[at], forest.drafts[at].finish, forest.limits)
+            }
+            ends += sorted(scores, key=lambda at: (at != verdict.best, -scores[at]))[:wanted]
+    else:
+        cut = [at for at in values if verdict.fates[at] == "cut"]
+        before = _best_unfinished(forest)
+        known = {before: forest.path_score(before)} if before >= 0 else {}
+        ends += (
+            [max([*known, *cut], key=lambda at: known[at] if at in known else values[at])]
+            if known or cut
+            else []
+        )
+    return {above for at in ends for above in forest.path(at)}
+
+
+def _best_unfinished(forest: Forest) -> int:
+    ends = [at for at, draft in enumerate(forest.drafts) if draft.fate in ("cut", "stopped")]
+    return max(ends, key=forest.path_score, default=-1)
+
+
+# What a search drafts next (UniScale §3.3): the prefixes that grow, their seeds, and whether a budget has run out.
+#
+# Pure functions on `schemas.forest.Forest`; `forest.py` takes the drafts and their scores.
+
+
+@dataclass(frozen=True)
+class Expansion:
+    """One prefix to draft from: `parent` is its last draft, -1 for the bare prompt of subtree `tree`.
+
+    `max_tokens` is what the client's bound on each path leaves for its drafts; None without a bound.
+    """
+
+    parent: int
+    tree: int
+    seeds: tuple[int, ...]
+    max_tokens: int | None = None
+
+
+@dataclass(frozen=True)
+class Ask:
+    """The drafts of one step: `n` for each expansion, each at most `max_tokens` long."""
+
+    step: int
+    expansions: tuple[Expansion, ...]
+    n: int
+    max_tokens: int
+
+
+def ask(forest: Forest, query_id: str, seed: int = 0) -> Ask | None:
+    """Return the drafts to make next; None if the search is over or waits for scores.
+
+    The first step has CP drafts for each of QP subtrees; later ones have CP/BS for each kept path. The token budget is
+    divided evenly, so that it cannot be exceeded.
+
+    Args:
+        forest: The search.
+        query_id: The query's id. The seed of each draft derives from it (unless the client gave a seed), `seed`, the
+            step and the path.
+        seed: The query's seed; the same seed gives the same drafts, if the engine is reproducible.
+    """
+    if forest.over or forest.scored != forest.step or spent(forest) is not None:
+        return None
+    starts, n = prefixes(forest)
+    most, expansions = forest.limits.max_tokens, []
+    name = "" if forest.limits.seeded else query_id
+    for parent, tree in starts:
+        slots = [forest.drafts[at].slot for at in forest.path(parent)]
+        seeds = draft_seeds(name, seed, forest.step + 1, tree, slots, n)
+        left_of_path = None if most is None else most - forest.tokens(parent)
+        expansions.append(Expansion(parent, tree, seeds, left_of_path))
+    max_tokens = forest.limits.step_tokens
+    if (left := _tokens_left(forest)) is not None:
+        max_tokens = min(max_tokens, left // (n * len(starts)))
+    return Ask(forest.step + 1, tuple(expansions), n, max_tokens)
+
+
+def draft_seeds(
+    query_id: str, seed: int, step: int, tree: int, above: Sequence[int], n: int
+) -> tuple[int, ...]:
+    """Return the seeds of one prefix's drafts, from 0 to 2**63 - 1. They are stable hashes of their places only.
+
+    Args:
+        query_id: The query's id.
+        seed: Its seed.
+        step: The step to be drafted, from 1.
+        tree: The subtree.
+        above: Slots of the drafts above, root first.
+        n: Number of drafts for the prefix.
+
+    >>> draft_seeds("q-1", 0, 1, 0, [], 3)[:2] == draft_seeds("q-1", 0, 1, 0, [], 2)
+    True
+    """
+    start = hashlib.blake2b(
+        f"{query_id}\n{'/'.join(map(str, (seed, step, tree, *above)))}".encode(), digest_size=8
+    )
+    seeds = []
+    for k in range(n):
+        place = start.copy()
+        place.update(f"/{k}".encode())
+        seeds.append(int.from_bytes(place.digest(), "big") >> 1)
+    return tuple(seeds)
+
+
+def spent(forest: Forest, *, eflops: float = 0.0, now_ms: int | None = None) -> Stop | None:
+    """Return which budget has run out, if any; checked between steps.
+
+    Args:
+        forest: The search.
+        eflops: Price of the search so far.
+        now_ms: Time since the epoch; None ignores deadlines.
+    """
+    limits = forest.limits
+    if (left := _tokens_left(forest)) is not None:
+        starts, n = prefixes(forest)
+        if left < n * len(starts):
+            return "tokens"
+    if limits.budget_eflops is not None and eflops >= limits.budget_eflops:
+        return "eflops"
+    if now_ms is not None and limits.deadline_ms is not None and now_ms >= limits.deadline_ms:
+        return "deadline"
+    return None
+
+
+def prefixes(forest: Forest) -> tuple[list[tuple[int, int]], int]:
+    """Return (parent, tree) of each prefix of the next step, and the number of drafts for each."""
+    action = forest.action
+    if forest.step == 0:
+        return [(-1, tree) for tree in range(action.qp)], action.cp
+    return [(at, forest.drafts[at].tree) for at in forest.live], max(1, action.cp // action.bs)
+
+
+def _tokens_left(forest: Forest) -> int | None:
+    budget = forest.limits.budget_tokens
+    return None if budget is None else budget - forest.generated_tokens

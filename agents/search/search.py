@@ -1,0 +1,472 @@
+"""The limits of a search: set once when it begins, from catalogue, deployment and query."""
+
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+import msgspec
+
+from agents.answers import extract_boxed
+from agents.catalogue.models import Sampling
+from agents.search.forest import Ask, SearchError, ask, outcome, plant, spent, stop, tell_drafts, tell_scores
+from agents.serving.engine import Drafted, Engine, Prefix
+from agents.serving.errors import ServingError
+from agents.serving.http import within
+from schemas.action import Action
+from schemas.answer import Answer, Completion, Fault, Status
+from schemas.decision import Decision
+from schemas.forest import Draft, Forest, Limits, Stop
+from schemas.query import Message
+from schemas.search import Scored, SearchStep, Served, Spent, Verification
+
+
+@dataclass(frozen=True)
+class SearchRules:
+    """The deployment's rules for searches. Attributes as in `schemas.forest.Limits`, whose defaults they replace.
+
+    Attributes:
+        timeout_s: For queries without their own.
+        search_share: Share of the time until a query expires that its search may take. The rest is for the step in
+            progress and for returning the Answer.
+    """
+
+    eta: float = 1.2
+    early_exit: bool = True
+    cut_completes: bool = False
+    box_completes: bool = False
+    timeout_s: float = 600.0
+    search_share: float = 0.9
+
+
+def limits(sampling: Sampling, rules: SearchRules) -> Limits:
+    """Return the limits of any search, from the model's sampling and the rules; no budget, no deadline."""
+    return Limits(
+        depth_limit=sampling.depth_limit,
+        step_tokens=sampling.step_tokens,
+        temperature=sampling.temperature,
+        top_p=sampling.top_p,
+        top_k=sampling.top_k,
+        delimiter=sampling.delimiter,
+        thinking=sampling.thinking,
+        eta=rules.eta,
+        early_exit=rules.early_exit,
+        cut_completes=rules.cut_completes,
+        box_completes=rules.box_completes,
+    )
+
+
+def limits_of(decision: Decision, sampling: Sampling, rules: SearchRules) -> Limits:
+    """Return the limits of a query's search, from the model's sampling, the rules, and the query's budget and time."""
+    query = decision.query
+    timeout_s = query.timeout_s if query.timeout_s is not None else rules.timeout_s
+    # Without an append time, a deadline has no starting point.
+    began_ms = decision.appended_ms or None
+    return msgspec.structs.replace(
+        limits(sampling, rules),
+        budget_tokens=query.budget.tokens if query.budget else None,
+        budget_eflops=query.budget.eflops if query.budget else None,
+        max_tokens=query.max_tokens,
+        stop=query.stop,
+        seeded=query.seed is not None,
+        answers=query.n,
+        deadline_ms=began_ms and began_ms + int(timeout_s * rules.search_share * 1000),
+        expires_ms=began_ms and began_ms + int(timeout_s * 1000),
+        price_factor=decision.price_factor,
+    )
+
+
+def sampling_of(limits: Limits, max_tokens: int) -> Sampling:
+    """Return the sampling with which a search began, whatever the catalogue says now."""
+    return Sampling(
+        temperature=limits.temperature,
+        step_tokens=max_tokens,
+        depth_limit=limits.depth_limit,
+        top_p=limits.top_p,
+        top_k=limits.top_k,
+        delimiter=limits.delimiter,
+        thinking=limits.thinking,
+    )
+
+
+# One step of a search that an engine is to draft.
+
+
+@dataclass(frozen=True)
+class Job:
+    """One step to draft: the search so far, and what to request from the engine.
+
+    A SearchStep is the record of a step that has been drafted, and must contain drafts to score. A Job comes before it
+    and is never sent; instead of drafts, it contains the request to the engine.
+    """
+
+    query_id: str
+    group: str
+    seq: int
+    seed: int
+    messages: tuple[Message, ...]
+    forest: Forest
+    ask: Ask
+    spent: Spent = field(default_factory=Spent)
+
+    @property
+    def step(self) -> int:
+        """The step that will be drafted, 1 for the first."""
+        return self.ask.step
+
+    @property
+    def action(self) -> Action:
+        """What is run."""
+        return self.forest.action
+
+
+# Remembers which step of each query was done last, so that a record delivered twice is dropped, not searched again.
+
+
+class Progress:
+    """The last step of each query that this process has done, for the most recent queries.
+
+    It is bounded, and lost with the process. A step it no longer knows is done again, which wastes time but does not
+    change the result.
+
+    >>> progress = Progress(most=2)
+    >>> progress.done("q", 1)
+    >>> progress.behind("q", 1), progress.behind("q", 2)
+    (True, False)
+    """
+
+    def __init__(self, most: int = 10_000) -> None:
+        """Remember at most so many queries."""
+        self._most = most
+        self._done: OrderedDict[str, int] = OrderedDict()
+
+    def behind(self, query_id: str, step: int) -> bool:
+        """Return whether a record that leads to `step` is outdated: that step or a later one has been done."""
+        return step <= self._done.get(query_id, -1)
+
+    def done(self, query_id: str, step: int) -> None:
+        """Record that the result of a step has been delivered; call it after the delivery, not before."""
+        self._done[query_id] = max(step, self._done.get(query_id, -1))
+        self._done.move_to_end(query_id)
+        while len(self._done) > self._most:
+            self._done.popitem(last=False)
+
+
+# The Answers of searches: finished, out of time, failed, cancelled. Each says what was spent.
+
+
+def answer_of(
+    source: Job | SearchStep,
+    forest: Forest,
+    index: int,
+    status: Status,
+    *,
+    error: str | None,
+    engine: Served | None = None,
+    verifier: Served | None = None,
+) -> Answer:
+    """Return the Answer with one path of a search.
+
+    Args:
+        source: The step the search has come to: its query, and the time spent.
+        forest: The search.
+        index: The draft that ends the path; -1 for no path.
+        status: How the search ended.
+        error: Why it ended early, if it did.
+        engine: The generator to name, if known.
+        verifier: Likewise.
+    """
+    path = forest.path(index)
+    text = forest.answer(index) if path else None
+    wanted = forest.limits.answers if forest.limits.answers > 1 else 0
+    answers = tuple(_completion(forest, at) for at in forest.completed_paths[:wanted])
+    trace = tuple(
+        node if at in path or not node.text else msgspec.structs.replace(node, text="")
+        for at, node in enumerate(forest.drafts)
+    )
+    return Answer(
+        query_id=source.query_id,
+        status=status,
+        by="executor",
+        action=forest.action,
+        group=source.group,
+        seq=source.seq,
+        text=text,
+        complete=index >= 0 and forest.drafts[index].fate == "finished",
+        extracted=extract_boxed(text) if text is not None else None,
+        score=forest.path_score(index) if path else None,
+        answers=answers,
+        path=path,
+        trace=trace,
+        limits=forest.limits,
+        prompt_tokens=forest.prompt_tokens,
+        depth=len(path),
+        steps=forest.step,
+        completed=sum(node.fate == "finished" for node in forest.drafts),
+        shortened=sum(node.shortened for node in forest.drafts),
+        spent=source.spent,
+        engine=engine,
+        verifier=verifier,
+        error=error,
+    )
+
+
+def overdue(job: Job, engine: Served | None = None) -> Answer:
+    """Return the Answer of a search whose deadline passed while a step was drafted: the best path so far."""
+    forest = stop(job.forest, "deadline")
+    ended = outcome(forest)
+    return answer_of(job, forest, ended.index, ended.status, error=ran_out("deadline"), engine=engine)
+
+
+def failed(
+    source: Decision | Job | SearchStep, error: Exception | str, engine: Served | None = None
+) -> Answer:
+    """Return the Answer of a search that cannot continue: status `failed`, with the best completed path if any.
+
+    Args:
+        source: The step at which it failed.
+        error: The cause and the fix. A fault of the infrastructure is marked, and nothing is learned from it.
+        engine: The generator to name in the Answer, if known.
+    """
+    fault: Fault = "infrastructure" if isinstance(error, ServingError) and error.infrastructure else ""
+    why = error if isinstance(error, str) else f"{type(error).__name__}: {error}"
+    if not isinstance(source, Decision):
+        made = answer_of(source, source.forest, source.forest.best, "failed", error=why, engine=engine)
+        return msgspec.structs.replace(made, fault=fault)
+    return msgspec.structs.replace(_without_search(source, "failed", why), engine=engine, fault=fault)
+
+
+def cancelled(source: Decision | Job, why: str) -> Answer:
+    """Return the Answer of a search that nobody waits for any more: status `cancelled`, with what was spent.
+
+    Args:
+        source: The step at which it was cancelled.
+        why: Who cancelled it, and the reason they gave.
+    """
+    if not isinstance(source, Decision):
+        return answer_of(source, source.forest, source.forest.best, "cancelled", error=why)
+    return _without_search(source, "cancelled", why)
+
+
+def _without_search(decision: Decision, status: Status, why: str) -> Answer:
+    return Answer(
+        query_id=decision.query_id,
+        status=status,
+        by="executor",
+        action=decision.action,
+        group=decision.group,
+        seq=decision.seq,
+        error=why,
+    )
+
+
+def ran_out(stopped: Stop) -> str:
+    """Return the words for a budget that stopped a search."""
+    return f"the budget of {stopped} ran out"
+
+
+def _completion(forest: Forest, at: int) -> Completion:
+    text = forest.answer(at)
+    return Completion(text=text, score=forest.path_score(at), extracted=extract_boxed(text))
+
+
+# The executor's logic: Decision to the first step; Verification to the next step, or to the Answer (§3.3).
+#
+# `begin` and `resume` return the Answer, or a Job: the drafts that an engine has to make. `draft` makes them and
+# returns the SearchStep for the verifier. Nothing is kept between records, because the forest travels in them.
+# `Progress` only remembers which step of a query was done last, so that a record delivered twice is dropped.
+
+Price = Callable[[Forest], float]
+"""Returns the price of a search so far, in eFLOPs. The aggregator owns pricing, so the room passes it in."""
+
+
+def begin(
+    decision: Decision,
+    sampling: Sampling,
+    *,
+    rules: SearchRules,
+    now_ms: int,
+    arrived_ms: int | None = None,
+) -> Job | Answer:
+    """Return the first step of a search, or the Answer if the budget does not allow even that.
+
+    Args:
+        decision: The Decision.
+        sampling: Sampling of the chosen model, from the catalogue.
+        rules: The deployment's rules.
+        now_ms: Time since the epoch.
+        arrived_ms: When the Decision was appended, for the time it queued.
+    """
+    waited_s = max(0, now_ms - arrived_ms) / 1000 if arrived_ms is not None else 0.0
+    job = Job(
+        query_id=decision.query_id,
+        group=decision.group,
+        seq=decision.seq,
+        seed=decision.seed,
+        messages=decision.query.chat,
+        forest=plant(decision.action, limits_of(decision, sampling, rules)),
+        ask=Ask(step=0, expansions=(), n=0, max_tokens=0),
+        spent=Spent(queue_s=waited_s),
+    )
+    return _next(job, now_ms, None)
+
+
+def resume(
+    verification: Verification, *, now_ms: int, price: Price | None = None, engine: Served | None = None
+) -> Job | Answer:
+    """Return the next step of a search after search control, or its Answer.
+
+    Args:
+        verification: The scored step with its forest.
+        now_ms: Time since the epoch.
+        price: Prices the search so far; needed if queries can have a budget in eFLOPs.
+        engine: Named in the Answer as the generator; the default is the one that made the step.
+
+    Raises:
+        SearchError: the scores do not match the step.
+    """
+    step = verification.search
+    round_trip_s = max(0, now_ms - step.sent_ms) / 1000 if step.sent_ms else 0.0
+    took = msgspec.structs.replace(
+        step.spent,
+        verify_s=step.spent.verify_s + verification.verify_s,
+        transit_s=step.spent.transit_s + max(0.0, round_trip_s - verification.verify_s),
+    )
+    job = Job(
+        query_id=step.query_id,
+        group=step.group,
+        seq=step.seq,
+        seed=step.seed,
+        messages=step.messages,
+        forest=tell_scores(step.forest, step.forest.step, verification.scores),
+        ask=Ask(step=0, expansions=(), n=0, max_tokens=0),
+        spent=took,
+    )
+    return _next(job, now_ms, price, engine or step.engine, verification.verifier)
+
+
+async def draft(job: Job, *, engine: Engine, clock_ms: Callable[[], int]) -> SearchStep:
+    """Draft a step with an engine and return it for scoring.
+
+    Args:
+        job: A job from `begin` or `resume`.
+        engine: The engine of the job's model.
+        clock_ms: Returns the time since the epoch.
+
+    Raises:
+        DeadlinePassedError: the search ran out of time first; `overdue` makes its Answer.
+        ServingError: the engine failed.
+    """
+    limits, request = job.forest.limits, job.ask
+    began_ms = clock_ms()
+    name = f"{job.query_id}/{request.step}"
+    drafts = await within(
+        time_left_s(job, began_ms),
+        engine.generate(
+            name,
+            [
+                Prefix(messages=job.messages, steps=job.forest.steps(e.parent), max_tokens=e.max_tokens)
+                for e in request.expansions
+            ],
+            request.n,
+            [seed for expansion in request.expansions for seed in expansion.seeds],
+            sampling_of(limits, request.max_tokens),
+        ),
+        name,
+    )
+    prompt_tokens = drafts[0].prompt_tokens if drafts else 0
+    now_ms = clock_ms()
+    return SearchStep(
+        query_id=job.query_id,
+        group=job.group,
+        seq=job.seq,
+        seed=job.seed,
+        messages=job.messages,
+        forest=tell_drafts(job.forest, request.step, drafts, prompt_tokens),
+        spent=msgspec.structs.replace(
+            job.spent, generate_s=job.spent.generate_s + max(0, now_ms - began_ms) / 1000
+        ),
+        engine=engine.served,
+        sent_ms=now_ms,
+    )
+
+
+def time_left_s(job: Job, now_ms: int) -> float | None:
+    """Return the seconds until a search must stop; None if it has no deadline."""
+    deadline_ms = job.forest.limits.deadline_ms
+    return None if deadline_ms is None else max(0.0, (deadline_ms - now_ms) / 1000)
+
+
+def _next(
+    job: Job, now_ms: int, price: Price | None, engine: Served | None = None, verifier: Served | None = None
+) -> Job | Answer:
+    forest = job.forest
+    if not forest.over:
+        eflops = price(forest) if price is not None and forest.limits.budget_eflops is not None else 0.0
+        if why := spent(forest, eflops=eflops, now_ms=now_ms):
+            forest = stop(forest, why)
+    if (request := ask(forest, job.query_id, job.seed)) is not None:
+        return replace(job, forest=forest, ask=request)
+    ended = outcome(forest)
+    error = ran_out(forest.stopped) if forest.stopped else None
+    return answer_of(job, forest, ended.index, ended.status, error=error, engine=engine, verifier=verifier)
+
+
+# From a recorded search to the search that other limits, or fewer subtrees, would have given.
+#
+# A draft's seed depends only on its path, so a wider search contains every draft of a narrower one. One run with 64
+# whole paths contains best-of-N for every N, and a run without early exit nearly always contains the run with it.
+
+_SAMPLING = (
+    "step_tokens", "temperature", "top_p", "top_k", "delimiter", "thinking", "max_tokens", "stop", "seeded",
+)  # fmt: skip
+
+Place = tuple[int, ...]  # (tree, slot, slot, …)
+
+
+def derive(recorded: Forest, *, action: Action | None = None, limits: Limits | None = None) -> Forest | None:
+    """Return the search that would have been run on the same drafts; None if it needs a draft that was not recorded.
+
+    None is rare but does happen. In the recording, descendants of a path that is pruned here can have taken the place
+    of a path that survives here, because H_max has risen in the meantime. Such a search has to be run.
+
+    Args:
+        recorded: A whole search, recorded with `forget=False` if texts matter.
+        action: Other widths; the default is its own.
+        limits: Other limits; the default is its own. A token budget can be derived only if it is not reached; a price
+            or a deadline cannot be derived.
+
+    Raises:
+        SearchError: the limits need other sampling than the recording's.
+    """
+    wanted = limits or recorded.limits
+    for name in _SAMPLING:
+        if getattr(wanted, name) != getattr(recorded.limits, name):
+            raise SearchError(
+                f"limits.{name} differs from the recording's: other drafts would have been made"
+            )
+    known = {place_of(recorded, at): draft for at, draft in enumerate(recorded.drafts)}
+    forest = plant(action or recorded.action, wanted)
+    while (request := ask(forest, "")) is not None:
+        found: list[Draft] = []
+        for expansion in request.expansions:
+            above = place_of(forest, expansion.parent) if expansion.parent >= 0 else (expansion.tree,)
+            for k in range(request.n):
+                draft = known.get((*above, k))
+                # A draft longer than the rest of the budget would have been cut.
+                if draft is None or draft.score is None or draft.tokens > request.max_tokens:
+                    return None
+                found.append(draft)
+        drafted = [Drafted(draft.text, draft.tokens, draft.finish) for draft in found]
+        scores = [
+            Scored(score=draft.score or 0.0, tokens=draft.verifier_tokens, shortened=draft.shortened)
+            for draft in found
+        ]
+        forest = tell_drafts(forest, request.step, drafted, recorded.prompt_tokens)
+        forest = tell_scores(forest, request.step, scores, forget=False)
+    return forest if forest.over else None
+
+
+def place_of(forest: Forest, index: int) -> Place:
+    """Return the identity of a draft in any search: its subtree, then its slot at each step."""
+    path = [forest.drafts[at] for at in forest.path(index)]
+    return (path[0].tree, *(draft.slot for draft in path))

@@ -1,0 +1,288 @@
+"""The engine protocol: prefixes in, drafts of one step out.
+
+An engine serves one model. It may be vLLM in this process, a remote server or a recording; the search cannot tell.
+Every draft has its own seed, so a path's text depends on its own identity and not on the rest of the batch, as far as
+floating-point sums over different batches allow.
+"""
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol, TypeAlias
+
+from msgspec import Struct
+
+from agents.catalogue.models import Sampling
+from agents.serving.errors import PromptTooLongError
+from agents.serving.prompts import ChatPrompts
+from schemas.forest import Finish
+from schemas.query import Message
+from schemas.search import Served
+
+
+class Drafted(Struct, frozen=True):
+    """One draft that an engine generated.
+
+    Attributes:
+        text: The step with its delimiter. Empty if the model's context was full before it began.
+        finish: Why it ended: `separator`, `eos`, `length` (cut at `step_tokens`; the path continues in the middle of
+            the step) or `context` (the model's context is full; the path cannot continue).
+        tokens: Number of tokens generated, including the end-of-sequence token.
+        prompt_tokens: Length of the prompt before it: template, question and prefix. For a first step, it is L_in of
+            the price.
+        token_ids: The tokens generated, if the engine returns them.
+    """
+
+    text: str
+    tokens: int
+    finish: Finish
+    prompt_tokens: int = 0
+    token_ids: tuple[int, ...] | None = None
+
+
+class Prefix(Struct, frozen=True, kw_only=True):
+    """What a draft continues: the conversation and the path's steps so far.
+
+    Attributes:
+        messages: The conversation, as in `Query.chat`.
+        steps: The texts of the path's steps, in order, delimiters included; empty for a first step.
+        max_tokens: Most tokens of its drafts, above 0, if fewer than the sampling's `step_tokens`; None for no bound.
+    """
+
+    messages: tuple[Message, ...]
+    steps: tuple[str, ...] = ()
+    max_tokens: int | None = None
+
+
+@dataclass
+class EngineCounts:
+    """Counts of unusual events since the engine was created; for metrics.
+
+    Attributes:
+        refused_prompts: Questions too long for the model, for which `PromptTooLongError` was raised.
+        full_contexts: Drafts that ended with `context`.
+        cut_steps: Drafts that ended with `length`.
+        reencoded_paths: Prefixes that were encoded from their text again, because their token ids were no longer
+            remembered, for instance after a restart.
+    """
+
+    refused_prompts: int = 0
+    full_contexts: int = 0
+    cut_steps: int = 0
+    reencoded_paths: int = 0
+
+
+class Engine(Protocol):
+    """One model that drafts steps.
+
+    Attributes:
+        model: Its name in the catalogue.
+        served: Name and version of what runs, for the Answer.
+        counts: Counts of unusual events.
+    """
+
+    model: str
+    served: Served
+    counts: EngineCounts
+
+    async def generate(
+        self, step_id: str, prefixes: Sequence[Prefix], n: int, seeds: Sequence[int], sampling: Sampling
+    ) -> list[Drafted]:
+        """Return `n` drafts for each prefix, prefix by prefix.
+
+        Cancelling the call stops the work. A failure fails the whole call.
+
+        Args:
+            step_id: Names the step in errors and at the server, e.g. `query_id/3`.
+            prefixes: What to continue.
+            n: Number of drafts for each.
+            seeds: One per draft, 0 <= seed < 2**63; `seeds[i * n + k]` is for draft k of prefix i.
+            sampling: Temperature, tokens per step, delimiter.
+
+        Raises:
+            PromptTooLongError: The question alone fills the model's context.
+            RequestRefusedError: The model will never accept this request.
+            EngineFaultError: Another attempt may succeed.
+            EngineDiedError: Only a restart of the process helps.
+        """
+        ...
+
+    async def close(self) -> None:
+        """Free the engine's resources."""
+        ...
+
+
+def check_seeds(prefixes: Sequence[Prefix], n: int, seeds: Sequence[int]) -> None:
+    """Refuse a call whose seeds do not match its drafts.
+
+    Raises:
+        ValueError: The caller made a mistake; the query is not at fault.
+    """
+    if n < 1 or len(seeds) != len(prefixes) * n:
+        raise ValueError(
+            f"{len(prefixes)} prefixes with n={n} take {len(prefixes) * n} seeds, got {len(seeds)}"
+        )
+
+
+# From a prefix to the token ids that an engine continues, and from its result to a draft.
+#
+# Records contain a path as text. Encoding a text again may give other tokens than the model generated; then the
+# prefix cache misses and the distribution differs. So the token ids of live paths are remembered here. Only paths
+# that are not remembered are encoded again, and counted.
+
+REMEMBERED_PATHS = 16_384  # 32 queries in flight, 64 drafts a step, and then eight times over
+
+
+_Path: TypeAlias = tuple[tuple[Message, ...], tuple[str, ...]]
+
+
+class Continuation(Struct, frozen=True):
+    """A prompt ready for an engine.
+
+    Attributes:
+        prefix: The prefix.
+        prompt_ids: The whole prompt.
+        answer_ids: The end of the prompt: the tokens of the path's steps so far.
+        max_tokens: The least of what the step, the path and the context allow; 0 if the context is full.
+    """
+
+    prefix: Prefix
+    prompt_ids: tuple[int, ...]
+    answer_ids: tuple[int, ...]
+    max_tokens: int
+
+
+class Continuer:
+    """Makes prompts for one model and interprets its output as drafts.
+
+    Args:
+        model: The model's name, for errors.
+        prompts: The model's chat template and tokenizer.
+        context_tokens: Its longest prompt plus output.
+        counts: Counts of unusual events, to be updated.
+        instruction: A system message for conversations without one, e.g. to reason step by step.
+        remembered: Number of paths whose token ids are kept.
+    """
+
+    def __init__(
+        self,
+        model: str,
+        prompts: ChatPrompts,
+        context_tokens: int,
+        counts: EngineCounts,
+        *,
+        instruction: str = "",
+        remembered: int = REMEMBERED_PATHS,
+    ) -> None:
+        self._model = model
+        self._prompts = prompts
+        self._context_tokens = context_tokens
+        self._counts = counts
+        self._instruction = instruction
+        self._remembered = remembered
+        self._paths: OrderedDict[_Path, tuple[int, ...]] = OrderedDict()
+
+    def plan(self, prefix: Prefix, sampling: Sampling) -> Continuation:
+        """Return what the engine has to continue.
+
+        Raises:
+            PromptTooLongError: The question alone fills the context. If a path fills it later, nothing is raised; its
+                continuation has `max_tokens` 0.
+        """
+        question = self._prompts.prompt(self._dialogue(prefix.messages))
+        answer = self._answer_ids(prefix)
+        left = self._context_tokens - len(question) - len(answer)
+        if left < 1 and not prefix.steps:
+            self._counts.refused_prompts += 1
+            raise PromptTooLongError(self._model, len(question), self._context_tokens)
+        most = (
+            sampling.step_tokens
+            if prefix.max_tokens is None
+            else min(sampling.step_tokens, prefix.max_tokens)
+        )
+        return Continuation(prefix, question + answer, answer, max(0, min(left, most)))
+
+    def full(self, continuation: Continuation) -> Drafted:
+        """Return the empty draft of a path whose context is full."""
+        self._counts.full_contexts += 1
+        return Drafted(
+            text="", finish="context", tokens=0, prompt_tokens=len(continuation.prompt_ids), token_ids=()
+        )
+
+    def draft(
+        self,
+        continuation: Continuation,
+        *,
+        text: str,
+        finish: Finish,
+        token_ids: Sequence[int] | None,
+        tokens: int,
+    ) -> Drafted:
+        """Return the draft that an engine generated, and remember its tokens for the next step.
+
+        Args:
+            continuation: What the engine continued.
+            text: The generated text, with the delimiter.
+            finish: Why it ended, as reported by the engine.
+            token_ids: The generated tokens; None if the engine does not return them.
+            tokens: Number of generated tokens.
+        """
+        prompt_tokens = len(continuation.prompt_ids)
+        ids = None if token_ids is None else tuple(token_ids)
+        if finish == "length" and prompt_tokens + tokens >= self._context_tokens:
+            finish = "context"
+        self._counts.full_contexts += finish == "context"
+        self._counts.cut_steps += finish == "length"
+        if ids and (finish == "length" or (finish == "separator" and self._whole(text, ids))):
+            self._remember(continuation, text, ids)
+        return Drafted(text=text, finish=finish, tokens=tokens, prompt_tokens=prompt_tokens, token_ids=ids)
+
+    def text_of(self, continuation: Continuation) -> str:
+        """Return a prompt as text, including special tokens, for servers that do not accept token ids."""
+        return self._prompts.decode(continuation.prompt_ids, skip_special_tokens=False)
+
+    def tokens_of(self, text: str) -> int:
+        """Return the length of a text in tokens."""
+        return len(self._prompts.encode(text))
+
+    def _dialogue(self, messages: Sequence[Message]) -> list[tuple[str, str]]:
+        dialogue = [(message.role, message.content) for message in messages]
+        if self._instruction and all(role != "system" for role, _ in dialogue):
+            dialogue.insert(0, ("system", self._instruction))
+        return dialogue
+
+    def _answer_ids(self, prefix: Prefix) -> tuple[int, ...]:
+        if not prefix.steps:
+            return ()
+        path = (prefix.messages, prefix.steps)
+        if (known := self._paths.get(path)) is not None:
+            self._paths.move_to_end(path)
+            return known
+        self._counts.reencoded_paths += 1
+        return self._prompts.encode("".join(prefix.steps))
+
+    def _whole(self, text: str, ids: tuple[int, ...]) -> bool:
+        """Return whether the text contains all of its tokens: the last one may extend beyond the delimiter."""
+        return text.endswith(self._prompts.piece(ids[-1]))
+
+    def _remember(self, continuation: Continuation, text: str, ids: tuple[int, ...]) -> None:
+        prefix = continuation.prefix
+        path = (prefix.messages, (*prefix.steps, text))
+        self._paths[path] = continuation.answer_ids + ids
+        self._paths.move_to_end(path)
+        if len(self._paths) > self._remembered:
+            self._paths.popitem(last=False)
+
+
+def finish_of(finish_reason: str, stop: str | int | None, delimiter: str) -> Finish:
+    r"""Return why a draft ended, from vLLM's two reasons.
+
+    vLLM says `stop` for a stop string (named in the stop reason), for a stop token (its id) and for the
+    end of sequence (no stop reason).
+
+    >>> finish_of("stop", "\n\n", "\n\n"), finish_of("stop", None, "\n\n"), finish_of("length", None, "\n\n")
+    ('separator', 'eos', 'length')
+    """
+    if finish_reason == "length":
+        return "length"
+    return "separator" if stop == delimiter else "eos"

@@ -1,0 +1,605 @@
+"""The one retry policy of requests to models, by tenacity: few attempts, growing pauses.
+
+Only the request itself is repeated, at the place that sends it; nothing above repeats the step or the record.
+Repeating is safe: a request carries its own seed, so a reply lost on the way costs work and changes nothing.
+`within` bounds everything, pauses included, by the query's deadline.
+"""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeVar
+
+import httpx
+import msgspec
+from tenacity import AsyncRetrying, RetryCallState, retry_if_exception, stop_after_attempt
+
+from agents.catalogue.models import Sampling
+from agents.serving.engine import (
+    Continuation,
+    Continuer,
+    Drafted,
+    EngineCounts,
+    Prefix,
+    check_seeds,
+    finish_of,
+)
+from agents.serving.errors import (
+    DeadlinePassedError,
+    EndpointRefusedError,
+    EndpointSuspendedError,
+    EngineBusyError,
+    EngineFaultError,
+    EngineReplyError,
+    EngineTimeoutError,
+    EngineUnreachableError,
+    RequestRefusedError,
+    ServingError,
+)
+from agents.serving.prompts import ChatPrompts
+from schemas.errors import UniscaleError
+from schemas.search import Served
+
+T = TypeVar("T")
+
+
+class Retries(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How often a request is tried.
+
+    Attributes:
+        attempts: Tries in all, the first included.
+        pause_s: Pause before the second try; doubles with each further one.
+        longest_pause_s: Bound on a pause, and on a server's Retry-After.
+    """
+
+    attempts: int = 3
+    pause_s: float = 0.25
+    longest_pause_s: float = 8.0
+
+    def __post_init__(self) -> None:
+        if self.attempts < 1:
+            raise ValueError(f"attempts: {self.attempts} is too few; give at least 1")
+
+
+USUAL = Retries()
+
+
+async def retrying(
+    call: Callable[[], Awaitable[T]],
+    retries: Retries,
+    *,
+    on_retry: Callable[[], None] = lambda: None,
+    sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+) -> T:
+    """Return what `call` returns, tried again while its error is `retryable`.
+
+    Args:
+        call: Makes one attempt.
+        retries: How often, and after which pauses.
+        on_retry: Called before each pause.
+        sleep: Awaited with seconds.
+
+    Raises:
+        ServingError: not retryable, or the last attempt's, which says how many there were.
+    """
+
+    def pause_s(state: RetryCallState) -> float:
+        error = state.outcome.exception() if state.outcome is not None else None
+        asked_s = error.asked_s if isinstance(error, EngineBusyError) else 0.0
+        own_s = retries.pause_s * 2 ** (state.attempt_number - 1)
+        return float(min(max(own_s, asked_s), retries.longest_pause_s))
+
+    async def attempt() -> T:  # tenacity awaits only what it can see to be a coroutine function
+        return await call()
+
+    policy = AsyncRetrying(
+        retry=retry_if_exception(lambda error: isinstance(error, ServingError) and error.retryable),
+        stop=stop_after_attempt(retries.attempts),
+        wait=pause_s,
+        before_sleep=lambda state: on_retry(),
+        sleep=sleep,
+        retry_error_callback=_given_up,
+    )
+    return await policy(attempt)
+
+
+async def within(seconds: float | None, call: Awaitable[T], what: str) -> T:
+    """Return what `call` returns, or cancel it when the time is up.
+
+    Args:
+        seconds: Time left; None for no limit.
+        call: What is awaited.
+        what: Named in the error.
+
+    Raises:
+        DeadlinePassedError: the time is up.
+    """
+    try:
+        async with asyncio.timeout(seconds) as limit:
+            return await call
+    except TimeoutError as error:
+        if not limit.expired():
+            raise
+        raise DeadlinePassedError(f"{what}: the query's deadline passed before the model replied") from error
+
+
+def _given_up(state: RetryCallState) -> None:
+    assert state.outcome is not None
+    error = state.outcome.exception()
+    assert isinstance(error, ServingError)
+    raise type(error)(f"{error} (after {state.attempt_number} attempts)") from error
+
+
+# API keys by host: an endpoint is sent its own key and no other.
+
+
+class KeysError(UniscaleError, ValueError):
+    """Keys cannot be read. Write `host=key` or `host:port=key`, several separated by commas."""
+
+
+@dataclass(frozen=True)
+class Keys:
+    """Which key goes to which host. Never shown: neither by repr nor in an error.
+
+    Attributes:
+        by_host: Keys by `host` or `host:port`; the latter goes first.
+    """
+
+    by_host: Mapping[str, str] = field(default_factory=dict, repr=False)
+
+    @classmethod
+    def read(cls, text: str, shared: str = "", urls: Iterable[str] = ()) -> "Keys":
+        """Return the keys that the settings name.
+
+        Args:
+            text: `host=key,host:port=key`.
+            shared: A key for the endpoints at `urls`.
+            urls: The endpoints the operator wrote into the catalogue file. A model that a control record adds
+                may carry any address, so the shared key does not go there.
+
+        Raises:
+            KeysError: a part is not `host=key`.
+
+        >>> keys = Keys.read("a:8000=k1, b=k2", shared="k3", urls=["https://c.example/v1"])
+        >>> [keys.of(url) for url in ("http://a:8000", "http://b:9", "https://c.example", "http://a:9")]
+        ['k1', 'k2', 'k3', '']
+        """
+        found = {host: shared for url in urls if (host := _host(url))} if shared else {}
+        for number, part in enumerate(filter(None, map(str.strip, text.split(","))), 1):
+            host, _, key = part.partition("=")
+            if not (host.strip() and key.strip()):
+                raise KeysError(f"part {number} is not host=key; write host=key or host:port=key")
+            found[host.strip().lower()] = key.strip()
+        return cls(found)
+
+    def of(self, url: str) -> str:
+        """Return the key of an endpoint; empty when it has none."""
+        host = _host(url)
+        return self.by_host.get(host) or self.by_host.get(host.partition(":")[0], "")
+
+
+def _host(url: str) -> str:
+    """Return `host:port` of an address, or `host` when it names no port; empty for what is not an address."""
+    try:
+        parsed = httpx.URL(url)
+    except httpx.InvalidURL:
+        return ""
+    return f"{parsed.host}:{parsed.port}" if parsed.port is not None else parsed.host
+
+
+# Circuit breaker of one endpoint: pure, with the clock handed in.
+#
+# An endpoint that is down, hangs or refuses our key fails every request it is given, often fast. After a few
+# failures in a row its breaker opens: requests are refused here, and heartbeats leave its model out, so the
+# decider chooses another. After a pause the breaker is half-open: requests pass again, and the first outcome
+# decides. Each pause is twice the one before.
+
+State = Literal["closed", "open", "half-open"]
+
+
+class Breaker:
+    """Whether an endpoint may be asked.
+
+    Args:
+        clock: Seconds, monotonic.
+        failures: So many in a row open it.
+        pause_s: From opening to half-open, the first time.
+        longest_pause_s: Bound on later pauses, which double.
+
+    >>> breaker = Breaker(lambda: 0.0, failures=2)
+    >>> breaker.failed("no connection"), breaker.state
+    (None, 'closed')
+    >>> breaker.failed("no connection"), breaker.state, breaker.why
+    (None, 'open', 'no connection')
+    """
+
+    def __init__(
+        self,
+        clock: Callable[[], float],
+        *,
+        failures: int = 5,
+        pause_s: float = 10.0,
+        longest_pause_s: float = 300.0,
+    ) -> None:
+        self._clock = clock
+        self._most = failures
+        self._first_pause_s = pause_s
+        self._longest_pause_s = longest_pause_s
+        self._failures = 0
+        self._pause_s = pause_s
+        self._until: float | None = None
+        self.why = ""
+
+    @property
+    def state(self) -> State:
+        """Return `closed` (requests pass), `open` (they do not) or `half-open` (the next outcome decides)."""
+        if self._until is None:
+            return "closed"
+        return "open" if self._clock() < self._until else "half-open"
+
+    @property
+    def wait_s(self) -> float:
+        """Return the seconds until requests pass again; 0 when they do."""
+        return 0.0 if self._until is None else max(0.0, self._until - self._clock())
+
+    def succeeded(self) -> None:
+        """Record that the endpoint answered: the breaker closes."""
+        self._failures = 0
+        self._pause_s = self._first_pause_s
+        self._until = None
+        self.why = ""
+
+    def failed(self, why: str) -> None:
+        """Record a failure of the endpoint.
+
+        What fails while the breaker is open was sent before it opened, and counts no further.
+        """
+        match self.state:
+            case "closed":
+                self.why = why
+                self._failures += 1
+                if self._failures >= self._most:
+                    self._until = self._clock() + self._pause_s
+            case "half-open":
+                self.why = why
+                self._pause_s = min(2 * self._pause_s, self._longest_pause_s)
+                self._until = self._clock() + self._pause_s
+
+
+# JSON over HTTP with time-outs, bounded retry and a circuit breaker, for models served elsewhere.
+
+SHOWN_CHARACTERS = 300  # of a server's complaint, in our error
+_REFUSES_US = (
+    httpx.codes.UNAUTHORIZED,
+    httpx.codes.FORBIDDEN,
+    httpx.codes.NOT_FOUND,
+    httpx.codes.PROXY_AUTHENTICATION_REQUIRED,
+)
+
+
+class ServerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Where a server is and how patient to be with it.
+
+    Attributes:
+        url: Root of the server, before `/v1`, e.g. `http://localhost:8000`.
+        api_key: Sent as a bearer token when not empty; never shown in an error.
+        connect_timeout_s: Longest wait for a connection.
+        read_timeout_s: Longest wait for a reply; a busy server queues.
+        silent_s: A request that is cancelled after so long without a reply counts against the endpoint: a
+            server that hangs must not be asked forever because queries run out of time first.
+        retries: How often a request is tried.
+        connections: Most requests in flight at once.
+    """
+
+    url: str
+    api_key: str = ""
+    connect_timeout_s: float = 5.0
+    read_timeout_s: float = 300.0
+    silent_s: float = 60.0
+    retries: Retries = Retries()
+    connections: int = 256
+
+    def __post_init__(self) -> None:
+        if not self.url.startswith(("http://", "https://")):
+            raise ValueError(f"url: {self.url!r} must start with http:// or https://")
+        if self.connections < 1:
+            raise ValueError("connections: must be at least 1")
+
+    def __repr__(self) -> str:
+        return f"ServerSettings(url={self.url!r})"
+
+
+class JsonServer:
+    """A server that takes and returns JSON.
+
+    Args:
+        settings: Where it is.
+        sleep: Awaited between attempts with seconds.
+        clock: Seconds, monotonic.
+        breaker: Counts what becomes of requests; by default one of its own.
+    """
+
+    def __init__(
+        self,
+        settings: ServerSettings,
+        *,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+        clock: Callable[[], float] = time.monotonic,
+        breaker: Breaker | None = None,
+    ) -> None:
+        self.settings = settings
+        self.retries = 0
+        self.breaker = breaker or Breaker(clock)
+        self._sleep = sleep
+        self._clock = clock
+        self._places = asyncio.Semaphore(settings.connections)
+        headers = {"Authorization": f"Bearer {settings.api_key}"} if settings.api_key else {}
+        self._client = httpx.AsyncClient(
+            base_url=settings.url.rstrip("/").removesuffix("/v1"),
+            headers=headers,
+            timeout=httpx.Timeout(settings.read_timeout_s, connect=settings.connect_timeout_s, pool=None),
+            limits=httpx.Limits(
+                max_connections=settings.connections, max_keepalive_connections=settings.connections
+            ),
+            # A proxy from the environment must not sit between an executor and its engine unasked.
+            trust_env=False,
+        )
+
+    async def post(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
+        """Return the JSON object a server replies with.
+
+        Raises:
+            RequestRefusedError: the server refuses this request (4xx).
+            EndpointRefusedError: the server refuses us (401, 403, 404).
+            EndpointSuspendedError: its breaker is open.
+            EngineFaultError: the last attempt failed; the subclass says how.
+        """
+        content = msgspec.json.encode(body)
+        return await retrying(
+            lambda: self._attempt("POST", path, content),
+            self.settings.retries,
+            on_retry=self._count_retry,
+            sleep=self._sleep,
+        )
+
+    async def probe(self) -> None:
+        """Ask a half-open endpoint which models it has, so that no query has to find out that it is still down."""
+        if self.breaker.state != "half-open":
+            return
+        try:
+            await self._attempt("GET", "/v1/models", None)
+        except ServingError as error:
+            # Not every server lists its models. An answer, even a refusal of this path, is an answer.
+            if not isinstance(error, EndpointRefusedError):
+                self.breaker.failed(str(error))
+
+    async def close(self) -> None:
+        """Close the connections."""
+        await self._client.aclose()
+
+    def _count_retry(self) -> None:
+        self.retries += 1
+
+    async def _attempt(self, method: str, path: str, content: bytes | None) -> dict[str, Any]:
+        where = f"{self.settings.url.rstrip('/')}{path}"
+        async with self._places:
+            if self.breaker.state == "open":
+                raise EndpointSuspendedError(
+                    f"{where}: no requests for another {self.breaker.wait_s:.0f} s, because {self.breaker.why}"
+                )
+            began = self._clock()
+            try:
+                reply = await self._once(where, method, path, content)
+            except asyncio.CancelledError:
+                if self._clock() - began >= self.settings.silent_s:
+                    self.breaker.failed(f"{where}: no reply in {self._clock() - began:.0f} s")
+                raise
+            except ServingError as error:
+                if not error.infrastructure:
+                    self.breaker.succeeded()  # it answered: the request was at fault
+                elif not (isinstance(error, EngineBusyError) and error.overloaded):
+                    self.breaker.failed(str(error))
+                raise
+            if method == "POST":
+                self.breaker.succeeded()
+            return reply
+
+    async def _once(self, where: str, method: str, path: str, content: bytes | None) -> dict[str, Any]:
+        try:
+            reply = await self._client.request(
+                method, path, content=content, headers={"Content-Type": "application/json"}
+            )
+        except httpx.ConnectTimeout as error:
+            raise EngineUnreachableError(
+                f"{where}: no connection in {self.settings.connect_timeout_s:g} s"
+            ) from error
+        except httpx.TimeoutException as error:
+            raise EngineTimeoutError(f"{where}: no reply in {self.settings.read_timeout_s:g} s") from error
+        except httpx.DecodingError as error:
+            raise EngineReplyError(
+                f"{where}: the reply's content encoding is damaged ({error}); check the server or a proxy before it"
+            ) from error
+        except (httpx.HTTPError, httpx.InvalidURL, httpx.StreamError) as error:
+            raise EngineUnreachableError(
+                f"{where}: {error or type(error).__name__}; is the server up?"
+            ) from error
+        if reply.status_code != httpx.codes.OK:
+            raise _refusal(where, reply)
+        try:
+            decoded = msgspec.json.decode(reply.content)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            raise EngineReplyError(f"{where}: the reply is not JSON: {error}") from error
+        if not isinstance(decoded, dict):
+            raise EngineReplyError(f"{where}: the reply is not a JSON object")
+        return decoded
+
+
+def _refusal(where: str, reply: httpx.Response) -> ServingError:
+    status = reply.status_code
+    said = f"{where}: HTTP {status}: {_complaint(reply)}"
+    if status in (httpx.codes.TOO_MANY_REQUESTS, httpx.codes.SERVICE_UNAVAILABLE):
+        busy = EngineBusyError(said)
+        busy.asked_s = _retry_after_s(reply)
+        busy.overloaded = status == httpx.codes.TOO_MANY_REQUESTS
+        return busy
+    if status in _REFUSES_US:
+        return EndpointRefusedError(said)
+    if status >= httpx.codes.INTERNAL_SERVER_ERROR or status == httpx.codes.REQUEST_TIMEOUT:
+        return EngineFaultError(said)
+    return RequestRefusedError(said)
+
+
+def _complaint(reply: httpx.Response) -> str:
+    try:
+        body = msgspec.json.decode(reply.content)
+        if isinstance(body, dict):
+            error = body.get("error", body)
+            body = error.get("message", error) if isinstance(error, dict) else error
+        return str(body)[:SHOWN_CHARACTERS]
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return reply.text[:SHOWN_CHARACTERS]
+
+
+def _retry_after_s(reply: httpx.Response) -> float:
+    try:
+        return max(0.0, float(reply.headers.get("retry-after", "0")))
+    except ValueError:
+        return 0.0  # an HTTP date: our own pause is as good
+
+
+# The engine of a remote server with an OpenAI-compatible `/v1/completions`.
+#
+# The prompt is rendered here with the model's own chat template, so a step is continued as exactly as in process.
+# vLLM accepts and returns token ids, and reports which stop string it met. From a server that does neither, more
+# than one step is requested, and its text is cut at the delimiter here (`dialect="plain"`). That works with any
+# server, but wastes what was generated beyond the delimiter.
+
+Dialect = Literal["vllm", "plain"]
+
+
+class HttpEngine:
+    """Drafts steps with a model on a server. Closing the engine closes its connections to the server.
+
+    Args:
+        server: The server.
+        model: Its name in the catalogue.
+        prompts: Its chat template, from a local copy of its tokenizer.
+        context_tokens: Its longest prompt plus output, with which the server was started.
+        served_name: Its name at the server; empty if it is the same as `model`.
+        instruction: A system message for conversations without one.
+        dialect: `vllm`, or `plain` for servers that do not report why a text stopped.
+    """
+
+    def __init__(
+        self,
+        server: JsonServer,
+        model: str,
+        prompts: ChatPrompts,
+        *,
+        context_tokens: int,
+        served_name: str = "",
+        instruction: str = "",
+        dialect: Dialect = "vllm",
+    ) -> None:
+        self.model = model
+        self.counts = EngineCounts()
+        self.served = Served(name=f"openai-http/{dialect}", model=served_name or model)
+        self.wasted_tokens = 0
+        self._server = server
+        self._dialect = dialect
+        self._continuer = Continuer(model, prompts, context_tokens, self.counts, instruction=instruction)
+
+    async def generate(
+        self, step_id: str, prefixes: Sequence[Prefix], n: int, seeds: Sequence[int], sampling: Sampling
+    ) -> list[Drafted]:
+        """Return `n` drafts for each prefix, with one request per draft; see `Engine.generate`."""
+        check_seeds(prefixes, n, seeds)
+        plans = [plan for prefix in prefixes for plan in [self._continuer.plan(prefix, sampling)] * n]
+        return await _all(self._draft(plan, seed, sampling) for plan, seed in zip(plans, seeds, strict=True))
+
+    async def close(self) -> None:
+        """Close the connections."""
+        await self._server.close()
+
+    async def _draft(self, plan: Continuation, seed: int, sampling: Sampling) -> Drafted:
+        if not plan.max_tokens:
+            return self._continuer.full(plan)
+        body: dict[str, Any] = {
+            "model": self.served.model,
+            "max_tokens": plan.max_tokens,
+            "temperature": sampling.temperature,
+            "top_p": sampling.top_p,
+            "seed": seed,
+            "n": 1,
+        }
+        if self._dialect == "plain":
+            reply = await self._server.post(
+                "/v1/completions", body | {"prompt": self._continuer.text_of(plan)}
+            )
+            return self._plain(plan, _choice(reply), sampling.delimiter)
+        body |= {
+            "prompt": plan.prompt_ids,
+            "top_k": sampling.top_k,
+            "stop": [sampling.delimiter],
+            "include_stop_str_in_output": True,
+            "skip_special_tokens": True,
+            "return_token_ids": True,
+        }
+        return self._told(plan, _choice(await self._server.post("/v1/completions", body)), sampling.delimiter)
+
+    def _told(self, plan: Continuation, choice: "Choice", delimiter: str) -> Drafted:
+        if choice.token_ids is None:
+            raise EngineReplyError(
+                f"{self.model}: the server returned no token_ids, so it is not vLLM; use the plain dialect for it"
+            )
+        finish = finish_of(choice.finish_reason, choice.stop_reason, delimiter)
+        ids = choice.token_ids
+        return self._continuer.draft(plan, text=choice.text, finish=finish, token_ids=ids, tokens=len(ids))
+
+    def _plain(self, plan: Continuation, choice: "Choice", delimiter: str) -> Drafted:
+        step, found, beyond = choice.text.partition(delimiter)
+        text = step + found
+        tokens = self._continuer.tokens_of(text)
+        self.wasted_tokens += self._continuer.tokens_of(beyond)
+        finish = finish_of(choice.finish_reason, None, delimiter)
+        return self._continuer.draft(
+            plan, text=text, finish="separator" if found else finish, token_ids=None, tokens=tokens
+        )
+
+
+class Choice(msgspec.Struct):
+    """The part of a completion that is used; servers send much more."""
+
+    text: str
+    finish_reason: Literal["stop", "length"]
+    stop_reason: str | int | None = None
+    token_ids: list[int] | None = None
+
+
+class Choices(msgspec.Struct):
+    """A response of `/v1/completions`."""
+
+    choices: list[Choice]
+
+
+def _choice(reply: dict[str, Any]) -> Choice:
+    try:
+        choices = msgspec.convert(reply, Choices).choices
+    except msgspec.ValidationError as error:
+        raise EngineReplyError(f"/v1/completions: unexpected reply: {error}") from error
+    if len(choices) != 1:
+        raise EngineReplyError(f"/v1/completions: {len(choices)} choices for a request of one")
+    return choices[0]
+
+
+async def _all(calls: "Sequence[Coroutine[Any, Any, T]] | Any") -> list[T]:
+    """Await all; at the first failure, cancel the others."""
+    tasks = [asyncio.ensure_future(call) for call in calls]
+    try:
+        return list(await asyncio.gather(*tasks))
+    except BaseException:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        raise

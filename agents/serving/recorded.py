@@ -1,0 +1,273 @@
+r"""Recorded searches: what a model wrote and a verifier scored, looked up instead of computed.
+
+For replays of one's own outcomes and for measuring the control plane without an engine. The file is JSON
+lines, one sampled path a line, any number of paths for a question and a model:
+
+    {"question": "2+3?", "model": "mini-m", "path": 0, "prompt_tokens": 9, "steps": [
+        {"text": "2+3=5\n\n", "tokens": 6, "score": 0.97, "finish": "separator"},
+        {"text": "\\boxed{5}", "tokens": 4, "score": 0.91, "finish": "eos"}]}
+
+Paths with common first steps join into a tree, so that independent samples and whole recorded beam searches
+are read the same way. A draft is a recorded continuation of its prefix, drawn by its seed with the recorded
+frequencies.
+"""
+
+import zlib
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from agents.catalogue.models import Sampling
+from agents.serving.engine import Drafted, EngineCounts, Prefix, check_seeds
+from agents.serving.errors import ServingError
+from schemas.forest import Finish, Unit
+from schemas.query import Message
+from schemas.search import Served
+
+
+class RecordingError(ServingError):
+    """A recording is unreadable, or does not hold what was asked for. Record it, or ask for what is there."""
+
+
+class RecordedStep(msgspec.Struct, frozen=True, kw_only=True):
+    """One step of a recorded path: its text with the delimiter, its tokens, the verifier's score, its end."""
+
+    text: str
+    tokens: int
+    score: Unit
+    finish: Finish = "separator"
+
+
+class RecordedPath(msgspec.Struct, frozen=True, kw_only=True):
+    """One line of a recording.
+
+    Attributes:
+        question: As the verifier reads it: the user's messages.
+        model: Who wrote it.
+        path: Number of the sample, for whoever reads the file.
+        steps: In order; at least one, the last usually with the finish `eos`.
+        prompt_tokens: Tokens of the rendered question.
+    """
+
+    question: str
+    model: str
+    path: int
+    steps: tuple[RecordedStep, ...]
+    prompt_tokens: int = 0
+
+    def __post_init__(self) -> None:
+        if not self.steps:
+            raise ValueError("steps: a path has at least one")
+
+
+class RecordedNode:
+    """A prefix that was recorded, and everything that followed it. `step` is None at the root."""
+
+    def __init__(self, step: RecordedStep | None, prompt_tokens: int) -> None:
+        self.step = step
+        self.prompt_tokens = prompt_tokens
+        self.followers: list[RecordedNode] = []  # with repetition: one entry a recorded path
+        self._by_text: dict[tuple[str, Finish], RecordedNode] = {}
+
+    def follow(self, step: RecordedStep, prompt_tokens: int) -> "RecordedNode":
+        """Record one more continuation and return its node."""
+        key = (step.text, step.finish)
+        if key not in self._by_text:
+            self._by_text[key] = RecordedNode(step, prompt_tokens)
+        self.followers.append(self._by_text[key])
+        return self._by_text[key]
+
+    def child(self, text: str) -> "RecordedNode | None":
+        """Return the node of a text, preferably one that goes on."""
+        finishes: tuple[Finish, ...] = ("separator", "length", "eos", "context")
+        return next(
+            (self._by_text[text, finish] for finish in finishes if (text, finish) in self._by_text), None
+        )
+
+    def beginning(self, text: str) -> "RecordedNode | None":
+        """Return the first recorded continuation that begins with a text."""
+        return next((node for node in self.followers if node.step and node.step.text.startswith(text)), None)
+
+
+class Recording:
+    """Recorded paths by question and model.
+
+    Args:
+        paths: In any order.
+        unknown: What to do with a question that was not recorded: `refuse` it, or answer it as `any`
+            recorded one, always the same for the same text (for load tests with other questions).
+    """
+
+    def __init__(
+        self, paths: Iterable[RecordedPath], *, unknown: Literal["refuse", "any"] = "refuse"
+    ) -> None:
+        self._roots: dict[str, dict[str, RecordedNode]] = {}
+        self._unknown = unknown
+        for path in paths:
+            self._add(path)
+        self._questions = list(self._roots)
+        if not self._questions:
+            raise RecordingError("the recording holds no path")
+
+    @classmethod
+    def load(cls, file: Path, *, unknown: Literal["refuse", "any"] = "refuse") -> "Recording":
+        """Read a recording.
+
+        Raises:
+            RecordingError: Naming the file, the line and what is wrong with it.
+        """
+        return cls(read_paths(file), unknown=unknown)
+
+    def draw(self, question: str, model: str, steps: Sequence[str], seed: int) -> RecordedNode:
+        """Return a recorded continuation of a prefix.
+
+        Raises:
+            RecordingError: Nothing was recorded there.
+        """
+        node = self._find(question, model, steps)
+        if not node.followers:
+            raise RecordingError(
+                f"{model}: nothing was recorded after step {len(steps)} of {_shown(question)}"
+            )
+        return node.followers[seed % len(node.followers)]
+
+    def scored(self, question: str, steps: Sequence[str]) -> RecordedNode:
+        """Return the recorded node at the end of a path, whichever model wrote it.
+
+        The client's own bounds may have cut the last step: then it is the first recorded step that begins with it.
+
+        Raises:
+            RecordingError: No model wrote this path.
+        """
+        for model in self._of(question):
+            try:
+                return self._find(question, model, steps)
+            except RecordingError:
+                continue
+        for model in self._of(question):
+            try:
+                before = self._find(question, model, steps[:-1])
+            except RecordingError:
+                continue
+            if (cut := before.beginning(steps[-1])) is not None:
+                return cut
+        raise RecordingError(f"no score was recorded for a path of {len(steps)} steps of {_shown(question)}")
+
+    def _add(self, path: RecordedPath) -> None:
+        models = self._roots.setdefault(path.question, {})
+        node = models.setdefault(path.model, RecordedNode(None, path.prompt_tokens))
+        read_tokens = path.prompt_tokens
+        for step in path.steps:
+            node = node.follow(step, read_tokens)
+            read_tokens += step.tokens
+
+    def _of(self, question: str) -> dict[str, RecordedNode]:
+        if question not in self._roots:
+            if self._unknown == "refuse":
+                raise RecordingError(
+                    f"{_shown(question)} was not recorded; record it, or set unknown to 'any'"
+                )
+            question = self._questions[zlib.crc32(question.encode()) % len(self._questions)]
+        return self._roots[question]
+
+    def _find(self, question: str, model: str, steps: Sequence[str]) -> RecordedNode:
+        models = self._of(question)
+        node = models.get(model)
+        if node is None:
+            raise RecordingError(
+                f"{model}: not recorded for {_shown(question)}; recorded are {', '.join(models)}"
+            )
+        for depth, text in enumerate(steps, 1):
+            found = node.child(text)
+            if found is None:
+                raise RecordingError(
+                    f"{model}: step {depth} of a path of {_shown(question)} was not recorded"
+                )
+            node = found
+        return node
+
+
+def read_paths(file: Path) -> list[RecordedPath]:
+    """Return the paths of a recording file, in its order.
+
+    Raises:
+        RecordingError: Naming the file, the line and what is wrong with it.
+    """
+    decoder = msgspec.json.Decoder(RecordedPath)
+    paths = []
+    try:
+        lines = file.read_bytes().splitlines()
+    except OSError as error:
+        raise RecordingError(f"{file}: cannot be read: {error.strerror}") from error
+    for number, line in enumerate(lines, 1):
+        if line.strip():
+            try:
+                paths.append(decoder.decode(line))
+            except msgspec.DecodeError as error:
+                raise RecordingError(f"{file}, line {number}: {error}") from error
+    return paths
+
+
+def write_paths(file: Path, paths: Iterable[RecordedPath]) -> None:
+    """Write a recording file."""
+    file.write_bytes(b"".join(msgspec.json.encode(path) + b"\n" for path in paths))
+
+
+def question_of(messages: Sequence[Message]) -> str:
+    """Return the question of a conversation as the verifier reads it (`SearchStep.question`)."""
+    users = [message.content for message in messages if message.role == "user"]
+    return "\n\n".join(users or [message.content for message in messages])
+
+
+def _shown(question: str) -> str:
+    return repr(question if len(question) <= 60 else question[:57] + "...")
+
+
+# The engine of a recording: it returns drafts at once, without a model.
+
+
+class RecordedEngine:
+    """Looks up drafts in a recording.
+
+    Args:
+        recording: The recording.
+        model: The model whose drafts to return.
+    """
+
+    def __init__(self, recording: Recording, model: str) -> None:
+        self.model = model
+        self.served = Served(name="recorded", model=model)
+        self.counts = EngineCounts()
+        self._recording = recording
+
+    async def generate(
+        self, step_id: str, prefixes: Sequence[Prefix], n: int, seeds: Sequence[int], sampling: Sampling
+    ) -> list[Drafted]:
+        """Return `n` recorded drafts for each prefix; `sampling` was fixed when they were recorded.
+
+        A recording says how many tokens a step has, and not where they end. So a step that is longer than the prefix's
+        `max_tokens` is cut after the same share of its characters, at least one.
+
+        Raises:
+            RecordingError: The recording has no such draft.
+        """
+        check_seeds(prefixes, n, seeds)
+        return [
+            self._draft(prefix, seeds[index * n + k])
+            for index, prefix in enumerate(prefixes)
+            for k in range(n)
+        ]
+
+    async def close(self) -> None:
+        """Do nothing: a recording has no connection."""
+
+    def _draft(self, prefix: Prefix, seed: int) -> Drafted:
+        node = self._recording.draw(question_of(prefix.messages), self.model, prefix.steps, seed)
+        assert node.step is not None  # only a root has none, and a root follows nothing
+        text, finish, tokens = node.step.text, node.step.finish, node.step.tokens
+        if prefix.max_tokens is not None and tokens > prefix.max_tokens:
+            text, finish = text[: max(1, len(text) * prefix.max_tokens // tokens)], "length"
+            tokens = prefix.max_tokens
+        return Drafted(text=text, finish=finish, tokens=tokens, prompt_tokens=node.prompt_tokens)

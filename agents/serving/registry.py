@@ -1,0 +1,541 @@
+"""The models of one process, loaded in the background: each is loading, ready, suspended or failed, and says why.
+
+A model that cannot be loaded harms nobody but itself. It is tried again after a while, or at once when its
+catalogue entry changes.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Generic, Literal, Protocol, TypeVar
+
+import msgspec
+
+from agents.catalogue.models import DTYPE_BYTES, Model, Sampling, Verifier
+from agents.serving.engine import Continuer, Drafted, Engine, EngineCounts, Prefix, check_seeds, finish_of
+from agents.serving.errors import EngineStartError, ServingError
+from agents.serving.http import (
+    USUAL,
+    Breaker,
+    Dialect,
+    HttpEngine,
+    JsonServer,
+    Keys,
+    Retries,
+    ServerSettings,
+    retrying,
+)
+from agents.serving.prompts import ChatPrompts
+from agents.serving.recorded import RecordedEngine, Recording
+from agents.serving.vllm.host import EngineHost
+from agents.serving.vllm.requests import Generation
+from agents.serving.vllm.settings import HostedModel, HostSettings, checkpoint_path, kv_cache_bytes
+from schemas.control import ModelHealth
+from schemas.search import Served
+
+log = logging.getLogger(__name__)
+
+MAX_WHY = 300
+"""Characters that say why a model is not ready: they travel in every heartbeat."""
+
+
+class Closable(Protocol):
+    """Whatever serves a model."""
+
+    async def close(self) -> None:
+        """Free what it holds."""
+
+
+E = TypeVar("E", bound=Closable)
+
+
+@dataclass(frozen=True)
+class Loaded(Generic[E]):
+    """A model that can be asked, and the server it is asked at, if it is one."""
+
+    engine: E
+    server: JsonServer | None = None
+
+    @property
+    def breaker(self) -> Breaker | None:
+        """Return the breaker of its endpoint."""
+        return self.server.breaker if self.server is not None else None
+
+
+@dataclass
+class _Place(Generic[E]):
+    entry: Model
+    task: "asyncio.Task[Loaded[E]]"
+    ended_s: float | None = None
+    why: str = field(default="")
+
+
+class Fleet(Generic[E]):
+    """Loads models and knows their state.
+
+    Args:
+        load: Loads or connects one model; called for one model at a time.
+        clock: Seconds, monotonic.
+        again_s: A model that failed to load is tried again after so long.
+    """
+
+    def __init__(
+        self,
+        load: Callable[[Model], Awaitable[Loaded[E]]],
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        again_s: float = 60.0,
+    ) -> None:
+        self._load = load
+        self._clock = clock
+        self._again_s = again_s
+        self._places: dict[str, _Place[E]] = {}
+        self._one = asyncio.Lock()
+
+    def want(self, models: Iterable[Model]) -> None:
+        """Start to load what is new, what changed, and what failed long enough ago. Returns at once."""
+        for model in models:
+            place = self._places.get(model.name)
+            if place is None or _runs_differently(place.entry, model) or self._is_due(place):
+                task = asyncio.create_task(self._loaded(model, place))
+                # Whoever waits is given the error; a model that nobody waits for must not end in a warning.
+                task.add_done_callback(lambda done: done.cancelled() or done.exception())
+                self._places[model.name] = _Place(model, task)
+
+    async def get(self, model: Model) -> E:
+        """Return the engine of a model, once it is loaded.
+
+        Raises:
+            EngineStartError: it cannot be loaded.
+        """
+        self.want([model])
+        return (await asyncio.shield(self._places[model.name].task)).engine
+
+    async def settled(self) -> None:
+        """Wait until every model is ready or has failed.
+
+        Raises:
+            ServingError: none is ready; the error of the first.
+        """
+        tasks = [place.task for place in self._places.values()]
+        outcomes = await asyncio.gather(*tasks, return_exceptions=True)
+        failures = [each for each in outcomes if isinstance(each, BaseException)]
+        if failures and len(failures) == len(outcomes):
+            raise failures[0]
+
+    async def probe(self) -> None:
+        """Ask every endpoint whose breaker is half-open whether it is back."""
+        servers = [each.server for each in self._ready() if each.server is not None]
+        await asyncio.gather(*(server.probe() for server in servers))
+
+    def health(self) -> tuple[ModelHealth, ...]:
+        """Return the state of every model, by name."""
+        return tuple(self._health(name, place) for name, place in sorted(self._places.items()))
+
+    async def close(self) -> None:
+        """Stop loading, and close what is loaded."""
+        for place in self._places.values():
+            place.task.cancel()
+        await asyncio.gather(*(place.task for place in self._places.values()), return_exceptions=True)
+        for loaded in self._ready():
+            await loaded.engine.close()
+
+    async def _loaded(self, model: Model, before: _Place[E] | None) -> Loaded[E]:
+        async with self._one:
+            if before is not None and _is_ready(before.task):
+                await before.task.result().engine.close()
+            try:
+                return await self._load(model)
+            except Exception as error:
+                place = self._places[model.name]
+                place.ended_s, place.why = self._clock(), f"{type(error).__name__}: {error}"[:MAX_WHY]
+                log.error("%s cannot be served: %s", model.name, error)
+                if isinstance(error, ServingError):
+                    raise
+                raise EngineStartError(f"{model.name}: {type(error).__name__}: {error}") from error
+
+    def _is_due(self, place: _Place[E]) -> bool:
+        return place.ended_s is not None and self._clock() - place.ended_s >= self._again_s
+
+    def _ready(self) -> list[Loaded[E]]:
+        return [place.task.result() for place in self._places.values() if _is_ready(place.task)]
+
+    def _health(self, name: str, place: _Place[E]) -> ModelHealth:
+        if not place.task.done():
+            return ModelHealth(model=name, state="loading")
+        if not _is_ready(place.task):
+            return ModelHealth(model=name, state="failed", why=place.why)
+        breaker = place.task.result().breaker
+        if breaker is not None and breaker.state == "open":
+            return ModelHealth(model=name, state="suspended", why=breaker.why[:MAX_WHY])
+        return ModelHealth(model=name, state="ready")
+
+
+def _is_ready(task: "asyncio.Task[Loaded[E]]") -> bool:
+    return task.done() and not task.cancelled() and task.exception() is None
+
+
+def _runs_differently(before: Model, after: Model) -> bool:
+    """Return whether an entry changed in what is run, and not only in how it is described or priced."""
+    return any(
+        getattr(before, name) != getattr(after, name) for name in ("checkpoint", "endpoint", "engine")
+    ) or (before.sampling.thinking != after.sampling.thinking)
+
+
+# From a catalogue entry, generator or verifier, to where it runs: vLLM in this process, or a server elsewhere.
+
+CPU_BLOCK_TOKENS = (
+    32  # vLLM's own 128 are longer than most prompts of the mini family, and nothing would be shared
+)
+
+
+class HostingOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a deployment says about where its models run; the catalogue says the rest.
+
+    Attributes:
+        folder: Where relative checkpoints start: the repository root.
+        device: `cpu`, or `gpu` to leave block sizes to vLLM.
+        offline: Never ask the Hugging Face hub; checkpoints must be folders.
+        threads: Torch threads of the engine thread; None leaves torch's choice.
+        keys: API keys of HTTP endpoints, by host.
+        retries: How often a request to a model is tried.
+        start_timeout_s: Longest wait for vLLM itself to start.
+    """
+
+    folder: str = "."
+    device: Literal["cpu", "gpu"] = "cpu"
+    offline: bool = True
+    threads: int | None = None
+    keys: Keys = Keys()
+    retries: Retries = Retries()
+    start_timeout_s: float = 600.0
+
+
+def hosted_model(entry: Model | Verifier, options: HostingOptions) -> HostedModel:
+    """Return how vLLM hosts a catalogue entry in this process.
+
+    The entry's `kv_cache_bytes` is used, but never less than one sequence of full length needs, without which
+    vLLM would refuse to start.
+
+    Raises:
+        EngineStartError: the entry asks for several GPUs, which one process thread cannot drive.
+    """
+    engine, shape = entry.engine, entry.architecture
+    if engine.tensor_parallel > 1:
+        raise EngineStartError(
+            f"{entry.name}: tensor_parallel is {engine.tensor_parallel}; serve it with `vllm serve` and give "
+            "the catalogue an http endpoint"
+        )
+    block_tokens = engine.block_tokens or (CPU_BLOCK_TOKENS if options.device == "cpu" else None)
+    kv_bytes = kv_cache_bytes(
+        layers=shape.layers,
+        kv_heads=shape.kv_heads,
+        head_dim=shape.head_dim,
+        number_bytes=DTYPE_BYTES[engine.dtype],
+        context_tokens=engine.context_tokens,
+        sequences=engine.max_sequences,
+        wanted_bytes=engine.kv_cache_bytes,
+    )
+    verifies = isinstance(entry, Verifier)
+    return HostedModel(
+        name=entry.name,
+        path=checkpoint_path(entry.checkpoint, options.folder),
+        runner="pooling" if verifies else "generate",
+        dtype=engine.dtype,
+        context_tokens=engine.context_tokens,
+        max_sequences=engine.max_sequences,
+        kv_cache_bytes=kv_bytes,
+        block_tokens=block_tokens,
+        # A verifier reads a prompt once, and vLLM does not read the cache for token classification anyway.
+        prefix_caching=not verifies,
+        step_tag_id=entry.step_tags.tag_id if isinstance(entry, Verifier) and entry.step_tags else None,
+    )
+
+
+def server_of(entry: Model | Verifier, options: HostingOptions) -> JsonServer:
+    """Return the client of the server that an entry's endpoint names."""
+    url = entry.endpoint.url or ""
+    return JsonServer(
+        ServerSettings(
+            url=url,
+            api_key=options.keys.of(url),
+            retries=options.retries,
+            # A verifier's request holds many prompts, a generator's one draft of a step of 64.
+            connections=4 * entry.engine.max_sequences,
+        )
+    )
+
+
+def served_name(entry: Model | Verifier) -> str:
+    """Return what an entry's model is called at its server."""
+    return entry.endpoint.served_name or entry.checkpoint
+
+
+def prompts_of(entry: Model | Verifier, options: HostingOptions) -> ChatPrompts:
+    """Return the tokenizer and chat template of an entry.
+
+    Raises:
+        EngineStartError: they cannot be read.
+    """
+    path = checkpoint_path(entry.checkpoint, options.folder)
+    if isinstance(entry, Verifier):
+        needed = entry.family == "step-tags"
+        return ChatPrompts.load(path, offline=options.offline, needs_template=needed)
+    arguments = {"enable_thinking": entry.sampling.thinking}
+    return ChatPrompts.load(path, template_arguments=arguments, offline=options.offline)
+
+
+async def start_host(models: Sequence[HostedModel], options: HostingOptions) -> EngineHost:
+    """Start vLLM in this process with these models loaded; further ones can be loaded later.
+
+    Raises:
+        EngineStartError: a model could not be loaded.
+        EngineEnvironmentError: this process cannot host vLLM.
+    """
+    host = EngineHost(
+        HostSettings(
+            models=tuple(models),
+            offline=options.offline,
+            threads=options.threads,
+            start_timeout_s=options.start_timeout_s,
+        )
+    )
+    await asyncio.to_thread(host.start)
+    return host
+
+
+async def load_into(host: EngineHost, entry: Model | Verifier, options: HostingOptions) -> None:
+    """Load an entry into a started host, in place of a model of the same name.
+
+    Raises:
+        EngineStartError: it could not be loaded. The host goes on serving its other models.
+    """
+    if entry.name in host.context_tokens:
+        await asyncio.wrap_future(host.unload(entry.name))
+    await asyncio.wrap_future(host.load(hosted_model(entry, options)))
+
+
+# The engine of a model hosted in this process: all drafts of all queries share one continuous batch.
+
+
+class VllmEngine:
+    """Drafts steps with one model of an engine host; whoever started the host closes it.
+
+    Args:
+        host: A started host that has loaded the model.
+        model: The model's name there.
+        prompts: The model's chat template.
+        instruction: A system message for conversations without one.
+        retries: How often and when to retry a batch that fails.
+    """
+
+    def __init__(
+        self,
+        host: EngineHost,
+        model: str,
+        prompts: ChatPrompts,
+        *,
+        instruction: str = "",
+        retries: Retries = USUAL,
+    ) -> None:
+        self.model = model
+        self.counts = EngineCounts()
+        self.served = Served(name=host.vllm_name, version=host.vllm_version, model=model)
+        self._host = host
+        self._retries = retries
+        self._continuer = Continuer(
+            model, prompts, host.context_tokens[model], self.counts, instruction=instruction
+        )
+
+    async def generate(
+        self, step_id: str, prefixes: Sequence[Prefix], n: int, seeds: Sequence[int], sampling: Sampling
+    ) -> list[Drafted]:
+        """Return `n` drafts for each prefix; see `Engine.generate`."""
+        check_seeds(prefixes, n, seeds)
+        plans = [plan for prefix in prefixes for plan in [self._continuer.plan(prefix, sampling)] * n]
+        requests = [
+            Generation(
+                prompt_token_ids=plan.prompt_ids,
+                seed=seed,
+                max_tokens=plan.max_tokens,
+                temperature=sampling.temperature,
+                top_p=sampling.top_p,
+                top_k=sampling.top_k,
+                stop=(sampling.delimiter,),
+            )
+            for plan, seed in zip(plans, seeds, strict=True)
+            if plan.max_tokens
+        ]
+        made = iter(await retrying(lambda: self._host.run(self.model, requests), self._retries))
+        drafts = []
+        for plan in plans:
+            if not plan.max_tokens:
+                drafts.append(self._continuer.full(plan))
+                continue
+            completion = next(made)
+            finish = finish_of(completion.finish, completion.stop, sampling.delimiter)
+            ids = completion.token_ids
+            drafts.append(
+                self._continuer.draft(
+                    plan, text=completion.text, finish=finish, token_ids=ids, tokens=len(ids)
+                )
+            )
+        return drafts
+
+    async def close(self) -> None:
+        """Do nothing: the host is closed by whoever started it."""
+
+
+# The engines of an executor: from catalogue entries, or from a recording.
+
+
+class EngineOptions(HostingOptions, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A deployment's settings for its engines.
+
+    Attributes:
+        dialect: For HTTP endpoints: `vllm`, or `plain` for servers that do not report why a text stopped.
+        instruction: A system message for conversations without one, e.g. to reason step by step. The mini family is
+            trained without one.
+    """
+
+    dialect: Dialect = "vllm"
+    instruction: str = ""
+
+
+class EngineSet:
+    """Loaded engines by model, and the host of those that run in this process."""
+
+    def __init__(self, engines: dict[str, Engine], host: EngineHost | None) -> None:
+        self.engines = engines
+        self.host = host
+
+    def __getitem__(self, model: str) -> Engine:
+        """Return the engine of a model.
+
+        Raises:
+            KeyError: it has no engine here.
+        """
+        return self.engines[model]
+
+    async def close(self) -> None:
+        """Close every engine, then the host."""
+        for engine in self.engines.values():
+            await engine.close()
+        if self.host is not None:
+            await asyncio.to_thread(self.host.close)
+
+
+class GroupEngines:
+    """The engines of one executor group, loaded in the background and whenever the catalogue changes.
+
+    Args:
+        options: The deployment's settings.
+        recording: If given, it answers instead of the models.
+    """
+
+    def __init__(self, options: EngineOptions, recording: Recording | None = None) -> None:
+        self._options = options
+        self._recording = recording
+        self._host: EngineHost | None = None
+        self._fleet: Fleet[Engine] = Fleet(self._load)
+
+    def want(self, models: Sequence[Model]) -> None:
+        """Start loading the models that are new or have changed. Returns at once."""
+        self._fleet.want(models)
+
+    async def settled(self) -> None:
+        """Wait until every model is ready or has failed.
+
+        Raises:
+            ServingError: none is ready; it is the first model's error.
+        """
+        await self._fleet.settled()
+
+    async def get(self, model: Model) -> Engine:
+        """Wait until a model is loaded and return its engine.
+
+        Raises:
+            ServingError: it cannot be loaded.
+        """
+        return await self._fleet.get(model)
+
+    async def probe(self) -> None:
+        """Check every endpoint whose breaker is due for a retry, and mark those that answer as available."""
+        await self._fleet.probe()
+
+    def health(self) -> tuple[ModelHealth, ...]:
+        """Return the state of every model, by name."""
+        return self._fleet.health()
+
+    async def close(self) -> None:
+        """Close every engine, then the host."""
+        await self._fleet.close()
+        if self._host is not None:
+            await asyncio.to_thread(self._host.close)
+
+    async def _load(self, model: Model) -> Loaded[Engine]:
+        if self._recording is not None:
+            return Loaded(RecordedEngine(self._recording, model.name))
+        if model.endpoint.kind == "http":
+            server = server_of(model, self._options)
+            # Reading a tokenizer takes seconds, during which searches of other models continue.
+            engine = await asyncio.to_thread(_http_engine, model, self._options, server)
+            return Loaded(engine, server)
+        if self._host is None:
+            self._host = await start_host((), self._options)
+        await load_into(self._host, model, self._options)
+        return Loaded(await asyncio.to_thread(engine_for, model, self._options, self._host))
+
+
+async def start_engines(models: Sequence[Model], options: EngineOptions) -> EngineSet:
+    """Load or connect to every model; return when all can draft.
+
+    Args:
+        models: Catalogue entries of one group.
+        options: The deployment's settings.
+
+    Raises:
+        EngineStartError: a model or its tokenizer could not be loaded.
+        EngineEnvironmentError: this process cannot host vLLM.
+    """
+    hosted = [hosted_model(model, options) for model in models if model.endpoint.kind == "in-process"]
+    host = await start_host(hosted, options) if hosted else None
+    return EngineSet({model.name: engine_for(model, options, host) for model in models}, host)
+
+
+def recorded_engines(models: Sequence[str], recording: Recording) -> EngineSet:
+    """Return engines that answer from a recording."""
+    return EngineSet({model: RecordedEngine(recording, model) for model in models}, None)
+
+
+def engine_for(model: Model, options: EngineOptions, host: EngineHost | None) -> Engine:
+    """Return the engine of one catalogue entry.
+
+    Args:
+        model: The entry.
+        options: The deployment's settings.
+        host: Hosts the model if its endpoint is in process.
+
+    Raises:
+        EngineStartError: the tokenizer cannot be read, or the model needs a host that has not loaded it.
+    """
+    if model.endpoint.kind == "http":
+        return _http_engine(model, options, server_of(model, options))
+    if host is None or model.name not in host.context_tokens:
+        raise EngineStartError(f"{model.name}: its endpoint is in-process, but no host here has loaded it")
+    prompts = prompts_of(model, options)
+    return VllmEngine(host, model.name, prompts, instruction=options.instruction, retries=options.retries)
+
+
+def _http_engine(model: Model, options: EngineOptions, server: JsonServer) -> Engine:
+    return HttpEngine(
+        server,
+        model.name,
+        prompts_of(model, options),
+        context_tokens=model.engine.context_tokens,
+        served_name=served_name(model),
+        instruction=options.instruction,
+        dialect=options.dialect,
+    )

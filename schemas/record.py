@@ -1,0 +1,358 @@
+"""What all records share: frozen structs with a schema version, JSON by orjson, zstd frames for the big ones.
+
+`encode` and `decode` are called once, at the edge. Unknown fields are ignored, so an older process reads a
+newer record; a new field has a default; a changed meaning is a new version. NaN and infinity never travel.
+"""
+
+import functools
+import math
+import re
+import threading
+from collections.abc import Iterable, Iterator
+from typing import Any, ClassVar, Final, TypeVar
+
+import msgspec
+import orjson
+import zstandard
+from msgspec import Struct
+
+from schemas.errors import InvalidField, RecordTooLarge, UniscaleError, UnknownSchema, UnreadableRecord, shown
+
+MAX_RECORD: Final = 4 * 1024 * 1024
+"""Bytes of one record. Producer, consumer, topic and preflight are all set from it."""
+
+# Key, headers and the frame of a batch count against the same limit on the broker.
+MAX_VALUE: Final = MAX_RECORD - 4096
+
+MAX_UNFOLDED: Final = 8 * 1024 * 1024
+"""Bytes a zstd frame may unfold to: 64 paths of 128 KiB, the widest search in a context of 32,768 tokens."""
+
+MAX_WIDENED: Final = 24 * 1024 * 1024
+"""Bytes that the strings of one record may take in memory. Python keeps each character of a string in as many bytes as
+its widest needs, so that one emoji makes a string four times as large. Together with the value itself: 32 MiB."""
+
+MAX_VALUES: Final = 128 * 1024
+"""JSON values in one record. A list costs two bytes on the wire and about ninety in memory, so a limit on
+bytes alone does not limit memory. The largest search has some 30,000 values."""
+
+_ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
+# zstd's default: at 1 a forest of repeated wording grows by a sixth, at 9 it shrinks by little.
+_ZSTD_LEVEL = 3
+_MARKS = (b",", b"[", b"{")
+_STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)
+_TWO_BYTES = re.compile(rb"[\xc4-\xef]|\\u")
+_FOUR_BYTES = re.compile(rb"[\xf0-\xff]|\\u[dD][89a-bA-B]")
+# Larger values come in frames only. msgspec reads them without a copy of its own, which orjson makes.
+_LARGE = MAX_RECORD
+_PLACE = re.compile(r"^(?P<what>.*?)(?: - at `(?:key in )?\$\.?(?P<field>.*)`)?$", re.DOTALL)
+_MISSING = re.compile(r"^Object missing required field `(?P<field>.+)`$")
+
+R = TypeVar("R", bound="Record")
+
+
+class Record(Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="schema"):
+    """One message on the wire. Its `schema` is the class's tag, for instance `query.v1`."""
+
+    framed: ClassVar[bool] = False  # whether its value is a zstd frame
+
+    @classmethod
+    def schema(cls) -> str:
+        """Return the name and version this class reads and writes."""
+        return str(cls.__struct_config__.tag)
+
+
+def encode(record: Record) -> bytes:
+    """Return the value of a record: JSON, as a zstd frame where its class says so.
+
+    Raises:
+        InvalidField: a number is not finite, or a field cannot be written as JSON.
+        RecordTooLarge: the value would exceed what every broker and client is set to take.
+    """
+    kind = type(record).__name__
+    try:
+        plain = msgspec.to_builtins(record)
+        value = orjson.dumps(plain)
+    except (TypeError, RecursionError) as error:  # orjson's own error is a TypeError
+        raise InvalidField(kind, "", f"cannot be written as JSON ({error}); use plain, flat values") from None
+    # orjson writes NaN and infinity as null: without a null there is nothing to look for.
+    if b"null" in value:
+        check_all_finite(kind, plain)
+    if record.framed:
+        if len(value) > MAX_UNFOLDED:
+            raise RecordTooLarge(
+                kind, "", f"takes {len(value)} bytes of {MAX_UNFOLDED} before compression; narrow the search"
+            )
+        if len(value) > _LARGE and (size := _widened(value)) > MAX_WIDENED:
+            raise RecordTooLarge(
+                kind, "", f"takes {size} bytes of {MAX_WIDENED} in memory, for its emoji; narrow the search"
+            )
+        value = _zstd().compressor.compress(value)
+    if len(value) > MAX_VALUE:
+        raise RecordTooLarge(
+            kind, "", f"takes {len(value)} bytes of {MAX_VALUE}; shorten the text or narrow the search"
+        )
+    return value
+
+
+def decode(value: bytes | None, kind: type[R]) -> R:
+    """Return the record in a value: JSON, or a zstd frame where the kind is written as one.
+
+    Memory is bounded whatever the value holds: 32 MiB for the most hostile frame, see `MAX_UNFOLDED`, `MAX_WIDENED` and
+    `MAX_VALUES`. The widest search still passes: 8 MiB with an `≤` in every draft, where a character takes two bytes,
+    or 6 MiB with an emoji in every draft, where it takes four.
+
+    Raises:
+        UnreadableRecord: the bytes are not a JSON object, or exceed a limit.
+        UnknownSchema: `schema` is missing, or names another record or version.
+        InvalidField: naming the field and the fix.
+    """
+    plain = load(value, kind.__name__, framed=kind.framed)
+    if (found := plain.get("schema")) != kind.schema():
+        write = f'write "schema": "{kind.schema()}"'
+        if found is None:
+            raise UnknownSchema(kind.__name__, "schema", f"is missing; {write}")
+        raise UnknownSchema(
+            kind.__name__, "schema", f"is {shown(found)}, which this release cannot read here; {write}"
+        )
+    try:
+        return msgspec.convert(plain, kind)
+    except msgspec.ValidationError as error:
+        raise _invalid(kind.__name__, error) from None
+    except RecursionError:
+        raise UnreadableRecord(kind.__name__, "", "is nested too deeply; send flat values") from None
+
+
+def load(value: bytes | None, kind: str = "record", *, framed: bool = True) -> dict[str, Any]:
+    """Return the JSON object in a value, not yet validated.
+
+    Args:
+        value: As it came from the broker.
+        kind: Names the record in errors.
+        framed: Whether a zstd frame is accepted.
+
+    Raises:
+        UnreadableRecord: the bytes are not a JSON object (a tombstone is not one either), or exceed a limit.
+    """
+    if not value:
+        raise UnreadableRecord(kind, "", "the value is empty; send a JSON object")
+    if len(value) > MAX_RECORD:
+        raise UnreadableRecord(kind, "", f"the value takes {len(value)} bytes of {MAX_RECORD}; shorten it")
+    if value.startswith(_ZSTD_MAGIC):
+        if not framed:
+            raise UnreadableRecord(kind, "", "the value is a zstd frame; send this record as plain JSON")
+        value = _unframed(value, kind)
+    if len(value) > MAX_VALUES and _too_many_values(value):
+        raise UnreadableRecord(kind, "", f"holds more than {MAX_VALUES} JSON values; send fewer")
+    if len(value) > _LARGE and (size := _widened(value)) > MAX_WIDENED:
+        raise UnreadableRecord(
+            kind, "", f"the text takes {size} bytes of {MAX_WIDENED} in memory; shorten it"
+        )
+    try:
+        plain = orjson.loads(value) if len(value) <= _LARGE else msgspec.json.decode(value)
+    except (orjson.JSONDecodeError, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise UnreadableRecord(
+            kind, "", f"the value is not JSON in UTF-8 ({error}); send a JSON object"
+        ) from None
+    if not isinstance(plain, dict):
+        raise UnreadableRecord(kind, "", f"the value is a JSON {type(plain).__name__}; send a JSON object")
+    return plain
+
+
+def readable_id(value: bytes | None) -> str | None:
+    """Return the query_id of a value that may hold anything, or None when it has no valid one.
+
+    The id is the record's own or that of the Query or SearchStep it carries. A poison record with a readable
+    id still gets an Answer, so an id that could not be the key of one is not returned.
+    """
+    try:
+        plain = load(value)
+    except UniscaleError:
+        return None
+    for carrier in (plain, plain.get("query"), plain.get("search")):
+        if isinstance(carrier, dict):
+            found = carrier.get("query_id")
+            if isinstance(found, str) and is_id(found):
+                return found
+    return None
+
+
+class _Zstd(threading.local):
+    """Contexts of one thread: making one costs more than framing a record of common size."""
+
+    def __init__(self) -> None:
+        self.compressor = zstandard.ZstdCompressor(level=_ZSTD_LEVEL)
+        self.decompressor = zstandard.ZstdDecompressor(max_window_size=MAX_UNFOLDED)
+
+
+_zstd = functools.cache(_Zstd)  # made when first needed: most commands frame nothing
+
+
+def _unframed(value: bytes, kind: str) -> bytes:
+    try:
+        size = zstandard.frame_content_size(value)
+        if size < 0:
+            raise UnreadableRecord(
+                kind, "", "the zstd frame does not state its content size; compress the value in one call"
+            )
+        if size > MAX_UNFOLDED:
+            raise UnreadableRecord(
+                kind, "", f"the zstd frame unfolds to {size} bytes of {MAX_UNFOLDED}; shorten the record"
+            )
+        return _zstd().decompressor.decompress(value)
+    except zstandard.ZstdError as error:
+        raise UnreadableRecord(kind, "", f"the zstd frame is damaged ({error}); send it whole") from None
+
+
+def _too_many_values(value: bytes) -> bool:
+    """Return whether a text holds more than MAX_VALUES: commas and brackets outside its strings."""
+    if (count := sum(map(value.count, _MARKS))) <= MAX_VALUES:
+        return False
+    for strings, string in enumerate(_STRING.finditer(value)):
+        if strings > 2 * MAX_VALUES:  # a value has one key at most
+            return True
+        count -= sum(value.count(mark, *string.span()) for mark in _MARKS)
+    return count > MAX_VALUES
+
+
+def _widened(value: bytes) -> int:
+    """Return at least the bytes that the strings of a JSON text take in memory, while they are read."""
+    size, longest = len(value), 0
+    if not (_TWO_BYTES.search(value) or _FOUR_BYTES.search(value)):
+        return size
+    for strings, string in enumerate(_STRING.finditer(value)):
+        if strings > 2 * MAX_VALUES:  # a value has one key at most
+            return 4 * len(value)
+        begin, end = string.span()
+        if value.find(b"\\", begin, end) >= 0:  # unescaped in a buffer, which the next one uses again
+            longest = max(longest, end - begin)
+        if _FOUR_BYTES.search(value, begin, end):
+            size += 3 * (end - begin)
+        elif _TWO_BYTES.search(value, begin, end):
+            size += end - begin
+    return size + longest
+
+
+def _invalid(kind: str, error: msgspec.ValidationError) -> InvalidField:
+    place = _PLACE.match(str(error))
+    what, field = (place["what"], place["field"] or "") if place else (str(error), "")
+    if isinstance(cause := error.__cause__, InvalidField):
+        return InvalidField(kind, ".".join(part for part in (field, cause.field) if part), cause.why)
+    if missing := _MISSING.match(what):
+        return InvalidField(
+            kind, f"{field}.{missing['field']}" if field else missing["field"], "is missing; give it"
+        )
+    return InvalidField(kind, field, f"{what[0].lower()}{what[1:]}; correct it")
+
+
+# Field checks that several records share. Each error names the record, the field at fault, and the fix.
+
+MAX_NESTING: Final = 16
+"""Levels of lists and objects inside a field that takes any JSON. orjson writes at most 254 for a whole record."""
+
+MAX_NAME: Final = 200
+"""Characters of a name in a record: of a model, a tenant, a source."""
+
+_GROUP = re.compile(r"[a-z0-9][a-z0-9._-]{0,99}")
+_QUERY_ID = re.compile(r"[\x21-\x7e]{1,200}")
+
+
+def is_id(query_id: str) -> bool:
+    """Return whether an id can be a key: 1 to 200 printable ASCII characters without spaces."""
+    return _QUERY_ID.fullmatch(query_id) is not None
+
+
+def check_id(kind: str, query_id: str, field: str = "query_id") -> None:
+    """Refuse an id that cannot be a key: 1 to 200 printable ASCII characters without spaces.
+
+    Raises:
+        InvalidField: naming the field.
+    """
+    if not is_id(query_id):
+        raise InvalidField(
+            kind, field, f"is {query_id[:40]!r}; give 1 to 200 printable ASCII characters, no spaces"
+        )
+
+
+def check_group(kind: str, group: str, field: str = "group") -> None:
+    """Refuse the name of an executor group that a catalogue would refuse: topics are named by it.
+
+    Raises:
+        InvalidField: naming the field.
+    """
+    if not _GROUP.fullmatch(group):
+        why = f"is {group[:40]!r}; give 1 to 100 small letters, digits, '.', '_' and '-', a letter or digit first"
+        raise InvalidField(kind, field, why)
+
+
+def check_json(kind: str, field: str, value: object, most_bytes: int) -> None:
+    """Refuse a free field that is too large, nested too deeply, or not JSON.
+
+    Whatever passes can be written again, also inside the records that carry this one.
+
+    Raises:
+        InvalidField: naming the field and the limit.
+    """
+    level: list[object] = [value]
+    for _ in range(MAX_NESTING + 1):
+        level = [inner for outer in level for inner in _inside(outer)]
+        if not level:
+            break
+    else:
+        raise InvalidField(kind, field, f"is nested more than {MAX_NESTING} levels deep; send it flatter")
+    try:
+        size = len(orjson.dumps(value))
+    except TypeError as error:  # orjson's own error is a TypeError
+        raise InvalidField(kind, field, f"cannot be written as JSON ({error}); use plain values") from None
+    if size > most_bytes:
+        raise InvalidField(kind, field, f"takes {size} bytes of {most_bytes}; shorten it")
+
+
+def check_name(kind: str, field: str, name: str, most: int = MAX_NAME) -> None:
+    """Refuse a name that is empty or too long.
+
+    Raises:
+        InvalidField: naming the field.
+    """
+    if not 1 <= len(name) <= most:
+        raise InvalidField(kind, field, f"has {len(name)} characters; give 1 to {most} characters")
+
+
+def check_finite(kind: str, **fields: float | None) -> None:
+    """Refuse NaN and infinity.
+
+    Raises:
+        InvalidField: naming the first field at fault.
+    """
+    for field, number in fields.items():
+        if number is not None and not math.isfinite(number):
+            raise InvalidField(kind, field, f"is {number}; give a finite number")
+
+
+def check_all_finite(kind: str, plain: object) -> None:
+    """Refuse NaN and infinity anywhere in a record, given as plain lists and dicts.
+
+    Raises:
+        InvalidField: naming the first field at fault, for instance `forest.drafts[3].score`.
+    """
+    for field in _not_finite(plain, ""):
+        raise InvalidField(kind, field, "is not a finite number; NaN and infinity never travel")
+
+
+def _inside(value: object) -> Iterable[object]:
+    if isinstance(value, dict):
+        return value.values()
+    return value if isinstance(value, list | tuple) else ()
+
+
+def _not_finite(plain: Any, at: str) -> Iterator[str]:
+    if type(plain) is float:
+        if not math.isfinite(plain):
+            yield at
+    elif type(plain) is dict:
+        for key, inner in plain.items():
+            if type(inner) is not str:
+                yield from _not_finite(inner, f"{at}.{key}" if at else key)
+    elif type(plain) is list or type(plain) is tuple:
+        for index, inner in enumerate(plain):
+            if type(inner) is not str and type(inner) is not int:
+                yield from _not_finite(inner, f"{at}[{index}]")

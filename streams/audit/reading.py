@@ -1,0 +1,677 @@
+"""What is kept of each record: one NamedTuple per kind, stored in a table of the ledger with the same columns.
+
+`early` says that the record lies before the first capture of the ends (see `run`). Fields of type bytes, such as
+`whole`, are digests unless their class says otherwise: equal for equal content.
+"""
+
+import hashlib
+import math
+import re
+import sqlite3
+import time
+from base64 import b64decode
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, Final, NamedTuple, Protocol, TypeVar, get_args, get_type_hints
+
+import orjson
+import zstandard
+from kafka import KafkaConsumer, TopicPartition
+
+from streams.audit.price import Catalogue, factor_of
+from streams.runtime import kafka_clients
+from streams.settings import Settings
+
+
+class Query(NamedTuple):
+    """A question. `query_id` is None if the record could not be read."""
+
+    query_id: str | None
+    part: int
+    off: int
+    early: bool
+    ts: int
+    asked: bytes | None = None
+    timeout_ms: int | None = None
+    wait_ms: int | None = None
+
+
+class Context(NamedTuple):
+    """A question with its embedding; `q_part` and `q_off` are partition and offset of its Query."""
+
+    query_id: str
+    part: int
+    off: int
+    early: bool
+    ts: int
+    q_part: int
+    q_off: int
+    vector: bytes
+
+
+class Decision(NamedTuple):
+    """An action chosen for a query. `reference` is JSON."""
+
+    query_id: str
+    part: int
+    off: int
+    early: bool
+    ts: int
+    whole: bytes
+    seq: int
+    action: str
+    objective: bytes
+    price: float
+    version: int
+    reason: str
+    mean: float | None
+    width: float | None
+    q_part: int
+    q_off: int
+    asked: bytes
+    reference: bytes
+    appended_ms: int
+    learn: bool
+    timeout_ms: int | None
+    wait_ms: int | None
+    factor: float
+
+
+class Answer(NamedTuple):
+    """How a query ended.
+
+    `said` is a digest without the measured seconds, which differ whenever a search is run; `timed` says whether there
+    are any. `prices` is JSON. `factor` is the price factor that its search began with; None for one that never began.
+    """
+
+    query_id: str
+    part: int
+    off: int
+    early: bool
+    ts: int
+    whole: bytes
+    said: bytes
+    status: str
+    room: str
+    why: str
+    action: str | None
+    seq: int | None
+    text: bool
+    extracted: str | None
+    score: float | None
+    path_score: float | None
+    timed: bool
+    prices: bytes
+    factor: float | None
+
+
+class Reward(NamedTuple):
+    """The terms of a query's reward. `price` is JSON."""
+
+    query_id: str
+    part: int
+    off: int
+    early: bool
+    ts: int
+    whole: bytes
+    kind: str
+    seq: int
+    action: str
+    status: str
+    correct: float | None
+    score: float | None
+    log_cost: float | None
+    price: bytes
+    objective: bytes
+    reward: float | None
+    scalar: float | None
+    graded_by: str
+    learn: bool
+    bounded: bool
+
+
+class Feedback(NamedTuple):
+    """A client's grade of an Answer."""
+
+    query_id: str
+    part: int
+    off: int
+    early: bool
+    ts: int
+    grade: float
+
+
+class Row(NamedTuple):
+    """The newest row of a query in the learner's log; w_… are the coefficients of its objective for the four terms."""
+
+    query_id: str
+    part: int
+    off: int
+    early: bool
+    ts: int
+    seq: int
+    clock: int
+    action: str
+    objective: bytes
+    q_part: int
+    q_off: int
+    c_off: int
+    appended_ms: int
+    decision: bytes
+    vector: bytes
+    stage: str
+    learned: int
+    corrected: int
+    ended: int
+    kinds: str
+    r_off: int
+    entered: float | None
+    correct: float | None
+    score: float
+    log_cost: float
+    imputed: float
+    w_correct: float
+    w_score: float
+    w_log_cost: float
+    w_one: float
+    factor: float
+
+
+class JoinRow(NamedTuple):
+    """The aggregator's row of a query."""
+
+    query_id: str
+    part: int
+    off: int
+    early: bool
+    ts: int
+    closed: str | None
+    provisional: bool
+
+
+class Letter(NamedTuple):
+    """A record that was given up, by its topic, partition and offset."""
+
+    topic: str
+    part: int
+    off: int
+    early: bool
+    query_id: str | None
+    error: str
+
+
+class Vector(NamedTuple):
+    """The embedding of a query, float32."""
+
+    query_id: str
+    vector: bytes
+
+
+class Chunk(NamedTuple):
+    """A raw record of a snapshot of the policy."""
+
+    key: bytes
+    value: bytes
+
+
+PER_QUERY: Final[tuple[type[Any], ...]] = (Query, Context, Decision, Answer, Reward, Feedback, Row, JoinRow)
+"""The kinds that concern a single query."""
+
+
+# Keeps the facts while the log is read: SQLite on disk, so that memory does not grow with the log.
+
+_BATCH: Final = 500
+F = TypeVar("F", bound=NamedTuple)
+
+# Of these kinds, a later record or tombstone replaces an earlier one of the same key; of vectors, the first stays.
+_KEYS: Final[dict[type[Any], str]] = {
+    Row: "query_id", JoinRow: "query_id", Letter: "topic, part, off", Vector: "query_id", Chunk: "key",
+}  # fmt: skip
+_HUGE: Final = 2**63
+
+
+def _allowed(hint: Any) -> frozenset[type]:
+    """Return the types that a field may have: its hint's, and int where the hint allows float."""
+    types = set(get_args(hint)) or {hint}
+    return frozenset(types | {int} if float in types else types)
+
+
+_TYPES: Final[dict[Any, list[frozenset[type]]]] = {
+    kind: [_allowed(hint) for hint in get_type_hints(kind).values()]
+    for kind in (*PER_QUERY, Letter, Vector, Chunk)
+}
+
+
+class Ledger:
+    """The facts, on disk.
+
+    Args:
+        folder: Where the file is created; the caller removes it.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.db = sqlite3.connect(folder / "facts.sqlite", isolation_level=None)
+        for pragma in ("journal_mode=OFF", "synchronous=OFF", "cache_size=-32768", "temp_store=FILE"):
+            self.db.execute(f"PRAGMA {pragma}")
+        for kind in _TYPES:
+            key = f", PRIMARY KEY ({_KEYS[kind]})" if kind in _KEYS else ""
+            rowid = " WITHOUT ROWID" if kind in (Letter,) else ""
+            self.db.execute(f"CREATE TABLE {kind.__name__} ({', '.join(kind._fields)}{key}){rowid}")
+        self._waiting: dict[type[Any], list[Any]] = {}
+        self.db.execute("BEGIN")
+
+    def add(self, fact: Any) -> None:
+        """Keep a fact. Of a keyed kind, it replaces the earlier one of the same key.
+
+        Raises:
+            ValueError: A field has the wrong type, so the product did not write the record.
+        """
+        kind = type(fact)
+        for value, allowed in zip(fact, _TYPES[kind], strict=True):
+            if type(value) not in allowed or (type(value) is int and not -_HUGE <= value < _HUGE):
+                raise ValueError(f"{kind.__name__}: a field is a {type(value).__name__}")
+        waiting = self._waiting.setdefault(kind, [])
+        waiting.append(fact)
+        if len(waiting) >= _BATCH:
+            self._write(kind)
+
+    def drop(self, kind: type[Any], key: object) -> None:
+        """Forget the fact of a key, whose tombstone was read."""
+        self._write(kind)
+        self.db.execute(f"DELETE FROM {kind.__name__} WHERE {_KEYS[kind]} = ?", (key,))
+
+    def flush(self) -> None:
+        """Write what is buffered, and build the indexes by query."""
+        for kind in list(self._waiting):
+            self._write(kind)
+        self.db.execute("COMMIT")
+        for kind in PER_QUERY:
+            if kind not in _KEYS:
+                self.db.execute(
+                    f"CREATE INDEX by_id_{kind.__name__} ON {kind.__name__} (query_id, part, off)"
+                )
+
+    def query_ids(self) -> Iterator[str]:
+        """Yield the query_id of every fact except Feedback and the aggregator's rows, sorted."""
+        kinds = [kind.__name__ for kind in PER_QUERY if kind not in (Feedback, JoinRow)]
+        union = " UNION ".join(f"SELECT query_id FROM {name} WHERE query_id IS NOT NULL" for name in kinds)
+        yield from (query_id for (query_id,) in self.db.execute(f"{union} ORDER BY query_id"))
+
+    def of_kind(self, kind: type[F], order: str = "query_id, part, off") -> Iterator[F]:
+        """Yield the facts of a kind."""
+        cursor = self.db.execute(f"SELECT * FROM {kind.__name__} ORDER BY {order}")
+        while rows := cursor.fetchmany(_BATCH):
+            yield from map(kind._make, rows)
+
+    def letter(self, topic: str, part: int, off: int) -> str | None:
+        """Return the error for which a record was given up; None if it was not."""
+        found = self.db.execute(
+            "SELECT error FROM Letter WHERE topic = ? AND part = ? AND off = ?", (topic, part, off)
+        ).fetchone()
+        return None if found is None else str(found[0])
+
+    def one(self, statement: str, *values: object) -> Any:
+        """Return the first column of the first row that a statement returns; None without rows."""
+        found = self.db.execute(statement, values).fetchone()
+        return None if found is None else found[0]
+
+    def close(self) -> None:
+        """Close the file."""
+        self.db.close()
+
+    def _write(self, kind: type[Any]) -> None:
+        if waiting := self._waiting.pop(kind, None):
+            verb = "INSERT OR IGNORE" if kind is Vector else "INSERT OR REPLACE"
+            marks = ", ".join("?" * len(kind._fields))
+            self.db.executemany(f"{verb} INTO {kind.__name__} VALUES ({marks})", waiting)
+
+
+# The raw topics: where they begin and end, and the records in between, one partition after the other.
+#
+# `Log` is the interface: `BrokerLog` reads from a broker, and a test passes lists. Reading a record takes bounded
+# memory whatever bytes it holds, and a value that cannot be read is None.
+
+MAX_PLAIN: Final = 16 * 1024 * 1024
+"""Most bytes of a decompressed zstd frame, twice what the product writes: a hostile frame must not fill the memory."""
+
+# In one record, twice what a room reads: millions of empty lists take seconds each.
+_MOST_VALUES: Final = 256 * 1024
+_STRINGS: Final = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)
+_ZSTD_MAGIC: Final = b"\x28\xb5\x2f\xfd"
+_STALLED_S: Final = 30.0
+
+Part = tuple[str, int]
+"""Topic and partition."""
+
+
+class Raw(NamedTuple):
+    """One record as the broker stores it."""
+
+    offset: int
+    timestamp_ms: int
+    key: bytes | None
+    value: bytes | None
+
+
+class Span(NamedTuple):
+    """The offsets that a partition holds, from `begin` up to but excluding `end`."""
+
+    begin: int
+    end: int
+
+
+class Log(Protocol):
+    """The topics of one deployment, read only."""
+
+    def spans(self, topics: Iterable[str]) -> dict[Part, Span]:
+        """Return the offsets that each partition holds now. A topic that does not exist has no partitions."""
+
+    def read(self, part: Part, span: Span) -> Iterator[Raw]:
+        """Yield the records of a span in offset order. Compaction may have left gaps."""
+
+
+class BrokerStalled(LookupError):
+    """A partition returned no more records before its end was reached."""
+
+
+class BrokerLog:
+    """The topics on a broker, read by a consumer without a group, so that no other reader is affected.
+
+    It reads committed records only.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self._reader: KafkaConsumer = kafka_clients.consumer(
+            settings,
+            fetch_max_bytes=settings.kafka.max_record_bytes + 65_536,
+            max_poll_records=2_000,
+        )
+
+    def spans(self, topics: Iterable[str]) -> dict[Part, Span]:
+        """Return the offsets that each partition holds now, reading them in the order of the topics."""
+        found: dict[Part, Span] = {}
+        for topic in topics:
+            parts = [TopicPartition(topic, p) for p in sorted(self._reader.partitions_for_topic(topic) or ())]
+            if not parts:
+                continue
+            ends: Mapping[TopicPartition, int] = self._reader.end_offsets(parts)
+            begins: Mapping[TopicPartition, int] = self._reader.beginning_offsets(parts)
+            found |= {(tp.topic, tp.partition): Span(begins[tp], ends[tp]) for tp in parts}
+        return found
+
+    def read(self, part: Part, span: Span) -> Iterator[Raw]:
+        """Yield the records of a span.
+
+        Raises:
+            BrokerStalled: no record arrived for half a minute.
+        """
+        if span.begin >= span.end:
+            return
+        tp = TopicPartition(*part)
+        self._reader.assign([tp])
+        self._reader.seek(tp, span.begin)
+        at, since_s = span.begin, time.monotonic()
+        while at < span.end:
+            for records in self._reader.poll(timeout_ms=500).values():
+                for r in records:
+                    if r.offset < span.end:
+                        yield Raw(r.offset, r.timestamp, r.key, r.value)
+            if (now_at := self._reader.position(tp)) > at:
+                at, since_s = now_at, time.monotonic()
+            elif time.monotonic() - since_s > _STALLED_S:
+                raise BrokerStalled(
+                    f"{part[0]}/{part[1]}: no record after offset {at} of {span.end}; try again"
+                )
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._reader.close()
+
+
+class Plain:
+    """Decodes values to plain JSON objects."""
+
+    def __init__(self) -> None:
+        self._zstd = zstandard.ZstdDecompressor(max_window_size=MAX_PLAIN)
+
+    def __call__(self, value: bytes | None) -> dict[str, Any] | None:
+        """Return the JSON object in a value, compressed or not; None for a value that is not an object."""
+        if not value:
+            return None
+        try:
+            if value.startswith(_ZSTD_MAGIC):
+                if not 0 <= zstandard.frame_content_size(value) <= MAX_PLAIN:
+                    return None
+                value = self._zstd.decompress(value)
+            if _is_crowded(value):
+                return None
+            found = orjson.loads(value)
+        except (orjson.JSONDecodeError, zstandard.ZstdError):
+            return None
+        return found if isinstance(found, dict) else None
+
+
+def _is_crowded(value: bytes) -> bool:
+    """Return whether a JSON text holds too many values, by its commas and brackets outside strings."""
+    marks = (b",", b"[", b"{")
+    if sum(map(value.count, marks)) <= _MOST_VALUES:
+        return False
+    bare = _STRINGS.sub(b"", value)
+    return sum(map(bare.count, marks)) > _MOST_VALUES
+
+
+# From raw records to facts: the fields that the checks need, decoded without the product's own schemas.
+#
+# A record that cannot be read leaves no fact. If its room should have given it up, the checks look for its dead
+# letter.
+
+SNAPSHOT: Final = (b"\x00snapshot/", b"\x00ended/", b"\x00start")
+ACTION: Final = b"\x00action/"
+_ID: Final = re.compile(r"[\x21-\x7e]{1,200}")
+_WRONG: Final = (KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError, RecursionError)
+
+
+class Facts:
+    """Turns records into facts and keeps them in the ledger.
+
+    Attributes:
+        actions: s_a of every action ever offered, by its id; base64.
+        queries_done: Offset of the newest Query that had become a Context by the first capture, by partition.
+        contexts_done: Offset of the newest Context that had been decided by then.
+        decisions_done: Largest number of decisions made by then.
+        rewards_done: Offset of the newest Reward that had been applied by then.
+        unreadable: Number of records that left no fact, by kind of topic.
+    """
+
+    def __init__(self, ledger: Ledger, catalogue: Catalogue) -> None:
+        self._ledger, self._catalogue, self._plain = ledger, catalogue, Plain()
+        self.actions: dict[str, str] = {}
+        self.queries_done: dict[int, int] = {}
+        self.contexts_done = self.decisions_done = self.rewards_done = -1
+        self.unreadable: dict[str, int] = {}
+
+    def take(self, kind: str, part: int, raw: Raw, early: bool) -> None:
+        """Take one record.
+
+        Args:
+            kind: Kind of its topic: query, context, decision, answer, reward, feedback or another.
+            part: Its partition.
+            raw: The record.
+            early: Whether it lies before the first capture.
+        """
+        keyed = raw.value is None or raw.key is None or raw.key.startswith(b"\x00")
+        if kind == "snapshot" or (kind in ("learner", "join") and keyed):
+            self._keyed(kind, raw)
+            return
+        plain = self._plain(raw.value)
+        where = (part, raw.offset, early, raw.timestamp_ms)
+        reader: Callable[[dict[str, Any], tuple[int, int, bool, int]], None] = getattr(self, f"_{kind}")
+        try:
+            if plain is None:
+                raise ValueError("no JSON object")
+            reader(plain, where)
+        except _WRONG:
+            self.unreadable[kind] = self.unreadable.get(kind, 0) + 1
+            if kind == "query":
+                self._ledger.add(Query(None, *where))
+
+    def _keyed(self, kind: str, raw: Raw) -> None:
+        key = raw.key or b""
+        if kind in ("learner", "snapshot") and key.startswith(SNAPSHOT):
+            if raw.value:
+                self._ledger.add(Chunk(key, raw.value))
+            else:
+                self._ledger.drop(Chunk, key)
+        elif kind == "learner" and key.startswith(ACTION) and (plain := self._plain(raw.value)):
+            self.actions[str(plain.get("action"))] = str(plain.get("embedding"))
+        elif kind in ("learner", "join") and raw.value is None:
+            self._ledger.drop(Row if kind == "learner" else JoinRow, key.decode(errors="replace"))
+
+    def _control(self, r: dict[str, Any], where: tuple[int, int, bool, int]) -> None:
+        if r["schema"] == "catalogue-entry.v1" and r.get("model"):
+            self._catalogue.add(r["model"])
+
+    def _query(self, r: dict[str, Any], where: tuple[int, int, bool, int]) -> None:
+        query_id = r["query_id"]
+        if not _ID.fullmatch(query_id):
+            raise ValueError("no key")
+        timeout_ms, wait_ms = _waits(r)
+        self._ledger.add(Query(query_id, *where, _asked(r), timeout_ms, wait_ms))
+
+    def _context(self, r: dict[str, Any], where: tuple[int, int, bool, int]) -> None:
+        query_id, origin, vector = r["query"]["query_id"], r["origin"], b64decode(r["embedding"])
+        q_part, q_off = int(origin["partition"]), int(origin["offset"])
+        self._ledger.add(Context(query_id, *where, q_part, q_off, _digest(vector)))
+        self._ledger.add(Vector(query_id, vector))
+        if where[2]:
+            self.queries_done[q_part] = max(q_off, self.queries_done.get(q_part, -1))
+
+    def _decision(self, r: dict[str, Any], where: tuple[int, int, bool, int]) -> None:
+        query = r["query"]
+        self._ledger.add(
+            Decision(
+                query["query_id"], *where, _same(_without(r, "query")), r["seq"], _action(r["action"]),
+                _objective(r), r["objective"].get("price", 0.0), r["policy"]["version"],
+                r.get("reason", "policy"), r.get("mean"), r.get("width"), r["origin"]["partition"],
+                r["origin"]["offset"], _asked(query),
+                orjson.dumps(query.get("reference")), r.get("appended_ms", 0), query.get("learn", True),
+                *_waits(query), r.get("price_factor", 1.0),
+            )
+        )  # fmt: skip
+
+    def _answer(self, r: dict[str, Any], where: tuple[int, int, bool, int]) -> None:
+        trace, path = r.get("trace", ()), r.get("path", ())
+        scores = [trace[at]["score"] for at in path if trace[at].get("score") is not None]
+        self._ledger.add(
+            Answer(
+                r["query_id"], *where, _same(r), _same(_without(r, "spent")), r["status"], r["by"],
+                r.get("error") or "", _action(r["action"]) if r.get("action") else None, r.get("seq"),
+                r.get("text") is not None, r.get("extracted"), r.get("score"),
+                sum(scores) / len(scores) if scores else None, bool((r.get("spent") or {}).get("verify_s")),
+                orjson.dumps([*map(list, self._catalogue.prices(r))]), factor_of(r),
+            )
+        )  # fmt: skip
+
+    def _reward(self, r: dict[str, Any], where: tuple[int, int, bool, int]) -> None:
+        self._ledger.add(
+            Reward(
+                r["query_id"], *where, _same(r), r["kind"], r["seq"], _action(r["action"]), r["status"], r["correct"],
+                r["score"], r["log_cost"], orjson.dumps(_price(r["price"])), _objective(r), r.get("reward"), _scalar(r),
+                r.get("graded_by", ""), r.get("learn", True), r.get("bounded", False),
+            )
+        )  # fmt: skip
+
+    def _feedback(self, r: dict[str, Any], where: tuple[int, int, bool, int]) -> None:
+        self._ledger.add(Feedback(r["query_id"], *where, float(r["correct"])))
+
+    def _dead_letter(self, r: dict[str, Any], where: tuple[int, int, bool, int]) -> None:
+        at = r["origin"]
+        self._ledger.add(
+            Letter(at["topic"], at["partition"], at["offset"], where[2], r.get("query_id"), str(r["error"]))
+        )
+
+    def _learner(self, r: dict[str, Any], where: tuple[int, int, bool, int]) -> None:
+        vector, c_off = b64decode(r["embedding"]), r["context_origin"]["offset"]
+        if r["decision"]["policy"]["name"].endswith(_COUNTING):
+            vector = vector[:-_COUNTS_BYTES]
+        row = Row(
+            r["query_id"], *where, r["seq"], r["clock"], r["action"], _objective(r),
+            r["query_origin"]["partition"], r["query_origin"]["offset"], c_off, r["decision"].get("appended_ms", 0),
+            _same(_without(r["decision"], "query")), _digest(vector), r.get("stage", "pending"),
+            r.get("learned_seq", -1), r.get("corrected_seq", -1), r.get("ended_seq", -1), ",".join(r.get("kinds", ())),
+            r.get("reward_offset", -1), r.get("entered"), r.get("correct"), r.get("score", 0.0),
+            r.get("log_cost", 0.0), r.get("imputed", 0.0), *_coefficients(r["objective"]), r.get("price_factor", 1.0),
+        )  # fmt: skip
+        self._ledger.add(row)
+        self._ledger.add(Vector(row.query_id, vector))
+        if row.early:
+            self.contexts_done = max(self.contexts_done, c_off)
+            self.decisions_done = max(self.decisions_done, row.clock)
+            self.rewards_done = max(self.rewards_done, row.r_off)
+
+    def _join(self, r: dict[str, Any], where: tuple[int, int, bool, int]) -> None:
+        self._ledger.add(JoinRow(r["query_id"], *where, r.get("closed"), bool(r.get("provisional"))))
+
+
+_SORTED: Final = orjson.OPT_SORT_KEYS
+
+
+# In rows of the contextual policy, nine counts of the question follow the embedding, float32 each.
+_COUNTING: Final = "contextual"
+_COUNTS_BYTES: Final = 9 * 4
+
+
+def _digest(data: bytes) -> bytes:
+    return hashlib.blake2b(data, digest_size=12).digest()
+
+
+def _same(value: Any) -> bytes:
+    return _digest(orjson.dumps(value, option=_SORTED))
+
+
+def _without(record: dict[str, Any], *fields: str) -> dict[str, Any]:
+    return {name: value for name, value in record.items() if name not in fields}
+
+
+def _action(a: dict[str, Any]) -> str:
+    return f"{a['model']}/{a['qp']}/{a['cp']}/{a['bs']}"
+
+
+def _price(price: dict[str, Any] | None) -> dict[str, float] | None:
+    return None if price is None else {name: float(price[name]) for name in ("eflops", *price)}
+
+
+def _objective(r: dict[str, Any]) -> bytes:
+    """Return a digest of an objective. Fields with their default value are left out, as on the wire."""
+    plain = {"name": None, "version": -1, "price": 0.0, "mean_cost": None, "accuracy": None}
+    return _same({name: value for name, value in r["objective"].items() if plain.get(name, r) != value})
+
+
+def _coefficients(objective: dict[str, Any]) -> tuple[float, float, float, float]:
+    """Return the coefficients of Correct, Score, log C and 1 in w₁·Correct + w₂·Score + w₃·(1 − C̃) (Eq. 4)."""
+    w, bounds = objective["weights"], objective["cost_range"]
+    low, high = math.log(bounds["low_eflops"]), math.log(bounds["high_eflops"])
+    slope = w["cost"] / (high - low)
+    return w["correct"], w["score"], -slope, slope * high
+
+
+def _scalar(r: dict[str, Any]) -> float | None:
+    """Return the reward of Eq. 4, minus λ·C if the objective has a price; None if a term is not known."""
+    if r["correct"] is None or r["score"] is None or r["log_cost"] is None:
+        return None
+    w, v, u, c = _coefficients(r["objective"])
+    spent = r["objective"].get("price", 0.0) * math.exp(r["log_cost"])
+    return float(w * r["correct"] + v * r["score"] + u * r["log_cost"] + c - spent)
+
+
+def _asked(q: dict[str, Any]) -> bytes:
+    """Return a digest of the question and of the reference that its Answer is graded against."""
+    turns = [[m["role"], m["content"]] for m in q.get("messages") or ()]
+    return _same([q.get("text"), turns, q.get("reference")])
+
+
+def _waits(q: dict[str, Any]) -> tuple[int | None, int | None]:
+    timeout_s, wait_s = q.get("timeout_s"), q.get("feedback_wait_s")
+    return None if timeout_s is None else int(timeout_s * 1000), None if wait_s is None else int(
+        wait_s * 1000
+    )

@@ -1,0 +1,119 @@
+"""The one command line. Each command parses, calls one function and prints; 0 is success, 1 a refusal, 2 a usage error.
+
+A command's module is imported only when the command runs: importing all of them takes seconds.
+"""
+
+import os
+import sys
+from importlib import import_module
+from typing import Any, Final
+
+import click
+
+from schemas.errors import UniscaleError
+from streams.settings import Settings
+
+_MODULES: Final = {
+    "up": "running",
+    "worker": "running",
+    "broker": "running",
+    "demo": "running",
+    "topics": "running",
+    "monitor": "running",
+    "ask": "queries",
+    "produce": "queries",
+    "answers": "queries",
+    "feedback": "queries",
+    "replay": "queries",
+    "explain": "queries",
+    "catalogue": "control",
+    "objective": "control",
+    "keys": "control",
+    "dead-letters": "operating",
+    "learner": "learner",
+    "verify-decisions": "operating",
+    "audit": "operating",
+    "bench": "bench",
+    "bench-audit": "bench",
+    "bench-gateway": "bench",
+    "bench-closed": "bench",
+    "bench-kills": "bench",
+    "bench-recovery": "bench",
+}
+
+
+class _Commands(click.Group):
+    """A group that imports lazily and turns refusals into one line and exit code 1."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Return the names of all commands."""
+        return sorted({*_MODULES, *self.commands})
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Return a command, from the module that holds it."""
+        if cmd_name in _MODULES:
+            module = import_module(f"streams.cli.{_MODULES[cmd_name]}")
+            commands: list[click.Command] = module.COMMANDS
+            return next(command for command in commands if command.name == cmd_name)
+        return super().get_command(ctx, cmd_name)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the command; print a refusal as one line."""
+        try:
+            return super().invoke(ctx)
+        except (click.ClickException, click.exceptions.Exit, click.Abort):
+            raise
+        except KeyboardInterrupt:
+            click.echo("stopped", err=True)
+            sys.exit(130)
+        except (KeyError, IndexError, BrokenPipeError):
+            raise  # our own bug, or a reader such as `head` that has seen enough
+        except Exception as error:
+            if not isinstance(error, _refusals()):
+                raise
+            click.echo(f"error: {error or type(error).__name__}", err=True)
+            sys.exit(1)
+
+
+def _refusals() -> tuple[type[Exception], ...]:
+    from streams.runtime.kafka_clients import KafkaError
+
+    # LookupError: the audit's, which shares no code with what it checks.
+    return (UniscaleError, KafkaError, LookupError, OSError)
+
+
+@click.group(
+    cls=_Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100}
+)
+@click.option(
+    "--bootstrap", metavar="HOST:PORT", help="Address of the broker. [env UNISCALE_BOOTSTRAP; 127.0.0.1:9092]"
+)
+@click.option("--prefix", help="Prefix of every topic and consumer group. [env UNISCALE_PREFIX; uniscale.]")
+@click.option(
+    "--catalogue",
+    metavar="FILE",
+    help="The model catalogue. [env UNISCALE_CATALOGUE; infra/catalogue/mini.yaml]",
+)
+@click.option(
+    "--log-level",
+    type=click.Choice(["DEBUG", "INFO", "WARNING", "ERROR"]),
+    help="[env UNISCALE_LOG_LEVEL; INFO]",
+)
+@click.pass_context
+def main(ctx: click.Context, /, **flags: Any) -> None:
+    """UniScale-Streams: choose a model and its test-time search for each query, learned online, on Kafka.
+
+    Every setting is also an environment variable UNISCALE_<NAME> (`settings` lists them). TLS and SASL:
+    UNISCALE_SECURITY_PROTOCOL, UNISCALE_SSL_CAFILE, UNISCALE_SASL_USERNAME, …
+
+    Exit codes: 0 success, 1 refused or failed (the last line says why), 2 usage error, 130 interrupted.
+    """
+    ctx.obj = Settings.from_env(os.environ, **flags)
+
+
+@main.command("settings")
+@click.pass_obj
+def settings_command(settings: Settings) -> None:
+    """Print every setting with its current value, as environment variables."""
+    for name, text in settings.variables().items():
+        click.echo(f"{name}={text}")

@@ -1,0 +1,402 @@
+"""`bench-audit`: measure the audit of a log."""
+
+import os
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
+
+import click
+import msgspec
+import orjson
+
+from streams.demo.run import QUESTIONS
+from streams.local.broker import Broker, kafka_home
+from streams.local.deployment import settings_for, stopped_by_signals
+from streams.settings import Settings
+
+
+@click.command("bench-audit")
+@click.option(
+    "--queries", type=click.IntRange(min=100), default=100_000, show_default=True, help="In the log."
+)
+@click.option(
+    "--half", type=click.IntRange(min=2), default=384, show_default=True, help="Length of s_q and of s_a."
+)
+@click.option(
+    "--broker", "on_broker", is_flag=True, help="Write to the broker of the settings instead of files."
+)
+@click.pass_obj
+def bench_audit(settings: Settings, queries: int, half: int, on_broker: bool) -> None:
+    """Measure the audit of a log: its seconds and its peak memory, in a process of its own.
+
+    The log is made by the rooms' own code without engines, and written to temporary files (about 13 KB a query) or to
+    topics of their own on a broker. Prints one JSON object; exits with 1 if the audit finds a discrepancy.
+    """
+    from streams.bench.audit import measure  # with numpy and more, which `--help` need not wait for
+
+    found = measure(settings, queries, half, on_broker, lambda text: click.echo(text, err=True))
+    click.echo(msgspec.json.encode(found).decode())
+    sys.exit(1 if found["wrong"] else 0)
+
+
+# `bench-gateway`: measure the gateway beside LiteLLM's proxy.
+
+
+@click.command("bench-gateway")
+@click.option(
+    "--seconds",
+    type=click.FloatRange(min=0.5),
+    default=6.0,
+    show_default=True,
+    help="Length of each measurement.",
+)
+@click.option(
+    "--rounds",
+    type=click.IntRange(min=1),
+    default=2,
+    show_default=True,
+    help="Turns of each side; figures are medians over them.",
+)
+@click.option(
+    "--quick", is_flag=True, help="One round of one second: shows that it works, not how fast it is."
+)
+@click.option(
+    "--workers",
+    type=click.IntRange(min=1),
+    default=1,
+    show_default=True,
+    help="Processes of LiteLLM's proxy.",
+)
+@click.option(
+    "--one-by-one",
+    type=click.IntRange(min=1),
+    help="Instead, ask so many typed questions, one after another, and print what everything but the models took.",
+)
+@click.option(
+    "--broker",
+    "kind",
+    type=click.Choice(["auto", "kafka", "embedded"]),
+    default="auto",
+    show_default=True,
+    help="Which broker to start; auto: Apache Kafka where there is one.",
+)
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path),
+    default=Path("out/bench/gateway.json"),
+    show_default=True,
+    help="The file to write; LiteLLM's environment is made beside it.",
+)
+@click.pass_obj
+def bench_gateway(
+    settings: Settings,
+    seconds: float,
+    rounds: int,
+    quick: bool,
+    workers: int,
+    one_by_one: int | None,
+    kind: str,
+    out: Path,
+) -> None:
+    """Measure requests per second and latency of the gateway at 1, 4, 32 and 256 connections; write OUT.
+
+    Three sides take turns, called by the same client: the gateway with the hashed encoder (`ours`), with the real one
+    (`ours_minilm`), and LiteLLM's proxy with mock answers (`litellm`). A search has one step and a recorded engine.
+    Every request of ours is on the broker before it is answered. Where LiteLLM cannot be installed, the file says why.
+    """
+    from streams.bench import gateway, litellm
+    from streams.bench.gateway import Plan, measure
+    from streams.bench.turns import versions  # with numpy and more, which `--help` need not wait for
+
+    if one_by_one is not None:
+        with stopped_by_signals(), tempfile.TemporaryDirectory() as folder:
+            found = gateway.one_by_one(settings, kind, one_by_one, Path(folder))
+        click.echo(orjson.dumps(found, option=orjson.OPT_INDENT_2))
+        return
+    plan = (
+        Plan(seconds=1.0, rounds=1, workers=workers)
+        if quick
+        else Plan(seconds=seconds, rounds=rounds, workers=workers)
+    )
+    peer: dict[str, str] = {}
+    python: Path | None = None
+    try:
+        python = litellm.install(out.parent / "litellm")
+        peer["litellm"] = litellm.version(python)
+    except litellm.PeerMissing as error:
+        click.echo(f"LiteLLM is left out: {error}", err=True)
+        peer["litellm"] = f"missing: {error}"
+    with Broker.choose(kind, os.environ) as broker:  # type: ignore[arg-type]
+        click.echo(broker.version)
+        measured = measure(settings, broker, plan, python, click.echo)
+        found = {
+            "cpus": os.cpu_count(),
+            "versions": {**versions(Path.cwd()), **peer},
+            "broker": broker.version,
+            "engine": "recorded, one step a search, one path",
+            "seconds": plan.seconds,
+            "rounds": plan.rounds,
+            "litellm_workers": plan.workers,
+            **measured,
+        }
+    out.parent.mkdir(parents=True, exist_ok=True)
+    out.write_bytes(orjson.dumps(found, option=orjson.OPT_INDENT_2))
+    click.echo(f"wrote {out}")
+
+
+# `bench-recovery`, `bench-closed`, `bench-kills`: recovery of the learner, a learner after a long life, any room.
+
+_BROKER: Final = click.option(
+    "--broker",
+    "kind",
+    type=click.Choice(["none", "auto", "kafka", "embedded"]),
+    help="Which broker to start; none: use the one at --bootstrap. [none where --bootstrap is given, else auto]",
+)
+
+
+@click.command("bench-recovery")
+@click.option(
+    "--rows", type=click.IntRange(min=1), default=10_000, show_default=True, help="Observations to recover."
+)
+@click.option(
+    "--half",
+    type=click.IntRange(min=8),
+    default=1024,
+    show_default=True,
+    help="Length of each embedding, the query's and the action's.",
+)
+@_BROKER
+@click.pass_context
+def bench_recovery(ctx: click.Context, rows: int, half: int, kind: str | None) -> None:
+    """Write ROWS observations to a broker and measure the decider's recovery of them; the last line is JSON.
+
+    `recover_<ROWS>_s` counts from the assignment of the partition until the learner is ready: reading its log
+    (`read_s`) and folding it (`fold_s`). `difference` compares it with the learner that wrote the log.
+    """
+    from streams.bench.recovery import measure  # with numpy and more, which `--help` need not wait for
+
+    _measured(ctx, kind, lambda settings, say: measure(settings, rows, half, say))
+
+
+@click.command("bench-closed")
+@click.argument("queries", type=click.IntRange(min=1), default=1_000_000)
+@click.option(
+    "--lived",
+    type=click.IntRange(min=1),
+    default=50_000,
+    show_default=True,
+    help="How many of them are decided and learned here; the others are entered as ids only.",
+)
+@click.option(
+    "--half",
+    type=click.IntRange(min=8),
+    default=384,
+    show_default=True,
+    help="Length of each embedding, the query's and the action's.",
+)
+@_BROKER
+@click.pass_context
+def bench_closed(ctx: click.Context, queries: int, lived: int, half: int, kind: str | None) -> None:
+    """Write the log of QUERIES ended queries, start the decider on it, and send duplicates; the last line is JSON.
+
+    `rss_mb` and `peak_mb` are the decider's resident memory, `ready_s` counts from the start of its process. Half of
+    `duplicates_sent` are redeliveries and are skipped; the others reuse an id and are refused.
+    """
+    from streams.bench.closed import measure  # with numpy and more, which `--help` need not wait for
+
+    _measured(ctx, kind, lambda settings, say: measure(settings, queries, lived, half, say))
+
+
+@click.command("bench-kills")
+@click.option(
+    "--rounds",
+    type=click.IntRange(min=1),
+    default=5,
+    show_default=True,
+    help="How often each room is killed.",
+)
+@click.option("--room", "rooms", multiple=True, help="Kill only this room; may be repeated. [all rooms]")
+@click.option(
+    "--rate",
+    type=click.FloatRange(min=0.0),
+    default=4.0,
+    show_default=True,
+    help="Other queries per second, all the time.",
+)
+@click.option(
+    "--lived",
+    "lived_s",
+    type=click.FloatRange(min=0.0),
+    help="Seconds that a process lives before it is killed; the supervisor restarts a young one after a pause. [62]",
+)
+@click.option(
+    "--engines/--no-engines",
+    default=False,
+    show_default=True,
+    help="Run the catalogue's engines instead of a recording.",
+)
+@_BROKER
+@click.pass_context
+def bench_kills(
+    ctx: click.Context,
+    rounds: int,
+    rooms: tuple[str, ...],
+    rate: float,
+    lived_s: float | None,
+    engines: bool,
+    kind: str | None,
+) -> None:
+    """Kill every room in turn (kill -9) and measure the seconds until it serves again; the last line is JSON.
+
+    A recovery counts from the kill until the reward of a query sent at that moment is closed; `ready_s` of it pass
+    until the room's next process is ready. Each process lives for a minute before it is killed, so a round takes
+    little more than that. All queries sent in between must end with a closed reward.
+    """
+    from streams.bench.kills import measure  # with numpy and more, which `--help` need not wait for
+
+    _measured(
+        ctx,
+        kind,
+        lambda settings, say: measure(
+            settings, rounds, rate=rate, engines=engines, say=say, rooms=rooms, lived_s=lived_s
+        ),
+    )
+
+
+def _measured(
+    ctx: click.Context, kind: str | None, measure: Callable[[Settings, Callable[[str], None]], dict[str, Any]]
+) -> None:
+    """Measure on the broker of choice and print the result."""
+    settings: Settings = ctx.obj
+    given = ctx.find_root().params.get("bootstrap") or "UNISCALE_BOOTSTRAP" in os.environ
+
+    def say(text: str) -> None:
+        click.echo(text, err=True)
+
+    with stopped_by_signals():
+        if (kind or ("none" if given else "auto")) == "none":
+            found = {**measure(settings, say), "broker": f"at {settings.kafka.bootstrap}"}
+        else:
+            with Broker.choose(kind or "auto", os.environ) as broker:  # type: ignore[arg-type]
+                say(broker.version)
+                found = {**measure(settings_for(settings, broker), say), "broker": broker.version}
+    click.echo(orjson.dumps(found).decode())
+
+
+# `bench`: measure the streams on every broker there is.
+
+
+@click.command()
+@click.option(
+    "--queries",
+    type=click.IntRange(min=20),
+    default=600,
+    show_default=True,
+    help="Queries of each run on Kafka; a quarter of it on the embedded broker.",
+)
+@click.option(
+    "--steps", type=click.IntRange(min=1), default=5, show_default=True, help="Steps of every search."
+)
+@click.option(
+    "--in-flight", type=click.IntRange(min=1), default=256, show_default=True, help="Queries in flight."
+)
+@click.option(
+    "--broker",
+    "brokers",
+    multiple=True,
+    type=click.Choice(["kafka", "embedded"]),
+    help="Broker to measure; may be repeated. [all there are]",
+)
+@click.option(
+    "--runs",
+    type=click.IntRange(min=1),
+    default=3,
+    show_default=True,
+    help="Runs of each configuration on Kafka; figures are their medians. The embedded broker gets one.",
+)
+@click.option(
+    "--against",
+    type=click.Path(path_type=Path, exists=True, file_okay=False),
+    help="Another checkout to measure in turn with this one, for instance a worktree of an earlier commit.",
+)
+@click.option(
+    "--engine/--no-engine", default=True, show_default=True, help="Also measure search beside bare vLLM."
+)
+@click.option(
+    "--engine-queries",
+    type=click.IntRange(min=1),
+    default=120,
+    show_default=True,
+    help="Questions that the engine searches.",
+)
+@click.option(
+    "--questions",
+    type=click.Path(path_type=Path, exists=True, dir_okay=False),
+    default=QUESTIONS,
+    show_default=True,
+    help="Questions for the engine.",
+)
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path),
+    default=Path("out/bench/stream.json"),
+    show_default=True,
+    help="The file to write.",
+)
+@click.pass_obj
+def bench(
+    settings: Settings,
+    queries: int,
+    steps: int,
+    in_flight: int,
+    brokers: tuple[str, ...],
+    runs: int,
+    against: Path | None,
+    engine: bool,
+    engine_queries: int,
+    questions: Path,
+    out: Path,
+) -> None:
+    """Measure queries per second and the latency of each stage, with engines that answer at once; write OUT.
+
+    Three configurations take turns: with the encoder, without it, and without it at one step per query. Apache Kafka is
+    measured if KAFKA_HOME names it or shared/kafka is in the checkout. Then the catalogue's largest model runs on
+    vLLM: tokens per second of searches, beside bare vLLM given the same requests. OUT is written after each part.
+    """
+    from streams.bench.engine import EnginePlan, measure_engine
+    from streams.bench.run import Plan  # these import numpy and more, which `--help` need not wait for
+    from streams.bench.turns import measure, versions
+
+    kinds = list(brokers) or [*(["kafka"] if kafka_home(os.environ) else []), "embedded"]
+    plans = {
+        "kafka": Plan(queries=queries, steps=steps, in_flight=in_flight),
+        # It is a tenth as fast and meant for trying things out: fewer queries tell as much.
+        "embedded": Plan(queries=max(queries // 4, 20), steps=steps, in_flight=in_flight),
+    }
+    found: dict[str, Any] = {"cpus": os.cpu_count(), "versions": versions(Path.cwd()), "brokers": {}}
+    if against is not None:
+        found["against"] = {"versions": versions(against), "brokers": {}}
+    for kind in kinds:
+        # One run of the embedded broker is enough to see what it is good for.
+        times = runs if kind == "kafka" else 1
+        measured = measure({kind: plans[kind]}, settings, times, click.echo, against)  # type: ignore[dict-item]
+        found["brokers"] |= measured["here"]
+        if against is not None:
+            found["against"]["brokers"] |= measured["against"]
+        _write(out, found)
+    if engine:
+        with tempfile.TemporaryDirectory() as folder:
+            plan = EnginePlan(catalogue=settings.catalogue, questions=str(questions), queries=engine_queries)
+            found["engine"] = measure_engine(plan, Path(folder), click.echo)
+        _write(out, found)
+    click.echo(f"wrote {out}")
+
+
+def _write(out: Path, found: dict[str, Any]) -> None:
+    out.parent.mkdir(parents=True, exist_ok=True)
+    out.write_bytes(orjson.dumps(found, option=orjson.OPT_INDENT_2))
+
+
+COMMANDS = [bench_audit, bench_gateway, bench_recovery, bench_closed, bench_kills, bench]

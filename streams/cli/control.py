@@ -1,0 +1,340 @@
+"""`catalogue` and `objective`: steer a running deployment by records in `control`."""
+
+import hashlib
+import secrets
+from pathlib import Path
+from typing import Any, get_args
+
+import click
+import yaml
+from rich.console import Console
+from rich.table import Table
+
+from agents.catalogue.file import load_catalogue
+from agents.catalogue.models import CatalogueError
+from agents.catalogue.objectives import Accuracy, Goal, MeanCost, Steering
+from schemas.control import (
+    CatalogueEntry,
+    ControlRecord,
+    CostBoundsEntry,
+    KeyEntry,
+    ObjectiveEntry,
+    PriceEntry,
+    Scope,
+    decode_control,
+)
+from schemas.errors import UniscaleError
+from schemas.objective import CostRange, Weights
+from schemas.record import encode
+from streams.control import default_objective
+from streams.runtime import kafka_admin, kafka_clients
+from streams.settings import Settings
+from streams.topics import Topics
+
+
+def steering(settings: Settings) -> Steering:
+    """Return what is in force: the catalogue file and the control records on the broker."""
+    found = Steering.of(load_catalogue(Path(settings.catalogue)))
+    for record in kafka_clients.read_all(settings, [Topics(settings).control]):
+        if record.value:
+            try:
+                found = found.after(decode_control(record.value), record.offset)
+            except UniscaleError as error:
+                click.echo(f"note: control record {record.offset} has no effect: {error}", err=True)
+    return found
+
+
+def _send(settings: Settings, entry: ControlRecord) -> int:
+    producer = kafka_clients.producer(settings)
+    try:
+        sent = producer.send(Topics(settings).control, key=entry.key.encode(), value=encode(entry)).get(
+            timeout=30
+        )
+        return int(sent.offset)
+    finally:
+        producer.close()
+
+
+@click.group()
+def catalogue() -> None:
+    """Add, remove or price a model while everything runs, or list the models."""
+
+
+@catalogue.command("list")
+@click.pass_obj
+def show(settings: Settings) -> None:
+    """Print the models in force, with their groups and sizes."""
+    found = steering(settings)
+    table = Table(
+        "model",
+        "group",
+        "parameters",
+        "endpoint",
+        "an eFLOP costs",
+        title=f"{found.catalogue.name}, control offset {found.offset}",
+    )
+    for m in found.catalogue.models:
+        table.add_row(
+            m.name, m.group, f"{m.architecture.parameters:,}", m.endpoint.url or m.endpoint.kind,
+            f"{m.price_factor:g}",
+        )  # fmt: skip
+    Console().print(table)
+
+
+@catalogue.command("add")
+@click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.pass_obj
+def add_entry(settings: Settings, file: Path) -> None:
+    """Add the model described by a YAML FILE (one entry, as in a catalogue), or replace it.
+
+    Its topics are created, and the executors of its group load it. For a new group, start an executor:
+    `worker executor --group GROUP`.
+    """
+    try:
+        entry: Any = yaml.safe_load(file.read_text(encoding="utf-8"))
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise CatalogueError(f"{file}: not YAML: {error}") from None
+    if not isinstance(entry, dict) or not isinstance(entry.get("name"), str):
+        raise CatalogueError(
+            f"{file}: not the entry of a model: write name, checkpoint, architecture, sampling, …"
+        )
+    record = CatalogueEntry(name=entry["name"], op="add", model=entry)
+    before = steering(settings)
+    try:
+        after = before.after(record, before.offset + 1)  # refuses here what every process would refuse
+    except UniscaleError as error:
+        raise CatalogueError(f"{file}: {error}") from None
+    group = after.catalogue.model(record.name).group
+    kafka_admin.create(settings, Topics(settings).declared(after.catalogue.groups))
+    offset = _send(settings, record)
+    click.echo(f"{record.name} added to group {group}, control offset {offset}")
+    if group not in before.catalogue.groups:
+        click.echo(
+            f"no executor serves {group} yet: start `python -m streams worker executor --group {group}`"
+        )
+
+
+@catalogue.command("remove")
+@click.argument("name")
+@click.pass_obj
+def remove(settings: Settings, name: str) -> None:
+    """Remove a model, so that it is no longer chosen. Running searches finish, and their rewards are learned."""
+    before = steering(settings)
+    before.catalogue.model(name)
+    record = CatalogueEntry(name=name, op="remove")
+    before.after(record, before.offset + 1)
+    click.echo(f"{name} removed, control offset {_send(settings, record)}")
+
+
+@catalogue.command("price")
+@click.argument("name")
+@click.argument("factor", type=float)
+@click.pass_obj
+def price(settings: Settings, name: str, factor: float) -> None:
+    """Let an eFLOP on model NAME cost FACTOR (1 at first): a query costs its eFLOPs times that.
+
+    It takes effect with the next decision. What was decided before keeps its price.
+    """
+    record = PriceEntry(name=name, factor=factor)
+    before = steering(settings)
+    before.catalogue.price(name, factor, before.offset + 1)  # refuses here what every process would refuse
+    click.echo(f"an eFLOP of {name} costs {factor:g}, control offset {_send(settings, record)}")
+
+
+@click.group()
+def objective() -> None:
+    """Set, remove or list the objectives that queries may name."""
+
+
+@objective.command("set")
+@click.argument("name")
+@click.argument("weights", nargs=-1, type=float, metavar="[CORRECT SCORE COST]")
+@click.option("--mean-cost", type=float, help="As accurate as possible at this mean of eFLOPs per query.")
+@click.option(
+    "--accuracy", type=float, help="As cheap as possible at this share of the best accuracy, 0 to 1."
+)
+@click.pass_obj
+def set_objective(
+    settings: Settings,
+    name: str,
+    weights: tuple[float, ...],
+    mean_cost: float | None,
+    accuracy: float | None,
+) -> None:
+    """Set objective NAME to the weights CORRECT SCORE COST (normalised to sum 1), a mean cost or an accuracy.
+
+    It takes effect with the next decision; nothing is relearned.
+    """
+    if weights and len(weights) != 3:
+        raise click.UsageError("give three weights, CORRECT SCORE COST, or --mean-cost, or --accuracy")
+    entry = ObjectiveEntry(
+        name=name,
+        op="set",
+        weights=Weights(correct=weights[0], score=weights[1], cost=weights[2]) if weights else None,
+        mean_cost=mean_cost,
+        accuracy=accuracy,
+    )
+    click.echo(f"{name} set, control offset {_send(settings, entry)}")
+
+
+@objective.command("remove")
+@click.argument("name")
+@click.pass_obj
+def remove_objective(settings: Settings, name: str) -> None:
+    """Remove objective NAME; from then on, queries that name it are rejected."""
+    if name not in steering(settings).objectives.named:
+        raise CatalogueError(f"objective {name!r} does not exist; `objective list` shows the objectives")
+    click.echo(f"{name} removed, control offset {_send(settings, ObjectiveEntry(name=name, op='remove'))}")
+
+
+@objective.command("bounds")
+@click.argument("low_eflops", type=float)
+@click.argument("high_eflops", type=float)
+@click.pass_obj
+def bounds(settings: Settings, low_eflops: float, high_eflops: float) -> None:
+    """Set the eFLOPs at which the cost term is 0 and 1, for all objectives."""
+    entry = CostBoundsEntry(cost_range=CostRange(low_eflops=low_eflops, high_eflops=high_eflops))
+    click.echo(f"bounds set, control offset {_send(settings, entry)}")
+
+
+@objective.command("list")
+@click.pass_obj
+def objectives(settings: Settings) -> None:
+    """Print the objectives in force."""
+    found = steering(settings).objectives
+    table = Table("objective", "asks for", "since offset")
+    for name, goal in found.named.items():
+        table.add_row(name, _in_words(goal), str(found.versions.get(name, "–")))
+    Console().print(table)
+    Console().print(
+        f"cost range {found.cost_range.low_eflops:.4g} to {found.cost_range.high_eflops:.4g} eFLOPs; "
+        f"by these settings, a query that names no objective gets {default_objective(settings)}"
+    )
+
+
+def _in_words(goal: Goal) -> str:
+    if isinstance(goal, MeanCost):
+        return f"mean cost {goal.eflops:.4g} eFLOPs"
+    if isinstance(goal, Accuracy):
+        return f"accuracy {goal.share:.4g} of the best"
+    return f"correct {goal.correct:.3g}, score {goal.score:.3g}, cost {goal.cost:.3g}"
+
+
+# `keys`: API keys of the gateway. A key is shown once; the topics hold its SHA-256 alone.
+
+PREFIX = "uk-"
+
+
+class UnknownKey(UniscaleError):
+    """There is no API key of that name. `keys list` shows which there are."""
+
+
+def make_key() -> tuple[str, str]:
+    """Return a new key of 32 random bytes, and its SHA-256 in hex."""
+    key = PREFIX + secrets.token_urlsafe(32)
+    return key, hashlib.sha256(key.encode()).hexdigest()
+
+
+@click.group()
+def keys() -> None:
+    """Add, revoke or list the API keys of the gateway."""
+
+
+@keys.command("add")
+@click.argument("name")
+@click.option("--tenant", required=True, help="Who its queries belong to.")
+@click.option("--scope", "scopes", multiple=True, type=click.Choice(get_args(Scope)),
+              default=("ask", "feedback", "read"), show_default=True, help="What it may do.")  # fmt: skip
+@click.option(
+    "--model", "models", multiple=True, help="A model name it may ask for; may be repeated. Default: all."
+)
+@click.option(
+    "--objective",
+    "objectives",
+    multiple=True,
+    help="An objective it may name. Default: all.",
+)
+@click.option("--per-minute", type=int, help="Maximum requests per minute.")
+@click.option("--in-flight", type=int, help="Maximum requests in flight.")
+@click.option("--eflops-per-day", type=float, help="Maximum eFLOPs of its answers in 24 hours.")
+@click.option("--if-none", is_flag=True, help="Do nothing where there is a key already.")
+@click.pass_obj
+def add(
+    settings: Settings,
+    name: str,
+    tenant: str,
+    scopes: tuple[Scope, ...],
+    models: tuple[str, ...],
+    objectives: tuple[str, ...],
+    per_minute: int | None,
+    in_flight: int | None,
+    eflops_per_day: float | None,
+    if_none: bool,
+) -> None:
+    """Add an API key called NAME, or replace it, and print the key. It cannot be shown again."""
+    if if_none and (known := _known(settings)):
+        click.echo(f"{len(known)} keys exist, none was added; `keys list` shows them", err=True)
+        return
+    key, digest = make_key()
+    entry = KeyEntry(
+        name=name, op="add", sha256=digest, tenant=tenant, scopes=scopes, allowed_models=models or None,
+        allowed_objectives=objectives or None, per_minute=per_minute, in_flight=in_flight,
+        eflops_per_day=eflops_per_day,
+    )  # fmt: skip
+    _send_key(settings, entry)
+    click.echo(f"key {name!r} of tenant {tenant!r} added; it is not shown again:", err=True)
+    click.echo(key)
+
+
+@keys.command("revoke")
+@click.argument("name")
+@click.pass_obj
+def revoke(settings: Settings, name: str) -> None:
+    """Revoke the API key called NAME. Requests with it are refused from then on."""
+    if name not in _known(settings):
+        raise UnknownKey(f"key {name!r} does not exist; `keys list` shows the names")
+    _send_key(settings, KeyEntry(name=name, op="revoke"))
+    click.echo(f"key {name!r} revoked")
+
+
+@keys.command("list")
+@click.pass_obj
+def list_keys(settings: Settings) -> None:
+    """List the API keys: name, tenant, scopes and limits."""
+    known = _known(settings)
+    if not known:
+        click.echo(
+            "no API keys; the gateway listens only on this machine and accepts every request", err=True
+        )
+    for entry in known.values():
+        limits = {
+            "a minute": entry.per_minute, "in flight": entry.in_flight, "eFLOPs a day": entry.eflops_per_day
+        }  # fmt: skip
+        said = ", ".join(f"{most:g} {what}" for what, most in limits.items() if most is not None)
+        click.echo(f"{entry.name}\t{entry.tenant}\t{','.join(entry.scopes)}\t{said or 'no limits'}")
+
+
+def _known(settings: Settings) -> dict[str, KeyEntry]:
+    found: dict[str, KeyEntry] = {}
+    for record in kafka_clients.read_all(settings, [Topics(settings).control]):
+        try:
+            entry = decode_control(record.value)
+        except UniscaleError:
+            continue
+        if isinstance(entry, KeyEntry):
+            found.pop(entry.name, None)
+            if entry.op == "add":
+                found[entry.name] = entry
+    return found
+
+
+def _send_key(settings: Settings, entry: KeyEntry) -> None:
+    producer = kafka_clients.producer(settings)
+    try:
+        topic = Topics(settings).control
+        producer.send(topic, key=entry.key.encode(), value=encode(entry)).get(timeout=30)
+    finally:
+        producer.close()
+
+
+COMMANDS = [catalogue, objective, keys]

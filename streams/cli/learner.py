@@ -1,0 +1,277 @@
+"""The graded decisions on the broker as rows of `logged.jsonl`, which `python -m experiments prior --logged` reads."""
+
+import math
+import sys
+from collections.abc import Collection, Iterator
+from pathlib import Path
+from typing import Any
+
+import click
+import orjson
+
+from agents.bandit.errors import CorruptState
+from agents.decider import snapshot
+from agents.decider.decider import Decider
+from agents.decider.log import Row, decode_row
+from agents.decider.repair import Refused, refused, repaired, shown
+from agents.decider.snapshot import EndedIds, is_record, manifests, start_of
+from agents.embedding import embedded_text, encoder_id
+from schemas.decision import Decision
+from schemas.record import decode
+from schemas.reward import Reward
+from streams.runtime import kafka_clients
+from streams.runtime.kafka_rewrite import commit, require_stopped, rewrite
+from streams.services.decider import policy_of, prior_of
+from streams.services.embedder import encoder_of
+from streams.settings import Settings
+from streams.topics import Topics
+
+
+def graded(settings: Settings, topics: Topics) -> Iterator[dict[str, Any]]:
+    """Yield the row of each decision that is on the broker and has a propensity and a reward that graded it."""
+    rewards: dict[str, Reward] = {}
+    for record in kafka_clients.read_all(settings, [topics.reward], timeout_ms=200):
+        reward = decode(record.value, Reward)
+        if reward.correct is not None and reward.log_cost is not None:
+            rewards[reward.query_id] = reward
+    for record in kafka_clients.read_all(settings, [topics.decision], timeout_ms=200):
+        decision = decode(record.value, Decision)
+        found = rewards.pop(decision.query_id, None)
+        if found is not None and (row := graded_row(decision, found)) is not None:
+            yield row
+
+
+def graded_row(decision: Decision, reward: Reward) -> dict[str, Any] | None:
+    """Return a decision and what became of it as a row of a log; None where it has no propensity or no cost.
+
+    Nor has a query with `learn: false` a row: a prior made from it would learn from it after all.
+
+    `text` is what was embedded: a prior must read a question as the learner will, a conversation too. `cost` is in
+    eFLOPs, as a prior is: what they cost is the catalogue's to say.
+    """
+    if reward.log_cost is None or not decision.propensity or not reward.learn:
+        return None
+    return {
+        "text": embedded_text(decision.query),
+        "action": decision.action.id,
+        "correct": reward.correct,
+        "score": reward.score,
+        "cost": math.exp(reward.log_cost) / (reward.price.factor if reward.price else 1.0),
+        "propensity": decision.propensity,
+    }
+
+
+# `learner`: check the learner's log, repair it, export it to files, or start over.
+
+_YES = click.option("--yes", is_flag=True, help="Do not ask.")
+
+
+class _Log:
+    """The learner's log as startup reads it, the newest value of each key in the order of writing.
+
+    Attributes:
+        earlier: The value before that, where the topic still has it.
+        offsets: Where the newest value of each key lies.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings, self.topics = settings, Topics(settings)
+        self.changelog = self.topics.changelog("decider", "pending")
+        self.group = self.topics.app_id("decider")
+        kafka_clients.require_topics(settings, [self.changelog, self.topics.snapshot])
+        self.snapshots = dict[bytes, bytes]()
+        self.rows, self.earlier, self.end = dict[bytes, bytes](), dict[bytes, bytes](), 0
+        self.offsets: dict[tuple[str, bytes], int] = {}
+        for record in kafka_clients.read_all(settings, [self.topics.snapshot], timeout_ms=200):
+            self._read(record, self.snapshots)
+        start = start_of(self.snapshots)
+        for record in kafka_clients.read_all(settings, [self.changelog], timeout_ms=200):
+            self.end = record.offset + 1
+            if record.offset >= start:
+                key = record.key or b""
+                if (before := self._read(record, self.rows)) is None or record.value is None:
+                    self.earlier.pop(key, None)
+                else:
+                    self.earlier[key] = before
+
+    def _read(self, record: Any, into: dict[bytes, bytes]) -> bytes | None:
+        key = record.key or b""
+        before = into.pop(key, None)
+        if record.value is not None:
+            into[key] = record.value
+            self.offsets[record.topic, key] = record.offset
+        return before
+
+    def decider(self) -> Decider:
+        """Return a fresh decider of the settings."""
+        encoder = encoder_of(self.settings)
+        return Decider(
+            policy_of(self.settings, encoder), seed=self.settings.policy.seed, encoder=encoder_id(encoder),
+            ended=EndedIds(self.settings.policy.remembered_ids),
+        )  # fmt: skip
+
+    def refused(self) -> list[Refused]:
+        """Return everything for which the decider of these settings refuses the log."""
+        return refused(self.rows, self.snapshots, self.decider().policy.load, self._decisions)
+
+    def shown(self, each: Refused) -> str:
+        """Return what is refused, and where it lies."""
+        topic = self.topics.snapshot if each.among_snapshots else self.changelog
+        offset = None if each.key is None else self.offsets.get((topic, each.key))
+        return f"{topic}: {each.what}" if offset is None else f"{topic}, offset {offset}: {each.what}"
+
+    def _decisions(self, keys: Collection[bytes]) -> dict[bytes, bytes]:
+        read = kafka_clients.read_all(self.settings, [self.topics.decision], timeout_ms=200)
+        return {record.key: record.value for record in read if record.key in keys}
+
+
+@click.group()
+def learner() -> None:
+    """Check or repair the learner's log, export it, or start over.
+
+    Run with the settings of the decider: policy, options, warm-up, seed, encoder.
+    """
+
+
+@learner.command("check")
+@click.pass_obj
+def check(settings: Settings) -> None:
+    """Read the learner's log and snapshots, and name every record that a decider refuses or did not write.
+
+    Exits with 1 if there is one. A log that is whole is folded as a decider does when it starts.
+    """
+    log = _Log(settings)
+    if found := log.refused():
+        for each in found:
+            click.echo(log.shown(each))
+        click.echo(f"{len(found)} refused; `python -m streams learner repair` removes them", err=True)
+        sys.exit(1)
+    decider = log.decider()
+    recovered = decider.recover(log.rows.items(), log.snapshots.items())
+    click.echo(
+        f"whole: snapshot {recovered.snapshot_version}, {recovered.folded.decisions} decisions and "
+        f"{recovered.folded.updates} updates after it; policy version {decider.policy.version}, "
+        f"{recovered.folded.outstanding} rewards outstanding, {len(decider.ended)} ended queries remembered"
+    )
+
+
+@learner.command("repair")
+@click.option(
+    "--without", multiple=True, metavar="KEY", help="Also leave out the row of this key. Repeatable."
+)
+@_YES
+@click.pass_obj
+def repair(settings: Settings, without: tuple[str, ...], yes: bool) -> None:
+    """Remove exactly what `check` names, so that a decider can start again.
+
+    Where such a record has replaced a row that the topic still has, the row is restored; the query of any other row
+    that is removed counts as ended. The rest of the log becomes a snapshot. Refused while a decider runs. `learner
+    export` first keeps a copy.
+    """
+    log = _Log(settings)
+    require_stopped(settings, log.group)
+    found = log.refused()
+    keys = [key.encode() for key in without]
+    if unknown := [key for key in keys if key not in log.rows]:
+        raise click.BadParameter(f"no row has the key {shown(unknown[0])!r}", param_hint="--without")
+    if not found and not keys:
+        click.echo("the log is whole: nothing to repair")
+        return
+    for each in found:
+        click.echo(log.shown(each))
+    keys += [each.key for each in found if each.key is not None and not each.among_snapshots]
+    keys = list(dict.fromkeys(keys))
+    foreign = sum(each.among_snapshots for each in found)
+    if not yes:
+        click.confirm(f"remove {len(keys)} rows and {foreign} records of snapshots?", abort=True, err=True)
+    decider = log.decider()
+    chunk_bytes = min(snapshot.CHUNK_BYTES, settings.kafka.max_record_bytes // 2)
+    records, gone = repaired(decider, log.rows, log.snapshots, keys, log.end, chunk_bytes, log.earlier)
+    rewrite(
+        settings,
+        log.changelog,
+        [(log.topics.snapshot, records), (log.changelog, [(key, None) for key in gone])],
+    )
+    click.echo(
+        f"repaired: {len(keys)} rows and {foreign} records of snapshots removed; the learner continues from "
+        f"sequence number {decider.seq}, policy version {decider.policy.version}"
+    )
+
+
+@learner.command("export")
+@click.argument("folder", type=click.Path(path_type=Path, file_okay=False))
+@click.pass_obj
+def export(settings: Settings, folder: Path) -> None:
+    """Write the learner's rows, its state, and what it was taught to FOLDER.
+
+    `rows.jsonl` has the rows of the log as they are; `state.bin` the policy's state, where the log is whole;
+    `logged.jsonl` the graded decisions that are still on the broker, each with its propensity, as
+    `python -m experiments prior --logged` reads them.
+    """
+    log = _Log(settings)
+    folder.mkdir(parents=True, exist_ok=True)
+    rows = [value for key, value in log.rows.items() if not is_record(key)]
+    (folder / "rows.jsonl").write_bytes(b"".join(value + b"\n" for value in rows))
+    logged = list(graded(settings, log.topics))
+    (folder / "logged.jsonl").write_bytes(
+        b"".join(orjson.dumps(each, option=orjson.OPT_APPEND_NEWLINE) for each in logged)
+    )
+    said = f"{folder}: {len(rows)} rows, {len(logged)} graded decisions"
+    if log.refused():
+        click.echo(f"{said}; no state.bin, as the log is not whole: see `learner check`")
+        return
+    decider = log.decider()
+    decider.recover(log.rows.items(), log.snapshots.items())
+    state = decider.policy.state()
+    (folder / "state.bin").write_bytes(state)
+    click.echo(f"{said}, {len(state)} bytes of state at policy version {decider.policy.version}")
+
+
+@learner.command("reset")
+@_YES
+@click.pass_obj
+def reset(settings: Settings, yes: bool) -> None:
+    """Forget everything that was learned: the next decider begins from nothing, or from UNISCALE_PRIOR.
+
+    Deletes the learner's log and snapshots. Let the queries in flight end first: their rewards are not learned. What
+    the decider has read is not read again. Refused while a decider runs.
+    """
+    log = _Log(settings)
+    require_stopped(settings, log.group)
+    if not yes:
+        click.confirm(
+            f"delete {len(log.rows)} records of {log.changelog} and all snapshots?", abort=True, err=True
+        )
+    read = {log.topics.context: -1, log.topics.reward: -1}
+    for manifest in manifests({**log.rows, **log.snapshots}).values():
+        read[log.topics.context] = max(read[log.topics.context], manifest.context_offset)
+        read[log.topics.reward] = max(read[log.topics.reward], manifest.reward_offset)
+    for row in _readable(log.rows):
+        read[log.topics.context] = max(read[log.topics.context], row.context_origin.offset)
+        read[log.topics.reward] = max(read[log.topics.reward], row.reward_offset)
+    commit(settings, log.group, {topic: last + 1 for topic, last in read.items() if last >= 0})
+    every = kafka_clients.latest(settings, [log.changelog])  # also what lies before the start of reading
+    rewrite(
+        settings,
+        log.changelog,
+        [
+            (log.changelog, [(key, None) for key in every]),
+            (log.topics.snapshot, [(key, None) for key in log.snapshots]),
+        ],
+    )
+    prior = prior_of(settings)
+    begins = f"the prior {prior}" if prior else "nothing"
+    click.echo(f"{len(every)} records deleted; the next decider begins from {begins}")
+
+
+def _readable(rows: dict[bytes, bytes]) -> Iterator[Row]:
+    for key, value in rows.items():
+        try:
+            row = None if is_record(key) else decode_row(key, value)
+        except CorruptState:
+            continue
+        if isinstance(row, Row):
+            yield row
+
+
+COMMANDS = [learner]

@@ -1,0 +1,171 @@
+"""`audit`: account for every query from the raw topics."""
+
+import sys
+from itertools import islice
+
+import click
+import msgspec
+import orjson
+
+from agents.decider.log import Row
+from agents.decider.verify import mismatches, opened
+from schemas.dead_letter import DeadLetter
+from schemas.errors import UniscaleError
+from schemas.record import decode
+from streams.runtime import kafka_clients
+from streams.runtime.kafka_clients import Again
+from streams.services.decider import policy_of
+from streams.services.embedder import encoder_of
+from streams.settings import Settings
+from streams.topics import Topics
+
+_SHOWN = 20
+
+
+@click.command()
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of tables.")
+@click.option(
+    "--settled", is_flag=True, help="Expect nothing in flight: a pending query is a discrepancy, too."
+)
+@click.pass_obj
+def audit(settings: Settings, as_json: bool, settled: bool) -> None:
+    """Account for every query_id: answered and learned, answered but not learnable, expired, rejected, or pending.
+
+    Reads the raw topics up to their current ends, on a running system or on a stopped one, and checks that Decision,
+    Answer, Reward and the learner's row agree, that each price follows from its trace, and that the policy is the
+    fold of its log. Run with the settings of the deployment. Exits with 1 and the ids if anything disagrees.
+    """
+    from streams import audit as package  # with numpy, which `--help` need not wait for
+
+    log = package.BrokerLog(settings)
+    try:
+        report = package.audit(log, settings)
+    finally:
+        log.close()
+    if settled:
+        for each in report.pending:
+            report.name(each.query_id, f"is pending: it waits for the {each.waits_for}")
+    click.echo(msgspec.json.encode(report).decode() if as_json else _table(report))
+    sys.exit(1 if report.wrong else 0)
+
+
+def _table(report: "package.Report") -> str:  # type: ignore[name-defined]  # noqa: F821
+    width = max([len(name) for name in report.states] + [20])
+    lines = [f"{name:<{width}} {count:>9,}" for name, count in report.states.items()]
+    lines.append(f"{'queries':<{width}} {report.queries:>9,}")
+    for each in report.pending[:_SHOWN]:
+        due = f"due in {each.due_in_s:.0f} s" if each.due_in_s >= 0 else f"overdue by {-each.due_in_s:.0f} s"
+        lines.append(
+            f"pending: {each.query_id} waits for the {each.waits_for}, {each.age_s:.0f} s old, {due}"
+        )
+    lines += [f"wrong: {each['query_id']}: {each['what']}" for each in report.discrepancies]
+    if report.unreadable:
+        found = ", ".join(f"{count} of {kind}" for kind, count in report.unreadable.items())
+        lines.append(f"unreadable records, which should have dead letters: {found}")
+    lines.append(report.line)
+    return "\n".join(lines)
+
+
+# `dead-letters list|retry`: records that could not be handled, and another try for them.
+
+
+def letters(settings: Settings) -> list[DeadLetter]:
+    """Return the dead letters on the broker, oldest first."""
+    found = []
+    for record in kafka_clients.read_all(settings, [Topics(settings).dead_letter]):
+        try:
+            found.append(decode(record.value, DeadLetter))
+        except UniscaleError as error:
+            click.echo(f"note: offset {record.offset} cannot be read: {error}", err=True)
+    return found
+
+
+@click.group("dead-letters")
+def dead_letters() -> None:
+    """List records that could not be handled, or send them again."""
+
+
+@dead_letters.command("list")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object per line.")
+@click.pass_obj
+def show(settings: Settings, as_json: bool) -> None:
+    """Print every dead letter: where the record is, which room could not handle it, and why."""
+    found = letters(settings)
+    if as_json:
+        for x in found:
+            line = {"origin": x.key, "room": x.room, "error": x.error, "field": x.field, "reason": x.reason,
+                    "query_id": x.query_id, "size": x.size, "sha256": x.sha256, "attempts": x.attempts}  # fmt: skip
+            click.echo(orjson.dumps(line).decode())
+        return
+    for x in found:
+        query = f", query {x.query_id}" if x.query_id else ""
+        click.echo(f"{x.key}  {x.error} in the {x.room}{query}, {x.size} bytes, tried {x.attempts}x")
+        click.echo(f"    {x.reason[:500]}")
+    click.echo(f"{len(found)} dead letters")
+
+
+@dead_letters.command("retry")
+@click.argument("origins", nargs=-1)
+@click.option("--all", "everything", is_flag=True, help="Retry every dead letter, each origin once.")
+@click.pass_obj
+def retry(settings: Settings, origins: tuple[str, ...], everything: bool) -> None:
+    """Read records again at their ORIGINS (topic/partition/offset, as `list` prints them) and send them again.
+
+    Fix the cause first: an invalid record becomes a dead letter again. A query whose Answer is `rejected` keeps that
+    Answer, because the first one counts: send it under a new id instead. Exits with 1 if the topic no longer holds
+    an origin.
+    """
+    if bool(origins) == everything:
+        raise click.UsageError("give ORIGINS, or --all")
+    known = {x.key: x for x in letters(settings)}
+    wanted = list(known) if everything else list(origins)
+    lost = 0
+    with Again(settings) as again:
+        for origin in wanted:
+            if origin not in known:
+                click.echo(f"error: {origin}: no such dead letter", err=True)
+                lost += 1
+                continue
+            letter = known[origin]
+            if again.send(letter.origin.topic, letter.origin.partition, letter.origin.offset):
+                click.echo(f"sent again: {origin}")
+                continue
+            click.echo(
+                f"error: {origin}: the topic no longer holds it; the letter has the first {len(letter.head)} of "
+                f"{letter.size} bytes",
+                err=True,
+            )
+            lost += 1
+    sys.exit(1 if lost else 0)
+
+
+# `verify-decisions`: replay the learner's log and compare every Decision with what it calls for.
+
+
+@click.command("verify-decisions")
+@click.option("--show", default=10, show_default=True, help="Print at most this many mismatches.")
+@click.pass_obj
+def verify_decisions(settings: Settings, show: int) -> None:
+    """Rebuild the policy from the learner's log and snapshots, in order, and check every Decision against it.
+
+    Run with the settings of the live decider (policy, options, warm-up, seed, encoder). If rows have been removed
+    from the log, it starts at the oldest snapshot. Exits with 1 if a Decision differs.
+    """
+    topics = Topics(settings)
+    records = kafka_clients.latest(settings, [topics.changelog("decider", "pending"), topics.snapshot])
+    policy = policy_of(settings, encoder_of(settings))
+    rows, after = opened(policy, records)
+    decisions = sum(isinstance(row, Row) and row.seq > after for row in rows)
+    found = mismatches(policy, rows, settings.policy.seed, after)
+    shown = list(islice(found, show))
+    rest = sum(1 for _ in found)
+    for m in shown:
+        click.echo(
+            f"{m.query_id} (sequence number {m.seq}): {m.field} is {m.logged!r} in the log, {m.replayed!r} replayed"
+        )
+    since = f" after sequence number {after}, where the snapshot ends" if after >= 0 else ""
+    click.echo(f"{decisions} decisions replayed{since}, {len(shown) + rest} mismatches")
+    sys.exit(1 if shown else 0)
+
+
+COMMANDS = [audit, dead_letters, verify_decisions]

@@ -1,0 +1,506 @@
+"""Send queries with progress bars and wait for their Answers: what `produce` and `replay` share."""
+
+import sys
+import uuid
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import click
+import msgspec
+import orjson
+from rich import box
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from agents.search.explain import StepExplained, bounds_in_words
+from agents.search.explain import explain as explain_search
+from schemas.answer import Answer
+from schemas.decision import Decision
+from schemas.errors import UniscaleError
+from schemas.objective import Weights
+from schemas.query import Query
+from schemas.record import decode
+from schemas.reward import Reward
+from streams.client.client import Asked, Client, Pace
+from streams.client.events import Story
+from streams.client.questions import QuestionError, query_from, read_questions, renamed
+from streams.runtime import kafka_clients
+from streams.settings import Settings
+from streams.topics import Topics
+
+
+def send_and_wait(settings: Settings, queries: Sequence[Query], pace: Pace, *, wait: bool) -> int:
+    """Send queries, wait for their Answers on request, print how they ended, and return the exit code.
+
+    0 when all were sent and, with `wait`, have an Answer; 1 when one has none in time, or its id was in use.
+    """
+    with Client(settings) as client, bars() as bar:
+        sent = bar.add_task("sent", total=len(queries))
+        if not wait:
+            client.send(queries, pace, lambda n: bar.update(sent, completed=n))
+            return 0
+        answered = bar.add_task("answered", total=len(queries))
+
+        def progress(asked: Asked) -> None:
+            bar.update(sent, completed=asked.sent)
+            bar.update(answered, completed=asked.answered + len(asked.taken))
+
+        asked = client.ask_all(queries, pace=pace, progress=progress)
+    ends = ", ".join(f"{end} {count}" for end, count in asked.ends.items())
+    click.echo(f"{len(queries)} queries: {ends or 'no Answer'}", err=True)
+    if asked.taken:
+        click.echo(f"error: {len(asked.taken)} query ids, e.g. {min(asked.taken)}, were used before and keep "
+                   "their first Answer; to send the file again, give --run NAME", err=True)  # fmt: skip
+    if asked.missing:
+        click.echo(
+            f"error: {len(asked.missing)} queries have no Answer, e.g. {asked.missing[0]}; are the rooms running?",
+            err=True,
+        )
+    return 1 if asked.missing or asked.taken else 0
+
+
+def bars(console: Console | None = None) -> Progress:
+    """Return progress bars with a count and the time elapsed."""
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        console=console,
+    )
+
+
+# `ask`, `produce`, `answers`, `feedback`: what a client of the deployment does.
+
+# After this long without an Answer, `ask` prints on stderr that it is still waiting.
+_PATIENCE_S = 15.0
+
+
+def _weights(text: str | None) -> Weights | None:
+    if text is None:
+        return None
+    try:
+        correct, score, cost = (float(part) for part in text.split(","))
+    except ValueError:
+        raise click.BadParameter(
+            f"{text!r}: write three numbers CORRECT,SCORE,COST, for example 0.4,0.4,0.2"
+        ) from None
+    return Weights(correct=correct, score=score, cost=cost)
+
+
+@click.command()
+@click.argument("text")
+@click.option("--objective", help="Name of an objective, e.g. quality-priority.")
+@click.option("--weights", help="Custom weights CORRECT,SCORE,COST instead of an objective.")
+@click.option("--mean-cost", type=float, help="As accurate as possible at this mean of eFLOPs per query.")
+@click.option("--accuracy", type=float, help="As cheap as possible at this share of the best accuracy.")
+@click.option("-n", "n", default=1, show_default=True, help="How many completed paths to return.")
+@click.option("--reference", help="The right answer, if known; the Answer is graded against it.")
+@click.option("--pin", "pin_action", metavar="MODEL/QP/CP/BS", help="Use this configuration.")
+@click.option("--model", "models", multiple=True, help="Allow only this model; may be repeated.")
+@click.option("--learn/--no-learn", default=True, help="Whether the learner may learn from it.")
+@click.option(
+    "--timeout", "timeout_s", default=120.0, show_default=True, help="Seconds until the query expires."
+)
+@click.option("--json", "as_json", is_flag=True, help="Print the whole Answer as JSON.")
+@click.pass_obj
+def ask(settings: Settings, text: str, objective: str | None, weights: str | None,
+        mean_cost: float | None, accuracy: float | None, n: int, reference: str | None,
+        pin_action: str | None, models: tuple[str, ...], learn: bool, timeout_s: float,
+        as_json: bool) -> None:  # fmt: skip
+    """Send one question and wait for its Answer. Exits with 0 if the Answer is `ok`, with 1 otherwise."""
+    query = query_from(
+        text, objective=objective, weights=_weights(weights), mean_cost=mean_cost, accuracy=accuracy, n=n,
+        reference=reference, pin_action=pin_action, learn=learn,
+        allowed_models=models or None, timeout_s=timeout_s,
+    )  # fmt: skip
+    patience_s = _PATIENCE_S
+
+    def progress(asked: Asked) -> None:
+        nonlocal patience_s
+        if asked.waited_s > patience_s:
+            patience_s = float("inf")
+            click.echo(f"no Answer to {query.query_id} yet; are the rooms running?", err=True)
+
+    with Client(settings) as client:
+        answer = client.ask(query, progress=progress)
+    show(answer, as_json)
+    sys.exit(0 if answer.status == "ok" else 1)
+
+
+def show(answer: Answer, as_json: bool) -> None:
+    """Print an Answer: its text on stdout and one line about it on stderr, or the whole record as JSON."""
+    if as_json:
+        click.echo(orjson.dumps(msgspec.to_builtins(answer), option=orjson.OPT_INDENT_2).decode())
+        return
+    if answer.text:
+        click.echo(answer.text)
+    words: list[str] = [answer.status]
+    if answer.action is not None:
+        words.append(str(answer.action))
+    if answer.score is not None:
+        words.append(f"score {answer.score:.3f}")
+    if answer.steps:
+        words.append(f"{answer.steps} steps")
+    click.echo(f"[{answer.query_id}: {', '.join(words)}]", err=True)
+    if answer.error:
+        click.echo(f"error: {answer.error}", err=True)
+
+
+@click.command()
+@click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.option(
+    "--rate",
+    type=click.FloatRange(min=0),
+    default=0.0,
+    help="Queries per second; 0 sends as fast as the broker accepts them.",
+)
+@click.option("--limit", type=click.IntRange(min=1), help="Send at most this many.")
+@click.option("--objective", help="Objective of queries that name none.")
+@click.option(
+    "--timeout",
+    "timeout_s",
+    type=float,
+    help="Seconds until a query expires, for queries that do not set it.",
+)
+@click.option(
+    "--feedback-wait", "feedback_wait_s", type=float, help="Seconds to wait for feedback after an Answer."
+)
+@click.option("--run", default="", help="Put RUN: before every id, to send a file again.")
+@click.option(
+    "--wait",
+    is_flag=True,
+    help="Wait until every query has its Answer; exit with 1 if one has none in time or its id was in use.",
+)
+@click.pass_obj
+def produce(settings: Settings, file: Path, rate: float, limit: int | None, objective: str | None,
+            timeout_s: float | None, feedback_wait_s: float | None, run: str, wait: bool) -> None:  # fmt: skip
+    """Send the questions of a JSON-lines file.
+
+    A line holds `text`, `question`, `problem` or `prompt` and, if known, `reference` or `answer`; or it is a whole
+    Query record. Every line is checked before the first is sent.
+    """
+    queries = list(read_questions(file))
+    if not queries:
+        raise QuestionError(f"{file}: contains no questions")
+    if twice := [query_id for query_id, n in Counter(q.query_id for q in queries).items() if n > 1]:
+        raise QuestionError(f"{file}: query_id {twice[0]!r} appears more than once; give each line its own")
+    if limit:
+        queries = queries[:limit]
+    if run:
+        queries = list(renamed(queries, run))
+    extra = {"objective": objective, "timeout_s": timeout_s, "feedback_wait_s": feedback_wait_s}
+    for at, query in enumerate(queries):
+        missing = {k: v for k, v in extra.items() if v is not None and getattr(query, k) is None}
+        if any(asked is not None for asked in (query.weights, query.mean_cost, query.accuracy)):
+            missing.pop("objective", None)
+        queries[at] = msgspec.structs.replace(query, **missing)
+    sys.exit(send_and_wait(settings, queries, Pace(rate), wait=wait))
+
+
+@click.command()
+@click.option(
+    "--all", "everything", is_flag=True, help="Start with the oldest Answer that is kept. [from now on]"
+)
+@click.option(
+    "--follow/--no-follow", default=True, show_default=True, help="Keep following, or stop at the end."
+)
+@click.option("--text/--no-text", default=False, help="Include the text of the answer.")
+@click.pass_obj
+def answers(settings: Settings, everything: bool, follow: bool, text: bool) -> None:
+    """Print Answers as JSON lines, only the first of each query: that is the one that counts."""
+    with Client(settings) as client:
+        for answer in client.answers(everything=everything, follow=follow, on_unreadable=_unreadable):
+            line = {
+                "query_id": answer.query_id, "status": answer.status,
+                "action": str(answer.action) if answer.action else None,
+                "score": answer.score, "extracted": answer.extracted, "tokens": answer.generated_tokens,
+                "steps": answer.steps, "error": answer.error,
+            }  # fmt: skip
+            if text:
+                line["text"] = answer.text
+            click.echo(orjson.dumps(line).decode())
+
+
+def _unreadable(where: str, error: UniscaleError) -> None:
+    click.echo(f"{where} cannot be read: {error}", err=True)
+
+
+@click.command()
+@click.argument("query_id")
+@click.argument("correct")
+@click.option("--source", default="cli", show_default=True, help="Who gave this feedback.")
+@click.pass_obj
+def feedback(settings: Settings, query_id: str, correct: str, source: str) -> None:
+    """Say whether an Answer was right: CORRECT is true, false or a grade from 0 to 1."""
+    words = {"true": 1.0, "yes": 1.0, "false": 0.0, "no": 0.0}
+    try:
+        grade = words[correct.lower()] if correct.lower() in words else float(correct)
+    except ValueError:
+        raise click.BadParameter(f"{correct!r}: write true, false or a number from 0 to 1") from None
+    with Client(settings) as client:
+        client.feedback(query_id, grade, source=source)
+    click.echo(f"{query_id}: {grade:g} by {source}", err=True)
+
+
+# `explain QUERY_ID`: why this action, and what every step, score, prune and coin of the price was.
+
+# More drafts than these are shown when asked for.
+_DRAFTS = 40
+# Prunes of one step that are shown in words.
+_PRUNED = 8
+# A charge below this is rounding.
+_NOTHING = 1e-9
+# Wide tables have room for words in a terminal of 80 columns.
+_NARROW: dict[str, Any] = {"box": box.SIMPLE_HEAD, "padding": (0, 1, 0, 0), "pad_edge": False}
+
+
+@click.command()
+@click.argument("query_id")
+@click.option(
+    "--group", "groups", multiple=True, help="Not needed: every group is found on the broker.", hidden=True
+)
+@click.option("--drafts", is_flag=True, help="Show each draft, however many there are.")
+@click.option("--json", "as_json", is_flag=True, help="Print the records instead.")
+@click.pass_obj
+def explain(settings: Settings, query_id: str, groups: tuple[str, ...], drafts: bool, as_json: bool) -> None:
+    """Explain one query from the log: means, widths, runner-ups, every step, score, prune and price.
+
+    Exits with 1 if there is no record under this id.
+    """
+    with Client(settings) as client:
+        story = client.explain(query_id)
+    letters = story.dead_letters
+    if not story.found:
+        click.echo(
+            f"error: nothing on record for {query_id}: check the id, --prefix, and the retention", err=True
+        )
+        sys.exit(1)
+    if as_json:
+        records = [
+            *letters,
+            *story.decisions,
+            *story.steps,
+            *story.verifications,
+            *story.answers,
+            *story.rewards,
+        ]
+        plain = [msgspec.to_builtins(r) for r in records]
+        click.echo(orjson.dumps(plain, option=orjson.OPT_INDENT_2).decode())
+        return
+    # Texts of models and clients are printed as they are: no markup of theirs is obeyed.
+    console = Console(markup=False, highlight=False)
+    console.print(query_id, style="bold", end=": ")
+    console.print(story.query.question[:500] if story.query else "the Query itself is not on record")
+    if story.decision is not None:
+        _decision(console, story.decision)
+    else:
+        console.print("\nno Decision on record")
+    if story.answer is not None:
+        _search(console, story.answer, drafts)
+    else:
+        console.print("\nno Answer on record: the search is still running, or the rooms are not")
+    for reward in story.rewards:
+        _reward(console, reward)
+    for letter in letters:
+        console.print(f"\ndead letter {letter.key} of the {letter.room}: {letter.error}: {letter.reason}")
+    _times(console, story)
+
+
+def _decision(console: Console, decision: Decision) -> None:
+    w = decision.objective.weights
+    console.print(
+        f"\nDecision {decision.seq}: {decision.action}, by {decision.reason}, "
+        f"policy {decision.policy.name} "
+        f"after {decision.policy.version} rewards, {decision.candidates} candidates, "
+        f"propensity {_n(decision.propensity)}"
+    )
+    console.print(
+        f"objective {decision.objective.name or 'own weights'}: correct {w.correct:.3g}, score {w.score:.3g}, "
+        f"cost {w.cost:.3g}; "
+        f"catalogue version {decision.catalogue_version}"
+        + (f"; without an executor: {', '.join(decision.masked_models)}" if decision.masked_models else "")
+    )
+    rows = [(str(decision.action), decision.mean, decision.width, decision.score)]
+    rows += [(c.action, c.mean, c.width, c.score) for c in decision.runners_up]
+    charges = [_charge(*row[1:]) for row in rows]
+    cautious = any(charge > _NOTHING for charge in charges)
+    columns = ["action", "mean", "width", *(["charge"] if cautious else []), "score"]
+    table = Table(*columns, title="what was ranked")
+    for at, ((action, mean, width, score), charge) in enumerate(zip(rows, charges, strict=True)):
+        charged = [_n(charge if charge > _NOTHING else None)] if cautious else []
+        table.add_row(action, _n(mean), _n(width), *charged, _n(score), style=None if at else "bold")
+    console.print(table)
+    if cautious:
+        console.print("charge: for leaving the configuration that is best overall (docs/policies.md)")
+    if decision.predicted is not None:
+        p = decision.predicted
+        console.print(f"predicted: correct {p.correct:.3f}, score {p.score:.3f}, log cost {p.log_cost:.2f}")
+
+
+def _search(console: Console, answer: Answer, drafts: bool) -> None:
+    console.print(
+        f"\nAnswer: {answer.status} by {answer.by}, {answer.steps} steps, {len(answer.trace)} drafts, "
+        f"{answer.completed} completed, {answer.generated_tokens} tokens, path score {_n(answer.score)}"
+    )
+    if answer.error:
+        console.print(f"error: {answer.error}")
+    try:
+        steps = explain_search(answer)
+    except ValueError as error:
+        console.print(f"the trace is not that of a search: {error}")
+        steps = ()
+    if steps:
+        console.print(_steps(steps))
+        _early_exit(console, answer, steps)
+        each = drafts or len(answer.trace) <= _DRAFTS
+        console.print(_forest(steps, each))
+        if not each:
+            console.print(f"each of the {len(answer.trace)} drafts: --drafts")
+    if answer.text:
+        console.print(answer.text)
+
+
+def _steps(steps: Sequence[StepExplained]) -> Table:
+    """Return a row a step: how many drafts met which fate, and what search control knew after it."""
+    table = Table(
+        "step", "drafts", "tokens", "best", "mean", "V_max", "D_best", "H_max", "fates",
+        title="the search, by step", **_NARROW,
+    )  # fmt: skip
+    for step in steps:
+        scores = [draft.score for draft in step.drafts if draft.score is not None]
+        counts = Counter(draft.fate for draft in step.drafts)
+        control = step.control
+        table.add_row(
+            str(control.step), str(len(step.drafts)), str(sum(draft.tokens for draft in step.drafts)),
+            _n(max(scores, default=None)), _n(fmean(scores) if scores else None), _n(control.v_max),
+            str(control.best_depth or "–"), str(control.limit),
+            ", ".join(f"{number} {fate}" for fate, number in counts.items()),
+        )  # fmt: skip
+    return table
+
+
+def _early_exit(console: Console, answer: Answer, steps: Sequence[StepExplained]) -> None:
+    """Print the proof of each prune: what the path could still reach, and what it would have had to beat."""
+    eta = answer.limits.eta if answer.limits is not None else 1.0
+    for step in steps:
+        pruned = [draft for draft in step.drafts if draft.fate == "early_exit"]
+        if pruned:
+            console.print(
+                f"\nearly exit after step {step.control.step}: {bounds_in_words(step.control, eta)}"
+            )
+        for draft in pruned[:_PRUNED]:
+            console.print(f"  {draft.place}: {draft.why}", soft_wrap=True)
+        if len(pruned) > _PRUNED:
+            console.print(f"  and {len(pruned) - _PRUNED} more")
+
+
+def _forest(steps: Sequence[StepExplained], each: bool) -> Table:
+    title = "the forest" if each else "the path that was answered"
+    table = Table("step", "draft", "place", "tokens", "score", "path", "why", title=title, **_NARROW)
+    for step in steps:
+        for draft in step.drafts:
+            if each or draft.chosen:
+                table.add_row(
+                    str(step.control.step), str(draft.index), draft.place, str(draft.tokens), _n(draft.score),
+                    _n(draft.path_score), f"answered: {draft.why}" if draft.chosen else draft.why,
+                )  # fmt: skip
+    return table
+
+
+def _reward(console: Console, reward: Reward) -> None:
+    console.print(
+        f"\nReward ({reward.kind}): {_n(reward.reward)} from correct {_n(reward.correct)}"
+        f"{f' ({reward.graded_by})' if reward.graded_by else ''}, score {_n(reward.score)}, "
+        f"log cost {_n(reward.log_cost)}"
+    )
+    if reward.fault:
+        console.print(f"nothing is learned from it: a fault of the {reward.fault}")
+    if reward.missing:
+        console.print(f"could not be computed: {reward.missing}")
+    if reward.price is not None:
+        p = reward.price
+        console.print(
+            f"price {p.eflops:.4g} eFLOPs: prefill {p.prefill_eflops:.4g}, decoding {p.decoding_eflops:.4g}, verifier "
+            f"{p.verifier_eflops:.4g} ({p.compute_flops:.4g} FLOPs, {p.memory_bytes:.4g} bytes at {p.intensity:g}"
+            + (f"; an eFLOP costs {p.factor:g})" if p.factor != 1.0 else ")")
+        )
+
+
+def _times(console: Console, story: Story) -> None:
+    if not story.at_ms:
+        return
+    table = Table("stage", "after the query, ms", title="when")
+    begin = min(story.at_ms.values())
+    for stage, at in sorted(story.at_ms.items(), key=lambda item: item[1]):
+        table.add_row(stage, str(at - begin))
+    console.print(table)
+
+
+def _charge(mean: float | None, width: float | None, score: float | None) -> float:
+    """Return what was taken from a score for leaving the incumbent; 0 where nothing was ranked."""
+    return 0.0 if mean is None or width is None or score is None else mean + width - score
+
+
+def _n(value: float | None) -> str:
+    return "–" if value is None else f"{value:.4g}"
+
+
+# `replay`: send recorded queries through the live system again, at any speed, under new ids.
+
+
+@click.command()
+@click.option(
+    "--rate",
+    type=click.FloatRange(min=0),
+    default=0.0,
+    help="Queries per second; 0 sends as fast as the broker accepts them.",
+)
+@click.option(
+    "--speed", type=click.FloatRange(min=0, min_open=True),
+    help="Keep the recorded pace, but this many times faster, instead of --rate.",
+)  # fmt: skip
+@click.option("--limit", type=click.IntRange(min=1), help="Replay at most this many, the oldest first.")
+@click.option("--objective", help="Use this objective instead of their own.")
+@click.option("--run", help="Name of the run, put before every id. [a new name]")
+@click.option("--from-prefix", help="Replay the queries of another deployment on this broker.")
+@click.option("--wait/--no-wait", default=True, show_default=True, help="Wait for all Answers.")
+@click.pass_obj
+def replay(settings: Settings, rate: float, speed: float | None, limit: int | None, objective: str | None,
+           run: str | None, from_prefix: str | None, wait: bool) -> None:  # fmt: skip
+    """Send the recorded queries of the `query` topic again, under ids RUN:<old id>, never mixed with the originals.
+
+    Queries that are replays themselves are skipped. References and pins are kept; deadlines restart.
+    """
+    name = run or f"replay-{uuid.uuid4().hex[:6]}"
+    source = settings.replace(prefix=from_prefix) if from_prefix else settings
+    recorded = sorted(_recorded(source), key=lambda pair: pair[0])[: limit or None]
+    if not recorded:
+        click.echo(f"error: {Topics(source).query} holds no queries to replay", err=True)
+        sys.exit(1)
+    queries = list(renamed((query for _, query in recorded), name))
+    if objective:
+        queries = [msgspec.structs.replace(q, objective=objective, weights=None) for q in queries]
+    at_s = tuple((ms - recorded[0][0]) / 1000 / speed for ms, _ in recorded) if speed else ()
+    click.echo(f"run {name}: {len(queries)} queries")
+    sys.exit(send_and_wait(settings, queries, Pace(rate, at_s), wait=wait))
+
+
+def _recorded(settings: Settings) -> Iterator[tuple[int, Query]]:
+    seen: set[str] = set()
+    for record in kafka_clients.read_all(settings, [Topics(settings).query]):
+        try:
+            query = decode(record.value, Query)
+        except UniscaleError:
+            continue
+        if query.query_id in seen or "replay_of" in query.metadata:
+            continue
+        seen.add(query.query_id)
+        yield record.timestamp, query
+
+
+COMMANDS = [ask, produce, answers, feedback, explain, replay]

@@ -1,0 +1,519 @@
+"""`demo`: the whole system on this machine, in one command."""
+
+import contextlib
+import os
+import signal
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from statistics import fmean, median
+from typing import Any, Literal
+
+import click
+import orjson
+from rich.console import Console, Group
+from rich.live import Live
+from rich.table import Table
+
+from agents.catalogue.file import load_catalogue
+from agents.reward.comparison import Uplift
+from streams.acls import command, grants
+from streams.cli.queries import bars
+from streams.client.client import Asked
+from streams.client.events import Follower, Ledger, compared
+from streams.control import Control
+from streams.demo.run import CONTROL, QUESTIONS, Demo, run
+from streams.local.broker import Broker
+from streams.local.deployment import (
+    Supervisor,
+    room_commands,
+    settings_for,
+    stopped_by_signals,
+    with_previews,
+)
+from streams.runtime import kafka_admin
+from streams.services import ROOMS
+from streams.settings import Settings
+from streams.topics import Topic, Topics
+
+_SHOWN = (
+    "broker", "engine", "queries", "answers", "unanswered", "rewards", "dead_letters", "duplicates", "mode", "accuracy",
+    "accuracy_last_third",
+    "mean_reward_warmup", "mean_reward_policy", "mean_reward_first_third", "mean_reward_last_third",
+    "mean_cost_eflops_first_third", "mean_cost_eflops_last_third", "distinct_actions", "adapted_after", "wall_s",
+)  # fmt: skip
+
+
+@click.command()
+@click.option(
+    "--questions",
+    "count",
+    type=click.IntRange(min=3),
+    default=210,
+    show_default=True,
+    help="Number of questions.",
+)
+@click.option(
+    "--questions-file",
+    type=click.Path(path_type=Path),
+    default=QUESTIONS,
+    show_default=True,
+    help="Question file in JSON lines, as for `produce`.",
+)
+@click.option("--seed", default=3, show_default=True, help="Seed of the shuffle and of every choice.")
+@click.option(
+    "--in-flight",
+    type=click.IntRange(min=1),
+    default=16,
+    show_default=True,
+    help="Queries in flight.",
+)
+@click.option(
+    "--warm-up",
+    type=click.IntRange(min=0),
+    help="Queries decided uniformly at random first, by a policy that begins from nothing. "
+    "[none where a prior fits, else 50]",
+)
+@click.option(
+    "--policy",
+    default="contextual",
+    show_default=True,
+    help="Policy that chooses; docs/policies.md lists them.",
+)
+@click.option(
+    "--accuracy",
+    type=click.FloatRange(0.0, 1.0, min_open=True),
+    default=0.98,
+    show_default=True,
+    help="Share of the best configuration's accuracy to keep, as cheaply as possible.",
+)
+@click.option("--objective", help="Use a named objective instead, e.g. cost-sensitive or quality-priority.")
+@click.option(
+    "--control",
+    default=CONTROL,
+    show_default=True,
+    help="Configuration that a twin of every question takes, for comparison; `none` asks each question once.",
+)
+@click.option(
+    "--drift",
+    type=click.IntRange(min=0),
+    default=60,
+    show_default=True,
+    help="Questions asked again once the model that was chosen most costs three times as much; 0 for none.",
+)
+@click.option("--broker", type=click.Choice(["embedded", "kafka", "auto"]), default="embedded", show_default=True,
+              help="`kafka` needs KAFKA_HOME and Java.")  # fmt: skip
+@click.option(
+    "--recording", default="", help="Answer from a recording (JSON lines) instead of loading engines."
+)
+@click.option("--gateway", is_flag=True, help="Also serve the page, at UNISCALE_GATEWAY_PORT, while it runs.")
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path),
+    default=Path("out/demo"),
+    show_default=True,
+    help="Folder for the summary and the report.",
+)
+@click.pass_obj
+def demo(settings: Settings, count: int, questions_file: Path, seed: int, in_flight: int, warm_up: int | None,
+         policy: str, accuracy: float, objective: str | None, control: str,
+         drift: int, broker: Literal["auto", "kafka", "embedded"], recording: str, gateway: bool,
+         out: Path) -> None:  # fmt: skip
+    """Stream questions through the whole loop on this machine and see the choices improve.
+
+    Starts a broker and all rooms with the six mini models and sends the questions with several in flight. The policy
+    chooses for each question; its twin takes the control's configuration and is not learned from. Then the model chosen
+    most costs three times as much, and some questions are asked again. Audits the log and stops everything it started.
+    Prints what the policy is worth against the control, how it follows the price, and the figures, in this order;
+    writes summary.json and report.html. Exits with 1 if a query has no Answer or the audit finds a discrepancy.
+    """
+    console = Console()
+    if objective is not None:
+        settings = settings.replace(objective=objective)
+    weighted = objective is not None or policy != "contextual"
+    what = Demo(
+        out=out, questions=questions_file, count=count, seed=seed, in_flight=in_flight, warm_up=warm_up, broker=broker,
+        recording=recording, policy=policy, accuracy=None if weighted else accuracy,
+        control="" if control == "none" else control, gateway=gateway, drift=drift,
+    )  # fmt: skip
+    with bars(console) as bar:
+        answered, rewarded = bar.add_task("answered", total=None), bar.add_task("rewarded", total=None)
+
+        def progress(asked: Asked) -> None:
+            bar.update(answered, completed=asked.answered, total=asked.total)
+            bar.update(rewarded, completed=len(asked.rewarded), total=asked.total)
+
+        summary = run(what, settings, console.print, progress)
+    show_demo(summary, console)
+    console.print(f"{out / 'summary.json'}, {out / 'report.html'}")
+    sys.exit(1 if summary["unanswered"] or summary["audit"]["wrong"] else 0)
+
+
+def show_demo(summary: Mapping[str, Any], console: Console) -> None:
+    """Print what a run came to: first what choosing was worth, then how it followed the price, then figures."""
+    if "sentence" in summary:
+        console.print(summary["sentence"], style="bold")
+    if "drift_sentence" in summary:
+        console.print(summary["drift_sentence"])
+    table = Table("", "", show_header=False)
+    for name in _SHOWN:
+        value = summary[name]
+        shown = (
+            f"{value:.4g}"
+            if isinstance(value, float)
+            else ", ".join(value)
+            if isinstance(value, list)
+            else str(value)
+        )
+        table.add_row(name, shown)
+    console.print(table)
+
+
+# `monitor`: the live view in the terminal.
+
+_WINDOW = 100
+_KEPT = 20 * _WINDOW
+_LAG_EVERY_S = 5.0
+
+
+@click.command()
+@click.option("--refresh", default=1.0, show_default=True, help="Seconds between updates.")
+@click.option("--for", "seconds", type=float, help="Stop after this many seconds. [until Ctrl-C]")
+@click.option("--once", is_flag=True, help="Print the latest queries once and stop.")
+@click.option("--json", "as_json", is_flag=True, help="With --once: print one JSON object, for scripts.")
+@click.pass_obj
+def monitor(settings: Settings, refresh: float, seconds: float | None, once: bool, as_json: bool) -> None:
+    """Watch throughput, lag, choices, accuracy, cost and reward of the latest queries.
+
+    It reads alongside the rooms and commits nothing. It starts with the latest records of every topic. Where there is a
+    control group, the policy is compared with it over everything seen since the start; the intervals stay valid
+    however often you look.
+    """
+    if as_json and not once:
+        raise click.UsageError("--json needs --once")
+    topics = Topics(settings)
+    groups = tuple(load_catalogue(Path(settings.catalogue)).groups)
+    apps = [app for spec in ROOMS.values() for app in spec.apps(topics, groups)]
+    seen = Seen()
+    follower = Follower(
+        settings, ["query", "decision", "answer", "reward", "dead-letter"], tail=_WINDOW,
+        on_unreadable=lambda where, error: None,
+    )  # fmt: skip
+    began = last_lag = time.monotonic()
+    try:
+        for event in follower.catch_up():
+            seen.ledger.take(event)
+        now = seen.numbers(kafka_admin.lag(settings, apps))
+        if as_json:
+            click.echo(orjson.dumps(now, option=orjson.OPT_INDENT_2).decode())
+            return
+        if once:
+            Console().print(picture(now))
+            return
+        console = Console()
+        with contextlib.ExitStack() as stack:
+            show: Callable[[Group], None] = console.print  # into a file or a pipe: one view after another
+            if console.is_terminal:
+                show = stack.enter_context(Live(console=console, refresh_per_second=4)).update
+            show(picture(now))
+            while seconds is None or time.monotonic() - began < seconds:
+                for event in follower.poll(refresh):
+                    seen.ledger.take(event)
+                behind = now["lag"]
+                if time.monotonic() - last_lag > _LAG_EVERY_S:
+                    behind, last_lag = kafka_admin.lag(settings, apps), time.monotonic()
+                now = seen.numbers(behind)
+                show(picture(now))
+    except KeyboardInterrupt:
+        return  # the usual way to leave
+    finally:
+        follower.close()
+
+
+class Seen:
+    """What was read since the start: the latest queries whole, all earlier ones in the comparison of the cohorts."""
+
+    def __init__(self) -> None:
+        self.ledger = Ledger()
+        self.uplift = Uplift()
+        self._compared: set[str] = set()
+
+    def numbers(self, lag: dict[str, dict[str, int]]) -> dict[str, Any]:
+        """Return what is shown now."""
+        stories = self.ledger.stories
+        ended = [s for s in stories.values() if s.closing and s.decision and s.query_id not in self._compared]
+        compared(ended, self.uplift)
+        self._compared.update(story.query_id for story in ended)
+        for story in list(stories.values())[:-_KEPT]:
+            if story.closing or not story.decision:
+                del stories[story.query_id]
+                self._compared.discard(story.query_id)
+        told = min(group.queries for group in self.uplift.groups.values()) > 0
+        return {**numbers(self.ledger, lag), "uplift": self.uplift.report() if told else None}
+
+
+def numbers(ledger: Ledger, lag: dict[str, dict[str, int]]) -> dict[str, Any]:
+    """Return what is shown, over the latest queries in the order of decisions."""
+    stories = sorted((s for s in ledger.stories.values() if s.decision), key=lambda s: s.seq)[-_WINDOW:]
+    closed = [s.closing for s in stories if s.closing]
+    times = sorted(s.at_ms["answer"] for s in stories if s.answer)
+    span_s = (times[-1] - times[0]) / 1000 if len(times) > 1 else 0.0
+    waits = [s.at_ms["answer"] - s.at_ms["query"] for s in stories if s.answer and "query" in s.at_ms]
+    chosen = {}
+    for action, count in Counter(s.decision.action.id for s in stories if s.decision).most_common(8):
+        own = [s.closing.reward for s in stories if s.decision and s.decision.action.id == action
+               and s.closing and s.closing.reward is not None]  # fmt: skip
+        chosen[action] = {"times": count, "reward": _mean(own)}
+    return {
+        "queries": len(stories),
+        "unanswered": sum(s.answer is None for s in stories),
+        "answers_per_s": (len(times) - 1) / span_s if span_s else None,
+        "query_to_answer_ms": float(median(waits)) if waits else None,
+        "reward": _mean([r.reward for r in closed if r.reward is not None]),
+        "accuracy": _mean([r.correct for r in closed if r.correct is not None]),
+        "eflops": _mean([r.price.eflops for r in closed if r.price]),
+        "statuses": dict(Counter(s.answer.status for s in stories if s.answer)),
+        "dead_letters": len(ledger.dead_letters),
+        "chosen": chosen,
+        "lag": lag,
+    }
+
+
+def picture(now: Mapping[str, Any]) -> Group:
+    """Return the current view."""
+    head = Table(title=f"UniScale-Streams: the latest {now['queries']} queries", show_header=False)
+    head.add_row("answers per second", _n(now["answers_per_s"]))
+    waited = now["query_to_answer_ms"]
+    head.add_row("query to answer", "–" if waited is None else f"{waited:,.0f} ms")
+    head.add_row("mean reward", _n(now["reward"]))
+    head.add_row("accuracy", _n(now["accuracy"]))
+    head.add_row("mean cost", f"{_n(now['eflops'])} eFLOPs")
+    statuses = [f"{status} {count}" for status, count in now["statuses"].items()]
+    head.add_row("answers", ", ".join([*statuses, f"none yet {now['unanswered']}"]))
+    head.add_row("recent dead letters", str(now["dead_letters"]))
+    chosen = Table("configuration", "times", "mean reward", title="recently chosen")
+    for action, of in now["chosen"].items():
+        chosen.add_row(action, str(of["times"]), _n(of["reward"]))
+    behind = Table("consumer group", "records", title="waiting")
+    for app, by_topic in now["lag"].items():
+        behind.add_row(app, str(sum(by_topic.values())))
+    if not now["lag"]:
+        behind.add_row("no room has committed anything yet", "–")
+    compared: list[Table | str] = []
+    if uplift := now.get("uplift"):
+        groups = Table("cohort", "queries", "failed", "graded", title="policy and control group")
+        for cohort, count in uplift["queries"].items():
+            graded = f"{uplift['feedback_rate'][cohort]:.0%}"
+            groups.add_row(cohort, str(count), str(uplift["failed"][cohort]), graded)
+        compared = [uplift["sentence"], groups]
+    return Group(head, *compared, chosen, behind)
+
+
+def _mean(values: list[float]) -> float | None:
+    return fmean(values) if values else None
+
+
+def _n(value: float | None) -> str:
+    return "–" if value is None else f"{value:.4g}"
+
+
+# `up`, `worker`, `broker`: start processes.
+
+_BROKER = click.Choice(["auto", "kafka", "embedded"])
+
+
+@click.command()
+@click.argument("room", type=click.Choice(list(ROOMS)))
+@click.option("--group", default="", help="Executor group, for `executor`: one of the catalogue's.")
+@click.option(
+    "--instance", default="0", show_default=True, help="Stable name of this worker within its room."
+)
+@click.option(
+    "--metrics-port", default=0, help="Port for Prometheus metrics and health probes; 0 serves none."
+)
+@click.pass_obj
+def worker(settings: Settings, room: str, group: str, instance: str, metrics_port: int) -> None:
+    """Run one room in this process until SIGTERM or Ctrl-C.
+
+    Topics must exist (`topics create`). A worker that exits by itself has failed: run it under something that restarts
+    it (`up`, systemd, Docker). Keep its --instance across restarts, so that it gets its partitions back without a
+    wait.
+    """
+    from streams.worker import run_room
+
+    if ROOMS[room].grouped:
+        groups = load_catalogue(Path(settings.catalogue)).groups
+        if not group:
+            raise click.UsageError(f"`{room}` needs --group: one of {', '.join(groups)}")
+    run_room(
+        settings, room, group=group, instance=instance, metrics_port=metrics_port or settings.metrics_port
+    )
+
+
+@click.command()
+@click.option("--broker", "kind", type=click.Choice(["none", "auto", "kafka", "embedded"]), default="none",
+              show_default=True,
+              help="Also start a broker: Apache Kafka from KAFKA_HOME, or the embedded one.")  # fmt: skip
+@click.option("--port", default=9092, show_default=True, help="Port of the broker, if one is started.")
+@click.option(
+    "--log",
+    "log_path",
+    type=click.Path(path_type=Path),
+    default=Path("out/up.log"),
+    show_default=True,
+    help="Log file of all rooms; rotated at 50 MB.",
+)
+@click.option(
+    "--metrics-port",
+    default=0,
+    help="First port for metrics and health probes, one per process; 0 serves none.",
+)
+@click.option("--gateway", is_flag=True, help="Also start the HTTP gateway, at UNISCALE_GATEWAY_PORT.")
+@click.option("--quiet", is_flag=True, help="Write only the log file.")
+@click.pass_obj
+def up(
+    settings: Settings, kind: str, port: int, log_path: Path, metrics_port: int, gateway: bool, quiet: bool
+) -> None:
+    """Run all rooms on this machine, supervised, with one log. Ctrl-C stops everything it started.
+
+    With your Kafka: `python -m streams --bootstrap kafka:9092 up`.
+
+    To try it out: `python -m streams up --broker auto`.
+    """
+    with stopped_by_signals(), contextlib.ExitStack() as stack:
+        if kind != "none":
+            broker = stack.enter_context(Broker.choose(kind, os.environ, port=port))  # type: ignore[arg-type]
+            settings = settings_for(settings, broker)
+            click.echo(f"{broker.version} on {broker.bootstrap}")
+        groups = Control(settings).base.groups
+        page = Topics(settings).declared(groups)
+        click.echo(f"topics: created {len(kafka_admin.create(settings, page))} of {len(page)}")
+        for note in kafka_admin.require(settings, page):
+            click.echo(f"note: {note}")
+        optional = ("gateway",) if gateway else ()
+        rooms = room_commands(groups, metrics_port=metrics_port or settings.metrics_port, optional=optional)
+        if gateway:
+            settings = with_previews(settings)
+        environ = {**os.environ, **settings.environ()}
+        echo = None if quiet else click.echo
+        supervisor = stack.enter_context(Supervisor(rooms, environ=environ, log_path=log_path, echo=echo))
+        supervisor.wait_ready(600)
+        click.echo(f"all {len(rooms)} rooms are ready; log in {log_path}")
+        if gateway:
+            click.echo(f"gateway: http://{settings.gateway.host}:{settings.gateway.port}/")
+        while True:
+            signal.pause()
+
+
+@click.command("broker")
+@click.option("--kind", type=_BROKER, default="auto", show_default=True, help="Broker to start.")
+@click.option("--port", default=9092, show_default=True, help="The port it listens on.")
+@click.option(
+    "--dir",
+    "directory",
+    type=click.Path(path_type=Path),
+    help="Folder for Kafka's log. [a temporary one]",
+)
+@click.pass_obj
+def broker_command(settings: Settings, kind: str, port: int, directory: Path | None) -> None:
+    """Run a broker on this machine until Ctrl-C: Apache Kafka if it is installed, else the embedded one."""
+    chosen = Broker.choose(kind, os.environ, port=port)  # type: ignore[arg-type]
+    if directory:
+        chosen = Broker(chosen.kind, port=port, directory=directory, home=chosen.home)
+    with stopped_by_signals(), chosen as running:
+        click.echo(f"{running.version} on {running.bootstrap}, log in {running.directory}; Ctrl-C stops it")
+        assert running.process is not None
+        code = running.process.wait()
+        raise click.ClickException(
+            f"the broker exited with code {code}; see {running.directory / 'broker.log'}"
+        )
+
+
+# `topics create|check|list|acls`: create the topics that `streams/topics.py` declares, or report differences.
+
+
+def declared(settings: Settings, groups: tuple[str, ...] = ()) -> list[Topic]:
+    """Return the topics of the deployment, for the groups of the catalogue and further ones."""
+    return Topics(settings).declared([*load_catalogue(Path(settings.catalogue)).groups, *groups])
+
+
+@click.group()
+def topics() -> None:
+    """Create, check or list the topics of this deployment."""
+
+
+_group = click.option(
+    "--group", "groups", multiple=True, help="Executor group besides those of the catalogue; may be repeated."
+)
+
+
+@topics.command("create")
+@_group
+@click.pass_obj
+def create(settings: Settings, groups: tuple[str, ...]) -> None:
+    """Create missing topics, then check all of them. Existing topics are not changed."""
+    page = declared(settings, groups)
+    made = kafka_admin.create(settings, page)
+    click.echo(f"created {len(made)} of {len(page)} topics")
+    for note in kafka_admin.require(settings, page):
+        click.echo(f"note: {note}")
+
+
+@topics.command("check")
+@_group
+@click.pass_obj
+def check(settings: Settings, groups: tuple[str, ...]) -> None:
+    """Compare partitions, retention, compaction and record size with what is declared; exits with 1 on a difference."""
+    page = declared(settings, groups)
+    for note in kafka_admin.require(settings, page):
+        click.echo(f"note: {note}")
+    click.echo(f"{len(page)} topics are as declared")
+
+
+@topics.command("list")
+@_group
+@click.pass_obj
+def show_topics(settings: Settings, groups: tuple[str, ...]) -> None:
+    """Print the declared topics; needs no broker."""
+    table = Table("topic", "record", "key", "partitions", "cleanup", "retention", "max bytes")
+    for t in declared(settings, groups):
+        kept = "forever" if t.retention_ms < 0 else f"{t.retention_ms / 3_600_000:g} h"
+        table.add_row(
+            t.name,
+            t.record,
+            t.key,
+            str(t.partitions),
+            "compact" if t.compacted else "delete",
+            kept,
+            str(t.max_bytes),
+        )
+    Console().print(table)
+
+
+@topics.command("acls")
+@_group
+@click.option(
+    "--principal", default="User:{worker}", show_default=True,
+    help="Principal of each process; {worker} stands for decider, executor.GROUP, …, client or operator.",
+)  # fmt: skip
+@click.option(
+    "--tool", default="kafka-acls.sh", show_default=True, help="Kafka's tool, as your shell finds it."
+)
+@click.option(
+    "--command-config", default="admin.properties", show_default=True,
+    help="File with the security settings under which the tool connects.",
+)  # fmt: skip
+@click.pass_obj
+def acls(settings: Settings, groups: tuple[str, ...], principal: str, tool: str, command_config: str) -> None:
+    """Print the commands that give each room's principal the rights it needs, and no others; needs no broker."""
+    known = load_catalogue(Path(settings.catalogue)).groups
+    connection = [tool, "--bootstrap-server", settings.kafka.bootstrap, "--command-config", command_config]
+    for worker, granted in grants(Topics(settings), [*known, *groups]).items():
+        click.echo(f"# {worker}")
+        for grant in granted:
+            click.echo(command(grant, principal.replace("{worker}", worker), connection))
+
+
+COMMANDS = [demo, monitor, up, worker, broker_command, topics]

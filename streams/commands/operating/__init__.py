@@ -1,1 +1,0 @@
-"""Steering, checking and repairing a deployment: `catalogue`, `objective`, `keys`, `dead-letters`, `audit`, others."""

@@ -1,1 +1,0 @@
-"""What a client of a deployment does: `ask`, `produce`, `answers`, `feedback`, `replay`, `explain`."""

@@ -1,1 +1,0 @@
-"""Starting processes and watching them: `up`, `worker`, `broker`, `demo`, `topics`, `monitor`."""

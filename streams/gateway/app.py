@@ -1,0 +1,322 @@
+"""Probes and metrics. None of them calls a model or needs a key."""
+
+import contextlib
+import logging
+import os
+import socket
+from typing import Final
+
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import BaseRoute, Match, Route
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from schemas.answer import Answer
+from schemas.control import KeyEntry, decode_control
+from schemas.dead_letter import DeadLetter
+from schemas.decision import Decision
+from schemas.errors import UniscaleError
+from schemas.query import Query
+from schemas.record import decode
+from schemas.reward import Feedback, Reward
+from schemas.search import SearchStep
+from streams.gateway.auth import Credential, Gate, check_host, is_local
+from streams.gateway.chat import chat
+from streams.gateway.guard import Guard, body_of, cross_origin, reply
+from streams.gateway.index import Index
+from streams.gateway.openai import ApiError
+from streams.gateway.routes import Decide, Letters, Models, Now, ObjectiveRoutes, Page, Queries
+from streams.gateway.service import Deciders, Service
+from streams.health import Server, server_of
+from streams.runtime.base import Record, Runtime
+
+
+class Probes:
+    """What orchestrators and Prometheus ask.
+
+    Args:
+        service: What the routes look at.
+    """
+
+    def __init__(self, service: Service) -> None:
+        self.service = service
+
+    def routes(self) -> list[BaseRoute]:
+        """Return the routes."""
+        return [
+            Route("/health/live", self.live),
+            Route("/health/ready", self.ready),
+            Route("/metrics", self.metrics),
+        ]
+
+    async def live(self, request: Request) -> Response:
+        """GET /health/live: the process answers."""
+        return reply({"status": "live"})
+
+    async def ready(self, request: Request) -> Response:
+        """GET /health/ready: topics are read to their ends. Says too how many models an executor serves now."""
+        control = self.service.runtime.control
+        serving = control.serving()
+        return reply(
+            {
+                "status": "ready",
+                "queries": len(self.service.index),
+                "waiting": len(self.service.waiting),
+                "models": {
+                    "ready": sum(name in serving for name in control.catalogue.model_names),
+                    "of": len(control.catalogue.model_names),
+                },
+            }
+        )
+
+    async def metrics(self, request: Request) -> Response:
+        """GET /metrics."""
+        return Response(self.service.runtime.metrics.text(), media_type="text/plain; version=0.0.4")
+
+
+# All routes of the gateway as one ASGI application.
+
+_METHODS: Final = ["GET", "HEAD", "POST", "PUT", "DELETE", "PATCH"]
+_SHOWN: Final = ("GET", "HEAD", "POST", "PUT", "DELETE")
+
+
+class Routes:
+    """The HTTP side of one gateway.
+
+    Args:
+        service: What the routes call.
+        deciders: Who says what would be chosen.
+        hosts: Host names that requests may be addressed to.
+        started: When the gateway started, in seconds since the epoch; models are listed as created then.
+    """
+
+    def __init__(self, service: Service, deciders: Deciders, hosts: frozenset[str], started: int) -> None:
+        self.service = service
+        self.deciders = deciders
+        self.page = Page(service.gate, hosts)
+        self.guard = Guard(service.gate, hosts, self.page.key_of)
+        self.started = started
+
+    def app(self) -> ASGIApp:
+        """Return the ASGI application."""
+        service = self.service
+        listed = [
+            ("POST", "/v1/chat/completions", self.chat),
+            *Decide(service, self.deciders).routes(),
+            *Models(service, self.started).routes(),
+            *Queries(service).routes(),
+            *Now(service).routes(),
+            *Letters(service).routes(),
+            *ObjectiveRoutes(service).routes(),
+        ]
+        self._listed: list[BaseRoute] = [
+            Route(path, self.guard(handle), methods=[method]) for method, path, handle in listed
+        ]
+        self._listed += [*self.page.routes(), *Probes(service).routes()]
+        rest = [
+            Route("/{rest:path}", self.options, methods=["OPTIONS"]),
+            Route("/{rest:path}", self.guard(self.nothing), methods=_METHODS),
+        ]
+        return _without_slash(Starlette(routes=[*self._listed, *rest]))
+
+    async def chat(self, request: Request, who: Credential, request_id: str) -> Response:
+        """POST /v1/chat/completions."""
+        return await chat(request, await body_of(request), who, self.service, request_id)
+
+    async def options(self, request: Request) -> Response:
+        """OPTIONS of any path: what a browser asks before a page of another origin may call it. Needs no key."""
+        try:
+            check_host(request.headers.get("host"), request.headers.get("origin"), self.guard.hosts)
+        except ApiError as error:
+            return Response(error.body(), error.status, error.headers, "application/json")
+        allow = ", ".join([*self._methods(request.scope), "OPTIONS"])
+        headers = {"allow": allow, **cross_origin(request)}
+        if "origin" in request.headers:
+            wanted = request.headers.get("access-control-request-headers", "authorization, content-type")
+            headers |= {
+                "access-control-allow-methods": allow, "access-control-allow-headers": wanted,
+                "access-control-max-age": "600",
+            }  # fmt: skip
+        return Response(status_code=204, headers=headers)
+
+    async def nothing(self, request: Request, who: Credential, request_id: str) -> Response:
+        """Any other path: 404 in OpenAI's format; 405 where the path exists, but not with this method."""
+        method, path = request.method, request.url.path
+        if allowed := self._methods(request.scope):
+            allow = ", ".join(allowed)
+            raise ApiError(
+                405, f"{method} is not allowed on {path[:200]}; use {allow}", code="method_not_allowed",
+                headers={"allow": allow},
+            )  # fmt: skip
+        hint = ""
+        if path in ("/v1/completions", "/v1/responses"):
+            hint = "; ask with POST /v1/chat/completions"
+        for candidate in (f"/v1{path}", path.removeprefix("/v1")):
+            if candidate != path and self._methods({**request.scope, "path": candidate}):
+                hint = f"; did you mean {candidate[:200]}? The base URL of a client ends with /v1, once"
+                break
+        raise ApiError(404, f"{method} {path[:200]} does not exist here{hint}", code="unknown_url")
+
+    def _methods(self, scope: Scope) -> list[str]:
+        """Return the methods that a path has."""
+        return [
+            method
+            for method in _SHOWN
+            if any(route.matches({**scope, "method": method})[0] is Match.FULL for route in self._listed)
+        ]
+
+
+def _without_slash(app: ASGIApp) -> ASGIApp:
+    """Take `/v1/models/` for `/v1/models`: a redirect would lose the body of a POST in some clients."""
+
+    async def called(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and scope["path"].startswith("/v1/") and scope["path"].endswith("/"):
+            scope = {**scope, "path": scope["path"].rstrip("/")}
+        await app(scope, receive, send)
+
+    return called
+
+
+# The gateway as a room: it follows the topics into its index, and serves HTTP.
+
+log = logging.getLogger("streams.gateway")
+
+_BACKLOG: Final = 2048  # uvicorn's own
+
+LOCAL_HOSTS: Final = frozenset({"127.0.0.1", "localhost", "[::1]"})
+
+
+class OpenGateway(UniscaleError):
+    """The gateway would listen beyond this machine without any API key. Add a key first."""
+
+
+class AddressTaken(UniscaleError):
+    """The gateway's address cannot be listened on. Choose another port."""
+
+
+class GatewayRoom:
+    """One gateway.
+
+    Args:
+        runtime: The way to the topics.
+        recent: How many queries the index keeps, and how many records a partition are read at the start.
+    """
+
+    def __init__(self, runtime: Runtime, recent: int) -> None:
+        self.runtime = runtime
+        self.recent = recent
+        self.gate = Gate()
+        self.index = Index(recent, timeout_s=runtime.settings.queries.timeout_s)
+        self.service = Service(runtime, self.index, self.gate)
+        self.deciders = Deciders.of(runtime.settings)
+        runtime.on_stop(self.deciders.close)
+
+    async def follow(self) -> None:
+        """Read the topics to their current ends, and keep reading."""
+        topics = self.runtime.topics
+        await self.runtime.follow([topics.control], self._on_control, begin="beginning")
+        for topic, take in (
+            (topics.query, self._on_query),
+            (topics.decision, self._on_decision),
+            (topics.answer, self._on_answer),
+            (topics.reward, self._on_reward),
+            (topics.feedback, self._on_feedback),
+            (topics.dead_letter, self._on_letter),
+        ):
+            await self.runtime.follow([topic], take, begin=self.recent)
+        # Only what searches do from now on can still be streamed.
+        await self.runtime.follow([topics.search_step], self._on_step, begin="end")
+
+    def routes(self, hosts: frozenset[str] = frozenset()) -> Routes:
+        """Return the HTTP side."""
+        return Routes(self.service, self.deciders, LOCAL_HOSTS | hosts, self.runtime.now_ms() // 1000)
+
+    def check_address(self, host: str) -> None:
+        """Refuse to listen beyond this machine without keys.
+
+        Raises:
+            OpenGateway: saying how to add one.
+        """
+        if not is_local(host) and not self.gate.has_keys:
+            raise OpenGateway(
+                f"gateway_host: {host} can be reached from other machines, and there is no API key. Add one "
+                "(`python -m streams keys add NAME --tenant T`), or listen on 127.0.0.1"
+            )
+
+    def _on_control(self, record: Record) -> None:
+        with contextlib.suppress(UniscaleError):  # `control` itself reports what cannot be read
+            if not record.value:
+                return
+            entry = decode_control(record.value)
+            if isinstance(entry, KeyEntry):
+                self.gate.change(entry)
+            self.service.marks.note(entry, record.timestamp_ms)
+
+    def _on_query(self, record: Record) -> None:
+        with contextlib.suppress(UniscaleError):  # the embedder makes a dead letter of it
+            self.index.query(decode(record.value, Query), record.timestamp_ms)
+
+    def _on_decision(self, record: Record) -> None:
+        with contextlib.suppress(UniscaleError):
+            decision = decode(record.value, Decision)
+            self.service.on_decision(decision, record.value or b"", record.timestamp_ms)
+
+    def _on_answer(self, record: Record) -> None:
+        with contextlib.suppress(UniscaleError):
+            self.service.on_answer(decode(record.value, Answer), record.value or b"", record.timestamp_ms)
+
+    def _on_reward(self, record: Record) -> None:
+        with contextlib.suppress(UniscaleError):
+            self.service.on_reward(decode(record.value, Reward), record.value or b"")
+
+    def _on_feedback(self, record: Record) -> None:
+        with contextlib.suppress(UniscaleError):
+            told = decode(record.value, Feedback)
+            self.index.told(told.query_id, told.source, told.grade)
+
+    def _on_letter(self, record: Record) -> None:
+        with contextlib.suppress(UniscaleError):
+            letter = decode(record.value, DeadLetter)
+            self.service.on_letter(letter, record.value or b"", record.timestamp_ms)
+
+    def _on_step(self, record: Record) -> None:
+        key = record.key.decode(errors="replace") if record.key else ""
+        if key in self.service.waiting:
+            with contextlib.suppress(UniscaleError):
+                self.service.waiting.seen(key, decode(record.value, SearchStep))
+
+
+async def serve(room: GatewayRoom, host: str, port: int, hosts: frozenset[str] = frozenset()) -> Server:
+    """Serve HTTP beside the room until it stops, and return the server.
+
+    Raises:
+        OpenGateway: see `check_address`.
+        AddressTaken: see `listen`.
+    """
+    room.check_address(host)
+    bound = listen(host, port)
+    server = server_of(room.runtime, room.routes(hosts).app())
+
+    async def run() -> None:
+        with bound:
+            await server.serve(sockets=[bound])
+
+    room.runtime.background("http", run)
+    return server
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """Return a socket that listens.
+
+    Raises:
+        AddressTaken: naming the setting.
+    """
+    try:
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        return socket.create_server((host, port), family=family, backlog=_BACKLOG)
+    except OSError as error:
+        raise AddressTaken(
+            f"gateway_port: the gateway cannot listen on {host}:{port} ({os.strerror(error.errno or 0)}). "
+            "To fix this: stop what listens there, or choose another port with UNISCALE_GATEWAY_PORT"
+        ) from None

@@ -1,0 +1,329 @@
+"""What each API key uses of its limits, counted from the log: all gateways of a deployment count the same requests.
+
+A query reserves at admission what one like it costs, and settles that at its Answer. What another gateway admitted
+counts here as soon as its Query has been read, which takes milliseconds.
+"""
+
+import hashlib
+import ipaddress
+import math
+import sqlite3
+from typing import Final, TypeAlias
+
+from msgspec import Struct
+
+from schemas.control import KeyEntry, Scope
+from schemas.query import Query
+from streams.gateway.openai import NO_RETRY, ApiError, no_model, not_found
+
+MINUTE_MS: Final = 60_000
+HOUR_MS: Final = 3_600_000
+_DAY_HOURS: Final = 24
+
+SCHEMA: Final = """
+create table if not exists spending (
+    key text, hour integer, eflops real not null, answers integer not null, primary key (key, hour)
+) without rowid;
+create index if not exists by_key on queries (key, created_ms);
+create index if not exists open_by_key on queries (key, until_ms) where status is null;
+"""
+
+
+class Used(Struct, frozen=True):
+    """What an API key has used.
+
+    Attributes:
+        minute: Requests of the last minute.
+        reset_s: Seconds until the first of these is more than a minute old.
+        in_flight: Queries without an Answer.
+        eflops: What its answers of the last 24 hours cost, by whole hours.
+        reserved: What is reserved for its queries in flight.
+        mean: Mean cost of an answer: what one more query reserves.
+    """
+
+    minute: int = 0
+    reset_s: int = 0
+    in_flight: int = 0
+    eflops: float = 0.0
+    reserved: float = 0.0
+    mean: float = 0.0
+
+
+class Usage:
+    """Use by API key, in the database of the index.
+
+    Args:
+        db: The database; its table `queries` exists.
+    """
+
+    def __init__(self, db: sqlite3.Connection) -> None:
+        self._db = db
+        self._db.executescript(SCHEMA)
+
+    def used(self, key: str, now_ms: int) -> Used:
+        """Return what a key has used."""
+        minute, oldest_ms = self._db.execute(
+            "select count(*), min(created_ms) from queries where key = ? and created_ms > ?",
+            (key, now_ms - MINUTE_MS),
+        ).fetchone()
+        in_flight, reserved = self._db.execute(
+            "select count(*), total(reserved) from queries where key = ? and until_ms > ? and status is null",
+            (key, now_ms),
+        ).fetchone()
+        (eflops,) = self._db.execute(
+            "select total(eflops) from spending where key = ? and hour > ?",
+            (key, now_ms // HOUR_MS - _DAY_HOURS - 1),
+        ).fetchone()
+        return Used(
+            minute=minute, in_flight=in_flight, eflops=eflops, reserved=reserved, mean=self._mean(key),
+            reset_s=max(1, math.ceil((oldest_ms + MINUTE_MS - now_ms) / 1000)) if minute else 0,
+        )  # fmt: skip
+
+    def reservation(self, key: str, query: Query) -> float:
+        """Return what a query reserves: the mean cost of its key's answers, its own budget at most."""
+        if not key:
+            return 0.0
+        return reserved(self._mean(key), query)
+
+    def charge(self, key: str, created_ms: int, eflops: float) -> None:
+        """Settle one Answer."""
+        if key:
+            self._db.execute(
+                "insert into spending (key, hour, eflops, answers) values (?, ?, ?, 1) on conflict (key, hour)"
+                " do update set eflops = eflops + excluded.eflops, answers = answers + 1",
+                (key, created_ms // HOUR_MS, eflops),
+            )
+
+    def trim(self, now_ms: int) -> None:
+        """Forget what is too old to count."""
+        self._db.execute("delete from spending where hour < ?", (now_ms // HOUR_MS - _DAY_HOURS,))
+
+    def _mean(self, key: str) -> float:
+        """Return the mean cost of a key's answers; of everybody's while it has none."""
+        found = self._db.execute(
+            "select total(eflops), total(answers) from spending where key = ?", (key,)
+        ).fetchone()
+        if not found[1]:
+            found = self._db.execute("select total(eflops), total(answers) from spending").fetchone()
+        return float(found[0] / found[1]) if found[1] else 0.0
+
+
+def reserved(mean: float, query: Query) -> float:
+    """Return what a query reserves where an answer costs `mean` on average.
+
+    >>> from schemas.query import Budget
+    >>> reserved(5.0, Query(query_id="q", text="?", budget=Budget(eflops=2.0)))
+    2.0
+    """
+    budget = query.budget.eflops if query.budget else None
+    if budget is None:
+        return mean
+    return min(mean, budget) if mean else budget
+
+
+# Who may ask, and how much: API keys from `control`, requests a minute, requests in flight, eFLOPs a day.
+
+Tenants: TypeAlias = tuple[str | None, ...] | None
+"""Tenants whose queries may be seen; None for all. A key without a tenant sees those of keys without one."""
+
+
+class Credential(Struct, frozen=True):
+    """Who asks, as authenticated.
+
+    Attributes:
+        key: Digest of the API key; empty where the gateway has no keys.
+        entry: What the key may do; None where the gateway has no keys: everything.
+    """
+
+    key: str = ""
+    entry: KeyEntry | None = None
+
+    @property
+    def tenant(self) -> str | None:
+        """Return the tenant that queries are stamped with."""
+        return self.entry.tenant if self.entry else None
+
+    @property
+    def name(self) -> str:
+        """Return the key's name, for feedback and logs."""
+        return self.entry.name if self.entry else "local"
+
+    @property
+    def is_limited(self) -> bool:
+        """Return whether the key has limits."""
+        entry = self.entry
+        return entry is not None and any((entry.per_minute, entry.in_flight, entry.eflops_per_day))
+
+    @property
+    def sees(self) -> Tenants:
+        """Return the tenants whose queries this caller may list."""
+        return None if self.entry is None or "admin" in self.entry.scopes else (self.entry.tenant,)
+
+    def require(self, scope: Scope) -> None:
+        """Refuse what the key was not made for. Raises ApiError 403."""
+        if self.entry is not None and scope not in self.entry.scopes:
+            raise ApiError(
+                403, f"this key may not {scope}; ask its owner for a key with that scope",
+                type="permission_error", code="insufficient_scope",
+            )  # fmt: skip
+
+    def may_see(self, tenant: str | None) -> bool:
+        """Return whether a query of a tenant is this caller's to see."""
+        return self.entry is None or "admin" in self.entry.scopes or tenant == self.entry.tenant
+
+
+class Gate:
+    """API keys, and what they allow."""
+
+    def __init__(self) -> None:
+        self._by_digest: dict[str, KeyEntry] = {}
+        self._had_keys = False
+        self._digest_of: dict[str, str] = {}
+
+    @property
+    def has_keys(self) -> bool:
+        """Return whether any key exists or ever existed: revoking the last one does not open the gateway."""
+        return self._had_keys
+
+    def change(self, entry: KeyEntry) -> None:
+        """Add a key entry from `control`: the last one with a name counts."""
+        self._had_keys = True
+        if (old := self._digest_of.pop(entry.name, None)) is not None:
+            self._by_digest.pop(old, None)
+        if entry.op == "add" and entry.sha256 is not None:
+            self._digest_of[entry.name] = entry.sha256
+            self._by_digest[entry.sha256] = entry
+
+    def credential(self, bearer: str | None) -> Credential:
+        """Return the credential of a bearer token. While no key exists, every request is let in.
+
+        Raises:
+            ApiError: 401, when keys exist and this is not one of them.
+        """
+        if not self.has_keys:
+            return Credential()
+        digest = hashlib.sha256((bearer or "").encode()).hexdigest()
+        if (entry := self._by_digest.get(digest)) is None:
+            what = (
+                "is not valid, or was revoked" if bearer else "is missing; send `Authorization: Bearer KEY`"
+            )
+            raise ApiError(401, f"the API key {what}", type="authentication_error", code="invalid_api_key")
+        return Credential(digest, entry)
+
+    def check(self, who: Credential, model: str, query: Query) -> None:
+        """Refuse models and objectives that the key may not use.
+
+        Args:
+            who: Who asks.
+            model: The model name of the request.
+            query: What it asks for.
+
+        Raises:
+            ApiError: 404 for a name the key may not use, 403 for an objective of its own.
+        """
+        entry = who.entry
+        if entry is None:
+            return
+        if entry.allowed_models is not None:
+            if model not in entry.allowed_models:
+                raise no_model(model)
+            # A virtual name leaves the choice to the policy; it is no way to other models.
+            own = () if query.allowed_models in (None, (model,)) else query.allowed_models or ()
+            for name in own:
+                if name not in entry.allowed_models:
+                    raise not_found("uniscale.allowed_models", name, "model_not_found")
+        if entry.allowed_objectives is not None:
+            if query.objective is not None and query.objective not in entry.allowed_objectives:
+                raise not_found("objective", query.objective)
+            for field in ("weights", "mean_cost", "accuracy"):
+                if getattr(query, field) is not None:
+                    raise ApiError(
+                        403, f"this key may not set {field}; name one of its objectives: "
+                        f"{', '.join(entry.allowed_objectives)}",
+                        type="permission_error", param=f"uniscale.{field}", code="objective_not_allowed",
+                    )  # fmt: skip
+
+    def admit(self, who: Credential, model: str, query: Query, used: Used) -> None:
+        """Admit a request, or raise an error that names the limit it exceeds.
+
+        Args:
+            who: Who asks.
+            model: The model name of the request.
+            query: What it asks for.
+            used: What the key has used before it.
+
+        Raises:
+            ApiError: see `check`; 429 for a limit.
+        """
+        self.check(who, model, query)
+        entry = who.entry
+        if entry is None:
+            return
+        if entry.eflops_per_day is not None:
+            taken = used.eflops + used.reserved
+            if taken >= entry.eflops_per_day or taken + reserved(used.mean, query) > entry.eflops_per_day:
+                raise ApiError(
+                    429, f"this key may spend {entry.eflops_per_day:.3g} eFLOPs in 24 hours: {used.eflops:.3g} are "
+                    f"spent, {used.reserved:.3g} reserved for queries in flight, and this one takes about "
+                    f"{reserved(used.mean, query):.3g}; give it a smaller uniscale.budget.eflops, or wait",
+                    type="insufficient_quota", code="insufficient_quota", headers=dict(NO_RETRY),
+                )  # fmt: skip
+        if entry.per_minute is not None and used.minute >= entry.per_minute:
+            raise _rate(f"{entry.per_minute} requests a minute", used.reset_s, self.headers(who, used))
+        if entry.in_flight is not None and used.in_flight >= entry.in_flight:
+            raise _rate(f"{entry.in_flight} requests in flight", 1, self.headers(who, used))
+
+    def headers(self, who: Credential, used: Used) -> dict[str, str]:
+        """Return how much of the limit a minute is left, in OpenAI's headers."""
+        if who.entry is None or who.entry.per_minute is None:
+            return {}
+        return {
+            "x-ratelimit-limit-requests": str(who.entry.per_minute),
+            "x-ratelimit-remaining-requests": str(max(0, who.entry.per_minute - used.minute)),
+            "x-ratelimit-reset-requests": f"{used.reset_s}s",
+        }
+
+
+def check_host(host: str | None, origin: str | None, allowed: frozenset[str]) -> None:
+    """Refuse a request for another host, or from a page of another one: a browser must not be led here (DNS rebinding).
+
+    Args:
+        host: The Host header.
+        origin: The Origin header, where there is one.
+        allowed: Host names, without ports.
+
+    Raises:
+        ApiError: 403.
+    """
+    given = (
+        {"host": host or "", "origin": (origin or "").partition("://")[2]} if origin else {"host": host or ""}
+    )
+    for name, value in given.items():
+        if _name(value) not in allowed:
+            raise ApiError(
+                403, f"{name} {value!r} is not allowed here; add it to UNISCALE_GATEWAY_HOSTS", type="permission_error",
+                code="host_not_allowed",
+            )  # fmt: skip
+
+
+def is_local(address: str) -> bool:
+    """Return whether an address to listen on can be reached only from this machine."""
+    if address == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(address).is_loopback
+    except ValueError:
+        return False
+
+
+def _name(value: str) -> str:
+    if value.startswith("["):
+        return value.partition("]")[0] + "]"
+    return value.rpartition(":")[0] if value.count(":") == 1 else value
+
+
+def _rate(what: str, wait_s: int, headers: dict[str, str]) -> ApiError:
+    return ApiError(
+        429, f"this key may have {what}; try again in {wait_s} s", type="rate_limit_error",
+        code="rate_limit_exceeded", headers={**headers, "retry-after": str(wait_s)},
+    )  # fmt: skip

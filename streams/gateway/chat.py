@@ -1,0 +1,296 @@
+"""The part of a running search that may already be shown: the steps shared by every path that can still win."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import AbstractContextManager
+from typing import Final
+
+import orjson
+from starlette.requests import Request
+from starlette.responses import Response, StreamingResponse
+
+from agents.reward.outcome import Pricing
+from schemas.answer import Answer
+from schemas.decision import Decision
+from schemas.forest import Forest, first_stop
+from schemas.search import SearchStep
+from streams.gateway import openai
+from streams.gateway.auth import Credential
+from streams.gateway.openai import ApiError, of_answer
+from streams.gateway.request import ChatRequest, digest, parse
+from streams.gateway.service import Admitted, ClientGone, Seen, Service
+
+
+def settled(forest: Forest) -> str:
+    """Return the text that any answer of this search will begin with.
+
+    The answer will be a path that is still being drafted, the best completed one, or, as long as none is completed,
+    one that was cut off. What all of these share cannot be taken back. A search of width 1 has one path, so it streams
+    step by step. What may be the beginning of one of the client's stop texts is held back.
+
+    Args:
+        forest: The search as a SearchStep carries it, with the newest drafts pending.
+    """
+    ends = list(forest.pending or forest.live)
+    if forest.best >= 0:
+        ends.append(forest.best)
+    else:
+        ends += [at for at, draft in enumerate(forest.drafts) if draft.fate in ("cut", "stopped")]
+    if not ends:
+        return ""
+    shared = forest.path(ends[0])
+    for end in ends[1:]:
+        other = forest.path(end)
+        same = 0
+        while same < min(len(shared), len(other)) and shared[same] == other[same]:
+            same += 1
+        shared = shared[:same]
+    text = "".join(forest.drafts[at].text for at in shared)
+    stops = forest.limits.stop
+    if (found := first_stop(text, stops)) is not None:
+        return text[: found[0]]
+    held = max((len(s) for stop in stops for s in _beginnings(stop) if text.endswith(s)), default=0)
+    return text[: len(text) - held]
+
+
+def _beginnings(stop: str) -> list[str]:
+    return [stop[:length] for length in range(1, len(stop))]
+
+
+# `POST /v1/chat/completions`: one request, one search; whole, or as a stream of chunks.
+
+_BEAT_LOOKS: Final = 10
+"""Polls without news between two heartbeats of a stream: five seconds."""
+
+
+async def chat(request: Request, body: bytes, who: Credential, service: Service, request_id: str) -> Response:
+    """Answer one request.
+
+    Raises:
+        ApiError: before anything was sent.
+    """
+    began_s = service.runtime.monotonic()
+    who.require("ask")
+    asked = parse(body, strict=service.runtime.settings.gateway.strict)
+    admitted = await service.admit(
+        asked,
+        who,
+        digest=digest(body),
+        idempotency_key=request.headers.get("idempotency-key"),
+        is_retry=_retries(request) > 0,
+    )
+    debug = request.headers.get("x-uniscale-debug", "").lower() in ("1", "true")
+    turn = _Turn(request, asked, admitted, who, service, request_id, debug, began_s)
+    return await (turn.stream() if asked.stream else turn.whole())
+
+
+class _Turn:
+    """One request whose query has been sent."""
+
+    def __init__(
+        self,
+        request: Request,
+        asked: ChatRequest,
+        admitted: Admitted,
+        who: Credential,
+        service: Service,
+        request_id: str,
+        debug: bool,
+        began_s: float,
+    ) -> None:
+        self.request = request
+        self.asked = asked
+        self.admitted = admitted
+        self.who = who
+        self.service = service
+        self.request_id = request_id
+        self.debug = debug
+        self.decision: Decision | None = None
+        self._began_s = began_s
+        self._streaming = False
+
+    def _may_return(self) -> bool:
+        """Return whether a client that is gone ran into its own time-out: the official ones then ask again.
+
+        They say how long they wait. Once a stream has begun they do not repeat the request.
+        """
+        waits_s = _client_timeout_s(self.request)
+        return not self._streaming and waits_s is not None and self._took_s >= waits_s
+
+    @property
+    def _took_s(self) -> float:
+        return self.service.runtime.monotonic() - self._began_s
+
+    @property
+    def _pricing(self) -> Pricing:
+        return self.service.runtime.control.pricing
+
+    async def whole(self) -> Response:
+        """Return the completion once the search has ended."""
+        with self.service.open(self.admitted, self._may_return) as queue:
+            async for what in self.service.following.events(
+                self.admitted, queue, self.request.is_disconnected
+            ):
+                if isinstance(what, Decision):
+                    self.decision = what
+                elif isinstance(what, Answer):
+                    return self._completion(what)
+        raise AssertionError("events end with the Answer or an error")
+
+    def _completion(self, answer: Answer) -> Response:
+        if (error := of_answer(answer)) is not None:
+            error.headers |= self._headers()
+            raise error
+        body = openai.completion(
+            answer, self.decision, self._pricing, self.admitted.created, self._took_s, self.asked.ignored
+        )
+        return Response(orjson.dumps(body), media_type="application/json", headers=self._headers())
+
+    async def stream(self) -> Response:
+        """Return a stream. Its headers wait for the Decision, so that they say what was chosen.
+
+        What ends before the Decision has a status of its own; later errors are events of the stream.
+        """
+        opened = self.service.open(self.admitted, self._may_return)
+        queue = opened.__enter__()
+        events = self.service.following.events(self.admitted, queue, self.request.is_disconnected)
+        try:
+            first = await self._until_chosen(events)
+        except BaseException:
+            opened.__exit__(None, None, None)
+            raise
+        self._streaming = True
+        return StreamingResponse(
+            self._chunks(first, events, opened),
+            media_type="text/event-stream",
+            headers={**self._headers(), "cache-control": "no-cache", "x-accel-buffering": "no"},
+        )
+
+    async def _until_chosen(self, events: AsyncIterator[Seen | None]) -> Answer | None:
+        async for what in events:
+            if isinstance(what, Decision):
+                self.decision = what
+                return None
+            if isinstance(what, Answer):
+                if (error := of_answer(what)) is not None:
+                    error.headers |= self._headers()
+                    raise error
+                return what
+        return None
+
+    async def _chunks(
+        self,
+        first: Answer | None,
+        events: AsyncIterator[Seen | None],
+        opened: AbstractContextManager["asyncio.Queue[Seen]"],
+    ) -> AsyncIterator[bytes]:
+        shown, quiet = "", 0
+        try:
+            yield self._chunk({"role": "assistant", "content": "", "refusal": None})
+            if first is not None:
+                for part in self._end(first, shown):
+                    yield part
+                return
+            async for what in events:
+                if what is None:
+                    quiet += 1
+                    if quiet >= _BEAT_LOOKS:
+                        quiet = 0
+                        yield self._chunk({})
+                    continue
+                quiet = 0
+                if isinstance(what, SearchStep):
+                    text = settled(what.forest)
+                    if text.startswith(shown) and len(text) > len(shown):
+                        yield self._chunk({"content": text[len(shown) :]})
+                        shown = text
+                    if self.asked.extension.progress:
+                        yield self._progress(what)
+                elif isinstance(what, Answer):
+                    for part in self._end(what, shown):
+                        yield part
+        except ClientGone:
+            return
+        except ApiError as error:
+            yield openai.event({"error": error.fields()})
+        except asyncio.CancelledError:
+            raise
+        finally:
+            opened.__exit__(None, None, None)
+
+    def _end(self, answer: Answer, shown: str) -> list[bytes]:
+        if (error := of_answer(answer)) is not None:
+            return [openai.event({"error": error.fields()})]
+        text = answer.text or ""
+        if not text.startswith(shown):
+            # Streamed text cannot be retracted: better an error than a text that no path produced.
+            error = ApiError(502, "the answer does not begin with what was streamed; ask again without stream",
+                             type="api_error", code="stream_diverged")  # fmt: skip
+            return [openai.event({"error": error.fields()})]
+        parts = [self._chunk({"content": text[len(shown) :]})] if len(text) > len(shown) else []
+        details = openai.details(answer, self.decision, self._pricing, self._took_s)
+        details["ignored"] = list(self.asked.ignored)
+        parts.append(self._chunk({}, openai.finish_reason(answer), uniscale=details))
+        if self._with_usage:
+            parts.append(
+                openai.event({
+                    "id": self.admitted.query_id, "object": "chat.completion.chunk", "created": self.admitted.created,
+                    "model": self._model, "system_fingerprint": openai.fingerprint(self.decision), "choices": [],
+                    "usage": openai.usage(answer),
+                })
+            )  # fmt: skip
+        return [*parts, openai.DONE]
+
+    def _progress(self, step: SearchStep) -> bytes:
+        forest = step.forest
+        return self._chunk(
+            {},
+            uniscale={
+                "progress": {
+                    "step": forest.step,
+                    "drafts": len(forest.drafts),
+                    "live": len({forest.drafts[at].parent for at in forest.pending}),
+                    "completed": len(forest.completed_paths),
+                    "best": forest.path_score(forest.best) if forest.best >= 0 else None,
+                    "tokens": forest.generated_tokens,
+                }
+            },
+        )
+
+    @property
+    def _with_usage(self) -> bool:
+        return self.asked.stream_options is not None and bool(self.asked.stream_options.include_usage)
+
+    @property
+    def _model(self) -> str:
+        return self.decision.action.model if self.decision else self.asked.model
+
+    def _chunk(self, delta: dict[str, object], finish: str | None = None, **more: object) -> bytes:
+        if self._with_usage:
+            more["usage"] = None
+        return openai.chunk(
+            self.admitted.query_id, self.admitted.created, self._model, openai.fingerprint(self.decision),
+            delta=delta, finish=finish, **more,
+        )  # fmt: skip
+
+    def _headers(self) -> dict[str, str]:
+        ignored = {"x-uniscale-ignored": ", ".join(self.asked.ignored)} if self.asked.ignored else {}
+        return {
+            **ignored,
+            **openai.headers(self.decision, self.admitted.query_id, self.request_id, debug=self.debug),
+            **self.service.limits(self.who),
+        }
+
+
+def _retries(request: Request) -> int:
+    count = request.headers.get("x-stainless-retry-count", "0")
+    return int(count) if count.isdigit() and len(count) < 4 else 0
+
+
+def _client_timeout_s(request: Request) -> float | None:
+    """Return for how long OpenAI's client waits; Node's gives whole seconds, rounded down."""
+    for name in ("x-stainless-timeout", "x-stainless-read-timeout"):
+        text = request.headers.get(name, "")
+        if text.replace(".", "", 1).isdigit() and text.isascii() and len(text) < 12:
+            return float(text)
+    return None

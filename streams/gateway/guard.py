@@ -1,0 +1,166 @@
+"""What every route shares: who may come in, how bodies and parameters are read, how errors leave."""
+
+import asyncio
+import logging
+import uuid
+from collections.abc import Awaitable, Callable
+from typing import Any, Final, TypeAlias
+
+import orjson
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+
+from streams.gateway.auth import Credential, Gate, check_host
+from streams.gateway.openai import ApiError, invalid
+from streams.gateway.request import MAX_BODY
+from streams.gateway.service import ClientGone
+from streams.runtime.base import Unavailable
+
+log = logging.getLogger("streams.gateway")
+
+BODY_S: Final = 30.0
+"""Seconds a client may take to send its body."""
+
+MOST_READ: Final = 4 * MAX_BODY
+"""Bytes of a body that are taken in before its connection is closed: whoever sends less reads why it was refused."""
+
+# The rest of the body is not worth reading.
+_HANG_UP: Final = {"connection": "close"}
+
+Handle: TypeAlias = Callable[[Request, Credential, str], Awaitable[Response]]
+"""A route's work: request, who asks, id of the request."""
+
+Listing: TypeAlias = list[tuple[str, str, Handle]]
+"""Method, path and handle of routes."""
+
+
+class Guard:
+    """Checks host and key before a route's work, and turns every error into OpenAI's shape.
+
+    Args:
+        gate: Keys and limits.
+        hosts: Host names that requests may be addressed to.
+        session_key: The API key behind a browser's session.
+    """
+
+    def __init__(
+        self, gate: Gate, hosts: frozenset[str], session_key: Callable[[Request], str | None]
+    ) -> None:
+        self._gate = gate
+        self.hosts = hosts
+        self._session_key = session_key
+
+    def __call__(self, handle: Handle) -> Callable[[Request], Awaitable[Response]]:
+        """Return the endpoint of a route's work."""
+
+        async def guarded(request: Request) -> Response:
+            request_id = f"req_{uuid.uuid4().hex}"
+            headers = {"x-request-id": request_id}
+            try:
+                check_host(request.headers.get("host"), request.headers.get("origin"), self.hosts)
+                headers |= cross_origin(request)
+                who = self._gate.credential(_bearer(request) or self._session_key(request))
+                response = await handle(request, who, request_id)
+            except ApiError as error:
+                response = _refusal(error)
+            except (ClientGone, ClientDisconnect):
+                response = Response(status_code=499)
+            except Unavailable as error:
+                # The official clients try again; a record that was stored all the same is then joined.
+                log.warning("%s %s: %s (%s)", request.method, request.url.path, error, request_id)
+                why = f"the broker is not available now; try again, or report {request_id} to the operator"
+                retry = {"retry-after": "2"}
+                response = _refusal(
+                    ApiError(503, why, type="api_error", code="broker_unavailable", headers=retry)
+                )
+            except Exception:
+                log.exception("%s %s failed (%s)", request.method, request.url.path, request_id)
+                why = f"internal error; report {request_id} to the operator"
+                response = _refusal(ApiError(500, why, type="api_error", code="internal"))
+            for name, value in headers.items():
+                response.headers.setdefault(name, value)
+            return response
+
+        return guarded
+
+
+def cross_origin(request: Request) -> dict[str, str]:
+    """Return the headers that let a page of an allowed origin read the response (CORS); sessions are not shared."""
+    origin = request.headers.get("origin")
+    if not origin:
+        return {}
+    return {
+        "access-control-allow-origin": origin,
+        "access-control-expose-headers": "x-request-id, x-uniscale-query-id, x-uniscale-model, x-uniscale-action, "
+        "x-uniscale-ignored, retry-after, x-should-retry",
+        "vary": "origin",
+    }  # fmt: skip
+
+
+def _refusal(error: ApiError) -> Response:
+    return Response(error.body(), error.status, error.headers, "application/json")
+
+
+async def body_of(request: Request) -> bytes:
+    """Return a request's body.
+
+    Raises:
+        ApiError: 413 above MAX_BODY; 408 when it takes too long; 415 for a compressed one.
+    """
+    coding = request.headers.get("content-encoding", "identity")
+    if coding.lower() != "identity":
+        # The connection stays: a client that finds it closed while it still sends may never read why.
+        why = f"content-encoding {coding[:40]!r} is not supported; send the body as plain JSON"
+        raise ApiError(415, why, param="content-encoding", code="unsupported_encoding")
+    found, size = bytearray(), 0
+    try:
+        async with asyncio.timeout(BODY_S):
+            async for part in request.stream():
+                size += len(part)
+                if size <= MAX_BODY:
+                    found += part
+                elif size > MOST_READ:
+                    break
+    except TimeoutError:
+        if size <= MAX_BODY:
+            why = f"the body did not come within {BODY_S:.0f} s"
+            raise ApiError(408, why, code="body_timeout", headers=_HANG_UP) from None
+    if size > MAX_BODY:
+        why = f"the body has more than {MAX_BODY} bytes; send less"
+        raise ApiError(413, why, code="too_large", headers=_HANG_UP)
+    return bytes(found)
+
+
+async def object_of(request: Request, *fields: str) -> dict[str, Any]:
+    """Return a request's body as a JSON object.
+
+    Raises:
+        ApiError: see `body_of`; 400 for what is not an object, or has a field beside these.
+    """
+    try:
+        found = orjson.loads(await body_of(request))
+    except orjson.JSONDecodeError as error:
+        raise invalid(None, f"the body is not JSON in UTF-8 ({error})", "invalid_json") from None
+    if not isinstance(found, dict):
+        raise invalid(None, "the body must be a JSON object", "invalid_json")
+    if unknown := sorted(set(found) - set(fields)):
+        raise invalid(unknown[0], f"{unknown[0]} is not a field; give {', '.join(fields)}")
+    return found
+
+
+def whole(request: Request, name: str, default: int, most: int) -> int:
+    """Return a query parameter that is a whole number from 1 to `most`. Raises ApiError 400."""
+    text = request.query_params.get(name, str(default))
+    if not (text.isascii() and text.isdigit() and 1 <= int(text[:9]) <= most):
+        raise invalid(name, f"{name} must be a whole number from 1 to {most}")
+    return int(text)
+
+
+def reply(body: dict[str, Any], status: int = 200) -> Response:
+    """Return a JSON response."""
+    return Response(orjson.dumps(body), status, media_type="application/json")
+
+
+def _bearer(request: Request) -> str | None:
+    kind, _, token = request.headers.get("authorization", "").partition(" ")
+    return token.strip() if kind.lower() == "bearer" and token.strip() else None

@@ -1,0 +1,463 @@
+"""Changes of catalogue, objectives and cost bounds, as marks on the page's time axis."""
+
+import sqlite3
+from collections import deque
+from collections.abc import Iterable, Mapping
+from typing import Any, Final, Literal
+
+from msgspec import Struct, structs
+
+from schemas.answer import Answer, Status
+from schemas.control import CatalogueEntry, ControlRecord, CostBoundsEntry, ObjectiveEntry, PriceEntry
+from schemas.dead_letter import DeadLetter
+from schemas.decision import Decision
+from schemas.query import Query
+from schemas.record import decode
+from schemas.reward import Reward
+from streams.gateway.auth import Tenants, Usage
+from streams.gateway.request import kept_of
+
+_KEPT: Final = 100
+
+
+class Mark(Struct, frozen=True):
+    """One change.
+
+    Attributes:
+        at_ms: When, ms since the epoch.
+        kind: `catalogue`, `objective` or `costs`.
+        what: In words.
+    """
+
+    at_ms: int
+    kind: str
+    what: str
+
+
+class Marks:
+    """The latest changes that `control` still tells of: compaction keeps the last one of each name.
+
+    Args:
+        models: The models of the deployment's own catalogue.
+    """
+
+    def __init__(self, models: Iterable[str]) -> None:
+        self._models = set(models)
+        self._marks: deque[Mark] = deque(maxlen=_KEPT)
+
+    def note(self, entry: ControlRecord, at_ms: int) -> None:
+        """Add a control record; one that changes no choice adds nothing."""
+        match entry:
+            case CatalogueEntry(name=name, model=None):
+                self._models.discard(name)
+                self._add(at_ms, "catalogue", f"model {name} removed")
+            case CatalogueEntry(name=name):
+                what = "changed" if name in self._models else "added"
+                self._models.add(name)
+                self._add(at_ms, "catalogue", f"model {name} {what}")
+            case PriceEntry(name=name, factor=factor):
+                self._add(at_ms, "catalogue", f"an eFLOP of model {name} costs {factor:g}")
+            case ObjectiveEntry(name=name, op=op):
+                self._add(at_ms, "objective", f"objective {name} {'set' if op == 'set' else 'removed'}")
+            case CostBoundsEntry():
+                self._add(at_ms, "costs", "cost bounds changed")
+
+    def listed(self) -> list[dict[str, Any]]:
+        """Return the marks, oldest first, as the page draws them."""
+        return [{"at": each.at_ms // 1000, "kind": each.kind, "what": each.what} for each in self._marks]
+
+    def _add(self, at_ms: int, kind: str, what: str) -> None:
+        self._marks.append(Mark(at_ms, kind, what))
+
+
+# The tables of the index, and its rows as the rest of the gateway sees them.
+
+SCHEMA: Final = """
+create table if not exists queries (
+    query_id text primary key,
+    tenant text,
+    key text not null default '',
+    digest text not null default '',
+    created_ms integer not null,
+    until_ms integer not null default 0,
+    reserved real not null default 0,
+    asked integer not null default 0,
+    family text, level text,
+    question text, action text, objective text, cohort text, randomised integer,
+    reason text, twin_of text,
+    status text, answered_ms integer, eflops real, correct real,
+    decision blob, answer blob, reward blob
+) without rowid;
+create table if not exists feedback (
+    query_id text, source text, value real not null, primary key (query_id, source)
+) without rowid;
+create table if not exists letters (
+    origin text primary key, created_ms integer not null, letter blob not null, retried integer not null default 0
+) without rowid;
+create index if not exists by_body on queries (key, digest, created_ms);
+create index if not exists by_age on queries (created_ms);
+"""
+
+_FAMILY: Final = ("family", "subject", "domain")
+_MOST_WORD: Final = 80
+
+
+class Seen(Struct, frozen=True):
+    """One query of the index.
+
+    Attributes:
+        query_id: Its id.
+        tenant: Who asked.
+        digest: Of the request's body; empty where the query did not come through a gateway.
+        created_ms: When it was asked, ms since the epoch.
+    """
+
+    query_id: str
+    tenant: str | None
+    digest: str
+    created_ms: int
+
+
+class Listed(Struct, frozen=True):
+    """One query as lists and statistics show it; None for what is not known yet.
+
+    Attributes:
+        query_id: Its id.
+        tenant: Who asked.
+        created_ms: When it was asked, ms since the epoch.
+        family: What kind of question it is, from its metadata.
+        level: How hard it is, from its metadata.
+        question: The first 200 characters.
+        action: The configuration chosen.
+        objective: Name of its objective, or what kind it is.
+        cohort: `policy` or `control`.
+        randomised: Whether a draw chose its cohort; see `Decision`.
+        reason: What drew the configuration; see `Decision`.
+        twin_of: The query that it asks once more with the control's configuration, from its metadata.
+        status: How it ended.
+        answered_ms: When.
+        eflops: What it cost.
+        correct: Whether it was right, 0 to 1.
+    """
+
+    query_id: str
+    tenant: str | None
+    created_ms: int
+    family: str | None
+    level: str | None
+    question: str | None
+    action: str | None
+    objective: str | None
+    cohort: str | None
+    randomised: bool | None
+    reason: str | None
+    twin_of: str | None
+    status: Status | None
+    answered_ms: int | None
+    eflops: float | None
+    correct: float | None
+
+    @property
+    def arm(self) -> Literal["policy", "control"] | None:
+        """Return whose choice it was: the policy's, the control's (a twin's too), or None: the client's own."""
+        if self.twin_of is not None or self.cohort == "control":
+            return "control"
+        return "policy" if self.action is not None and self.reason != "pinned" else None
+
+
+LISTED: Final = ", ".join(field.name for field in structs.fields(Listed))
+"""The columns of `Listed`."""
+
+
+def family_of(query: Query) -> str | None:
+    """Return what kind of question a query is: `family`, `subject` or `domain` of its metadata."""
+    return next((word for name in _FAMILY if (word := _word(query.metadata.get(name))) is not None), None)
+
+
+def level_of(query: Query) -> str | None:
+    """Return how hard a query is: `level` of its metadata."""
+    return _word(query.metadata.get("level"))
+
+
+def twin_of(query: Query) -> str | None:
+    """Return the query whose twin this one is: `control_of` of its metadata."""
+    found = query.metadata.get("control_of")
+    return found if isinstance(found, str) else None
+
+
+def _word(value: Any) -> str | None:
+    return str(value)[:_MOST_WORD] if isinstance(value, str | int | float) and str(value) else None
+
+
+# Recent queries by id. Kafka has no lookup by key, so the gateway keeps what it reads from the topics in SQLite.
+#
+# The index holds nothing that is not on the topics: it is rebuilt from them at the start, and two gateways build the
+# same one.
+
+Part = Literal["decision", "answer", "reward"]
+
+MARGIN_S: Final = 30.0
+"""Seconds after its deadline in which the Answer of an expired query appears, while an aggregator lives."""
+
+
+class Index:
+    """The most recent queries.
+
+    Args:
+        most: How many are kept. Older ones are forgotten, oldest first.
+        path: A file, or memory.
+        timeout_s: When a query expires that does not say so itself.
+
+    Attributes:
+        changes: How often anything changed that lists or statistics show.
+        usage: What API keys have used of their limits.
+    """
+
+    def __init__(self, most: int, path: str = ":memory:", *, timeout_s: float = 600.0) -> None:
+        self.most = most
+        self.changes = 0
+        self._timeout_s = timeout_s
+        self._db = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+        self._db.executescript(SCHEMA)
+        self.usage = Usage(self._db)
+        self._since_trim = 0
+
+    def __len__(self) -> int:
+        """Return how many queries are known."""
+        return int(self._db.execute("select count(*) from queries").fetchone()[0])
+
+    def query(self, query: Query, created_ms: int) -> None:
+        """Add a Query. The first with an id counts; its Decision or Answer may have arrived earlier."""
+        kept = kept_of(query)
+        key = kept.get("key", "")
+        until_ms = created_ms + int(1000 * ((query.timeout_s or self._timeout_s) + MARGIN_S))
+        done = self._db.execute(
+            "insert into queries (query_id, tenant, key, digest, created_ms, until_ms, reserved, family, level, asked)"
+            " values (?, ?, ?, ?, ?, ?, ?, ?, ?, 1)"
+            " on conflict (query_id) do update set tenant = excluded.tenant, key = excluded.key,"
+            " digest = excluded.digest, created_ms = excluded.created_ms, until_ms = excluded.until_ms,"
+            " reserved = excluded.reserved, family = excluded.family, level = excluded.level, asked = 1"
+            " where asked = 0 returning eflops",
+            (
+                query.query_id, query.tenant, key, kept.get("digest", ""), created_ms, until_ms,
+                self.usage.reservation(key, query), family_of(query), level_of(query),
+            ),
+        ).fetchone()  # fmt: skip
+        if done is None:
+            return
+        if done[0] is not None:
+            self.usage.charge(key, created_ms, done[0])  # its Answer was read first
+        self.changes += 1
+        self._since_trim += 1
+        if self._since_trim > max(1, self.most // 100):
+            self._trim()
+
+    def decision(self, decision: Decision, value: bytes, at_ms: int) -> None:
+        """Add a Decision, with the Query it carries. The first one counts.
+
+        Args:
+            decision: The Decision.
+            value: The same as its topic has it.
+            at_ms: When it was appended.
+        """
+        self.query(decision.query, decision.appended_ms or at_ms)
+        if self._first("decision", decision.query_id, value, at_ms):
+            name = decision.objective.name or decision.objective.aim
+            self._db.execute(
+                "update queries set question = ?, action = ?, objective = ?, cohort = ?, randomised = ?,"
+                " reason = ?, twin_of = ? where query_id = ?",
+                (
+                    decision.query.question[:200], decision.action.id, name, decision.cohort, decision.randomised,
+                    decision.reason, twin_of(decision.query), decision.query_id,
+                ),
+            )  # fmt: skip
+
+    def answer(self, answer: Answer, value: bytes, at_ms: int) -> bool:
+        """Add an Answer and return whether it is the first, which counts.
+
+        Args:
+            answer: The Answer.
+            value: The same as its topic has it.
+            at_ms: When it was appended.
+        """
+        if not self._first("answer", answer.query_id, value, at_ms):
+            return False
+        self._db.execute(
+            "update queries set status = ?, answered_ms = ? where query_id = ?",
+            (answer.status, at_ms, answer.query_id),
+        )
+        return True
+
+    def reward(self, reward: Reward, value: bytes) -> None:
+        """Add a Reward. A later stage replaces an earlier one, but never clears a known correctness."""
+        self.changes += 1
+        self._db.execute(
+            "update queries set reward = ?, correct = coalesce(?, correct) where query_id = ?",
+            (value, reward.correct, reward.query_id),
+        )
+
+    def priced(self, query_id: str, price: Mapping[str, float] | None) -> None:
+        """Add the cost of a query, once."""
+        if price is None:
+            return
+        done = self._db.execute(
+            "update queries set eflops = ? where query_id = ? and eflops is null returning key, created_ms",
+            (price["total"], query_id),
+        ).fetchone()
+        if done is not None:
+            self.changes += 1
+            key, created_ms = done
+            self.usage.charge(key, created_ms, price["total"])
+
+    def forget(self, query_id: str) -> None:
+        """Take back a query that could not be sent."""
+        self._db.execute(
+            "delete from queries where query_id = ? and decision is null and answer is null", (query_id,)
+        )
+        self.changes += 1
+
+    @property
+    def oldest_ms(self) -> int | None:
+        """Return when the oldest query was asked that is kept; None while there is none."""
+        found = self._db.execute("select min(created_ms) from queries").fetchone()
+        return None if found[0] is None else int(found[0])
+
+    def told(self, query_id: str, source: str, value: float) -> bool:
+        """Add feedback and return whether its source had already given some."""
+        done = self._db.execute(
+            "insert or ignore into feedback (query_id, source, value) values (?, ?, ?)",
+            (query_id, source, value),
+        )
+        return done.rowcount == 0
+
+    def untold(self, query_id: str, source: str) -> None:
+        """Take back feedback that could not be sent, so that its source may give it again."""
+        self._db.execute("delete from feedback where query_id = ? and source = ?", (query_id, source))
+
+    def letter(self, letter: DeadLetter, value: bytes, at_ms: int) -> None:
+        """Add a dead letter. The newest of each origin counts; the thousand newest are kept."""
+        self._db.execute(
+            "insert into letters (origin, created_ms, letter) values (?, ?, ?) on conflict (origin) do update"
+            " set created_ms = excluded.created_ms, letter = excluded.letter",
+            (letter.key, at_ms, value),
+        )
+        self._db.execute(
+            "delete from letters where origin in"
+            " (select origin from letters order by created_ms desc limit -1 offset 1000)"
+        )
+
+    def letters(self, most: int) -> list[tuple[int, DeadLetter, bool]]:
+        """Return the newest dead letters with their times in ms and whether they were sent again, newest first."""
+        rows = self._db.execute(
+            "select created_ms, letter, retried from letters order by created_ms desc limit ?", (most,)
+        )
+        return [(at_ms, decode(value, DeadLetter), bool(retried)) for at_ms, value, retried in rows]
+
+    def letter_of(self, origin: str) -> DeadLetter | None:
+        """Return the dead letter of an origin."""
+        row = self._db.execute("select letter from letters where origin = ?", (origin,)).fetchone()
+        return decode(row[0], DeadLetter) if row else None
+
+    def retried(self, origin: str, retried: bool = True) -> bool:
+        """Note that a dead letter is sent again, or that this failed; return whether that is new."""
+        done = self._db.execute(
+            "update letters set retried = ? where origin = ? and retried = ?", (retried, origin, not retried)
+        )
+        return done.rowcount == 1
+
+    def find(self, query_id: str) -> Seen | None:
+        """Return a query, or None if it is unknown or no longer kept."""
+        row = self._db.execute(
+            "select query_id, tenant, digest, created_ms from queries where query_id = ? and asked = 1",
+            (query_id,),
+        ).fetchone()
+        return Seen(*row) if row else None
+
+    def same_body(self, key: str, digest: str, since_ms: int) -> Seen | None:
+        """Return the newest query with this body under this API key: what a client's retry repeats."""
+        row = self._db.execute(
+            "select query_id, tenant, digest, created_ms from queries"
+            " where key = ? and digest = ? and created_ms >= ? order by created_ms desc limit 1",
+            (key, digest, since_ms),
+        ).fetchone()
+        return Seen(*row) if row else None
+
+    def decision_of(self, query_id: str) -> Decision | None:
+        """Return what was chosen."""
+        return decode(value, Decision) if (value := self._part("decision", query_id)) else None
+
+    def answer_of(self, query_id: str) -> Answer | None:
+        """Return how it ended."""
+        return decode(value, Answer) if (value := self._part("answer", query_id)) else None
+
+    def total_s(self, query_id: str) -> float | None:
+        """Return the seconds from the Query's append to the Answer's; None unless both are kept."""
+        found = self._db.execute(
+            "select (answered_ms - created_ms) / 1000.0 from queries where query_id = ? and asked = 1",
+            (query_id,),
+        ).fetchone()
+        return found[0] if found else None
+
+    def has_answer(self, query_id: str) -> bool:
+        """Return whether a query has ended."""
+        found = self._db.execute(
+            "select 1 from queries where query_id = ? and answer is not null", (query_id,)
+        ).fetchone()
+        return found is not None
+
+    def reward_of(self, query_id: str) -> Reward | None:
+        """Return its latest reward."""
+        return decode(value, Reward) if (value := self._part("reward", query_id)) else None
+
+    def activity(self, now_ms: int, tenants: Tenants = None) -> tuple[int, int]:
+        """Return how many queries were asked in the last minute, and how many have no Answer yet."""
+        found = self._db.execute(
+            "select total(created_ms > ?), total(status is null and until_ms > ?) from queries"
+            f" where asked = 1 {_of(tenants)}",
+            [now_ms - 60_000, now_ms, *(tenants or ())],
+        ).fetchone()
+        return int(found[0]), int(found[1])
+
+    def latest(self, most: int, tenants: Tenants = None) -> list[Listed]:
+        """Return the newest queries, newest first; of these tenants where they are given."""
+        where = _of(tenants)
+        rows = self._db.execute(
+            f"select {LISTED} from queries where asked = 1 {where} order by created_ms desc limit ?",
+            [*(tenants or ()), most],
+        )
+        return [Listed(*row) for row in rows]
+
+    def close(self) -> None:
+        """Close the database."""
+        self._db.close()
+
+    def _first(self, part: Part, query_id: str, value: bytes, at_ms: int) -> bool:
+        """Keep a part unless there is one already, and return whether this was the first."""
+        done = self._db.execute(
+            f"insert into queries (query_id, created_ms, {part}) values (?, ?, ?)"
+            f" on conflict (query_id) do update set {part} = excluded.{part} where {part} is null",
+            (query_id, at_ms, value),
+        )
+        self.changes += done.rowcount
+        return done.rowcount == 1
+
+    def _part(self, part: Part, query_id: str) -> bytes | None:
+        row = self._db.execute(f"select {part} from queries where query_id = ?", (query_id,)).fetchone()
+        return row[0] if row else None
+
+    def _trim(self) -> None:
+        self._since_trim = 0
+        surplus = len(self) - self.most
+        if surplus > 0:
+            self._db.execute(
+                "delete from queries where query_id in"
+                " (select query_id from queries order by created_ms limit ?)",
+                (surplus,),
+            )
+            self._db.execute("delete from feedback where query_id not in (select query_id from queries)")
+        newest = self._db.execute("select max(created_ms) from queries").fetchone()[0]
+        self.usage.trim(newest or 0)
+
+
+def _of(tenants: Tenants) -> str:
+    return "" if tenants is None else f"and ({' or '.join(['tenant is ?'] * len(tenants)) or 'false'})"

@@ -1,0 +1,403 @@
+"""Errors of the gateway, in the shape OpenAI's clients expect: {"error": {message, type, param, code}}.
+
+A status alone does not say whether a retry is safe. The official clients retry 408, 409, 429 and every 5xx twice,
+without an idempotency key: one expired query would become three searches. So every error that has cost a search, and
+every error that a retry cannot cure, carries `x-should-retry: false`, which those clients obey.
+"""
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+import msgspec
+import orjson
+
+from agents.reward.outcome import Pricing, UnpricedAnswer, price_of
+from schemas.answer import Answer
+from schemas.decision import Decision
+from schemas.errors import RecordError, UniscaleError
+from schemas.forest import Draft
+from schemas.objective import ObjectiveInForce
+from schemas.reward import Reward
+
+NO_RETRY: Final = {"x-should-retry": "false"}
+
+_TOO_LONG: Final = "PromptTooLongError: "  # how an executor's Answer begins that says so
+
+
+class ApiError(UniscaleError):
+    """A request that gets an error instead of a completion.
+
+    Attributes:
+        status: The HTTP status.
+        type: OpenAI's class of the error, for instance `invalid_request_error`.
+        param: The field at fault, where there is one.
+        code: A word a program can compare.
+        headers: Headers that go with it.
+    """
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        type: str = "invalid_request_error",
+        param: str | None = None,
+        code: str | None = None,
+        headers: dict[str, str] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.type = type
+        self.param = param
+        self.code = code
+        self.headers = headers or {}
+
+    def body(self) -> bytes:
+        """Return the JSON body."""
+        return orjson.dumps({"error": self.fields()})
+
+    def fields(self) -> dict[str, str | None]:
+        """Return message, type, param and code."""
+        return {"message": str(self), "type": self.type, "param": self.param, "code": self.code}
+
+
+def invalid(param: str | None, message: str, code: str | None = None) -> ApiError:
+    """Return a 400 that names the field."""
+    return ApiError(400, message, param=param, code=code)
+
+
+def unsupported(param: str, why: str) -> ApiError:
+    """Return the 400 for a field of OpenAI's API that a search cannot honour. Nothing is dropped silently."""
+    return ApiError(400, f"{param} is not supported: {why}", param=param, code="unsupported_parameter")
+
+
+def of_record(error: RecordError) -> ApiError:
+    """Return the 400 for a field that no Query can have."""
+    param = error.field or None
+    return ApiError(400, f"{param}: {error.why}" if param else error.why, param=param, code="invalid_value")
+
+
+def of_json(error: msgspec.DecodeError) -> ApiError:
+    """Return the 400 for a body that is not JSON, or whose types do not fit."""
+    what, _, place = str(error).partition(" - at `$")
+    missing = what.partition("missing required field `")[2].partition("`")[0]
+    param = ".".join(part for part in (place.rstrip("`").lstrip("."), missing) if part) or None
+    if isinstance(cause := error.__cause__, RecordError):
+        what, param = cause.why, ".".join(part for part in (param, cause.field) if part) or None
+    return ApiError(400, f"{param}: {what}" if param else what, param=param, code="invalid_type")
+
+
+def not_found(what: str, value: str, code: str = "not_found") -> ApiError:
+    """Return a 404. Another tenant's id and an unknown id get the same response."""
+    return ApiError(
+        404, f"{what} {value!r} does not exist, or you have no access to it", param=what, code=code
+    )
+
+
+def no_model(name: str) -> ApiError:
+    """Return the 404 for a model name that cannot be used."""
+    why = f"model {name[:200]!r} does not exist, or you have no access to it; ask for `auto`, or see GET /v1/models"
+    return ApiError(404, why, param="model", code="model_not_found")
+
+
+def of_answer(answer: Answer) -> ApiError | None:
+    """Return the error for an Answer, or None if it has text to return.
+
+    `unfinished` and `budget` are completions that stopped early, with `finish_reason: "length"`; a budget may have left
+    no text at all.
+    """
+    why = answer.error or f"the search ended with status {answer.status}"
+    match answer.status:
+        case "rejected":
+            return ApiError(400, why, code="rejected", headers=dict(NO_RETRY))
+        case "failed" if why.startswith(_TOO_LONG):
+            return ApiError(
+                400, why, param="messages", code="context_length_exceeded", headers=dict(NO_RETRY)
+            )
+        case "failed":
+            return ApiError(502, why, type="api_error", code="search_failed", headers=dict(NO_RETRY))
+        case "expired":
+            return ApiError(504, why, type="timeout_error", code="expired", headers=dict(NO_RETRY))
+        case "cancelled":
+            return ApiError(409, why, type="api_error", code="cancelled", headers=dict(NO_RETRY))
+    if answer.text is None and not _has_budget(answer):
+        # The deadline is the one bound that every search has: it ran out before a path was completed.
+        return ApiError(504, why, type="timeout_error", code="expired", headers=dict(NO_RETRY))
+    return None
+
+
+def _has_budget(answer: Answer) -> bool:
+    limits = answer.limits
+    return limits is not None and (limits.budget_tokens is not None or limits.budget_eflops is not None)
+
+
+# What the gateway returns: completions and their chunks, in OpenAI's shape, with what the search did beside them.
+
+DONE: Final = b"data: [DONE]\n\n"
+
+
+def completion(
+    answer: Answer,
+    decision: Decision | None,
+    pricing: Pricing,
+    created: int,
+    total_s: float,
+    ignored: Sequence[str] = (),
+) -> dict[str, Any]:
+    """Return a chat completion. The Answer must have a text; see `errors.of_answer`.
+
+    Args:
+        answer: How the query ended.
+        decision: What was chosen for it, where it is known.
+        pricing: Of the catalogue in force.
+        created: Seconds since the epoch.
+        total_s: From the request's arrival to now, in seconds.
+        ignored: Names of the request's fields that a search cannot honour.
+    """
+    texts = [one.text for one in answer.answers] or [answer.text or ""]
+    return {
+        "id": answer.query_id,
+        "object": "chat.completion",
+        "created": created,
+        "model": model_of(answer),
+        "system_fingerprint": fingerprint(decision),
+        "choices": [
+            {
+                "index": at,
+                "message": {"role": "assistant", "content": text, "refusal": None},
+                "logprobs": None,
+                "finish_reason": finish_reason(answer),
+            }
+            for at, text in enumerate(texts)
+        ],
+        "usage": usage(answer),
+        "uniscale": {**details(answer, decision, pricing, total_s), "ignored": list(ignored)},
+    }
+
+
+def chunk(
+    query_id: str,
+    created: int,
+    model: str,
+    fingerprint: str | None,
+    *,
+    delta: dict[str, Any] | None = None,
+    finish: str | None = None,
+    **more: Any,
+) -> bytes:
+    """Return one `chat.completion.chunk` as a server-sent event. An empty delta is the heartbeat of a stream."""
+    body = {
+        "id": query_id,
+        "object": "chat.completion.chunk",
+        "created": created,
+        "model": model,
+        "system_fingerprint": fingerprint,
+        "choices": [{"index": 0, "delta": delta or {}, "logprobs": None, "finish_reason": finish}],
+        **more,
+    }
+    return event(body)
+
+
+def event(body: dict[str, Any]) -> bytes:
+    """Return a server-sent event without id, name or retry: some clients fail on these."""
+    return b"data: " + orjson.dumps(body) + b"\n\n"
+
+
+def usage(answer: Answer) -> dict[str, Any]:
+    """Return tokens: `completion_tokens` counts all that were generated, `reasoning_tokens` those not returned."""
+    generated = answer.generated_tokens
+    # Which drafts the further answers hold is not in the trace.
+    returned = generated if answer.answers else sum(answer.trace[at].tokens for at in answer.path)
+    return {
+        "prompt_tokens": answer.prompt_tokens,
+        "completion_tokens": generated,
+        "total_tokens": answer.prompt_tokens + generated,
+        # An Answer counts its prompts once; which of their tokens an engine found in its prefix cache it does not say.
+        "prompt_tokens_details": {"cached_tokens": 0},
+        "completion_tokens_details": {"reasoning_tokens": generated - returned},
+    }
+
+
+def details(
+    answer: Answer, decision: Decision | None, pricing: Pricing, total_s: float | None
+) -> dict[str, Any]:
+    """Return the object `uniscale` of a response.
+
+    Args:
+        answer: How the query ended.
+        decision: What was chosen for it, where it is known.
+        pricing: Of the catalogue in force.
+        total_s: How long the whole took, in seconds; None where this is not known.
+    """
+    timings = {
+        name: getattr(answer.spent, name)
+        for name in ("queue_s", "generate_s", "verify_s", "transit_s", "control_s")
+    }
+    if total_s is not None:
+        timings["total_s"] = total_s
+    return {
+        "action": answer.action.id if answer.action else None,
+        "objective": None if decision is None else objective(decision.objective),
+        "group": None if decision is None else decision.cohort,
+        "status": answer.status,
+        "complete": answer.complete,
+        "score": answer.score,
+        "scores": [one.score for one in answer.answers],
+        "eflops": price(answer, pricing),
+        "timings": {name: round(float(seconds), 4) for name, seconds in timings.items()},
+        "seq": answer.seq,
+        "error": answer.error,
+    }
+
+
+def objective(in_force: ObjectiveInForce) -> dict[str, Any]:
+    """Return an objective as it was in force."""
+    weights = in_force.weights
+    return {
+        "name": in_force.name,
+        "aim": in_force.aim,
+        "weights": {"correct": weights.correct, "score": weights.score, "cost": weights.cost},
+        "mean_cost": in_force.mean_cost,
+        "accuracy": in_force.accuracy,
+        "price": in_force.price,
+    }
+
+
+def price(answer: Answer, pricing: Pricing) -> dict[str, float] | None:
+    """Return what the search cost in eFLOPs, by part; None when nothing was run or its price is not known."""
+    try:
+        cost = price_of(answer, pricing)
+    except UnpricedAnswer:
+        return None
+    if cost is None:
+        return None
+    return {
+        "total": cost.eflops,
+        "prefill": cost.prefill_eflops,
+        "decoding": cost.decoding_eflops,
+        "verifier": cost.verifier_eflops,
+    }
+
+
+def finish_reason(answer: Answer) -> str:
+    """Return `stop` for a completed path (a client's stop text completes it), `length` for one that was cut off."""
+    return "stop" if answer.complete else "length"
+
+
+def fingerprint(decision: Decision | None) -> str | None:
+    """Return action@seq: what ran, and the state of the policy that chose it."""
+    return None if decision is None else f"{decision.action.id}@{decision.seq}"
+
+
+def model_of(answer: Answer) -> str:
+    """Return the model that ran, never the virtual name in the request."""
+    return answer.action.model if answer.action else ""
+
+
+def headers(decision: Decision | None, query_id: str, request_id: str, *, debug: bool) -> dict[str, str]:
+    """Return the headers that say what was chosen; with `debug`, what it was expected to achieve."""
+    found = {"x-request-id": request_id, "x-uniscale-query-id": query_id}
+    if decision is None:
+        return found
+    found |= {"x-uniscale-model": decision.action.model, "x-uniscale-action": decision.action.id}
+    if debug:
+        found |= {
+            "x-uniscale-seq": str(decision.seq),
+            "x-uniscale-policy": f"{decision.policy.name}@{decision.policy.version}",
+            "x-uniscale-reason": decision.reason,
+            "x-uniscale-cohort": decision.cohort,
+            "x-uniscale-candidates": str(decision.candidates),
+        }
+        if decision.propensity is not None:
+            found["x-uniscale-propensity"] = f"{decision.propensity:.6g}"
+    return found
+
+
+def story(
+    query_id: str,
+    decision: Decision | None,
+    answer: Answer | None,
+    told: Reward | None,
+    pricing: Pricing,
+    total_s: float | None,
+) -> dict[str, Any]:
+    """Return what is known of one query: `GET /v1/queries/{id}`. `total_s` is as in `details`."""
+    found: dict[str, Any] = {
+        "id": query_id,
+        "object": "query",
+        "status": answer.status if answer else "pending",
+    }
+    if decision is not None:
+        found["decision"] = {
+            "action": decision.action.id,
+            "objective": objective(decision.objective),
+            "cohort": decision.cohort,
+            "reason": decision.reason,
+            "seq": decision.seq,
+            "policy": {"name": decision.policy.name, "version": decision.policy.version},
+            "mean": decision.mean,
+            "width": decision.width,
+            "runners_up": [
+                {"action": c.action, "mean": c.mean, "width": c.width, "score": c.score}
+                for c in decision.runners_up
+            ],
+            "candidates": decision.candidates,
+            "propensity": decision.propensity,
+            "price_factor": decision.price_factor,
+        }
+    if answer is not None:
+        found["answer"] = {
+            "text": answer.text,
+            "extracted": answer.extracted,
+            "complete": answer.complete,
+            "usage": usage(answer),
+            **details(answer, decision, pricing, total_s),
+        }
+        found["search"] = search(answer)
+    if told is not None:
+        found["reward"] = reward(told)
+    return found
+
+
+def reward(told: Reward) -> dict[str, Any]:
+    """Return one stage of a query's reward."""
+    return {
+        "kind": told.kind,
+        "closes": told.closes,
+        "correct": told.correct,
+        "score": told.score,
+        "log_cost": told.log_cost,
+        "reward": told.reward,
+        "graded_by": told.graded_by,
+        "latency_s": told.latency_s,
+    }
+
+
+def search(answer: Answer) -> list[dict[str, Any]]:
+    """Return the drafts of a search that has ended."""
+    return drafts(answer.trace, answer.path)
+
+
+def drafts(trace: Sequence[Draft], path: Sequence[int]) -> list[dict[str, Any]]:
+    """Return drafts as the page draws them, a parent before its children.
+
+    Args:
+        trace: The drafts.
+        path: Indices of the chosen path.
+    """
+    chosen = set(path)
+    return [
+        {
+            "at": at,
+            "parent": draft.parent,
+            "tree": draft.tree,
+            "depth": draft.depth,
+            "tokens": draft.tokens,
+            "score": draft.score,
+            "fate": draft.fate,
+            "bound": draft.bound,
+            "chosen": at in chosen,
+            "text": draft.text,
+        }
+        for at, draft in enumerate(trace)
+    ]

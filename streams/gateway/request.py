@@ -1,0 +1,413 @@
+"""Model names of the gateway: which of them are virtual, and what they ask of the decider.
+
+auto                 the deployment's default objective
+auto:<objective>     an objective of `control`, by name
+<model>              that model, at whatever width the policy chooses
+<model>/qp/cp/bs     exactly that configuration
+"""
+
+import hashlib
+from collections.abc import Iterable
+from difflib import get_close_matches
+from typing import Annotated, Any, Final, Literal
+
+import msgspec
+import orjson
+from msgspec import Meta, Struct
+
+from schemas.action import Action
+from schemas.errors import InvalidField, RecordError
+from schemas.objective import Weights
+from schemas.query import MAX_BUDGET_TOKENS, Budget, Message, Query, Reference
+from streams.gateway.openai import ApiError, invalid, no_model, of_json, of_record, unsupported
+
+AUTO = "auto"
+
+
+class Asked(Struct, frozen=True):
+    """What a model name asks for.
+
+    Attributes:
+        objective: Name of an objective; None for the default.
+        model: The only model allowed; None for all.
+        pin: The configuration that must run, `model/qp/cp/bs`.
+    """
+
+    objective: str | None = None
+    model: str | None = None
+    pin: str | None = None
+
+
+def asked(name: str, models: Iterable[str], objectives: Iterable[str], actions: Iterable[str]) -> Asked:
+    """Return what a model name asks for.
+
+    Args:
+        name: The `model` of the request.
+        models: Names of the catalogue in force.
+        objectives: Names of the objectives in force.
+        actions: Ids of the configurations on offer.
+
+    Raises:
+        ApiError: 404, saying which names there are.
+    """
+    known = set(models)
+    if name == AUTO:
+        return Asked()
+    if name in known:
+        return Asked(model=name)
+    if name.startswith(f"{AUTO}:"):
+        objective = name.removeprefix(f"{AUTO}:")
+        if objective in set(objectives):
+            return Asked(objective=objective)
+        raise no_model(name)
+    try:
+        action = Action.parse(name)
+    except InvalidField:
+        raise no_model(name) from None
+    if action.model not in known or action.id not in set(actions):
+        raise no_model(name)
+    return Asked(pin=action.id)
+
+
+def listing(
+    models: Iterable[str], objectives: Iterable[str], actions: Iterable[str], created: int
+) -> list[dict[str, Any]]:
+    """Return the entries of `/v1/models`, every name that `asked` knows: virtual ones, models, configurations."""
+    virtual = [AUTO, *(f"{AUTO}:{name}" for name in sorted(objectives))]
+    return [_entry(name, "virtual", created) for name in virtual] + [
+        _entry(name, "concrete", created) for name in (*models, *actions)
+    ]
+
+
+def _entry(name: str, routing: Literal["virtual", "concrete"], created: int) -> dict[str, Any]:
+    return {"id": name, "object": "model", "created": created, "owned_by": "uniscale", "routing": routing}
+
+
+# A chat completion request: OpenAI's fields, and one object `uniscale`, become a Query.
+#
+# A field that a verifier-guided search cannot honour is ignored and named in the response (`ChatRequest.ignored`),
+# so that ordinary clients work as they are. It is refused with its name where it asks for another kind of answer
+# (`tools`, `logprobs`), and where the deployment is strict. Neutral values (`temperature: 1`, `logprobs: false`),
+# which many clients send without being asked, ask for nothing and are not named.
+
+MAX_BODY: Final = 2 * 1024 * 1024
+"""Bytes of a request's body."""
+
+OWN: Final = "gateway"
+"""The key in a Query's metadata under which the gateway keeps what it needs after a restart."""
+
+# Fields of the API that ask for another kind of answer unless they have one of these values.
+_REFUSED: Final[dict[str, tuple[Any, ...]]] = {
+    "logprobs": (False, None),
+    "top_logprobs": (0, None),
+    "tools": ([], None),
+    "tool_choice": ("none", "auto", None),
+    "functions": ([], None),
+    "function_call": ("none", "auto", None),
+    "response_format": ({"type": "text"}, None),
+    "modalities": (["text"], None),
+    "audio": (None,),
+    "web_search_options": (None,),
+    "moderation": (None,),
+}
+_WHY: Final = {
+    "tools": "a search returns text only",
+    "response_format": "a search returns text only",
+    "logprobs": "the verifier's scores are in `uniscale.score`",
+}
+_STRICT: Final = (
+    "a search cannot honour it, and this gateway is strict (UNISCALE_GATEWAY_STRICT); leave it out"
+)
+
+
+class _Ignored(Struct, frozen=True):
+    """Fields of the API that a search cannot honour and that leave the kind of answer as it is, with what they may be.
+
+    A default is a value that asks for nothing, as null does.
+    """
+
+    temperature: Annotated[float, Meta(ge=0, le=2)] | None = 1
+    top_p: Annotated[float, Meta(ge=0, le=1)] | None = 1
+    presence_penalty: Annotated[float, Meta(ge=-2, le=2)] | None = 0
+    frequency_penalty: Annotated[float, Meta(ge=-2, le=2)] | None = 0
+    logit_bias: dict[str, float] | None = {}
+    reasoning_effort: str | None = None
+    verbosity: str | None = None
+    prediction: dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = True
+    service_tier: str | None = "auto"
+    store: bool | None = False
+    prompt_cache_key: str | None = None
+    prompt_cache_options: dict[str, Any] | None = None
+    prompt_cache_retention: str | None = None
+    safety_identifier: str | None = None
+
+
+_IGNORED: Final = {field.name: field for field in msgspec.structs.fields(_Ignored)}
+
+
+class Extension(Struct, frozen=True, forbid_unknown_fields=True):
+    """The object `uniscale` of a request. Fields are those of a Query, but for `progress`.
+
+    Attributes:
+        progress: Whether a stream also carries what the search is doing, in `uniscale.progress` of its chunks.
+    """
+
+    objective: str | None = None
+    weights: Weights | None = None
+    mean_cost: float | None = None
+    accuracy: float | None = None
+    reference: Reference | None = None
+    budget: Budget | None = None
+    timeout_s: float | None = None
+    feedback_wait_s: float | None = None
+    allowed_models: tuple[str, ...] | None = None
+    learn: bool = True
+    metadata: dict[str, Any] = {}
+    progress: bool = False
+
+
+class StreamOptions(Struct, frozen=True, forbid_unknown_fields=True):
+    """What a stream carries beside the text."""
+
+    include_usage: bool | None = None
+    include_obfuscation: bool | None = None
+
+
+class ChatRequest(Struct, frozen=True):
+    """A request to `/v1/chat/completions`.
+
+    Attributes:
+        ignored: Names of its fields that a search cannot honour, in the order of the request; not a field of the API.
+    """
+
+    model: str
+    messages: list[dict[str, Any]]
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    n: int | None = None
+    max_tokens: int | None = None
+    max_completion_tokens: int | None = None
+    stop: str | list[str] | None = None
+    seed: int | None = None
+    user: str | None = None
+    metadata: dict[str, str] | None = None
+    uniscale: Extension | None = None
+    ignored: tuple[str, ...] = ()
+
+    @property
+    def extension(self) -> Extension:
+        """Return the object `uniscale`, or an empty one if the request has none."""
+        return self.uniscale or Extension()
+
+
+_KNOWN: Final = {field.name for field in msgspec.structs.fields(ChatRequest)} - {"ignored"}
+_MESSAGE: Final = "messages[].name"
+
+
+def parse(body: bytes, *, strict: bool = False) -> ChatRequest:
+    """Return a request.
+
+    Args:
+        body: JSON.
+        strict: Whether to refuse what a search cannot honour, rather than to name it.
+
+    Raises:
+        ApiError: 400 with the field at fault; 413 for a body above MAX_BODY.
+    """
+    if len(body) > MAX_BODY:
+        raise ApiError(413, f"the body has {len(body)} bytes; send at most {MAX_BODY}", code="too_large")
+    try:
+        plain = orjson.loads(body)
+    except orjson.JSONDecodeError as error:
+        raise invalid(None, f"the body is not JSON in UTF-8 ({error})", "invalid_json") from None
+    if not isinstance(plain, dict):
+        raise invalid(None, "the body must be a JSON object", "invalid_json")
+    ignored: list[str] = []
+    for name, value in plain.items():
+        if name in _REFUSED:
+            if not any(_same(value, neutral) for neutral in _REFUSED[name]):
+                raise unsupported(name, _WHY.get(name, "leave it out"))
+        elif name in _IGNORED:
+            ignored += [name] if _asks(name, value) else []
+        elif name not in _KNOWN:
+            raise _unknown(name)
+    try:
+        request = msgspec.convert({name: plain[name] for name in plain if name in _KNOWN}, ChatRequest)
+    except msgspec.ValidationError as error:
+        raise of_json(error) from None
+    if any(message.get("name") not in (None, "") for message in request.messages):
+        ignored.append(_MESSAGE)
+    if request.stream_options is not None and request.stream_options.include_obfuscation:
+        ignored.append("stream_options.include_obfuscation")
+    if strict and ignored:
+        raise unsupported(ignored[0], _STRICT)
+    return msgspec.structs.replace(request, ignored=tuple(ignored))
+
+
+def to_query(
+    request: ChatRequest, asked: Asked, *, query_id: str, tenant: str | None, kept: dict[str, str]
+) -> Query:
+    """Return the Query of a request.
+
+    Args:
+        request: The request.
+        asked: What its model name asks for.
+        query_id: The id it gets.
+        tenant: Who asks, as authenticated.
+        kept: What the gateway wants back with the record, under `metadata.gateway`.
+
+    Raises:
+        ApiError: 400 with the field at fault.
+    """
+    extension = request.extension
+    if request.stream_options is not None and not request.stream:
+        raise invalid("stream_options", "stream_options needs stream: true")
+    if request.stream and (request.n or 1) > 1:
+        raise unsupported("n", "a stream has one choice; ask without stream, or leave n out")
+    if asked.pin is not None and request.n is not None and request.n > _paths(asked.pin):
+        raise invalid(
+            "n", f"n is {request.n}, and {asked.pin} drafts {_paths(asked.pin)} paths; ask for fewer choices"
+        )
+    if asked.objective is not None and _has_objective(extension):
+        why = f"the model name already asks for objective {asked.objective!r}; give one of the two"
+        raise invalid("uniscale", why)
+    if asked.model is not None and extension.allowed_models not in (None, (asked.model,)):
+        why = f"the model name already asks for {asked.model!r}; give one of the two"
+        raise invalid("uniscale.allowed_models", why)
+    metadata = _metadata(request)
+    try:
+        return Query(
+            query_id=query_id,
+            messages=tuple(_message(at, message) for at, message in enumerate(request.messages)),
+            objective=asked.objective or extension.objective,
+            weights=extension.weights,
+            mean_cost=extension.mean_cost,
+            accuracy=extension.accuracy,
+            reference=extension.reference,
+            pin_action=asked.pin,
+            allowed_models=(asked.model,) if asked.model else extension.allowed_models,
+            budget=extension.budget,
+            max_tokens=_max_tokens(request),
+            stop=(request.stop,) if isinstance(request.stop, str) else tuple(request.stop or ()),
+            seed=request.seed,
+            timeout_s=extension.timeout_s,
+            feedback_wait_s=extension.feedback_wait_s,
+            n=1 if request.n is None else request.n,
+            learn=extension.learn,
+            tenant=tenant,
+            metadata={**metadata, OWN: kept},
+        )
+    except RecordError as error:
+        raise of_record(error) from None
+
+
+def kept_of(query: Query) -> dict[str, str]:
+    """Return what a gateway wants back with a query: the digests of API key and body; empty for one of other origin."""
+    kept = query.metadata.get(OWN)
+    return {name: str(each) for name, each in kept.items()} if isinstance(kept, dict) else {}
+
+
+def digest(body: bytes) -> str:
+    """Return a digest that identifies a body: the SHA-256 of its bytes, in hex."""
+    return hashlib.sha256(body).hexdigest()
+
+
+def _message(at: int, message: dict[str, Any]) -> Message:
+    param = f"messages[{at}]"
+    role, content = message.get("role"), message.get("content")
+    if not isinstance(role, str):
+        raise invalid(f"{param}.role", "must be a text: system, developer, user or assistant")
+    if role not in ("system", "developer", "user", "assistant"):
+        raise unsupported(f"{param}.role", f"{role!r}; use system, developer, user or assistant")
+    # Clients send back the whole message of an earlier completion, with all that is null in it.
+    for name in sorted(set(message) - {"role", "content", "name"}):
+        if message[name] not in (None, [], {}):
+            raise unsupported(f"{param}.{name}", "a search reads role and content")
+    if isinstance(content, list):
+        content = "".join(_part(f"{param}.content[{i}]", part) for i, part in enumerate(content))
+    if not isinstance(content, str):
+        raise invalid(f"{param}.content", "must be a text, or a list of text parts")
+    return Message(role="system" if role == "developer" else role, content=content)
+
+
+def _part(param: str, part: Any) -> str:
+    kind = part.get("type") if isinstance(part, dict) else None
+    if kind == "text" and isinstance(part.get("text"), str):
+        return str(part["text"])
+    if isinstance(kind, str) and kind != "text":
+        raise unsupported(param, f"type {kind!r}; a search reads text only")
+    raise invalid(param, 'must be {"type": "text", "text": …}')
+
+
+def _metadata(request: ChatRequest) -> dict[str, Any]:
+    """Join what the three places of metadata hold; a name in two of them would lose one value."""
+    found: dict[str, Any] = {}
+    places = {
+        "metadata": request.metadata or {},
+        "uniscale.metadata": request.extension.metadata,
+        "user": {} if request.user is None else {"user": request.user},
+    }
+    for place, given in places.items():
+        for name, value in given.items():
+            if name == OWN:
+                raise invalid(f"{place}.{name}", f"the name {name!r} is the gateway's own; use another")
+            if name in found:
+                raise invalid(f"{place}" if place == name else f"{place}.{name}", f"{name!r} is given twice")
+            found[name] = value
+    return found
+
+
+def _max_tokens(request: ChatRequest) -> int | None:
+    """Return the client's bound on each answer, under whichever of its two names it came."""
+    if request.max_tokens is not None and request.max_completion_tokens is not None:
+        raise invalid("max_tokens", "cannot be combined with max_completion_tokens; give one of the two")
+    param = "max_tokens" if request.max_tokens is not None else "max_completion_tokens"
+    most = request.max_tokens if request.max_tokens is not None else request.max_completion_tokens
+    if most is not None and not 1 <= most <= MAX_BUDGET_TOKENS:
+        raise invalid(param, f"{param} is {most}; give a whole number from 1 to {MAX_BUDGET_TOKENS:g}")
+    return most
+
+
+def _asks(name: str, value: Any) -> bool:
+    """Return whether a field that a search cannot honour asks for something.
+
+    Raises:
+        ApiError: 400 for a value that the API does not allow.
+    """
+    field = _IGNORED[name]
+    try:
+        msgspec.convert(value, field.type)
+    except msgspec.ValidationError as error:
+        raise invalid(name, f"{name}: {error}", "invalid_value") from None
+    neutral = field.default_factory() if field.default is msgspec.NODEFAULT else field.default
+    if name == "service_tier" and value == "default":
+        return False
+    return value is not None and not _same(value, neutral)
+
+
+def _unknown(name: str) -> ApiError:
+    """Return the error for a field that the API does not have, with what may be meant."""
+    own = {field.name for field in msgspec.structs.fields(Extension)}
+    if name in own:
+        hint = f'put it into the object `uniscale`: {{"uniscale": {{"{name}": …}}}}'
+    else:
+        near = get_close_matches(name, [*_KNOWN, *_IGNORED, *_REFUSED], n=1)
+        hint = f"did you mean {near[0]}? Otherwise leave it out" if near else "leave it out"
+    return invalid(name, f"{name[:200]} is not a field of this API; {hint}", "unknown_parameter")
+
+
+def _paths(pin: str) -> int:
+    action = Action.parse(pin)
+    return action.qp * action.cp
+
+
+def _has_objective(extension: Extension) -> bool:
+    given = (extension.objective, extension.weights, extension.mean_cost, extension.accuracy)
+    return any(each is not None for each in given)
+
+
+def _same(value: Any, neutral: Any) -> bool:
+    return (type(value) is type(neutral) and value == neutral) or (
+        isinstance(value, float) and isinstance(neutral, int) and not isinstance(neutral, bool) and value == neutral
+    )  # fmt: skip

@@ -1,0 +1,638 @@
+"""Ids of queries that come through a gateway."""
+
+import asyncio
+import hashlib
+import re
+import uuid
+from collections import defaultdict
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Final, TypeAlias
+
+import httpx
+import msgspec
+import orjson
+from msgspec import Struct
+
+from agents.catalogue.models import Catalogue
+from agents.decider.preview import Preview
+from schemas.answer import Answer
+from schemas.control import Cancel
+from schemas.dead_letter import DeadLetter
+from schemas.decision import Decision
+from schemas.errors import RecordError
+from schemas.query import Query
+from schemas.record import decode, encode
+from schemas.reward import Feedback, Reward
+from schemas.search import SearchStep
+from streams.gateway import openai
+from streams.gateway.auth import Credential, Gate, Used
+from streams.gateway.index import MARGIN_S, Index, Marks
+from streams.gateway.openai import NO_RETRY, ApiError, not_found, of_record
+from streams.gateway.request import Asked, ChatRequest, asked, kept_of, to_query
+from streams.runtime.base import Outgoing, Runtime, key_of
+from streams.settings import Settings
+
+ID: Final = "chatcmpl-"
+"""What every id begins with."""
+
+_TIMED: Final = re.compile(ID + "([0-9a-f]{12})[0-9a-f]{20}")
+
+
+def new_id(now_ms: int) -> str:
+    """Return a new query id. It begins with its time, so that a gateway can tell an old id from an unknown one."""
+    return f"{ID}{now_ms:012x}{uuid.uuid4().hex[:20]}"
+
+
+def time_of(query_id: str) -> int | None:
+    """Return when a gateway made an id, in ms since the epoch; None where the id does not say.
+
+    >>> time_of(new_id(1_700_000_000_000)), time_of("q-1")
+    (1700000000000, None)
+    """
+    found = _TIMED.fullmatch(query_id)
+    return int(found[1], 16) if found else None
+
+
+def keyed_id(tenant: str | None, key: str) -> str:
+    """Return the id of a query with an Idempotency-Key: the same for the same tenant and key."""
+    scope = f"{tenant or ''}\0{key}"
+    return f"{ID}{hashlib.sha256(scope.encode()).hexdigest()[:40]}"
+
+
+# Requests waiting for a query: each sees its Decision, the steps of its search, its Answer and its Rewards arrive.
+
+Seen: TypeAlias = Decision | SearchStep | Answer | Reward | DeadLetter
+
+
+class Waiting:
+    """Delivers records to the open requests that wait for them.
+
+    A request may attach to a query that another one sent, so several can wait for one id. What comes by before a
+    request waits is in the index.
+    """
+
+    def __init__(self) -> None:
+        self._queues: defaultdict[str, list[asyncio.Queue[Seen]]] = defaultdict(list)
+
+    def __len__(self) -> int:
+        """Return how many queries have a waiting request."""
+        return len(self._queues)
+
+    def __contains__(self, query_id: object) -> bool:
+        """Return whether any request waits for a query."""
+        return query_id in self._queues
+
+    def seen(self, query_id: str, what: Seen) -> None:
+        """Deliver a record to the requests that wait for its query."""
+        for queue in self._queues.get(query_id, ()):
+            queue.put_nowait(what)
+
+    @contextmanager
+    def on(self, query_id: str) -> Iterator[asyncio.Queue[Seen]]:
+        """Wait for a query while the block runs."""
+        queue: asyncio.Queue[Seen] = asyncio.Queue()
+        self._queues[query_id].append(queue)
+        try:
+            yield queue
+        finally:
+            self._queues[query_id].remove(queue)
+            if not self._queues[query_id]:
+                del self._queues[query_id]
+
+
+async def each(queue: asyncio.Queue[Seen], every_s: float) -> AsyncIterator[Seen | None]:
+    """Yield records as they arrive, up to the Answer; None whenever nothing has arrived for `every_s` seconds."""
+    while True:
+        try:
+            what = await asyncio.wait_for(queue.get(), every_s)
+        except TimeoutError:
+            yield None
+            continue
+        yield what
+        if isinstance(what, Answer):
+            return
+
+
+# What a request sees of its query: Decision, steps, Answer and rewards, as the topics bring them.
+
+LOOK_S: Final = 0.5
+"""Seconds between two checks that the client is still connected."""
+
+_BEHIND_S: Final = 5.0  # a follower that is behind another by more than this is broken
+
+
+class Admitted(Struct, frozen=True):
+    """A request whose query has been sent.
+
+    Attributes:
+        query_id: Its id.
+        created: Seconds since the epoch.
+        attached: Whether another request sent it.
+        timeout_s: How long to wait for its Answer.
+        digest: Of the request's body; empty where any body will do.
+    """
+
+    query_id: str
+    created: int
+    attached: bool
+    timeout_s: float
+    digest: str = ""
+
+
+class Following:
+    """Follows single queries, from what the index has and what is still to come.
+
+    Args:
+        runtime: The clock.
+        index: Recent queries.
+    """
+
+    def __init__(self, runtime: Runtime, index: Index) -> None:
+        self.runtime = runtime
+        self.index = index
+
+    async def events(
+        self,
+        admitted: Admitted,
+        queue: "asyncio.Queue[Seen]",
+        gone: Callable[[], Awaitable[bool]],
+    ) -> AsyncIterator[Seen | None]:
+        """Yield Decision, steps and at last the Answer of a query; None now and then while nothing comes.
+
+        Raises:
+            ApiError: 504 when no Answer came although its time is over.
+            ClientGone: when the client is.
+        """
+        if (decision := self.index.decision_of(admitted.query_id)) is not None:
+            self._check_body(admitted, decision)
+            yield decision
+        if (answer := self.index.answer_of(admitted.query_id)) is not None:
+            if decision is None and (decision := await self._decision_behind(answer)) is not None:
+                self._check_body(admitted, decision)
+                yield decision
+            yield answer
+            return
+        looked_s = self.runtime.monotonic()
+        until = looked_s + admitted.timeout_s + MARGIN_S
+        async for what in each(queue, LOOK_S):
+            if isinstance(what, Decision):
+                decision = what
+                self._check_body(admitted, decision)
+            elif isinstance(what, DeadLetter):
+                await self._check_first(admitted.query_id)
+                continue
+            elif (
+                isinstance(what, Answer)
+                and decision is None
+                and (decision := await self._decision_behind(what)) is not None
+            ):
+                self._check_body(admitted, decision)
+                yield decision
+            yield what
+            now_s = self.runtime.monotonic()
+            # News that keep coming must not hide that nobody listens any more.
+            if what is None or now_s - looked_s >= LOOK_S:
+                looked_s = now_s
+                if await gone():
+                    raise ClientGone
+            if now_s > until:
+                raise ApiError(
+                    504, f"no answer came within {admitted.timeout_s:.0f} s", type="timeout_error", code="expired",
+                    headers=dict(NO_RETRY),
+                )  # fmt: skip
+
+    async def rewards(
+        self, answer: Answer, queue: "asyncio.Queue[Seen]", gone: Callable[[], Awaitable[bool]]
+    ) -> AsyncIterator[Reward | None]:
+        """Yield the rewards of a query that has ended, up to the one that closes it; None while nothing comes.
+
+        Raises:
+            ClientGone: when the client is.
+        """
+        known = self.index.reward_of(answer.query_id)
+        if known is not None:
+            yield known
+        while answer.action is not None and not (known is not None and known.closes):
+            try:
+                what = await asyncio.wait_for(queue.get(), LOOK_S)
+            except TimeoutError:
+                if await gone():
+                    raise ClientGone from None
+                yield None
+                continue
+            if isinstance(what, Reward) and (known is None or what.reward_id != known.reward_id):
+                known = what
+                yield what
+
+    def _check_body(self, admitted: Admitted, decision: Decision) -> None:
+        """Refuse the answer to another body: another gateway may have taken the same Idempotency-Key at once."""
+        digest = kept_of(decision.query).get("digest", "")
+        if admitted.digest and digest != admitted.digest:
+            raise other_body()
+
+    async def _check_first(self, query_id: str) -> None:
+        """Refuse a query whose id an earlier one had, unless that one is known here: its Answer counts.
+
+        Raises:
+            ApiError: 409.
+        """
+        until_s = self.runtime.monotonic() + _BEHIND_S
+        while self.index.decision_of(query_id) is None:
+            if self.runtime.monotonic() > until_s:
+                self.index.forget(query_id)
+                raise ApiError(
+                    409, f"a query with the id {query_id} was answered before, and its answer is no longer kept; use "
+                    "a new Idempotency-Key",
+                    param="Idempotency-Key", code="id_taken", headers=dict(NO_RETRY),
+                )  # fmt: skip
+            await asyncio.sleep(0.01)
+
+    async def _decision_behind(self, answer: Answer) -> Decision | None:
+        """Return the Decision of an Answer that was read before it: each topic is followed on its own.
+
+        None where nothing was chosen, or where the Decision is not read within _BEHIND_S.
+        """
+        until_s = self.runtime.monotonic() + _BEHIND_S
+        while (decision := self.index.decision_of(answer.query_id)) is None and answer.action is not None:
+            if self.runtime.monotonic() > until_s:
+                break
+            await asyncio.sleep(0.01)
+        return decision
+
+
+def other_body() -> ApiError:
+    """Return the 422 for a key that came with another body before."""
+    return ApiError(
+        422, "this Idempotency-Key came with another body before; use a new key for a new request",
+        param="Idempotency-Key", code="idempotency_mismatch", headers=dict(NO_RETRY),
+    )  # fmt: skip
+
+
+class ClientGone(Exception):
+    """The client closed its connection."""
+
+
+# Which ids a caller may see: those of its tenant, the latest from the index, older ones from their topic.
+
+_CLOCKS_MS: Final = 60_000
+"""A gateway's clock and the broker's are taken to differ by no more than this, the time of sending included."""
+
+_LOOKUPS: Final = 2
+"""Old ids that are looked up at a time."""
+
+
+class KnownIds:
+    """The ids that exist, and who may see them.
+
+    Args:
+        runtime: The way to the topics.
+        index: Recent queries.
+    """
+
+    def __init__(self, runtime: Runtime, index: Index) -> None:
+        self.runtime = runtime
+        self.index = index
+        self._looking_up = asyncio.Semaphore(_LOOKUPS)
+
+    def visible(self, query_id: str, who: Credential) -> None:
+        """Refuse an id that is not this caller's to see.
+
+        Raises:
+            ApiError: 404 for an id that is unknown, or another tenant's; 410 for one that is too old to be known.
+        """
+        known = self.index.find(query_id)
+        if known is not None and who.may_see(known.tenant):
+            return
+        oldest_ms, asked_ms = self.index.oldest_ms, time_of(query_id)
+        if oldest_ms is not None and asked_ms is not None and asked_ms < oldest_ms:
+            raise ApiError(
+                410, f"id {query_id!r} is older than the {self.index.most} queries that this gateway keeps; its "
+                "records are on the topics for as long as their retention says",
+                param="id", code="gone",
+            )  # fmt: skip
+        raise not_found("id", query_id[:200])
+
+    async def exists(self, query_id: str, who: Credential) -> None:
+        """Refuse an id that is not this caller's; look for one that is too old for the index on its topic.
+
+        An id of another tenant is refused as one that nobody has.
+
+        Raises:
+            ApiError: see `visible`; 410 only where the topic does not have it either.
+            Unavailable: the broker does not say.
+        """
+        try:
+            self.visible(query_id, who)
+        except ApiError as error:
+            asked_ms = time_of(query_id)
+            if error.status != 410 or asked_ms is None:
+                raise
+            if not await self._has_asked(query_id, asked_ms, who):
+                raise
+
+    async def _has_asked(self, query_id: str, asked_ms: int, who: Credential) -> bool:
+        """Return whether the topic has a query of this id that is this caller's to see."""
+        topic, span = self.runtime.topics.query, (asked_ms - _CLOCKS_MS, asked_ms + _CLOCKS_MS)
+        async with self._looking_up:
+            record = await self.runtime.find(topic, key_of(query_id), *span)
+        try:
+            return record is not None and who.may_see(decode(record.value, Query).tenant)
+        except RecordError:
+            return False
+
+
+# Where the gateway learns what would be chosen: the read-only endpoint of a decider.
+
+_TIMEOUT_S: Final = 10.0
+
+
+class Deciders:
+    """Asks deciders in turn until one answers: with several, only the one that holds the policy can.
+
+    Args:
+        urls: Their addresses, for instance `http://decider:9101`.
+    """
+
+    def __init__(self, urls: Sequence[str]) -> None:
+        self.urls = tuple(url.rstrip("/") for url in urls)
+        self._client = httpx.AsyncClient(timeout=_TIMEOUT_S, trust_env=False)
+
+    @classmethod
+    def of(cls, settings: Settings) -> "Deciders":
+        """Return the deciders of the settings."""
+        asked = settings.previews
+        return cls(asked.urls or ([f"http://127.0.0.1:{asked.port}"] if asked.port else []))
+
+    async def preview(self, query: Query) -> Preview:
+        """Return what would be chosen for a query. Nothing runs, and nothing is learned.
+
+        Raises:
+            ApiError: 400 where the query would be refused; 503, saying what to do, when no decider answers.
+        """
+        if not self.urls:
+            raise _unavailable(
+                "this gateway knows no decider. To fix this: set UNISCALE_DECIDER_PORT for the decider and "
+                "UNISCALE_DECIDER_URL=http://HOST:PORT for the gateway (`up --gateway` does both)"
+            )
+        try:
+            body = encode(query)
+        except RecordError as error:
+            raise of_record(error) from None
+        why = []
+        for url in self.urls:
+            try:
+                answered = await self._client.post(f"{url}/decide", content=body)
+            except httpx.HTTPError as error:
+                why.append(f"{url} does not answer ({type(error).__name__})")
+                continue
+            if answered.status_code == 200:
+                return msgspec.json.decode(answered.content, type=Preview)
+            field, message = _said(answered)
+            if answered.status_code == 400:
+                text = f"{field}: {message}" if field else message
+                raise ApiError(400, text, param=field or None, code="invalid_value")
+            why.append(f"{url}: {message}")
+        fix = "To fix this: check that the room `decider` runs, with UNISCALE_DECIDER_PORT"
+        raise _unavailable(f"no decider can say what would run: {'; '.join(why)}. {fix}")
+
+    async def close(self) -> None:
+        """Close the connections."""
+        await self._client.aclose()
+
+
+def _said(answered: httpx.Response) -> tuple[str, str]:
+    try:
+        said = orjson.loads(answered.content)
+        return str(said.get("field", "")), str(said["message"])
+    except (orjson.JSONDecodeError, KeyError, AttributeError):
+        return "", f"HTTP {answered.status_code}"
+
+
+def _unavailable(why: str) -> ApiError:
+    # The page asks again at the next move of its slider; the official clients must not hammer a decider that is down.
+    return ApiError(503, why, type="api_error", code="no_decider", headers={**NO_RETRY, "retry-after": "5"})
+
+
+# The gateway's work between HTTP and the topics: admit a request, send its Query, wait, cancel, take feedback.
+
+RETRY_MS: Final = 10 * 60 * 1000
+"""A client's retry within this time joins the query it repeats."""
+
+REJOIN_S: Final = 10.0
+"""Seconds that a search goes on after its client timed out: the official clients repeat a request within eight."""
+
+
+class Service:
+    """What the routes call.
+
+    Args:
+        runtime: The way to the topics.
+        index: Recent queries.
+        gate: Keys and limits.
+    """
+
+    def __init__(self, runtime: Runtime, index: Index, gate: Gate) -> None:
+        self.runtime = runtime
+        self.index = index
+        self.gate = gate
+        self.ids = KnownIds(runtime, index)
+        self.waiting = Waiting()
+        self.following = Following(runtime, index)
+        self.marks = Marks(runtime.control.base.model_names)
+        self._cancelled: dict[str, str] = {}  # ids to cancel as soon as their group is known, with the reason
+        self._sent: set[str] = set()  # sent from here and not ended: another gateway's are its own to cancel
+        self._left: set[str] = set()  # cancelled, not ended yet: no request joins these
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._space: tuple[Catalogue, Mapping[str, None]] | None = None  # the configurations of a catalogue
+
+    def asked(self, name: str) -> Asked:
+        """Return what a model name asks for. Raises ApiError 404."""
+        control = self.runtime.control
+        return asked(name, control.catalogue.model_names, control.objectives.named, self.configurations())
+
+    def configurations(self) -> Mapping[str, None]:
+        """Return the ids of the configurations on offer, in the order of the action space."""
+        control = self.runtime.control
+        if self._space is None or self._space[0] is not control.catalogue:
+            offered = dict.fromkeys(action.id for action in control.space(control.catalogue))
+            self._space = (control.catalogue, offered)
+        return self._space[1]
+
+    async def admit(
+        self,
+        request: ChatRequest,
+        who: Credential,
+        *,
+        digest: str,
+        idempotency_key: str | None,
+        is_retry: bool,
+    ) -> Admitted:
+        """Send the request's Query, or join the one that it repeats.
+
+        Args:
+            request: The request.
+            who: Who asks.
+            digest: Of its body.
+            idempotency_key: The client's own, scoped by tenant.
+            is_retry: Whether the client says that this is its second try.
+
+        Raises:
+            ApiError: 422 where the idempotency key came with another body before; 400, 404, 429.
+        """
+        wanted = self.asked(request.model)
+        now_ms = self.runtime.now_ms()
+        query_id = new_id(now_ms)
+        timeout_s = request.extension.timeout_s or self.runtime.settings.queries.timeout_s
+        if idempotency_key is not None:
+            if not 1 <= len(idempotency_key) <= 255:
+                raise ApiError(400, "Idempotency-Key must have 1 to 255 characters", param="Idempotency-Key")
+            query_id = keyed_id(who.tenant, idempotency_key)
+            if (known := self.index.find(query_id)) is not None:
+                if known.digest != digest:
+                    raise other_body()
+                return Admitted(query_id, known.created_ms // 1000, True, timeout_s, digest)
+        elif (
+            is_retry
+            and (again := self.index.same_body(who.key, digest, now_ms - RETRY_MS)) is not None
+            and not self._is_cancelled(again.query_id)
+        ):
+            return Admitted(again.query_id, again.created_ms // 1000, True, timeout_s, digest)
+        query = to_query(
+            request, wanted, query_id=query_id, tenant=who.tenant, kept={"key": who.key, "digest": digest}
+        )
+        self.gate.admit(who, request.model, query, self._used(who, now_ms))
+        await self._send_query(query, now_ms)
+        return Admitted(query_id, now_ms // 1000, False, timeout_s, digest)
+
+    def _used(self, who: Credential, now_ms: int) -> Used:
+        return self.index.usage.used(who.key, now_ms) if who.is_limited else Used()
+
+    def limits(self, who: Credential) -> dict[str, str]:
+        """Return how much of its limit a minute a key has left, as headers."""
+        return self.gate.headers(who, self._used(who, self.runtime.now_ms()))
+
+    def _is_cancelled(self, query_id: str) -> bool:
+        if query_id in self._left:
+            return True
+        answer = self.index.answer_of(query_id)
+        return answer is not None and answer.status == "cancelled"
+
+    async def _send_query(self, query: Query, now_ms: int) -> None:
+        try:
+            value = encode(query)
+        except RecordError as error:
+            raise of_record(error) from None
+        # Known before it is sent, so that a retry that overtakes the topic joins it.
+        self.index.query(query, now_ms)
+        self._sent.add(query.query_id)
+        try:
+            await self.runtime.send(Outgoing(self.runtime.topics.query, key_of(query.query_id), value))
+        except BaseException:
+            # No retry may wait for a query that nobody has.
+            self.index.forget(query.query_id)
+            self._sent.discard(query.query_id)
+            raise
+
+    @contextmanager
+    def open(
+        self, admitted: Admitted, may_return: Callable[[], bool] = lambda: False
+    ) -> Iterator["asyncio.Queue[Seen]"]:
+        """Wait for a query while the block runs; a block that ends before the Answer cancels the search.
+
+        Only the last waiting request cancels the search, and only the gateway that sent it.
+
+        Args:
+            admitted: The request.
+            may_return: Whether a client that is gone has timed out and may repeat its request. The search then goes
+                on for REJOIN_S, so that the retry finds it.
+        """
+        try:
+            with self.waiting.on(admitted.query_id) as queue:
+                yield queue
+        finally:
+            if self._is_abandoned(admitted.query_id):
+                self._later(self._give_up(admitted.query_id, REJOIN_S if may_return() else 0.0))
+
+    def _is_abandoned(self, query_id: str) -> bool:
+        return query_id in self._sent and query_id not in self.waiting and not self.index.has_answer(query_id)
+
+    async def _give_up(self, query_id: str, after_s: float) -> None:
+        if after_s:
+            await asyncio.sleep(after_s)
+        if self._is_abandoned(query_id) and query_id not in self._left:
+            self._left.add(query_id)
+            await self.cancel(query_id, "client disconnected")
+
+    async def cancel(self, query_id: str, reason: str) -> None:
+        """End a search: its executors drop it at the next step. Before its Decision, this waits for that."""
+        decision = self.index.decision_of(query_id)
+        if decision is None:
+            self._cancelled[query_id] = reason
+            return
+        record = Cancel(query_id=query_id, by="gateway", reason=reason)
+        topic = self.runtime.topics.cancel_for(decision.group)
+        await self.runtime.send(Outgoing(topic, key_of(query_id), encode(record)))
+
+    def on_decision(self, decision: Decision, value: bytes, at_ms: int) -> None:
+        """Process a Decision read from the topic, with its bytes there."""
+        self.index.decision(decision, value, at_ms)
+        self.waiting.seen(decision.query_id, decision)
+        if (reason := self._cancelled.pop(decision.query_id, None)) is not None:
+            self._later(self.cancel(decision.query_id, reason))
+
+    def on_answer(self, answer: Answer, value: bytes, at_ms: int) -> None:
+        """Process an Answer read from the topic, with its bytes there; the first one counts."""
+        self._cancelled.pop(answer.query_id, None)
+        self._left.discard(answer.query_id)
+        self._sent.discard(answer.query_id)
+        if self.index.answer(answer, value, at_ms):
+            self.index.priced(answer.query_id, openai.price(answer, self.runtime.control.pricing))
+            self.waiting.seen(answer.query_id, answer)
+
+    def on_reward(self, reward: Reward, value: bytes) -> None:
+        """Process a Reward read from the topic, with its bytes there."""
+        self.index.reward(reward, value)
+        self.waiting.seen(reward.query_id, reward)
+
+    def on_letter(self, letter: DeadLetter, value: bytes, at_ms: int) -> None:
+        """Process a dead letter read from the topic, with its bytes there."""
+        self.index.letter(letter, value, at_ms)
+        # Other queries that cannot be handled get an Answer that says why.
+        if letter.query_id is not None and letter.query_origin is not None:
+            self.waiting.seen(letter.query_id, letter)
+
+    async def feedback(self, query_id: str, value: bool | float, comment: str, who: Credential) -> bool:
+        """Send feedback and return whether this source is known to have given it already.
+
+        Whether the query's reward is still open is for the aggregator to say, which has every open row: the index
+        keeps the latest queries only.
+
+        Raises:
+            ApiError: 404 and 410, see `KnownIds.exists`; 400.
+            Unavailable: the broker does not say whether an old id exists, or does not take the feedback.
+        """
+        await self.ids.exists(query_id, who)
+        try:
+            record = Feedback(
+                query_id=query_id, correct=value, source=who.name, metadata={"comment": comment} if comment else {}
+            )  # fmt: skip
+            sent = encode(record)
+        except RecordError as error:
+            raise of_record(error) from None
+        if self.index.told(query_id, who.name, float(value)):
+            return True
+        try:
+            await self.runtime.send(Outgoing(self.runtime.topics.feedback, key_of(query_id), sent))
+        except BaseException:
+            self.index.untold(query_id, who.name)
+            raise
+        return False
+
+    def _later(self, work: "Awaitable[None]") -> None:
+        async def run() -> None:
+            await work
+
+        task = asyncio.get_running_loop().create_task(run())
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)

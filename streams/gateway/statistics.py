@@ -1,0 +1,180 @@
+"""Statistics of the latest queries: rates, choices, and the policy compared with the control group."""
+
+import math
+from collections import Counter, defaultdict
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+from agents.reward.comparison import Cohort, Uplift
+from schemas.answer import UNCOUNTED
+from streams.gateway.index import Listed
+
+_Z: Final = 1.96
+_BUCKETS: Final = 60
+_CELLS: Final = 200
+_LEAST: Final = 10  # fewer queries say nothing about accuracy
+
+
+def now(listed: Sequence[Listed]) -> dict[str, Any]:
+    """Return the statistics of the page's first view.
+
+    Args:
+        listed: The latest queries, newest first.
+    """
+    arms = {name: [each for each in listed if each.arm == name] for name in ("policy", "control")}
+    chosen = arms["policy"]
+    return {
+        "queries": len(listed),
+        "pinned": sum(each.arm is None and each.action is not None for each in listed),
+        "statuses": dict(Counter(each.status for each in listed if each.status)),
+        "cohorts": {name: cohort(group) for name, group in arms.items()},
+        "choices": choices(chosen),
+        "by": {
+            "family": groups(chosen, lambda each: each.family),
+            "level": groups(chosen, lambda each: each.level),
+            "objective": groups(chosen, lambda each: each.objective),
+        },
+        "by_family_and_level": crossed(chosen),
+        "series": {name: series(group) for name, group in arms.items()},
+    }
+
+
+def uplift(listed: Sequence[Listed]) -> dict[str, Any]:
+    """Return the policy's gain over its control, with intervals that stay valid however often one looks.
+
+    The control is the control group; where there is none, the twins of queries, each beside its own query.
+
+    Args:
+        listed: All queries that are known: a window that moves would void the intervals. Those that no draw gave to
+            a cohort are left out: a pinned query is no work of the policy's.
+    """
+    ended = [each for each in reversed(listed) if each.status is not None and each.status not in UNCOUNTED]
+    drawn = [(each, each.cohort == "control") for each in ended if each.randomised]
+    control, pairs = "the control group", drawn or _twins(ended)
+    found = Uplift()
+    for each, is_control in pairs:
+        if each.status is not None:
+            group: Cohort = "control" if is_control else "policy"
+            found.add(group, each.status, correct=each.correct, cost=each.eflops)
+    if pairs and not drawn:
+        actions = {each.action for each, is_control in pairs if is_control}
+        control = f"always asking {actions.pop()}" if len(actions) == 1 else "the twins of its queries"
+    return found.report(control)
+
+
+def _twins(ended: Sequence[Listed]) -> list[tuple[Listed, bool]]:
+    """Return each query that has a twin, and the twin; both have ended."""
+    by_id = {each.query_id: each for each in ended}
+    found = []
+    for twin in ended:
+        if twin.twin_of is not None and (first := by_id.get(twin.twin_of)) is not None:
+            found += [(first, False), (twin, True)]
+    return found
+
+
+def cohort(group: Sequence[Listed]) -> dict[str, Any]:
+    """Return accuracy and mean cost of a group of queries, with 95 % intervals; None where nothing is known.
+
+    The accuracy's is Wilson's, the cost's is normal.
+    """
+    graded = [each.correct for each in group if each.correct is not None]
+    costs = [each.eflops for each in group if each.eflops is not None]
+    return {
+        "queries": len(group),
+        "accuracy": _wilson(sum(graded), len(graded)),
+        "eflops": _mean(costs),
+    }
+
+
+def choices(listed: Sequence[Listed]) -> list[dict[str, Any]]:
+    """Return how often each configuration was chosen, with its accuracy and mean cost; the most frequent first."""
+    by_action: defaultdict[str, list[Listed]] = defaultdict(list)
+    for each in listed:
+        if each.action is not None:
+            by_action[each.action].append(each)
+    ranked = sorted(by_action.items(), key=lambda item: (-len(item[1]), item[0]))
+    return [{"action": action, **cohort(group)} for action, group in ranked[:20]]
+
+
+def groups(listed: Sequence[Listed], of: Callable[[Listed], str | None]) -> list[dict[str, Any]]:
+    """Return what is chosen for each kind of query, with its accuracy and mean cost; the most frequent kind first.
+
+    Args:
+        listed: The queries.
+        of: The kind of a query; None where it has none.
+    """
+    kinds: defaultdict[str | None, list[Listed]] = defaultdict(list)
+    for each in listed:
+        if each.action is not None:
+            kinds[of(each)].append(each)
+    ranked = sorted(kinds.items(), key=lambda item: (-len(item[1]), item[0] or ""))
+    return [
+        {
+            "of": kind,
+            **cohort(group),
+            "choices": [
+                {"action": action, "queries": count}
+                for action, count in Counter(each.action for each in group).most_common(3)
+            ],
+        }
+        for kind, group in ranked[:20]
+    ]
+
+
+def crossed(listed: Sequence[Listed]) -> list[dict[str, Any]]:
+    """Return what is chosen most often for each family at each level; only queries that name both."""
+    kinds: defaultdict[tuple[str, str], list[Listed]] = defaultdict(list)
+    for each in listed:
+        if each.action is not None and each.family is not None and each.level is not None:
+            kinds[each.family, each.level].append(each)
+    # The most frequent families first; levels in order, numbers as numbers.
+    sizes = Counter(family for (family, _), group in kinds.items() for _ in group)
+    ranked = sorted(kinds.items(), key=lambda item: (-sizes[item[0][0]], item[0][0], _ordered(item[0][1])))
+    found = []
+    for (family, level), group in ranked[:_CELLS]:
+        [(action, count)] = Counter(each.action for each in group).most_common(1)
+        found.append(
+            {"family": family, "level": level, **cohort(group), "action": action, "share": count / len(group)}
+        )
+    return found
+
+
+def _ordered(level: str) -> tuple[float, str]:
+    return (float(level) if level.isdecimal() else math.inf, level)
+
+
+def series(listed: Sequence[Listed]) -> list[dict[str, Any]]:
+    """Return accuracy and mean cost over time: at most 60 groups of equally many consecutive queries, oldest first."""
+    ordered = [each for each in reversed(listed) if each.status is not None]
+    size = max(_LEAST, math.ceil(len(ordered) / _BUCKETS))
+    found = []
+    for start in range(0, len(ordered), size):
+        group = ordered[start : start + size]
+        graded = [each.correct for each in group if each.correct is not None]
+        costs = [each.eflops for each in group if each.eflops is not None]
+        found.append({
+            "at": group[-1].created_ms // 1000,
+            "queries": len(group),
+            "accuracy": sum(graded) / len(graded) if graded else None,
+            "eflops": sum(costs) / len(costs) if costs else None,
+        })  # fmt: skip
+    return found
+
+
+def _wilson(right: float, n: int) -> dict[str, float] | None:
+    if not n:
+        return None
+    mean = right / n
+    centre = (mean + _Z**2 / (2 * n)) / (1 + _Z**2 / n)
+    half = _Z * math.sqrt(mean * (1 - mean) / n + _Z**2 / (4 * n**2)) / (1 + _Z**2 / n)
+    return {"mean": mean, "low": max(0.0, centre - half), "high": min(1.0, centre + half), "n": n}
+
+
+def _mean(values: Sequence[float]) -> dict[str, float] | None:
+    n = len(values)
+    if not n:
+        return None
+    mean = sum(values) / n
+    deviation = math.sqrt(sum((value - mean) ** 2 for value in values) / (n - 1)) if n > 1 else 0.0
+    half = _Z * deviation / math.sqrt(n)
+    return {"mean": mean, "low": mean - half, "high": mean + half, "n": n}

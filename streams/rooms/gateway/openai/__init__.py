@@ -1,1 +1,0 @@
-"""OpenAI's API on top of searches: requests in, completions, chunks and errors out."""

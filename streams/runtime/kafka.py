@@ -1,0 +1,750 @@
+"""faust's app and transport, with our consumer and a single sender."""
+
+import asyncio
+import contextlib
+import functools
+import logging
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any, NoReturn, TypeVar
+
+import faust
+from aiokafka import AIOKafkaConsumer
+from aiokafka.errors import KafkaError
+from faust.exceptions import ConsumerNotStarted
+from faust.sensors import Monitor
+from faust.tables.manager import TableManager
+from faust.transport.drivers import aiokafka
+from kafka import KafkaConsumer, TopicPartition
+from kafka.errors import KafkaError as ClientError
+from kafka.errors import TopicAuthorizationFailedError
+
+from schemas.query import Origin
+from schemas.record import MAX_RECORD, MAX_VALUE
+from streams.control import Control
+from streams.metrics import Metrics
+from streams.runtime import kafka_admin, kafka_clients, kafka_consumer, kafka_reading
+from streams.runtime.base import (
+    BatchHandler,
+    Begin,
+    Crash,
+    Group,
+    Handler,
+    NotAllowed,
+    Outgoing,
+    Record,
+    SendFailed,
+    Unavailable,
+    partition_for,
+)
+from streams.runtime.guard import Crashes, Guard, InFlightFile
+from streams.runtime.kafka_clients import Again
+from streams.runtime.kafka_consumer import Consumer, Lanes, wait_while
+from streams.runtime.kafka_reading import assign, connected, to_ends
+from streams.runtime.kafka_writer import Changelogged, Fence, FencedTable, KafkaTable, Outbox, Sender
+from streams.settings import Settings
+from streams.topics import Topics
+
+
+def _unheard(error: BaseException) -> None:
+    raise error
+
+
+class Producer(aiokafka.Producer):
+    """faust's producer, which sends each record in a batch of its own to a broker that needs this."""
+
+    def _settings_default(self) -> Mapping[str, Any]:
+        app: Any = self.app
+        return {**super()._settings_default(), **({"max_batch_size": 1} if app.embedded() else {})}
+
+
+class Transport(aiokafka.Transport):
+    """faust's transport, with our consumer and producer."""
+
+    Consumer = Consumer
+    Producer = Producer
+
+
+class FaustTables(TableManager):
+    """faust's tables, which subscribe at once.
+
+    faust waits for a second, in which a program may still declare tables. Ours are declared before the app starts, and
+    its agents have named their topics when they start, which is before the tables do.
+    """
+
+    async def on_start(self) -> None:
+        """Name the changelogs and begin to recover what will be assigned."""
+        await self._update_channels()
+        await self.recovery.start()
+
+
+class App(faust.App):
+    """faust's app, with our transport and tables.
+
+    Attributes:
+        sender: Sends every record of the process.
+        fail: Called with the exception of a handler; by default it raises it, and `create_app` makes it end the
+            process.
+        replaced: Called when another process has joined under this one's instance name.
+        embedded: Called once there is a broker, to learn whether it is the embedded one.
+    """
+
+    def __init__(
+        self, *args: Any, send_interval_s: float = 0.0, embedded: Callable[[], bool], **kwargs: Any
+    ) -> None:
+        super().__init__(*args, TableManager=FaustTables, **kwargs)
+        self.sender = Sender(self._connected_producer, send_interval_s)
+        self.fail: Callable[[BaseException], None] = _unheard
+        self.replaced: Callable[[], None] = lambda: None
+        self.embedded = embedded
+
+    def _connected_producer(self) -> Any:
+        producer: Any = self.producer
+        return producer._ensure_producer()
+
+    def _new_transport(self) -> Transport:
+        return Transport(self.conf.broker_consumer, self)
+
+
+def sender_of(app: Any) -> Sender:
+    """Return the sender of one of our apps."""
+    assert isinstance(app, App)
+    return app.sender
+
+
+def consumer_of(app: Any) -> Consumer:
+    """Return the consumer of one of our apps."""
+    consumer = app.consumer
+    assert isinstance(consumer, Consumer)
+    return consumer
+
+
+# One faust app per room, with the settings that this system's guarantees depend on.
+#
+# Delivery is at least once. A record counts as done only when everything it caused has been delivered. An unknown
+# error ends the process before the offset moves. Records reach the rooms as raw bytes, so a bad payload never reaches
+# faust's own decoder, which would acknowledge and skip it.
+
+log = logging.getLogger("streams")
+
+_MAX_BATCH_BYTES = 65_536
+
+on_crash: list[Callable[[str, BaseException | None], NoReturn]] = []
+"""Functions that end this process; `streams.worker` adds its own. Without one, `crash` only raises."""
+
+
+def crash(reason: str, error: BaseException | None = None) -> NoReturn:
+    """End this room immediately, so that no offset moves past the failure.
+
+    Call it where raising is not enough: faust swallows exceptions raised in its callbacks, agents and tasks.
+    """
+    for end in on_crash:
+        end(reason, error)
+    raise Crash(reason) from error
+
+
+class Quiet(Monitor):
+    """faust monitor that ends the process when a record could not be delivered, and collects no statistics.
+
+    faust itself would only log a warning. Its statistics cost time and nothing reads them: `metrics.py` counts.
+    """
+
+    def on_send_error(self, producer: Any, exc: BaseException, state: Any) -> None:
+        """Crash."""
+        crash(f"a record could not be delivered: {exc!r}", exc)
+
+    def on_message_in(self, tp: Any, offset: int, message: Any) -> None:
+        """Keep nothing."""
+
+    def on_message_out(self, tp: Any, offset: int, message: Any) -> None:
+        """Keep nothing."""
+
+    def on_stream_event_in(self, tp: Any, offset: int, stream: Any, event: Any) -> None:
+        """Record the time: faust warns about a stalled stream."""
+        self.stream_inbound_time[tp] = self.time()
+
+    def on_stream_event_out(self, tp: Any, offset: int, stream: Any, event: Any, state: Any = None) -> None:
+        """Keep nothing."""
+
+    def on_send_initiated(self, producer: Any, topic: str, message: Any, keysize: int, valsize: int) -> None:
+        """Keep nothing."""
+
+    def on_send_completed(self, producer: Any, state: Any, metadata: Any) -> None:
+        """Keep nothing."""
+
+    def track_tp_end_offset(self, tp: Any, offset: int) -> None:
+        """Keep nothing; `watch_partitions` reads the lag from the consumer."""
+
+
+class RateLimit(logging.Filter):
+    """Log filter that passes one line per period and logger: without a broker, aiokafka logs ten lines a second."""
+
+    def __init__(self, period_s: float = 10.0) -> None:
+        super().__init__()
+        self.period_s = period_s
+        self._last: dict[tuple[str, int], float] = {}
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Return whether to log the record."""
+        if record.levelno < logging.WARNING:
+            return record.levelno >= logging.INFO
+        key = (record.name, record.levelno)
+        now = time.monotonic()
+        if now - self._last.get(key, -1e9) < self.period_s:
+            return False
+        self._last[key] = now
+        return True
+
+
+def create_app(settings: Settings, room: str, group: str = "", instance: str = "0") -> faust.App:
+    """Return the faust app of one room (and executor group). Nothing is connected or started.
+
+    Args:
+        settings: The settings of the process.
+        room: embedder, decider, executor, verifier or aggregator.
+        group: The executor group; empty for other rooms.
+        instance: Stable name of this worker: a static member rejoins without waiting for its old session to expire.
+    """
+    app_id = Topics(settings).app_id(room, group)
+    app = App(
+        app_id,
+        broker=kafka_clients.faust_brokers(settings),
+        broker_credentials=kafka_clients.faust_credentials(settings),
+        processing_guarantee="at_least_once",
+        key_serializer="raw",
+        value_serializer="raw",
+        store="memory://",
+        datadir=str(settings.state_path(app_id)),
+        # With the defaults (2.8 s and 10,000 records), a crash would repeat too much work.
+        broker_commit_interval=settings.kafka.commit_interval_s,
+        broker_commit_every=1000,
+        broker_max_poll_records=500,
+        broker_session_timeout=settings.kafka.session_timeout_s,
+        broker_heartbeat_interval=min(3.0, settings.kafka.session_timeout_s / 3),
+        broker_rebalance_timeout=settings.kafka.rebalance_timeout_s,
+        broker_request_timeout=max(60.0, settings.kafka.session_timeout_s + 5),
+        producer_request_timeout=60.0,
+        producer_acks=-1,
+        producer_max_request_size=settings.kafka.max_record_bytes,
+        producer_max_batch_size=_MAX_BATCH_BYTES,
+        consumer_max_fetch_size=settings.kafka.max_record_bytes + 65_536,
+        consumer_auto_offset_reset="earliest",
+        consumer_group_instance_id=f"{app_id}.{instance}",
+        # A full buffer stops every topic of the worker, so it must hold everything that can be in flight.
+        stream_buffer_maxsize=max(4096, 4 * settings.queries.max_in_flight),
+        # A handler can run for minutes; by default, every rebalance and stop would wait for it.
+        stream_wait_empty=False,
+        stream_recovery_delay=0.0,
+        topic_replication_factor=settings.kafka.replication,
+        topic_allow_declare=False,
+        topic_disable_leader=True,
+        table_standby_replicas=0,
+        web_enabled=False,
+        worker_redirect_stdouts=False,
+        monitor=Quiet(),
+        send_interval_s=settings.kafka.send_interval_ms / 1000,
+        embedded=lambda: kafka_clients.embedded(settings),
+    )
+    app.fail = lambda error: crash(f"a handler failed: {error}", error)
+    for name in ("aiokafka", "aiokafka.conn", "aiokafka.cluster", "aiokafka.consumer.fetcher",
+                 "aiokafka.producer.sender",
+                 "aiokafka.consumer.group_coordinator", "faust.transport.drivers.aiokafka"):  # fmt: skip
+        logging.getLogger(name).addFilter(RateLimit())
+    return app
+
+
+def changelogged(app: faust.App, name: str, partitions: int) -> Changelogged:
+    """Return a table that faust recovers, whose changelog is declared in `topics.py`."""
+    table = Changelogged(
+        app,
+        name=name,
+        key_type=bytes,
+        value_type=bytes,
+        partitions=partitions,
+        # The default of 1,000 rows takes gigabytes if rows are large; with 1, faust would follow the changelog forever.
+        recovery_buffer_size=50,
+        beacon=app.tables.beacon,
+    )
+    app.tables.add(table)
+    return table
+
+
+# Bind handlers to topics: a record counts as done when its handler has returned, and not before.
+#
+# Each handler has a faust agent, which starts with the worker, subscribes to the topic and ends with the app. The
+# agent itself receives no records: they go through the lanes (`consuming/lanes.py`).
+
+
+def bind(app: faust.App, topic: str, handle: BatchHandler, *, name: str, most: int = 1) -> None:
+    """Bind a handler to a topic. Each call gets up to `most` of the records that wait in one partition, in order.
+
+    A call takes what arrived during the previous call; it never waits for more records to arrive.
+    """
+    lanes = Lanes(handle, most=most)
+
+    async def agent(stream: Any) -> None:
+        consumer_of(app).bind(topic, lanes)
+        await asyncio.Future()
+
+    channel = app.topic(topic, key_serializer="raw", value_serializer="raw", allow_empty=True)
+    app.agent(channel, name=name)(agent)
+
+
+# What a room asks the broker outside its consumer group, with a connection of its own for each question.
+#
+# These questions are rare, and the room's own consumer reads only what it is assigned.
+
+
+class Lookups:
+    """The questions of `streams.runtime.base.Runtime` that need nothing of the room but its settings."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+
+    async def first_offsets(self, topics: Sequence[str]) -> Mapping[tuple[str, int], int]:
+        """Ask the broker; see the protocol."""
+        return await asyncio.to_thread(self._offsets, topics, KafkaConsumer.beginning_offsets)
+
+    async def end_offsets(self, topics: Sequence[str]) -> Mapping[tuple[str, int], int]:
+        """Ask the broker; see the protocol."""
+        return await asyncio.to_thread(self._offsets, topics, KafkaConsumer.end_offsets)
+
+    def _offsets(
+        self,
+        topics: Sequence[str],
+        which: Callable[[KafkaConsumer, list[TopicPartition]], Mapping[TopicPartition, int]],
+    ) -> dict[tuple[str, int], int]:
+        with contextlib.closing(kafka_clients.consumer(self.settings)) as reader:
+            found = which(reader, kafka_clients.partitions(reader, topics))
+            return {(tp.topic, tp.partition): offset for tp, offset in found.items()}
+
+    async def groups(self, app_ids: Sequence[str]) -> Mapping[str, Group]:
+        """Ask the broker; see the protocol."""
+
+        def found() -> dict[str, Group]:
+            members = kafka_admin.members(self.settings, app_ids)
+            lag = kafka_admin.lag(self.settings, app_ids)
+            return {app_id: Group(waiting, members.get(app_id)) for app_id, waiting in lag.items()}
+
+        try:
+            return await asyncio.to_thread(found)
+        except (ClientError, kafka_clients.BrokerUnreachable) as error:
+            raise Unavailable(f"the consumer groups cannot be read: {error}") from error
+
+    async def has_topic(self, topic: str) -> bool:
+        """Ask the broker; see the protocol."""
+
+        def found() -> bool:
+            with contextlib.closing(kafka_clients.consumer(self.settings)) as reader:
+                return bool(reader.partitions_for_topic(topic))
+
+        try:
+            return await asyncio.to_thread(found)
+        except (ClientError, kafka_clients.BrokerUnreachable) as error:
+            raise Unavailable(f"{topic}: {error}") from error
+
+    async def latest(self, topic: str, begin: int = 0) -> dict[bytes, bytes]:
+        """Read the topic; see the protocol."""
+        return await kafka_reading.latest(self.settings, topic, begin)
+
+    async def find(self, topic: str, key: bytes, since_ms: int, until_ms: int) -> Record | None:
+        """Read the topic from that time on; see the protocol."""
+        try:
+            found = await kafka_reading.find(self.settings, topic, key, since_ms, until_ms)
+        except (KafkaError, kafka_clients.BrokerUnreachable) as error:
+            raise Unavailable(f"{topic}: {error}") from error
+        if found is None:
+            return None
+        tp, record = found
+        return Record(topic, tp.partition, record.offset, record.timestamp, record.key, record.value)
+
+
+# Declare a room's tables: one that faust recovers, or one with a single writer, which recovers by itself.
+
+
+class Tables:
+    """Declares the tables of one room.
+
+    Args:
+        app: The room's app.
+        settings: Of the process.
+        metrics: Of the process; how long each recovery reads is recorded.
+        room: The room's name, for error messages.
+    """
+
+    def __init__(self, app: faust.App, settings: Settings, metrics: Metrics, room: str) -> None:
+        self.app = app
+        self.settings = settings
+        self.metrics = metrics
+        self.room = room
+
+    def declare(
+        self,
+        name: str,
+        partitions: int,
+        *,
+        owned: Callable[[], frozenset[int]],
+        recovered: Callable[[], Awaitable[None]],
+        one_writer: bool,
+        begins: Callable[[], Awaitable[int]] | None,
+    ) -> KafkaTable:
+        """Declare a table; see `streams.runtime.base.Runtime.table`.
+
+        Args:
+            name: With the room's name, the changelog's.
+            partitions: Of the changelog.
+            owned: Returns the partitions that this worker owns.
+            recovered: Awaited after each recovery.
+            one_writer: Whether only the owner may write.
+            begins: Returns the offset at which reading begins; for a table with one writer.
+
+        Raises:
+            ValueError: `begins` for a table with several writers.
+        """
+        if begins is not None and not one_writer:
+            raise ValueError(f"{name}: only a table with one_writer=True can start at an offset")
+        rows = changelogged(self.app, name, partitions)
+        if one_writer:
+            return self._fenced(rows, owned, recovered, begins)
+        return self._shared(rows, owned, recovered)
+
+    def _shared(
+        self,
+        rows: Changelogged,
+        owned: Callable[[], frozenset[int]],
+        recovered: Callable[[], Awaitable[None]],
+    ) -> KafkaTable:
+        """Declare a table that faust recovers; each worker writes the partitions that it owns."""
+        began_s = time.monotonic()
+
+        async def on_assigned(*_: Any, **__: Any) -> None:
+            nonlocal began_s
+            began_s = time.monotonic()
+
+        async def on_recover() -> None:
+            self.metrics.recovery_seconds.labels("read").set(time.monotonic() - began_s)
+            with consumer_of(self.app).at_work():
+                await recovered()
+
+        async def write(topic: str, rows: Sequence[tuple[bytes, bytes | None, int]]) -> None:
+            await sender_of(self.app).send([(topic, partition, key, value) for key, value, partition in rows])
+
+        rows.on_recover(self._or_crash(on_recover))
+        self.app.on_partitions_assigned.connect(on_assigned, weak=False)
+        changelog = rows.changelog_topic.get_topic_name()
+        return KafkaTable(
+            changelog, rows.data, rows.places, write, owned, self.settings.kafka.max_record_bytes
+        )
+
+    def _fenced(
+        self,
+        known: Changelogged,
+        owned: Callable[[], frozenset[int]],
+        recovered: Callable[[], Awaitable[None]],
+        begins: Callable[[], Awaitable[int]] | None,
+    ) -> FencedTable:
+        """Declare a table with a single writer; faust knows it only to assign its changelog."""
+        connect: Any = self.app.producer
+        changelog = known.changelog_topic.get_topic_name()
+        fence = Fence(
+            changelog, connect._new_producer, transactions=lambda: not kafka_clients.embedded(self.settings)
+        )
+        consumer = consumer_of(self.app)
+        consumer.fences[changelog] = fence
+
+        async def from_the_beginning() -> int:
+            return 0
+
+        async def on_recovered() -> None:
+            self.metrics.recovery_seconds.labels("read").set(table.read_s)
+            await recovered()
+
+        table = FencedTable(
+            self.settings, fence, consumer, owned, begins=begins or from_the_beginning, recovered=on_recovered
+        )
+        known.on_recover(self._or_crash(table.recover))
+        return table
+
+    def _or_crash(self, recover: Callable[[], Awaitable[None]]) -> Callable[[], Awaitable[None]]:
+        """End the room if recovery fails: faust drops exceptions of its callbacks, and would continue without rows."""
+
+        async def whole() -> None:
+            try:
+                await recover()
+            except Exception as error:
+                crash(f"the {self.room} cannot recover: {error}", error)
+
+        return whole
+
+
+# Follow topics outside the consumer group: every process sees every record, and commits nothing.
+#
+# faust has nothing for this. Each record of an agent's topic goes to only one member, and a GlobalTable never
+# finishes its recovery.
+
+
+class Follower:
+    """Reads topics from their beginning, their end, or a number of records before the end, and keeps following.
+
+    `start` returns when every record that existed at the start has been passed to `on_record`.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        topics: Sequence[str],
+        on_record: Callable[[Record], None],
+        *,
+        begin: Begin,
+    ) -> None:
+        self.settings = settings
+        self.topics = list(topics)
+        self.on_record = on_record
+        self.begin = begin
+        self._consumer: AIOKafkaConsumer | None = None
+        self._task: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Connect, read to the present ends, then keep following in the background.
+
+        Raises:
+            BrokerUnreachable: no broker answers.
+            UnknownTopic: a topic does not exist.
+        """
+        reader, parts = await connected(self.settings, self.topics)
+        self._consumer = reader
+        kafka_consumer.improve(reader._fetcher, embedded=kafka_clients.embedded(self.settings))
+        ends = await reader.end_offsets(parts)
+        starts = ends if self.begin == "end" else await reader.beginning_offsets(parts)
+        if isinstance(self.begin, int):
+            starts = {tp: max(starts[tp], ends[tp] - self.begin) for tp in parts}
+        assign(reader, {tp: starts[tp] for tp in parts})
+        async for _, records in to_ends(reader, ends):
+            self._show(records)
+        self._task = asyncio.get_running_loop().create_task(self._follow(reader))
+
+    async def stop(self) -> None:
+        """Stop following."""
+        if self._task:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+        if self._consumer:
+            await kafka_reading.stop(self._consumer)
+
+    def _show(self, records: Sequence[Any]) -> None:
+        for r in records:
+            self.on_record(Record(r.topic, r.partition, r.offset, r.timestamp, r.key, r.value))
+
+    async def _follow(self, reader: AIOKafkaConsumer) -> None:
+        try:
+            while True:
+                for records in (await reader.getmany(timeout_ms=1000)).values():
+                    self._show(records)
+        except asyncio.CancelledError:
+            raise
+        except Exception as error:
+            crash(f"following {', '.join(self.topics)} failed", error)
+
+
+# The Runtime protocol on Kafka: composes app, consumer, outbox and tables for one room.
+#
+# What a room asks the broker outside its consumer group is in `lookups`.
+
+T = TypeVar("T")
+
+
+class KafkaRuntime(Lookups):
+    """One worker of one room on Kafka; see `streams.runtime.base.Runtime` for what each method promises."""
+
+    def __init__(
+        self, settings: Settings, metrics: Metrics, *, room: str, group: str = "", instance: str = "0"
+    ) -> None:
+        super().__init__(settings)
+        self.metrics = metrics
+        self.room = room
+        self.group = group
+        self.instance = instance
+        self.topics = Topics(settings)
+        self.app = create_app(settings, room, group, instance)
+        self.control = Control(settings, self.monotonic)
+        self.limit = settings.kafka.max_record_bytes - (MAX_RECORD - MAX_VALUE)
+        self.answers_for: Callable[[str], bool] = lambda query_id: True
+        name = self.topics.app_id(room, group)
+        self.in_flight = InFlightFile(settings.state_path("crashes", f"{name}.{instance}.in-hand"))
+        self.guard = Guard(
+            self, Crashes(settings.state_path("crashes", f"{name}.{instance}.json")), self.in_flight
+        )
+        self._outbox = Outbox(sender_of(self.app), settings)
+        self._tables = Tables(self.app, settings, metrics, room)
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._closers: list[Callable[[], Awaitable[None]]] = []
+        self._counters = functools.cache(
+            lambda topic, stage: (metrics.records.labels(room, topic), metrics.stage.labels(stage))
+        )
+        self._progress = functools.cache(lambda topic, at: metrics.progress.labels(topic, str(at)))
+
+    def each(self, topic: str, handle: Handler, *, stage: str) -> None:
+        """Bind a handler; see the protocol."""
+
+        async def guarded(records: Sequence[Record]) -> None:
+            await self._guarded(records, lambda records: handle(records[0]), stage)
+
+        bind(self.app, topic, guarded, name=f"{self.room}-{stage}")
+
+    def batches(self, topic: str, handle: BatchHandler, *, stage: str, most: int) -> None:
+        """Bind a handler of batches; see the protocol."""
+
+        async def guarded(records: Sequence[Record]) -> None:
+            await self._guarded(records, handle, stage)
+
+        bind(self.app, topic, guarded, name=f"{self.room}-{stage}", most=most)
+
+    async def _guarded(self, records: Sequence[Record], handle: BatchHandler, stage: str) -> None:
+        try:
+            await self.guard.call(records, handle)
+        except Crash as error:
+            crash(str(error), error.__cause__ or error)
+        for record in records:
+            counted, seconds = self._counters(record.topic, stage)
+            counted.inc()
+            if record.timestamp_ms > 0:
+                seconds.observe(max(0.0, time.time() - record.timestamp_ms / 1000))
+        self._progress(records[-1].topic, records[-1].partition).set(time.time())
+
+    def table(
+        self,
+        name: str,
+        partitions: int,
+        *,
+        source: str,
+        recovered: Callable[[], Awaitable[None]],
+        one_writer: bool = False,
+        begins: Callable[[], Awaitable[int]] | None = None,
+    ) -> KafkaTable:
+        """Declare a table; see the protocol."""
+        return self._tables.declare(
+            name, partitions,
+            owned=lambda: self.assigned(source), recovered=recovered, one_writer=one_writer, begins=begins,
+        )  # fmt: skip
+
+    async def follow(
+        self, topics: Sequence[str], on_record: Callable[[Record], None], *, begin: Begin
+    ) -> None:
+        """Follow topics outside faust; see the protocol."""
+        follower = Follower(self.settings, topics, on_record, begin=begin)
+        await follower.start()
+        self._closers.append(follower.stop)
+
+    async def send(self, *records: Outgoing) -> None:
+        """Send and wait; see the protocol."""
+        try:
+            await self._outbox.send_all(records)
+        except KafkaError as error:
+            raise SendFailed(f"{records[0].topic}: the broker refused a record: {error!r}") from error
+
+    def partition_for(self, key: bytes, partitions: int) -> int:
+        """Hash the key; see the protocol."""
+        return partition_for(key, partitions)
+
+    async def send_again(self, origin: Origin) -> bool:
+        """Read and send with separate clients: this is rare, and the room's consumer reads only what it is assigned."""
+
+        def again() -> bool:
+            with Again(self.settings) as found:
+                return found.send(origin.topic, origin.partition, origin.offset)
+
+        try:
+            return await self.in_thread(again)
+        except TopicAuthorizationFailedError as error:
+            raise NotAllowed(f"{origin}: {error}") from error
+        except (ClientError, kafka_clients.BrokerUnreachable) as error:
+            raise SendFailed(f"{origin}: {error}") from error
+
+    async def dead_letter(
+        self,
+        record: Record,
+        error: Exception,
+        *,
+        answer: bool = True,
+        query_origin: Origin | None = None,
+    ) -> None:
+        """Send a record to the dead-letter topic; see the protocol."""
+        await self.guard.dead_letter(record, error, answer=answer, query_origin=query_origin)
+
+    def is_ours(self, record: Record) -> bool:
+        """Compare the record's assignment with the present one; see the protocol."""
+        return consumer_of(self.app).is_ours(record.epoch)
+
+    def assigned(self, topic: str) -> frozenset[int]:
+        """Ask the consumer; see the protocol."""
+        try:
+            return frozenset(tp.partition for tp in self.app.consumer.assignment() if tp.topic == topic)
+        except ConsumerNotStarted:
+            return frozenset()
+
+    async def hold_back(self, offsets: Mapping[str, int]) -> Mapping[str, int]:
+        """Commit lower offsets, to which faust then seeks; see the protocol."""
+        consumer: Any = self.app.consumer
+        committed = await consumer.seek_to_committed()
+        ahead = {tp: o for tp, o in committed.items() if tp.topic in offsets and o and o > offsets[tp.topic]}
+        first = await consumer.earliest_offsets(*ahead) if ahead else {}
+        back = {tp: max(offsets[tp.topic], first.get(tp) or 0) for tp in ahead}
+        back = {tp: offset for tp, offset in back.items() if offset < ahead[tp]}
+        if back and not await consumer._commit(back):
+            raise Crash("the committed offsets of the group could not be moved back")
+        return {tp.topic: ahead[tp] for tp in back}
+
+    def now_ms(self) -> int:
+        """Return the time of this machine."""
+        return int(time.time() * 1000)
+
+    def monotonic(self) -> float:
+        """Return the monotonic clock of this machine."""
+        return time.monotonic()
+
+    async def sleep(self, seconds: float) -> None:
+        """Wait."""
+        await asyncio.sleep(seconds)
+
+    async def in_thread(self, work: Callable[[], T]) -> T:
+        """Run in a thread, while the event loop continues."""
+        return await asyncio.to_thread(work)
+
+    def background(self, name: str, run: Callable[[], Awaitable[None]]) -> None:
+        """Run once the producer is connected; see the protocol."""
+
+        async def body() -> None:
+            # faust reports the producer started before it has connected.
+            while getattr(self.app.producer, "_producer", None) is None:  # noqa: ASYNC110
+                await asyncio.sleep(0.1)
+            try:
+                await run()
+            except asyncio.CancelledError:
+                raise
+            except Exception as error:
+                if not self.app.should_stop:
+                    crash(f"{name} failed: {error}", error)
+
+        task = asyncio.get_running_loop().create_task(body(), name=name)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def on_stop(self, close: Callable[[], Awaitable[None]]) -> None:
+        """Close it when the room stops."""
+        self._closers.append(close)
+
+    def crash(self, reason: str, error: BaseException | None = None) -> NoReturn:
+        """End the room; see the protocol."""
+        crash(reason, error)
+
+    async def stop(self, settle_s: float) -> None:
+        """Wait up to `settle_s` seconds for records in flight, commit what is handled, close what was opened."""
+        self.guard.stop()
+        await wait_while(lambda: self.in_flight.held, settle_s)
+        with contextlib.suppress(ConsumerNotStarted):
+            await self.app.consumer.commit()
+        for task in self._tasks:
+            task.cancel()
+        for close in self._closers:
+            await close()
+        self.in_flight.clear()

@@ -1,1 +1,0 @@
-"""Kafka without a room: connections from the settings, topics created, checked, read to their ends and sent again."""

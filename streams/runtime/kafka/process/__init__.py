@@ -1,1 +1,0 @@
-"""A room's process: it starts, stops in order, and ends itself when it no longer makes progress."""

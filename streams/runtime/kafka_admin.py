@@ -1,0 +1,206 @@
+"""Create the topics of `streams/topics.py`, check them, and read lag and group members, with kafka-python."""
+
+import contextlib
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import msgspec
+from kafka import TopicPartition
+from kafka.admin import ConfigResource, ConfigResourceType, KafkaAdminClient
+from kafka.errors import KafkaError, TopicAlreadyExistsError
+
+from schemas.errors import UniscaleError
+from streams.runtime import kafka_clients
+from streams.settings import Settings, variable
+from streams.topics import Topic
+
+
+class TopicsWrong(UniscaleError):
+    """The broker's topics differ from the declared ones; each line names a topic, a setting and the fix."""
+
+    def __init__(self, findings: Iterable[str]) -> None:
+        self.findings = list(findings)
+        super().__init__("topics are not as declared:\n  " + "\n  ".join(self.findings))
+
+
+class Check(msgspec.Struct, frozen=True):
+    """The result of a check: what is wrong, and what could not be checked."""
+
+    findings: list[str]
+    notes: list[str]
+
+
+def create(settings: Settings, topics: Iterable[Topic]) -> list[str]:
+    """Create the topics that are missing and return their names. Existing topics are not changed."""
+    client = kafka_clients.admin(settings)
+    try:
+        existing = set(client.list_topics())
+        missing = [t for t in topics if t.name not in existing]
+        for topic in missing:
+            spec = {
+                "num_partitions": topic.partitions,
+                "replication_factor": topic.replication,
+                "configs": topic.config(),
+            }
+            try:
+                client.create_topics({topic.name: spec}, timeout_ms=90_000)
+            except TopicAlreadyExistsError:
+                continue  # another process was faster; `check` verifies what it created
+        if missing:
+            client.wait_for_topics([t.name for t in missing], timeout_ms=120_000)
+        return [t.name for t in missing]
+    finally:
+        client.close()
+
+
+def check(settings: Settings, topics: Iterable[Topic]) -> Check:
+    """Compare the broker's topics with the declared ones."""
+    topics = list(topics)
+    client = kafka_clients.admin(settings)
+    try:
+        existing = set(client.list_topics())
+        findings = [
+            f"{t.name}: missing; run `python -m streams topics create`"
+            for t in topics
+            if t.name not in existing
+        ]
+        present = [t for t in topics if t.name in existing]
+        partitions = (
+            {t["name"]: t["partitions"] for t in client.describe_topics([t.name for t in present])}
+            if present
+            else {}
+        )
+        for topic in present:
+            findings += _partitions_wrong(topic, partitions.get(topic.name) or [])
+        configs = _configs(client, present)
+        notes = []
+        if present and not any(configs.values()):
+            notes.append(
+                "this broker reports no topic settings (the embedded one does not): only partitions were checked, "
+                "not retention, compaction or record size"
+            )
+        else:
+            for topic in present:
+                findings += _config_wrong(topic, configs[topic.name])
+        return Check(findings, notes)
+    finally:
+        client.close()
+
+
+def require(settings: Settings, topics: Iterable[Topic]) -> list[str]:
+    """Raise TopicsWrong unless every topic is as declared; return what could not be checked."""
+    result = check(settings, topics)
+    if result.findings:
+        raise TopicsWrong(result.findings)
+    return result.notes
+
+
+def miscounted(topics: Iterable[Topic], found: Callable[[str], int]) -> list[str]:
+    """Return the topics whose partition count is wrong, each with the fix. Topics that do not exist are left out.
+
+    Args:
+        topics: As declared.
+        found: Returns the number of partitions that a topic has on the broker; 0 if it does not exist.
+    """
+    wrong = []
+    for topic in topics:
+        count = found(topic.name)
+        if count in (0, topic.partitions):
+            continue
+        fix = (
+            f"set {variable(topic.setting)} to one count for all topics that share it"
+            if topic.setting
+            else "recreate it with a single partition"
+        )
+        wrong.append(
+            f"{topic.name}: partitions is {count}, must be {topic.partitions}; the count decides which worker gets a "
+            f"query's records: {fix}, see docs/operating.md, 'Change a partition count'"
+        )
+    return wrong
+
+
+def lag(settings: Settings, app_ids: Iterable[str]) -> dict[str, dict[str, int]]:
+    """Return how many records wait, by consumer group and topic. Groups that never committed are left out."""
+    client = kafka_clients.admin(settings)
+    reader = kafka_clients.consumer(settings)
+    try:
+        result: dict[str, dict[str, int]] = {}
+        for app_id in app_ids:
+            try:
+                offsets = client.list_group_offsets({app_id: None})[app_id]
+            except KafkaError:
+                continue
+            committed: dict[TopicPartition, int] = {
+                tp: o.offset for tp, o in offsets.items() if o.offset >= 0
+            }
+            if not committed:
+                continue
+            ends: Mapping[TopicPartition, int] = reader.end_offsets(list(committed))
+            by_topic = result.setdefault(app_id, {})
+            for tp, offset in committed.items():
+                by_topic[tp.topic] = by_topic.get(tp.topic, 0) + max(0, ends[tp] - offset)
+        return result
+    finally:
+        reader.close()
+        client.close()
+
+
+def members(settings: Settings, app_ids: Iterable[str]) -> dict[str, int]:
+    """Return how many workers each consumer group has. A group is left out if the broker cannot describe it."""
+    client = kafka_clients.admin(settings)
+    try:
+        found: dict[str, int] = {}
+        for app_id in app_ids:
+            # ValueError: the embedded broker lists permissions that kafka-python does not know.
+            with contextlib.suppress(KafkaError, ValueError):
+                found[app_id] = len(client.describe_groups([app_id])[app_id]["members"])
+        return found
+    finally:
+        client.close()
+
+
+def _configs(client: KafkaAdminClient, topics: list[Topic]) -> dict[str, dict[str, str]]:
+    if not topics:
+        return {}
+    resources = [ConfigResource(ConfigResourceType.TOPIC, t.name) for t in topics]
+    try:
+        described = client.describe_configs(resources, config_filter="all")
+    except KafkaError:
+        return {t.name: {} for t in topics}
+    by_name = described.get("topic", {})
+    return {t.name: {k: str(v["value"]) for k, v in (by_name.get(t.name) or {}).items()} for t in topics}
+
+
+def _partitions_wrong(topic: Topic, found: list[Mapping[str, Any]]) -> list[str]:
+    wrong = miscounted([topic], lambda name: len(found))
+    least = min(
+        (len(nodes) for nodes in (each.get("replica_nodes") for each in found) if nodes), default=None
+    )
+    if least is not None and least < topic.replication:
+        wrong.append(
+            f"{topic.name}: replication is {least}, must be {topic.replication}, or acknowledged records are lost when "
+            "fewer brokers fail than you planned for; add replicas with kafka-reassign-partitions.sh, or set "
+            f"`replication` to {least}"
+        )
+    return wrong
+
+
+def _config_wrong(topic: Topic, found: Mapping[str, str]) -> list[str]:
+    wrong = []
+    for name, want in topic.config().items():
+        have = found.get(name)
+        if have is None or have == want:
+            continue
+        if name in ("min.cleanable.dirty.ratio", "segment.bytes", "delete.retention.ms"):
+            continue  # tuning, which is the operator's choice
+        if name == "retention.ms" and not topic.compacted and (have == "-1" or int(have) >= int(want)):
+            continue  # keeping longer is safe
+        if name == "max.message.bytes" and int(have) >= int(want):
+            continue
+        if name == "min.insync.replicas" and int(want) <= int(have) <= topic.replication:
+            continue  # stricter
+        wrong.append(
+            f"{topic.name}: {name} is {have}, must be {want}; "
+            f"kafka-configs.sh --alter --entity-type topics --entity-name {topic.name} --add-config {name}={want}"
+        )
+    return wrong

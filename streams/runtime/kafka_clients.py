@@ -1,0 +1,432 @@
+"""Tokens for SASL OAUTHBEARER, read from a file that something else keeps fresh.
+
+A token expires, so a setting cannot hold it. Kubernetes projects service account tokens into files, and identity
+providers come with agents that write them. The file is read again for every connection. A broker ends a connection
+whose token has expired (KIP-368), and the client connects anew.
+"""
+
+import logging
+import socket
+import ssl
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+from kafka import KafkaConsumer, KafkaProducer, TopicPartition
+from kafka.admin import KafkaAdminClient
+from kafka.errors import KafkaError as KafkaError
+from kafka.net.sasl.oauth import AbstractTokenProvider
+from kafka.protocol.api_key import ApiKey
+
+from schemas.errors import UniscaleError
+from streams.runtime.base import UnknownTopic
+from streams.settings import Settings, SettingsError
+
+if TYPE_CHECKING:
+    from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
+    from aiokafka.abc import AbstractTokenProvider as AsyncTokenProvider
+
+# As in connections.py: a command that only asks or sends must not pay for importing it.
+
+log = logging.getLogger("streams.tokens")
+
+
+def read_token(path: Path) -> str:
+    """Return the token in a file.
+
+    Raises:
+        SettingsError: the file cannot be read, or holds no token.
+    """
+    try:
+        token = path.read_text(encoding="ascii").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise SettingsError(f"sasl_token_file: {path} cannot be read: {error}") from None
+    if not token or not token.isprintable() or " " in token:
+        raise SettingsError(f"sasl_token_file: {path} must hold one token and nothing else")
+    return token
+
+
+class TokenFile(AbstractTokenProvider):  # type: ignore[misc]
+    """Tokens for kafka-python.
+
+    Args:
+        path: The file.
+
+    Raises:
+        SettingsError: the file cannot be read, or holds no token.
+    """
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self._path = path
+        self._last = read_token(path)
+
+    def token(self) -> str:
+        """Return the present token. If the file is gone meanwhile, the last one: the broker decides if it is valid."""
+        try:
+            self._last = read_token(self._path)
+        except SettingsError as error:
+            log.warning("%s; using the token read before", error)
+        return self._last
+
+
+def asynchronous_token(file: TokenFile) -> "AsyncTokenProvider":
+    """Return the same tokens for aiokafka and faust."""
+    from aiokafka.abc import AbstractTokenProvider as Base
+
+    class AsyncTokens(Base):  # type: ignore[misc]
+        async def token(self) -> str:
+            return file.token()
+
+    return AsyncTokens()
+
+
+# Connections: the one place that turns the settings into arguments of kafka-python, aiokafka and faust.
+#
+# Clients and commands use kafka-python to send, read and administer. A room uses aiokafka to read topics outside its
+# consumer group, and to write in transactions.
+
+# A command that only asks or sends must not pay for importing faust and aiokafka.
+
+# On a machine that is busy with models, a broker can take long to answer.
+_REQUEST_MS = 90_000
+_BOOTSTRAP_MS = 15_000
+
+# The embedded broker does not wake a waiting fetch. It looks again after a fraction of the wait: a record is then late
+# by 6 ms (median) at a wait of 20 ms, by 10 at 50, by 100 at 500 and by 200 at 1,500. But each look costs: a consumer
+# of 32 partitions without work takes 5 to 12 % of a core at 20 ms, and 2 % at 100, which the models then lack.
+EMBEDDED_WAIT_MS = 50
+
+# What every Apache Kafka since 1.0 answers and the embedded broker does not. The versions of Fetch do not tell: it
+# offers those that have sessions, but keeps none.
+_NOT_EMBEDDED = frozenset({ApiKey.OffsetForLeaderEpoch, ApiKey.CreatePartitions})
+
+# By bootstrap address.
+_embedded: dict[str, bool] = {}
+
+
+class BrokerUnreachable(UniscaleError):
+    """No broker answers at the address of `bootstrap`."""
+
+
+def ssl_context(settings: Settings) -> ssl.SSLContext | None:
+    """Return the TLS context that the settings describe; None for plain text."""
+    if not settings.security.protocol.endswith("SSL"):
+        return None
+    try:
+        context = ssl.create_default_context(cafile=settings.security.ssl_cafile or None)
+        if settings.security.ssl_certfile:
+            context.load_cert_chain(settings.security.ssl_certfile, settings.security.ssl_keyfile or None)
+    except OSError as error:
+        raise SettingsError(f"ssl_cafile, ssl_certfile or ssl_keyfile: cannot be read: {error}") from None
+    return context
+
+
+def _shared(settings: Settings, *, asynchronous: bool = False) -> dict[str, Any]:
+    """Return the arguments that connections of kafka-python share, or those of aiokafka."""
+    kwargs: dict[str, Any] = {
+        "bootstrap_servers": [part.strip() for part in settings.kafka.bootstrap.split(",")],
+        "security_protocol": settings.security.protocol,
+    }
+    if context := ssl_context(settings):
+        kwargs["ssl_context"] = context
+    if settings.security.protocol.startswith("SASL"):
+        kwargs["sasl_mechanism"] = settings.security.sasl_mechanism
+        if settings.security.sasl_mechanism == "OAUTHBEARER":
+            file = TokenFile(Path(settings.security.sasl_token_file))
+            kwargs["sasl_oauth_token_provider"] = asynchronous_token(file) if asynchronous else file
+        else:
+            kwargs["sasl_plain_username"] = settings.security.sasl_username
+            kwargs["sasl_plain_password"] = settings.security.sasl_password
+    return kwargs
+
+
+def faust_credentials(settings: Settings) -> Any:
+    """Return faust's `broker_credentials`; None for plain text."""
+    import faust
+    from faust.auth import OAuthCredentials
+
+    context = ssl_context(settings)
+    if not settings.security.protocol.startswith("SASL"):
+        return faust.SSLCredentials(context) if context else None
+    if settings.security.sasl_mechanism == "OAUTHBEARER":
+        file = TokenFile(Path(settings.security.sasl_token_file))
+        return OAuthCredentials(oauth_cb=asynchronous_token(file), ssl_context=context)
+    return faust.SASLCredentials(
+        mechanism=settings.security.sasl_mechanism,
+        username=settings.security.sasl_username,
+        password=settings.security.sasl_password,
+        ssl_context=context,
+    )
+
+
+def faust_brokers(settings: Settings) -> list[str]:
+    """Return the bootstrap addresses in faust's form."""
+    return [f"kafka://{part.strip()}" for part in settings.kafka.bootstrap.split(",")]
+
+
+def admin(settings: Settings) -> KafkaAdminClient:
+    """Return an admin client. Raises BrokerUnreachable."""
+    try:
+        client = KafkaAdminClient(
+            client_id="uniscale-admin", request_timeout_ms=_REQUEST_MS, bootstrap_timeout_ms=_BOOTSTRAP_MS,
+            **_shared(settings),
+        )  # fmt: skip
+    except (KafkaError, OSError) as error:
+        raise unreachable(settings, error) from None
+    # Not `client.api_versions()`, which fails at a request that kafka-python does not know yet.
+    offered = client._manager.broker_version_data.api_versions
+    _embedded[settings.kafka.bootstrap] = _NOT_EMBEDDED.isdisjoint(offered)
+    return client
+
+
+def embedded(settings: Settings) -> bool:
+    """Return whether the broker is the embedded one, known by the requests that it offers to answer.
+
+    It differs for clients in three ways: of a batch with several records it stores the first offset only, so every
+    record needs a batch of its own; its fetches must wait briefly; and it has no transactions.
+
+    Raises:
+        BrokerUnreachable: no broker answers, and none did before.
+    """
+    if settings.kafka.bootstrap not in _embedded:
+        admin(settings).close()
+    return _embedded[settings.kafka.bootstrap]
+
+
+def producer(settings: Settings, **kwargs: Any) -> KafkaProducer:
+    """Return an idempotent producer that waits for all replicas. Raises BrokerUnreachable."""
+    alone = {"batch_size": 0} if embedded(settings) else {}
+    try:
+        return KafkaProducer(
+            acks="all",
+            max_request_size=settings.kafka.max_record_bytes,
+            bootstrap_timeout_ms=_BOOTSTRAP_MS,
+            **{**_shared(settings), **kwargs, **alone},
+        )
+    except (KafkaError, OSError) as error:
+        raise unreachable(settings, error) from None
+
+
+def consumer(settings: Settings, **kwargs: Any) -> KafkaConsumer:
+    """Return a consumer without a group. Assign it partitions; it commits nothing. Raises BrokerUnreachable."""
+    wait = _brief_wait(settings)
+    try:
+        return KafkaConsumer(
+            enable_auto_commit=False,
+            auto_offset_reset="earliest",
+            isolation_level="read_committed",
+            max_partition_fetch_bytes=settings.kafka.max_record_bytes + 65_536,
+            bootstrap_timeout_ms=_BOOTSTRAP_MS,
+            **{**_shared(settings), **wait, **kwargs},
+        )
+    except (KafkaError, OSError) as error:
+        raise unreachable(settings, error) from None
+
+
+def _brief_wait(settings: Settings) -> dict[str, int]:
+    return {"fetch_max_wait_ms": EMBEDDED_WAIT_MS} if embedded(settings) else {}
+
+
+def follower(settings: Settings, **kwargs: Any) -> "AIOKafkaConsumer":
+    """Return an asynchronous consumer without a group, not started. Assign it partitions; it commits nothing.
+
+    Raises:
+        BrokerUnreachable: no broker answers.
+    """
+    from aiokafka import AIOKafkaConsumer
+
+    return AIOKafkaConsumer(
+        group_id=None,
+        enable_auto_commit=False,
+        auto_offset_reset="earliest",
+        max_partition_fetch_bytes=settings.kafka.max_record_bytes + 65_536,
+        **{
+            "isolation_level": "read_committed",
+            **_shared(settings, asynchronous=True),
+            **_brief_wait(settings),
+            **kwargs,
+        },
+    )
+
+
+def writer(settings: Settings, transactional_id: str | None) -> "AIOKafkaProducer":
+    """Return an asynchronous producer, not started, that waits for all replicas.
+
+    Args:
+        settings: The deployment.
+        transactional_id: None for a producer without transactions.
+
+    Raises:
+        BrokerUnreachable: no broker answers.
+    """
+    from aiokafka import AIOKafkaProducer
+
+    alone = {"max_batch_size": 1} if embedded(settings) else {}
+    return AIOKafkaProducer(
+        acks="all",
+        transactional_id=transactional_id,
+        max_request_size=settings.kafka.max_record_bytes,
+        **_shared(settings, asynchronous=True),
+        **alone,
+    )
+
+
+def partitions(reader: KafkaConsumer, topics: Iterable[str]) -> list[TopicPartition]:
+    """Return the partitions of those topics that exist.
+
+    Raises:
+        UnknownTopic: none of them does.
+    """
+    topics = list(topics)
+    parts = [TopicPartition(t, p) for t in topics for p in sorted(reader.partitions_for_topic(t) or ())]
+    if not parts:
+        raise UnknownTopic(f"{topics[0]}: the topic does not exist; run `python -m streams topics create`")
+    return parts
+
+
+def require_topics(settings: Settings, topics: Iterable[str]) -> None:
+    """Refuse topics that do not exist: a producer would wait a minute for one, without saying why.
+
+    Raises:
+        UnknownTopic: it names the first topic that is missing.
+    """
+    reader = consumer(settings)
+    try:
+        for topic in topics:
+            partitions(reader, [topic])
+    finally:
+        reader.close()
+
+
+def at_end(settings: Settings, topics: Iterable[str], tail: int = 0) -> KafkaConsumer:
+    """Return a consumer that reads from the present ends of topics, or from up to `tail` records before each end.
+
+    Raises:
+        UnknownTopic: none of the topics exists.
+    """
+    reader = consumer(settings)
+    parts = partitions(reader, topics)
+    reader.assign(parts)
+    reader.seek_to_end(*parts)
+    # A seek to the end takes effect only when the position is read.
+    ends = {tp: reader.position(tp) for tp in parts}
+    if tail:
+        starts = reader.beginning_offsets(parts)
+        for tp in parts:
+            reader.seek(tp, max(starts[tp], ends[tp] - tail))
+    return reader
+
+
+def read_all(
+    settings: Settings, topics: Iterable[str], *, timeout_ms: int = 1000, begin: int = 0
+) -> Iterator[Any]:
+    """Yield every record now on the topics, partition by partition, up to the ends seen at the start.
+
+    Raises:
+        UnknownTopic: none of the topics exists.
+    """
+    reader = consumer(settings)
+    try:
+        parts = partitions(reader, topics)
+        ends = reader.end_offsets(parts)
+        reader.assign(parts)
+        reader.seek_to_beginning(*parts)
+        for tp in parts if begin else ():
+            reader.seek(tp, max(begin, reader.position(tp)))
+        left = {tp for tp in parts if ends[tp] > reader.position(tp)}
+        while left:
+            for tp, records in reader.poll(timeout_ms=timeout_ms).items():
+                yield from (r for r in records if r.offset < ends[tp])
+            left = {tp for tp in left if reader.position(tp) < ends[tp]}
+    finally:
+        reader.close()
+
+
+def latest(settings: Settings, topics: Iterable[str], begin: int = 0) -> dict[bytes, bytes]:
+    """Return the newest value of each key of compacted topics.
+
+    Raises:
+        UnknownTopic: none of the topics exists.
+    """
+    found: dict[bytes, bytes] = {}
+    apply(found, read_all(settings, topics, timeout_ms=200, begin=begin))
+    return found
+
+
+def apply(rows: dict[bytes, bytes], records: Iterable[Any]) -> None:
+    """Update rows by key from records of a compacted topic; the row that was written last comes last."""
+    for record in records:
+        key = record.key or b""
+        rows.pop(key, None)
+        if record.value is not None:
+            rows[key] = record.value
+
+
+def unreachable(settings: Settings, error: object) -> BrokerUnreachable:
+    """Return an error that says whether the address does not answer or refuses us, and what to do."""
+    host, _, port = settings.kafka.bootstrap.split(",")[0].strip().rpartition(":")
+    try:
+        socket.create_connection((host, int(port)), 2.0).close()
+    except (OSError, ValueError):
+        return BrokerUnreachable(
+            f"no broker answers at bootstrap={settings.kafka.bootstrap} ({error or 'no connection'}). "
+            "Start one (`python -m streams broker`), or name yours with --bootstrap HOST:PORT"
+        )
+    names = ["security_protocol"]
+    if settings.security.protocol.endswith("SSL"):
+        names += ["ssl_cafile", "ssl_certfile", "ssl_keyfile"]
+    if settings.security.protocol.startswith("SASL"):
+        oauth = settings.security.sasl_mechanism == "OAUTHBEARER"
+        names += ["sasl_mechanism", *(["sasl_token_file"] if oauth else ["sasl_username", "sasl_password"])]
+    return BrokerUnreachable(
+        f"bootstrap={settings.kafka.bootstrap} accepts connections, but not ours as {settings.security.protocol} "
+        f"({error or 'closed'}). Check {', '.join(names)} (`python -m streams settings` shows them), and whether the "
+        "broker is overloaded"
+    )
+
+
+# Read single records by topic, partition and offset, and send them again unchanged.
+
+_SEND_S = 30.0
+_POLLS = 20
+
+
+class Again:
+    """Sends records again. Use it as a context manager.
+
+    Raises:
+        BrokerUnreachable: no broker answers.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self._reader = consumer(settings)
+        self._producer = producer(settings)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
+    ) -> None:
+        self._producer.close()
+        self._reader.close()
+
+    def send(self, topic: str, partition: int, offset: int) -> bool:
+        """Send one record again and wait for its delivery; return False if the topic no longer holds it."""
+        record = self._at(TopicPartition(topic, partition), offset)
+        if record is None:
+            return False
+        self._producer.send(record.topic, key=record.key, value=record.value).get(timeout=_SEND_S)
+        return True
+
+    def _at(self, tp: TopicPartition, offset: int) -> Any:
+        self._reader.assign([tp])
+        if not self._reader.beginning_offsets([tp])[tp] <= offset < self._reader.end_offsets([tp])[tp]:
+            return None
+        self._reader.seek(tp, offset)
+        for _ in range(_POLLS):
+            for record in self._reader.poll(timeout_ms=500, max_records=1).get(tp, []):
+                return record if record.offset == offset else None
+        return None

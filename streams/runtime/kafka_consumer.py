@@ -1,0 +1,862 @@
+"""Bookkeeping for one partition: which record is due, which are in flight, and below which offset all are handled.
+
+`consumer.py` uses both classes; neither depends on Kafka.
+"""
+
+import asyncio
+import contextlib
+import fcntl
+import logging
+import math
+import time
+from collections import defaultdict, deque
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import IO, Any, NoReturn, Protocol
+
+from aiokafka import TopicPartition
+from aiokafka.errors import CommitFailedError, ConsumerStoppedError, IllegalStateError
+from aiokafka.protocol.fetch import FetchRequest
+from faust.exceptions import ConsumerNotStarted
+from faust.transport.drivers import aiokafka
+from faust.transport.drivers.aiokafka import AIOKafkaConsumerThread
+from kafka.errors import KafkaError
+from mode.services import Service
+from mode.utils.futures import maybe_async
+
+from schemas.errors import UniscaleError
+from streams.runtime import kafka_clients
+from streams.runtime.base import Record
+from streams.runtime.kafka_clients import EMBEDDED_WAIT_MS
+from streams.runtime.kafka_writer import Fence
+from streams.settings import Settings
+
+
+class SkippedRecord(RuntimeError):
+    """A later record of the partition was handled before this one. A restart reads this one again."""
+
+
+class Offsets:
+    """Tracks which records of a partition were handed over, and below which offset all are handled."""
+
+    def __init__(self) -> None:
+        self._open: deque[int] = deque()
+        self._newest = -1
+        self.next: int | None = None
+        """The offset to commit; None if no record was handled since the last commit."""
+
+    def handed_over(self, offset: int) -> None:
+        """Mark a record as open. This has no effect on a record that is open or handled already."""
+        if offset > self._newest:
+            self._newest = offset
+            self._open.append(offset)
+
+    def handled(self, offset: int) -> None:
+        """Close a record.
+
+        Raises:
+            SkippedRecord: an earlier one is still open.
+        """
+        if not self._open or offset < self._open[0]:
+            return  # it was handed over twice, or belongs to an earlier assignment
+        if offset > self._open[0]:
+            raise SkippedRecord(f"offset {self._open[0]} was not handled, {offset} was")
+        self._open.popleft()
+        self.next = offset + 1
+
+    def start(self, committed: int) -> None:
+        """Start at the group's committed offset: every record before it has been handled, here or elsewhere."""
+        while self._open and self._open[0] < committed:
+            self._open.popleft()
+        self._newest = max(self._newest, committed - 1)
+
+    @property
+    def open(self) -> int:
+        """Number of records handed over but not yet handled."""
+        return len(self._open)
+
+    @property
+    def done(self) -> int:
+        """Offset below which everything handed over is handled."""
+        return self._open[0] if self._open else self._newest + 1
+
+    def take(self) -> int | None:
+        """Return the offset to commit and forget it."""
+        offset, self.next = self.next, None
+        return offset
+
+
+class Course:
+    """Position in one partition: which offset is due, and whether a gap before a later one is genuine."""
+
+    def __init__(self, due: int) -> None:
+        self.due = due
+        self._asked_again: tuple[int, int] | None = None
+
+    def follows(self, offset: int, after: int | None) -> bool:
+        """Return whether a record is the next to hand over; False if records before it may be missing.
+
+        Compacted records and transaction markers leave genuine gaps. A gap inside a batch is genuine, because a
+        batch is fetched whole. A gap before a batch is genuine if the fetcher was sent back to the due offset and
+        returned the same record again.
+
+        Args:
+            offset: The record's offset, which is not below the due one.
+            after: The offset that was due after the previous record of the same batch; None for its first record.
+        """
+        if offset > self.due and after != self.due and self._asked_again != (self.due, offset):
+            self._asked_again = self.due, offset
+            return False
+        self.due = offset + 1
+        return True
+
+
+# Lanes from the fetcher to the handlers: one per partition, in which records wait and are handled in order.
+#
+# faust wraps each record in an event, puts it into a stream's queue, and counts references until every reader has
+# acknowledged it. Here a record goes into its lane, and a task drains the lane until it is empty. A record is handled
+# once its handler has returned. An empty lane has no task.
+#
+# This module does not depend on Kafka: `consumer.py` fills the lanes and calls them to forget records or to end.
+
+Handle = Callable[[Sequence[Any]], Awaitable[None]]
+
+
+class Watch(Protocol):
+    """Is notified of what happens in the lanes."""
+
+    busy: int
+    moved: int
+
+    def handled(self, partition: Any, records: Sequence[Any]) -> None:
+        """Mark records as handled. An exception ends the lane."""
+
+    def failed(self, error: Exception) -> None:
+        """Record that a handler raised: its record is not handled, and its lane stops there."""
+
+    def has_room(self, partition: Any) -> None:
+        """Record that a full lane has room again."""
+
+
+class Lane:
+    """One partition's waiting records and the task that handles them, at most `most` records per call."""
+
+    __slots__ = ("_handle", "_most", "_watch", "full", "limit", "partition", "task", "waiting")
+
+    def __init__(self, partition: Any, handle: Handle, watch: Watch, *, most: int, limit: int) -> None:
+        self.partition = partition
+        self.waiting: deque[Any] = deque()
+        self.task: asyncio.Task[None] | None = None
+        self.limit = limit
+        self.full = False
+        self._handle = handle
+        self._watch = watch
+        self._most = most
+
+    def put(self, record: Any) -> None:
+        """Add a record; it is handled after all earlier ones."""
+        self.waiting.append(record)
+        if self.task is None:
+            self.task = asyncio.get_running_loop().create_task(self._drain())
+        if len(self.waiting) >= self.limit:
+            self.full = True
+
+    def forget(self) -> None:
+        """Drop the waiting records, which will be redelivered. Records in flight finish."""
+        self.waiting.clear()
+        self.full = False
+
+    def end(self) -> None:
+        """Drop everything: another worker owns the partition now."""
+        self.forget()
+        if self.task is not None:
+            self.task.cancel()
+
+    async def _drain(self) -> None:
+        waiting, watch, most = self.waiting, self._watch, self._most
+        try:
+            while waiting:
+                if most == 1:
+                    records = (waiting.popleft(),)
+                else:
+                    records = tuple(waiting.popleft() for _ in range(min(most, len(waiting))))
+                watch.busy += len(records)
+                try:
+                    await self._handle(records)
+                finally:
+                    watch.busy -= len(records)
+                    watch.moved += 1
+                watch.handled(self.partition, records)
+                if self.full and 2 * len(waiting) <= self.limit:
+                    self.full = False
+                    watch.has_room(self.partition)
+        except Exception as error:
+            watch.failed(error)
+            return  # self.task stays set, so that nothing in this lane goes past the failed record
+        except asyncio.CancelledError:
+            self.task = None
+            raise
+        self.task = None
+
+
+class Lanes:
+    """The lanes of one topic."""
+
+    def __init__(self, handle: Handle, *, most: int = 1, limit: int = 512) -> None:
+        self._handle = handle
+        self._most = most
+        self._limit = limit
+        self._lanes: dict[Any, Lane] = {}
+
+    def of(self, partition: Any, watch: Watch) -> Lane:
+        """Return the lane of a partition."""
+        lane = self._lanes.get(partition)
+        if lane is None:
+            lane = Lane(partition, self._handle, watch, most=self._most, limit=self._limit)
+            self._lanes[partition] = lane
+        return lane
+
+    def forget(self) -> None:
+        """Drop the waiting records of all lanes."""
+        for lane in self._lanes.values():
+            lane.forget()
+
+    def keep(self, partitions: Iterable[Any]) -> None:
+        """End the lanes of all other partitions."""
+        for partition in self._lanes.keys() - set(partitions):
+            self._lanes.pop(partition).end()
+
+
+# Fewer and smaller fetches: incremental sessions (KIP-227), which aiokafka lacks, and a minimum interval.
+#
+# An aiokafka fetch lists all partitions, and the response describes all of them. With the 64 partitions of an
+# executor, that takes about 0.6 ms of Python, usually for a single record, and as much work on the broker. In a
+# session, a fetch lists only what has changed since the last one, and the response contains only partitions with
+# new records.
+
+# A fetch returns as soon as there is one record, so under load nearly every record would cost its own fetch. The first
+# fetch after an idle period is not delayed. Twice this interval saves 9 % of a record's processor time, four times 14 %
+# (streams.bench.echo); but a search has a dozen hops, and each would wait half of the interval longer on average.
+FETCH_INTERVAL_S = 0.005
+
+# A fetch that finds nothing occupies its node for 1.5 s, as faust sets it. While partitions are assigned and tables
+# recovered, positions move, and what is wanted next must not wait behind a fetch from where they were.
+MOVING_WAIT_MS = 50
+
+_SESSIONS_SINCE = 7
+_LAST_EPOCH = 2**31 - 1
+
+_Place = tuple[str, int]
+
+
+class _InSession(FetchRequest):  # type: ignore[misc]
+    """A fetch that lists only what has changed since the previous one of its session."""
+
+    def __init__(self, whole: FetchRequest, session: "_Session") -> None:
+        super().__init__(
+            whole._max_wait_ms, whole._min_bytes, whole._max_bytes, whole._isolation_level, whole._topics,
+            whole._rack_id,
+        )  # fmt: skip
+        self._session = session
+        self._topics: Any = whole._topics
+
+    def build(self, request_struct_class: Any) -> Any:
+        if request_struct_class.API_VERSION < _SESSIONS_SINCE:
+            return super().build(request_struct_class)
+        changed, forgotten = self._session.turn_to(self._topics)
+        self._topics = changed
+        request: Any = super().build(request_struct_class)
+        request.session_id, request.session_epoch = self._session.id, self._session.epoch
+        request.forgotten_topics_data = forgotten
+        return request
+
+
+class _Session:
+    """What one broker remembers about our fetches."""
+
+    def __init__(self) -> None:
+        self.id = 0
+        self.epoch = 0
+        """0 requests a new session, which replaces the one with this id."""
+        self._known: dict[_Place, tuple[int, int]] = {}
+
+    def turn_to(self, topics: Any) -> tuple[list[Any], list[Any]]:
+        """Return the changed and the forgotten partitions, which tell the broker exactly what is wanted."""
+        wanted = {
+            (topic, partition): (position, most)
+            for topic, partitions in topics
+            for partition, position, most in partitions
+        }
+        known = self._known if self.epoch else {}
+        changed: dict[str, list[tuple[int, int, int]]] = {}
+        for (topic, partition), (position, most) in wanted.items():
+            if known.get((topic, partition)) != (position, most):
+                changed.setdefault(topic, []).append((partition, position, most))
+        forgotten: dict[str, list[int]] = {}
+        for topic, partition in known.keys() - wanted.keys():
+            forgotten.setdefault(topic, []).append(partition)
+        self._known = wanted
+        return list(changed.items()), list(forgotten.items())
+
+    def go_on(self, session_id: int) -> None:
+        """Record a response; a broker that keeps no session returns 0."""
+        self.id = session_id
+        self.epoch = (1 if self.epoch == _LAST_EPOCH else self.epoch + 1) if session_id else 0
+
+    def restart(self) -> None:
+        """Request a new session next, because it is uncertain what the broker knows."""
+        self.epoch = 0
+
+
+class FetchSessions:
+    """aiokafka's client as a fetcher sees it, with one session for each node."""
+
+    def __init__(self, client: Any) -> None:
+        self._client = client
+        self._sessions: dict[Any, _Session] = {}
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._client, name)
+
+    async def send(self, node_id: Any, request: Any, **kwargs: Any) -> Any:
+        """Send a request; a fetch goes into the node's session."""
+        if not isinstance(request, FetchRequest):
+            return await self._client.send(node_id, request, **kwargs)
+        session = self._sessions.setdefault(node_id, _Session())
+        for _ in range(2):
+            try:
+                response = await self._client.send(node_id, _InSession(request, session), **kwargs)
+            except BaseException:  # a cancelled request may have arrived
+                session.restart()
+                raise
+            if response.API_VERSION < _SESSIONS_SINCE:
+                break
+            if not response.error_code:
+                session.go_on(response.session_id)
+                break
+            # The broker has forgotten the session or disagrees about its epoch: try once more, with a full fetch.
+            session.id = 0
+            session.restart()
+        return response
+
+
+def improve(fetcher: Any, *, embedded: bool = False, moving: Callable[[], bool] = lambda: False) -> None:
+    """Add sessions to an aiokafka fetcher, and space out fetches from one node so that each returns more records.
+
+    The embedded broker keeps no sessions and wakes no waiting fetch: fetches from it wait briefly instead.
+
+    A delayed fetch already contains its positions. If a position moves in the meantime, aiokafka drops what was fetched
+    for it, as it does when that happens while a request is in flight.
+
+    Args:
+        fetcher: The fetcher of a consumer that has started.
+        embedded: Whether the broker is the embedded one.
+        moving: Says whether positions are about to move; a fetch then waits for records only briefly.
+    """
+    if embedded:
+        fetcher._fetch_max_wait_ms = min(fetcher._fetch_max_wait_ms, EMBEDDED_WAIT_MS)
+    else:
+        fetcher._client = FetchSessions(fetcher._client)
+    fetch, open_at = fetcher._proc_fetch_request, dict[Any, float]()
+    time = asyncio.get_running_loop().time
+
+    async def paced(assignment: Any, node_id: Any, request: Any) -> bool:
+        try:
+            if (wait_s := open_at.get(node_id, 0.0) - time()) > 0:
+                await asyncio.sleep(wait_s)
+        except asyncio.CancelledError:
+            return False  # as the fetch itself does: the assignment is gone
+        open_at[node_id] = time() + FETCH_INTERVAL_S
+        if moving():
+            request._max_wait_ms = min(request._max_wait_ms, MOVING_WAIT_MS)
+        return bool(await fetch(assignment, node_id, request))
+
+    fetcher._proc_fetch_request = paced
+
+
+# One process per instance name. A second process is refused or takes over for good; the first then says why it exits.
+#
+# Without this, two processes with one name would keep taking the partitions from each other, and neither would make
+# progress: Kafka treats a static member that joins again as the successor of the first, and aiokafka joins as a new
+# member when the broker no longer knows its member id.
+#
+# - If both have the same `state_dir`, the first keeps the name: it holds a lock on a file there until it exits.
+# - Otherwise the second takes the name. The first rejoins once under its old member id, which the broker refuses if
+#   the name has passed to another member (KIP-345). It then leaves a mark in its `state_dir` and exits. When it is
+#   restarted, it waits until the other process has left the group, and gives up after one session.
+
+log = logging.getLogger("streams.worker")
+
+# FENCED_INSTANCE_ID, which aiokafka does not know.
+_FENCED = 82
+
+
+class NameInUse(UniscaleError):
+    """Another process runs under this instance name. Give each process its own `--instance`, or stop one of them."""
+
+
+class InstanceName:
+    """The name of this process in its consumer group.
+
+    Args:
+        settings: The process's settings.
+        group: The consumer group.
+        instance: The value of `--instance`.
+    """
+
+    def __init__(self, settings: Settings, group: str, instance: str) -> None:
+        self._settings = settings
+        self._group = group
+        self._instance = instance
+        self._lock: IO[bytes] | None = None
+        self._mark = settings.state_path("crashes", f"{group}.{instance}.replaced")
+
+    def lock(self) -> None:
+        """Reserve the name among processes with this `state_dir`, until this process ends.
+
+        Raises:
+            NameInUse: another process has the name.
+        """
+        path = self._settings.state_path("crashes", f"{self._group}.{self._instance}.lock")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        lock = path.open("ab")
+        try:
+            # The lock belongs to the process, so child processes do not keep it alive.
+            fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except (BlockingIOError, PermissionError):
+            lock.close()
+            raise NameInUse(
+                self._told(f"runs with state_dir {Path(self._settings.state_dir).resolve()}")
+            ) from None
+        except OSError as error:  # a file system without locks
+            log.warning("%s: no lock: %s", path, error)
+        self._lock = lock
+
+    async def wait(self, pause_s: float = 2.0) -> None:
+        """If another process took this name before, wait until it has left the group.
+
+        Raises:
+            NameInUse: it is still a member after one session, so it is alive.
+        """
+        if not self._mark.exists():
+            return
+        until = time.monotonic() + self._settings.kafka.session_timeout_s + 10.0
+        while host := await asyncio.to_thread(self._holder):
+            if time.monotonic() > until:
+                raise NameInUse(self._told(f"is a member of the group, on {host}"))
+            await asyncio.sleep(pause_s)
+        self._mark.unlink(missing_ok=True)
+
+    def replaced(self, crash: Callable[[str], NoReturn]) -> NoReturn:
+        """Leave the mark and end the process, because another one has joined under this name."""
+        with contextlib.suppress(OSError):
+            self._mark.touch()
+        crash(self._told("has joined, and has this one's partitions now"))
+
+    def _holder(self) -> str:
+        """Return the host of the member with this name; empty if there is none or the broker does not say."""
+        client = kafka_clients.admin(self._settings)
+        try:
+            found = client.describe_groups([self._group]).get(self._group) or {}
+        except KafkaError as error:
+            log.warning("%s: its members are unknown: %r", self._group, error)
+            return ""
+        finally:
+            client.close()
+        name = f"{self._group}.{self._instance}"
+        hosts = [
+            m.get("client_host") for m in found.get("members") or () if m.get("group_instance_id") == name
+        ]
+        return str(hosts[0] or "another host") if hosts else ""
+
+    def _told(self, what: str) -> str:
+        return (
+            f"instance {self._instance} of {self._group}: another process with this name {what}. Give each process "
+            "its own name (`--instance 1`; a second decider is then a standby), or stop one of them"
+        )
+
+
+def notice(coordinator: Any, replaced: Callable[[], None]) -> None:
+    """Call `replaced` when another process has joined under the instance name of this aiokafka coordinator."""
+    reset, send = coordinator.reset_generation, coordinator._send_req
+    asked = ""
+
+    def keep_member_id() -> None:
+        nonlocal asked
+        member = coordinator.member_id
+        reset()
+        if (
+            member and member != asked
+        ):  # only once: a broker that does not know the id either assigns a new one
+            asked = coordinator.member_id = member
+
+    async def look(request: Any) -> Any:
+        response = await send(request)
+        if getattr(response, "error_code", 0) == _FENCED:
+            replaced()
+        return response
+
+    coordinator.reset_generation, coordinator._send_req = keep_member_id, look
+
+
+# faust's consumer thread, without the thread.
+#
+# faust runs aiokafka's consumer in a thread with its own event loop. Every fetch, seek and commit goes through a
+# queue and back, waking up the other loop each way, and both threads compete for one interpreter. Here the same
+# object lives in the app's event loop, so a call to "the thread" is an ordinary call.
+#
+# Code that blocks the loop therefore also delays the heartbeats to the group. A batch of the policy blocks it for
+# some milliseconds, while a session lasts seconds; anything longer runs in threads.
+
+
+class InLoop(AIOKafkaConsumerThread):
+    """aiokafka's consumer behind the interface that faust's consumer expects, in the app's event loop."""
+
+    wait_for_shutdown = False
+
+    def __init__(self, consumer: Any, *, loop: asyncio.AbstractEventLoop, **kwargs: Any) -> None:
+        super().__init__(consumer, loop=loop, thread_loop=loop, **kwargs)
+
+    async def on_start(self) -> None:
+        """Connect."""
+        await super().on_start()
+        consumer = self._ensure_consumer()
+        app: Any = self.app
+        improve(consumer._fetcher, embedded=app.embedded(), moving=lambda: app.rebalancing)
+        notice(consumer._coordinator, lambda: app.replaced())
+
+    async def call_thread(self, fun: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Call the function."""
+        return await maybe_async(fun(*args, **kwargs))
+
+    async def cast_thread(self, fun: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
+        """Call the function and drop its result."""
+        await maybe_async(fun(*args, **kwargs))
+
+    async def commit(self, tps: Mapping[Any, int]) -> bool:
+        """Commit offsets. faust would first build a set of the whole assignment for each of them."""
+        consumer = self._ensure_consumer()
+        try:
+            await consumer.commit(
+                {TopicPartition(tp.topic, tp.partition): offset for tp, offset in tps.items()}
+            )
+        except CommitFailedError as error:
+            if "already rebalanced" not in str(error):
+                await self.crash(error)
+            return False
+        except Exception as error:
+            await self.crash(error)
+            return False
+        return True
+
+    async def on_partitions_revoked(self, revoked: set[Any]) -> None:
+        """Tell the consumer."""
+        await self.consumer.on_partitions_revoked(revoked)
+
+    async def on_partitions_assigned(self, assigned: set[Any], generation_id: int = 0) -> None:
+        """Tell the consumer."""
+        await self.consumer.on_partitions_assigned(assigned, generation_id)
+
+    async def maybe_start(self) -> bool:
+        """Start as any service does."""
+        return bool(await Service.maybe_start(self))
+
+    async def start(self) -> None:
+        """Start as any service does."""
+        await Service.start(self)
+
+    async def stop(self) -> None:
+        """Stop as any service does."""
+        await Service.stop(self)
+
+    async def on_stop(self) -> None:
+        """Leave the group and close the connections."""
+        if self._consumer is not None:
+            await self._consumer.stop()
+
+    async def crash(self, reason: BaseException) -> None:
+        """Crash as any service does."""
+        await Service.crash(self, reason)
+
+    def _stopped_set(self) -> None:
+        self._stopped.set()
+
+    def set_shutdown(self) -> None:
+        """Record that it has stopped."""
+        self._shutdown.set()
+
+    async def _stop_children(self) -> None:
+        await self._default_stop_children()
+
+    async def _stop_futures(self) -> None:
+        await self._default_stop_futures()
+
+    async def _stop_exit_stacks(self) -> None:
+        await self._default_stop_exit_stacks()
+
+
+# Kafka consumer that never commits past an unhandled record. faust's own consumer can.
+#
+# faust seeks and clears its queues while the fetcher keeps running. Records fetched before a seek can therefore be
+# delivered after it, records fetched during a pause or at the end of a generation are dropped while the position
+# advances, and a topic without a committed offset is never seeked at all. Each case ends in a commit past an
+# unhandled record. So here:
+#
+# - The consumer records which offset is *due* in each partition and hands over only that one. If the fetcher is past
+#   it, the consumer seeks back. If the same later record then arrives again, no record lies in between.
+# - Nothing is handed over between a seek to the committed offsets and the clearing of the queues that follows it.
+# - An offset is committed only if every record below it has been handled. If a handler skips one, the process ends.
+#
+# Records go straight into the lanes of their topic (`lanes.py`) and from there to the handlers, without faust's
+# events, streams, queues and reference counts. The changelogs that faust recovers still go through faust.
+
+# How long records in flight may continue when a room stops or loses partitions; longer work is repeated elsewhere.
+SETTLE_S = 3.0
+
+# How long to wait for records while partitions are assigned and tables recovered: which ones are wanted changes soon.
+_MOVING_S = 0.05
+
+
+class Consumer(aiokafka.Consumer):
+    """faust's consumer with our own hand-over and offset bookkeeping; see the module."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._offsets: defaultdict[Any, Offsets] = defaultdict(Offsets)
+        self._courses: dict[Any, Course] = {}
+        self._lanes: dict[str, Lanes] = {}
+        self.fences: dict[str, Fence] = {}
+        """By changelog, the right to write it, for tables with a single writer (`writing/fenced.py`)."""
+        self._may_hand_over = asyncio.Event()
+        self._may_hand_over.set()
+        self._epoch = 0
+        # The epoch of the last assignment; the present one is newer while partitions are being reassigned.
+        self._assigned_epoch = -1
+        self.busy = 0
+        """Number of tasks in progress: records in flight, tables being recovered."""
+        self.moved = 0
+        """Counts records handed over or read, and tasks finished: while it does not change, nothing progresses."""
+
+    def _new_consumer_thread(self) -> InLoop:
+        return InLoop(self, loop=self.loop, beacon=self.beacon)
+
+    def bind(self, topic: str, lanes: Lanes) -> None:
+        """Hand over the records of a topic to these lanes."""
+        self._lanes[topic] = lanes
+
+    @contextlib.contextmanager
+    def at_work(self) -> Iterator[None]:
+        """Count as busy: a rebalance waits briefly for this work to finish before partitions move."""
+        self.busy += 1
+        try:
+            yield
+        finally:
+            self.busy -= 1
+            self.moved += 1
+
+    def is_ours(self, epoch: int) -> bool:
+        """Return whether a record handed over in this epoch still belongs to this worker; if not, it is redelivered."""
+        return epoch == self._epoch
+
+    async def settled(self) -> int:
+        """Wait while partitions are being reassigned, and return the epoch of the assignment."""
+        await wait_while(lambda: self._assigned_epoch != self._epoch, math.inf)
+        return self._epoch
+
+    def handled(self, partition: Any, records: Sequence[Any]) -> None:
+        """Mark records as handled. This has no effect on records whose partition has moved: they are redelivered.
+
+        Raises:
+            SkippedRecord: an earlier record was handed over but not handled.
+        """
+        for record in records:
+            if record.epoch == self._epoch:
+                self._offsets[partition].handled(record.offset)
+        self._n_acked += len(records)
+        if self._commit_every is not None and self._n_acked >= self._commit_every:
+            self._n_acked = 0
+            self._committing = self.loop.create_task(self.commit())
+
+    def failed(self, error: Exception) -> None:
+        """End the process before an offset moves past the record."""
+        app: Any = self.app
+        app.fail(error)
+
+    def has_room(self, partition: Any) -> None:
+        """Resume fetching a partition."""
+        with contextlib.suppress(IllegalStateError, AssertionError, ConsumerNotStarted):  # it moves elsewhere
+            self._thread._ensure_consumer().resume(partition)
+
+    async def perform_seek(self) -> None:
+        """Seek to the committed offsets, or to the beginning, and hand over nothing until the queues are cleared."""
+        self._may_hand_over.clear()
+        epoch = self._epoch
+        for tp in [tp for tp in self._courses if not self._is_changelog_tp(tp)]:
+            del self._courses[tp]
+        found = await self.seek_to_committed()
+        ends = await self.highwaters(*found)
+        # If the log now ends before the committed offset, reading restarts at its beginning.
+        committed = {tp: offset for tp, offset in found.items() if offset and offset <= (ends.get(tp) or 0)}
+        new = [tp for tp in found if tp not in committed and not self._is_changelog_tp(tp)]
+        if new:
+            await self.seek_wait(await self.earliest_offsets(*new))
+        if not self.is_ours(epoch):
+            return  # the partitions are moving elsewhere: without a course nothing is handed over
+        for tp, offset in committed.items():
+            self._courses[tp] = Course(offset)
+            self._offsets[tp].start(offset)
+        self._committed_offset.update(committed)
+
+    async def highwaters(self, *partitions: Any) -> Mapping[Any, int]:
+        """Return where partitions end. For tables that recover by themselves, say that faust has nothing to recover."""
+        found = dict(await super().highwaters(*partitions))
+        if apart := [tp for tp in partitions if tp.topic in self.fences]:
+            found |= await self.earliest_offsets(*apart)
+        return found
+
+    async def seek_wait(self, partitions: Mapping[Any, int]) -> None:
+        """Seek to these offsets. They count as due at once, so records fetched before the seek are fetched again."""
+        self._courses.update({tp: Course(offset) for tp, offset in partitions.items()})
+        await super().seek_wait(partitions)
+
+    def resume_flow(self) -> None:
+        """Hand over records again: faust has cleared the queues."""
+        super().resume_flow()
+        self._may_hand_over.set()
+
+    async def on_partitions_revoked(self, revoked: set[Any]) -> None:
+        """Wait briefly for records in flight, then forget partitions that may move to another worker."""
+        if revoked:
+            self.stop_flow()
+            self.app.flow_control.suspend()
+            self.app.flow_control.clear()
+            for lanes in self._lanes.values():
+                lanes.forget()
+        await wait_while(lambda: self.busy, SETTLE_S)
+        self._epoch += 1
+        self._buffered_partitions.clear()
+        await super().on_partitions_revoked(revoked)
+        for tp in revoked:
+            self._offsets.pop(tp, None)
+            self._courses.pop(tp, None)
+
+    async def on_partitions_assigned(self, assigned: set[Any], generation_id: int = 0) -> None:
+        """Stop work on partitions that have moved to another worker; take or release rights to write."""
+        for lanes in self._lanes.values():
+            lanes.keep(assigned)
+        topics = {tp.topic for tp in assigned}
+        try:
+            for fence in self.fences.values():
+                await (fence.take() if fence.topic in topics else fence.release())
+        except Exception as error:  # aiokafka would log it and continue
+            self.failed(error)
+        await super().on_partitions_assigned(assigned, generation_id)
+        self._assigned_epoch = self._epoch
+
+    async def _drain_messages(self, fetcher: Any) -> None:
+        """Hand over what the fetcher returns, until it is stopped."""
+        try:
+            while not (self.should_stop or fetcher.should_stop):
+                await asyncio.sleep(0)
+                if (
+                    (moving := self.app.rebalancing)
+                    and self.flow_active
+                    and not self._get_active_partitions()
+                ):
+                    await asyncio.sleep(_MOVING_S)  # faust would look again after a second
+                    continue
+                records, active = await self._wait_next_records(_MOVING_S if moving else 1.0)
+                for tp, batch in (records or {}).items():
+                    if not await self._hand_over(tp, batch, active) and (course := self._courses.get(tp)):
+                        with contextlib.suppress(IllegalStateError, AssertionError):  # it moves elsewhere
+                            await self._thread.seek_wait({tp: course.due})
+        except (ConsumerStoppedError, asyncio.CancelledError):
+            if not self.app.should_stop:
+                raise
+
+    async def _hand_over(self, tp: Any, batch: Sequence[Any], active: set[Any] | None) -> bool:
+        """Hand over a batch of one partition; return False if part of it must be fetched again."""
+        generation = self.app.consumer_generation_id
+        if not self._may_hand_over.is_set():
+            await self._may_hand_over.wait()
+        if lanes := self._lanes.get(tp.topic):
+            if self.app.consumer_generation_id != generation:
+                return False
+            return self._into_lane(lanes.of(tp, self), batch, active)
+        if not self._is_changelog_tp(tp):
+            return False  # its agent has not bound its lanes yet
+        after: int | None = None
+        for record in batch:
+            if not self._may_hand_over.is_set():
+                await self._may_hand_over.wait()
+            course = self._courses.get(tp)
+            if (
+                course is None
+                or not self.flow_active
+                or self.app.consumer_generation_id != generation
+                or not (active is None or tp in active or tp in self._buffered_partitions)
+            ):
+                return False
+            if record.offset < course.due:
+                continue  # fetched again
+            if not course.follows(record.offset, after):
+                return False
+            after = course.due
+            self.moved += 1
+            await self.callback(self._to_message(tp, record))
+        return True
+
+    def _into_lane(self, lane: Lane, batch: Sequence[Any], active: set[Any] | None) -> bool:
+        """Hand over a batch without awaiting in between, so that what holds for its first record holds for all."""
+        tp = lane.partition
+        course = self._courses.get(tp)
+        if (
+            course is None
+            or not self.flow_active
+            or not (active is None or tp in active or tp in self._buffered_partitions)
+        ):
+            return False
+        offsets, epoch, (topic, partition) = self._offsets[tp], self._epoch, tp
+        after: int | None = None
+        for record in batch:
+            offset = record.offset
+            if offset < course.due:
+                continue  # fetched again
+            if not course.follows(offset, after):
+                return False
+            after = course.due
+            self.moved += 1
+            offsets.handed_over(offset)
+            lane.put(Record(topic, partition, offset, record.timestamp or 0, record.key, record.value, epoch))
+        if lane.full:
+            self._thread._ensure_consumer().pause(tp)
+        return True
+
+    # Commits follow our own bookkeeping. faust would log a table of the offsets each time, flush a producer that holds
+    # nothing of ours, and rely on acknowledgements that nobody gives here.
+
+    def _filter_tps_with_pending_acks(self, topics: Any = None) -> Iterator[Any]:
+        asked = [tp for tp in self._offsets if topics is None or tp in topics or tp.topic in topics]
+        return iter([tp for tp in asked if self._offsets[tp].next is not None])
+
+    def _new_offset(self, tp: Any) -> int | None:
+        return self._offsets[tp].take()
+
+    async def _commit_offsets(self, offsets: Mapping[Any, int], start_new_transaction: bool = True) -> bool:
+        assigned = self.assignment()
+        ours = {tp: offset for tp, offset in offsets.items() if tp in assigned}
+        if not ours or not await self._commit(ours):
+            return False
+        self._committed_offset.update(ours)
+        return True
+
+    async def verify_all_partitions_active(self) -> None:
+        """Do nothing: faust would ask streams, which get no records here. `process/watch.py` detects a standstill."""
+
+
+async def wait_while(busy: Callable[[], int], most_s: float) -> None:
+    """Wait until nothing is in flight, at most `most_s` seconds."""
+    time = asyncio.get_running_loop().time
+    until = time() + most_s
+    while busy() and time() < until:  # noqa: ASYNC110 - many handlers, one wait
+        await asyncio.sleep(0.01)

@@ -1,0 +1,289 @@
+"""Time without progress of each partition. The totals of a process do not show that one of its partitions is stuck."""
+
+import asyncio
+import contextlib
+import gc
+import inspect
+import logging
+import signal
+import time
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, NoReturn
+
+import faust
+from aiokafka.errors import KafkaError
+from faust.exceptions import ConsumerNotStarted
+
+from streams.metrics import Metrics
+from streams.runtime import kafka_admin
+from streams.runtime.kafka import KafkaRuntime, consumer_of, crash
+from streams.runtime.kafka_consumer import SETTLE_S, Consumer, Offsets
+from streams.topics import Topic
+
+
+class Stalls:
+    """Remembers how long each partition has had records waiting without making progress."""
+
+    def __init__(self) -> None:
+        self._since: dict[Any, tuple[int, float]] = {}
+
+    def look(self, found: Mapping[Any, tuple[int, bool]], now_s: float) -> dict[Any, float]:
+        """Return the seconds without progress of each partition; 0 where no record waits.
+
+        The time counts from when a record was first seen waiting, so an idle hour does not count as a stall.
+
+        Args:
+            found: By partition, the offset below which all is handled, and whether a record waits or is in flight.
+            now_s: Seconds on a monotonic clock.
+        """
+        before, self._since = self._since, {}
+        for tp, (done, waits) in found.items():
+            known = before.get(tp)
+            if waits and known is not None and known[0] == done:
+                self._since[tp] = known
+            elif waits:
+                self._since[tp] = (done, now_s)
+        return {tp: now_s - self._since[tp][1] if tp in self._since else 0.0 for tp in found}
+
+
+# Questions to a consumer for `watch.py`: do records wait, how far is each partition, has a task inside it ended?
+
+
+def waited_for(consumer: Consumer) -> bool:
+    """Return whether unhandled records are waiting, or the group is rebalancing."""
+    if consumer.app.rebalancing or any(each.open for each in consumer._offsets.values()):
+        return True
+    try:
+        return any(
+            _has_more(consumer, tp) for tp in consumer.assignment() if not consumer._is_changelog_tp(tp)
+        )
+    except (ConsumerNotStarted, AttributeError, KeyError):
+        return False  # it is not connected yet, or is just being assigned partitions
+
+
+def standing(consumer: Consumer) -> dict[Any, tuple[int, bool]]:
+    """Return, for each partition of this worker, the offset below which all is handled and whether records wait.
+
+    Raises:
+        ConsumerNotStarted: the consumer is not connected yet.
+    """
+    found = {}
+    for tp in consumer.assignment():
+        if consumer._is_changelog_tp(tp):
+            continue
+        offsets = consumer._offsets.get(tp) or Offsets()
+        try:
+            found[tp] = offsets.done, bool(offsets.open) or _has_more(consumer, tp)
+        except (AttributeError, KeyError):
+            continue  # it is just being assigned
+    return found
+
+
+def _has_more(consumer: Consumer, tp: Any) -> bool:
+    subscription = consumer._thread._ensure_consumer()._subscription.subscription
+    fetched = subscription.assignment.state_value(tp)
+    if (course := consumer._courses.get(tp)) is None:
+        return True
+    if fetched.highwater is None:
+        return False
+    return bool(fetched.highwater > (fetched._position or 0) or fetched.highwater < course.due)
+
+
+def broken(consumer: Consumer) -> str:
+    """Return which task of aiokafka's consumer has ended unnoticed by faust; empty if none has."""
+    inner = getattr(consumer._thread, "_consumer", None)
+    if inner is None or inner._fetcher is None or inner._closed:
+        return ""
+    if inner._fetcher._fetch_task.done():
+        return "the fetcher ended"
+    task = getattr(inner._coordinator, "_coordination_task", None)
+    if task is not None and task.done():
+        return "the group membership ended"
+    pending = getattr(inner._coordinator, "_pending_exception", None)
+    return repr(pending) if pending else ""
+
+
+# Tasks that watch a running process: a stuck consumer, partitions without progress, topics that have grown.
+
+log = logging.getLogger("streams.worker")
+
+
+async def notice_standstill(runtime: KafkaRuntime) -> None:
+    """End the process if records wait, none is in flight and nothing moves; its successor continues from there.
+
+    Overlapping rebalances can leave the consumer library waiting forever. Records that stay in flight for long are only
+    logged: an engine step may take minutes, and one that never ends is for an operator to find.
+    """
+    most_s = 2 * runtime.settings.kafka.rebalance_timeout_s + SETTLE_S
+    moved, since = -1, time.monotonic()
+    told = False
+    while True:
+        await asyncio.sleep(1.0)
+        consumer = consumer_of(runtime.app)
+        if ended := broken(consumer):
+            crash(f"the Kafka consumer: {ended}")
+        if consumer.moved != moved or not (consumer.busy or waited_for(consumer)):
+            moved, since, told = consumer.moved, time.monotonic(), False
+        if time.monotonic() - since <= most_s:
+            continue
+        if consumer.busy:
+            names = runtime.in_flight.coordinates
+            if not told and names:
+                some = ", ".join(names[:8])
+                log.warning(
+                    "nothing has moved for %.0f s; in flight: %d records (%s)", most_s, len(names), some
+                )
+            told = True
+        else:
+            for task in asyncio.all_tasks():
+                log.warning("%s: %s", task.get_name(), " > ".join(awaited(task)))
+            crash(f"records wait and nothing has moved for {most_s:.0f} s")
+
+
+def awaited(task: asyncio.Task[Any]) -> list[str]:
+    """Return where a task waits, from its first coroutine to its innermost one; `print_stack` shows the first alone."""
+    places: list[str] = []
+    inner: Any = task.get_coro()
+    while inner is not None:
+        kind = next((k for k in ("cr", "ag", "gi") if hasattr(inner, f"{k}_frame")), "")
+        if not kind:
+            # An async generator's next step does not say whose it is.
+            inner = next(filter(inspect.isasyncgen, gc.get_referents(inner)), None)
+            continue
+        if (frame := getattr(inner, f"{kind}_frame")) is not None:
+            places.append(f"{inner.__qualname__}:{frame.f_lineno}")
+        inner = inner.gi_yieldfrom if kind == "gi" else getattr(inner, f"{kind}_await")
+    return places
+
+
+async def watch_partitions(
+    app: faust.App,
+    metrics: Metrics,
+    stalled: Callable[[Mapping[str, float]], None],
+    period_s: float = 5.0,
+) -> None:
+    """Update the gauges of lag and of time without progress for each partition of this process, forever.
+
+    Args:
+        app: The room's app.
+        metrics: The process's metrics.
+        stalled: Called with the seconds without progress by "topic/partition", for partitions where records wait.
+        period_s: Seconds between two updates.
+    """
+    stalls = Stalls()
+    shown: set[tuple[str, str]] = set()
+    while True:
+        await asyncio.sleep(period_s)
+        consumer = consumer_of(app)
+        try:
+            found = standing(consumer)
+        except ConsumerNotStarted:
+            continue  # faust reports itself started before it has connected
+        ages = stalls.look(found, time.monotonic())
+        labels = {(tp.topic, str(tp.partition)) for tp in ages}
+        for gone in shown - labels:  # another worker owns it now, so the values from here mean nothing
+            for gauge in (metrics.lag, metrics.stalled, metrics.progress):
+                _remove(gauge, gone)
+        shown = labels
+        for tp, age_s in ages.items():
+            metrics.stalled.labels(tp.topic, str(tp.partition)).set(age_s)
+            high, done = consumer.highwater(tp), consumer._committed_offset.get(tp)
+            if high is not None and done is not None:
+                metrics.lag.labels(tp.topic, str(tp.partition)).set(max(0, high - done))
+        stalled({f"{tp.topic}/{tp.partition}": age_s for tp, age_s in ages.items() if age_s})
+
+
+def _remove(gauge: Any, labels: tuple[str, str]) -> None:
+    with contextlib.suppress(KeyError):  # it was never set
+        gauge.remove(*labels)
+
+
+async def notice_growth(runtime: KafkaRuntime, period_s: float = 60.0) -> None:
+    """End the process if the partition count of a topic has changed; its successor refuses to start.
+
+    Producers that look up the count would otherwise spread the records of one query over two partitions, without any
+    error.
+    """
+    while True:
+        await asyncio.sleep(period_s)
+        producer = getattr(runtime.app.producer, "_producer", None)
+        if producer is None:
+            continue
+        declared = runtime.topics.declared(runtime.control.catalogue.groups)
+        if wrong := await changed_counts(producer.client, declared):
+            crash("partition counts have changed: " + "; ".join(wrong))
+
+
+async def changed_counts(client: Any, declared: Iterable[Topic]) -> list[str]:
+    """Return the topics whose partition count on the broker is wrong; empty if the broker does not answer.
+
+    Args:
+        client: A connected AIOKafkaClient.
+        declared: The topics as this process declares them.
+    """
+    try:
+        cluster = await client.fetch_all_metadata()
+    except (KafkaError, OSError) as error:
+        log.debug("partition counts are unknown: %r", error)
+        return []
+    return kafka_admin.miscounted(declared, lambda name: len(cluster.partitions_for_topic(name) or ()))
+
+
+# faust's worker for one room: it reports when it is ready, and stops without losing records.
+
+
+class Worker(faust.Worker):
+    """faust worker that calls `ready` once it serves its partitions, and loses nothing when it is stopped."""
+
+    def __init__(
+        self,
+        runtime: KafkaRuntime,
+        loop: asyncio.AbstractEventLoop,
+        *,
+        ready: Callable[[], None],
+        stopping: Callable[[], None],
+        ended: Callable[[], NoReturn],
+    ) -> None:
+        super().__init__(runtime.app, loop=loop, quiet=True, redirect_stdouts=False, override_logging=False)
+        self.spinner = None
+        self.runtime = runtime
+        self._ready = ready
+        self._stopping = stopping
+        self._ended = ended
+        self._ending = False
+
+    async def on_startup_finished(self) -> None:
+        """Report that tables are recovered and partitions are being served."""
+        self._ready()
+
+    async def stop(self) -> None:
+        """End the process: wait briefly for records in flight, commit what is handled; the rest is redelivered.
+
+        faust would cancel the handlers, acknowledge their records and commit, which loses records in flight. After an
+        error inside faust, nothing is committed.
+        """
+        if self.crash_reason is not None:
+            crash("faust failed", self.crash_reason)
+        if self._ending:
+            return
+        self._ending = True
+        log.info("stopping")
+        self._stopping()
+        await self.runtime.stop(SETTLE_S)
+        self._ended()
+
+
+async def run_without_handlers(
+    runtime: KafkaRuntime, *, ready: Callable[[], None], ended: Callable[[], NoReturn]
+) -> NoReturn:
+    """Run a room that handles no records until SIGTERM or SIGINT. faust cannot: its consumer needs a topic."""
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    await runtime.app.producer.maybe_start()
+    ready()
+    await stop.wait()
+    log.info("stopping")
+    await runtime.stop(SETTLE_S)
+    ended()

@@ -1,0 +1,524 @@
+"""Changelog-backed tables whose writes can be awaited.
+
+faust's `table[key] = value` discards the delivery future, so a row that the broker refused would be lost and the
+offset committed anyway. `put_all` waits for the delivery and only then makes the rows visible.
+
+faust recovers tables whose partitions are shared among workers (`Changelogged`). Tables with a single writer recover by
+themselves (`fenced.py`).
+"""
+
+import asyncio
+import functools
+import logging
+import time
+from collections.abc import Awaitable, Callable, Iterable, MutableMapping, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, Protocol
+
+import faust
+from aiokafka.errors import KafkaError
+
+from schemas.errors import RecordTooLarge
+from schemas.record import MAX_RECORD, MAX_VALUE
+from streams.runtime import kafka_clients, kafka_reading
+from streams.runtime.base import Crash, Outgoing, RowTooLarge, SendFailed, partition_for
+from streams.settings import Settings
+from streams.topics import writer_of
+
+Owned = Callable[[], frozenset[int]]
+Write = Callable[[str, Sequence[tuple[bytes, bytes | None, int]]], Awaitable[None]]
+"""Writes records (key, value or None, partition) to a topic in order, and waits until the broker has stored them."""
+
+
+class Changelogged(faust.Table[bytes, bytes]):
+    """A faust table of bytes in memory, which faust rebuilds from its changelog."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.places: dict[bytes, int] = {}
+        """The partition of each row."""
+
+    def apply_changelog_batch(self, batch: Iterable[Any]) -> None:
+        """Apply recovered rows and remember the partition of each.
+
+        A row outside its key's partition is skipped. An earlier release wrote such rows for misplaced feedback, and
+        they would replace the valid ones.
+        """
+        batch = [
+            event
+            for event in batch
+            if event.message.partition == partition_for(event.message.key, self.partitions or 1)
+        ]
+        super().apply_changelog_batch(batch)
+        self.places.update((event.message.key, event.message.partition) for event in batch)
+
+
+class KafkaTable:
+    """A table with awaited writes that shows the rows of owned partitions; see the protocol `Table`.
+
+    Args:
+        changelog: The topic of its rows.
+        rows: Rows by key; whatever recovers the table fills them.
+        places: The partition of each row.
+        write: Writes its records.
+        owned: Returns the partitions that this worker owns.
+        limit: Most bytes of a record.
+    """
+
+    def __init__(
+        self,
+        changelog: str,
+        rows: MutableMapping[bytes, bytes],
+        places: dict[bytes, int],
+        write: Write,
+        owned: Owned,
+        limit: int,
+    ) -> None:
+        self.changelog = changelog
+        self._rows = rows
+        self._places = places
+        self._write = write
+        self._owned = owned
+        self._limit = limit
+
+    def get(self, key: bytes) -> bytes | None:
+        """Return a row."""
+        value = self._rows.get(key)
+        return bytes(value) if value is not None else None
+
+    def items(self) -> list[tuple[bytes, bytes]]:
+        """Return the rows of owned partitions; rows of partitions that have moved away stay in memory, unseen."""
+        owned, places = self._owned(), self._places
+        return [(k, v) for k, v in list(self._rows.items()) if places.get(k) in owned]
+
+    def partition_of(self, key: bytes) -> int | None:
+        """Return the partition of a row; None without a row in an owned partition."""
+        place = self._places.get(key)
+        return place if place in self._owned() and key in self._rows else None
+
+    def __len__(self) -> int:
+        """Return the number of rows in owned partitions."""
+        owned, places = self._owned(), self._places
+        return sum(places.get(key) in owned for key in list(self._rows))
+
+    async def put(self, key: bytes, value: bytes, partition: int) -> None:
+        """Write one row."""
+        await self.put_all([(key, value, partition)])
+
+    async def put_all(self, rows: Iterable[tuple[bytes, bytes, int]]) -> None:
+        """Write rows (key, value, partition), in order, and wait until the broker has all of them.
+
+        Args:
+            rows: No value may be empty, because recovery treats an empty value as a deletion. The partition is that of
+                the record being handled; the changelog has as many partitions.
+
+        Raises:
+            RowTooLarge: a row exceeds the record limit; nothing was written.
+            SendFailed: the broker refused a row; none is visible.
+        """
+        rows = list(rows)
+        for key, value, _ in rows:
+            self._check(key, value)
+        await self._send(self.changelog, rows, "row")
+        for key, value, partition in rows:
+            self._rows[key] = value
+            self._places[key] = partition
+
+    async def drop_all(self, keys: Iterable[tuple[bytes, int]]) -> None:
+        """Delete rows and wait until the broker has stored all tombstones."""
+        keys = list(keys)
+        await self._send(self.changelog, [(key, None, partition) for key, partition in keys], "tombstone")
+        for key, _ in keys:
+            self._rows.pop(key, None)
+            self._places.pop(key, None)
+
+    def seed(self, rows: Iterable[tuple[bytes, bytes, int]]) -> None:
+        """Add rows (key, value, partition) that are already durable; an existing row of the same key stays."""
+        for key, value, partition in rows:
+            if key not in self._rows:
+                self._rows[key] = value
+                self._places[key] = partition
+
+    async def post(self, topic: str, records: Iterable[tuple[bytes, bytes | None]]) -> None:
+        """Write records to another topic of one partition; a table with a single writer writes them as that writer."""
+        await self._send(topic, [(key, value, 0) for key, value in records], "record")
+
+    async def _send(self, topic: str, rows: Sequence[tuple[bytes, bytes | None, int]], what: str) -> None:
+        try:
+            await self._write(topic, rows)
+        except KafkaError as error:
+            raise SendFailed(f"{topic}: the broker refused a {what}: {error!r}") from error
+
+    def _check(self, key: bytes, value: bytes) -> None:
+        if not value:
+            raise ValueError(f"{self.changelog}: row {key!r} is empty")
+        if len(value) + len(key) + 512 > self._limit:
+            raise RowTooLarge(
+                f"{self.changelog}: row {key!r} has {len(value)} bytes, the record limit is {self._limit}"
+            )
+
+
+# One writer per changelog, enforced by the broker: rows are written in transactions under one transactional id.
+#
+# The worker that is assigned the partition takes over the id. From then on the broker refuses every write of the
+# previous holder: a process that was suspended past its session and resumes, or a second one with the same name.
+# The rows it had started to write are aborted, and readers of committed records never see them. An epoch in the
+# rows could not do this: in a compacted topic, the old writer's late row would replace the valid one.
+
+log = logging.getLogger("streams.fence")
+
+Row = tuple[bytes, bytes | None]
+
+
+class Fence:
+    """The right to write one changelog.
+
+    Args:
+        topic: The changelog; it has one partition.
+        connect: Returns a producer, not started, for a transactional id or for None.
+        transactions: Says, once there is a broker, whether it has transactions; where it has none, nothing enforces a
+            single writer.
+    """
+
+    def __init__(
+        self,
+        topic: str,
+        connect: Callable[[str | None], Any],
+        *,
+        transactions: Callable[[], bool] = lambda: True,
+    ) -> None:
+        self.topic = topic
+        self._connect = connect
+        self._has_transactions = transactions
+        self._transactions = True
+        self._producer: Any = None
+        self._one_at_a_time = asyncio.Lock()
+
+    async def take(self) -> None:
+        """Take the right from whichever process holds it.
+
+        Raises:
+            KafkaError: the broker refused.
+        """
+        async with self._one_at_a_time:
+            await self._drop()
+            self._transactions = self._has_transactions()
+            if not self._transactions:
+                log.warning(
+                    "%s: the embedded broker has no transactions: nothing keeps a second process from writing this "
+                    "log; run a single decider", self.topic,
+                )  # fmt: skip
+            producer = self._connect(writer_of(self.topic) if self._transactions else None)
+            await producer.start()
+            self._producer = producer
+
+    async def release(self) -> None:
+        """Give up the right, if this process holds it."""
+        async with self._one_at_a_time:
+            await self._drop()
+
+    async def write(self, rows: Sequence[Row], topic: str = "") -> None:
+        """Write rows, all or none of them, and wait until they are committed.
+
+        Args:
+            rows: Keys and values; None deletes a key.
+            topic: A topic with one partition that only the holder of the right writes; the default is the changelog.
+
+        Raises:
+            Crash: another process holds the right, or it is unknown whether the rows were committed.
+        """
+        async with self._one_at_a_time:
+            if self._producer is None:
+                raise Crash(
+                    f"{self.topic}: this process may not write it, because another one owns the partition"
+                )
+            try:
+                if not self._transactions:
+                    await self._post(rows, topic)
+                    return
+                await self._producer.begin_transaction()
+                await self._post(rows, topic)
+                await self._producer.commit_transaction()
+            except Exception as error:
+                # KafkaError, or an AssertionError if aiokafka has already given up the transaction. Only the log tells
+                # whether the commit arrived: a restart reads it.
+                raise Crash(
+                    f"{self.topic}: another process writes it, or a commit is uncertain: {error!r}"
+                ) from error
+
+    async def _post(self, rows: Sequence[Row], topic: str = "") -> None:
+        rest = list(rows)
+        while rest:
+            batch, taken = self._producer.create_batch(), 0
+            for key, value in rest:
+                if batch.append(key=key, value=value, timestamp=None) is None:
+                    break
+                taken += 1
+            await (await self._producer.send_batch(batch, topic or self.topic, partition=0))
+            del rest[:taken]
+
+    async def _drop(self) -> None:
+        producer, self._producer = self._producer, None
+        if producer is not None:
+            await kafka_reading.stop(producer)
+
+
+# A table with a single writer, which recovers from its changelog without faust.
+#
+# faust assigns the changelog together with the topics of the room but reads none of it. faust's own recovery would
+# start at the oldest offset, and would wait forever for a last record whose offset belongs to a transaction's
+# marker. Here reading starts at the offset that the room names, after this process has taken the right to write.
+# From then on, no earlier writer can commit anything more.
+
+
+class Assignment(Protocol):
+    """What a table needs to know of its worker's partitions; the consumer implements it."""
+
+    moved: int
+
+    async def settled(self) -> int:
+        """Wait while partitions are being reassigned, and return the epoch of the assignment."""
+
+    def is_ours(self, epoch: int) -> bool:
+        """Return whether partitions have stayed where they were in this epoch."""
+
+    def at_work(self) -> AbstractContextManager[None]:
+        """Count as busy, so that a rebalance waits briefly."""
+
+
+class FencedTable(KafkaTable):
+    """A table of one partition that only one process may write, and that recovers by itself.
+
+    Args:
+        settings: Of the process.
+        fence: The right to write it.
+        assignment: Says whether the partition still belongs to this worker, and counts what was read.
+        owned: Returns the partitions that this worker owns.
+        begins: Returns the offset at which reading starts.
+        recovered: Awaited when all rows have been read.
+
+    Attributes:
+        read_s: Seconds that the last recovery spent reading.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        fence: Fence,
+        assignment: Assignment,
+        owned: Callable[[], frozenset[int]],
+        *,
+        begins: Callable[[], Awaitable[int]],
+        recovered: Callable[[], Awaitable[None]],
+    ) -> None:
+        async def write(topic: str, rows: Sequence[tuple[bytes, bytes | None, int]]) -> None:
+            await fence.write([(key, value) for key, value, _ in rows], topic)
+
+        super().__init__(fence.topic, {}, {}, write, owned, settings.kafka.max_record_bytes)
+        self.settings = settings
+        self.read_s = 0.0
+        self._assignment = assignment
+        self._begins = begins
+        self._recovered = recovered
+        self._recovered_epoch = -1
+        self._one_at_a_time = asyncio.Lock()
+
+    async def recover(self) -> None:
+        """Read the rows and let the room recover, once per assignment; return when the present assignment is recovered.
+
+        faust can call this while partitions are being reassigned, and calls it again afterwards, without waiting for
+        the first call to return.
+
+        Raises:
+            UniscaleError: no broker answers, or the changelog does not exist.
+        """
+        async with self._one_at_a_time:
+            while self._recovered_epoch != (epoch := await self._assignment.settled()):
+                if await self._read(epoch):
+                    with self._assignment.at_work():
+                        await self._recovered()
+                    self._recovered_epoch = epoch
+
+    async def _read(self, epoch: int) -> bool:
+        """Read everything that has been committed; return False if the partition moved in the meantime."""
+        began_s = time.monotonic()
+        found: dict[bytes, bytes] = {}
+        self._rows.clear()  # another process may have written since
+        self._places.clear()
+        if self._owned():
+            async for records in kafka_reading.read(self.settings, self.changelog, await self._begins()):
+                self._assignment.moved += 1
+                if not self._assignment.is_ours(epoch):
+                    return False
+                kafka_clients.apply(found, records)
+        self.seed((key, value, 0) for key, value in found.items())
+        self.read_s = time.monotonic() - began_s
+        return self._assignment.is_ours(epoch)
+
+
+# One producer for all handlers: their records share requests, and each batch in a request has one acknowledgement.
+#
+# aiokafka's `send` takes about 30 µs per record: it builds sets of all partitions, hashes the key in Python, and
+# gives each record a future. Here records wait for the next send, go into one batch per partition, and a call
+# returns when the batches with its records are acknowledged. A partition has only one batch in flight at a time, so
+# its records keep their order, even through retries.
+
+
+class _Call:
+    """One call of `send`, and how many of its records are not acknowledged yet."""
+
+    __slots__ = ("future", "left")
+
+    def __init__(self, future: "asyncio.Future[None]", left: int) -> None:
+        self.future = future
+        self.left = left
+
+    def settle(self, error: BaseException | None) -> None:
+        self.left -= 1
+        if self.future.done():
+            return  # one of its records has failed already, or nobody waits any more
+        if error is not None:
+            self.future.set_exception(error)
+        elif not self.left:
+            self.future.set_result(None)
+
+
+_Entry = tuple[bytes | None, bytes | None, _Call]
+
+
+class Sender:
+    """Batches records to the broker across handlers.
+
+    Args:
+        producer: Returns the connected AIOKafkaProducer; raises while there is none.
+        pause_s: Shortest time between two sends. After an idle period, records are sent at once. Records that did not
+            fit into a full batch follow as soon as that batch is acknowledged.
+    """
+
+    def __init__(self, producer: Callable[[], Any], pause_s: float) -> None:
+        self._producer = producer
+        self._pause_s = pause_s
+        self._open_at = 0.0
+        self._waiting: dict[tuple[str, int], list[_Entry]] = {}
+        self._under_way: set[tuple[str, int]] = set()
+        # Places (topic and partition) whose last batch was full: the records left over are sent without a pause.
+        self._overfull: set[tuple[str, int]] = set()
+        self._moment: asyncio.Handle | None = None
+        self._posting: set[asyncio.Task[None]] = set()
+        self._partitions: dict[str, int] = {}
+
+    async def send(self, records: Iterable[tuple[str, int | None, bytes | None, bytes | None]]) -> None:
+        """Send records and wait for all deliveries.
+
+        Args:
+            records: Topic, partition (None to choose it by the key), key and value of each.
+
+        Raises:
+            Exception: whatever the producer raised for one of them.
+        """
+        producer = self._producer()
+        placed = []
+        for topic, partition, key, value in records:
+            if partition is None:
+                count = self._partitions.get(topic) or await self._count(producer, topic)
+                partition = partition_for(key, count)
+            placed.append(((topic, partition), key, value))
+        if not placed:
+            return
+        loop = asyncio.get_running_loop()
+        call = _Call(loop.create_future(), len(placed))
+        for place, key, value in placed:
+            self._waiting.setdefault(place, []).append((key, value, call))
+        self._soon(loop)
+        await call.future
+
+    async def _count(self, producer: Any, topic: str) -> int:
+        # Read once: if a topic grew while in use, later records of a query would go to another partition.
+        count = self._partitions[topic] = len(await producer.partitions_for(topic))
+        return count
+
+    def _soon(self, loop: asyncio.AbstractEventLoop) -> None:
+        if self._moment is None:
+            now = loop.time()
+            self._moment = (
+                loop.call_soon(self._flush, loop)
+                if now >= self._open_at
+                else loop.call_at(self._open_at, self._flush, loop)
+            )
+
+    def _flush(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._moment = None
+        self._open_at = loop.time() + self._pause_s
+        if ready := [place for place in self._waiting if place not in self._under_way]:
+            self._start(ready, loop)
+
+    def _start(self, places: list[tuple[str, int]], loop: asyncio.AbstractEventLoop) -> None:
+        self._under_way.update(places)
+        task = loop.create_task(self._post(places))
+        self._posting.add(task)
+        task.add_done_callback(self._posting.discard)
+
+    async def _post(self, places: list[tuple[str, int]]) -> None:
+        for place in places:
+            self._overfull.discard(place)
+            entries = self._waiting.pop(place)
+            taken = 0
+            try:
+                producer = self._producer()
+                batch = producer.create_batch()
+                for key, value, _ in entries:
+                    if batch.append(key=key, value=value, timestamp=None) is None:
+                        break
+                    taken += 1
+                if taken < len(entries):  # the rest goes into the next batch, ahead of later records
+                    self._waiting[place] = entries[taken:]
+                    self._overfull.add(place)
+                topic, partition = place
+                acknowledged = await producer.send_batch(batch, topic, partition=partition)
+            except Exception as error:
+                self._settle(place, entries[: taken or len(entries)], error)
+            else:
+                acknowledged.add_done_callback(functools.partial(self._delivered, place, entries[:taken]))
+
+    def _delivered(self, place: tuple[str, int], entries: list[_Entry], acknowledged: Any) -> None:
+        error = asyncio.CancelledError() if acknowledged.cancelled() else acknowledged.exception()
+        self._settle(place, entries, error)
+
+    def _settle(self, place: tuple[str, int], entries: list[_Entry], error: BaseException | None) -> None:
+        self._under_way.discard(place)
+        for _, _, call in entries:
+            call.settle(error)
+        if place in self._waiting:
+            loop = asyncio.get_running_loop()
+            if place in self._overfull:
+                self._start([place], loop)
+            else:
+                self._soon(loop)
+
+
+# Send and wait: a record is stored on the broker before the offset of the record that caused it can be committed.
+
+
+class Outbox:
+    """Sends a room's records, within the size limit, and waits for delivery."""
+
+    def __init__(self, sender: Sender, settings: Settings) -> None:
+        self._sender = sender
+        # Leaves space for key, headers and the batch's frame, as in `schemas.record`.
+        self.limit = settings.kafka.max_record_bytes - (MAX_RECORD - MAX_VALUE)
+
+    async def send_all(self, records: Sequence[Outgoing]) -> None:
+        """Send records and wait for all deliveries. Records of one partition keep their order.
+
+        Raises:
+            RecordTooLarge: a value exceeds the limit; nothing was sent.
+        """
+        for record in records:
+            if len(record.value) > self.limit:
+                why = (
+                    f"takes {len(record.value)} bytes of {self.limit}; shorten the text or narrow the search"
+                )
+                raise RecordTooLarge(record.topic, "", why)
+        await self._sender.send(
+            [(record.topic, record.partition, record.key, record.value) for record in records]
+        )

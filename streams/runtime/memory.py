@@ -1,0 +1,692 @@
+"""An event loop whose time is its own: it jumps to the next timer when nothing else is to be done."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+import selectors
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Literal, NamedTuple, NoReturn, TypeVar
+
+from schemas.errors import RecordTooLarge
+from schemas.query import Origin
+from schemas.record import MAX_RECORD, MAX_VALUE
+from streams.control import Control
+from streams.metrics import Metrics
+from streams.runtime.base import (
+    BatchHandler,
+    Begin,
+    Crash,
+    Group,
+    Handler,
+    Outgoing,
+    Record,
+    RoomSpec,
+    RowTooLarge,
+    SendFailed,
+    UnknownTopic,
+    partition_for,
+)
+from streams.runtime.guard import Crashes, Guard
+from streams.settings import Settings
+from streams.topics import Topics
+
+T = TypeVar("T")
+
+
+class Standstill(RuntimeError):
+    """Nothing runs, and no timer will ever wake anything: whatever is awaited never comes."""
+
+
+class _Jumping(selectors.SelectSelector):
+    """A selector that moves the loop's clock instead of waiting."""
+
+    loop: VirtualLoop
+
+    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+        if timeout is None:
+            raise Standstill("every task waits and no timer is set")
+        self.loop.now += max(0.0, timeout)
+        return super().select(0)
+
+
+class VirtualLoop(asyncio.SelectorEventLoop):
+    """An asyncio loop that never waits. Work in threads is not seen: it must run inline."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        selector = _Jumping()
+        selector.loop = self
+        super().__init__(selector)
+
+    def time(self) -> float:
+        """Return the virtual seconds since the loop began."""
+        return self.now
+
+
+def run(main: Coroutine[Any, Any, T]) -> T:
+    """Run a coroutine on a virtual clock and return its result."""
+    with asyncio.Runner(loop_factory=VirtualLoop) as runner:
+        return runner.run(main)
+
+
+# Topics as lists of records: partitions, offsets, committed offsets, and what the broker refuses.
+
+BEGAN_MS = 1_700_000_000_000
+"""Milliseconds since the epoch at which a broker's clock begins by default."""
+
+
+class Effect(NamedTuple):
+    """One thing a worker did that outlives it.
+
+    Attributes:
+        app: The worker's consumer group.
+        kind: What it did.
+        topic: The topic sent to, the changelog written, or the topic whose offset was committed.
+        key: The key of what was sent or written; empty for a commit.
+    """
+
+    app: str
+    kind: Literal["send", "row", "commit"]
+    topic: str
+    key: bytes
+
+
+class _Partition:
+    def __init__(self) -> None:
+        self.first = 0
+        self.records: list[Record] = []
+        self.orders: list[int] = []
+
+    @property
+    def end(self) -> int:
+        return self.first + len(self.records)
+
+
+class Broker:
+    """The log that outlives every worker.
+
+    Args:
+        topics: How many partitions each topic has.
+        monotonic: Seconds; the broker's clock is this, since `began_ms`.
+        began_ms: Milliseconds since the epoch at which the clock begins.
+
+    Attributes:
+        committed: Committed offsets by consumer group, topic and partition.
+        effects: Everything workers have done, in order.
+        refuses: Asked before each send and row; a reason makes it fail.
+    """
+
+    def __init__(
+        self, topics: Mapping[str, int], monotonic: Callable[[], float], began_ms: int = BEGAN_MS
+    ) -> None:
+        self._topics = {name: [_Partition() for _ in range(n)] for name, n in topics.items()}
+        self._monotonic = monotonic
+        self._began_ms = began_ms
+        self._order = 0
+        self._watchers: list[tuple[object, Callable[[Record], None]]] = []
+        self.committed: dict[tuple[str, str, int], int] = {}
+        self.effects: list[Effect] = []
+        self.refuses: Callable[[str, bytes | None], str] = lambda topic, key: ""
+
+    def now_ms(self) -> int:
+        """Return the broker's time."""
+        return self._began_ms + int(self._monotonic() * 1000)
+
+    def create(self, name: str, partitions: int) -> None:
+        """Create a topic that is not there."""
+        self._topics.setdefault(name, [_Partition() for _ in range(partitions)])
+
+    def has(self, topic: str) -> bool:
+        """Return whether there is such a topic."""
+        return topic in self._topics
+
+    def partitions(self, topic: str) -> int:
+        """Return how many partitions a topic has.
+
+        Raises:
+            UnknownTopic: there is no such topic.
+        """
+        return len(self._of(topic))
+
+    def append(
+        self,
+        topic: str,
+        key: bytes | None,
+        value: bytes | None,
+        partition: int | None = None,
+        timestamp_ms: int | None = None,
+    ) -> Record:
+        """Append a record, to the partition of its key where none is given, and show it to the watchers.
+
+        Its append time is now, unless it was appended to another broker before.
+        """
+        parts = self._of(topic)
+        at = partition_for(key, len(parts)) if partition is None else partition
+        now_ms = self.now_ms() if timestamp_ms is None else timestamp_ms
+        record = Record(topic, at, parts[at].end, now_ms, key, value)
+        parts[at].records.append(record)
+        parts[at].orders.append(self._order)
+        self._order += 1
+        for _, watcher in list(self._watchers):
+            watcher(record)
+        return record
+
+    def at(self, topic: str, partition: int, offset: int) -> tuple[int, Record] | None:
+        """Return the first record at an offset or after it, with its place in the order of all; None at the end."""
+        part = self._of(topic)[partition]
+        index = max(0, offset - part.first)
+        if index >= len(part.records):
+            return None
+        return part.orders[index], part.records[index]
+
+    def records(self, topic: str) -> list[Record]:
+        """Return every record of a topic, partition by partition."""
+        return [record for part in self._of(topic) for record in part.records]
+
+    def changelog(self, topic: str, partition: int, begin: int = 0) -> dict[bytes, bytes]:
+        """Return the latest value of each key of a compacted partition, from an offset on."""
+        rows: dict[bytes, bytes] = {}
+        part = self._of(topic)[partition]
+        for record in part.records[max(0, begin - part.first) :]:
+            key = record.key or b""
+            rows.pop(key, None)
+            if record.value is not None:
+                rows[key] = record.value
+        return rows
+
+    def first(self, topic: str, partition: int) -> int:
+        """Return the oldest offset still there."""
+        return self._of(topic)[partition].first
+
+    def end(self, topic: str, partition: int) -> int:
+        """Return the offset that the next record gets."""
+        return self._of(topic)[partition].end
+
+    def delete_before(self, topic: str, partition: int, offset: int) -> None:
+        """Forget the records before an offset, as retention does."""
+        part = self._of(topic)[partition]
+        gone = max(0, min(offset, part.end) - part.first)
+        del part.records[:gone], part.orders[:gone]
+        part.first += gone
+
+    def begin_at(self, topic: str, partition: int, offset: int) -> None:
+        """Let an empty partition begin at an offset, as where retention has removed what was before it."""
+        part = self._of(topic)[partition]
+        if part.records:
+            raise ValueError(f"{topic}/{partition}: it has records already")
+        part.first = offset
+
+    def watch(self, owner: object, topics: Iterable[str], show: Callable[[Record], None]) -> None:
+        """Show every record appended to these topics from now on, until `unwatch`."""
+        names = frozenset(topics)
+
+        def one(record: Record) -> None:
+            if record.topic in names:
+                show(record)
+
+        self._watchers.append((owner, one))
+
+    def unwatch(self, owner: object) -> None:
+        """Forget the watchers of an owner that is gone."""
+        self._watchers = [each for each in self._watchers if each[0] is not owner]
+
+    def _of(self, topic: str) -> list[_Partition]:
+        if topic not in self._topics:
+            raise UnknownTopic(f"{topic}: the topic does not exist; create it first")
+        return self._topics[topic]
+
+
+# The records in flight of a worker in memory, kept beyond its death.
+
+
+class InFlightList:
+    """The records a worker is handling, as its successor finds them; see `streams.runtime.guard.InFlight`."""
+
+    def __init__(self, left: Sequence[str] = ()) -> None:
+        self.left = list(left)
+        self._held: list[str] = []
+
+    @property
+    def coordinates(self) -> list[str]:
+        """What is in flight."""
+        return list(self._held)
+
+    @contextlib.contextmanager
+    def holding(self, coordinates: Iterable[str]) -> Iterator[None]:
+        """Keep records noted while they are handled."""
+        names = list(coordinates)
+        self._held += names
+        try:
+            yield
+        finally:
+            for name in names:
+                self._held.remove(name)
+
+
+# What one worker handles of one topic: its runtime binds the handler, the cluster hands records over.
+
+
+class Subscription:
+    """A handler bound to a topic, with how far each assigned partition was handed over and handled."""
+
+    def __init__(self, topic: str, handle: BatchHandler, most: int, stage: str) -> None:
+        self.topic = topic
+        self.handle = handle
+        self.most = most
+        self.stage = stage
+        self.positions: dict[int, int] = {}
+        self.handled: dict[int, int] = {}
+        self.busy: set[int] = set()
+
+
+# The Table protocol over the memory broker: rows by key and partition, rebuilt from their changelog.
+
+
+class MemoryTable:
+    """Rows by key and partition, rebuilt from their changelog; see the protocol `Table`."""
+
+    def __init__(
+        self,
+        runtime: MemoryRuntime,
+        changelog: str,
+        source: str,
+        recovered: Callable[[], Awaitable[None]],
+        begins: Callable[[], Awaitable[int]] | None = None,
+    ) -> None:
+        self.runtime = runtime
+        self.changelog = changelog
+        self.source = source
+        self.recovered = recovered
+        self.begins = begins
+        self._rows: dict[bytes, tuple[int, bytes]] = {}
+
+    async def recover(self) -> None:
+        """Read the changelog of the partitions that are owned now; a row outside its key's partition is left out."""
+        partitions = self.runtime.broker.partitions(self.changelog)
+        owned = sorted(self.runtime.assigned(self.source))
+        begin = await self.begins() if self.begins and owned else 0
+        self._rows = {
+            key: (partition, value)
+            for partition in owned
+            for key, value in self.runtime.broker.changelog(self.changelog, partition, begin).items()
+            if partition_for(key, partitions) == partition
+        }
+        await self.recovered()
+
+    def get(self, key: bytes) -> bytes | None:
+        """Return a row."""
+        found = self._rows.get(key)
+        return found[1] if found else None
+
+    def items(self) -> list[tuple[bytes, bytes]]:
+        """Return all rows of owned partitions."""
+        owned = self.runtime.assigned(self.source)
+        return [(key, value) for key, (partition, value) in self._rows.items() if partition in owned]
+
+    def partition_of(self, key: bytes) -> int | None:
+        """Return where a row lies."""
+        found = self._rows.get(key)
+        return found[0] if found and found[0] in self.runtime.assigned(self.source) else None
+
+    def __len__(self) -> int:
+        """Return how many rows there are."""
+        return len(self.items())
+
+    async def put(self, key: bytes, value: bytes, partition: int) -> None:
+        """Write one row."""
+        await self.put_all([(key, value, partition)])
+
+    async def put_all(self, rows: Iterable[tuple[bytes, bytes, int]]) -> None:
+        """Write rows, each an effect of its own."""
+        rows = list(rows)
+        limit = self.runtime.settings.kafka.max_record_bytes
+        for key, value, _ in rows:
+            if not value:
+                raise ValueError(f"{self.changelog}: row {key!r} is empty")
+            if len(value) + len(key) + 512 > limit:
+                raise RowTooLarge(
+                    f"{self.changelog}: row {key!r} has {len(value)} bytes, the record limit is {limit}"
+                )
+        for key, value, partition in rows:
+            await self.runtime.effect("row", self.changelog, key, value, partition)
+        for key, value, partition in rows:
+            self._rows[key] = (partition, value)
+
+    async def drop_all(self, keys: Iterable[tuple[bytes, int]]) -> None:
+        """Delete rows, each an effect of its own."""
+        keys = list(keys)
+        for key, partition in keys:
+            await self.runtime.effect("row", self.changelog, key, None, partition)
+        for key, _ in keys:
+            self._rows.pop(key, None)
+
+    def seed(self, rows: Iterable[tuple[bytes, bytes, int]]) -> None:
+        """Show rows that are durable elsewhere."""
+        for key, value, partition in rows:
+            self._rows.setdefault(key, (partition, value))
+
+    async def post(self, topic: str, records: Iterable[tuple[bytes, bytes | None]]) -> None:
+        """Write records of another topic, each an effect of its own."""
+        self.runtime.require_own(topic)
+        for key, value in records:
+            await self.runtime.effect("row", topic, key, value, 0)
+
+
+# Follows topics outside the consumer group: shows what is there, then what is appended.
+
+
+def follow(
+    runtime: MemoryRuntime, topics: Sequence[str], on_record: Callable[[Record], None], begin: Begin
+) -> None:
+    """Show every record of topics to a worker until it dies; what is appended later is shown on a later turn."""
+    broker = runtime.broker
+    for topic in topics:
+        runtime.require_read(topic)
+        for partition in range(broker.partitions(topic)):
+            first, end = broker.first(topic, partition), broker.end(topic, partition)
+            at = first if begin == "beginning" else end
+            if isinstance(begin, int):
+                at = max(first, end - begin)
+            while (found := broker.at(topic, partition, at)) is not None:
+                on_record(found[1])
+                at = found[1].offset + 1
+
+    loop = asyncio.get_running_loop()
+
+    def show(record: Record) -> None:
+        if not runtime.dead:
+            on_record(record)
+
+    def show_later(record: Record) -> None:
+        loop.call_soon(show, record)
+
+    broker.watch(runtime, topics, show_later)
+
+
+# What a room asks the broker outside its consumer group.
+
+
+class Lookups:
+    """The questions of `streams.runtime.base.Runtime` that need nothing of the room but what its RoomSpec names."""
+
+    def __init__(self, settings: Settings, broker: Broker, spec: RoomSpec, group: str) -> None:
+        self.settings = settings
+        self.broker = broker
+        self.spec = spec
+        self.room = spec.name
+        self.group = group
+        self.topics = Topics(settings)
+
+    def require_read(self, topic: str) -> None:
+        """Refuse to read a topic that the RoomSpec does not name."""
+        if topic not in self.spec.looks_at(self.topics, self.group):
+            raise ValueError(f"{self.room}: reads {topic}, which its RoomSpec does not name")
+
+    async def first_offsets(self, topics: Sequence[str]) -> Mapping[tuple[str, int], int]:
+        """Ask the broker; see the protocol."""
+        return {(t, p): self.broker.first(t, p) for t in topics for p in range(self.broker.partitions(t))}
+
+    async def end_offsets(self, topics: Sequence[str]) -> Mapping[tuple[str, int], int]:
+        """Ask the broker; see the protocol."""
+        return {(t, p): self.broker.end(t, p) for t in topics for p in range(self.broker.partitions(t))}
+
+    async def groups(self, app_ids: Sequence[str]) -> Mapping[str, Group]:
+        """Ask the broker, which knows no members; see the protocol."""
+        found: dict[str, Group] = {}
+        for (app, topic, partition), offset in self.broker.committed.items():
+            if app in app_ids:
+                waiting = found.setdefault(app, Group({})).waiting
+                waiting[topic] = waiting.get(topic, 0) + self.broker.end(topic, partition) - offset
+        return found
+
+    async def has_topic(self, topic: str) -> bool:
+        """Ask the broker; see the protocol."""
+        return self.broker.has(topic)
+
+    async def latest(self, topic: str, begin: int = 0) -> dict[bytes, bytes]:
+        """Read the topic; see the protocol."""
+        self.require_read(topic)
+        found: dict[bytes, bytes] = {}
+        for partition in range(self.broker.partitions(topic)):
+            found |= self.broker.changelog(topic, partition, begin)
+        return found
+
+    async def find(self, topic: str, key: bytes, since_ms: int, until_ms: int) -> Record | None:
+        """Read the key's partition; see the protocol."""
+        self.require_read(topic)
+        partition = partition_for(key, self.broker.partitions(topic))
+        at = self.broker.first(topic, partition)
+        while (found := self.broker.at(topic, partition, at)) is not None:
+            record = found[1]
+            if record.key == key and since_ms <= record.timestamp_ms <= until_ms:
+                return record
+            at = record.offset + 1
+        return None
+
+
+# The Runtime protocol over lists: one worker of one room, which can die after any single effect.
+#
+# What a room asks the broker outside its consumer group is in `lookups`.
+
+
+_LATENCY_S = 0.02
+
+
+class Died(BaseException):
+    """This worker was killed: whatever it has not done yet never happens."""
+
+
+class MemoryRuntime(Lookups):
+    """One worker of one room; see `streams.runtime.base.Runtime` for what each method promises."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        broker: Broker,
+        spec: RoomSpec,
+        *,
+        group: str = "",
+        instance: str = "0",
+        crashes: Crashes,
+        left: Sequence[str] = (),
+        rng: random.Random | None = None,
+        dies_after: Callable[[Effect], bool] = lambda effect: False,
+    ) -> None:
+        super().__init__(settings, broker, spec, group)
+        self.instance = instance
+        self.metrics = Metrics(spec.name)
+        self.app = self.topics.app_id(spec.name, group)
+        self.control = Control(settings, self.monotonic)
+        self.limit = settings.kafka.max_record_bytes - (MAX_RECORD - MAX_VALUE)
+        self.answers_for: Callable[[str], bool] = lambda query_id: True
+        self.in_flight = InFlightList(left)
+        self.guard = Guard(self, crashes, self.in_flight)
+        self.subscriptions: list[Subscription] = []
+        self.tables: list[MemoryTable] = []
+        self.tasks: set[asyncio.Task[None]] = set()
+        self.epoch = 0
+        self.partitions: dict[str, frozenset[int]] = {}
+        self.dead = False
+        self.left_in_flight: list[str] = []
+        self.later: list[tuple[str, Callable[[], Awaitable[None]]]] = []
+        self.closers: list[Callable[[], Awaitable[None]]] = []
+        self._rng = rng
+        self._dies_after = dies_after
+
+    def each(self, topic: str, handle: Handler, *, stage: str) -> None:
+        """Bind a handler; see the protocol."""
+
+        async def one(records: Sequence[Record]) -> None:
+            await handle(records[0])
+
+        self._bind(topic, one, 1, stage)
+
+    def batches(self, topic: str, handle: BatchHandler, *, stage: str, most: int) -> None:
+        """Bind a handler of batches; see the protocol."""
+        self._bind(topic, handle, most, stage)
+
+    def _bind(self, topic: str, handle: BatchHandler, most: int, stage: str) -> None:
+        if topic not in self.spec.reads(self.topics, self.group):
+            raise ValueError(f"{self.room}: reads {topic}, which is not among the inputs of its RoomSpec")
+        self.broker.partitions(topic)
+        self.subscriptions.append(Subscription(topic, handle, most, stage))
+
+    def table(
+        self,
+        name: str,
+        partitions: int,
+        *,
+        source: str,
+        recovered: Callable[[], Awaitable[None]],
+        one_writer: bool = False,
+        begins: Callable[[], Awaitable[int]] | None = None,
+    ) -> MemoryTable:
+        """Declare a table; see the protocol."""
+        if begins is not None and not one_writer:
+            raise ValueError(f"{name}: only a table of one writer begins at an offset")
+        changelog = self.topics.changelog(self.room, name)
+        self.require_own(changelog)
+        if one_writer != self.spec.one_writer:
+            raise ValueError(f"{self.room}: one_writer of {name} differs from its RoomSpec")
+        self.broker.create(changelog, partitions)
+        table = MemoryTable(self, changelog, source, recovered, begins)
+        self.tables.append(table)
+        return table
+
+    async def follow(
+        self, topics: Sequence[str], on_record: Callable[[Record], None], *, begin: Begin
+    ) -> None:
+        """Show what is there, then what is appended; see the protocol."""
+        follow(self, topics, on_record, begin)
+
+    def require_own(self, topic: str) -> None:
+        """Refuse to write a topic that is not of the room's own state."""
+        if topic not in self.spec.keeps(self.topics):
+            raise ValueError(f"{self.room}: {topic} is not among the state of its RoomSpec")
+
+    async def send(self, *records: Outgoing) -> None:
+        """Append in order, each an effect of its own; see the protocol."""
+        for record in records:
+            if len(record.value) > self.limit:
+                why = (
+                    f"takes {len(record.value)} bytes of {self.limit}; shorten the text or narrow the search"
+                )
+                raise RecordTooLarge(record.topic, "", why)
+            if not self.spec.writes(self.topics, record.topic):
+                raise ValueError(
+                    f"{self.room}: writes {record.topic}, which is not among the outputs of its RoomSpec"
+                )
+        for record in records:
+            await self.effect("send", record.topic, record.key, record.value, record.partition)
+
+    def partition_for(self, key: bytes, partitions: int) -> int:
+        """Hash the key; see the protocol."""
+        return partition_for(key, partitions)
+
+    async def send_again(self, origin: Origin) -> bool:
+        """Append what lies at an origin; see the protocol."""
+        found = self.broker.at(origin.topic, origin.partition, origin.offset)
+        if found is None or found[1].offset != origin.offset:
+            return False
+        await self.effect("send", origin.topic, found[1].key, found[1].value)
+        return True
+
+    async def dead_letter(
+        self,
+        record: Record,
+        error: Exception,
+        *,
+        answer: bool = True,
+        query_origin: Origin | None = None,
+    ) -> None:
+        """Send a record to the dead-letter topic; see the protocol."""
+        await self.guard.dead_letter(record, error, answer=answer, query_origin=query_origin)
+
+    def is_ours(self, record: Record) -> bool:
+        """Compare the record's assignment with the present one; see the protocol."""
+        return record.epoch == self.epoch and not self.dead
+
+    def assigned(self, topic: str) -> frozenset[int]:
+        """Return the partitions of the last assignment; see the protocol."""
+        return self.partitions.get(topic, frozenset())
+
+    async def hold_back(self, offsets: Mapping[str, int]) -> Mapping[str, int]:
+        """Lower committed offsets; see the protocol."""
+        ahead = {}
+        for topic, offset in offsets.items():
+            committed = self.broker.committed.get((self.app, topic, 0), 0)
+            back = max(offset, self.broker.first(topic, 0))
+            if committed > back:
+                self.broker.committed[self.app, topic, 0] = back
+                ahead[topic] = committed
+        return ahead
+
+    def now_ms(self) -> int:
+        """Return the broker's time: there is one clock."""
+        return self.broker.now_ms()
+
+    def monotonic(self) -> float:
+        """Return the loop's time."""
+        return asyncio.get_running_loop().time()
+
+    async def sleep(self, seconds: float) -> None:
+        """Wait on the loop's clock."""
+        await asyncio.sleep(seconds)
+
+    async def in_thread(self, work: Callable[[], T]) -> T:
+        """Run inline: a thread would make the order of events a matter of luck."""
+        return work()
+
+    def background(self, name: str, run: Callable[[], Awaitable[None]]) -> None:
+        """Run once the worker serves; see the protocol."""
+        self.later.append((name, run))
+
+    def on_stop(self, close: Callable[[], Awaitable[None]]) -> None:
+        """Close it when the worker stops."""
+        self.closers.append(close)
+
+    def crash(self, reason: str, error: BaseException | None = None) -> NoReturn:
+        """End the worker; see the protocol."""
+        raise Crash(reason) from error
+
+    async def effect(
+        self,
+        kind: Literal["send", "row"],
+        topic: str,
+        key: bytes | None,
+        value: bytes | None,
+        partition: int | None = None,
+    ) -> None:
+        """Append a record unless the broker refuses it, and die after it where that is asked for."""
+        await self._latency()
+        if why := self.broker.refuses(topic, key):
+            raise SendFailed(f"{topic}: the broker did not take a record: {why}")
+        self.broker.append(topic, key, value, partition)
+        self.done(Effect(self.app, kind, topic, key or b""))
+
+    async def commit(self, topic: str, partition: int, offset: int) -> None:
+        """Commit an offset."""
+        await self._latency()
+        self.broker.committed[self.app, topic, partition] = offset
+        self.done(Effect(self.app, "commit", topic, b""))
+
+    def done(self, effect: Effect) -> None:
+        """Note an effect; die after it where that is asked for."""
+        self.broker.effects.append(effect)
+        if self._dies_after(effect):
+            self.die()
+            raise Died(f"{self.app} died after {effect}")
+
+    def die(self) -> None:
+        """Do nothing more; what is in flight stays noted for the successor."""
+        if not self.dead:
+            self.dead = True
+            self.left_in_flight = self.in_flight.coordinates
+
+    async def _latency(self) -> None:
+        if self._rng is not None:
+            await asyncio.sleep(self._rng.random() * _LATENCY_S)
+        if self.dead:
+            raise Died(f"{self.app} is dead")

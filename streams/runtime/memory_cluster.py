@@ -1,0 +1,293 @@
+"""A deployment in memory: workers of rooms on one broker, who handles what when, deaths and restarts."""
+
+import asyncio
+import contextlib
+import random
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from pathlib import Path
+from typing import Any
+
+from agents.catalogue.file import load_catalogue
+from streams.runtime.base import Crash, Record, RoomSpec
+from streams.runtime.guard import Crashes
+from streams.runtime.memory import BEGAN_MS, Broker, Died, Effect, MemoryRuntime, Subscription
+from streams.settings import Settings
+from streams.topics import Topics
+
+_MOST_DEATHS = 200
+_PAUSE_S = 1.0
+
+_Work = tuple[int, MemoryRuntime, Subscription, int, list[Record]]
+
+
+class Cluster:
+    """All workers of a deployment. Make it inside `memory.run`, in whose time everything happens.
+
+    Args:
+        settings: Of every worker.
+        rooms: The rooms by name.
+        seed: Draws the latency of every effect and which commits are late. None: no latency, each record is
+            committed, and one record is handled at a time, the oldest first.
+        dies_after: Asked after each effect whether its worker dies now.
+        began_ms: When the broker's clock begins, milliseconds since the epoch.
+
+    Attributes:
+        deaths: What ended workers, in order; each was restarted.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        rooms: Mapping[str, RoomSpec],
+        *,
+        seed: int | None = None,
+        dies_after: Callable[[Effect], bool] = lambda effect: False,
+        began_ms: int = BEGAN_MS,
+    ) -> None:
+        self.settings = settings
+        self.rooms = dict(rooms)
+        self.groups = tuple(load_catalogue(Path(settings.catalogue)).groups)
+        self.topics = Topics(settings)
+        declared = {topic.name: topic.partitions for topic in self.topics.declared(self.groups)}
+        self.broker = Broker(declared, asyncio.get_running_loop().time, began_ms)
+        self.workers: list[MemoryRuntime] = []
+        self.deaths: list[BaseException] = []
+        self._rng = None if seed is None else random.Random(seed)
+        self._dies_after = dies_after
+        self._counts: dict[tuple[str, str], Crashes] = {}
+        self._left: dict[tuple[str, str], list[str]] = {}
+        self._errors: list[BaseException] = []
+        self._changed = asyncio.Event()
+        self._handling: set[asyncio.Task[None]] = set()
+        self._starting: set[asyncio.Task[None]] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self.broker.watch(self, declared, lambda record: self._changed.set())
+        self._keep(self._dispatch())
+
+    async def up(self) -> None:
+        """Start one worker of each room that is not optional, and of each group of grouped ones, against the stream."""
+        for spec in reversed(self.rooms.values()):
+            for group in () if spec.optional else self.groups if spec.grouped else ("",):
+                await self.start(spec.name, group)
+
+    async def start(self, room: str, group: str = "", instance: str = "0") -> MemoryRuntime:
+        """Start a worker: control is read, the room built, partitions assigned and tables recovered."""
+        spec = self.rooms[room]
+        app = self.topics.app_id(room, group)
+        name = (app, instance)
+        worker = MemoryRuntime(
+            self.settings, self.broker, spec, group=group, instance=instance,
+            crashes=self._counts.setdefault(name, Crashes(None)), left=self._left.pop(name, ()),
+            rng=self._rng, dies_after=self._dies_after,
+        )  # fmt: skip
+        self.workers.append(worker)
+        try:
+            await worker.control.start(worker)
+            await spec.build(worker)
+            await self._rebalance(app)
+        except (Crash, Died) as error:
+            self._down(worker, error)
+            return worker
+        for what, run in worker.later:
+            self._keep(self._background(worker, what, run), worker.tasks)
+        return worker
+
+    async def stop(self, worker: MemoryRuntime) -> None:
+        """Stop a worker in order: no record is begun, what is handled is committed, its partitions move on."""
+        worker.guard.stop()
+        while worker.in_flight.coordinates:  # noqa: ASYNC110 - many handlers, one wait
+            await asyncio.sleep(0.01)
+        for subscription in worker.subscriptions:
+            for partition, position in subscription.handled.items():
+                await worker.commit(subscription.topic, partition, position)
+        for close in worker.closers:
+            await close()
+        self._leave(worker)
+        await self._rebalance(worker.app)
+
+    def kill(self, worker: MemoryRuntime) -> None:
+        """Kill a worker where it stands; its successor is started at once."""
+        worker.die()
+        self._down(worker, Died(f"{worker.app} was killed"))
+
+    def produce(
+        self, topic: str, key: bytes | None, value: bytes | None, partition: int | None = None
+    ) -> Record:
+        """Append a record as a client does; one with another partitioner names the partition."""
+        return self.broker.append(topic, key, value, partition)
+
+    async def until(self, condition: Callable[[], bool], timeout_s: float = 600.0) -> None:
+        """Let the deployment run until a condition holds.
+
+        Raises:
+            TimeoutError: it did not come true in so many virtual seconds.
+            BaseException: what went wrong in the deployment other than the end of a worker.
+        """
+        loop = asyncio.get_running_loop()
+        until = loop.time() + timeout_s
+        while not condition():
+            if self._errors:
+                raise self._errors[0]
+            if loop.time() > until:
+                raise TimeoutError(f"did not come true in {timeout_s:.0f} s; deaths: {self.deaths[-3:]}")
+            await asyncio.sleep(0.05)
+
+    @property
+    def busy(self) -> bool:
+        """Whether a record is being handled or waits, or a worker is starting."""
+        return bool(self._handling or self._starting or self._waiting())
+
+    async def close(self) -> None:
+        """Close what the rooms opened and end every task. Nothing is sent or committed any more."""
+        for worker in self.workers:
+            worker.die()
+            for close in worker.closers:
+                with contextlib.suppress(Died):
+                    await close()
+        tasks = {*self._tasks, *self._handling, *self._starting}
+        for worker in self.workers:
+            tasks |= worker.tasks
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _dispatch(self) -> None:
+        """Hand records over: one at a time without a seed, else every partition side by side."""
+        while True:
+            await self._changed.wait()
+            self._changed.clear()
+            while True:
+                if self._starting and self._rng is None:
+                    await asyncio.wait(self._starting)
+                if not (work := self._waiting()):
+                    break
+                for _, worker, subscription, partition, records in work if self._rng else work[:1]:
+                    subscription.busy.add(partition)
+                    subscription.positions[partition] = records[-1].offset + 1
+                    self._keep(self._handle(worker, subscription, partition, records), self._handling)
+                if self._rng is None:
+                    await asyncio.wait(self._handling)
+
+    def _waiting(self) -> list[_Work]:
+        """Return what can be handed over now, the oldest first."""
+        found: list[_Work] = []
+        for worker in self.workers:
+            for subscription in worker.subscriptions:
+                for partition, position in subscription.positions.items():
+                    if partition in subscription.busy:
+                        continue
+                    batch: list[Record] = []
+                    order = -1
+                    while len(batch) < (subscription.most if self._rng else 1):
+                        next_ = self.broker.at(subscription.topic, partition, position)
+                        if next_ is None:
+                            break
+                        order = next_[0] if not batch else order
+                        position = next_[1].offset + 1
+                        batch.append(_under(next_[1], worker.epoch))
+                    if batch:
+                        found.append((order, worker, subscription, partition, batch))
+        return sorted(found, key=lambda work: work[0])
+
+    async def _handle(
+        self, worker: MemoryRuntime, subscription: Subscription, partition: int, records: list[Record]
+    ) -> None:
+        try:
+            await worker.guard.call(records, subscription.handle)
+            if worker.is_ours(records[-1]):
+                subscription.handled[partition] = records[-1].offset + 1
+                worker.metrics.records.labels(worker.room, subscription.topic).inc(len(records))
+                if self._rng is None or self._rng.random() < 0.5:
+                    await worker.commit(subscription.topic, partition, records[-1].offset + 1)
+        except (Crash, Died) as error:
+            self._down(worker, error)
+        finally:
+            subscription.busy.discard(partition)
+            self._changed.set()
+
+    async def _background(self, worker: MemoryRuntime, what: str, run: Callable[[], Awaitable[None]]) -> None:
+        try:
+            await run()
+        except (Crash, Died) as error:
+            self._down(worker, error)
+        except Exception as error:
+            crash = Crash(f"{what} failed: {error}")
+            crash.__cause__ = error
+            self._down(worker, crash)
+
+    def _down(self, worker: MemoryRuntime, error: BaseException) -> None:
+        """Take away a worker that ended, and start its successor."""
+        if worker not in self.workers:
+            return
+        self.deaths.append(error)
+        if len(self.deaths) > _MOST_DEATHS:
+            raise RuntimeError(f"workers died {_MOST_DEATHS} times; last: {error!r}") from error
+        worker.die()
+        # A crash has counted its failure; after a kill the successor counts what it finds in flight.
+        self._left[worker.app, worker.instance] = worker.left_in_flight if isinstance(error, Died) else []
+        self._leave(worker)
+        # As under the supervisor: one that ended by itself is started again after a pause, one that was killed at once.
+        pause_s = _PAUSE_S if isinstance(error, Crash) else 0.0
+        self._keep(self._restart(worker, pause_s), self._starting)
+        self._changed.set()
+
+    async def _restart(self, worker: MemoryRuntime, pause_s: float) -> None:
+        if pause_s:
+            await asyncio.sleep(pause_s)
+        await self.start(worker.room, worker.group, worker.instance)
+
+    def _leave(self, worker: MemoryRuntime) -> None:
+        worker.dead = True
+        if worker in self.workers:
+            self.workers.remove(worker)
+        self.broker.unwatch(worker)
+        for subscription in worker.subscriptions:
+            subscription.positions.clear()
+        current = asyncio.current_task()
+        for task in worker.tasks:
+            if task is not current:
+                task.cancel()
+
+    async def _rebalance(self, app: str) -> None:
+        """Reassign the partitions of a consumer group, and let its workers recover."""
+        members = [worker for worker in self.workers if worker.app == app]
+        for at, worker in enumerate(members):
+            worker.epoch += 1
+            worker.partitions = {
+                each.topic: frozenset(range(at, self.broker.partitions(each.topic), len(members)))
+                for each in worker.subscriptions
+            }
+            for subscription in worker.subscriptions:
+                subscription.positions.clear()
+                subscription.handled.clear()
+        for worker in members:
+            for table in worker.tables:
+                await table.recover()
+            for subscription in worker.subscriptions:
+                subscription.positions = {
+                    partition: self.broker.committed.get(
+                        (app, subscription.topic, partition), self.broker.first(subscription.topic, partition)
+                    )
+                    for partition in sorted(worker.assigned(subscription.topic))
+                }
+        self._changed.set()
+
+    def _keep(
+        self, coroutine: Coroutine[Any, Any, None], among: "set[asyncio.Task[None]] | None" = None
+    ) -> None:
+        kept = self._tasks if among is None else among
+        task: asyncio.Task[None] = asyncio.get_running_loop().create_task(coroutine)
+        kept.add(task)
+
+        def ended(done: "asyncio.Task[None]") -> None:
+            kept.discard(done)
+            if not done.cancelled() and (error := done.exception()) is not None:
+                self._errors.append(error)
+
+        task.add_done_callback(ended)
+
+
+def _under(record: Record, epoch: int) -> Record:
+    return Record(
+        record.topic, record.partition, record.offset, record.timestamp_ms, record.key, record.value, epoch
+    )

@@ -1,0 +1,159 @@
+"""The embedder: admits queries, and encodes each Query into a Context."""
+
+from streams.runtime.base import RoomSpec, Runtime
+
+
+async def _build_embedder(runtime: Runtime) -> None:
+    """Load what the room needs and bind its handlers."""
+    from streams.services.embedder import EmbedderRoom
+
+    room = await EmbedderRoom.build(runtime)
+    runtime.each(runtime.topics.query, room.on_query, stage="embed")
+
+
+EMBEDDER = RoomSpec(
+    name="embedder",
+    inputs=("query",),
+    outputs=("context", "answer", "dead-letter"),
+    follows=("answer", "dead-letter"),
+    build=_build_embedder,
+)
+
+
+# The decider: the learner of the deployment, its log and its policy.
+
+
+async def _build_decider(runtime: Runtime) -> None:
+    """Load what the room needs and bind its handlers."""
+    from streams.services.decider import DeciderRoom
+    from streams.services.previews import Previews
+
+    room = await DeciderRoom.build(runtime)
+    topics = runtime.topics
+    # One partition each: learning has one order. Batches share one delivery and one pass of BLAS.
+    runtime.batches(topics.context, room.on_contexts, stage="decide", most=32)
+    runtime.batches(topics.reward, room.on_rewards, stage="learn", most=32)
+    if runtime.settings.previews.port:
+        runtime.background("previews", Previews(room).serve)
+
+
+DECIDER = RoomSpec(
+    name="decider",
+    inputs=("context", "reward"),
+    outputs=("action-decision", "action-decision.<group>", "answer", "dead-letter"),
+    state=("decider-pending-changelog", "learner-snapshot"),
+    one_writer=True,
+    build=_build_decider,
+)
+
+
+# The executor: the searches of one group of models, and their engines.
+
+
+async def _build_executor(runtime: Runtime) -> None:
+    """Load what the room needs and bind its handlers."""
+    from streams.services.executor import CANCELS, ExecutorRoom
+
+    room = await ExecutorRoom.build(runtime)
+    topics, group = runtime.topics, runtime.group
+    await runtime.follow([topics.cancel_for(group)], room.on_cancel, begin=CANCELS)
+    runtime.each(topics.decision_for(group), room.on_decision, stage="begin")
+    runtime.each(topics.verification_for(group), room.on_verification, stage="search")
+
+
+EXECUTOR = RoomSpec(
+    name="executor",
+    inputs=("action-decision.<group>", "verification.<group>"),
+    outputs=("search-step", "answer", "heartbeat", "dead-letter"),
+    follows=("cancel.<group>",),
+    build=_build_executor,
+    grouped=True,
+)
+
+
+# The verifier: scores the steps of all groups.
+
+
+async def _build_verifier(runtime: Runtime) -> None:
+    """Load what the room needs and bind its handlers."""
+    from streams.services.verifier import VerifierRoom
+
+    room = await VerifierRoom.build(runtime)
+    runtime.each(runtime.topics.search_step, room.on_step, stage="verify")
+
+
+VERIFIER = RoomSpec(
+    name="verifier",
+    inputs=("search-step",),
+    outputs=("verification.<group>", "answer", "dead-letter"),
+    build=_build_verifier,
+)
+
+
+# The aggregator: Decision, Answer, Feedback and Due joined into Rewards.
+
+
+async def _build_aggregator(runtime: Runtime) -> None:
+    """Load what the room needs and bind its handlers."""
+    from streams.services.aggregator import AggregatorRoom
+
+    room = await AggregatorRoom.build(runtime)
+    topics = runtime.topics
+    # Four topics with equal partitions meet in one table, one record of a partition at a time.
+    runtime.each(topics.decision, room.on_decision, stage="open")
+    runtime.each(topics.answer, room.on_answer, stage="close")
+    runtime.each(topics.feedback, room.on_feedback, stage="feedback")
+    runtime.each(topics.due, room.on_due, stage="due")
+
+
+AGGREGATOR = RoomSpec(
+    name="aggregator",
+    inputs=("action-decision", "answer", "feedback", "due"),
+    outputs=("reward", "answer", "due", "feedback", "dead-letter"),
+    state=("aggregator-join-changelog",),
+    build=_build_aggregator,
+)
+
+
+# The gateway: an OpenAI-compatible HTTP API in front of the topics. It sends queries and follows their progress.
+
+
+async def _build_gateway(runtime: Runtime) -> None:
+    """Read the topics into the index, then serve HTTP."""
+    from streams.gateway.app import GatewayRoom, serve
+
+    settings = runtime.settings.gateway
+    room = GatewayRoom(runtime, settings.recent)
+    await room.follow()
+    await serve(room, settings.host, settings.port, frozenset(settings.hosts))
+
+
+GATEWAY = RoomSpec(
+    name="gateway",
+    inputs=(),
+    outputs=("query", "feedback", "control", "cancel.<group>"),
+    follows=("query", "action-decision", "answer", "reward", "feedback", "dead-letter", "search-step"),
+    build=_build_gateway,
+    optional=True,
+)
+
+
+# The rooms: each binds the pure code of one package of `agents` to its topics.
+#
+# ROOMS is the one list of rooms. A room is a folder (or a file) with a `SPEC`, and one line
+# here. Importing this package loads no engine, encoder or policy: a room's `build` does.
+
+__all__ = ["ROOMS", "RoomSpec"]
+
+ROOMS: dict[str, RoomSpec] = {
+    spec.name: spec
+    for spec in (
+        EMBEDDER,
+        DECIDER,
+        EXECUTOR,
+        VERIFIER,
+        AGGREGATOR,
+        GATEWAY,
+    )
+}
+"""Every room by name, in stream order."""

@@ -1,0 +1,296 @@
+"""The aggregator's room: joins Decision, Answer, Feedback and Due in one table; writes Rewards and expired Answers.
+
+The four topics have equal partition counts, so that the records of a query meet in one partition. A client with
+another partitioner (librdkafka's default, or no key) breaks that for its Feedback: it is sent on to the partition of
+its query, and handled there.
+
+The rewards are sent before the row is stored: after a crash in between the same record makes the same rewards,
+under the same identity. The timer writes no row; what it finds overdue takes the ordered way as a Due record.
+"""
+
+import asyncio
+import heapq
+import logging
+from dataclasses import asdict
+from functools import partial
+from typing import Self
+
+from agents.answers import GradingPool, Undecided, ask_later
+from agents.reward.comparison import Uplift
+from agents.reward.join import (
+    Arrival,
+    Orphan,
+    Row,
+    Turn,
+    Valued,
+    Waits,
+    decode_row,
+    dues,
+    encode_row,
+    on,
+    to_value,
+)
+from agents.reward.outcome import value
+from schemas.answer import FAILURES, UNCOUNTED, Answer
+from schemas.dead_letter import DeadLetter
+from schemas.decision import Decision
+from schemas.errors import UniscaleError
+from schemas.record import MAX_RECORD, MAX_VALUE, decode, encode
+from schemas.reward import Due, Feedback, Reward
+from streams.runtime.base import Outgoing, Record, Runtime, Unavailable, key_of
+from streams.topics import SHARD
+
+log = logging.getLogger("streams.aggregator")
+
+# How often the timer looks, and after which time a Due that changed nothing is sent again: its append time may
+# have been before the deadline, when this machine's clock runs ahead of the broker's.
+_TICK_S = 0.5
+_AGAIN_MS = 15_000
+
+
+class OrphanFeedback(UniscaleError):
+    """Feedback for a query that had no Answer in time. Check the query_id, or wait longer."""
+
+
+class OversizedFeedback(UniscaleError):
+    """Feedback that does not fit its query's row. Shorten its metadata and send it again."""
+
+
+class MisplacedRecord(UniscaleError):
+    """A record of the rooms lies in another partition than its query. Only a foreign producer can have sent it."""
+
+
+class AggregatorRoom:
+    """The join of one deployment."""
+
+    def __init__(self, runtime: Runtime) -> None:
+        self.runtime = runtime
+        settings = runtime.settings
+        self.table = runtime.table(
+            "join", settings.kafka.join_partitions, source=runtime.topics.answer, recovered=self._recovered
+        )
+        self.waits = Waits(
+            timeout_ms=int(settings.queries.timeout_s * 1000),
+            feedback_ms=int(settings.queries.feedback_wait_s * 1000),
+            row_bytes=settings.kafka.max_record_bytes - (MAX_RECORD - MAX_VALUE),
+        )
+        self.pool = GradingPool()
+        self.uplift = Uplift()
+        # One record of a partition at a time, whichever of the four topics it comes from.
+        self._locks = [asyncio.Lock() for _ in range(settings.kafka.join_partitions)]
+        self._due: list[tuple[int, str, str, int]] = []
+        # Deadlines that were sent; their rows may still have them.
+        self._passed: dict[tuple[str, str], int] = {}
+
+    @classmethod
+    async def build(cls, runtime: Runtime) -> Self:
+        """Make the room and start its timer."""
+        room = cls(runtime)
+        runtime.background("the aggregator's timer", room._tick)
+        return room
+
+    async def on_decision(self, record: Record) -> None:
+        """Open a query's row: its deadline is known from here on."""
+        decision = decode(record.value, Decision)
+        await self._turn(decision.query_id, record, decision)
+
+    async def on_answer(self, record: Record) -> None:
+        """Price and grade the Answer that counts."""
+        answer = decode(record.value, Answer)
+        await self._turn(answer.query_id, record, answer)
+
+    async def on_feedback(self, record: Record) -> None:
+        """Apply a client's feedback, in the partition of its query.
+
+        Sent on a second time after a crash, it is a duplicate there. Its append time is then that of the second
+        record, so its way here counts against its deadline.
+        """
+        feedback = decode(record.value, Feedback)
+        key = key_of(feedback.query_id)
+        partition = self._partition_of(key)
+        if partition != record.partition:
+            value = record.value or b""
+            await self.runtime.send(Outgoing(record.topic, key, value, partition))
+            self.runtime.metrics.misplaced.labels(record.topic).inc()
+            return
+        await self._turn(feedback.query_id, record, feedback)
+
+    async def on_due(self, record: Record) -> None:
+        """Act on a deadline that has passed."""
+        due = decode(record.value, Due)
+        await self._turn(due.query_id, record, due)
+
+    def _partition_of(self, key: bytes) -> int:
+        return self.runtime.partition_for(key, self.runtime.settings.kafka.join_partitions)
+
+    async def _turn(self, query_id: str, record: Record, message: Decision | Answer | Feedback | Due) -> None:
+        key = key_of(query_id)
+        if record.partition != (partition := self._partition_of(key)):
+            error = MisplacedRecord(
+                f"{query_id}: lies in partition {record.partition} of {record.topic}, its query's is {partition}; "
+                "only the rooms may write this topic, see SECURITY.md"
+            )
+            # The query goes on without it: what the rooms themselves wrote lies in its partition.
+            await self.runtime.dead_letter(record, error, answer=False)
+            return
+        async with self._locks[record.partition]:
+            data = self.table.get(key)
+            row = decode_row(data) if data else None
+            wanted = to_value(row, message)
+            valued = await self._value(*wanted, row) if wanted else None
+            generator = None
+            if isinstance(message, Decision):
+                generator = self.runtime.control.pricing.generators.get(message.action.model)
+            arrival = Arrival(message, record.timestamp_ms, record.origin)
+            turn = on(row, arrival, self.waits, valued, generator)
+            await self.runtime.send(*(self._outgoing(out, record) for out in turn.out))
+            if turn.row is None:
+                if data is not None:
+                    await self.table.drop_all([(key, record.partition)])
+            elif turn.row != row:
+                await self.table.put(key, encode_row(turn.row), record.partition)
+                self._watch(turn.row)
+            self._count(record, turn, valued)
+
+    def _outgoing(self, out: Reward | Answer | Orphan, record: Record) -> Outgoing:
+        topics = self.runtime.topics
+        if isinstance(out, Reward):
+            return Outgoing(topics.reward, SHARD, encode(out))
+        if isinstance(out, Answer):
+            return Outgoing(topics.answer, key_of(out.query_id), encode(out))
+        query_id = out.feedback.query_id
+        why = {
+            "unanswered": OrphanFeedback(
+                f"{query_id}: query_id: no answer of that id came in time; check the id"
+            ),
+            "oversized": OversizedFeedback(
+                f"{query_id}: does not fit the row of its query; shorten its metadata"
+            ),
+        }[out.why]
+        letter = DeadLetter.of(
+            encode(out.feedback),
+            why,
+            room="aggregator",
+            origin=out.origin or record.origin,
+            query_id=query_id,
+            keep_bytes=self.runtime.settings.kafka.dead_letter_bytes,
+        )
+        self.runtime.metrics.dead_letters.labels(topics.feedback, letter.error).inc()
+        return Outgoing(topics.dead_letter, letter.key.encode(), encode(letter))
+
+    async def _value(self, reference: object, answer: Answer, row: Row | None) -> Valued:
+        work = partial(
+            value,
+            reference,
+            answer,
+            pricing=self.runtime.control.pricing,
+            generator=row.opened.generator if row is not None and row.opened is not None else None,
+        )
+        try:
+            return work(judge=ask_later, run=ask_later)
+        except Undecided:
+            return await self.runtime.in_thread(partial(work, judge=self.pool.judge, run=self.pool.run))
+
+    def _count(self, record: Record, turn: Turn, valued: Valued | None) -> None:
+        metrics = self.runtime.metrics
+        for count in turn.counts:
+            if count.startswith("duplicate"):
+                metrics.duplicates.labels(record.topic).inc()
+            elif count.startswith("late") or count == "expired":
+                metrics.late.labels(record.topic).inc()
+        if valued is not None:
+            metrics.answers.labels(valued.status).inc()
+            if valued.price is not None:
+                metrics.eflops.labels("prefill").inc(valued.price.prefill_eflops)
+                metrics.eflops.labels("decoding").inc(valued.price.decoding_eflops)
+                metrics.eflops.labels("verifier").inc(valued.price.verifier_eflops)
+        for out in turn.out:
+            if isinstance(out, Reward):
+                self._observe(out)
+                if out.closes and turn.row is not None:
+                    self._observe_cohort(out, turn.row)
+
+    def _observe(self, reward: Reward) -> None:
+        metrics = self.runtime.metrics
+        terms = {"correct": reward.correct, "score": reward.score, "log_cost": reward.log_cost}
+        for term, number in terms.items():
+            if number is not None:
+                metrics.reward_term.labels(term).observe(number)
+        if reward.reward is not None:
+            metrics.reward.labels(reward.kind).observe(reward.reward)
+
+    def _observe_cohort(self, reward: Reward, row: Row) -> None:
+        """Count a closed query for its cohort, as `Uplift` does: a failure is a wrong answer."""
+        if row.opened is None or not (cohort := row.opened.cohort) or row.valued is None:
+            return
+        status = row.valued.status
+        if status in UNCOUNTED:
+            return
+        metrics, failed = self.runtime.metrics, status in FAILURES
+        metrics.cohort_queries.labels(cohort, "all").inc()
+        metrics.cohort_queries.labels(cohort, "failed").inc(failed)
+        correct = 0.0 if failed else reward.correct
+        if correct is not None:
+            metrics.cohort_queries.labels(cohort, "told").inc()
+            metrics.cohort_correct.labels(cohort).inc(correct)
+        cost = None if reward.price is None else reward.price.eflops
+        if cost is not None:
+            metrics.cohort_eflops.labels(cohort).inc(cost)
+        self.uplift.add(cohort, status, correct=reward.correct, cost=cost)
+        for gauge, found in (
+            (metrics.uplift_accuracy, self.uplift.accuracy_difference()),
+            (metrics.uplift_cost_ratio, self.uplift.cost_ratio()),
+        ):
+            for bound, number in (asdict(found) if found else {}).items():
+                gauge.labels(bound).set(number)
+
+    def _watch(self, row: Row) -> None:
+        for due in dues(row):
+            heapq.heappush(self._due, (due.deadline_ms, row.query_id, due.kind, due.deadline_ms))
+
+    async def _recovered(self) -> None:
+        self._due, self._passed = [], {}
+        for key, data in self.table.items():
+            try:
+                self._watch(decode_row(data))
+            except UniscaleError as error:
+                log.error("the row of %s is left alone: %s", key.decode(errors="replace"), error)
+
+    async def _tick(self) -> None:
+        while True:
+            await self.runtime.sleep(_TICK_S)
+            self.runtime.metrics.open_rows.set(len(self.table))
+            now_ms = self.runtime.now_ms()
+            try:
+                await self._send_due(now_ms)
+            except Unavailable as error:
+                log.warning("deadlines wait: %s", error)
+            self.runtime.metrics.overdue.set(
+                max(0, now_ms - min(self._passed.values(), default=now_ms)) / 1000
+            )
+
+    async def _send_due(self, now_ms: int) -> None:
+        overdue: list[Outgoing] = []
+        while self._due and self._due[0][0] <= now_ms and len(overdue) < 500:
+            _, query_id, kind, deadline_ms = heapq.heappop(self._due)
+            self._passed.pop((query_id, kind), None)
+            if not self._awaits(query_id, kind, deadline_ms):
+                continue
+            self._passed[query_id, kind] = deadline_ms
+            due = Due(query_id=query_id, kind=kind, deadline_ms=deadline_ms)  # type: ignore[arg-type]
+            overdue.append(Outgoing(self.runtime.topics.due, key_of(query_id), encode(due)))
+            heapq.heappush(self._due, (now_ms + _AGAIN_MS, query_id, kind, deadline_ms))
+        if overdue:
+            await self.runtime.send(*overdue)
+
+    def _awaits(self, query_id: str, kind: str, deadline_ms: int) -> bool:
+        """Return whether a row of ours still has this deadline: rows stay here when their partition has left."""
+        key = key_of(query_id)
+        data = self.table.get(key)
+        if data is None or self.table.partition_of(key) is None:
+            return False
+        try:
+            return (kind, deadline_ms) in dues(decode_row(data))
+        except UniscaleError as error:
+            log.error("the row of %s is left alone: %s", query_id, error)
+            return False

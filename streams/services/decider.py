@@ -1,0 +1,552 @@
+"""The policy that the settings name, and the actions of a catalogue as the policy sees them."""
+
+import asyncio
+import logging
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final, Self
+
+from agents.bandit.errors import CorruptState, DuplicateQuery, PolicyRefused, PriorRefused
+from agents.bandit.exploration import Explored
+from agents.bandit.policy import Account, ActionVector, Aim, Policy
+from agents.bandit.prior import digest
+from agents.bandit.registry import build_policy
+from agents.catalogue.actions import PAIRS, ActionSpace, uis_space
+from agents.catalogue.descriptions import describe_actions
+from agents.catalogue.file import prior_of_catalogue
+from agents.catalogue.models import ActionError, Catalogue
+from agents.decider.decider import Decider, Surroundings
+from agents.decider.log import Decided, aim_of
+from agents.decider.snapshot import EndedIds
+from agents.embedding import Encoder, embed_actions, encoder_id
+from schemas.action import Action
+from schemas.decision import Decision
+from schemas.errors import UniscaleError
+from schemas.objective import ObjectiveInForce
+from schemas.query import Context, Origin
+from schemas.record import decode
+from schemas.reward import Reward
+from streams.metrics import Metrics
+from streams.runtime.base import Crash, Outgoing, Record, Runtime, SendFailed, Torn, key_of
+from streams.services.embedder import encoder_of
+from streams.services.learner_log import LearnerLog
+from streams.settings import Settings, SettingsError, variable
+
+
+def policy_of(settings: Settings, encoder: Encoder) -> Policy:
+    """Return the policy of the settings, without actions yet.
+
+    Raises:
+        SettingsError: an unknown policy or option, or a value out of range.
+    """
+    try:
+        return build_policy(
+            settings.policy.name,
+            {"warm_up": settings.policy.warm_up, **settings.policy.options},
+            query_dim=encoder.dimension,
+            action_dim=encoder.dimension,
+            encoder=encoder_id(encoder),
+        )
+    except PolicyRefused as error:
+        raise SettingsError(str(error)) from None
+
+
+def action_vectors(
+    catalogue: Catalogue,
+    encoder: Encoder,
+    cache: Path | None = None,
+    *,
+    pairs: Sequence[tuple[int, int]] = PAIRS,
+) -> Sequence[ActionVector]:
+    """Return every action of a catalogue with these (QP, CP), each with the embedding of its description."""
+    actions = list(uis_space(catalogue, pairs))
+    sizes = {model.name: float(model.architecture.parameters) for model in catalogue.models}
+    rows = embed_actions(encoder, describe_actions(actions, catalogue), cache)
+    return [
+        ActionVector(action.id, action.model, row.astype("float64"), sizes[action.model])
+        for action, row in zip(actions, rows, strict=True)
+    ]
+
+
+def prior_of(settings: Settings) -> Path | None:
+    """Return the file of the prior that the settings name or else the catalogue; None if there is none."""
+    if settings.policy.prior == "none":
+        return None
+    return (
+        Path(settings.policy.prior) if settings.policy.prior else prior_of_catalogue(Path(settings.catalogue))
+    )
+
+
+def read_prior(path: Path) -> bytes:
+    """Return a prior's bytes.
+
+    Raises:
+        SettingsError: the file cannot be read.
+    """
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise SettingsError(
+            f"{variable('prior')}: {path} cannot be read ({error.strerror}); make it with `python -m experiments prior`"
+        ) from None
+
+
+def check_control_group(policy: Policy, space: ActionSpace) -> None:
+    """Refuse a control group whose action is not on offer.
+
+    Raises:
+        SettingsError: naming what is.
+    """
+    control = policy.control if isinstance(policy, Explored) else None
+    if control is None:
+        return
+    try:
+        space.index(Action.parse(control.action_id))
+    except ActionError as error:
+        raise SettingsError(f"{variable('policy_options')}: control_action: {error}") from None
+
+
+# How many decisions wait for their reward, and since when: two gauges of the decider.
+
+
+class Pending:
+    """The decisions whose reward is outstanding. Those that were recovered count, but have no age."""
+
+    def __init__(self, runtime: Runtime) -> None:
+        self.runtime = runtime
+        self._count = 0
+        # Append times of their Contexts, oldest first, in ms.
+        self._since_ms: dict[str, int] = {}
+
+    def recovered(self, count: int) -> None:
+        """Start from the number of decisions that the log leaves open."""
+        self._count = count
+        self.runtime.metrics.pending.set(count)
+
+    def add(self, query_id: str, appended_ms: int) -> None:
+        """Count a decision, with the append time of its Context in ms since the epoch."""
+        self._count += 1
+        self._since_ms[query_id] = appended_ms
+
+    def remove(self, query_id: str) -> None:
+        """Forget a decision that was learned, priced or abandoned."""
+        self._count -= 1
+        self._since_ms.pop(query_id, None)
+
+    def show(self) -> None:
+        """Update both gauges; the age is 0 where no decision has one."""
+        self.runtime.metrics.pending.set(self._count)
+        oldest_ms = next(iter(self._since_ms.values()), self.runtime.now_ms())
+        self.runtime.metrics.oldest_pending.set(oldest_ms / 1000)
+
+
+# What an operator sees of an objective with a target: its account as metrics, and a word where it cannot be met.
+#
+# The log says once that a target cannot be met, with what can be, and once that it can be again.
+
+log = logging.getLogger("streams.decider")
+
+EVERY: Final = 100
+"""Decisions of an objective between two looks: a look predicts every configuration on every recent query."""
+
+_KEPT: Final = 64
+"""Objectives: queries may state targets of their own, as many as they like."""
+
+
+class Pacing:
+    """What was said and is shown, by objective.
+
+    Args:
+        metrics: Where accounts are shown.
+    """
+
+    def __init__(self, metrics: Metrics) -> None:
+        self._metrics = metrics
+        self._seen: OrderedDict[str, tuple[int, bool]] = OrderedDict()
+        self._shown: dict[str, str] = {}
+
+    def decided(self, objective: ObjectiveInForce, policy: Policy) -> None:
+        """Take note of a decision; look for a shortfall at the first and at every hundredth after it."""
+        aim = aim_of(objective)
+        if objective.name is not None:
+            self._forget(objective.name, aim)
+        if aim is None:
+            return
+        count, short = self._seen.pop(aim.key, (0, False))
+        if count % EVERY == 0:
+            short = self._told(objective, policy.shortfall(aim), short)
+        self._seen[aim.key] = count + 1, short
+        if len(self._seen) > _KEPT:
+            self._seen.popitem(last=False)
+        if objective.name is not None:
+            self._show(objective.name, aim, policy.account(aim))
+
+    def _forget(self, name: str, aim: Aim | None) -> None:
+        """Remove the metrics of a named objective whose target is another one now, or none."""
+        if name not in self._shown or (aim is not None and self._shown[name] == aim.key):
+            return
+        del self._shown[name]
+        shown = self._metrics
+        for gauge in (shown.objective_price, shown.objective_cost, shown.objective_accuracy):
+            gauge.remove_by_labels({"objective": name})
+
+    def _show(self, name: str, aim: Aim, account: Account | None) -> None:
+        """Set the metrics of a named objective; targets that queries state themselves would make a series each."""
+        if account is None:
+            return
+        self._shown[name] = aim.key
+        self._metrics.objective_price.labels(name).set(account.price)
+        cost, accuracy = self._metrics.objective_cost, self._metrics.objective_accuracy
+        if aim.mean_cost is not None:
+            cost.labels(name, "target").set(aim.mean_cost)
+        cost.labels(name, "spent").set(account.mean_cost)
+        if account.predicted is not None and account.correct is not None:
+            accuracy.labels(name, "predicted").set(account.predicted)
+            accuracy.labels(name, "true").set(account.correct)
+
+    def _told(self, objective: ObjectiveInForce, best: float | None, before: bool) -> bool:
+        name = objective.name or "stated by a query"
+        if best is None:
+            if before:
+                log.info("objective %s: its target can be met again", name)
+            return False
+        if not before and objective.mean_cost is not None:
+            log.warning(
+                "objective %s: a mean cost of %.4g eFLOPs cannot be met; recent queries cost %.4g at least. "
+                "Raise the target, or offer cheaper configurations",
+                name, objective.mean_cost, best,
+            )  # fmt: skip
+        elif not before:
+            log.warning(
+                "objective %s: %.4g of the best configuration's accuracy cannot be met; %.4g can be had on recent "
+                "queries. Lower the target",
+                name, objective.accuracy, best,
+            )  # fmt: skip
+        return True
+
+
+# The learner that the room decides with: recovered from its log, and with the catalogue in force on offer.
+
+
+class Learner:
+    """Keeps the learner of this shard ready, and writes its rows. Its caller holds the room's lock.
+
+    Args:
+        runtime: The room's runtime.
+        encoder: Embeds the actions.
+        pending: Told how many decisions the log leaves open.
+        recovered: Awaited when the log's table has been read.
+
+    Attributes:
+        decider: The learner; None until it has recovered, and while another worker may be the learner.
+        log: Its log on the broker.
+        space: The actions on offer.
+    """
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        encoder: Encoder,
+        pending: Pending,
+        recovered: Callable[[], Awaitable[None]],
+    ) -> None:
+        self.runtime = runtime
+        self.settings = runtime.settings
+        self.encoder = encoder
+        self.log = LearnerLog(runtime, recovered)
+        self.decider: Decider | None = None
+        self.space: ActionSpace = runtime.control.space(runtime.control.base)
+        self._pending = pending
+        self._catalogue_version: int | None = None
+
+    async def ready(self) -> Decider:
+        """Return the learner, with the catalogue of now on offer.
+
+        Raises:
+            CorruptState: It is not recovered yet, and its log is not whole.
+        """
+        decider = self.decider or await self.rebuild()
+        if not self.offers(self.runtime.control.catalogue_version):
+            await self._offer(decider)
+        return decider
+
+    async def rebuild(self) -> Decider:
+        """Recover the learner from its log; where the log is empty, begin from the prior, if there is one.
+
+        Raises:
+            CorruptState: The log is not whole.
+        """
+        policy = policy_of(self.settings, self.encoder)
+        decider = Decider(
+            policy,
+            seed=self.settings.policy.seed,
+            encoder=encoder_id(self.encoder),
+            limit=self.runtime.limit,
+            ended=EndedIds(self.settings.policy.remembered_ids),
+        )
+        try:
+            found = await self.log.recover(decider)
+        except CorruptState as error:
+            raise error.within(f"{self.log.changelog}, read with {self.log.topic}:") from error
+        if (prior := prior_of(self.settings)) is not None:
+            await self._begin(decider, prior)
+        self._pending.recovered(found.folded.outstanding)
+        self.runtime.metrics.policy_version.set(policy.version)
+        self.decider, self._catalogue_version = decider, None
+        return decider
+
+    def offers(self, catalogue_version: int) -> bool:
+        """Return whether the learner has taken over this catalogue."""
+        return self._catalogue_version == catalogue_version
+
+    def vectors(self, catalogue: Catalogue) -> Sequence[ActionVector]:
+        """Return the actions of a catalogue as the policy sees them. Slow for actions that were never embedded."""
+        cache = self.settings.state_path("actions")
+        return action_vectors(catalogue, self.encoder, cache, pairs=self.runtime.control.pairs)
+
+    def row(self, query_id: str) -> bytes | None:
+        """Return the row of a query; None if there is none."""
+        return self.log.table.get(key_of(query_id))
+
+    @contextmanager
+    def changing(self) -> Iterator[None]:
+        """Hold what changes the learner and the write of its rows; if that fails, this learner is not used again.
+
+        Raises:
+            Torn: whatever failed in here, the learner may be ahead of its log.
+        """
+        try:
+            yield
+        except BaseException as error:
+            self.decider = None
+            if isinstance(error, Exception) and not isinstance(error, Crash):
+                raise Torn("the learner may be ahead of its log") from error
+            raise
+
+    async def write(self, rows: Sequence[tuple[bytes, bytes]]) -> None:
+        """Write rows and wait until they are durable; end the room if the broker does not take them."""
+        try:
+            await self.log.table.put_all((*row, 0) for row in rows)
+        except SendFailed as error:
+            # The learner in memory is ahead of its log, which alone says what of this was written.
+            self.runtime.crash("the learner's rows could not be written", error)
+
+    async def _begin(self, decider: Decider, path: Path) -> None:
+        """Begin from a prior, where the log is empty; else the log says what it began from."""
+        asked = bool(self.settings.policy.prior)
+        if decider.prior or decider.seq or decider.actions:
+            if asked and decider.prior != digest(await self.runtime.in_thread(lambda: read_prior(path))):
+                log.warning(
+                    "the log began from %s; the prior %s counts for an empty log only",
+                    f"prior {decider.prior}" if decider.prior else "nothing", path,
+                )  # fmt: skip
+            return
+        prior = await self.runtime.in_thread(lambda: read_prior(path))
+        catalogue = self.runtime.control.catalogue
+        vectors = await self.runtime.in_thread(lambda: self.vectors(catalogue))
+        try:
+            records = decider.begin(prior, vectors, self.log.chunk_bytes, catalogue.pricing)
+        except PriorRefused as error:
+            if asked:
+                raise
+            # The catalogue's prior is an offer: it is for one policy, one encoder and the models of the file.
+            log.info("the learner begins from nothing: %s", error)
+            return
+        try:
+            await self.log.begin(records)
+        except SendFailed as error:
+            self.runtime.crash("the prior could not be written", error)
+        log.info("the learner begins from prior %s", decider.prior)
+
+    async def _offer(self, decider: Decider) -> None:
+        control = self.runtime.control
+        catalogue, version = control.catalogue, control.catalogue_version
+        vectors = await self.runtime.in_thread(lambda: self.vectors(catalogue))
+        with self.changing():
+            await self.write(decider.offer(vectors, catalogue.price_factors))
+        self.space, self._catalogue_version = control.space(catalogue), version
+        log.info("on offer: %s", ", ".join(catalogue.model_names))
+
+
+# The decider's room: Context in, Decision out; Reward in, learning.
+#
+# One partition and one lock give decisions and updates one order. The state behind a decision is on the broker
+# before the decision is made: rows are delivered first, then Decisions are sent. A redelivered Context gets the
+# stored bytes; a redelivered Reward changes nothing. `agents.decider` does the deciding and learning.
+
+
+class DeciderRoom:
+    """The handlers of one shard, which take turns with its learner.
+
+    Attributes:
+        learner: What they decide and learn with.
+        lock: Held while the learner is used.
+    """
+
+    def __init__(self, runtime: Runtime, encoder: Encoder) -> None:
+        self.runtime = runtime
+        self.encoder = encoder
+        self.pending = Pending(runtime)
+        self.learner = Learner(runtime, encoder, self.pending, self._recovered)
+        self.pacing = Pacing(runtime.metrics)
+        self.lock = asyncio.Lock()
+        self._beats_awaited = False
+
+    @classmethod
+    async def build(cls, runtime: Runtime) -> Self:
+        """Load the encoder and embed the actions, which a new catalogue takes from the cache."""
+        room = cls(runtime, await runtime.in_thread(lambda: encoder_of(runtime.settings)))
+        catalogue = runtime.control.catalogue
+        check_control_group(policy_of(runtime.settings, room.encoder), runtime.control.space(catalogue))
+        await runtime.in_thread(lambda: room.learner.vectors(catalogue))
+        return room
+
+    async def on_contexts(self, records: Sequence[Record]) -> None:
+        """Decide for each context that is new; send the stored Decision again for one that is not."""
+        async with self.lock:
+            if not all(map(self.runtime.is_ours, records)):
+                return  # the group has rebalanced while this waited: another worker may decide by now
+            decider = await self.learner.ready()
+            await self._wait_for_executors()
+            asked: list[tuple[Record, Context, Origin]] = []
+            for record in records:
+                try:
+                    asked.append((record, decode(record.value, Context), record.origin))
+                except UniscaleError as error:
+                    await self.runtime.dead_letter(record, error)
+            living = self.runtime.control.serving()
+            served = [_served(context, self.learner.space, living) for _, context, _ in asked]
+            for trust, around_living in ((False, living), (True, None)):
+                part = [each for each, known in zip(asked, served, strict=True) if known is not trust]
+                if part:
+                    await self._decide(decider, part, around_living)
+            self.pending.show()
+            await self.learner.log.snapshot_when_due(decider)
+
+    async def on_rewards(self, records: Sequence[Record]) -> None:
+        """Apply each reward that is new."""
+        async with self.lock:
+            if not all(map(self.runtime.is_ours, records)):
+                return
+            decider = await self.learner.ready()
+            read: list[tuple[Record, Reward]] = []
+            for record in records:
+                try:
+                    read.append((record, decode(record.value, Reward)))
+                except UniscaleError as error:
+                    await self.runtime.dead_letter(record, error)
+            with self.learner.changing():
+                results = decider.learn(
+                    [(reward, record.offset) for record, reward in read], self.learner.row
+                )
+                await self.learner.write([each.row for each in results if each.row])
+            for (record, reward), each in zip(read, results, strict=True):
+                if each.error is not None:
+                    await self.runtime.dead_letter(record, each.error)
+                elif each.row is not None:
+                    self.runtime.metrics.rewards_applied.labels(reward.kind).inc()
+                    if each.verdict in ("learned", "priced", "abandoned"):
+                        self.pending.remove(reward.query_id)
+                else:
+                    self.runtime.metrics.rewards_ignored.labels(each.verdict).inc()
+                    if each.verdict == "duplicate":
+                        self.runtime.metrics.duplicates.labels(record.topic).inc()
+            self.pending.show()
+            self.runtime.metrics.policy_version.set(decider.policy.version)
+            await self.learner.log.snapshot_when_due(decider)
+
+    @property
+    def decider(self) -> Decider | None:
+        """Return the learner; None until it has recovered."""
+        return self.learner.decider
+
+    def surroundings(self, context: Context, catalogue: Catalogue) -> Surroundings:
+        """Return what a decision for this context would depend on now."""
+        space, living = self.runtime.control.space(catalogue), self.runtime.control.serving()
+        served = _served(context, space, living)
+        return Surroundings(self.runtime.control.steering, space, living if served else None)
+
+    async def _decide(
+        self, decider: Decider, asked: Sequence[tuple[Record, Context, Origin]], living: frozenset[str] | None
+    ) -> None:
+        around = Surroundings(self.runtime.control.steering, self.learner.space, living)
+        with self.learner.changing():
+            results = decider.decide(
+                [(context, origin) for _, context, origin in asked], self.learner.row, around
+            )
+            await self.learner.write([each.row for each in results if each.row])
+        await self.runtime.send(*(out for each in results for out in self._outgoing(each)))
+        for (record, context, _), each in zip(asked, results, strict=True):
+            if each.error is not None:
+                # A duplicate's first query has, or will have, the Answer that counts.
+                taken = isinstance(each.error, DuplicateQuery)
+                await self.runtime.dead_letter(
+                    record, each.error, answer=not taken, query_origin=context.origin if taken else None
+                )
+            elif each.resent:
+                self.runtime.metrics.duplicates.labels(record.topic).inc()
+            elif each.value is not None:
+                self.pending.add(each.query_id, record.timestamp_ms)
+                decision = decode(each.value, Decision)
+                self._count(decision)
+                self.pacing.decided(decision.objective, decider.policy)
+
+    def _outgoing(self, decided: Decided) -> list[Outgoing]:
+        if decided.value is None:
+            return []
+        key = key_of(decided.query_id)
+        topics = self.runtime.topics
+        # The aggregator first: when the executor's Answer comes, its deadline is already known.
+        return [
+            Outgoing(topics.decision, key, decided.value),
+            Outgoing(topics.decision_for(decided.group), key, decided.value),
+        ]
+
+    def _count(self, decision: Decision) -> None:
+        metrics, action = self.runtime.metrics, decision.action
+        metrics.decisions.labels(decision.reason).inc()
+        metrics.choices.labels(action.model, str(action.qp), str(action.cp), str(action.bs)).inc()
+        for model in decision.masked_models:
+            metrics.masked.labels(model).inc()
+
+    async def _wait_for_executors(self) -> None:
+        """Wait once, for a moment, for the first signs of life: without one all models would look dead."""
+        if self._beats_awaited:
+            return
+        deadline = self.runtime.monotonic() + self.runtime.settings.executor.heartbeat_grace_s
+        while self.runtime.monotonic() < deadline:
+            if set(self.runtime.control.catalogue.model_names) <= self.runtime.control.serving():
+                break
+            await self.runtime.sleep(0.1)
+        self._beats_awaited = True
+
+    async def _recovered(self) -> None:
+        """Rebuild the learner before reading begins, so that the log decides where it continues.
+
+        The models go on offer here too: the first question does not wait for it.
+        """
+        async with self.lock:
+            self.learner.decider = None
+            if self.learner.log.assigned:
+                await self.learner.ready()
+
+
+def _served(context: Context, space: ActionSpace, living: frozenset[str]) -> bool:
+    """Say whether a living executor can take what is asked for.
+
+    Where none can, the query is decided all the same: its deadline then starts, and it ends in an `expired` Answer,
+    never in silence.
+    """
+    query = context.query
+    try:
+        space.choices(
+            pinned=query.pinned,
+            allowed_models=query.allowed_models,
+            available_models=living,
+            answers=query.n,
+        )
+    except ActionError:
+        return False
+    return True

@@ -1,0 +1,54 @@
+"""Engines and verifiers of this process, from the catalogue and the settings."""
+
+from pathlib import Path
+
+from agents.catalogue.models import Catalogue
+from agents.catalogue.models import Verifier as VerifierEntry
+from agents.serving.http import Keys, Retries
+from agents.serving.recorded import Recording
+from agents.serving.registry import EngineOptions, GroupEngines
+from agents.verifier.prm import RecordedVerifier, Verifier, VerifierOptions, start_verifier
+from streams.settings import Settings
+
+
+def engines_of(settings: Settings, base: Catalogue) -> GroupEngines:
+    """Return the engines of one executor group, none loaded yet.
+
+    Args:
+        settings: Of the deployment.
+        base: The catalogue file, whose endpoints the shared key is for.
+    """
+    options = EngineOptions(
+        device=settings.engine.device,
+        threads=settings.engine.threads or None,
+        offline=settings.engine.offline,
+        keys=keys_of(settings, base),
+        retries=Retries(attempts=settings.engine.attempts),
+        instruction=settings.engine.instruction,
+    )
+    recording = (
+        Recording.load(Path(settings.engine.recorded), unknown="any") if settings.engine.recorded else None
+    )
+    return GroupEngines(options, recording)
+
+
+async def verifier_of(settings: Settings, entry: VerifierEntry, base: Catalogue) -> Verifier:
+    """Return the verifier in use, loaded."""
+    if settings.engine.recorded:
+        return RecordedVerifier(Recording.load(Path(settings.engine.recorded), unknown="any"))
+    options = VerifierOptions(
+        device=settings.engine.device,
+        threads=settings.engine.threads or None,
+        offline=settings.engine.offline,
+        keys=keys_of(settings, base),
+        retries=Retries(attempts=settings.engine.attempts),
+        system=settings.engine.verifier_system,
+    )
+    return await start_verifier(entry, options)
+
+
+def keys_of(settings: Settings, base: Catalogue) -> Keys:
+    """Return the API keys of the endpoints; the shared one goes to those of the catalogue file alone."""
+    endpoints = [each.endpoint for each in base.models] + [each.endpoint for each in base.verifiers]
+    urls = [endpoint.url for endpoint in endpoints if endpoint.url]
+    return Keys.read(settings.engine.keys, settings.engine.key, urls)

@@ -1,0 +1,215 @@
+"""The learner's log on the broker: reading it at startup, and the snapshots that keep it and the memory short.
+
+The log is the changelog of the decider's table. Snapshots lie in a topic of their own, and each names the offset of the
+log up to which it holds everything. Startup reads the snapshots, then the log from the older kept snapshot's offset on.
+The log, not the consumer group, is authoritative. If the commit is behind the log, redelivered records are recognised;
+if it is ahead, it is moved back, so that the skipped records are read.
+"""
+
+import logging
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from typing import Final
+
+from agents.bandit.errors import CorruptState
+from agents.decider import snapshot
+from agents.decider.decider import Decider
+from agents.decider.log import Recovered, decode_row
+from agents.decider.repair import shown
+from agents.decider.snapshot import BEGINNING, START_KEY, Manifest, is_prior, is_record, manifests, start_of
+from streams.runtime.base import Runtime, SendFailed
+
+log = logging.getLogger("streams.decider")
+
+_DROPPED_AT_ONCE: Final = 1000
+
+
+class LearnerLog:
+    """The decider's table, with its recovery and its snapshots.
+
+    Attributes:
+        table: Rows by key, in memory: those that are open, and those that no two snapshots hold yet.
+        snapshot_at: Sequence number of the newest snapshot; -1 for none.
+    """
+
+    def __init__(self, runtime: Runtime, recovered: Callable[[], Awaitable[None]]) -> None:
+        self.runtime = runtime
+        self.settings = runtime.settings
+        self.topic = runtime.topics.snapshot
+        self.changelog = runtime.topics.changelog(runtime.room, "pending")
+        self.table = runtime.table(
+            "pending",
+            1,
+            source=runtime.topics.context,
+            recovered=recovered,
+            one_writer=True,
+            begins=self._begins,
+        )
+        self.snapshot_at = -1
+        # Snapshot records as they were read, until they have been folded.
+        self._read: dict[bytes, bytes] | None = None
+        self._present: set[bytes] = set()
+        self._manifests: dict[int, Manifest] = {}
+
+    @property
+    def assigned(self) -> bool:
+        """Return whether this worker is the learner: another one may hold the partition."""
+        return bool(self.runtime.assigned(self.runtime.topics.context))
+
+    @property
+    def chunk_bytes(self) -> int:
+        """Return the size of a snapshot's chunk."""
+        return min(snapshot.CHUNK_BYTES, self.settings.kafka.max_record_bytes // 2)
+
+    async def recover(self, decider: Decider) -> Recovered:
+        """Rebuild a learner from snapshots and rows, and move the group's commit back if it is ahead.
+
+        Raises:
+            CorruptState: The log is not whole.
+        """
+        snapshots = await self.runtime.latest(self.topic) if self._read is None else self._read
+        records = self.table.items()
+        began_s = self.runtime.monotonic()
+        found = await self.runtime.in_thread(lambda: decider.recover(records, snapshots.items()))
+        fold_s = self.runtime.monotonic() - began_s
+        self.table.seed((key, value, 0) for key, value in found.carried.items())
+        self._read, self._present = None, set(snapshots)
+        # A newer one was refused, and none may be what lets rows leave the log.
+        whole = manifests(snapshots).items()
+        self._manifests = {version: each for version, each in whole if version <= found.snapshot_version}
+        self.snapshot_at = found.snapshot_version
+        for refused in found.refused:
+            log.error("a snapshot was refused: %s", refused)
+        log.info(
+            "%d records; snapshot %d and %d decisions, %d updates after it folded in %.2f s: "
+            "policy version %d, next sequence number %d, %d ended queries remembered",
+            len(records) + len(snapshots), found.snapshot_version, found.folded.decisions, found.folded.updates,
+            fold_s, decider.policy.version, decider.seq, len(decider.ended),
+        )  # fmt: skip
+        await self._remove_foreign(found, {**dict(records), **snapshots})
+        if decider.seq:
+            await self._hold_back(found)
+            await self._report_expired(found)
+        self.runtime.metrics.recovery_seconds.labels("fold").set(fold_s)
+        return found
+
+    async def begin(self, records: Sequence[tuple[bytes, bytes]]) -> None:
+        """Write the prior that an empty log begins from."""
+        await self._post(records)
+
+    async def snapshot_when_due(self, decider: Decider) -> None:
+        """Write a snapshot once enough has been learned since the last, then drop rows that two of them hold."""
+        every = self.settings.policy.snapshot_every
+        if not every or decider.seq - 1 - self.snapshot_at < every:
+            return
+        try:
+            dropped = await self._write(decider)
+        except SendFailed as error:
+            # The rows hold everything, so the next attempt writes a complete snapshot.
+            log.warning("no snapshot: %s", error)
+            return
+        self.runtime.metrics.snapshot_place.set(self.snapshot_at)
+        self.runtime.metrics.snapshot_time.set(self.runtime.now_ms() / 1000)
+        log.info("snapshot %d written, %d older records dropped", self.snapshot_at, dropped)
+
+    async def _write(self, decider: Decider) -> int:
+        """Write a snapshot and drop what is not needed any more, in the order that `log.retention` gives."""
+        topics = self.runtime.topics
+        first = await self.runtime.first_offsets((topics.query, topics.context))
+        end = (await self.runtime.end_offsets((self.changelog,)))[self.changelog, 0]
+        rows = self.table.items()
+
+        def made() -> tuple[list[tuple[bytes, bytes]], dict[bytes, int]]:
+            parsed = [(k, v, decode_row(k, v)) for k, v in rows if not is_record(k)]
+            carried, ended = snapshot.carry(parsed, end, decider.ended)
+            queries = {partition: at for (name, partition), at in first.items() if name == topics.query}
+            _, crowded = decider.ended.forget(queries, first[topics.context, 0])
+            if crowded:
+                log.warning(
+                    "%d ids of ended queries forgotten for want of room, although their Queries are still on the "
+                    "broker: raise remembered_ids (%d), or shorten the retention of %s",
+                    crowded, decider.ended.most, topics.query,
+                )  # fmt: skip
+            return decider.snapshot(self.chunk_bytes, carried=carried, present=self._present), ended
+
+        records, ended = await self.runtime.in_thread(made)
+        # A log of 0.1.0 has its prior among its rows.
+        await self._post([(k, v) for k, v in rows if is_record(k) and is_prior(k)])
+        await self._post(records)
+        self._manifests |= manifests(dict(records[-1:]))
+        self.snapshot_at = decider.seq - 1
+        floor = snapshot.floor_of(self._manifests)
+        if floor is None:
+            return 0
+        old = [key for key, last in ended.items() if last <= floor.version]
+        old += [key for key, _ in rows if is_record(key)]
+        for keys in _slices(old):
+            await self.table.drop_all((key, 0) for key in keys)
+        await self._post([(START_KEY, str(floor.log_offset).encode())])
+        gone = snapshot.obsolete(self._present, self._manifests)
+        for keys in _slices(gone):
+            await self.table.post(self.topic, ((key, None) for key in keys))
+        self._present.difference_update(gone)
+        self._manifests = {v: m for v, m in self._manifests.items() if v == BEGINNING or v >= floor.version}
+        return len(old) + len(gone)
+
+    async def _post(self, records: Sequence[tuple[bytes, bytes]]) -> None:
+        """Write records of snapshots one by one: each may be as large as a request can be."""
+        for key, value in records:
+            await self.table.post(self.topic, [(key, value)])
+            self._present.add(key)
+
+    async def _begins(self) -> int:
+        """Read the snapshots, and return the offset at which reading the log begins."""
+        self._read = await self.runtime.latest(self.topic)
+        start = start_of(self._read)
+        end = (await self.runtime.end_offsets((self.changelog,)))[self.changelog, 0]
+        if start > end:
+            raise CorruptState(
+                f"{self.changelog}, which {self.topic} says is read from offset {start}", f"end {end}",
+                "the log that these snapshots stand for",
+            )  # fmt: skip
+        return start
+
+    async def _remove_foreign(self, found: Recovered, values: Mapping[bytes, bytes]) -> None:
+        """Put back the rows that foreign records have replaced, and delete the other foreign records."""
+        for topic, keys in zip((self.changelog, self.topic), found.foreign, strict=True):
+            for key in keys:
+                log.error(
+                    "%s: the record under key %s is not the learner's and is deleted; it began with %r. Only the "
+                    "decider may write to this topic: see SECURITY.md for its ACLs",
+                    topic, shown(key), values[key][:80],
+                )  # fmt: skip
+        rows, records = found.foreign
+        await self.table.put_all((key, found.carried[key], 0) for key in rows if key in found.carried)
+        await self.table.drop_all((key, 0) for key in rows if key not in found.carried)
+        await self.table.post(self.topic, ((key, None) for key in records))
+        self._present.difference_update(records)
+
+    async def _hold_back(self, found: Recovered) -> None:
+        """Read again from the end of the log, if the group has committed further."""
+        topics = self.runtime.topics
+        ends = {topics.context: found.next_context, topics.reward: found.next_reward}
+        for topic, committed in (await self.runtime.hold_back(ends)).items():
+            # Usually these are records that left no row, and will again leave none.
+            log.info(
+                "%s: the group has committed %d, the log ends before %d: reading again from there",
+                topic, committed, ends[topic],
+            )  # fmt: skip
+
+    async def _report_expired(self, found: Recovered) -> None:
+        """Log which records retention removed before the learner read them: they are never decided or learned."""
+        topics = self.runtime.topics
+        first = await self.runtime.first_offsets((topics.context, topics.reward))
+        for topic, read in ((topics.context, found.next_context), (topics.reward, found.next_reward)):
+            # Records that left no row, such as dead letters, count too: the log cannot tell them apart.
+            if (lost := first.get((topic, 0), 0) - read) > 0:
+                self.runtime.metrics.expired.labels(topic).inc(lost)
+                log.error(
+                    "%s: up to %d records expired unread (offsets %d to %d): the room was down for longer than the "
+                    "topic's retention; their queries were never answered; send them again",
+                    topic, lost, read, read + lost - 1,
+                )  # fmt: skip
+
+
+def _slices(keys: Sequence[bytes]) -> Iterator[Sequence[bytes]]:
+    return (keys[at : at + _DROPPED_AT_ONCE] for at in range(0, len(keys), _DROPPED_AT_ONCE))

@@ -1,0 +1,171 @@
+"""The decider's read-only HTTP endpoint: what the policy would choose for a query, and why.
+
+    POST /decide   a Query, as it travels on the topic  ->  200, a Preview (agents.decider.preview) as JSON
+                                                            400, {"field", "message"}: the query would be refused
+                                                            503, {"message"}: this decider cannot answer now
+
+It takes part in no decision: nothing is learned, logged or sent. Authentication is the gateway's business, so it
+listens on this machine only unless `decider_host` says otherwise.
+"""
+
+import asyncio
+import logging
+import socket
+from collections import OrderedDict
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+import orjson
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from agents.catalogue.models import Catalogue
+from agents.decider.decider import Decider
+from agents.decider.preview import Preview, anonymous, offering, preview
+from agents.embedding import Arrival, EncoderUnavailable, embed, embedded_text, encoder_id
+from schemas.errors import RecordError, UniscaleError
+from schemas.query import Context, Origin, Query
+from schemas.record import MAX_VALUE, decode
+from streams.health import server_of
+from streams.runtime.base import Unavailable
+
+if TYPE_CHECKING:
+    from streams.services.decider import DeciderRoom
+
+log = logging.getLogger("streams.decider")
+
+PATH: Final = "/decide"
+
+_MOST_WAITING: Final = 16
+"""Previews at once. Encoding a question takes about 10 ms, one at a time; more than these would wait too long."""
+
+_KEPT: Final = 256
+"""Vectors that are kept: a slider asks many times about one question."""
+
+_NOWHERE: Final = Origin(topic="preview", partition=0, offset=0)
+_REBIND_S: Final = 5.0
+
+
+class NotNow(Unavailable):
+    """This decider cannot answer at the moment; the message says why."""
+
+
+class Previews:
+    """Answers what the learner of a room would choose.
+
+    Args:
+        room: The decider's room.
+    """
+
+    def __init__(self, room: "DeciderRoom") -> None:
+        self.room = room
+        self._waiting = 0
+        self._encoding = asyncio.Lock()
+        self._vectors: OrderedDict[str, bytes] = OrderedDict()
+        self._copy: tuple[Decider, int, int, Decider] | None = None
+
+    async def preview(self, query: Query) -> Preview:
+        """Return what would be chosen for a query now.
+
+        Raises:
+            NotNow: This worker is not the learner, is recovering, or has too many previews to answer.
+            UniscaleError: What would refuse the query itself.
+        """
+        if self._waiting >= _MOST_WAITING:
+            raise NotNow(f"{_MOST_WAITING} previews are being answered; try again")
+        self._waiting += 1
+        try:
+            context = await self._context(anonymous(query))
+            # Between two batches: a snapshot reads the learner in a thread, and an offer of actions is not one step.
+            async with self.room.lock:
+                return await self._read(context)
+        finally:
+            self._waiting -= 1
+
+    async def _read(self, context: Context) -> Preview:
+        room, control = self.room, self.room.runtime.control
+        decider, catalogue = room.decider, control.catalogue
+        if decider is None or not room.learner.log.assigned:
+            raise NotNow("this decider does not hold the policy: another one does, or it is still recovering")
+        if not room.learner.offers(control.catalogue_version):
+            decider = await self._offering(decider, catalogue)
+        return preview(decider, context, room.surroundings(context, catalogue))
+
+    async def _offering(self, decider: Decider, catalogue: Catalogue) -> Decider:
+        """Return a copy with this catalogue: the learner takes it over at its next decision, with a row in its log."""
+        kept, version = self._copy, catalogue.version
+        if kept is not None and kept[0] is decider and kept[1:3] == (decider.seq, version):
+            return kept[3]
+        vectors = await self.room.runtime.in_thread(lambda: self.room.learner.vectors(catalogue))
+        made = offering(decider, vectors, catalogue.price_factors)
+        self._copy = (decider, decider.seq, version, made)
+        return made
+
+    async def _context(self, query: Query) -> Context:
+        text = embedded_text(query)
+        arrival = Arrival(query, _NOWHERE, 0)
+        async with self._encoding:
+            if (vector := self._vectors.pop(text, None)) is None:
+                encoder = self.room.encoder
+                try:
+                    (context,) = await self.room.runtime.in_thread(lambda: embed([arrival], encoder=encoder))
+                except EncoderUnavailable as error:
+                    raise NotNow(f"the encoder: {error}") from error
+            else:
+                context = Context(
+                    query=query,
+                    embedding=vector,
+                    origin=_NOWHERE,
+                    encoder=encoder_id(self.room.encoder),
+                    appended_ms=0,
+                )
+            self._vectors[text] = context.embedding
+            if len(self._vectors) > _KEPT:
+                self._vectors.popitem(last=False)
+        return context
+
+    def app(self) -> Starlette:
+        """Return the ASGI application."""
+        return Starlette(routes=[Route(PATH, self._decide, methods=["POST"])])
+
+    async def _decide(self, request: Request) -> Response:
+        # No browser has business here: a page's request carries Origin.
+        if "origin" in request.headers:
+            return _reply(403, {"message": "requests of web pages are not answered here; ask the gateway"})
+        body = bytearray()
+        async for part in request.stream():
+            body += part
+            if len(body) > MAX_VALUE:
+                return _reply(400, {"field": "", "message": f"the query has more than {MAX_VALUE} bytes"})
+        try:
+            found = await self.preview(decode(bytes(body), Query))
+        except NotNow as error:
+            return _reply(503, {"message": str(error)})
+        except UniscaleError as error:
+            field = error.field if isinstance(error, RecordError) else ""
+            why = error.why if isinstance(error, RecordError) else str(error)
+            return _reply(400, {"field": field, "message": why})
+        return Response(msgspec.json.encode(found), media_type="application/json")
+
+    async def serve(self) -> None:
+        """Serve the endpoint until the room stops. While the port is taken, decisions go on and this waits for it."""
+        runtime, settings = self.room.runtime, self.room.runtime.settings.previews
+        told = False
+        while True:
+            try:
+                bound = socket.create_server((settings.host, settings.port))
+                break
+            except OSError as error:
+                if not told:
+                    where = f"{settings.host}:{settings.port}"
+                    log.warning("no previews: decider_port %s cannot be opened (%s)", where, error)
+                told = True
+                await asyncio.sleep(_REBIND_S)
+        with bound:
+            await server_of(runtime, self.app()).serve(sockets=[bound])
+
+
+def _reply(status: int, body: dict[str, str]) -> Response:
+    return Response(orjson.dumps(body), status, media_type="application/json")

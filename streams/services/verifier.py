@@ -1,0 +1,67 @@
+"""The verifier's room: SearchStep in, Verification out, to the group the step came from."""
+
+from typing import Self
+
+from agents.serving.errors import ServingError
+from agents.verifier.prm import Verifier, verify
+from schemas.answer import Answer
+from schemas.errors import UniscaleError
+from schemas.record import decode, encode
+from schemas.search import SearchStep
+from streams.runtime.base import Crash, Outgoing, Record, Runtime, key_of
+from streams.services.hosting import verifier_of
+
+
+class UnknownGroup(UniscaleError):
+    """A step names an executor group that does not exist. Only the executors may write steps, see SECURITY.md."""
+
+
+class VerifierRoom:
+    """Scores steps. A redelivered step is scored again; its first Verification counts."""
+
+    def __init__(self, runtime: Runtime, verifier: Verifier) -> None:
+        self.runtime = runtime
+        self.verifier = verifier
+
+    @classmethod
+    async def build(cls, runtime: Runtime) -> Self:
+        """Load the catalogue's verifier in use."""
+        entry = runtime.control.catalogue.verifier_named()
+        room = cls(runtime, await verifier_of(runtime.settings, entry, runtime.control.base))
+        runtime.on_stop(room.verifier.close)
+        return room
+
+    async def on_step(self, record: Record) -> None:
+        """Score one step."""
+        runtime = self.runtime
+        step = decode(record.value, SearchStep)
+        topic = runtime.topics.verification_for(step.group)
+        await self._require_group(step, topic)
+        try:
+            verification = await verify(
+                step, verifier=self.verifier, clock=runtime.monotonic, now_ms=runtime.now_ms()
+            )
+        except ServingError as error:
+            runtime.metrics.engine_faults.labels("verifier").inc()
+            if error.fatal:
+                raise Crash(f"{step.query_id}/{step.step}: {error}") from error
+            answer = Answer(
+                query_id=step.query_id, status="failed", by="verifier", action=step.forest.action, group=step.group,
+                seq=step.seq, error=f"{type(error).__name__}: {error}",
+                fault="infrastructure" if error.infrastructure else "",
+            )  # fmt: skip
+            await runtime.send(Outgoing(runtime.topics.answer, key_of(step.query_id), encode(answer)))
+            return
+        await runtime.send(Outgoing(topic, key_of(step.query_id), encode(verification)))
+
+    async def _require_group(self, step: SearchStep, topic: str) -> None:
+        """Refuse a group without a topic: a producer would wait for that topic, and hold up the steps behind this one.
+
+        Raises:
+            UnknownGroup: naming it.
+            Unavailable: the broker does not say.
+        """
+        # A group may have left the catalogue while its last searches run.
+        known = {model.group for model in self.runtime.control.models.values()}
+        if step.group not in known and not await self.runtime.has_topic(topic):
+            raise UnknownGroup(f"{step.query_id}: group: {step.group!r} has no topic {topic}")

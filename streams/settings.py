@@ -1,0 +1,410 @@
+"""The settings by subject: one frozen struct each, with its defaults, and what cannot work refused."""
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Final, Literal, TypeVar, get_args, get_origin
+
+import msgspec
+
+from schemas.dead_letter import HEAD_BYTES
+from schemas.errors import UniscaleError
+from schemas.record import MAX_RECORD
+
+ENV_PREFIX: Final = "UNISCALE_"
+
+SECRETS: Final = ("sasl_password", "engine_key", "engine_keys", "encoder_key")
+"""Names of the settings that are never shown."""
+
+
+def variable(name: str) -> str:
+    """Return the environment variable of a setting."""
+    return ENV_PREFIX + name.upper()
+
+
+class SettingsError(UniscaleError, ValueError):
+    """A setting cannot be used. The message names its variable and says what to write instead."""
+
+
+class Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Settings of one subject. A field's encoded name is the name of its setting."""
+
+    def __repr__(self) -> str:
+        """Return what differs from the defaults, secrets hidden."""
+        plain = type(self)()
+        shown = [
+            f"{field.name}={'***' if field.encode_name in SECRETS else repr(getattr(self, field.name))}"
+            for field in msgspec.structs.fields(self)
+            if getattr(self, field.name) != getattr(plain, field.name)
+        ]
+        return f"{type(self).__name__}({', '.join(shown)})"
+
+    def _require(self, holds: bool, field: str, why: str) -> None:
+        """Refuse the value of a field.
+
+        Raises:
+            SettingsError: it does not hold.
+        """
+        if not holds:
+            name = next(f.encode_name for f in msgspec.structs.fields(self) if f.name == field)
+            raise SettingsError(f"{variable(name)}: {why}, is {getattr(self, field)!r}")
+
+
+class Kafka(Section, frozen=True):
+    """The broker, its topics and the clients' limits. Sizes in bytes."""
+
+    bootstrap: str = "127.0.0.1:9092"
+    # Of every topic and consumer group.
+    prefix: str = "uniscale."
+    guarantee: str = "at_least_once"
+    replication: int = 1
+    query_partitions: int = 8
+    join_partitions: int = 8
+    # How many queries a group has in flight: each partition's handler awaits the engine.
+    group_partitions: int = 32
+    # One limit for producers, consumers, topics and the preflight.
+    max_record_bytes: int = MAX_RECORD
+    # Of a record that could not be handled, in its dead letter: with a Query, its prompt. 0 keeps none.
+    dead_letter_bytes: int = HEAD_BYTES
+    session_timeout_s: float = 30.0
+    rebalance_timeout_s: float = 60.0
+    commit_interval_s: float = 1.0
+    # Minimum time between two produce requests of a process; records sent in between share the next one.
+    send_interval_ms: float = 10.0
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot work."""
+        self._require(
+            self.guarantee == "at_least_once", "guarantee",
+            "must be 'at_least_once' (faust's exactly-once mode loses and repeats records, and every handler here "
+            "is idempotent)",
+        )  # fmt: skip
+        listed = all(part.strip() for part in self.bootstrap.split(","))
+        self._require(listed, "bootstrap", "must be HOST:PORT[,HOST:PORT…]")
+        for field in ("replication", "query_partitions", "join_partitions", "group_partitions"):
+            self._require(getattr(self, field) >= 1, field, "must be at least 1")
+        for field in ("session_timeout_s", "rebalance_timeout_s", "commit_interval_s"):
+            self._require(getattr(self, field) > 0, field, "must be above 0 seconds")
+        self._require(self.send_interval_ms >= 0, "send_interval_ms", "must be 0 (send at once) or more")
+        kept = 0 <= self.dead_letter_bytes <= HEAD_BYTES
+        self._require(kept, "dead_letter_bytes", f"must be 0 (keep none) to {HEAD_BYTES}")
+        self._require(self.max_record_bytes >= 65_536, "max_record_bytes", "must be at least 65536")
+
+
+class Security(Section, frozen=True, rename={"protocol": "security_protocol"}):
+    """TLS and SASL of every connection to the broker."""
+
+    protocol: Literal["PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"] = "PLAINTEXT"
+    sasl_mechanism: Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512", "OAUTHBEARER"] = "PLAIN"
+    sasl_username: str = ""
+    sasl_password: str = ""
+    sasl_token_file: str = ""
+    ssl_cafile: str = ""
+    ssl_certfile: str = ""
+    ssl_keyfile: str = ""
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot work."""
+        if self.protocol.startswith("SASL"):
+            if self.sasl_mechanism == "OAUTHBEARER":
+                needs = f"is needed by {variable('sasl_mechanism')}=OAUTHBEARER"
+                self._require(bool(self.sasl_token_file), "sasl_token_file", needs)
+            else:
+                needs = f"is needed by {variable('security_protocol')}={self.protocol}"
+                self._require(bool(self.sasl_username), "sasl_username", needs)
+
+
+class Queries(Section, frozen=True):
+    """What holds for every query that does not set it itself, and how many are in flight."""
+
+    max_in_flight: int = 256
+    timeout_s: float = 600.0
+    feedback_wait_s: float = 0.0
+    # Objective of a query that asks for none. Empty: `careful` where the policy is `contextual`, which can aim at an
+    # accuracy, else `cost-sensitive`.
+    objective: str = ""
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot work."""
+        self._require(self.max_in_flight >= 1, "max_in_flight", "must be at least 1")
+        self._require(self.timeout_s > 0, "timeout_s", "must be above 0 seconds")
+
+
+class Executor(Section, frozen=True):
+    """The search (Section 3.3 of the paper) and the executor's heartbeat."""
+
+    eta: float = 1.2
+    early_exit: bool = True
+    heartbeat_s: float = 2.0
+    heartbeat_grace_s: float = 15.0
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot work."""
+        self._require(self.heartbeat_s > 0, "heartbeat_s", "must be above 0 seconds")
+
+
+class Engine(
+    Section,
+    frozen=True,
+    rename={
+        "attempts": "engine_attempts",
+        "threads": "engine_threads",
+        "key": "engine_key",
+        "keys": "engine_keys",
+    },
+):
+    """How the models of the catalogue, generators and verifiers, are loaded or called."""
+
+    # After so many attempts of one request to a model, the step fails and its query is answered `failed`.
+    attempts: int = 3
+    # 0: one for each core.
+    threads: int = 0
+    # API keys: one for the endpoints of the catalogue file, and host=key,host:port=key for others.
+    key: str = ""
+    keys: str = ""
+    device: Literal["cpu", "gpu"] = "cpu"
+    # Whether checkpoints must be folders; false asks the Hugging Face hub.
+    offline: bool = True
+    instruction: str = ""
+    verifier_system: str = ""
+    # A recording to answer from instead of engines: for replays, and to measure the control plane.
+    recorded: str = ""
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot work."""
+        self._require(self.attempts >= 1, "attempts", "must be at least 1")
+
+
+class Encoder(
+    Section,
+    frozen=True,
+    rename={
+        "kind": "encoder",
+        "url": "encoder_url",
+        "model": "encoder_model",
+        "dimension": "encoder_dimension",
+        "key": "encoder_key",
+    },
+):
+    """What turns a query and an action into an embedding."""
+
+    kind: Literal["minilm", "http", "hashed"] = "minilm"
+    url: str = ""
+    model: str = ""
+    dimension: int = 0
+    key: str = ""
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot work."""
+        if self.kind == "http":
+            needed = f"is needed by {variable('encoder')}=http"
+            self._require(bool(self.url), "url", f"{needed}, e.g. http://host:8000/v1")
+            self._require(bool(self.model), "model", needed)
+            self._require(self.dimension >= 1, "dimension", f"{needed}, at least 1")
+
+
+class Policy(Section, frozen=True, rename={"name": "policy", "options": "policy_options"}):
+    """The decider's policy and its log."""
+
+    name: str = "contextual"
+    # docs/policies.md lists them.
+    options: dict[str, Any] = {}
+    # Question and candidate parallelism on offer, as QP/CP, such as 1/1,4/1,4/16. Empty: what the catalogue offers;
+    # `all`: all 28 of Table 1, as where the catalogue does not say.
+    parallelism: tuple[str, ...] = ()
+    # A file made by `python -m experiments prior`: what the learner knows before its first decision. It is read only
+    # while the learner's log is empty; afterwards the log holds it. Empty: the one that the catalogue names, where it
+    # fits policy, encoder and models; `none`: none.
+    prior: str = ""
+    # Rounds of uniform choice before the policy decides. With a prior there are none.
+    warm_up: int = 50
+    seed: int = 3
+    # Decisions and updates between two snapshots of the learner. Rows that have ended stay in its memory and its log
+    # until two snapshots hold them. 0 writes none and keeps every row.
+    snapshot_every: int = 10_000
+    # Ids of ended queries that are recognised while their Query or Context is on the broker, at most: 16 bytes each.
+    remembered_ids: int = 10_000_000
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot work."""
+        self._require(self.snapshot_every >= 0, "snapshot_every", "must be 0 (never) or more")
+        self._require(self.remembered_ids >= 1, "remembered_ids", "must be at least 1")
+
+
+class Gateway(Section, frozen=True, rename=lambda field: f"gateway_{field}"):
+    """Where the gateway listens, and what it remembers."""
+
+    # Beyond this machine it needs an API key (`keys add`).
+    host: str = "127.0.0.1"
+    port: int = 8080
+    # Host names that requests may be addressed to beside 127.0.0.1, localhost and [::1].
+    hosts: tuple[str, ...] = ()
+    # How many queries can be looked up by id.
+    recent: int = 20_000
+    # Refuse a request with a field that a search cannot honour, rather than answer it and name the field.
+    strict: bool = False
+
+
+class Previews(
+    Section,
+    frozen=True,
+    rename={"host": "decider_host", "port": "decider_port", "urls": "decider_url"},
+):
+    """Where a decider says what it would choose, and where a gateway asks for that."""
+
+    # Keep it inside your network: the decider asks for no key.
+    host: str = "127.0.0.1"
+    # 0 serves nothing.
+    port: int = 0
+    # Asked in order; without any, the decider's port of this machine.
+    urls: tuple[str, ...] = ()
+
+
+# Every setting of the streaming processes, in one frozen struct of sections, parsed once.
+#
+# Each setting has one name: its environment variable is `UNISCALE_<NAME>`, and flags of the command line and
+# `Settings.replace` use the same name. The supervisor passes its settings to its processes through the environment.
+
+__all__ = [
+    "Encoder",
+    "Engine",
+    "Executor",
+    "Gateway",
+    "Kafka",
+    "Policy",
+    "Previews",
+    "Queries",
+    "SECRETS",
+    "Security",
+    "SettingsError",
+    "variable",
+    "Settings",
+]
+
+S = TypeVar("S", bound=Section)
+
+
+class Settings(Section, frozen=True):
+    """What a process needs to know before it starts. Times in seconds, sizes in bytes.
+
+    >>> settings = Settings(kafka=Kafka(prefix="trial."))
+    >>> settings.replace(policy_options='{"alpha": 0.5}')
+    Settings(kafka=Kafka(prefix='trial.'), policy=Policy(options={'alpha': 0.5}))
+    """
+
+    catalogue: str = "infra/catalogue/mini.yaml"
+    state_dir: str = "out/state"
+    metrics_port: int = 0
+    log_level: str = "INFO"
+    kafka: Kafka = Kafka()
+    security: Security = Security()
+    queries: Queries = Queries()
+    executor: Executor = Executor()
+    engine: Engine = Engine()
+    encoder: Encoder = Encoder()
+    policy: Policy = Policy()
+    gateway: Gateway = Gateway()
+    previews: Previews = Previews()
+
+    @classmethod
+    def from_env(cls, environ: Mapping[str, str], **flags: Any) -> "Settings":
+        """Return the settings of `environ`, overridden by the flags that are not None.
+
+        Raises:
+            SettingsError: a variable names no setting, or its value does not fit.
+        """
+        given = {
+            name.removeprefix(ENV_PREFIX).lower(): text
+            for name, text in environ.items()
+            if name.startswith(ENV_PREFIX)
+        }
+        return cls().replace(**given | {name: value for name, value in flags.items() if value is not None})
+
+    def replace(self, **values: Any) -> "Settings":
+        """Return these settings with others in place of the named ones.
+
+        Args:
+            **values: Values, or their text in the environment, by the names of the settings.
+
+        Raises:
+            SettingsError: there is no such setting, or a value does not fit.
+        """
+        fields = {field.encode_name: field for _, field in _fields()}
+        for name in values:
+            if name not in fields:
+                raise SettingsError(
+                    f"{variable(name)}: there is no such setting; known: {', '.join(sorted(fields))}"
+                )
+        now: dict[str, dict[str, Any]] = {}
+        for section, field in _fields():
+            name = field.encode_name
+            held = getattr(self, section) if section else self
+            given = _parsed(field, values[name]) if name in values else getattr(held, field.name)
+            now.setdefault(section, {})[name] = given
+        plain = now.pop("")
+        sections = {
+            section: _converted(given, type(getattr(self, section))) for section, given in now.items()
+        }
+        return _converted({**plain, **sections}, Settings)
+
+    def variables(self, *, secrets: bool = False) -> dict[str, str]:
+        """Return every setting as its environment variable and its text, without the secrets unless asked."""
+        found = {}
+        for section, field in _fields():
+            value = getattr(getattr(self, section) if section else self, field.name)
+            hidden = field.encode_name in SECRETS and value and not secrets
+            found[variable(field.encode_name)] = "***" if hidden else _text(value)
+        return found
+
+    def environ(self) -> dict[str, str]:
+        """Return the variables that make `from_env` give these settings again."""
+        plain = Settings().variables(secrets=True)
+        return {name: text for name, text in self.variables(secrets=True).items() if text != plain[name]}
+
+    def state_path(self, *parts: str) -> Path:
+        """Return a path below the directory that holds logs and crash counts."""
+        return Path(self.state_dir).joinpath(*parts)
+
+
+def _fields() -> Iterator[tuple[str, msgspec.structs.FieldInfo]]:
+    """Yield every setting with the section that holds it, "" for those of `Settings` itself."""
+    for field in msgspec.structs.fields(Settings):
+        if isinstance(field.type, type) and issubclass(field.type, Section):
+            for inner in msgspec.structs.fields(field.type):
+                yield field.name, inner
+        else:
+            yield "", field
+
+
+def _parsed(field: msgspec.structs.FieldInfo, value: Any) -> Any:
+    """Return a value whose text is JSON or a list separated by commas; any other value as it is."""
+    if not isinstance(value, str):
+        return value
+    if get_origin(field.type) is tuple:
+        return tuple(part.strip() for part in value.split(",") if part.strip())
+    if get_origin(field.type) is not dict:
+        return value
+    try:
+        return msgspec.json.decode(value, type=field.type)
+    except msgspec.DecodeError:
+        raise SettingsError(
+            f"""{variable(field.encode_name)}: must be a JSON object, e.g. {{"name": 1}}, is {value!r}"""
+        ) from None
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, dict):
+        return msgspec.json.encode(value).decode()
+    return ",".join(value) if isinstance(value, tuple) else str(value)
+
+
+def _converted(values: Mapping[str, Any], kind: type[S]) -> S:
+    try:
+        return msgspec.convert(values, kind, strict=False)
+    except msgspec.ValidationError as error:
+        if isinstance(error.__cause__, SettingsError):
+            raise error.__cause__ from None
+        name = str(error).rpartition("`$.")[2].rstrip("`")
+        expected = next(field.type for _, field in _fields() if field.encode_name == name)
+        choices = ", ".join(map(str, get_args(expected)))
+        wanted = f"one of {choices}" if choices else f"a value of type {expected.__name__}"
+        raise SettingsError(f"{variable(name)}: must be {wanted}, is {values[name]!r}") from None
