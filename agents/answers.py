@@ -1,4 +1,4 @@
-r"""Finds the answer in a text: its last complete `\boxed{…}`."""
+r"""Is an answer right? Its last `\boxed{…}` against the reference: as text, as mathematics, or run as a program."""
 
 import contextlib
 import json
@@ -19,6 +19,8 @@ from typing import Any, Literal, NoReturn, Self, TypeAlias
 
 from schemas.errors import UniscaleError
 from schemas.query import MAX_TESTS
+
+# Finds the answer in a text: its last complete `\boxed{…}`.
 
 # A box opens, an escaped character (whose brace is printed, not grouping), or a brace.
 _BRACES = re.compile(r"\\boxed\s*\{|\\.|[{}]", re.DOTALL)

@@ -1,12 +1,4 @@
-"""What can go wrong between a text and its vector.
-
-UniscaleError
-└── EncoderError
-    ├── EncoderFilesError     a model or tokenizer file that is missing or not the pinned one
-    ├── EncoderRefused        the server will not take this request (4xx): repeating it is useless
-    ├── EncoderUnavailable    no answer after the bounded retries: the same request may pass later
-    └── BadEmbedding          an answer that is no embedding: count, dimension, NaN, zero length
-"""
+"""Text to unit vector: what an encoder promises, encoders over HTTP, and Query to Context (§3.1)."""
 
 import hashlib
 import os
@@ -23,6 +15,15 @@ from tenacity import Retrying, retry_if_exception_type, stop_after_attempt, wait
 
 from schemas.errors import UniscaleError
 from schemas.query import Context, Origin, Query
+
+# What can go wrong between a text and its vector.
+#
+# UniscaleError
+# └── EncoderError
+#     ├── EncoderFilesError     a model or tokenizer file that is missing or not the pinned one
+#     ├── EncoderRefused        the server will not take this request (4xx): repeating it is useless
+#     ├── EncoderUnavailable    no answer after the bounded retries: the same request may pass later
+#     └── BadEmbedding          an answer that is no embedding: count, dimension, NaN, zero length
 
 
 class EncoderError(UniscaleError):

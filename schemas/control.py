@@ -1,4 +1,4 @@
-"""Records that configure every process: catalogue, objectives, cost bounds, API keys. The last one per name counts."""
+"""Records that configure every process (the last per name counts), cancel a query, or say that an executor lives."""
 
 import math
 import re
@@ -11,6 +11,8 @@ from schemas.forest import Count
 from schemas.objective import CostRange, Weights, check_aims
 from schemas.record import Record, check_finite, check_id, check_json, decode, load
 from schemas.search import Served
+
+# Records that configure every process: catalogue, objectives, cost bounds, API keys. The last one per name counts.
 
 MAX_ENTRY = 64 * 1024
 """Bytes of a catalogue entry's model as JSON."""

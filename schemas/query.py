@@ -1,4 +1,4 @@
-"""An incoming question, as clients send it."""
+"""An incoming question, as clients send it, and the same with its embedding, as the decider takes it."""
 
 import math
 import sys
@@ -13,6 +13,8 @@ from schemas.action import Action
 from schemas.errors import InvalidField
 from schemas.objective import Weights, check_aims
 from schemas.record import MAX_NAME, Record, check_finite, check_id, check_json, check_name
+
+# An incoming question, as clients send it.
 
 MAX_TEXT = 1024 * 1024
 """Bytes of a question as JSON, all messages together: it travels in every record of its search."""

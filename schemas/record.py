@@ -1,8 +1,4 @@
-"""What all records share: frozen structs with a schema version, JSON by orjson, zstd frames for the big ones.
-
-`encode` and `decode` are called once, at the edge. Unknown fields are ignored, so an older process reads a
-newer record; a new field has a default; a changed meaning is a new version. NaN and infinity never travel.
-"""
+"""What all records share: frozen structs with a schema version, JSON by orjson, zstd frames, field checks."""
 
 import functools
 import math
@@ -17,6 +13,11 @@ import zstandard
 from msgspec import Struct
 
 from schemas.errors import InvalidField, RecordTooLarge, UniscaleError, UnknownSchema, UnreadableRecord, shown
+
+# What all records share: frozen structs with a schema version, JSON by orjson, zstd frames for the big ones.
+#
+# `encode` and `decode` are called once, at the edge. Unknown fields are ignored, so an older process reads a
+# newer record; a new field has a default; a changed meaning is a new version. NaN and infinity never travel.
 
 MAX_RECORD: Final = 4 * 1024 * 1024
 """Bytes of one record. Producer, consumer, topic and preflight are all set from it."""

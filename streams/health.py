@@ -1,4 +1,4 @@
-"""uvicorn in the event loop of a room, which has its own way to stop."""
+"""What a process answers over HTTP (`/metrics`, `/health/live`, `/health/ready`), and uvicorn in a room's loop."""
 
 import asyncio
 import contextlib
@@ -13,6 +13,8 @@ import uvicorn
 from prometheus_client import CollectorRegistry, make_wsgi_app
 
 from streams.runtime.base import Runtime
+
+# uvicorn in the event loop of a room, which has its own way to stop.
 
 HEAD_BYTES: Final = 64 * 1024
 """Most bytes of a request's head: whoever sends more is cut off."""

@@ -1,4 +1,4 @@
-"""The settings by subject: one frozen struct each, with its defaults, and what cannot work refused."""
+"""Every setting of the streaming processes, in one frozen struct of sections, parsed once."""
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -9,6 +9,8 @@ import msgspec
 from schemas.dead_letter import HEAD_BYTES
 from schemas.errors import UniscaleError
 from schemas.record import MAX_RECORD
+
+# The settings by subject: one frozen struct each, with its defaults, and what cannot work refused.
 
 ENV_PREFIX: Final = "UNISCALE_"
 

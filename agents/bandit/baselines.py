@@ -1,4 +1,4 @@
-"""Random (§4): every allowed action with equal probability, which is logged exactly."""
+"""The paper's baselines (App. B.3): Random, k-NN, the MLP router and NeuralUCB."""
 
 from __future__ import annotations
 
@@ -22,6 +22,8 @@ from agents.bandit.policy import (
     generator,
 )
 from agents.bandit.registry import Inputs, Options, policy
+
+# Random (§4): every allowed action with equal probability, which is logged exactly.
 
 
 class Uniform(Learner):

@@ -1,8 +1,4 @@
-"""How the contextual policy ranks: predicted reward, priced optimism, caution.
-
-Exploration accounts for cost. If the objective has a price, the optimism α·√(xᵀA⁻¹x) of an action that costs k times as
-much as the best predicted one is divided by k, so that very expensive actions are not explored like the others.
-"""
+"""The contextual policy: exact ridge regression on few, interacting coordinates, with a linear price of cost."""
 
 from __future__ import annotations
 
@@ -34,6 +30,12 @@ from agents.bandit.policy import (
 )
 from agents.bandit.prior import LESSONS, Lessons, require_fit
 from agents.bandit.registry import Inputs, Options, policy
+
+# How the contextual policy ranks: predicted reward, priced optimism, caution.
+#
+# Exploration accounts for cost. If the objective has a price, the optimism α·√(xᵀA⁻¹x) of an action that costs k
+# times as much as the best predicted one is divided by k, so that very expensive actions are not explored like the
+# others.
 
 
 class Seen(NamedTuple):

@@ -1,12 +1,4 @@
-"""The design of the contextual policy: x = z_q ⊗ g_a, of 20 to 150 dimensions.
-
-z_q = [1, a short projection of the embedding and the surface counts] is the query's side. g_a, the action's side, has
-two parts. *Interacting* features are multiplied with every coordinate of z_q: plain coordinates of the action (size,
-log QP, log CP, size·width), and an indicator for each model if there are few or if sizes are not known. *Effects* are
-multiplied with the constant only: indicators of model and shape, for what no smooth coordinate explains.
-
-New actions may bring new features, which append columns. Existing columns keep their position and meaning.
-"""
+"""The design of the contextual policy, x = z_q ⊗ g_a, and what it takes from history: anchors, query transform."""
 
 from __future__ import annotations
 
@@ -22,6 +14,16 @@ from agents.bandit.features import COUNTS, FeatureMap, FeatureSettings, checked
 from agents.bandit.policy import ActionVector, Matrix, Vector
 from schemas.action import Action
 from schemas.errors import InvalidField
+
+# The design of the contextual policy: x = z_q ⊗ g_a, of 20 to 150 dimensions.
+#
+# z_q = [1, a short projection of the embedding and the surface counts] is the query's side. g_a, the action's side,
+# has two parts. *Interacting* features are multiplied with every coordinate of z_q: plain coordinates of the action
+# (size, log QP, log CP, size·width), and an indicator for each model if there are few or if sizes are not known.
+# *Effects* are multiplied with the constant only: indicators of model and shape, for what no smooth coordinate
+# explains.
+#
+# New actions may bring new features, which append columns. Existing columns keep their position and meaning.
 
 CORRECT, SCORE, LOG_COST, ONE, COST = range(5)
 """Columns of B in the contextual policy."""

@@ -1,17 +1,4 @@
-"""What can go wrong in the decider.
-
-UniscaleError
-└── DeciderError
-    ├── InvalidObjective    weights or cost bounds that cannot be used
-    ├── InvalidObservation  a reward term or an embedding that must not reach A
-    ├── PolicyRefused       a policy or an option that does not exist, or a value out of range
-    ├── PriorRefused        a prior of another policy, encoder, feature setting or catalogue
-    ├── UnservedObjective   an objective by mean cost or accuracy, which the policy cannot aim at
-    ├── UnknownAction       an action id that was never added
-    ├── NoAction            no action is left to choose from
-    ├── DuplicateQuery      a query_id that was decided for another Query
-    └── CorruptState        bytes that are not a complete, unaltered state of this policy
-"""
+"""What can go wrong in the policies and the decider."""
 
 from __future__ import annotations
 

@@ -1,10 +1,4 @@
-"""Models whose searches have come to cost something else than what was learned.
-
-A model that is served in another version, or asked other things, may write searches several times as long. The
-regression forgets nothing, so after a long history it takes hundreds of outcomes to follow. Until then, the predicted
-costs of that model are multiplied by what its latest outcomes cost over their predictions. Prices need none of this:
-the policy is told of them.
-"""
+"""What the contextual policy has learned: the expected terms of every action for a query, and their doubts."""
 
 from __future__ import annotations
 
@@ -18,6 +12,13 @@ import numpy as np
 from agents.bandit.design import CORRECT, COST, LOG_COST, ONE, Design
 from agents.bandit.policy import Matrix, Vector
 from agents.bandit.ridge import Ridge
+
+# Models whose searches have come to cost something else than what was learned.
+#
+# A model that is served in another version, or asked other things, may write searches several times as long. The
+# regression forgets nothing, so after a long history it takes hundreds of outcomes to follow. Until then, the
+# predicted costs of that model are multiplied by what its latest outcomes cost over their predictions. Prices need
+# none of this: the policy is told of them.
 
 FADING: Final = 0.95
 """Weight of an outcome relative to the model's next one: the last 20 make up two thirds of the total."""

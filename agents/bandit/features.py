@@ -1,4 +1,4 @@
-"""What a vector must be, and the short projection of a query that interactions use."""
+"""The joint vector x = [s_q; f_a] of a query and an action (UniScale §3.2, App. B.2), and what a vector must be."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ import numpy as np
 
 from agents.bandit.errors import InvalidObservation, NoAction, UnknownAction
 from agents.bandit.policy import ActionVector, Matrix, Vector
+
+# What a vector must be, and the short projection of a query that interactions use.
 
 SPANNED: Final = 1e-12
 """Norm of a unit vector's part outside the basis below which the vector counts as inside: float64 rounding."""

@@ -1,4 +1,4 @@
-"""From scores to a choice: seeded ties, exact propensities, runners-up."""
+"""What all policies share besides their mathematics: from scores to a choice, history, state as bytes."""
 
 from __future__ import annotations
 
@@ -30,6 +30,8 @@ from agents.bandit.policy import (
     check_outcome,
     generator,
 )
+
+# From scores to a choice: seeded ties, exact propensities, runners-up.
 
 TIE: Final = 1e-12
 """Scores closer than this, relative to the largest, count as equal: two equal float64 sums of a few thousand terms

@@ -1,14 +1,4 @@
-"""UniScale's policy: LinUCB with one θ shared by all actions (Alg. 1, Eq. 2).
-
-a_t = argmax over a of xᵀθ̂ + α√(xᵀA⁻¹x), θ̂ = A⁻¹b, A = λI + Σ x xᵀ. α = 0 is the paper's Greedy.
-
-`reward="scalar"` is the paper's form: b = Σ r x, with r computed by the objective in force when the decision was made.
-`reward="terms"` keeps b as columns (Correct, Score, log C, 1) over the same A⁻¹. The reward of Eq. 4 is linear in them,
-so θ(w) = A⁻¹Bw equals the θ̂ of a learner that has always used those weights and bounds.
-
-`widths="decided"` is a departure for delayed rewards: decisions whose reward is outstanding count in the width, so that
-a burst of decisions does not repeat one exploration. They do not affect means.
-"""
+"""Policies linear in x over one A = λI + Σ x xᵀ: LinUCB, Greedy, Thompson sampling, LinUCB that forgets."""
 
 from __future__ import annotations
 
@@ -37,6 +27,17 @@ from agents.bandit.policy import (
 )
 from agents.bandit.registry import Inputs, Options, policy
 from agents.bandit.ridge import Gram
+
+# UniScale's policy: LinUCB with one θ shared by all actions (Alg. 1, Eq. 2).
+#
+# a_t = argmax over a of xᵀθ̂ + α√(xᵀA⁻¹x), θ̂ = A⁻¹b, A = λI + Σ x xᵀ. α = 0 is the paper's Greedy.
+#
+# `reward="scalar"` is the paper's form: b = Σ r x, with r computed by the objective in force when the decision was
+# made. `reward="terms"` keeps b as columns (Correct, Score, log C, 1) over the same A⁻¹. The reward of Eq. 4 is
+# linear in them, so θ(w) = A⁻¹Bw equals the θ̂ of a learner that has always used those weights and bounds.
+#
+# `widths="decided"` is a departure for delayed rewards: decisions whose reward is outstanding count in the width,
+# so that a burst of decisions does not repeat one exploration. They do not affect means.
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""What the policy, as it predicts now, would choose for recent queries at any price λ, and which λ meets a target."""
+"""The pacer: the price λ of one eFLOP at which an objective by mean cost, or by accuracy, is met."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ import numpy as np
 from agents.bandit.design import Design
 from agents.bandit.estimates import Doubts, Estimates
 from agents.bandit.policy import Account, Aim, Matrix, Vector
+
+# What the policy, as it predicts now, would choose for recent queries at any price λ, and which λ meets a target.
 
 STEPS: Final = 30
 """Halvings of the interval of ln λ, e^±10 around the scale of the predictions: λ to eight digits."""

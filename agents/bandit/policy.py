@@ -1,4 +1,4 @@
-"""What policies are asked and told, and what they answer (UniScale §3.2, Alg. 1); `policy.py` has their protocol."""
+"""The protocol of all policies (UniScale §3.2, Alg. 1): what they are asked and told, and what they answer."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ import numpy as np
 import numpy.typing as npt
 
 from agents.bandit.errors import InvalidObjective, InvalidObservation
+
+# What policies are asked and told, and what they answer (UniScale §3.2, Alg. 1); `policy.py` has their protocol.
 
 Vector = npt.NDArray[np.float64]
 Matrix = npt.NDArray[np.float64]

@@ -1,7 +1,4 @@
-"""Lessons: how a policy that began without a prior learns its query transform, from its own first outcomes.
-
-It keeps these outcomes, and after 500, 1,000, 2,000 and 4,000 of them turns all into a `History` to relearn from.
-"""
+"""A prior from history, and lessons: how a policy without one learns its query transform from first outcomes."""
 
 from __future__ import annotations
 
@@ -18,6 +15,10 @@ from agents.bandit.policy import ActionVector, Observation, Vector
 
 if TYPE_CHECKING:
     from agents.bandit.contextual import Contextual
+
+# Lessons: how a policy that began without a prior learns its query transform, from its own first outcomes.
+#
+# It keeps these outcomes, and after 500, 1,000, 2,000 and 4,000 of them turns all into a `History` to relearn from.
 
 LESSONS: Final = (500, 1000, 2000, 4000)
 """Outcomes after which the query transform is fitted again: about a second each."""

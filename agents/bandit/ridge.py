@@ -1,14 +1,4 @@
-"""A = λI + Σ x xᵀ and its inverse, exact and cheap (Alg. 1, Lines 3-5).
-
-x = [s_q; f_a] splits A⁻¹ into blocks P (query), Q (cross) and R (action), with f_a short: the action vectors
-span at most |A| dimensions (`features`). Then xᵀA⁻¹x = s_qᵀP s_q + 2 f_aᵀQᵀs_q + f_aᵀR f_a costs one product
-with P for *all* actions.
-
-Sherman-Morrison is exact but memory-bound if applied row by row, so the last few rank-one terms wait:
-A⁻¹ = base - Σ σ g gᵀ with g = A⁻¹x / √(1 + σ xᵀA⁻¹x), and `flush` folds them into the base in one rank-k product.
-Symmetric blocks use one triangle (`dsymv`, `dsyrk`). A itself is kept as well: for the residual that monitors the
-inverse, for the factorisation that corrects it, and for the saved state.
-"""
+"""Ridge regression, exact and incremental: a large A with its inverse (Alg. 1, Lines 3-5), one of few dimensions."""
 
 from __future__ import annotations
 
@@ -19,6 +9,17 @@ import numpy as np
 from scipy.linalg import blas, lapack, solve_triangular
 
 from agents.bandit.policy import Matrix, Vector
+
+# A = λI + Σ x xᵀ and its inverse, exact and cheap (Alg. 1, Lines 3-5).
+#
+# x = [s_q; f_a] splits A⁻¹ into blocks P (query), Q (cross) and R (action), with f_a short: the action vectors
+# span at most |A| dimensions (`features`). Then xᵀA⁻¹x = s_qᵀP s_q + 2 f_aᵀQᵀs_q + f_aᵀR f_a costs one product
+# with P for *all* actions.
+#
+# Sherman-Morrison is exact but memory-bound if applied row by row, so the last few rank-one terms wait:
+# A⁻¹ = base - Σ σ g gᵀ with g = A⁻¹x / √(1 + σ xᵀA⁻¹x), and `flush` folds them into the base in one rank-k product.
+# Symmetric blocks use one triangle (`dsymv`, `dsyrk`). A itself is kept as well: for the residual that monitors the
+# inverse, for the factorisation that corrects it, and for the saved state.
 
 BLOCK: Final = 32
 """Most rank-one terms that wait. At d = 1,192, one rank-32 product takes 0.8 ms and 32 rank-one products take 4 ms.

@@ -1,10 +1,4 @@
-"""What can be wrong with a catalogue, an objective or an action.
-
-UniscaleError
-├── CatalogueError      a catalogue file, family or change that cannot be used
-├── ObjectiveError      an objective that is unknown, or that cannot go
-└── ActionError         a configuration outside the rules or outside the space
-"""
+"""The catalogue: which models can be chosen, what is known of each (Table 11, App. B.2), their verifier."""
 
 import hashlib
 import math
@@ -16,6 +10,13 @@ from msgspec import Meta, Struct
 
 from schemas.errors import UniscaleError
 from schemas.objective import CostRange
+
+# What can be wrong with a catalogue, an objective or an action.
+#
+# UniscaleError
+# ├── CatalogueError      a catalogue file, family or change that cannot be used
+# ├── ObjectiveError      an objective that is unknown, or that cannot go
+# └── ActionError         a configuration outside the rules or outside the space
 
 
 class CatalogueError(UniscaleError):

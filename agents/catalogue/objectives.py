@@ -1,8 +1,4 @@
-"""What a query is served for: reward weights by name (App. B.3), and the cost range that normalises log C.
-
-The paper prints w₁ = w₂ for each of its four modes; any other convex weights are as good. Where the minimum
-and maximum of log C come from is not printed: they are shared by all objectives and versioned with them.
-"""
+"""What a query is served for (App. B.3), and the fold of `control`: models and objectives as processes know them."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -20,6 +16,11 @@ from schemas.control import (
 )
 from schemas.objective import CostRange, ObjectiveInForce, Weights
 from schemas.query import Query
+
+# What a query is served for: reward weights by name (App. B.3), and the cost range that normalises log C.
+#
+# The paper prints w₁ = w₂ for each of its four modes; any other convex weights are as good. Where the minimum
+# and maximum of log C come from is not printed: they are shared by all objectives and versioned with them.
 
 MODES: Mapping[str, Weights] = {
     "cost-sensitive": Weights(correct=0.1, score=0.1, cost=0.8),

@@ -1,4 +1,4 @@
-"""A Context whose query has been decided already: send the same Decision again, send nothing, or refuse a duplicate."""
+"""The decider: Context in, Decision out; Reward in, learning (Alg. 1)."""
 
 from __future__ import annotations
 
@@ -54,6 +54,8 @@ from schemas.query import Context as ContextRecord
 from schemas.query import Origin, Query
 from schemas.record import MAX_VALUE, encode
 from schemas.reward import Reward
+
+# A Context whose query has been decided already: send the same Decision again, send nothing, or refuse a duplicate.
 
 
 def again(context: ContextRecord, value: bytes) -> Decided:

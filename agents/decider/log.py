@@ -1,8 +1,4 @@
-"""What could be chosen, and when: the actions ever offered, which of them are on offer, and telling a policy so.
-
-An action keeps its row even after its model is gone, because the rows of decisions refer to it. Each offer holds from
-its sequence number until that of the next.
-"""
+"""The learner's log: its rows, what a reward does to them, and the fold from rows to policy state."""
 
 from __future__ import annotations
 
@@ -36,6 +32,11 @@ from schemas.objective import ObjectiveInForce
 from schemas.query import Origin
 from schemas.record import MAX_VALUE
 from schemas.reward import Kind, Reward
+
+# What could be chosen, and when: the actions ever offered, which of them are on offer, and telling a policy so.
+#
+# An action keeps its row even after its model is gone, because the rows of decisions refer to it. Each offer holds
+# from its sequence number until that of the next.
 
 ACTION_KEY: Final = b"\x00action/"
 """Prefix of action rows. A query_id is printable ASCII, so no query's row can begin like this."""

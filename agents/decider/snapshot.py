@@ -1,7 +1,4 @@
-"""The keys of a snapshot's records, and its manifests: which versions there are, and what each consists of.
-
-Nothing here does I/O: keys and values in, values out.
-"""
+"""A snapshot of the learner as records, the ids of ended queries, and what may go from the log behind it."""
 
 from __future__ import annotations
 
@@ -19,6 +16,10 @@ from msgspec import Struct
 from agents.bandit.errors import CorruptState
 from agents.decider.log import ENDED, ActionRow, AnyRow, OfferRow, Row, decode_row
 from schemas.query import Origin
+
+# The keys of a snapshot's records, and its manifests: which versions there are, and what each consists of.
+#
+# Nothing here does I/O: keys and values in, values out.
 
 SNAPSHOT_KEY: Final = b"\x00snapshot/"
 """Prefix of snapshot records. A query_id is printable ASCII, so no query's row can begin like this."""

@@ -1,4 +1,4 @@
-"""What is known of a query while its reward is open, and for a while after: a row of the join's table."""
+"""The reward join: one row a query, a fold over Decision, Answer, Feedback and Due in whatever order; its Rewards."""
 
 import math
 from dataclasses import dataclass
@@ -18,6 +18,8 @@ from schemas.objective import ObjectiveInForce
 from schemas.query import Origin, Reference
 from schemas.record import MAX_VALUE
 from schemas.reward import Due, Feedback, Kind, Price, Reward, reward_id
+
+# What is known of a query while its reward is open, and for a while after: a row of the join's table.
 
 # msgspec's own error covers neither bytes that are not UTF-8 nor a value nested too deeply.
 _UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)

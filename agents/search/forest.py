@@ -1,10 +1,4 @@
-"""Search control of one scored step (UniScale §3.3): which paths are completed, cut, pruned, kept.
-
-The order: finished paths enter P_done and set V_max, D_best, H_max; unfinished ones at the limit are cut; the
-early-exit bound prunes; the best BS of each subtree are kept. Pruning only removes the worst paths, so it makes no
-difference whether it comes before or after the selection of the best BS. If a query wants n answers, the score of the
-n-th best completed path replaces V_max, and nothing is stopped before n paths are completed.
-"""
+"""The path-aware search forest (UniScale §3.3): early exit, pruning, what is drafted next. Ask and tell, no I/O."""
 
 import hashlib
 import math
@@ -21,6 +15,13 @@ from schemas.action import Action
 from schemas.errors import UniscaleError
 from schemas.forest import Draft, Fate, Finish, Forest, Limits, Stop, completes, first_stop
 from schemas.search import Scored
+
+# Search control of one scored step (UniScale §3.3): which paths are completed, cut, pruned, kept.
+#
+# The order: finished paths enter P_done and set V_max, D_best, H_max; unfinished ones at the limit are cut; the
+# early-exit bound prunes; the best BS of each subtree are kept. Pruning only removes the worst paths, so it makes
+# no difference whether it comes before or after the selection of the best BS. If a query wants n answers, the score
+# of the n-th best completed path replaces V_max, and nothing is stopped before n paths are completed.
 
 BEST_STEP = 1.0  # v_sup, the highest score a step can have
 

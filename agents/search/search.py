@@ -1,4 +1,4 @@
-"""The limits of a search: set once when it begins, from catalogue, deployment and query."""
+"""The executor's logic: Decision to the first step; Verification to the next step, or to the Answer (§3.3)."""
 
 from collections import OrderedDict
 from collections.abc import Callable
@@ -18,6 +18,8 @@ from schemas.decision import Decision
 from schemas.forest import Draft, Forest, Limits, Stop
 from schemas.query import Message
 from schemas.search import Scored, SearchStep, Served, Spent, Verification
+
+# The limits of a search: set once when it begins, from catalogue, deployment and query.
 
 
 @dataclass(frozen=True)

@@ -1,9 +1,4 @@
-"""The engine protocol: prefixes in, drafts of one step out.
-
-An engine serves one model. It may be vLLM in this process, a remote server or a recording; the search cannot tell.
-Every draft has its own seed, so a path's text depends on its own identity and not on the rest of the batch, as far as
-floating-point sums over different batches allow.
-"""
+"""The engine protocol, prefixes in and drafts of one step out, and how a prefix becomes token ids."""
 
 from collections import OrderedDict
 from collections.abc import Sequence
@@ -18,6 +13,12 @@ from agents.serving.prompts import ChatPrompts
 from schemas.forest import Finish
 from schemas.query import Message
 from schemas.search import Served
+
+# The engine protocol: prefixes in, drafts of one step out.
+#
+# An engine serves one model. It may be vLLM in this process, a remote server or a recording; the search cannot
+# tell. Every draft has its own seed, so a path's text depends on its own identity and not on the rest of the batch,
+# as far as floating-point sums over different batches allow.
 
 
 class Drafted(Struct, frozen=True):

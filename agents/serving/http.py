@@ -1,9 +1,4 @@
-"""The one retry policy of requests to models, by tenacity: few attempts, growing pauses.
-
-Only the request itself is repeated, at the place that sends it; nothing above repeats the step or the record.
-Repeating is safe: a request carries its own seed, so a reply lost on the way costs work and changes nothing.
-`within` bounds everything, pauses included, by the query's deadline.
-"""
+"""Models served elsewhere: JSON over HTTP with keys, time-outs, bounded retry and a circuit breaker."""
 
 import asyncio
 import time
@@ -40,6 +35,12 @@ from agents.serving.errors import (
 from agents.serving.prompts import ChatPrompts
 from schemas.errors import UniscaleError
 from schemas.search import Served
+
+# The one retry policy of requests to models, by tenacity: few attempts, growing pauses.
+#
+# Only the request itself is repeated, at the place that sends it; nothing above repeats the step or the record.
+# Repeating is safe: a request carries its own seed, so a reply lost on the way costs work and changes nothing.
+# `within` bounds everything, pauses included, by the query's deadline.
 
 T = TypeVar("T")
 

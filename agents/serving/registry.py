@@ -1,8 +1,4 @@
-"""The models of one process, loaded in the background: each is loading, ready, suspended or failed, and says why.
-
-A model that cannot be loaded harms nobody but itself. It is tried again after a while, or at once when its
-catalogue entry changes.
-"""
+"""The models of one process: from a catalogue entry to where it runs, loaded in the background."""
 
 import asyncio
 import logging
@@ -34,6 +30,11 @@ from agents.serving.vllm.requests import Generation
 from agents.serving.vllm.settings import HostedModel, HostSettings, checkpoint_path, kv_cache_bytes
 from schemas.control import ModelHealth
 from schemas.search import Served
+
+# The models of one process, loaded in the background: each is loading, ready, suspended or failed, and says why.
+#
+# A model that cannot be loaded harms nobody but itself. It is tried again after a while, or at once when its
+# catalogue entry changes.
 
 log = logging.getLogger(__name__)
 

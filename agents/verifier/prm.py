@@ -1,8 +1,4 @@
-"""From what a process reward model answers to scores: pure, and strict about counts.
-
-A reply with another number of rows than step tags is an error. Public code turns it into a score of zero,
-which prunes a good path and tells nobody.
-"""
+"""The verifier protocol, and process reward models behind it: in this process, at a server, or recorded (§3.3)."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -33,6 +29,11 @@ from schemas.search import Scored, SearchStep, Served, Verification
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
+
+# From what a process reward model answers to scores: pure, and strict about counts.
+#
+# A reply with another number of rows than step tags is an error. Public code turns it into a score of zero,
+# which prunes a good path and tells nobody.
 
 ROUNDING = 1e-6  # a float32 softmax may leave [0, 1] by about this much
 

@@ -1,4 +1,4 @@
-"""What the checks know besides the query itself: how far each room had come, and what retention has removed."""
+"""What must hold for one query: one state, records and rows that agree, prices that follow from traces."""
 
 import math
 from collections.abc import Container, Iterator
@@ -22,6 +22,8 @@ from streams.audit.reading import (
     Row,
     Span,
 )
+
+# What the checks know besides the query itself: how far each room had come, and what retention has removed.
 
 BATCH = 64
 """More records than the decider handles at once: it has finished with whatever lies this far behind its newest row."""

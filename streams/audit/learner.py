@@ -1,9 +1,4 @@
-"""The learner's snapshots, decoded independently: chunks, manifest, ids, and the sums of a linear policy.
-
-A state is `USPOLICY`, a SHA-256 of the rest, the length of a header, the header as JSON, and arrays one after the
-other. A policy that explores wraps the state of an inner policy. The ids of ended queries are arrays: n sorted digests
-of 8 bytes, then n places (partition and offset) of 8 bytes.
-"""
+"""Is the policy the fold of its log? Rows are replayed into plain sums, snapshots are decoded independently."""
 
 import hashlib
 from base64 import b64decode
@@ -17,6 +12,12 @@ import orjson
 from msgspec import Struct
 
 from streams.audit.reading import Chunk, Ledger
+
+# The learner's snapshots, decoded independently: chunks, manifest, ids, and the sums of a linear policy.
+#
+# A state is `USPOLICY`, a SHA-256 of the rest, the length of a header, the header as JSON, and arrays one after the
+# other. A policy that explores wraps the state of an inner policy. The ids of ended queries are arrays: n sorted
+# digests of 8 bytes, then n places (partition and offset) of 8 bytes.
 
 Matrix = npt.NDArray[np.float64]
 

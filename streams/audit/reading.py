@@ -1,8 +1,4 @@
-"""What is kept of each record: one NamedTuple per kind, stored in a table of the ledger with the same columns.
-
-`early` says that the record lies before the first capture of the ends (see `run`). Fields of type bytes, such as
-`whole`, are digests unless their class says otherwise: equal for equal content.
-"""
+"""From the raw topics to facts on disk, with a decoder of its own that shares nothing with the product's."""
 
 import hashlib
 import math
@@ -21,6 +17,11 @@ from kafka import KafkaConsumer, TopicPartition
 from streams.audit.price import Catalogue, factor_of
 from streams.runtime import kafka_clients
 from streams.settings import Settings
+
+# What is kept of each record: one NamedTuple per kind, stored in a table of the ledger with the same columns.
+#
+# `early` says that the record lies before the first capture of the ends (see `run`). Fields of type bytes, such as
+# `whole`, are digests unless their class says otherwise: equal for equal content.
 
 
 class Query(NamedTuple):

@@ -1,4 +1,4 @@
-"""`bench-audit`: measure the audit of a log."""
+"""Measuring: the `bench` commands."""
 
 import os
 import sys
@@ -15,6 +15,8 @@ from streams.demo.run import QUESTIONS
 from streams.local.broker import Broker, kafka_home
 from streams.local.deployment import settings_for, stopped_by_signals
 from streams.settings import Settings
+
+# `bench-audit`: measure the audit of a log.
 
 
 @click.command("bench-audit")

@@ -1,4 +1,4 @@
-"""`catalogue` and `objective`: steer a running deployment by records in `control`."""
+"""`catalogue`, `objective`, `keys`: steer a running deployment by records in `control`."""
 
 import hashlib
 import secrets
@@ -30,6 +30,8 @@ from streams.control import default_objective
 from streams.runtime import kafka_admin, kafka_clients
 from streams.settings import Settings
 from streams.topics import Topics
+
+# `catalogue` and `objective`: steer a running deployment by records in `control`.
 
 
 def steering(settings: Settings) -> Steering:

@@ -1,4 +1,4 @@
-"""The graded decisions on the broker as rows of `logged.jsonl`, which `python -m experiments prior --logged` reads."""
+"""`learner`: check the learner's log, repair it, export it to files, or start over."""
 
 import math
 import sys
@@ -25,6 +25,8 @@ from streams.services.decider import policy_of, prior_of
 from streams.services.embedder import encoder_of
 from streams.settings import Settings
 from streams.topics import Topics
+
+# The graded decisions on the broker as rows of `logged.jsonl`, which `python -m experiments prior --logged` reads.
 
 
 def graded(settings: Settings, topics: Topics) -> Iterator[dict[str, Any]]:

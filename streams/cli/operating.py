@@ -1,4 +1,4 @@
-"""`audit`: account for every query from the raw topics."""
+"""`audit`, `dead-letters`, `verify-decisions`: check a deployment from its topics."""
 
 import sys
 from itertools import islice
@@ -18,6 +18,8 @@ from streams.services.decider import policy_of
 from streams.services.embedder import encoder_of
 from streams.settings import Settings
 from streams.topics import Topics
+
+# `audit`: account for every query from the raw topics.
 
 _SHOWN = 20
 

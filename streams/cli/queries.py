@@ -1,4 +1,4 @@
-"""Send queries with progress bars and wait for their Answers: what `produce` and `replay` share."""
+"""What a client of a deployment does: `ask`, `produce`, `answers`, `feedback`, `replay`, `explain`."""
 
 import sys
 import uuid
@@ -31,6 +31,8 @@ from streams.client.questions import QuestionError, query_from, read_questions, 
 from streams.runtime import kafka_clients
 from streams.settings import Settings
 from streams.topics import Topics
+
+# Send queries with progress bars and wait for their Answers: what `produce` and `replay` share.
 
 
 def send_and_wait(settings: Settings, queries: Sequence[Query], pace: Pace, *, wait: bool) -> int:

@@ -1,4 +1,4 @@
-"""`demo`: the whole system on this machine, in one command."""
+"""Starting processes and watching them: `up`, `worker`, `broker`, `demo`, `topics`, `monitor`."""
 
 import contextlib
 import os
@@ -37,6 +37,8 @@ from streams.runtime import kafka_admin
 from streams.services import ROOMS
 from streams.settings import Settings
 from streams.topics import Topic, Topics
+
+# `demo`: the whole system on this machine, in one command.
 
 _SHOWN = (
     "broker", "engine", "queries", "answers", "unanswered", "rewards", "dead_letters", "duplicates", "mode", "accuracy",

@@ -1,4 +1,4 @@
-"""How fast queries are sent."""
+"""The client: send queries, wait for their Answers, give feedback, follow and explain what happened."""
 
 import threading
 import time
@@ -20,6 +20,8 @@ from streams.client.questions import query_from
 from streams.runtime import kafka_clients
 from streams.settings import Settings
 from streams.topics import Topics
+
+# How fast queries are sent.
 
 
 class Pace(msgspec.Struct, frozen=True):

@@ -1,4 +1,4 @@
-"""The records a client sees, decoded and named: one Event for each record on a topic that concerns queries."""
+"""What a client sees of queries: every record as an event, as it is appended or read back from the log of a run."""
 
 import logging
 import time
@@ -21,6 +21,8 @@ from schemas.search import SearchStep, Verification
 from streams.runtime import kafka_clients
 from streams.settings import Settings
 from streams.topics import Topics
+
+# The records a client sees, decoded and named: one Event for each record on a topic that concerns queries.
 
 Kind = Literal[
     "query", "context", "decision", "step", "verification", "answer", "feedback", "reward", "dead-letter"

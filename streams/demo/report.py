@@ -1,4 +1,4 @@
-"""Which questions are asked, and in which order."""
+"""A run in numbers and as one self-contained page, and what the policy did when its favourite became dear."""
 
 import html
 import random
@@ -13,6 +13,8 @@ import numpy as np
 
 from schemas.query import Query
 from streams.client.events import Ledger, Story, compared
+
+# Which questions are asked, and in which order.
 
 
 def thirds(queries: Sequence[Query], count: int, seed: int) -> list[Query]:

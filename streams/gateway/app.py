@@ -1,4 +1,4 @@
-"""Probes and metrics. None of them calls a model or needs a key."""
+"""The gateway as a room: it follows the topics into its index, and serves all routes as one ASGI application."""
 
 import contextlib
 import logging
@@ -30,6 +30,8 @@ from streams.gateway.routes import Decide, Letters, Models, Now, ObjectiveRoutes
 from streams.gateway.service import Deciders, Service
 from streams.health import Server, server_of
 from streams.runtime.base import Record, Runtime
+
+# Probes and metrics. None of them calls a model or needs a key.
 
 
 class Probes:

@@ -1,8 +1,4 @@
-"""What each API key uses of its limits, counted from the log: all gateways of a deployment count the same requests.
-
-A query reserves at admission what one like it costs, and settles that at its Answer. What another gateway admitted
-counts here as soon as its Query has been read, which takes milliseconds.
-"""
+"""Who may ask, and how much: API keys from `control`, and what each has used of its limits, from the log."""
 
 import hashlib
 import ipaddress
@@ -15,6 +11,11 @@ from msgspec import Struct
 from schemas.control import KeyEntry, Scope
 from schemas.query import Query
 from streams.gateway.openai import NO_RETRY, ApiError, no_model, not_found
+
+# What each API key uses of its limits, counted from the log: all gateways of a deployment count the same requests.
+#
+# A query reserves at admission what one like it costs, and settles that at its Answer. What another gateway admitted
+# counts here as soon as its Query has been read, which takes milliseconds.
 
 MINUTE_MS: Final = 60_000
 HOUR_MS: Final = 3_600_000

@@ -1,4 +1,4 @@
-"""The part of a running search that may already be shown: the steps shared by every path that can still win."""
+"""`POST /v1/chat/completions`: one request, one search; whole, or as a stream of chunks."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -19,6 +19,8 @@ from streams.gateway.auth import Credential
 from streams.gateway.openai import ApiError, of_answer
 from streams.gateway.request import ChatRequest, digest, parse
 from streams.gateway.service import Admitted, ClientGone, Seen, Service
+
+# The part of a running search that may already be shown: the steps shared by every path that can still win.
 
 
 def settled(forest: Forest) -> str:

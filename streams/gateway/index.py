@@ -1,4 +1,4 @@
-"""Changes of catalogue, objectives and cost bounds, as marks on the page's time axis."""
+"""Recent queries by id. Kafka has no lookup by key, so the gateway keeps what it reads from topics in SQLite."""
 
 import sqlite3
 from collections import deque
@@ -16,6 +16,8 @@ from schemas.record import decode
 from schemas.reward import Reward
 from streams.gateway.auth import Tenants, Usage
 from streams.gateway.request import kept_of
+
+# Changes of catalogue, objectives and cost bounds, as marks on the page's time axis.
 
 _KEPT: Final = 100
 

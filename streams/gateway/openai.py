@@ -1,9 +1,4 @@
-"""Errors of the gateway, in the shape OpenAI's clients expect: {"error": {message, type, param, code}}.
-
-A status alone does not say whether a retry is safe. The official clients retry 408, 409, 429 and every 5xx twice,
-without an idempotency key: one expired query would become three searches. So every error that has cost a search, and
-every error that a retry cannot cure, carries `x-should-retry: false`, which those clients obey.
-"""
+"""What the gateway returns, in OpenAI's shape: completions, their chunks, and errors."""
 
 from collections.abc import Sequence
 from typing import Any, Final
@@ -18,6 +13,12 @@ from schemas.errors import RecordError, UniscaleError
 from schemas.forest import Draft
 from schemas.objective import ObjectiveInForce
 from schemas.reward import Reward
+
+# Errors of the gateway, in the shape OpenAI's clients expect: {"error": {message, type, param, code}}.
+#
+# A status alone does not say whether a retry is safe. The official clients retry 408, 409, 429 and every 5xx twice,
+# without an idempotency key: one expired query would become three searches. So every error that has cost a search,
+# and every error that a retry cannot cure, carries `x-should-retry: false`, which those clients obey.
 
 NO_RETRY: Final = {"x-should-retry": "false"}
 

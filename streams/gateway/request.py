@@ -1,10 +1,4 @@
-"""Model names of the gateway: which of them are virtual, and what they ask of the decider.
-
-auto                 the deployment's default objective
-auto:<objective>     an objective of `control`, by name
-<model>              that model, at whatever width the policy chooses
-<model>/qp/cp/bs     exactly that configuration
-"""
+"""A chat completion request: a model's name, OpenAI's fields, and one object `uniscale`, become a Query."""
 
 import hashlib
 from collections.abc import Iterable
@@ -20,6 +14,13 @@ from schemas.errors import InvalidField, RecordError
 from schemas.objective import Weights
 from schemas.query import MAX_BUDGET_TOKENS, Budget, Message, Query, Reference
 from streams.gateway.openai import ApiError, invalid, no_model, of_json, of_record, unsupported
+
+# Model names of the gateway: which of them are virtual, and what they ask of the decider.
+#
+# auto                 the deployment's default objective
+# auto:<objective>     an objective of `control`, by name
+# <model>              that model, at whatever width the policy chooses
+# <model>/qp/cp/bs     exactly that configuration
 
 AUTO = "auto"
 

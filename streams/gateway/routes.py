@@ -1,4 +1,4 @@
-"""`/v1/decide`: which configuration a request would run, and why. Runs nothing and learns nothing."""
+"""All routes beside chat completions: what would run, models, objectives, queries, dead letters, the page."""
 
 import contextlib
 import logging
@@ -35,6 +35,8 @@ from streams.gateway.request import parse, to_query
 from streams.gateway.service import Admitted, ClientGone, Deciders, Service
 from streams.runtime.base import NotAllowed, Outgoing, Unavailable
 from streams.services import ROOMS
+
+# `/v1/decide`: which configuration a request would run, and why. Runs nothing and learns nothing.
 
 
 class Decide:

@@ -1,4 +1,4 @@
-"""Ids of queries that come through a gateway."""
+"""The gateway's work between HTTP and the topics: admit a request, send its Query, wait, cancel, take feedback."""
 
 import asyncio
 import hashlib
@@ -32,6 +32,8 @@ from streams.gateway.openai import NO_RETRY, ApiError, not_found, of_record
 from streams.gateway.request import Asked, ChatRequest, asked, kept_of, to_query
 from streams.runtime.base import Outgoing, Runtime, key_of
 from streams.settings import Settings
+
+# Ids of queries that come through a gateway.
 
 ID: Final = "chatcmpl-"
 """What every id begins with."""

@@ -1,4 +1,4 @@
-"""SIGINT and SIGTERM for the commands that start processes: both unwind the stack, so that everything is stopped."""
+"""A whole deployment on this machine: broker, topics and rooms, started, supervised and stopped together."""
 
 import contextlib
 import logging
@@ -23,6 +23,8 @@ from streams.runtime import kafka_admin
 from streams.services import ROOMS
 from streams.settings import Settings
 from streams.topics import Topics
+
+# SIGINT and SIGTERM for the commands that start processes: both unwind the stack, so that everything is stopped.
 
 
 @contextmanager

@@ -1,16 +1,4 @@
-"""What can go wrong in a runtime.
-
-Exception
-├── Unavailable         a dependency of a record is unavailable; the guard waits and tries again
-│   └── SendFailed      the broker did not accept a record
-│       └── NotAllowed  its access control lists do not say that this process may
-├── Torn                what the room knows is ahead of what it has written: counted, and its process ends
-└── Crash               the room cannot continue, and its process ends
-
-UniscaleError           in a handler: the record is at fault, and goes to the dead-letter topic
-├── RowTooLarge         a row would exceed the record limit
-└── UnknownTopic        a topic does not exist
-"""
+"""The Runtime protocol: records in, records out, tables, time and control. A room knows nothing else of the world."""
 
 import functools
 import struct
@@ -28,6 +16,19 @@ if TYPE_CHECKING:
     from streams.control import Control
     from streams.metrics import Metrics
     from streams.settings import Settings
+
+# What can go wrong in a runtime.
+#
+# Exception
+# ├── Unavailable         a dependency of a record is unavailable; the guard waits and tries again
+# │   └── SendFailed      the broker did not accept a record
+# │       └── NotAllowed  its access control lists do not say that this process may
+# ├── Torn                what the room knows is ahead of what it has written: counted, and its process ends
+# └── Crash               the room cannot continue, and its process ends
+#
+# UniscaleError           in a handler: the record is at fault, and goes to the dead-letter topic
+# ├── RowTooLarge         a row would exceed the record limit
+# └── UnknownTopic        a topic does not exist
 
 
 class Unavailable(Exception):

@@ -1,10 +1,4 @@
-"""Count failures per record across restarts, so that the third sends the record to the dead-letter topic.
-
-An unknown error ends the process before the offset moves, and the next process reads the record again. Without a
-count, a record that always fails would block its partition forever. A process that dies abruptly (segmentation
-fault, out of memory, kill -9) cannot count. Records in flight are therefore noted in a file while they are handled,
-and the next process counts for the one that died.
-"""
+"""The guard around each handler: counts failures across restarts, retries, sends a record to the dead letters."""
 
 import asyncio
 import contextlib
@@ -23,6 +17,13 @@ from schemas.errors import UniscaleError
 from schemas.query import Origin
 from schemas.record import encode, readable_id
 from streams.runtime.base import BatchHandler, Crash, Outgoing, Record, Runtime, Torn, Unavailable, key_of
+
+# Count failures per record across restarts, so that the third sends the record to the dead-letter topic.
+#
+# An unknown error ends the process before the offset moves, and the next process reads the record again. Without a
+# count, a record that always fails would block its partition forever. A process that dies abruptly (segmentation
+# fault, out of memory, kill -9) cannot count. Records in flight are therefore noted in a file while they are handled,
+# and the next process counts for the one that died.
 
 LIMIT = 3
 

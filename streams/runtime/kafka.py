@@ -1,4 +1,4 @@
-"""faust's app and transport, with our consumer and a single sender."""
+"""The Runtime protocol on Kafka: faust's app, handlers, tables and followers, composed for one room."""
 
 import asyncio
 import contextlib
@@ -44,6 +44,8 @@ from streams.runtime.kafka_reading import assign, connected, to_ends
 from streams.runtime.kafka_writer import Changelogged, Fence, FencedTable, KafkaTable, Outbox, Sender
 from streams.settings import Settings
 from streams.topics import Topics
+
+# faust's app and transport, with our consumer and a single sender.
 
 
 def _unheard(error: BaseException) -> None:

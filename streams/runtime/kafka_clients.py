@@ -1,9 +1,4 @@
-"""Tokens for SASL OAUTHBEARER, read from a file that something else keeps fresh.
-
-A token expires, so a setting cannot hold it. Kubernetes projects service account tokens into files, and identity
-providers come with agents that write them. The file is read again for every connection. A broker ends a connection
-whose token has expired (KIP-368), and the client connects anew.
-"""
+"""Connections: the one place that turns the settings into arguments of kafka-python, aiokafka and faust."""
 
 import logging
 import socket
@@ -26,6 +21,12 @@ from streams.settings import Settings, SettingsError
 if TYPE_CHECKING:
     from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
     from aiokafka.abc import AbstractTokenProvider as AsyncTokenProvider
+
+# Tokens for SASL OAUTHBEARER, read from a file that something else keeps fresh.
+#
+# A token expires, so a setting cannot hold it. Kubernetes projects service account tokens into files, and identity
+# providers come with agents that write them. The file is read again for every connection. A broker ends a connection
+# whose token has expired (KIP-368), and the client connects anew.
 
 # As in connections.py: a command that only asks or sends must not pay for importing it.
 

@@ -1,7 +1,4 @@
-"""Bookkeeping for one partition: which record is due, which are in flight, and below which offset all are handled.
-
-`consumer.py` uses both classes; neither depends on Kafka.
-"""
+"""The Kafka consumer that never commits past an unhandled record: how it fetches, hands over and commits."""
 
 import asyncio
 import contextlib
@@ -30,6 +27,10 @@ from streams.runtime.base import Record
 from streams.runtime.kafka_clients import EMBEDDED_WAIT_MS
 from streams.runtime.kafka_writer import Fence
 from streams.settings import Settings
+
+# Bookkeeping for one partition: which record is due, which are in flight, and below which offset all are handled.
+#
+# `consumer.py` uses both classes; neither depends on Kafka.
 
 
 class SkippedRecord(RuntimeError):

@@ -1,8 +1,4 @@
-"""Stop an aiokafka client without waiting for its connections to be taken down.
-
-Over TLS, aiokafka's `stop` returns once the broker has answered the end of the connection. Some answers never come, and
-the transport gives up after 30 seconds: longer than a rebalance may take, and nothing depends on it.
-"""
+"""Read topics from an offset to their present ends, with aiokafka in the event loop."""
 
 import asyncio
 import logging
@@ -15,6 +11,11 @@ from aiokafka.errors import KafkaError
 from streams.runtime import kafka_clients
 from streams.runtime.base import UnknownTopic, partition_for
 from streams.settings import Settings
+
+# Stop an aiokafka client without waiting for its connections to be taken down.
+#
+# Over TLS, aiokafka's `stop` returns once the broker has answered the end of the connection. Some answers never
+# come, and the transport gives up after 30 seconds: longer than a rebalance may take, and nothing depends on it.
 
 log = logging.getLogger("streams.kafka")
 

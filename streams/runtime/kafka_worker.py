@@ -1,4 +1,4 @@
-"""Time without progress of each partition. The totals of a process do not show that one of its partitions is stuck."""
+"""One room as one process: it starts, stops without losing records, ends itself when nothing moves."""
 
 import asyncio
 import contextlib
@@ -19,6 +19,8 @@ from streams.runtime import kafka_admin
 from streams.runtime.kafka import KafkaRuntime, consumer_of, crash
 from streams.runtime.kafka_consumer import SETTLE_S, Consumer, Offsets
 from streams.topics import Topic
+
+# Time without progress of each partition. The totals of a process do not show that one of its partitions is stuck.
 
 
 class Stalls:

@@ -1,11 +1,4 @@
-"""Changelog-backed tables whose writes can be awaited.
-
-faust's `table[key] = value` discards the delivery future, so a row that the broker refused would be lost and the
-offset committed anyway. `put_all` waits for the delivery and only then makes the rows visible.
-
-faust recovers tables whose partitions are shared among workers (`Changelogged`). Tables with a single writer recover by
-themselves (`fenced.py`).
-"""
+"""Everything a process writes: records, rows of tables, and a changelog with a single writer, in transactions."""
 
 import asyncio
 import functools
@@ -24,6 +17,14 @@ from streams.runtime import kafka_clients, kafka_reading
 from streams.runtime.base import Crash, Outgoing, RowTooLarge, SendFailed, partition_for
 from streams.settings import Settings
 from streams.topics import writer_of
+
+# Changelog-backed tables whose writes can be awaited.
+#
+# faust's `table[key] = value` discards the delivery future, so a row that the broker refused would be lost and the
+# offset committed anyway. `put_all` waits for the delivery and only then makes the rows visible.
+#
+# faust recovers tables whose partitions are shared among workers (`Changelogged`). Tables with a single writer
+# recover by themselves (`fenced.py`).
 
 Owned = Callable[[], frozenset[int]]
 Write = Callable[[str, Sequence[tuple[bytes, bytes | None, int]]], Awaitable[None]]

@@ -1,4 +1,4 @@
-"""An event loop whose time is its own: it jumps to the next timer when nothing else is to be done."""
+"""The Runtime protocol over lists, with a clock of its own: a worker of a room, which can die after any effect."""
 
 from __future__ import annotations
 
@@ -31,6 +31,8 @@ from streams.runtime.base import (
 from streams.runtime.guard import Crashes, Guard
 from streams.settings import Settings
 from streams.topics import Topics
+
+# An event loop whose time is its own: it jumps to the next timer when nothing else is to be done.
 
 T = TypeVar("T")
 

@@ -1,6 +1,8 @@
-"""The embedder: admits queries, and encodes each Query into a Context."""
+"""The rooms, in stream order: what each reads and writes. ROOMS is the one list; importing it loads no engine."""
 
 from streams.runtime.base import RoomSpec, Runtime
+
+# The embedder: admits queries, and encodes each Query into a Context.
 
 
 async def _build_embedder(runtime: Runtime) -> None:

@@ -1,4 +1,4 @@
-"""The policy that the settings name, and the actions of a catalogue as the policy sees them."""
+"""The decider's room: Context in, Decision out; Reward in, learning; its metrics, and the policy in use."""
 
 import asyncio
 import logging
@@ -33,6 +33,8 @@ from streams.runtime.base import Crash, Outgoing, Record, Runtime, SendFailed, T
 from streams.services.embedder import encoder_of
 from streams.services.learner_log import LearnerLog
 from streams.settings import Settings, SettingsError, variable
+
+# The policy that the settings name, and the actions of a catalogue as the policy sees them.
 
 
 def policy_of(settings: Settings, encoder: Encoder) -> Policy:

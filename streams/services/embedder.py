@@ -1,4 +1,4 @@
-"""The encoder that the settings name."""
+"""The embedder's room: Query in, Context out, and the only room that makes queries wait (admission)."""
 
 import asyncio
 import hashlib
@@ -16,6 +16,8 @@ from schemas.record import decode, encode
 from streams.runtime.base import Outgoing, Record, Runtime, Unavailable
 from streams.settings import Settings
 from streams.topics import SHARD
+
+# The encoder that the settings name.
 
 
 class HashedEncoder:

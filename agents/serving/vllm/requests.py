@@ -1,4 +1,4 @@
-"""What goes into an engine and what comes out: token ids in, text or rows out. Imports no vLLM."""
+"""What goes into an engine and what comes out, in groups, and what is counted of it. Imports no vLLM."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -12,6 +12,8 @@ from agents.serving.errors import ServingError
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
+
+# What goes into an engine and what comes out: token ids in, text or rows out. Imports no vLLM.
 
 SEED_LIMIT = 1 << 63  # vLLM's protocol and torch both take a signed 64-bit integer
 

@@ -1,8 +1,4 @@
-"""What to host and how: one frozen struct a model, one for the process.
-
-Defaults suit small models on a CPU; on a GPU set `dtype="bfloat16"`, `kv_cache_bytes` to what the card
-can spare for this model, and `block_tokens=None` (vLLM chooses).
-"""
+"""What to host and how, the environment that vLLM needs, and how much KV cache an engine gets."""
 
 from collections.abc import Container, MutableMapping, Sequence
 from pathlib import Path
@@ -11,6 +7,11 @@ from typing import Any, Literal, Self
 import msgspec
 
 from agents.serving.errors import EngineEnvironmentError
+
+# What to host and how: one frozen struct a model, one for the process.
+#
+# Defaults suit small models on a CPU; on a GPU set `dtype="bfloat16"`, `kv_cache_bytes` to what the card
+# can spare for this model, and `block_tokens=None` (vLLM chooses).
 
 MIB = 1 << 20
 
