@@ -179,7 +179,7 @@ def waits_ms(settings: Settings) -> dict[str, int]:
 
 def test_fetches_from_the_embedded_broker_wait_briefly(embedded: Settings, tmp_path: Path) -> None:
     found = waits_ms(embedded.replace(state_dir=str(tmp_path)))
-    assert found == dict.fromkeys(("assigned", "followed", "read", "client"), 20)
+    assert found == dict.fromkeys(("assigned", "followed", "read", "client"), 50)
 
 
 def test_fetches_from_apache_kafka_wait_as_they_did(apache: Settings, tmp_path: Path) -> None:
