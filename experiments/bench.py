@@ -412,7 +412,7 @@ def _row(name: str, half: int, actions: int, rounds: int, threads: int | None = 
     wanted = str(threads or os.cpu_count() or 1)
     environment = {**os.environ, "OMP_NUM_THREADS": wanted, "OPENBLAS_NUM_THREADS": wanted}
     asked = json.dumps({"half": half, "actions": actions, "rounds": rounds})
-    command = [sys.executable, "-m", "experiments.bench", name, asked]
+    command = [sys.executable, "-m", "experiments.bench", "--row", name, asked]
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
     if done.returncode:
         why = done.stderr.strip().splitlines()[-1:] or [f"exit status {done.returncode}"]

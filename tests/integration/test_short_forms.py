@@ -40,6 +40,7 @@ COVERED = {
     "python -m experiments.mini evaluate": "tests/experiments/mini/test_shipped.py",
     "python -m streams bench-audit": "test_bench_audit",
     "python -m streams bench-closed": "test_bench_closed",
+    "python -m streams bench-gateway": "test_bench_gateway_one_by_one",
     "python -m streams bench-kills": "test_bench_kills",
     "python -m streams bench-recovery": "test_bench_recovery",
     "python -m streams.bench.memory": "test_bench_memory",
@@ -157,3 +158,9 @@ def test_bench_gateway() -> None:
     # That every request was answered and is on the broker, `measure` checks; how many were is the machine's affair.
     assert set(found["ours"]) == {"1", "4"}
     assert found["cpu_ms_per_request"]["ours"]["gateway"] > 0
+
+
+def test_bench_gateway_one_by_one() -> None:
+    found = json.loads(printed("streams", "bench-gateway", "--one-by-one", "2", *EMBEDDED))
+    assert found["queries"] == 2
+    assert 0 < found["first"]["models_s"] < found["first"]["client_s"]
