@@ -1,13 +1,12 @@
 """Model serving, below the executor and the verifier: engines in this process, servers elsewhere, and their states.
 
-vllm       vLLM in this process: one thread hosts every engine
-http       models served elsewhere, over HTTP
-hosting    from a catalogue entry to one of the two
-fleet      the models of a process, loaded in the background, and their states
-prompts    chat templates: messages and steps to token ids
-retry      the one retry policy, and what a deadline cuts off
-recording  recorded searches, looked up instead of computed
-errors     what can go wrong
+engine    the engine protocol: prefixes in, drafts of one step out
+vllm      vLLM in this process: one thread hosts every engine
+http      models served elsewhere, over HTTP; the one retry policy, and what a deadline cuts off
+recorded  recorded searches, looked up instead of computed
+registry  from a catalogue entry to one of these; the models of a process, loaded in the background, and their states
+prompts   chat templates: messages and steps to token ids
+errors    what can go wrong
 """
 
 from agents.serving.errors import (

@@ -5,13 +5,9 @@ It imports only topic names, settings and the connection to the broker. It decod
 
     run        reads the topics, accounts for every query, reports
     reading    from the raw topics to facts on disk
-    stories    all facts of one query, and its state
-    checks     what must hold for one query
-    rows       what must hold for its row in the learner's log
-    world      what the checks know besides the query
+    checks     all facts of one query, its state, and what must hold for it and for its row in the learner's log
     price      what a search costs
-    learner    whether the policy is the fold of its log
-    snapshots  the policy's snapshots
+    learner    whether the policy is the fold of its log, snapshots included
 """
 
 from streams.audit.reading import BrokerLog, Log, Raw, Span

@@ -7,9 +7,8 @@
         client.feedback(answer.query_id, correct=True)
         print(client.explain(answer.query_id).decision)
 
-`client` holds the Client, `link` its connections, `asked` a set of queries in flight, `follow` the iterator over live
-records, `events` their decoding, `ledger` the log of a run read back, `questions` question files, `pace` how fast to
-send.
+`client` holds the Client, its connections, a set of queries in flight and how fast to send; `events` the iterator over
+live records, their decoding, and the log of a run read back; `questions` question files.
 """
 
 from streams.client.client import Asked, Client, IdTaken, NoAnswer, Pace

@@ -3,6 +3,6 @@
     with Deployment(Settings(), broker="embedded") as deployment:
         deployment.supervisor.wait_ready()
 
-`deployment` runs everything, `broker` starts a broker, `supervisor` keeps rooms running, `launch` holds their commands,
-`logfile` their common log, `signals` what Ctrl-C and SIGTERM do.
+`broker` starts a broker; `deployment` runs everything: the supervisor that keeps rooms running, their commands and
+common log, and what Ctrl-C and SIGTERM do.
 """
