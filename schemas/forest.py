@@ -137,6 +137,8 @@ class Forest(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     def __post_init__(self) -> None:
         """Refuse what is not a tree, or is scored in part: walks to the root and path scores rely on it."""
+        if self.drafts and not self.prompt_tokens:
+            raise ValueError("prompt_tokens is 0 with drafts: give the tokens of the prompt")
         for index, draft in enumerate(self.drafts):
             above = self.drafts[draft.parent].depth if -1 < draft.parent < index else 0
             if draft.parent >= index or draft.depth != above + 1:

@@ -177,6 +177,31 @@ def readable_id(value: bytes | None) -> str | None:
     return None
 
 
+class _Carrier(Struct):
+    query_id: str = ""
+    query: "_Carrier | None" = None
+    search: "_Carrier | None" = None
+
+
+_carriers = msgspec.json.Decoder(_Carrier)
+
+
+def quick_id(value: bytes | None) -> str | None:
+    """Return what `readable_id` returns for any readable record, in half the time: nothing else is kept.
+
+    For a record that cannot be read, it may return an id where `readable_id` returns None.
+    """
+    try:
+        plain = value or b""
+        carrier = _carriers.decode(_unframed(plain, "record") if plain.startswith(_ZSTD_MAGIC) else plain)
+    except (UniscaleError, msgspec.DecodeError, RecursionError):
+        return readable_id(value)  # other fields of these names may hold anything
+    for each in (carrier, carrier.query, carrier.search):
+        if each is not None and each.query_id and is_id(each.query_id):
+            return each.query_id
+    return None
+
+
 class _Zstd(threading.local):
     """Contexts of one thread: making one costs more than framing a record of common size."""
 

@@ -50,6 +50,9 @@ class Metrics:
             "progress_timestamp_seconds", "When a record was last handled to the end", "topic", "partition"
         )
 
+        self.oldest_open = gauge(
+            "oldest_open_seconds", "How long the record in flight for longest has been; the log names it"
+        )
         self.stalled = gauge(
             "partition_stalled_seconds",
             "How long records have waited or been in flight without one being handled; 0 while none waits",

@@ -59,10 +59,12 @@ class Kafka(Section, frozen=True):
     prefix: str = "uniscale."
     guarantee: str = "at_least_once"
     replication: int = 1
-    query_partitions: int = 8
-    join_partitions: int = 8
-    # How many queries a group has in flight: each partition's handler awaits the engine.
-    group_partitions: int = 32
+    # Partitions only spread work over workers: a room can have as many workers as its topics have partitions.
+    query_partitions: int = 2
+    join_partitions: int = 2
+    group_partitions: int = 2
+    # Records that a worker handles side by side, of different queries.
+    concurrency: int = 256
     # One limit for producers, consumers, topics and the preflight.
     max_record_bytes: int = MAX_RECORD
     # Of a record that could not be handled, in its dead letter: with a Query, its prompt. 0 keeps none.
@@ -82,7 +84,9 @@ class Kafka(Section, frozen=True):
         )  # fmt: skip
         listed = all(part.strip() for part in self.bootstrap.split(","))
         self._require(listed, "bootstrap", "must be HOST:PORT[,HOST:PORT…]")
-        for field in ("replication", "query_partitions", "join_partitions", "group_partitions"):
+        for field in (
+            "replication", "query_partitions", "join_partitions", "group_partitions", "concurrency",
+        ):  # fmt: skip
             self._require(getattr(self, field) >= 1, field, "must be at least 1")
         for field in ("session_timeout_s", "rebalance_timeout_s", "commit_interval_s"):
             self._require(getattr(self, field) > 0, field, "must be above 0 seconds")

@@ -98,7 +98,7 @@ async def _drive(settings: Settings, load: Load, pid: int, profile: str) -> floa
     parts = [TopicPartition(back, p) for p in range(_PARTITIONS)]
     reader.assign(parts)
     await reader.seek_to_end(*parts)
-    value, sent, got = b"x" * _BYTES, 0, 0
+    value, sent, got = b'{"query_id": "%012d", "text": "' + b"x" * _BYTES + b'"}', 0, 0
     sampler: subprocess.Popen[bytes] | None = None
 
     async def through(count: int, in_flight: int, rate: float) -> float:
@@ -107,7 +107,7 @@ async def _drive(settings: Settings, load: Load, pid: int, profile: str) -> floa
         while got < goal:
             due = goal if not rate else min(goal, start + int((time.monotonic() - began) * rate) + 1)
             while sent < due and sent - got < in_flight:
-                await producer.send(there, value, key=b"%012d" % sent)
+                await producer.send(there, value % sent, key=b"%012d" % sent)
                 sent += 1
             for records in (await reader.getmany(timeout_ms=5 if rate else 200)).values():
                 got += len(records)

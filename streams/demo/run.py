@@ -158,7 +158,7 @@ def run(
         prefix=f"demo-{uuid.uuid4().hex[:6]}.", seed=demo.seed, policy=demo.policy,
         warm_up=50 if demo.warm_up is None else demo.warm_up,
         prior=settings.policy.prior if demo.warm_up is None else "none",
-        max_in_flight=demo.in_flight, group_partitions=max(demo.in_flight, 4), query_partitions=1,
+        max_in_flight=demo.in_flight, query_partitions=1,
         state_dir=str(demo.out / "state"), recorded=demo.recording, engine_threads=1, timeout_s=demo.timeout_s,
     )  # fmt: skip
     log = demo.out / "rooms.log"

@@ -268,7 +268,11 @@ def price(answer: Answer, pricing: Pricing) -> dict[str, float] | None:
     """Return what the search cost in eFLOPs, by part; None when nothing was run or its price is not known."""
     try:
         cost = price_of(answer, pricing)
-    except UnpricedAnswer:
+    except (
+        UnpricedAnswer,
+        ValueError,
+        ArithmeticError,
+    ):  # a foreign trace may hold anything that a schema allows
         return None
     if cost is None:
         return None

@@ -21,8 +21,9 @@ if TYPE_CHECKING:
 #
 # Exception
 # ├── Unavailable         a dependency of a record is unavailable; the guard waits and tries again
-# │   └── SendFailed      the broker did not accept a record
-# │       └── NotAllowed  its access control lists do not say that this process may
+# │   ├── SendFailed      the broker did not accept a record
+# │   │   └── NotAllowed  its access control lists do not say that this process may
+# │   └── Moved           the record's partition has moved to another worker
 # ├── Torn                what the room knows is ahead of what it has written: counted, and its process ends
 # └── Crash               the room cannot continue, and its process ends
 #
@@ -44,6 +45,10 @@ class SendFailed(Unavailable):
 
 class NotAllowed(SendFailed):
     """The broker does not let this process read or write a topic: its access control lists do not say so."""
+
+
+class Moved(Unavailable):
+    """The partition of the record being handled has moved: nothing more of this call takes effect here."""
 
 
 class RowTooLarge(UniscaleError, ValueError):
@@ -172,13 +177,18 @@ def murmur2(key: bytes) -> int:
 # Two implementations exist: `runtime.kafka` for deployments and `runtime.memory` for tests, examples and proofs.
 # `tests/streams/runtime` holds both to one contract:
 #
-# - Records of one partition are handled in order, one call at a time; partitions are handled concurrently.
-# - A record is done when its handler has returned. After a crash, every record that was not done is redelivered.
+# - Records of one query are handled one call at a time, from whichever of the room's topics they come, and those of
+#   one partition in order. Records of different queries are handled concurrently, up to `UNISCALE_CONCURRENCY` in a
+#   worker.
+# - A topic that is handled in batches has one order: the records of a partition are handled one call at a time.
+# - A record is done when its handler has returned. After a crash, every record that was not done is redelivered,
+#   and with it records behind it that were done.
+# - Once a partition has moved to another worker, no handler of its records sends or writes anything more.
 # - `send` and table writes return once the broker has stored the records; if it refuses one, they raise
 #   `SendFailed`.
 # - A table has the rows that were written before the crash, whole, before the first record is handled.
-# - When a handler has failed three times on one record, the record goes to the dead-letter topic and the partition
-#   moves past it.
+# - When a handler has failed three times on one record, the record goes to the dead-letter topic and its query goes
+#   on without it.
 #
 # What rooms receive and send is in `records`, what can go wrong in `errors`.
 
@@ -215,6 +225,7 @@ class Table(Protocol):
         """Write rows (key, value, partition) in order. They are visible once all of them are durable.
 
         Raises:
+            Moved: the handler's record belongs to another worker now; nothing was written.
             RowTooLarge: a row exceeds the record limit; nothing was written.
             SendFailed: the broker did not take a row; others of the call may have been written.
         """
@@ -262,7 +273,7 @@ class Runtime(Protocol):
     answers_for: Callable[[str], bool]
 
     def each(self, topic: str, handle: Handler, *, stage: str) -> None:
-        """Bind a handler to a topic: one record at a time in each partition. `stage` names it in metrics."""
+        """Bind a handler to a topic: one record of a query at a time. `stage` names it in metrics."""
 
     def batches(self, topic: str, handle: BatchHandler, *, stage: str, most: int) -> None:
         """Bind a handler to a topic of one partition: what waits, up to `most` records at a time."""
@@ -307,6 +318,7 @@ class Runtime(Protocol):
         """Send records and wait for their delivery. Records of one partition keep their order.
 
         Raises:
+            Moved: the handler's record belongs to another worker now; nothing was sent.
             RecordTooLarge: a value exceeds the limit; nothing was sent.
             SendFailed: the broker did not take a record; others of the call may have been delivered.
         """

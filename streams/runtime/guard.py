@@ -4,8 +4,10 @@ import asyncio
 import contextlib
 import logging
 import mmap
-from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
-from contextlib import AbstractAsyncContextManager, AbstractContextManager, asynccontextmanager
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Literal, Protocol
 
@@ -21,15 +23,22 @@ from streams.runtime.base import BatchHandler, Crash, Outgoing, Record, Runtime,
 # Count failures per record across restarts, so that the third sends the record to the dead-letter topic.
 #
 # An unknown error ends the process before the offset moves, and the next process reads the record again. Without a
-# count, a record that always fails would block its partition forever. A process that dies abruptly (segmentation
-# fault, out of memory, kill -9) cannot count. Records in flight are therefore noted in a file while they are handled,
-# and the next process counts for the one that died.
+# count, a record that always fails would block its query forever. A process that dies abruptly (segmentation fault,
+# out of memory, kill -9) cannot count. Records in flight are therefore noted in a file while they are handled, and
+# the next process counts for the one that died.
+#
+# A death has many witnesses: up to 256 records are in flight. Those that have seen two are suspects. They are
+# divided into three parties, which run one after another and beside nothing else. The party that dies is divided
+# again: of 256 records, the one at fault is alone in flight at the eighth death. Only a record that was alone is
+# given up, so no record is given up for what another has done.
 
 LIMIT = 3
 
 # A topic's name has 249 characters at most, partition and offset 31 together.
 _SLOT = 288
-_SLOTS = 1024
+
+# With two, ten deaths would be needed; with four, each costs more time in which little runs.
+_PARTIES = 3
 
 
 _REASON = 500
@@ -40,43 +49,88 @@ class KilledProcess(UniscaleError):
     """The process died repeatedly while handling this record. Check the room's log before you retry it."""
 
 
+class _Count(msgspec.Struct, omit_defaults=True):
+    failures: int = 0  # exceptions of its handler
+    reason: str = ""  # of the last one
+    deaths: int = 0  # of a process with it in flight
+    alone: bool = False  # whether nothing else was in flight at the last one
+
+
 class Crashes:
-    """Failures of one worker by record, kept in a small file, or only in memory when there is no path."""
+    """Failures and deaths of one worker's records, kept in a small file, or only in memory when there is no path."""
 
     def __init__(self, path: Path | None) -> None:
         self.path = path
         self._counts = self._read()
+        self._parties = self._divided()
 
-    def of(self, coordinates: str) -> int:
-        """Return how often a record has failed."""
-        return self._counts.get(coordinates, (0, ""))[0]
+    def __contains__(self, coordinates: str) -> bool:
+        """Return whether anything is counted against a record."""
+        return coordinates in self._counts
 
-    def reason(self, coordinates: str) -> str:
-        """Return what the last failure at a record was; empty if its process could not say."""
-        return self._counts.get(coordinates, (0, ""))[1]
-
-    def add(self, coordinates: str, reason: str = "") -> int:
+    def failed(self, coordinates: str, reason: str = "") -> int:
         """Count one more failure at a record and return how many there are now.
 
         Args:
             coordinates: The record's.
-            reason: What failed; empty where the process died of it.
+            reason: What failed.
         """
-        count = self.of(coordinates) + 1
-        self._counts[coordinates] = count, reason[:_REASON]
+        count = self._counts.setdefault(coordinates, _Count())
+        count.failures += 1
+        count.reason = reason[:_REASON]
         self._write()
-        return count
+        return count.failures
+
+    def died(self, in_flight: Sequence[str]) -> None:
+        """Count the death of a process with these records in flight."""
+        for coordinates in in_flight:
+            count = self._counts.setdefault(coordinates, _Count())
+            count.deaths += 1
+            count.alone = len(in_flight) == 1
+        if in_flight:
+            self._write()
+        self._parties = self._divided()
+
+    def guilty(self, coordinates: str) -> int:
+        """Return how many processes a record has ended, by dying or because they could not go on; 0 if uncertain."""
+        count = self._counts.get(coordinates)
+        if count is None:
+            return 0
+        if count.failures >= LIMIT:
+            return count.failures
+        return count.deaths if count.alone and count.deaths >= LIMIT else 0
+
+    def reason(self, coordinates: str) -> str:
+        """Return what the last failure at a record was; empty if its process could not say."""
+        count = self._counts.get(coordinates)
+        return "" if count is None else count.reason
+
+    def party(self, coordinates: str) -> str:
+        """Return with whom a record may run: those of the same party. Records under no suspicion are one, ""."""
+        return self._parties.get(coordinates, "")
 
     def forget(self, coordinates: str) -> None:
         """Drop the count of a record that was handled or sent to the dead-letter topic."""
         if self._counts.pop(coordinates, None) is not None:
             self._write()
 
-    def _read(self) -> dict[str, tuple[int, str]]:
+    def _divided(self) -> dict[str, str]:
+        """Return the parties of suspects. Each party's members have seen the same number of deaths."""
+        witnesses: dict[int, list[str]] = {}
+        for coordinates, count in sorted(self._counts.items()):
+            if count.deaths >= LIMIT - 1:
+                witnesses.setdefault(count.deaths, []).append(coordinates)
+        return {
+            coordinates: f"{deaths} deaths, part {at * _PARTIES // len(each) + 1}"
+            for deaths, each in witnesses.items()
+            for at, coordinates in enumerate(each)
+        }
+
+    def _read(self) -> dict[str, _Count]:
         if self.path is None:
             return {}
         try:
-            return msgspec.json.decode(self.path.read_bytes(), type=dict[str, tuple[int, str]])
+            return msgspec.json.decode(self.path.read_bytes(), type=dict[str, _Count])
         except (OSError, msgspec.DecodeError, UnicodeDecodeError):
             return {}  # none yet, or torn by a crash of the machine: counting starts again
 
@@ -102,14 +156,20 @@ class InFlightFile:
     """Records in flight, in a memory-mapped file that outlives the process: one slot each, never synced.
 
     Pages handed to the kernel survive the process but not the machine. Losing a count with the machine does no harm.
+
+    Args:
+        path: The file.
+        slots: How many records it can note.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, slots: int) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
+        self._size = _SLOT * slots
         with path.open("a+b") as file:
-            file.truncate(_SLOT * _SLOTS)
-            self._slots = mmap.mmap(file.fileno(), _SLOT * _SLOTS)
-        self._free = list(range(_SLOTS))
+            file.truncate(self._size)
+            self._slots = mmap.mmap(file.fileno(), self._size)
+        self._free = list(range(slots))
+        self._all = slots
         self.left = self.coordinates
         """Coordinates of the records in flight when the previous process died; empty after an orderly exit."""
         self.clear()
@@ -117,12 +177,12 @@ class InFlightFile:
     @property
     def held(self) -> int:
         """Number of records in flight."""
-        return _SLOTS - len(self._free)
+        return self._all - len(self._free)
 
     @property
     def coordinates(self) -> list[str]:
         """Coordinates of the records in flight."""
-        slots = (self._slots[at : at + _SLOT] for at in range(0, _SLOT * _SLOTS, _SLOT))
+        slots = (self._slots[at : at + _SLOT] for at in range(0, self._size, _SLOT))
         return [slot.rstrip(b"\0").decode(errors="replace") for slot in slots if slot[0]]
 
     @contextlib.contextmanager
@@ -144,58 +204,50 @@ class InFlightFile:
 
     def clear(self) -> None:
         """Empty the file: the process is exiting deliberately, so the records in flight are not to blame."""
-        self._slots[:] = bytes(_SLOT * _SLOTS)
+        self._slots[:] = bytes(self._size)
 
 
-# Run many handlers at once, or one alone: a suspect record is handled with nothing else in flight.
+# Parties: handlers of one party run side by side, and never beside those of another.
 #
-# If the process dies again, the file of records in flight then names only the culprit.
+# What is under no suspicion is one party, "". After a process has died twice with the same records in flight, these
+# are divided into parties (`Crashes.party`): if it dies again, the file of records in flight names only that party.
 
 
-class Turns:
-    """Lets handlers run together or alone. A handler waiting to run alone is not overtaken."""
+class Parties:
+    """Lets handlers run in parties. One that waits for its turn is not overtaken by a party that runs."""
 
     def __init__(self) -> None:
+        self._party = ""
         self._running = 0
-        self._alone = asyncio.Lock()
-        self._idle = asyncio.Event()
-        self._idle.set()
-        self._together = _Together(self)
+        self._waiting: deque[tuple[str, asyncio.Future[None]]] = deque()
 
-    def together(self) -> AbstractAsyncContextManager[None]:
-        """Run beside others."""
-        return self._together
+    async def enter(self, party: str) -> None:
+        """Wait until no other party runs. Call `leave` afterwards."""
+        if not self._waiting and (party == self._party or not self._running):
+            self._party = party
+            self._running += 1
+            return
+        turn = asyncio.get_running_loop().create_future()
+        self._waiting.append((party, turn))
+        try:
+            await turn
+        except asyncio.CancelledError:
+            if turn.cancelled():
+                self._waiting = deque(each for each in self._waiting if each[1] is not turn)
+            else:
+                self.leave()  # its turn had come
+            raise
 
-    @asynccontextmanager
-    async def alone(self) -> AsyncIterator[None]:
-        """Wait until no other handler runs, and keep others out."""
-        async with self._alone:
-            await self._idle.wait()
-            yield
-
-
-class _Together:
-    """Shared entry and exit, written as a class because it runs for every record."""
-
-    def __init__(self, turns: Turns) -> None:
-        self._turns = turns
-
-    async def __aenter__(self) -> None:
-        if self._turns._alone.locked():  # a handler runs alone, or waits to
-            async with self._turns._alone:
-                self._enter()
-        else:
-            self._enter()
-
-    def _enter(self) -> None:
-        self._turns._running += 1
-        self._turns._idle.clear()
-
-    async def __aexit__(self, *_: object) -> None:
-        turns = self._turns
-        turns._running -= 1
-        if not turns._running:
-            turns._idle.set()
+    def leave(self) -> None:
+        """End one handler's part; the last one lets in the party that has waited longest."""
+        self._running -= 1
+        while not self._running and self._waiting:
+            self._party = self._waiting[0][0]
+            turns = [turn for party, turn in self._waiting if party == self._party and not turn.done()]
+            self._waiting = deque(each for each in self._waiting if each[0] != self._party)
+            self._running = len(turns)
+            for turn in turns:
+                turn.set_result(None)
 
 
 # Build the dead letter of a record, and an Answer if its query would otherwise never get one.
@@ -266,6 +318,9 @@ def _sendable(text: str) -> str:
 
 log = logging.getLogger("streams.runtime.guard")
 
+handling: ContextVar[Sequence[Record]] = ContextVar("handling", default=())
+"""The records that the present task handles; none outside of handlers. Effects of a handler are refused by them."""
+
 _FIRST_PAUSE_S = 0.5
 _LONGEST_PAUSE_S = 30.0
 
@@ -277,11 +332,13 @@ class Guard:
         self.runtime = runtime
         self.crashes = crashes
         self.in_flight = in_flight
-        self._turns = Turns()
+        self._parties = Parties()
         self._stopping = False
-        for coordinates in in_flight.left:
-            count = crashes.add(coordinates)
-            log.warning("%s: in flight when the last process died, %d of %d", coordinates, count, LIMIT)
+        self._quiet_until = 0.0
+        crashes.died(in_flight.left)
+        if found := in_flight.left:
+            some = ", ".join(found[:8]) + (" …" if len(found) > 8 else "")
+            log.warning("in flight when the last process died: %d records (%s)", len(found), some)
 
     def stop(self) -> None:
         """Start no more records; those in flight continue."""
@@ -294,8 +351,7 @@ class Guard:
             Crash: the room must not continue.
         """
         await self._unless_stopping()
-        failures = [self.crashes.of(record.coordinates) for record in records]
-        if len(records) > 1 and any(failures):
+        if len(records) > 1 and any(record.coordinates in self.crashes for record in records):
             # One by one, so that the one at fault is found.
             for record in records:
                 await self.call([record], handle)
@@ -303,12 +359,10 @@ class Guard:
         pause_s = _FIRST_PAUSE_S
         while True:
             try:
-                await self._attempt(records, handle, failures[0])
+                await self._attempt(records, handle)
                 return
             except Unavailable as error:
-                first = records[0]
-                log.warning("%s: waiting %.1f s: %s", first.coordinates, pause_s, error)
-                self.runtime.metrics.waits.labels(first.topic).inc()
+                self._wait(records[0], pause_s, error)
             await self.runtime.sleep(pause_s)
             pause_s = min(_LONGEST_PAUSE_S, 2 * pause_s)
             await self._unless_stopping()
@@ -342,26 +396,35 @@ class Guard:
         await runtime.send(*outgoing)
         runtime.metrics.dead_letters.labels(record.topic, letter.error).inc()
 
+    def _wait(self, record: Record, pause_s: float, error: Unavailable) -> None:
+        self.runtime.metrics.waits.labels(record.topic).inc()
+        if (now := self.runtime.monotonic()) >= self._quiet_until:  # hundreds wait for the same broker
+            self._quiet_until = now + pause_s
+            log.warning("%s: waiting %.1f s: %s", record.coordinates, pause_s, error)
+
     async def _unless_stopping(self) -> None:
         if self._stopping:
             await asyncio.Future()
 
-    async def _attempt(self, records: Sequence[Record], handle: BatchHandler, failures: int) -> None:
+    async def _attempt(self, records: Sequence[Record], handle: BatchHandler) -> None:
         first = records[0]
-        if failures >= LIMIT:
+        handling.set(records)
+        if deaths := self.crashes.guilty(first.coordinates):
             reason = self.crashes.reason(first.coordinates)
             why = KilledProcess(
-                f"{first.coordinates}: the process of the {self.runtime.room} died {failures} times with this "
+                f"{first.coordinates}: the process of the {self.runtime.room} died {deaths} times with this "
                 f"record in flight ({reason or 'a segmentation fault, no memory left, or a kill'}); fix the cause, "
                 "then retry it"
             )
-            await self.dead_letter(first, why, attempts=failures)
+            await self.dead_letter(first, why, attempts=deaths)
             self.crashes.forget(first.coordinates)
             return
-        turn = self._turns.alone() if failures == LIMIT - 1 else self._turns.together()
-        async with turn:
+        await self._parties.enter(self.crashes.party(first.coordinates))
+        try:
             with self.in_flight.holding([record.coordinates for record in records]):
                 await self._try(records, handle)
+        finally:
+            self._parties.leave()
 
     async def _try(self, records: Sequence[Record], handle: BatchHandler) -> None:
         first = records[0]
@@ -383,7 +446,7 @@ class Guard:
                 return
             cause = error.__cause__ or error if isinstance(error, Torn) else error
             reason = f"{type(cause).__name__}: {cause}"
-            counts = [self.crashes.add(record.coordinates, reason) for record in records]
+            counts = [self.crashes.failed(record.coordinates, reason) for record in records]
             self.runtime.metrics.crashes.labels(first.topic).inc()
             if counts[0] < LIMIT or len(records) > 1 or isinstance(error, Torn):
                 raise Crash(

@@ -37,11 +37,12 @@ from streams.runtime.base import (
     Unavailable,
     partition_for,
 )
-from streams.runtime.guard import Crashes, Guard, InFlightFile
+from streams.runtime.guard import Crashes, Guard, InFlightFile, handling
 from streams.runtime.kafka_clients import Again
-from streams.runtime.kafka_consumer import Consumer, Lanes, wait_while
+from streams.runtime.kafka_consumer import Consumer, wait_while
 from streams.runtime.kafka_reading import assign, connected, to_ends
 from streams.runtime.kafka_writer import Changelogged, Fence, FencedTable, KafkaTable, Outbox, Sender
+from streams.runtime.queues import Binding
 from streams.settings import Settings
 from streams.topics import Topics
 
@@ -89,12 +90,19 @@ class App(faust.App):
             process.
         replaced: Called when another process has joined under this one's instance name.
         embedded: Called once there is a broker, to learn whether it is the embedded one.
+        concurrency: Calls of handlers in progress at most.
     """
 
     def __init__(
-        self, *args: Any, send_interval_s: float = 0.0, embedded: Callable[[], bool], **kwargs: Any
+        self,
+        *args: Any,
+        embedded: Callable[[], bool],
+        concurrency: int = 256,
+        send_interval_s: float = 0.0,
+        **kwargs: Any,
     ) -> None:
         super().__init__(*args, TableManager=FaustTables, **kwargs)
+        self.concurrency = concurrency
         self.sender = Sender(self._connected_producer, send_interval_s)
         self.fail: Callable[[BaseException], None] = _unheard
         self.replaced: Callable[[], None] = lambda: None
@@ -220,7 +228,7 @@ def create_app(settings: Settings, room: str, group: str = "", instance: str = "
         # With the defaults (2.8 s and 10,000 records), a crash would repeat too much work.
         broker_commit_interval=settings.kafka.commit_interval_s,
         broker_commit_every=1000,
-        broker_max_poll_records=500,
+        broker_max_poll_records=min(500, settings.kafka.concurrency),
         broker_session_timeout=settings.kafka.session_timeout_s,
         broker_heartbeat_interval=min(3.0, settings.kafka.session_timeout_s / 3),
         broker_rebalance_timeout=settings.kafka.rebalance_timeout_s,
@@ -244,6 +252,7 @@ def create_app(settings: Settings, room: str, group: str = "", instance: str = "
         web_enabled=False,
         worker_redirect_stdouts=False,
         monitor=Quiet(),
+        concurrency=settings.kafka.concurrency,
         send_interval_s=settings.kafka.send_interval_ms / 1000,
         embedded=lambda: kafka_clients.embedded(settings),
     )
@@ -274,18 +283,14 @@ def changelogged(app: faust.App, name: str, partitions: int) -> Changelogged:
 # Bind handlers to topics: a record counts as done when its handler has returned, and not before.
 #
 # Each handler has a faust agent, which starts with the worker, subscribes to the topic and ends with the app. The
-# agent itself receives no records: they go through the lanes (`consuming/lanes.py`).
+# agent itself receives no records: they go through the queues of the consumer (`streams/runtime/queues.py`).
 
 
-def bind(app: faust.App, topic: str, handle: BatchHandler, *, name: str, most: int = 1) -> None:
-    """Bind a handler to a topic. Each call gets up to `most` of the records that wait in one partition, in order.
-
-    A call takes what arrived during the previous call; it never waits for more records to arrive.
-    """
-    lanes = Lanes(handle, most=most)
+def bind(app: faust.App, topic: str, binding: Binding, *, name: str) -> None:
+    """Bind a handler to a topic."""
 
     async def agent(stream: Any) -> None:
-        consumer_of(app).bind(topic, lanes)
+        consumer_of(app).bind(topic, binding)
         await asyncio.Future()
 
     channel = app.topic(topic, key_serializer="raw", value_serializer="raw", allow_empty=True)
@@ -372,13 +377,22 @@ class Tables:
         settings: Of the process.
         metrics: Of the process; how long each recovery reads is recorded.
         room: The room's name, for error messages.
+        keep_ours: Awaited before rows are written: it refuses those of a handler whose partition has moved.
     """
 
-    def __init__(self, app: faust.App, settings: Settings, metrics: Metrics, room: str) -> None:
+    def __init__(
+        self,
+        app: faust.App,
+        settings: Settings,
+        metrics: Metrics,
+        room: str,
+        keep_ours: Callable[[], Awaitable[None]],
+    ) -> None:
         self.app = app
         self.settings = settings
         self.metrics = metrics
         self.room = room
+        self._keep_ours = keep_ours
 
     def declare(
         self,
@@ -429,6 +443,7 @@ class Tables:
                 await recovered()
 
         async def write(topic: str, rows: Sequence[tuple[bytes, bytes | None, int]]) -> None:
+            await self._keep_ours()
             await sender_of(self.app).send([(topic, partition, key, value) for key, value, partition in rows])
 
         rows.on_recover(self._or_crash(on_recover))
@@ -554,6 +569,9 @@ class Follower:
 
 T = TypeVar("T")
 
+# Those of the room with the most.
+_TOPICS = 4
+
 
 class KafkaRuntime(Lookups):
     """One worker of one room on Kafka; see `streams.runtime.base.Runtime` for what each method promises."""
@@ -572,12 +590,15 @@ class KafkaRuntime(Lookups):
         self.limit = settings.kafka.max_record_bytes - (MAX_RECORD - MAX_VALUE)
         self.answers_for: Callable[[str], bool] = lambda query_id: True
         name = self.topics.app_id(room, group)
-        self.in_flight = InFlightFile(settings.state_path("crashes", f"{name}.{instance}.in-hand"))
+        self.in_flight = InFlightFile(
+            settings.state_path("crashes", f"{name}.{instance}.in-hand"),
+            slots=2 * _TOPICS * settings.kafka.concurrency,
+        )
         self.guard = Guard(
             self, Crashes(settings.state_path("crashes", f"{name}.{instance}.json")), self.in_flight
         )
         self._outbox = Outbox(sender_of(self.app), settings)
-        self._tables = Tables(self.app, settings, metrics, room)
+        self._tables = Tables(self.app, settings, metrics, room, self._keep_ours)
         self._tasks: set[asyncio.Task[None]] = set()
         self._closers: list[Callable[[], Awaitable[None]]] = []
         self._counters = functools.cache(
@@ -591,7 +612,7 @@ class KafkaRuntime(Lookups):
         async def guarded(records: Sequence[Record]) -> None:
             await self._guarded(records, lambda records: handle(records[0]), stage)
 
-        bind(self.app, topic, guarded, name=f"{self.room}-{stage}")
+        bind(self.app, topic, Binding(guarded), name=f"{self.room}-{stage}")
 
     def batches(self, topic: str, handle: BatchHandler, *, stage: str, most: int) -> None:
         """Bind a handler of batches; see the protocol."""
@@ -599,7 +620,7 @@ class KafkaRuntime(Lookups):
         async def guarded(records: Sequence[Record]) -> None:
             await self._guarded(records, handle, stage)
 
-        bind(self.app, topic, guarded, name=f"{self.room}-{stage}", most=most)
+        bind(self.app, topic, Binding(guarded, most, ordered=True), name=f"{self.room}-{stage}")
 
     async def _guarded(self, records: Sequence[Record], handle: BatchHandler, stage: str) -> None:
         try:
@@ -639,10 +660,20 @@ class KafkaRuntime(Lookups):
 
     async def send(self, *records: Outgoing) -> None:
         """Send and wait; see the protocol."""
+        await self._keep_ours()
         try:
             await self._outbox.send_all(records)
         except KafkaError as error:
             raise SendFailed(f"{records[0].topic}: the broker refused a record: {error!r}") from error
+
+    async def _keep_ours(self) -> None:
+        """Refuse an effect of a handler whose partition has moved.
+
+        Raises:
+            Moved: it has.
+        """
+        for record in handling.get():
+            await consumer_of(self.app).keep_ours(record)
 
     def partition_for(self, key: bytes, partitions: int) -> int:
         """Hash the key; see the protocol."""

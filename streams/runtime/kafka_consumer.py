@@ -6,10 +6,10 @@ import fcntl
 import logging
 import math
 import time
-from collections import defaultdict, deque
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import IO, Any, NoReturn, Protocol
+from typing import IO, Any, NoReturn
 
 from aiokafka import TopicPartition
 from aiokafka.errors import CommitFailedError, ConsumerStoppedError, IllegalStateError
@@ -23,210 +23,11 @@ from mode.utils.futures import maybe_async
 
 from schemas.errors import UniscaleError
 from streams.runtime import kafka_clients
-from streams.runtime.base import Record
+from streams.runtime.base import Moved, Record
 from streams.runtime.kafka_clients import EMBEDDED_WAIT_MS
 from streams.runtime.kafka_writer import Fence
+from streams.runtime.queues import WINDOW, Binding, Offsets, Queues
 from streams.settings import Settings
-
-# Bookkeeping for one partition: which record is due, which are in flight, and below which offset all are handled.
-#
-# `consumer.py` uses both classes; neither depends on Kafka.
-
-
-class SkippedRecord(RuntimeError):
-    """A later record of the partition was handled before this one. A restart reads this one again."""
-
-
-class Offsets:
-    """Tracks which records of a partition were handed over, and below which offset all are handled."""
-
-    def __init__(self) -> None:
-        self._open: deque[int] = deque()
-        self._newest = -1
-        self.next: int | None = None
-        """The offset to commit; None if no record was handled since the last commit."""
-
-    def handed_over(self, offset: int) -> None:
-        """Mark a record as open. This has no effect on a record that is open or handled already."""
-        if offset > self._newest:
-            self._newest = offset
-            self._open.append(offset)
-
-    def handled(self, offset: int) -> None:
-        """Close a record.
-
-        Raises:
-            SkippedRecord: an earlier one is still open.
-        """
-        if not self._open or offset < self._open[0]:
-            return  # it was handed over twice, or belongs to an earlier assignment
-        if offset > self._open[0]:
-            raise SkippedRecord(f"offset {self._open[0]} was not handled, {offset} was")
-        self._open.popleft()
-        self.next = offset + 1
-
-    def start(self, committed: int) -> None:
-        """Start at the group's committed offset: every record before it has been handled, here or elsewhere."""
-        while self._open and self._open[0] < committed:
-            self._open.popleft()
-        self._newest = max(self._newest, committed - 1)
-
-    @property
-    def open(self) -> int:
-        """Number of records handed over but not yet handled."""
-        return len(self._open)
-
-    @property
-    def done(self) -> int:
-        """Offset below which everything handed over is handled."""
-        return self._open[0] if self._open else self._newest + 1
-
-    def take(self) -> int | None:
-        """Return the offset to commit and forget it."""
-        offset, self.next = self.next, None
-        return offset
-
-
-class Course:
-    """Position in one partition: which offset is due, and whether a gap before a later one is genuine."""
-
-    def __init__(self, due: int) -> None:
-        self.due = due
-        self._asked_again: tuple[int, int] | None = None
-
-    def follows(self, offset: int, after: int | None) -> bool:
-        """Return whether a record is the next to hand over; False if records before it may be missing.
-
-        Compacted records and transaction markers leave genuine gaps. A gap inside a batch is genuine, because a
-        batch is fetched whole. A gap before a batch is genuine if the fetcher was sent back to the due offset and
-        returned the same record again.
-
-        Args:
-            offset: The record's offset, which is not below the due one.
-            after: The offset that was due after the previous record of the same batch; None for its first record.
-        """
-        if offset > self.due and after != self.due and self._asked_again != (self.due, offset):
-            self._asked_again = self.due, offset
-            return False
-        self.due = offset + 1
-        return True
-
-
-# Lanes from the fetcher to the handlers: one per partition, in which records wait and are handled in order.
-#
-# faust wraps each record in an event, puts it into a stream's queue, and counts references until every reader has
-# acknowledged it. Here a record goes into its lane, and a task drains the lane until it is empty. A record is handled
-# once its handler has returned. An empty lane has no task.
-#
-# This module does not depend on Kafka: `consumer.py` fills the lanes and calls them to forget records or to end.
-
-Handle = Callable[[Sequence[Any]], Awaitable[None]]
-
-
-class Watch(Protocol):
-    """Is notified of what happens in the lanes."""
-
-    busy: int
-    moved: int
-
-    def handled(self, partition: Any, records: Sequence[Any]) -> None:
-        """Mark records as handled. An exception ends the lane."""
-
-    def failed(self, error: Exception) -> None:
-        """Record that a handler raised: its record is not handled, and its lane stops there."""
-
-    def has_room(self, partition: Any) -> None:
-        """Record that a full lane has room again."""
-
-
-class Lane:
-    """One partition's waiting records and the task that handles them, at most `most` records per call."""
-
-    __slots__ = ("_handle", "_most", "_watch", "full", "limit", "partition", "task", "waiting")
-
-    def __init__(self, partition: Any, handle: Handle, watch: Watch, *, most: int, limit: int) -> None:
-        self.partition = partition
-        self.waiting: deque[Any] = deque()
-        self.task: asyncio.Task[None] | None = None
-        self.limit = limit
-        self.full = False
-        self._handle = handle
-        self._watch = watch
-        self._most = most
-
-    def put(self, record: Any) -> None:
-        """Add a record; it is handled after all earlier ones."""
-        self.waiting.append(record)
-        if self.task is None:
-            self.task = asyncio.get_running_loop().create_task(self._drain())
-        if len(self.waiting) >= self.limit:
-            self.full = True
-
-    def forget(self) -> None:
-        """Drop the waiting records, which will be redelivered. Records in flight finish."""
-        self.waiting.clear()
-        self.full = False
-
-    def end(self) -> None:
-        """Drop everything: another worker owns the partition now."""
-        self.forget()
-        if self.task is not None:
-            self.task.cancel()
-
-    async def _drain(self) -> None:
-        waiting, watch, most = self.waiting, self._watch, self._most
-        try:
-            while waiting:
-                if most == 1:
-                    records = (waiting.popleft(),)
-                else:
-                    records = tuple(waiting.popleft() for _ in range(min(most, len(waiting))))
-                watch.busy += len(records)
-                try:
-                    await self._handle(records)
-                finally:
-                    watch.busy -= len(records)
-                    watch.moved += 1
-                watch.handled(self.partition, records)
-                if self.full and 2 * len(waiting) <= self.limit:
-                    self.full = False
-                    watch.has_room(self.partition)
-        except Exception as error:
-            watch.failed(error)
-            return  # self.task stays set, so that nothing in this lane goes past the failed record
-        except asyncio.CancelledError:
-            self.task = None
-            raise
-        self.task = None
-
-
-class Lanes:
-    """The lanes of one topic."""
-
-    def __init__(self, handle: Handle, *, most: int = 1, limit: int = 512) -> None:
-        self._handle = handle
-        self._most = most
-        self._limit = limit
-        self._lanes: dict[Any, Lane] = {}
-
-    def of(self, partition: Any, watch: Watch) -> Lane:
-        """Return the lane of a partition."""
-        lane = self._lanes.get(partition)
-        if lane is None:
-            lane = Lane(partition, self._handle, watch, most=self._most, limit=self._limit)
-            self._lanes[partition] = lane
-        return lane
-
-    def forget(self) -> None:
-        """Drop the waiting records of all lanes."""
-        for lane in self._lanes.values():
-            lane.forget()
-
-    def keep(self, partitions: Iterable[Any]) -> None:
-        """End the lanes of all other partitions."""
-        for partition in self._lanes.keys() - set(partitions):
-            self._lanes.pop(partition).end()
-
 
 # Fewer and smaller fetches: incremental sessions (KIP-227), which aiokafka lacks, and a minimum interval.
 #
@@ -606,16 +407,43 @@ class InLoop(AIOKafkaConsumerThread):
 # - The consumer records which offset is *due* in each partition and hands over only that one. If the fetcher is past
 #   it, the consumer seeks back. If the same later record then arrives again, no record lies in between.
 # - Nothing is handed over between a seek to the committed offsets and the clearing of the queues that follows it.
-# - An offset is committed only if every record below it has been handled. If a handler skips one, the process ends.
+# - An offset is committed only if every record below it has been handled.
+# - A partition pauses while too many of its records lie above its lowest open one.
 #
-# Records go straight into the lanes of their topic (`lanes.py`) and from there to the handlers, without faust's
-# events, streams, queues and reference counts. The changelogs that faust recovers still go through faust.
+# Records go straight into the queues of their queries (`streams/runtime/queues.py`) and from there to the handlers,
+# without faust's events, streams, queues and reference counts. The changelogs that faust recovers still go through
+# faust.
 
 # How long records in flight may continue when a room stops or loses partitions; longer work is repeated elsewhere.
 SETTLE_S = 3.0
 
 # How long to wait for records while partitions are assigned and tables recovered: which ones are wanted changes soon.
 _MOVING_S = 0.05
+
+
+class Course:
+    """Position in one partition: which offset is due, and whether a gap before a later one is genuine."""
+
+    def __init__(self, due: int) -> None:
+        self.due = due
+        self._asked_again: tuple[int, int] | None = None
+
+    def follows(self, offset: int, after: int | None) -> bool:
+        """Return whether a record is the next to hand over; False if records before it may be missing.
+
+        Compacted records and transaction markers leave genuine gaps. A gap inside a batch is genuine, because a
+        batch is fetched whole. A gap before a batch is genuine if the fetcher was sent back to the due offset and
+        returned the same record again.
+
+        Args:
+            offset: The record's offset, which is not below the due one.
+            after: The offset that was due after the previous record of the same batch; None for its first record.
+        """
+        if offset > self.due and after != self.due and self._asked_again != (self.due, offset):
+            self._asked_again = self.due, offset
+            return False
+        self.due = offset + 1
+        return True
 
 
 class Consumer(aiokafka.Consumer):
@@ -625,7 +453,13 @@ class Consumer(aiokafka.Consumer):
         super().__init__(*args, **kwargs)
         self._offsets: defaultdict[Any, Offsets] = defaultdict(Offsets)
         self._courses: dict[Any, Course] = {}
-        self._lanes: dict[str, Lanes] = {}
+        self._bindings: dict[str, Binding] = {}
+        app: Any = self.app
+        self.queues = Queues(self, app.concurrency)
+        # A poll that begins below the second number ends within the window.
+        self._window = WINDOW * app.concurrency
+        self._full_above = self._window - app.conf.broker_max_poll_records
+        self._full: set[Any] = set()
         self.fences: dict[str, Fence] = {}
         """By changelog, the right to write it, for tables with a single writer (`writing/fenced.py`)."""
         self._may_hand_over = asyncio.Event()
@@ -633,26 +467,31 @@ class Consumer(aiokafka.Consumer):
         self._epoch = 0
         # The epoch of the last assignment; the present one is newer while partitions are being reassigned.
         self._assigned_epoch = -1
-        self.busy = 0
-        """Number of tasks in progress: records in flight, tables being recovered."""
+        self._generation = -1
+        self._recovering = 0
         self.moved = 0
-        """Counts records handed over or read, and tasks finished: while it does not change, nothing progresses."""
+        """Counts records handed over, read or handled: while it does not change, nothing progresses."""
 
     def _new_consumer_thread(self) -> InLoop:
         return InLoop(self, loop=self.loop, beacon=self.beacon)
 
-    def bind(self, topic: str, lanes: Lanes) -> None:
-        """Hand over the records of a topic to these lanes."""
-        self._lanes[topic] = lanes
+    def bind(self, topic: str, binding: Binding) -> None:
+        """Hand over the records of a topic to this binding's handler."""
+        self._bindings[topic] = binding
+
+    @property
+    def busy(self) -> int:
+        """Number of tasks in progress: calls of handlers, tables being recovered."""
+        return self._recovering + self.queues.busy
 
     @contextlib.contextmanager
     def at_work(self) -> Iterator[None]:
         """Count as busy: a rebalance waits briefly for this work to finish before partitions move."""
-        self.busy += 1
+        self._recovering += 1
         try:
             yield
         finally:
-            self.busy -= 1
+            self._recovering -= 1
             self.moved += 1
 
     def is_ours(self, epoch: int) -> bool:
@@ -664,15 +503,32 @@ class Consumer(aiokafka.Consumer):
         await wait_while(lambda: self._assigned_epoch != self._epoch, math.inf)
         return self._epoch
 
-    def handled(self, partition: Any, records: Sequence[Any]) -> None:
-        """Mark records as handled. This has no effect on records whose partition has moved: they are redelivered.
+    async def keep_ours(self, record: Record) -> None:
+        """Wait while partitions are being reassigned, then return if the record's partition is still this worker's.
 
         Raises:
-            SkippedRecord: an earlier record was handed over but not handled.
+            Moved: another worker owns it now, and gets the record again.
         """
+        if record.epoch == self._epoch:
+            return
+        await self.settled()
+        if TopicPartition(record.topic, record.partition) not in self.assignment():
+            raise Moved(f"{record.coordinates}: its partition has moved to another worker")
+
+    def handled(self, records: Sequence[Record]) -> None:
+        """Mark records as handled. This has no effect on records whose partition has moved: they are redelivered."""
+        self.moved += 1
         for record in records:
             if record.epoch == self._epoch:
-                self._offsets[partition].handled(record.offset)
+                tp = TopicPartition(record.topic, record.partition)
+                offsets = self._offsets[tp]
+                offsets.handled(record.offset)
+                if tp in self._full and 2 * offsets.span <= self._window:
+                    self._full.discard(tp)
+                    with contextlib.suppress(
+                        IllegalStateError, AssertionError, ConsumerNotStarted
+                    ):  # it moves
+                        self._thread._ensure_consumer().resume(tp)
         self._n_acked += len(records)
         if self._commit_every is not None and self._n_acked >= self._commit_every:
             self._n_acked = 0
@@ -682,11 +538,6 @@ class Consumer(aiokafka.Consumer):
         """End the process before an offset moves past the record."""
         app: Any = self.app
         app.fail(error)
-
-    def has_room(self, partition: Any) -> None:
-        """Resume fetching a partition."""
-        with contextlib.suppress(IllegalStateError, AssertionError, ConsumerNotStarted):  # it moves elsewhere
-            self._thread._ensure_consumer().resume(partition)
 
     async def perform_seek(self) -> None:
         """Seek to the committed offsets, or to the beginning, and hand over nothing until the queues are cleared."""
@@ -731,8 +582,8 @@ class Consumer(aiokafka.Consumer):
             self.stop_flow()
             self.app.flow_control.suspend()
             self.app.flow_control.clear()
-            for lanes in self._lanes.values():
-                lanes.forget()
+            self.queues.forget()
+            self._full.clear()
         await wait_while(lambda: self.busy, SETTLE_S)
         self._epoch += 1
         self._buffered_partitions.clear()
@@ -743,8 +594,10 @@ class Consumer(aiokafka.Consumer):
 
     async def on_partitions_assigned(self, assigned: set[Any], generation_id: int = 0) -> None:
         """Stop work on partitions that have moved to another worker; take or release rights to write."""
-        for lanes in self._lanes.values():
-            lanes.keep(assigned)
+        # After a generation without this worker, another one may have had any partition in the meantime.
+        stayed = generation_id - self._generation in (0, 1)
+        self._generation = generation_id
+        self.queues.keep(assigned if stayed else ())
         topics = {tp.topic for tp in assigned}
         try:
             for fence in self.fences.values():
@@ -780,12 +633,12 @@ class Consumer(aiokafka.Consumer):
         generation = self.app.consumer_generation_id
         if not self._may_hand_over.is_set():
             await self._may_hand_over.wait()
-        if lanes := self._lanes.get(tp.topic):
+        if binding := self._bindings.get(tp.topic):
             if self.app.consumer_generation_id != generation:
                 return False
-            return self._into_lane(lanes.of(tp, self), batch, active)
+            return self._into_queues(tp, binding, batch, active)
         if not self._is_changelog_tp(tp):
-            return False  # its agent has not bound its lanes yet
+            return False  # its agent has not bound its handler yet
         after: int | None = None
         for record in batch:
             if not self._may_hand_over.is_set():
@@ -807,9 +660,8 @@ class Consumer(aiokafka.Consumer):
             await self.callback(self._to_message(tp, record))
         return True
 
-    def _into_lane(self, lane: Lane, batch: Sequence[Any], active: set[Any] | None) -> bool:
+    def _into_queues(self, tp: Any, binding: Binding, batch: Sequence[Any], active: set[Any] | None) -> bool:
         """Hand over a batch without awaiting in between, so that what holds for its first record holds for all."""
-        tp = lane.partition
         course = self._courses.get(tp)
         if (
             course is None
@@ -828,8 +680,12 @@ class Consumer(aiokafka.Consumer):
             after = course.due
             self.moved += 1
             offsets.handed_over(offset)
-            lane.put(Record(topic, partition, offset, record.timestamp or 0, record.key, record.value, epoch))
-        if lane.full:
+            self.queues.put(
+                binding,
+                Record(topic, partition, offset, record.timestamp or 0, record.key, record.value, epoch),
+            )
+        if offsets.span > self._full_above:
+            self._full.add(tp)
             self._thread._ensure_consumer().pause(tp)
         return True
 
@@ -838,7 +694,7 @@ class Consumer(aiokafka.Consumer):
 
     def _filter_tps_with_pending_acks(self, topics: Any = None) -> Iterator[Any]:
         asked = [tp for tp in self._offsets if topics is None or tp in topics or tp.topic in topics]
-        return iter([tp for tp in asked if self._offsets[tp].next is not None])
+        return iter([tp for tp in asked if self._offsets[tp].moved])
 
     def _new_offset(self, tp: Any) -> int | None:
         return self._offsets[tp].take()

@@ -14,10 +14,13 @@ import faust
 from aiokafka.errors import KafkaError
 from faust.exceptions import ConsumerNotStarted
 
+from schemas.record import readable_id
 from streams.metrics import Metrics
 from streams.runtime import kafka_admin
+from streams.runtime.base import Record
 from streams.runtime.kafka import KafkaRuntime, consumer_of, crash
-from streams.runtime.kafka_consumer import SETTLE_S, Consumer, Offsets
+from streams.runtime.kafka_consumer import SETTLE_S, Consumer
+from streams.runtime.queues import Offsets
 from streams.topics import Topic
 
 # Time without progress of each partition. The totals of a process do not show that one of its partitions is stuck.
@@ -35,7 +38,7 @@ class Stalls:
         The time counts from when a record was first seen waiting, so an idle hour does not count as a stall.
 
         Args:
-            found: By partition, the offset below which all is handled, and whether a record waits or is in flight.
+            found: By partition, how many records were handled, and whether one waits or is in flight.
             now_s: Seconds on a monotonic clock.
         """
         before, self._since = self._since, {}
@@ -64,7 +67,7 @@ def waited_for(consumer: Consumer) -> bool:
 
 
 def standing(consumer: Consumer) -> dict[Any, tuple[int, bool]]:
-    """Return, for each partition of this worker, the offset below which all is handled and whether records wait.
+    """Return, for each partition of this worker, how many of its records were handled and whether others wait.
 
     Raises:
         ConsumerNotStarted: the consumer is not connected yet.
@@ -75,7 +78,7 @@ def standing(consumer: Consumer) -> dict[Any, tuple[int, bool]]:
             continue
         offsets = consumer._offsets.get(tp) or Offsets()
         try:
-            found[tp] = offsets.done, bool(offsets.open) or _has_more(consumer, tp)
+            found[tp] = offsets.count, bool(offsets.open) or _has_more(consumer, tp)
         except (AttributeError, KeyError):
             continue  # it is just being assigned
     return found
@@ -113,30 +116,30 @@ log = logging.getLogger("streams.worker")
 async def notice_standstill(runtime: KafkaRuntime) -> None:
     """End the process if records wait, none is in flight and nothing moves; its successor continues from there.
 
-    Overlapping rebalances can leave the consumer library waiting forever. Records that stay in flight for long are only
-    logged: an engine step may take minutes, and one that never ends is for an operator to find.
+    Overlapping rebalances can leave the consumer library waiting forever. A record that stays in flight for long is
+    only logged: an engine step may take minutes, and one that never ends is for an operator to find.
     """
     most_s = 2 * runtime.settings.kafka.rebalance_timeout_s + SETTLE_S
     moved, since = -1, time.monotonic()
-    told = False
+    told: Record | None = None
     while True:
         await asyncio.sleep(1.0)
         consumer = consumer_of(runtime.app)
         if ended := broken(consumer):
             crash(f"the Kafka consumer: {ended}")
+        record, age_s = consumer.queues.oldest() or (None, 0.0)
+        runtime.metrics.oldest_open.set(age_s)
+        if record is not None and age_s > most_s and record is not told:
+            told = record
+            log.warning(
+                "%s (query %s) has been in flight for %.0f s",
+                record.coordinates,
+                readable_id(record.value),
+                age_s,
+            )
         if consumer.moved != moved or not (consumer.busy or waited_for(consumer)):
-            moved, since, told = consumer.moved, time.monotonic(), False
-        if time.monotonic() - since <= most_s:
-            continue
-        if consumer.busy:
-            names = runtime.in_flight.coordinates
-            if not told and names:
-                some = ", ".join(names[:8])
-                log.warning(
-                    "nothing has moved for %.0f s; in flight: %d records (%s)", most_s, len(names), some
-                )
-            told = True
-        else:
+            moved, since = consumer.moved, time.monotonic()
+        if time.monotonic() - since > most_s and not consumer.busy:
             for task in asyncio.all_tasks():
                 log.warning("%s: %s", task.get_name(), " > ".join(awaited(task)))
             crash(f"records wait and nothing has moved for {most_s:.0f} s")

@@ -7,6 +7,7 @@ import contextlib
 import random
 import selectors
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
+from contextvars import Context
 from typing import Any, Literal, NamedTuple, NoReturn, TypeVar
 
 from schemas.errors import RecordTooLarge
@@ -20,6 +21,7 @@ from streams.runtime.base import (
     Crash,
     Group,
     Handler,
+    Moved,
     Outgoing,
     Record,
     RoomSpec,
@@ -28,7 +30,8 @@ from streams.runtime.base import (
     UnknownTopic,
     partition_for,
 )
-from streams.runtime.guard import Crashes, Guard
+from streams.runtime.guard import Crashes, Guard, handling
+from streams.runtime.queues import Offsets, Queues
 from streams.settings import Settings
 from streams.topics import Topics
 
@@ -267,22 +270,6 @@ class InFlightList:
                 self._held.remove(name)
 
 
-# What one worker handles of one topic: its runtime binds the handler, the cluster hands records over.
-
-
-class Subscription:
-    """A handler bound to a topic, with how far each assigned partition was handed over and handled."""
-
-    def __init__(self, topic: str, handle: BatchHandler, most: int, stage: str) -> None:
-        self.topic = topic
-        self.handle = handle
-        self.most = most
-        self.stage = stage
-        self.positions: dict[int, int] = {}
-        self.handled: dict[int, int] = {}
-        self.busy: set[int] = set()
-
-
 # The Table protocol over the memory broker: rows by key and partition, rebuilt from their changelog.
 
 
@@ -402,7 +389,7 @@ def follow(
             on_record(record)
 
     def show_later(record: Record) -> None:
-        loop.call_soon(show, record)
+        loop.call_soon(show, record, context=Context())  # not that of the handler that has sent it
 
     broker.watch(runtime, topics, show_later)
 
@@ -480,6 +467,18 @@ class Died(BaseException):
     """This worker was killed: whatever it has not done yet never happens."""
 
 
+class Subscription:
+    """A handler bound to a topic, with how far each assigned partition was handed over and handled."""
+
+    def __init__(self, topic: str, handle: BatchHandler, most: int, ordered: bool) -> None:
+        self.topic = topic
+        self.handle = handle
+        self.most = most
+        self.ordered = ordered
+        self.positions: dict[int, int] = {}
+        self.offsets: dict[int, Offsets] = {}
+
+
 class MemoryRuntime(Lookups):
     """One worker of one room; see `streams.runtime.base.Runtime` for what each method promises."""
 
@@ -493,6 +492,7 @@ class MemoryRuntime(Lookups):
         instance: str = "0",
         crashes: Crashes,
         left: Sequence[str] = (),
+        errors: list[BaseException],
         rng: random.Random | None = None,
         dies_after: Callable[[Effect], bool] = lambda effect: False,
     ) -> None:
@@ -505,6 +505,7 @@ class MemoryRuntime(Lookups):
         self.answers_for: Callable[[str], bool] = lambda query_id: True
         self.in_flight = InFlightList(left)
         self.guard = Guard(self, crashes, self.in_flight)
+        self.queues = Queues(self, settings.kafka.concurrency)
         self.subscriptions: list[Subscription] = []
         self.tables: list[MemoryTable] = []
         self.tasks: set[asyncio.Task[None]] = set()
@@ -516,6 +517,7 @@ class MemoryRuntime(Lookups):
         self.closers: list[Callable[[], Awaitable[None]]] = []
         self._rng = rng
         self._dies_after = dies_after
+        self._errors = errors
 
     def each(self, topic: str, handle: Handler, *, stage: str) -> None:
         """Bind a handler; see the protocol."""
@@ -523,17 +525,17 @@ class MemoryRuntime(Lookups):
         async def one(records: Sequence[Record]) -> None:
             await handle(records[0])
 
-        self._bind(topic, one, 1, stage)
+        self._bind(topic, one, 1, ordered=False)
 
     def batches(self, topic: str, handle: BatchHandler, *, stage: str, most: int) -> None:
         """Bind a handler of batches; see the protocol."""
-        self._bind(topic, handle, most, stage)
+        self._bind(topic, handle, most, ordered=True)
 
-    def _bind(self, topic: str, handle: BatchHandler, most: int, stage: str) -> None:
+    def _bind(self, topic: str, handle: BatchHandler, most: int, *, ordered: bool) -> None:
         if topic not in self.spec.reads(self.topics, self.group):
             raise ValueError(f"{self.room}: reads {topic}, which is not among the inputs of its RoomSpec")
         self.broker.partitions(topic)
-        self.subscriptions.append(Subscription(topic, handle, most, stage))
+        self.subscriptions.append(Subscription(topic, handle, most, ordered))
 
     def table(
         self,
@@ -610,6 +612,14 @@ class MemoryRuntime(Lookups):
         """Compare the record's assignment with the present one; see the protocol."""
         return record.epoch == self.epoch and not self.dead
 
+    def handled(self, records: Sequence[Record]) -> None:
+        """Do nothing: the cluster has noted it; see `streams.runtime.queues.Watch`."""
+
+    def failed(self, error: Exception) -> None:
+        """Show an error that is no end of a worker; see `streams.runtime.queues.Watch`."""
+        if not self.dead:
+            self._errors.append(error)
+
     def assigned(self, topic: str) -> frozenset[int]:
         """Return the partitions of the last assignment; see the protocol."""
         return self.partitions.get(topic, frozenset())
@@ -663,16 +673,21 @@ class MemoryRuntime(Lookups):
     ) -> None:
         """Append a record unless the broker refuses it, and die after it where that is asked for."""
         await self._latency()
+        for record in handling.get():
+            if record.partition not in self.assigned(record.topic):
+                raise Moved(f"{record.coordinates}: its partition has moved to another worker")
         if why := self.broker.refuses(topic, key):
             raise SendFailed(f"{topic}: the broker did not take a record: {why}")
         self.broker.append(topic, key, value, partition)
         self.done(Effect(self.app, kind, topic, key or b""))
 
-    async def commit(self, topic: str, partition: int, offset: int) -> None:
-        """Commit an offset."""
+    async def commit(self, subscription: Subscription, partition: int) -> None:
+        """Commit the offset below which every record of a partition is handled, if it has moved."""
         await self._latency()
-        self.broker.committed[self.app, topic, partition] = offset
-        self.done(Effect(self.app, "commit", topic, b""))
+        offsets = subscription.offsets.get(partition)
+        if offsets is not None and (offset := offsets.take()) is not None:
+            self.broker.committed[self.app, subscription.topic, partition] = offset
+            self.done(Effect(self.app, "commit", subscription.topic, b""))
 
     def done(self, effect: Effect) -> None:
         """Note an effect; die after it where that is asked for."""

@@ -3,7 +3,9 @@
 import asyncio
 import contextlib
 import random
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from contextvars import Context
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,13 +13,14 @@ from agents.catalogue.file import load_catalogue
 from streams.runtime.base import Crash, Record, RoomSpec
 from streams.runtime.guard import Crashes
 from streams.runtime.memory import BEGAN_MS, Broker, Died, Effect, MemoryRuntime, Subscription
+from streams.runtime.queues import WINDOW, Binding, Offsets
 from streams.settings import Settings
 from streams.topics import Topics
 
 _MOST_DEATHS = 200
 _PAUSE_S = 1.0
 
-_Work = tuple[int, MemoryRuntime, Subscription, int, list[Record]]
+_Work = tuple[int, MemoryRuntime, Subscription, int, Record]
 
 
 class Cluster:
@@ -57,8 +60,9 @@ class Cluster:
         self._counts: dict[tuple[str, str], Crashes] = {}
         self._left: dict[tuple[str, str], list[str]] = {}
         self._errors: list[BaseException] = []
+        self._bindings: dict[Subscription, Binding] = {}
         self._changed = asyncio.Event()
-        self._handling: set[asyncio.Task[None]] = set()
+        self._ended: set[asyncio.Task[None]] = set()  # those of dead workers that are being cancelled
         self._starting: set[asyncio.Task[None]] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self.broker.watch(self, declared, lambda record: self._changed.set())
@@ -77,7 +81,7 @@ class Cluster:
         name = (app, instance)
         worker = MemoryRuntime(
             self.settings, self.broker, spec, group=group, instance=instance,
-            crashes=self._counts.setdefault(name, Crashes(None)), left=self._left.pop(name, ()),
+            crashes=self._counts.setdefault(name, Crashes(None)), left=self._left.pop(name, ()), errors=self._errors,
             rng=self._rng, dies_after=self._dies_after,
         )  # fmt: skip
         self.workers.append(worker)
@@ -98,8 +102,8 @@ class Cluster:
         while worker.in_flight.coordinates:  # noqa: ASYNC110 - many handlers, one wait
             await asyncio.sleep(0.01)
         for subscription in worker.subscriptions:
-            for partition, position in subscription.handled.items():
-                await worker.commit(subscription.topic, partition, position)
+            for partition in subscription.offsets:
+                await worker.commit(subscription, partition)
         for close in worker.closers:
             await close()
         self._leave(worker)
@@ -135,7 +139,8 @@ class Cluster:
     @property
     def busy(self) -> bool:
         """Whether a record is being handled or waits, or a worker is starting."""
-        return bool(self._handling or self._starting or self._waiting())
+        handling = not all(worker.queues.idle for worker in self.workers)
+        return bool(handling or self._starting or self._waiting())
 
     async def close(self) -> None:
         """Close what the rooms opened and end every task. Nothing is sent or committed any more."""
@@ -144,15 +149,15 @@ class Cluster:
             for close in worker.closers:
                 with contextlib.suppress(Died):
                     await close()
-        tasks = {*self._tasks, *self._handling, *self._starting}
+        tasks = {*self._tasks, *self._ended, *self._starting}
         for worker in self.workers:
-            tasks |= worker.tasks
+            tasks |= worker.tasks | worker.queues.tasks
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _dispatch(self) -> None:
-        """Hand records over: one at a time without a seed, else every partition side by side."""
+        """Hand records over: one at a time without a seed, else as many as each worker's queues take."""
         while True:
             await self._changed.wait()
             self._changed.clear()
@@ -161,48 +166,43 @@ class Cluster:
                     await asyncio.wait(self._starting)
                 if not (work := self._waiting()):
                     break
-                for _, worker, subscription, partition, records in work if self._rng else work[:1]:
-                    subscription.busy.add(partition)
-                    subscription.positions[partition] = records[-1].offset + 1
-                    self._keep(self._handle(worker, subscription, partition, records), self._handling)
-                if self._rng is None:
-                    await asyncio.wait(self._handling)
+                for _, worker, subscription, partition, record in work if self._rng else work[:1]:
+                    subscription.positions[partition] = record.offset + 1
+                    subscription.offsets[partition].handed_over(record.offset)
+                    worker.queues.put(self._bindings[subscription], record)
+                    while self._rng is None and worker.queues.tasks:
+                        await asyncio.wait(worker.queues.tasks)
 
     def _waiting(self) -> list[_Work]:
         """Return what can be handed over now, the oldest first."""
         found: list[_Work] = []
+        window = WINDOW * self.settings.kafka.concurrency
         for worker in self.workers:
             for subscription in worker.subscriptions:
                 for partition, position in subscription.positions.items():
-                    if partition in subscription.busy:
+                    if subscription.offsets[partition].span >= window:
                         continue
-                    batch: list[Record] = []
-                    order = -1
-                    while len(batch) < (subscription.most if self._rng else 1):
-                        next_ = self.broker.at(subscription.topic, partition, position)
-                        if next_ is None:
-                            break
-                        order = next_[0] if not batch else order
-                        position = next_[1].offset + 1
-                        batch.append(_under(next_[1], worker.epoch))
-                    if batch:
-                        found.append((order, worker, subscription, partition, batch))
+                    next_ = self.broker.at(subscription.topic, partition, position)
+                    if next_ is not None:
+                        order, record = next_
+                        found.append((order, worker, subscription, partition, _under(record, worker.epoch)))
         return sorted(found, key=lambda work: work[0])
 
     async def _handle(
-        self, worker: MemoryRuntime, subscription: Subscription, partition: int, records: list[Record]
+        self, worker: MemoryRuntime, subscription: Subscription, records: Sequence[Record]
     ) -> None:
+        partition = records[0].partition
         try:
             await worker.guard.call(records, subscription.handle)
-            if worker.is_ours(records[-1]):
-                subscription.handled[partition] = records[-1].offset + 1
-                worker.metrics.records.labels(worker.room, subscription.topic).inc(len(records))
-                if self._rng is None or self._rng.random() < 0.5:
-                    await worker.commit(subscription.topic, partition, records[-1].offset + 1)
+            for record in records:
+                if worker.is_ours(record):
+                    subscription.offsets[partition].handled(record.offset)
+                    worker.metrics.records.labels(worker.room, subscription.topic).inc()
+            if self._rng is None or self._rng.random() < 0.5:
+                await worker.commit(subscription, partition)
         except (Crash, Died) as error:
             self._down(worker, error)
         finally:
-            subscription.busy.discard(partition)
             self._changed.set()
 
     async def _background(self, worker: MemoryRuntime, what: str, run: Callable[[], Awaitable[None]]) -> None:
@@ -243,6 +243,11 @@ class Cluster:
         self.broker.unwatch(worker)
         for subscription in worker.subscriptions:
             subscription.positions.clear()
+            self._bindings.pop(subscription, None)
+        for task in worker.queues.tasks:
+            self._ended.add(task)
+            task.add_done_callback(self._ended.discard)
+        worker.queues.keep(())
         current = asyncio.current_task()
         for task in worker.tasks:
             if task is not current:
@@ -257,9 +262,13 @@ class Cluster:
                 each.topic: frozenset(range(at, self.broker.partitions(each.topic), len(members)))
                 for each in worker.subscriptions
             }
+            worker.queues.forget()
+            worker.queues.keep(
+                {(topic, each) for topic, parts in worker.partitions.items() for each in parts}
+            )
             for subscription in worker.subscriptions:
                 subscription.positions.clear()
-                subscription.handled.clear()
+                subscription.offsets.clear()
         for worker in members:
             for table in worker.tables:
                 await table.recover()
@@ -270,13 +279,19 @@ class Cluster:
                     )
                     for partition in sorted(worker.assigned(subscription.topic))
                 }
+                subscription.offsets = {partition: Offsets() for partition in subscription.positions}
+                for partition, position in subscription.positions.items():
+                    subscription.offsets[partition].start(position)
+                handle = partial(self._handle, worker, subscription)
+                self._bindings[subscription] = Binding(handle, subscription.most, subscription.ordered)
         self._changed.set()
 
     def _keep(
         self, coroutine: Coroutine[Any, Any, None], among: "set[asyncio.Task[None]] | None" = None
     ) -> None:
         kept = self._tasks if among is None else among
-        task: asyncio.Task[None] = asyncio.get_running_loop().create_task(coroutine)
+        # Not in the context of a handler, in which a worker may have died.
+        task: asyncio.Task[None] = asyncio.get_running_loop().create_task(coroutine, context=Context())
         kept.add(task)
 
         def ended(done: "asyncio.Task[None]") -> None:

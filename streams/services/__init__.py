@@ -58,7 +58,8 @@ async def _build_executor(runtime: Runtime) -> None:
 
     room = await ExecutorRoom.build(runtime)
     topics, group = runtime.topics, runtime.group
-    await runtime.follow([topics.cancel_for(group)], room.on_cancel, begin=CANCELS)
+    begin = CANCELS // runtime.settings.kafka.group_partitions  # of each partition
+    await runtime.follow([topics.cancel_for(group)], room.on_cancel, begin=begin)
     runtime.each(topics.decision_for(group), room.on_decision, stage="begin")
     runtime.each(topics.verification_for(group), room.on_verification, stage="search")
 
@@ -101,7 +102,7 @@ async def _build_aggregator(runtime: Runtime) -> None:
 
     room = await AggregatorRoom.build(runtime)
     topics = runtime.topics
-    # Four topics with equal partitions meet in one table, one record of a partition at a time.
+    # Four topics with equal partitions meet in one table, one record of a query at a time.
     runtime.each(topics.decision, room.on_decision, stage="open")
     runtime.each(topics.answer, room.on_answer, stage="close")
     runtime.each(topics.feedback, room.on_feedback, stage="feedback")

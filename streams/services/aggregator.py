@@ -1,6 +1,7 @@
 """The aggregator's room: joins Decision, Answer, Feedback and Due in one table; writes Rewards and expired Answers.
 
-The four topics have equal partition counts, so that the records of a query meet in one partition. A client with
+The four topics have equal partition counts, so that the records of a query meet in one worker, which handles them one
+at a time: the row that one reads is the row that the one before it wrote. A client with
 another partitioner (librdkafka's default, or no key) breaks that for its Feedback: it is sent on to the partition of
 its query, and handled there.
 
@@ -8,7 +9,6 @@ The rewards are sent before the row is stored: after a crash in between the same
 under the same identity. The timer writes no row; what it finds overdue takes the ordered way as a Due record.
 """
 
-import asyncio
 import heapq
 import logging
 from dataclasses import asdict
@@ -76,8 +76,6 @@ class AggregatorRoom:
         )
         self.pool = GradingPool()
         self.uplift = Uplift()
-        # One record of a partition at a time, whichever of the four topics it comes from.
-        self._locks = [asyncio.Lock() for _ in range(settings.kafka.join_partitions)]
         self._due: list[tuple[int, str, str, int]] = []
         # Deadlines that were sent; their rows may still have them.
         self._passed: dict[tuple[str, str], int] = {}
@@ -133,24 +131,23 @@ class AggregatorRoom:
             # The query goes on without it: what the rooms themselves wrote lies in its partition.
             await self.runtime.dead_letter(record, error, answer=False)
             return
-        async with self._locks[record.partition]:
-            data = self.table.get(key)
-            row = decode_row(data) if data else None
-            wanted = to_value(row, message)
-            valued = await self._value(*wanted, row) if wanted else None
-            generator = None
-            if isinstance(message, Decision):
-                generator = self.runtime.control.pricing.generators.get(message.action.model)
-            arrival = Arrival(message, record.timestamp_ms, record.origin)
-            turn = on(row, arrival, self.waits, valued, generator)
-            await self.runtime.send(*(self._outgoing(out, record) for out in turn.out))
-            if turn.row is None:
-                if data is not None:
-                    await self.table.drop_all([(key, record.partition)])
-            elif turn.row != row:
-                await self.table.put(key, encode_row(turn.row), record.partition)
-                self._watch(turn.row)
-            self._count(record, turn, valued)
+        data = self.table.get(key)
+        row = decode_row(data) if data else None
+        wanted = to_value(row, message)
+        valued = await self._value(*wanted, row) if wanted else None
+        generator = None
+        if isinstance(message, Decision):
+            generator = self.runtime.control.pricing.generators.get(message.action.model)
+        arrival = Arrival(message, record.timestamp_ms, record.origin)
+        turn = on(row, arrival, self.waits, valued, generator)
+        await self.runtime.send(*(self._outgoing(out, record) for out in turn.out))
+        if turn.row is None:
+            if data is not None:
+                await self.table.drop_all([(key, record.partition)])
+        elif turn.row != row:
+            await self.table.put(key, encode_row(turn.row), record.partition)
+            self._watch(turn.row)
+        self._count(record, turn, valued)
 
     def _outgoing(self, out: Reward | Answer | Orphan, record: Record) -> Outgoing:
         topics = self.runtime.topics

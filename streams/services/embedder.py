@@ -14,6 +14,7 @@ from schemas.errors import UniscaleError
 from schemas.query import Context, Origin, Query
 from schemas.record import decode, encode
 from streams.runtime.base import Outgoing, Record, Runtime, Unavailable
+from streams.runtime.queues import WINDOW
 from streams.settings import Settings
 from streams.topics import SHARD
 
@@ -70,8 +71,8 @@ def encoder_of(settings: Settings) -> Encoder:
 # Admission: limits how many queries are in flight. No other part of the pipeline holds queries back.
 #
 # Without it, thousands of decisions would be made before the first reward. A query counts from when its Context is
-# sent until its Answer appears on the `answer` topic. A separate reader watches that topic: a handler that waited
-# for a record of its own app would block every topic of the worker.
+# sent until its Answer appears on the `answer` topic. A separate reader watches that topic: handlers that all
+# waited for a record of their own app would never get it. Queries are admitted in the order in which they came.
 
 
 class Admission:
@@ -80,15 +81,18 @@ class Admission:
     Args:
         most: Queries in flight.
         clock: Seconds, monotonic.
+        remembered: Queries that have ended and are recognised.
     """
 
-    def __init__(self, most: int, clock: Callable[[], float]) -> None:
+    def __init__(self, most: int, clock: Callable[[], float], remembered: int = 4096) -> None:
         self.most = most
+        self._remembered = remembered
         self._clock = clock
         self._open: OrderedDict[str, tuple[float, Origin | None]] = OrderedDict()
         # A query redelivered after a restart may already have its Answer: it must not hold a slot forever.
         self._ended: OrderedDict[str, None] = OrderedDict()
         self._changed = asyncio.Event()
+        self._first = asyncio.Lock()  # held by the query that is admitted next; a lock is fair
 
     def __len__(self) -> int:
         """Return how many queries are in flight."""
@@ -106,19 +110,20 @@ class Admission:
             timeout_s: Its slot is freed after this time, should its Answer never be seen.
             origin: Where its record lies, which tells it from a later one of the same id.
         """
-        if query_id in self._ended:
+        if query_id in self._open or query_id in self._ended:
             return
-        while query_id not in self._open and len(self._open) >= self.most:
-            self._changed.clear()
-            self._expire()
-            if len(self._open) < self.most:
-                break
-            try:
-                await asyncio.wait_for(self._changed.wait(), 1.0)
-            except TimeoutError:
-                continue
-        if query_id not in self._open:
-            self._open[query_id] = (self._clock() + timeout_s, origin)
+        async with self._first:
+            while len(self._open) >= self.most:
+                self._changed.clear()
+                self._expire()
+                if len(self._open) < self.most:
+                    break
+                try:
+                    await asyncio.wait_for(self._changed.wait(), 1.0)
+                except TimeoutError:
+                    continue
+            if query_id not in self._ended:
+                self._open[query_id] = (self._clock() + timeout_s, origin)
 
     def leave(self, query_id: str) -> None:
         """Release the slot of a query. An unknown query is not an error: it belongs to another process."""
@@ -133,7 +138,7 @@ class Admission:
     def ended(self, query_id: str) -> None:
         """Record that a query has its Answer: its slot is free, and it takes none when it is redelivered."""
         self._ended[query_id] = None
-        while len(self._ended) > 16 * self.most:
+        while len(self._ended) > self._remembered:
             self._ended.popitem(last=False)
         self.leave(query_id)
 
@@ -155,7 +160,10 @@ class EmbedderRoom:
     def __init__(self, runtime: Runtime, encoder: Encoder) -> None:
         self.runtime = runtime
         self.encoder = encoder
-        self.admission = Admission(runtime.settings.queries.max_in_flight, runtime.monotonic)
+        kafka, most = runtime.settings.kafka, runtime.settings.queries.max_in_flight
+        # So many queries may be read again after a restart.
+        self._again = max(4 * most, WINDOW * kafka.concurrency * kafka.query_partitions)
+        self.admission = Admission(most, runtime.monotonic, remembered=4 * self._again)
         # One text at a time: the encoder is the busiest code of this process and must not starve the heartbeats.
         self._encoding = asyncio.Lock()
         # A query in flight has an Answer coming: a broken second one under its id must not answer it.
@@ -165,10 +173,9 @@ class EmbedderRoom:
     async def build(cls, runtime: Runtime) -> Self:
         """Load the encoder and begin to watch how queries end."""
         room = cls(runtime, await runtime.in_thread(lambda: encoder_of(runtime.settings)))
-        # Far enough back to know the Answers of all that may be read again after a restart.
-        tail = 4 * runtime.settings.queries.max_in_flight
-        await runtime.follow([runtime.topics.answer], room._on_answer, begin=tail)
-        await runtime.follow([runtime.topics.dead_letter], room._on_dead_letter, begin=tail)
+        # Their Answers are in one partition, at worst.
+        await runtime.follow([runtime.topics.answer], room._on_answer, begin=room._again)
+        await runtime.follow([runtime.topics.dead_letter], room._on_dead_letter, begin=room._again)
         return room
 
     async def on_query(self, record: Record) -> None:

@@ -1,7 +1,7 @@
 """The room of one executor group: Decision or Verification in, SearchStep or Answer out.
 
-Each partition's handler awaits the engine; all handlers share one continuous batch, so the partition count is
-how many queries the group has in flight.
+Each handler awaits the engine, and all share one continuous batch: `UNISCALE_CONCURRENCY` is how many queries a worker
+has in flight.
 """
 
 import asyncio
@@ -40,8 +40,8 @@ log = logging.getLogger("streams.executor")
 # An Answer is later than any step.
 _ENDED = 1 << 30
 
-CANCELS = 1_000
-"""Cancel records a partition that are read again at the start, and that are remembered."""
+CANCELS = 32_000
+"""Cancel records that are remembered, and at most read again at the start."""
 
 
 class ExecutorRoom:
@@ -122,7 +122,7 @@ class ExecutorRoom:
             log.warning("%s: %s", record.coordinates, error)
             return
         self._cancelled[cancel.query_id] = f"cancelled by {cancel.by}: {cancel.reason or 'no reason given'}"
-        while len(self._cancelled) > CANCELS * self.runtime.settings.kafka.group_partitions:
+        while len(self._cancelled) > CANCELS:
             self._cancelled.popitem(last=False)
 
     async def _go(self, next_: Job | Answer) -> None:

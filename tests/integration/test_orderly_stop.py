@@ -29,29 +29,29 @@ from streams.runtime.kafka_consumer import Consumer
 from streams.worker import run_room
 
 once, how = pathlib.Path(sys.argv[1]), sys.argv[2]
-into_lane, resume_flow = Consumer._into_lane, Consumer.resume_flow
+into_queues, resume_flow = Consumer._into_queues, Consumer.resume_flow
 
-def is_it(lane, batch):
-    return lane.partition.topic.endswith("context") and batch[-1].offset >= 20 and not once.exists()
+def is_it(tp, batch):
+    return tp.topic.endswith("context") and batch[-1].offset >= 20 and not once.exists()
 
-def fails(self, lane, batch, active):
-    if is_it(lane, batch):
+def fails(self, tp, binding, batch, active):
+    if is_it(tp, batch):
         once.touch()
         raise RuntimeError("a fault inside the consumer")
-    return into_lane(self, lane, batch, active)
+    return into_queues(self, tp, binding, batch, active)
 
-def ends(self, lane, batch, active):
-    if is_it(lane, batch):
+def ends(self, tp, binding, batch, active):
+    if is_it(tp, batch):
         once.touch()
         self._thread._consumer._fetcher._fetch_task.cancel()
-    return into_lane(self, lane, batch, active)
+    return into_queues(self, tp, binding, batch, active)
 
 def stands_still(self):
     resume_flow(self)
     self._may_hand_over = asyncio.Event()
 
 if how in ("fails", "ends"):
-    Consumer._into_lane = {"fails": fails, "ends": ends}[how]
+    Consumer._into_queues = {"fails": fails, "ends": ends}[how]
 elif not once.exists():
     once.touch()
     Consumer.resume_flow = stands_still

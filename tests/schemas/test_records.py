@@ -15,6 +15,7 @@ from schemas.action import Action
 from schemas.dead_letter import DeadLetter
 from schemas.decision import Candidate, Decision, PolicyState
 from schemas.errors import InvalidField, RecordTooLarge, UniscaleError, UnknownSchema, UnreadableRecord
+from schemas.forest import Draft, Forest, Limits
 from schemas.objective import CostRange, ObjectiveInForce, Weights
 from schemas.query import Budget, Context, Message, Origin, Query, pack, unpack
 from schemas.record import MAX_VALUE, Record, decode, encode, load, readable_id
@@ -199,3 +200,12 @@ def test_packed_numbers_are_little_endian(vector: list[float]) -> None:
 def test_a_message_is_immutable() -> None:
     with pytest.raises(AttributeError):
         Message(role="user", content="x").role = "system"  # type: ignore[misc]
+
+
+def test_a_search_with_drafts_has_a_prompt() -> None:
+    """Its price could not be told, which would end the executor that takes it up."""
+    action, limits = Action(model="m", qp=1, cp=1, bs=1), Limits(depth_limit=5, step_tokens=8)
+    drafts = (Draft(parent=-1, depth=1, tokens=3, finish="eos"),)
+    with pytest.raises(ValueError, match="prompt_tokens is 0 with drafts"):
+        Forest(action=action, limits=limits, drafts=drafts, step=1)
+    assert Forest(action=action, limits=limits, drafts=drafts, step=1, prompt_tokens=2).step == 1

@@ -27,7 +27,8 @@ def test_flags_override_the_environment_and_absent_flags_do_not() -> None:
 
 
 NAMES = [
-    "bootstrap", "catalogue", "commit_interval_s", "device", "early_exit", "encoder", "encoder_dimension",
+    "bootstrap", "catalogue", "commit_interval_s", "concurrency",
+    "device", "early_exit", "encoder", "encoder_dimension",
     "encoder_key", "encoder_model", "encoder_url", "engine_attempts", "engine_key", "engine_keys",
     "engine_threads", "eta", "feedback_wait_s", "gateway_host", "gateway_hosts", "gateway_port",
     "gateway_recent", "gateway_strict", "group_partitions", "guarantee", "heartbeat_grace_s", "heartbeat_s",

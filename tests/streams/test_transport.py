@@ -1,4 +1,4 @@
-"""What may be committed, and how a record gets from the fetcher to its stream."""
+"""How a record gets from the fetcher to its queue, and none is missed."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
@@ -14,67 +14,10 @@ from hypothesis import strategies as st
 from streams.runtime import kafka
 from streams.runtime.base import Record
 from streams.runtime.kafka import changelogged, consumer_of, create_app
-from streams.runtime.kafka_consumer import _MOVING_S, Consumer, Course, Lanes, Offsets, SkippedRecord
+from streams.runtime.kafka_consumer import _MOVING_S, Consumer, Course
 from streams.runtime.memory import run
+from streams.runtime.queues import Binding
 from streams.settings import Settings
-
-
-def test_an_offset_is_committed_when_all_before_it_are_handled() -> None:
-    offsets = Offsets()
-    offsets.start(50)
-    for offset in (50, 51, 53):  # 52 is a marker of a transaction, which nobody is given
-        offsets.handed_over(offset)
-    assert offsets.take() is None
-    offsets.handled(50)
-    assert offsets.take() == 51
-    assert offsets.take() is None, "once"
-    offsets.handled(51)
-    offsets.handled(53)
-    assert offsets.take() == 54
-
-
-def test_a_record_that_was_handed_over_and_passed_over_is_noticed() -> None:
-    offsets = Offsets()
-    for offset in (63, 64, 65):
-        offsets.handed_over(offset)
-    offsets.handled(63)
-    with pytest.raises(SkippedRecord, match="offset 64 was not handled, 65 was"):
-        offsets.handled(65)
-    assert offsets.take() == 64, "nothing moves past it"
-
-
-def test_what_is_handed_over_and_handled_again_changes_nothing() -> None:
-    offsets = Offsets()
-    for offset in (1, 2, 1, 2, 3):
-        offsets.handed_over(offset)
-    for offset in (1, 1, 2, 1, 2, 3):
-        offsets.handled(offset)
-    assert offsets.take() == 4
-
-
-def test_a_partition_that_comes_back_begins_where_the_group_has_come_to() -> None:
-    offsets = Offsets()
-    for offset in (5, 6, 7):
-        offsets.handed_over(offset)
-    offsets.start(7)
-    offsets.handled(5)
-    assert offsets.take() is None
-    offsets.handled(7)
-    assert offsets.take() == 8
-
-
-@given(st.lists(st.integers(0, 5), min_size=1, max_size=30))
-def test_no_offset_moves_past_an_open_record(jumps: list[int]) -> None:
-    offsets, handled, fetched = Offsets(), 0, 0
-    for jump in jumps:
-        for _ in range(jump):
-            offsets.handed_over(fetched)
-            fetched += 1
-        if handled < fetched:
-            offsets.handled(handled)
-            handled += 1
-        taken = offsets.take()
-        assert taken is None or taken == handled
 
 
 def test_records_come_once_and_in_order_whatever_is_fetched_again() -> None:
@@ -191,7 +134,7 @@ class Receiver:
         self.consumer = consumer_of(create_app(Settings().replace(prefix="offsets."), "verifier"))
         self.given: list[int] = []
         if bound:
-            self.consumer.bind(TP_.topic, Lanes(self._take))
+            self.consumer.bind(TP_.topic, Binding(self._take))
 
     async def _take(self, records: Sequence[Record]) -> None:
         self.given += [record.offset for record in records]
@@ -272,7 +215,7 @@ def test_a_topic_whose_handler_is_not_bound_yet_is_handed_over_later() -> None:
         receiver = Receiver(bound=False)
         receiver.consumer._courses[TP_] = Course(0)
         assert not await receiver.hand_over(0, 1)
-        receiver.consumer.bind(TP_.topic, Lanes(receiver._take))
+        receiver.consumer.bind(TP_.topic, Binding(receiver._take))
         assert await receiver.hand_over(0, 1)
         assert receiver.given == [0, 1]
         assert receiver.consumer._new_offset(TP_) == 2
@@ -342,7 +285,7 @@ def test_tables_start_without_a_pause_and_by_then_every_topic_is_named(
             raise AssertionError("nothing is fetched here")
 
         for topic in ("answer", "feedback"):
-            kafka.bind(app, topic, handle, name=topic)
+            kafka.bind(app, topic, Binding(handle), name=topic)
         table = changelogged(app, "join", 2)
 
         async def pause(seconds: float) -> None:

@@ -6,11 +6,16 @@ from typing import Any
 import msgspec
 import pytest
 
+from agents.catalogue.models import Architecture
+from agents.reward.outcome import Pricing
+from schemas.action import Action
 from schemas.answer import Answer
 from schemas.control import KeyEntry
 from schemas.dead_letter import DeadLetter
+from schemas.forest import Draft
 from schemas.query import Origin, Query
 from schemas.record import encode
+from streams.gateway import openai
 from streams.gateway.auth import Credential
 from streams.gateway.index import Index
 
@@ -162,3 +167,15 @@ def test_a_dead_letter_is_sent_again_once() -> None:
     assert index.retried("t/0/7", False)
     assert index.retried("t/0/7")
     assert not index.retried("t/0/8")
+
+
+def test_an_answer_whose_trace_no_search_can_have_has_no_price() -> None:
+    model = Architecture(parameters=1000, layers=2, query_heads=4, kv_heads=2, head_dim=8)
+    pricing = Pricing(generators={"m": model}, verifiers={"v": model}, verifier="v")
+    trace = (Draft(parent=-1, depth=1, tokens=3, finish="eos"),)
+    foreign = Answer(
+        query_id="q", status="cancelled", by="x", action=Action(model="m", qp=1, cp=1, bs=1), trace=trace
+    )
+    assert foreign.prompt_tokens == 0
+    assert openai.price(foreign, pricing) is None
+    assert openai.price(msgspec.structs.replace(foreign, prompt_tokens=5), pricing) is not None

@@ -32,6 +32,29 @@ def test_the_third_waits_until_one_of_two_leaves() -> None:
     assert run(scene()) == ["a", "b", "c"]
 
 
+def test_queries_are_admitted_in_the_order_in_which_they_came() -> None:
+    async def scene() -> list[str]:
+        admission = Admission(1, clock=lambda: 0.0)
+        seen = []
+
+        async def enter(name: str) -> None:
+            await admission.enter(name, 60.0)
+            seen.append(name)
+
+        await enter("a")
+        waiting = [asyncio.create_task(enter(name)) for name in "bcd"]
+        await asyncio.sleep(1.1)  # longer than one look at the clock
+        for name in "abcd":
+            admission.leave(name)
+            if name == "a":
+                waiting.append(asyncio.create_task(enter("e")))  # it comes when a slot is free
+            await asyncio.sleep(0.01)
+        await asyncio.gather(*waiting)
+        return seen
+
+    assert asyncio.run(asyncio.wait_for(scene(), 10.0)) == ["a", "b", "c", "d", "e"]
+
+
 def test_a_query_in_flight_takes_no_second_place() -> None:
     async def scene() -> None:
         admission = Admission(1, clock=lambda: 0.0)

@@ -36,11 +36,14 @@ class Harness(Protocol):
     def run(
         self,
         room: str,
-        sent: list[tuple[bytes, bytes]],
+        sent: list[Any],
         enough: Callable[["Harness"], bool],
         dies_after: int = 0,
     ) -> None:
-        """Send records to the room and let it run until there is enough, restarted whenever it ends."""
+        """Send records (query, what they ask for) to the room and let it run until there is enough.
+
+        It is restarted whenever it ends. A topic of the room in the place of its first one may precede the query.
+        """
 
     def read(self, topic: str) -> list[Record]:
         """Return what is on a topic, in offset order within each partition."""
@@ -50,6 +53,12 @@ class Harness(Protocol):
 
 
 INPUTS = {"embedder": "query", "aggregator": "answer", "decider": "context"}
+
+
+def placed(settings: Settings, room: str, sent: list[Any]) -> Iterator[tuple[str, bytes, bytes]]:
+    """Return the topic, key and value of each record."""
+    for *topic, key, what in sent:
+        yield settings.kafka.prefix + (topic[0] if topic else INPUTS[room]), key, TOYS.asked(key, what)
 
 
 class InMemory:
@@ -64,7 +73,7 @@ class InMemory:
     def run(
         self,
         room: str,
-        sent: list[tuple[bytes, bytes]],
+        sent: list[Any],
         enough: Callable[[Harness], bool],
         dies_after: int = 0,
     ) -> None:
@@ -80,8 +89,8 @@ class InMemory:
                 dies_after=lambda effect: effect.kind != "commit" and next(left) == dies_after,
             )
             await cluster.up()
-            for key, value in sent:
-                cluster.produce(self.settings.kafka.prefix + INPUTS[room], key, value)
+            for topic, key, value in placed(self.settings, room, sent):
+                cluster.produce(topic, key, value)
 
             def look() -> bool:
                 topics = [t.name for t in cluster.topics.declared(cluster.groups)]
@@ -119,7 +128,7 @@ class OnKafka:
     def run(
         self,
         room: str,
-        sent: list[tuple[bytes, bytes]],
+        sent: list[Any],
         enough: Callable[[Harness], bool],
         dies_after: int = 0,
     ) -> None:
@@ -131,8 +140,8 @@ class OnKafka:
 
         kafka_admin.create(self.settings, Topics(self.settings).declared(["mini"]))
         producer = kafka_clients.producer(self.settings)
-        for key, value in sent:
-            producer.send(self.settings.kafka.prefix + INPUTS[room], key=key, value=value)
+        for topic, key, value in placed(self.settings, room, sent):
+            producer.send(topic, key=key, value=value)
         producer.flush()
         producer.close()
         root = Path(__file__).parents[3]
@@ -166,16 +175,24 @@ class OnKafka:
 def harness(
     request: pytest.FixtureRequest, in_memory: Callable[..., Settings], tmp_path: Path
 ) -> Iterator[Harness]:
-    """A fresh deployment in memory, on the embedded broker, and on Apache Kafka where there is one."""
+    """A fresh deployment in memory, on the embedded broker, and on Apache Kafka where there is one.
+
+    A test is marked `fields` to set other fields of its settings.
+    """
+    marked = request.node.get_closest_marker("fields")
+    fields = dict(marked.kwargs) if marked else {}
     if request.param == "memory":
-        yield InMemory(in_memory())
+        yield InMemory(in_memory(state_dir=str(tmp_path), **fields))
         return
     broker = request.getfixturevalue(f"{request.param}_broker")
     from streams.local.deployment import settings_for
 
     settings = settings_for(
         in_memory(
-            prefix=f"c{uuid.uuid4().hex[:8]}.", state_dir=str(tmp_path / "state"), commit_interval_s=0.5
+            prefix=f"c{uuid.uuid4().hex[:8]}.",
+            state_dir=str(tmp_path / "state"),
+            commit_interval_s=0.5,
+            **fields,
         ),
         broker,
     )

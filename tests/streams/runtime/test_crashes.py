@@ -2,81 +2,176 @@
 
 import asyncio
 import os
+import random
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
-from streams.runtime.guard import Crashes, InFlightFile, Turns
+from streams.runtime.guard import Crashes, InFlightFile, Parties
+
+SLOTS = 100
 
 
 def test_the_count_survives_the_process_and_forgets_when_told(tmp_path: Path) -> None:
     path = tmp_path / "deep" / "crashes.json"
-    assert Crashes(path).add("t/0/1") == 1
-    assert Crashes(path).add("t/0/1") == 2
-    assert Crashes(path).add("t/0/2") == 1
-    assert Crashes(path).add("t/0/1", "ValueError: " + "x" * 1000) == 3
+    assert Crashes(path).failed("t/0/1") == 1
+    assert Crashes(path).failed("t/0/1") == 2
+    assert Crashes(path).failed("t/0/2") == 1
+    assert Crashes(path).guilty("t/0/1") == 0
+    assert Crashes(path).failed("t/0/1", "ValueError: " + "x" * 1000) == 3
     assert Crashes(path).reason("t/0/1").startswith("ValueError: xxx")
-    assert (Crashes(path).of("t/0/1"), Crashes(path).reason("t/0/2")) == (3, "")
+    assert (Crashes(path).guilty("t/0/1"), Crashes(path).reason("t/0/2")) == (3, "")
     Crashes(path).forget("t/0/1")
-    assert Crashes(path).add("t/0/1") == 1
+    assert Crashes(path).failed("t/0/1") == 1
 
 
 def test_a_torn_file_starts_the_count_again(tmp_path: Path) -> None:
     path = tmp_path / "crashes.json"
-    path.write_bytes(b'{"t/0/1": 2')
-    assert Crashes(path).add("t/0/1") == 1
+    path.write_bytes(b'{"t/0/1": {"failures": 2')
+    assert Crashes(path).failed("t/0/1") == 1
 
 
 def test_what_a_dead_process_had_in_flight_is_what_it_had_not_finished(tmp_path: Path) -> None:
     path = tmp_path / "deep" / "in-hand"
     child = os.fork()
     if child == 0:
-        mine = InFlightFile(path)
+        mine = InFlightFile(path, SLOTS)
         with mine.holding(["t/0/1"]):
             pass
         with mine.holding(["t/0/2", "t/1/7"]):
             os._exit(9)
     os.waitpid(child, 0)
-    after = InFlightFile(path)
+    after = InFlightFile(path, SLOTS)
     assert sorted(after.left) == ["t/0/2", "t/1/7"]
-    assert InFlightFile(path).left == []
+    assert InFlightFile(path, SLOTS).left == []
 
 
 def test_an_error_or_an_ordered_end_leaves_nothing_in_flight(tmp_path: Path) -> None:
-    mine = InFlightFile(tmp_path / "f")
+    mine = InFlightFile(tmp_path / "f", SLOTS)
     with pytest.raises(ZeroDivisionError), mine.holding(["t/0/1"]):
         raise ZeroDivisionError
-    assert InFlightFile(tmp_path / "f").left == []
+    assert InFlightFile(tmp_path / "f", SLOTS).left == []
     with mine.holding(["t/0/1"]):
         mine.clear()
-        assert InFlightFile(tmp_path / "f").left == []
+        assert InFlightFile(tmp_path / "f", SLOTS).left == []
 
 
 def test_more_in_flight_than_the_file_has_room_for_is_no_error(tmp_path: Path) -> None:
-    many = [f"t/0/{n}" for n in range(2000)]
-    mine = InFlightFile(tmp_path / "f")
+    many = [f"t/0/{n}" for n in range(2 * SLOTS)]
+    mine = InFlightFile(tmp_path / "f", SLOTS)
     with mine.holding(many):
-        assert set(InFlightFile(tmp_path / "f").left) < set(many)
+        assert set(InFlightFile(tmp_path / "f", SLOTS).left) < set(many)
     with mine.holding(["t/1/1"]):
-        assert InFlightFile(tmp_path / "f").left == ["t/1/1"]
+        assert InFlightFile(tmp_path / "f", SLOTS).left == ["t/1/1"]
 
 
-def test_one_alone_runs_beside_nobody_and_is_not_overtaken() -> None:
-    turns, running, seen = Turns(), set[str](), list[tuple[str, frozenset[str]]]()
+def test_a_party_runs_beside_no_other_and_one_that_waits_is_not_overtaken() -> None:
+    parties, running, seen = Parties(), set[str](), list[tuple[str, frozenset[str]]]()
 
-    async def handle(name: str, alone: bool) -> None:
-        async with turns.alone() if alone else turns.together():
-            running.add(name)
+    async def handle(name: str, party: str) -> None:
+        await parties.enter(party)
+        running.add(name)
+        try:
             for _ in range(3):
                 await asyncio.sleep(0)
                 seen.append((name, frozenset(running)))
+        finally:
             running.discard(name)
+            parties.leave()
 
     async def main() -> None:
-        await asyncio.gather(*(handle(n, n == "c") for n in "abcde"))
+        given_up = asyncio.create_task(handle("x", "3"))
+        await asyncio.sleep(0)
+        given_up.cancel()  # while it runs
+        left = [asyncio.create_task(handle(*each)) for each in (("a", ""), ("b", ""), ("c", "1"), ("y", "2"))]
+        await asyncio.sleep(0)
+        left.pop().cancel()  # while it waits
+        await asyncio.gather(*left, handle("d", ""), handle("e", "1"))
+
+    async def handed_back() -> None:
+        parties = Parties()
+        await parties.enter("1")
+        waiting = asyncio.create_task(parties.enter("2"))
+        await asyncio.sleep(0)
+        parties.leave()
+        waiting.cancel()  # its turn has come, and it never takes it
+        await asyncio.gather(waiting, return_exceptions=True)
+        await asyncio.wait_for(parties.enter("3"), 1.0)
 
     asyncio.run(main())
-    assert {beside for name, beside in seen if name == "c"} == {frozenset("c")}
-    assert any(beside == frozenset("ab") for _, beside in seen)
+    beside = {name: {each for one, them in seen if one == name for each in them} for name in "abcde"}
+    assert beside["a"] == beside["b"] == set("ab")
+    assert beside["c"] == beside["e"] == set("ce"), "both of a party, though another came between"
+    assert beside["d"] == set("d")
     order = [name for name, _ in seen]
-    assert order.index("c") < min(order.index("d"), order.index("e"))
+    assert order.index("c") < order.index("d")
+    asyncio.run(handed_back())
+
+
+def searched(in_flight: Sequence[str], culprits: frozenset[str], rng: random.Random) -> tuple[int, set[str]]:
+    """Let a process die at its culprits until it lives; return how often it died, and which records it gave up."""
+    crashes, given_up, deaths = Crashes(None), set[str](), 0
+    left = sorted(in_flight)
+    while True:
+        parties: dict[str, list[str]] = {}
+        for each in left:
+            if crashes.guilty(each):
+                given_up.add(each)
+                crashes.forget(each)
+            else:
+                parties.setdefault(crashes.party(each), []).append(each)
+        left = sorted(set(left) - given_up)
+        order = list(parties)
+        rng.shuffle(order)
+        for name in order:
+            members = parties[name]
+            rng.shuffle(members)
+            if not (deadly := culprits & set(members)):
+                for each in members:
+                    crashes.forget(each)
+                left = sorted(set(left) - set(members))
+                continue
+            # Some are done before the first culprit strikes.
+            done = set(rng.sample(members, rng.randint(0, len(members)))) - deadly if name else set()
+            for each in done:
+                crashes.forget(each)
+            left = sorted(set(left) - done)
+            crashes.died(sorted(set(members) - done))
+            deaths += 1
+            break
+        else:
+            return deaths, given_up
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 5, 64, 200, 256])
+def test_the_culprit_of_many_records_is_found_in_eight_deaths_and_no_other_is_given_up(count: int) -> None:
+    for seed in range(30):
+        rng = random.Random(seed)
+        in_flight = [f"t/{n % 2}/{n}" for n in range(count)]
+        culprit = rng.choice(in_flight)
+        deaths, given_up = searched(in_flight, frozenset({culprit}), rng)
+        assert given_up == {culprit}
+        assert 3 <= deaths <= 8
+
+
+def test_several_culprits_are_found_one_after_another() -> None:
+    for seed in range(30):
+        rng = random.Random(seed)
+        in_flight = [f"t/{n % 2}/{n}" for n in range(256)]
+        culprits = frozenset(rng.sample(in_flight, 3))
+        deaths, given_up = searched(in_flight, culprits, rng)
+        assert given_up == culprits
+        assert deaths <= 24
+
+
+def test_who_witnessed_deaths_beside_others_is_not_given_up_for_one_failure_of_its_own(
+    tmp_path: Path,
+) -> None:
+    crashes = Crashes(tmp_path / "crashes.json")
+    for _ in range(3):
+        crashes.died(["t/0/1", "t/0/2"])
+    assert Crashes(tmp_path / "crashes.json").guilty("t/0/1") == 0
+    assert crashes.failed("t/0/1") == 1
+    crashes.died(["t/0/1"])
+    assert Crashes(tmp_path / "crashes.json").guilty("t/0/1") == 4

@@ -15,7 +15,6 @@ import pytest
 
 from streams.health import STALLED_S, Health
 from streams.local.broker import free_port
-from streams.runtime.kafka_consumer import Offsets
 from streams.runtime.kafka_worker import Stalls
 from streams.settings import Settings
 
@@ -41,18 +40,6 @@ def test_a_partition_that_was_away_begins_anew() -> None:
     stalls.look({"p": (7, True)}, 0.0)
     assert stalls.look({}, 100.0) == {}
     assert stalls.look({"p": (7, True)}, 200.0) == {"p": 0.0}
-
-
-def test_an_offset_is_done_when_all_before_it_are_handled() -> None:
-    offsets = Offsets()
-    assert offsets.done == 0
-    offsets.start(50)
-    assert offsets.done == 50
-    offsets.handed_over(50)
-    offsets.handed_over(51)
-    assert offsets.done == 50
-    offsets.handled(50)
-    assert offsets.done == 51
 
 
 def test_a_process_whose_partition_stands_still_is_alive_and_not_ready() -> None:
@@ -98,21 +85,32 @@ def test_a_running_worker_shows_which_partition_hangs(
             producer.send(topics.query, value=b"on", partition=1).get(timeout=30)
             time.sleep(0.5)
         assert shown["1"] < 8.0, "the other partition moves"
+        assert oldest(port) >= 8.0
     finally:
         producer.close()
         worker.kill()
         worker.wait()
 
 
-def stalled(port: int) -> dict[str, float]:
-    """Return the gauge of each partition of the queries; none while the process starts."""
+def metrics(port: int) -> list[str]:
+    """Return the lines of a process's metrics; none while it starts."""
     try:
         with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5) as reply:
-            lines = reply.read().decode().splitlines()
+            return list(reply.read().decode().splitlines())
     except OSError:
-        return {}
+        return []
+
+
+def oldest(port: int) -> float:
+    """Return for how long the oldest record has been in flight."""
+    [line] = [line for line in metrics(port) if line.startswith("uniscale_oldest_open_seconds")]
+    return float(line.split()[1])
+
+
+def stalled(port: int) -> dict[str, float]:
+    """Return the gauge of each partition of the queries; none while the process starts."""
     found = {}
-    for line in lines:
+    for line in metrics(port):
         if line.startswith("uniscale_partition_stalled_seconds{"):
             labels, _, value = line.removeprefix("uniscale_partition_stalled_seconds").rpartition(" ")
             partition = json.loads("{" + labels[1:-1].split(",")[0].replace("partition=", '"p":') + "}")["p"]

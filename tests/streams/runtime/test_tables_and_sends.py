@@ -1,4 +1,4 @@
-"""What a room gets back when a row is too large or the broker takes nothing."""
+"""What a room gets back when a row is too large, the broker takes nothing, or its partition has moved."""
 
 import asyncio
 from collections.abc import Callable
@@ -6,7 +6,7 @@ from collections.abc import Callable
 import pytest
 
 from streams.metrics import Metrics
-from streams.runtime.base import Outgoing, Record, RoomSpec, RowTooLarge, Runtime, SendFailed
+from streams.runtime.base import Moved, Outgoing, Record, RoomSpec, RowTooLarge, Runtime, SendFailed
 from streams.runtime.kafka import KafkaRuntime
 from streams.runtime.memory import run
 from streams.runtime.memory_cluster import Cluster
@@ -89,6 +89,68 @@ def test_a_send_the_broker_refuses_raises_and_is_not_counted_against_the_record(
         await cluster.until(lambda: len(cluster.broker.records(cluster.topics.context)) == 1, 60)
         assert "not enough replicas" in str(raised[0])
         assert cluster.deaths == [], "more than three failures, and none was counted"
+        await cluster.close()
+
+    run(main())
+
+
+@pytest.mark.parametrize("stubborn", [False, True])
+def test_no_effect_of_a_handler_whose_partition_has_moved_is_applied(
+    in_memory: Callable[..., Settings], stubborn: bool
+) -> None:
+    """A handler that does not end when it is cancelled cannot send or write anything either."""
+    refused: list[Exception] = []
+    lives = 0
+
+    async def build(runtime: Runtime) -> None:
+        table = runtime.table("join", 2, source=runtime.topics.answer, recovered=recovered)
+
+        async def on_answer(record: Record) -> None:
+            nonlocal lives
+            lives += 1
+            if lives > 2:  # of the two records, one stays and the other is redelivered elsewhere
+                await runtime.send(Outgoing(runtime.topics.due, record.key, b"second"))
+                return
+            try:
+                await runtime.sleep(5.0)
+            except asyncio.CancelledError:
+                if not stubborn:
+                    raise
+            for effect in (
+                runtime.send(Outgoing(runtime.topics.due, record.key, b"first")),
+                table.put(b"k", b"first", record.partition),
+            ):
+                try:
+                    await effect
+                except Moved as error:
+                    refused.append(error)
+
+        runtime.each(runtime.topics.answer, on_answer, stage="put")
+
+    async def main() -> None:
+        spec = RoomSpec(
+            name="aggregator",
+            inputs=("answer",),
+            outputs=("due",),
+            state=("aggregator-join-changelog",),
+            build=build,
+        )
+        cluster = Cluster(in_memory(), {"aggregator": spec}, seed=1)
+        due = cluster.topics.due
+        await cluster.up()
+        for partition in (0, 1):
+            cluster.produce(cluster.topics.answer, b"%d" % partition, b"v", partition)
+        await cluster.until(lambda: lives == 2, 10)
+        await cluster.start("aggregator", instance="1")
+        await cluster.until(lambda: len(cluster.broker.records(due)) >= 3, 60)
+        await cluster.until(lambda: not cluster.busy, 60)
+        sent = sorted((record.key, record.value) for record in cluster.broker.records(due))
+        # What stays here may go on, and is redelivered all the same: nobody knew yet that it was handled.
+        assert sent == [(b"0", b"first"), (b"0", b"second"), (b"1", b"second")]
+        rows = [effect for effect in cluster.broker.effects if effect.kind == "row"]
+        assert len(rows) == 1
+        assert len(refused) == (2 if stubborn else 0)
+        assert cluster.deaths == []
         await cluster.close()
 
     run(main())

@@ -1,19 +1,22 @@
 """Rooms for the contract of the runtimes, and their worker as a process of its own on Kafka.
 
     copier    query -> context, one send a record; what it handles is known by the order on `context`
-    counter   answer -> due, with a row a key: the count of records seen, idempotent by offset
+    counter   answer -> due, with a row a key: the count of records seen, idempotent by offset; feedback -> due
     keeper    context -> decision, the same with a table of one writer, which it begins to read behind its last snapshot
 
-A value tells a handler what to do: `fail` raises an unknown error, `tear` one that leaves more known than written,
-`refuse` an error of the record, `hang` never ends.
-The copier sends the record before an `again` once more, for a `lost` one that the topic does not hold; what it copies
-then is `found` or `gone`. For `find` it copies the first record of the key `k` in the hours around this one, for `past`
-and `future` in another hour: `gone`. For `groups` it copies how many records its consumer group has waiting, -1 for
-none known.
+A record names its query and says what its handler does (`asked`): `fail` raises an unknown error, `tear` one that
+leaves more known than written, `refuse` an error of the record, `hang` never ends. The copier sends the record before
+an `again` once more, for a `lost` one that the topic does not hold; what it copies then is `found` or `gone`. For
+`find` it copies the first record of the key `k` in the hours around this one, for `past` and `future` in another hour:
+`gone`. For `groups` it copies how many records its consumer group has waiting, -1 for none known. `wait` ends when `free` has
+begun, `stuck` when it ends, five seconds later, with the number of records copied until then; `once` never ends, but
+for the second time.
+The counter sends `begin` and `end` around its work, so that what runs beside what is known by the order on `due`.
 As a script: `toys.py ROOM DIES_AFTER [METRICS_PORT]`, where after so many effects the process kills itself (0: never).
 """
 
 import asyncio
+import json
 import os
 import signal
 import sys
@@ -29,16 +32,45 @@ HOUR_MS = 3_600_000
 SPANS = {b"find": (-HOUR_MS, HOUR_MS), b"past": (-2 * HOUR_MS, -HOUR_MS), b"future": (HOUR_MS, 2 * HOUR_MS)}
 
 
+def asked(key: bytes, what: bytes) -> bytes:
+    """Return the value of a record of the query `key` that asks for something."""
+    return json.dumps({"query_id": key.decode(), "do": what.decode()}).encode()
+
+
+def _what(record: Record | None) -> bytes:
+    """Return what a record asks for; other bytes are returned as they are."""
+    value = b"" if record is None else record.value or b""
+    try:
+        return json.loads(value)["do"].encode()  # type: ignore[no-any-return]
+    except (ValueError, TypeError, KeyError):
+        return value
+
+
 class Refused(UniscaleError):
     """The record says so."""
 
 
 async def build_copier(runtime: Runtime) -> None:
+    freeing, freed = asyncio.Event(), asyncio.Event()
+    copied = 0
+
     async def on_query(record: Record) -> None:
-        _obey(record)
-        if record.value == b"hang":
+        nonlocal copied
+        value = _obey(record)
+        once = runtime.settings.state_path("once")
+        if value == b"hang" or (value == b"once" and not once.exists()):
+            once.parent.mkdir(parents=True, exist_ok=True)
+            once.touch()
             await asyncio.Future()
-        value = record.value or b""
+        if value == b"wait":
+            await freeing.wait()
+        if value == b"stuck":
+            await freed.wait()
+        if value == b"free":
+            freeing.set()
+            await runtime.sleep(5.0)
+            value = b"%d" % copied
+            freed.set()
         if value in (b"again", b"lost"):
             offset = record.offset - 1 if value == b"again" else 1_000_000
             origin = Origin(topic=record.topic, partition=record.partition, offset=offset)
@@ -46,13 +78,14 @@ async def build_copier(runtime: Runtime) -> None:
         if value in SPANS:
             span = [record.timestamp_ms + shift_ms for shift_ms in SPANS[value]]
             known = await runtime.find(record.topic, b"k", *span)
-            value = b"gone" if known is None else known.value or b""
+            value = b"gone" if known is None else _what(known)
         if value == b"groups":
             own = runtime.topics.app_id(runtime.room)
             found = await runtime.groups([own, "no such group"])
             waiting = sum(found[own].waiting.values()) if own in found else -1
             value = b"%d in %d" % (waiting, len(set(found) - {own}))
         await runtime.send(Outgoing(runtime.topics.context, record.key, value))
+        copied += 1
 
     runtime.each(runtime.topics.query, on_query, stage="copy")
 
@@ -76,7 +109,17 @@ async def build_counter(runtime: Runtime) -> None:
         await runtime.send(Outgoing(runtime.topics.due, key, row))
         await table.put(key, row, record.partition)
 
-    runtime.each(runtime.topics.answer, on_answer, stage="count")
+    async def on_feedback(record: Record) -> None:
+        for word in (b"begin", b"end"):
+            value = b"%s %s/%d" % (word, record.topic.encode(), record.offset)
+            await runtime.send(Outgoing(runtime.topics.due, record.key, value))
+            await runtime.sleep(0.02)
+
+    async def beside(record: Record) -> None:
+        await (on_feedback if _what(record) == b"beside" else on_answer)(record)
+
+    runtime.each(runtime.topics.answer, beside, stage="count")
+    runtime.each(runtime.topics.feedback, beside, stage="count too")
 
 
 async def build_keeper(runtime: Runtime) -> None:
@@ -112,13 +155,15 @@ async def build_keeper(runtime: Runtime) -> None:
     runtime.each(topics.context, on_context, stage="keep")
 
 
-def _obey(record: Record) -> None:
-    if record.value == b"fail":
+def _obey(record: Record) -> bytes:
+    what = _what(record)
+    if what == b"fail":
         raise ZeroDivisionError("a fault nobody thought of")
-    if record.value == b"tear":
+    if what == b"tear":
         raise Torn("half done") from ZeroDivisionError("a fault nobody thought of")
-    if record.value == b"refuse":
+    if what == b"refuse":
         raise Refused(f"{record.coordinates}: refused")
+    return what
 
 
 TOYS = {
@@ -127,7 +172,7 @@ TOYS = {
     ),
     "aggregator": RoomSpec(
         name="aggregator",
-        inputs=("answer",),
+        inputs=("answer", "feedback"),
         outputs=("due", "answer", "dead-letter"),
         state=("aggregator-join-changelog",),
         build=build_counter,

@@ -1,0 +1,246 @@
+"""Keyed queues between the partitions and the handlers: what runs side by side, and which offset may be committed.
+
+The records of one query are handled one after another, whichever topics of the service they come from. Those of
+different queries run side by side, also within a partition: partitions spread work over workers and do not limit it.
+A record in which no query id can be read has a queue of its own. Topics that need one order are handled in batches, and
+have one queue for each partition.
+
+Handlers therefore finish out of order. `Offsets` commits below the lowest open record of a partition and remembers what
+is done above it; after a crash, that is redelivered. `WINDOW` limits how much can be.
+
+Both runtimes use this module, and it knows neither of them.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Awaitable, Callable, Collection, Hashable, Sequence
+from typing import NamedTuple, Protocol
+
+from schemas.record import quick_id
+from streams.runtime.base import Record
+
+Handle = Callable[[Sequence[Record]], Awaitable[None]]
+
+WINDOW = 8
+"""Times the concurrency: how many records of a partition are handed over from its lowest open one on, at most."""
+
+
+class AbandonedRecord(RuntimeError):
+    """A handler was cancelled and nobody knows why: its record is not handled. A restart reads it again."""
+
+
+class Offsets:
+    """Tracks which records of one partition were handed over, and below which offset all are handled.
+
+    >>> offsets = Offsets()
+    >>> for offset in (5, 6, 7):
+    ...     offsets.handed_over(offset)
+    >>> offsets.handled(6)
+    >>> offsets.take()
+    >>> offsets.handled(5)
+    >>> offsets.take()
+    7
+    """
+
+    def __init__(self) -> None:
+        self._order: deque[int] = deque()  # from the lowest open record on, those done above it included
+        self._done: set[int] = set()
+        self._newest = -1
+        self._next: int | None = None
+        self.count = 0
+        """Number of records handled so far."""
+
+    def handed_over(self, offset: int) -> None:
+        """Mark a record as open. This has no effect on a record that is open or handled already."""
+        if offset > self._newest:
+            self._newest = offset
+            self._order.append(offset)
+
+    def handled(self, offset: int) -> None:
+        """Close a record. This has no effect on one that is closed, or that was not handed over here."""
+        order, done = self._order, self._done
+        if not order or offset < order[0] or offset > self._newest or offset in done:
+            return
+        self.count += 1
+        done.add(offset)
+        while order and order[0] in done:
+            done.remove(order[0])
+            self._next = order.popleft() + 1
+
+    def start(self, committed: int) -> None:
+        """Start at the group's committed offset: every record before it has been handled, here or elsewhere."""
+        while self._order and self._order[0] < committed:
+            self._done.discard(self._order.popleft())
+        self._newest = max(self._newest, committed - 1)
+
+    @property
+    def open(self) -> int:
+        """Number of records handed over but not yet handled."""
+        return len(self._order) - len(self._done)
+
+    @property
+    def span(self) -> int:
+        """Number of records handed over from the lowest open one on, whether handled or not."""
+        return len(self._order)
+
+    @property
+    def moved(self) -> bool:
+        """Whether there is something to commit."""
+        return self._next is not None
+
+    def take(self) -> int | None:
+        """Return the offset to commit, and forget it; None if it has not moved since the last call."""
+        offset, self._next = self._next, None
+        return offset
+
+
+class Binding(NamedTuple):
+    """How the records of a topic are handled.
+
+    Attributes:
+        handle: Returns when the records are handled; an exception other than a cancellation ends the worker.
+        most: Records in one call at most.
+        ordered: Whether the records of a partition are handled in order, one call at a time, instead of by query.
+    """
+
+    handle: Handle
+    most: int = 1
+    ordered: bool = False
+
+
+class Watch(Protocol):
+    """Is notified of what happens in the queues."""
+
+    def handled(self, records: Sequence[Record]) -> None:
+        """Mark records as handled."""
+
+    def failed(self, error: Exception) -> None:
+        """Record that a handler raised. Its record stays open, and nothing after it in its queue is handled."""
+
+
+class _Open:
+    """A call in progress."""
+
+    __slots__ = ("began_s", "moved", "records", "task")
+
+    def __init__(self, records: Sequence[Record], task: "asyncio.Task[None]", began_s: float) -> None:
+        self.records = records
+        self.task = task
+        self.began_s = began_s
+        self.moved = False
+
+
+class Queues:
+    """All queues of one worker, and the tasks that handle their records: at most `concurrency` at a time.
+
+    Args:
+        watch: Is notified.
+        concurrency: Calls in progress at most.
+    """
+
+    def __init__(self, watch: Watch, concurrency: int) -> None:
+        self._watch = watch
+        self._concurrency = concurrency
+        # A key is in `_waiting` while its queue has records waiting or a call in progress, and in `_ready` while it has
+        # the first without the second.
+        self._waiting: dict[Hashable, deque[tuple[Binding, Record]]] = {}
+        self._ready: deque[Hashable] = deque()
+        self._open: dict[Hashable, _Open] = {}  # in the order in which the calls began
+        self._runners: set[asyncio.Task[None]] = set()
+
+    def put(self, binding: Binding, record: Record) -> None:
+        """Add a record; it is handled after all earlier ones of its key."""
+        if binding.ordered:
+            key: Hashable = (record.topic, record.partition)
+        else:
+            key = quick_id(record.value) or (record.topic, record.partition, record.offset)
+        waiting = self._waiting.get(key)
+        if waiting is None:
+            self._waiting[key] = deque(((binding, record),))
+            self._ready.append(key)
+            self._start()
+        else:
+            waiting.append((binding, record))
+
+    @property
+    def busy(self) -> int:
+        """Number of calls in progress."""
+        return len(self._open)
+
+    @property
+    def idle(self) -> bool:
+        """Whether no record waits and no call is in progress."""
+        return not self._waiting
+
+    def oldest(self) -> tuple[Record, float] | None:
+        """Return the first record of the call that has been in progress for longest, and for how many seconds."""
+        for each in self._open.values():
+            return each.records[0], asyncio.get_running_loop().time() - each.began_s
+        return None
+
+    def forget(self) -> None:
+        """Drop the waiting records, which will be redelivered. Calls in progress continue."""
+        self._ready.clear()
+        self._waiting = {key: deque() for key in self._waiting if key in self._open}
+
+    def keep(self, partitions: Collection[tuple[str, int]]) -> None:
+        """Drop the waiting records of all other partitions, and cancel calls that hold some of them."""
+        for key, waiting in list(self._waiting.items()):
+            kept = [each for each in waiting if _place(each[1]) in partitions]
+            self._waiting[key] = deque(kept)
+            if not kept and key not in self._open:
+                del self._waiting[key]
+                self._ready.remove(key)
+        for each in list(self._open.values()):
+            if not all(_place(record) in partitions for record in each.records):
+                each.moved = True
+                each.task.cancel()
+
+    @property
+    def tasks(self) -> "set[asyncio.Task[None]]":
+        """The tasks that handle records now."""
+        return set(self._runners)
+
+    def _start(self) -> None:
+        if self._ready and len(self._runners) < self._concurrency:
+            task = asyncio.get_running_loop().create_task(self._run())
+            self._runners.add(task)
+            task.add_done_callback(self._ended)
+
+    def _ended(self, task: "asyncio.Task[None]") -> None:
+        self._runners.discard(task)
+        self._start()
+
+    async def _run(self) -> None:
+        """Handle one record after another while any waits: a task for each would cost more."""
+        while self._ready:
+            key = self._ready.popleft()
+            waiting = self._waiting[key]
+            binding, record = waiting.popleft()
+            records = [record]
+            while waiting and len(records) < binding.most and waiting[0][0] is binding:
+                records.append(waiting.popleft()[1])
+            task = asyncio.current_task()
+            assert task is not None
+            now = self._open[key] = _Open(records, task, asyncio.get_running_loop().time())
+            try:
+                await binding.handle(records)
+                self._watch.handled(records)
+            except asyncio.CancelledError:
+                if not now.moved:
+                    self._watch.failed(AbandonedRecord(f"{record.coordinates}: its handler was cancelled"))
+                    raise
+            except Exception as error:
+                self._watch.failed(error)
+                return
+            del self._open[key]
+            if self._waiting[key]:
+                self._ready.append(key)
+            else:
+                del self._waiting[key]
+            if now.moved:
+                return  # this task is cancelled, whether its handler noticed or not
+
+
+def _place(record: Record) -> tuple[str, int]:
+    return record.topic, record.partition
