@@ -8,9 +8,9 @@ A record names its query and says what its handler does (`asked`): `fail` raises
 leaves more known than written, `refuse` an error of the record, `hang` never ends. The copier sends the record before
 an `again` once more, for a `lost` one that the topic does not hold; what it copies then is `found` or `gone`. For
 `find` it copies the first record of the key `k` in the hours around this one, for `past` and `future` in another hour:
-`gone`. For `groups` it copies how many records its consumer group has waiting, -1 for none known. `wait` ends when `free` has
-begun, `stuck` when it ends, five seconds later, with the number of records copied until then; `once` never ends, but
-for the second time.
+`gone`. For `groups` it copies how many records its consumer group has waiting, -1 for none known. `wait` ends when
+`free` has begun, `stuck` when it ends, five seconds later, with the number of records copied until then; `once` never
+ends, but for the second time.
 The counter sends `begin` and `end` around its work, so that what runs beside what is known by the order on `due`.
 As a script: `toys.py ROOM DIES_AFTER [METRICS_PORT]`, where after so many effects the process kills itself (0: never).
 """
