@@ -15,17 +15,8 @@ class Metrics:
 
     def __init__(self, room: str) -> None:
         self.room = room
-        registry = self.registry = CollectorRegistry()
-
-        def counter(name: str, text: str, *labels: str) -> Counter:
-            return Counter(f"uniscale_{name}", text, labels, registry=registry)
-
-        def gauge(name: str, text: str, *labels: str) -> Gauge:
-            return Gauge(f"uniscale_{name}", text, labels, registry=registry)
-
-        def histogram(name: str, text: str, *labels: str, buckets: tuple[float, ...] = _SECONDS) -> Histogram:
-            return Histogram(f"uniscale_{name}", text, labels, registry=registry, buckets=buckets)
-
+        self.registry = CollectorRegistry()
+        counter, gauge, histogram = self._counter, self._gauge, self._histogram
         self.records = counter("records", "Records handled to the end", "room", "topic")
         self.stage = histogram(
             "stage_seconds", "Append of the input until everything it caused was delivered", "stage"
@@ -144,6 +135,17 @@ class Metrics:
             "join_overdue_seconds",
             "How long ago the oldest deadline passed that an open row still has; up to 20 are normal",
         )
+
+    def _counter(self, name: str, text: str, *labels: str) -> Counter:
+        return Counter(f"uniscale_{name}", text, labels, registry=self.registry)
+
+    def _gauge(self, name: str, text: str, *labels: str) -> Gauge:
+        return Gauge(f"uniscale_{name}", text, labels, registry=self.registry)
+
+    def _histogram(
+        self, name: str, text: str, *labels: str, buckets: tuple[float, ...] = _SECONDS
+    ) -> Histogram:
+        return Histogram(f"uniscale_{name}", text, labels, registry=self.registry, buckets=buckets)
 
     def text(self) -> bytes:
         """Return the registry in Prometheus' text format."""

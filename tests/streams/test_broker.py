@@ -75,7 +75,7 @@ def test_the_embedded_broker_serves_checks_partitions_and_stops() -> None:
         assert kafka_admin.check(settings, declared).findings == []
         other = Settings().replace(bootstrap=broker.bootstrap, join_partitions=3)
         findings = kafka_admin.check(other, Topics(other).declared(["a", "b"])).findings
-        assert any("uniscale.answer: partitions is 8, must be 3" in f for f in findings)
+        assert any("uniscale.answer: partitions is 2, must be 3" in f for f in findings)
         assert any("uniscale.verification.b: missing" in f for f in findings)
     assert not listening(broker.port)
 
