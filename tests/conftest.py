@@ -9,7 +9,7 @@ import os
 import shutil
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from importlib.util import find_spec, module_from_spec, spec_from_file_location
+from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -332,14 +332,3 @@ def rng() -> np.random.Generator:
 def root() -> Path:
     """The checkout: where `python -m …` starts."""
     return ROOT
-
-
-@pytest.fixture(scope="session")
-def poison() -> Any:
-    """The module `poison.py`: records that nobody should have written."""
-    spec = spec_from_file_location("poison", Path(__file__).with_name("poison.py"))
-    assert spec is not None
-    assert spec.loader is not None
-    module = module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module

@@ -169,7 +169,7 @@ def walked(root: Path) -> list[str]:
     from streams.runtime.memory_cluster import Cluster
     from streams.services import ROOMS
     from streams.settings import Settings
-    from tests.recorded import CATALOGUE, question, recorded_paths
+    from tests.support.recorded import CATALOGUE, question, recorded_paths
 
     seen: set[str] = set()
 

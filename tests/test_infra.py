@@ -14,7 +14,7 @@ from agents.catalogue.file import load_catalogue
 from agents.catalogue.models import Catalogue
 from schemas.record import MAX_RECORD
 from streams.settings import Settings, variable
-from tests.compose import GPU_ENV, env_of, environment_of, services_of
+from tests.support.compose import GPU_ENV, env_of, environment_of, services_of
 
 INFRA = Path(__file__).parent.parent / "infra"
 COMPOSE = INFRA.parent / "docker-compose.yml"

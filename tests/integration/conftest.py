@@ -33,7 +33,7 @@ from streams.local.deployment import Supervisor, room_commands, settings_for
 from streams.runtime import kafka_admin, kafka_clients
 from streams.settings import Settings
 from streams.topics import Topics
-from tests.recorded import CATALOGUE, question, recorded_paths
+from tests.support.recorded import CATALOGUE, question, recorded_paths
 
 R = TypeVar("R", bound=Record)
 

@@ -22,8 +22,8 @@ from agents.serving.engine import Prefix
 from schemas.query import Message
 from streams.services.hosting import engines_of, verifier_of
 from streams.settings import Settings
-from tests.compose import GPU_ENV, env_of, environment_of, services_of
-from tests.vllm_serve import vllm_servers
+from tests.support.compose import GPU_ENV, env_of, environment_of, services_of
+from tests.support.vllm_servers import vllm_servers
 
 pytestmark = [
     pytest.mark.vllm,

@@ -259,9 +259,9 @@ def pending(row: Row) -> Row:
 
 @pytest.fixture(scope="module")
 def around(deploy: Callable[..., Any]) -> Iterator[Around]:
-    script = str(Path(__file__).with_name("mortal_decider.py"))
+    mortal = [sys.executable, "-m", "tests.support.mortal_decider"]
     loop = deploy(
-        only=("decider",), commands={"decider": [sys.executable, script]}, heartbeat_grace_s=0.1,
+        only=("decider",), commands={"decider": mortal}, heartbeat_grace_s=0.1,
         snapshot_every=150, query_partitions=1, policy="linucb",
     )  # fmt: skip
     made = Around(loop)

@@ -23,7 +23,7 @@ from schemas.query import Query
 from schemas.reward import Reward
 from streams.local.broker import Broker, free_port, kafka_home, listening
 from streams.local.deployment import python
-from tests.recorded import recorded_paths
+from tests.support.recorded import recorded_paths
 
 pytestmark = [pytest.mark.broker, pytest.mark.slow, pytest.mark.timeout(1200)]
 

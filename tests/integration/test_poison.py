@@ -13,6 +13,7 @@ from schemas.query import Query
 from schemas.record import decode, encode
 from schemas.reward import Due, Feedback, Reward
 from streams.runtime import kafka_clients
+from tests.support import poison
 
 pytestmark = pytest.mark.broker
 
@@ -52,7 +53,7 @@ def samples_of(loop: Any) -> dict[str, list[tuple[bytes | None, bytes | None]]]:
 
 @pytest.mark.parametrize("count", [pytest.param(10_000, marks=[pytest.mark.slow, pytest.mark.timeout(1800)])])
 def test_poison_ends_no_room_and_touches_no_good_query(
-    deploy: Callable[..., Any], ask: Callable[[int], Query], poison: Any, count: int
+    deploy: Callable[..., Any], ask: Callable[[int], Query], count: int
 ) -> None:
     loop = deploy(timeout_s=60.0, snapshot_every=4)
     t = loop.topics

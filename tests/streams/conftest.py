@@ -12,7 +12,7 @@ from streams.audit.reading import Raw, Span
 from streams.audit.run import Report, audit
 from streams.runtime.memory_cluster import Cluster
 from streams.settings import Settings
-from tests.recorded import CATALOGUE, question, recorded_paths
+from tests.support.recorded import CATALOGUE, question, recorded_paths
 
 QUESTIONS = 12
 

@@ -33,6 +33,7 @@ from streams.runtime.memory_cluster import Cluster
 from streams.services import ROOMS
 from streams.settings import Settings
 from streams.topics import Topics
+from tests.support import poison
 
 InMemory = Callable[..., Settings]
 Ask = Callable[..., Query]
@@ -196,7 +197,6 @@ def test_poison_ends_no_process_and_touches_no_good_query(
     ask: Ask,
     audit_of: Callable[[Cluster], Report],
     samples: Any,
-    poison: Any,
     rounds: int,
 ) -> None:
     errors: set[str] = set()

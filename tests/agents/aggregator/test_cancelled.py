@@ -10,7 +10,7 @@ from agents.reward.outcome import Pricing, value
 from schemas.answer import Answer
 from schemas.forest import Draft
 from schemas.reward import Feedback, Reward
-from tests.agents.aggregator.records import ACTION, ORIGIN, PRICE, decision
+from tests.support.join_records import ACTION, ORIGIN, PRICE, decision
 
 WAITS = Waits(timeout_ms=60_000, feedback_ms=30_000, keep_ms=1_000_000)
 CANCELLED = Answer(query_id="q", status="cancelled", by="executor", text="so 4", score=0.5)

@@ -23,7 +23,7 @@ from schemas.answer import Answer
 from schemas.decision import Decision
 from schemas.errors import UnreadableRecord
 from schemas.reward import CLOSING, Due, Feedback, Reward
-from tests.agents.aggregator.records import ORIGIN, answer, decision
+from tests.support.join_records import ORIGIN, answer, decision
 
 WAITS = Waits(timeout_ms=60_000, feedback_ms=30_000, keep_ms=1_000_000)
 

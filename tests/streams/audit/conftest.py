@@ -14,7 +14,7 @@ from streams.audit.run import Report, audit
 from streams.bench.history import History
 from streams.settings import Settings
 from streams.topics import Topics
-from tests.recorded import CATALOGUE
+from tests.support.recorded import CATALOGUE
 
 
 class Lists:

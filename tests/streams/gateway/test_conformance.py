@@ -2,23 +2,13 @@
 
 import json
 from collections.abc import Callable
-from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.support import conformance
 
-def load() -> Any:
-    spec = spec_from_file_location("conformance", Path(__file__).with_name("conformance.py"))
-    assert spec is not None
-    assert spec.loader is not None
-    module = module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-conformance = load()
 EXPECTED = json.loads(conformance.GOLDEN.read_text())["cases"]
 
 

@@ -4,7 +4,6 @@ import os
 import sys
 import uuid
 from collections.abc import Callable, Iterator
-from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -12,20 +11,7 @@ import pytest
 
 from streams.runtime.base import Record
 from streams.settings import Settings
-
-TOYS_FILE = Path(__file__).with_name("toys.py")
-
-
-def _toys() -> Any:
-    spec = spec_from_file_location("toys", TOYS_FILE)
-    assert spec is not None
-    assert spec.loader is not None
-    module = module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-TOYS = _toys()
+from tests.support.toys import TOYS, asked
 
 
 class Harness(Protocol):
@@ -58,7 +44,7 @@ INPUTS = {"embedder": "query", "aggregator": "answer", "decider": "context"}
 def placed(settings: Settings, room: str, sent: list[Any]) -> Iterator[tuple[str, bytes, bytes]]:
     """Return the topic, key and value of each record."""
     for *topic, key, what in sent:
-        yield settings.kafka.prefix + (topic[0] if topic else INPUTS[room]), key, TOYS.asked(key, what)
+        yield settings.kafka.prefix + (topic[0] if topic else INPUTS[room]), key, asked(key, what)
 
 
 class InMemory:
@@ -84,7 +70,7 @@ class InMemory:
             left = iter(range(1, 1 << 30))
             cluster = Cluster(
                 self.settings,
-                {room: TOYS.TOYS[room]},
+                {room: TOYS[room]},
                 seed=1,
                 dies_after=lambda effect: effect.kind != "commit" and next(left) == dies_after,
             )
@@ -146,7 +132,7 @@ class OnKafka:
         producer.close()
         root = Path(__file__).parents[3]
         environ = {"PYTHONPATH": str(root), **os.environ, **self.settings.environ()}
-        argv = [sys.executable, str(TOYS_FILE), room, str(dies_after)]
+        argv = [sys.executable, "-m", "tests.support.toys", room, str(dies_after)]
         with Supervisor({room: argv}, environ=environ, log_path=self.folder / "log") as supervisor:
             deadline = time.monotonic() + 300
             while not enough(self):

@@ -18,7 +18,7 @@ from streams.local.broker import free_port
 from streams.runtime.kafka_worker import Stalls
 from streams.settings import Settings
 
-TOYS_FILE = Path(__file__).with_name("toys.py")
+ROOT = Path(__file__).parents[3]
 
 
 def test_time_without_progress_is_each_partitions_own() -> None:
@@ -71,12 +71,11 @@ def test_a_running_worker_shows_which_partition_hangs(
     )
     topics, port = Topics(settings), free_port()
     kafka_admin.create(settings, topics.declared(["mini"]))
-    environ = {"PYTHONPATH": str(TOYS_FILE.parents[3]), **os.environ, **settings.environ()}
+    environ = {"PYTHONPATH": str(ROOT), **os.environ, **settings.environ()}
     producer = kafka_clients.producer(settings)
     with (tmp_path / "log").open("wb") as log:
-        worker = subprocess.Popen(
-            [sys.executable, str(TOYS_FILE), "embedder", "0", str(port)], env=environ, stdout=log, stderr=log
-        )
+        words = [sys.executable, "-m", "tests.support.toys", "embedder", "0", str(port)]
+        worker = subprocess.Popen(words, env=environ, stdout=log, stderr=log)
     try:
         producer.send(topics.query, value=b"hang", partition=0).get(timeout=30)
         deadline = time.monotonic() + 120

@@ -13,7 +13,7 @@ from agents.serving.prompts import ChatPrompts
 from agents.verifier.formats import StepTagFormat
 from agents.verifier.prm import HttpRows, last_score
 from schemas.query import Message
-from tests.vllm_serve import vllm_servers
+from tests.support.vllm_servers import vllm_servers
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.timeout(900)]
 

@@ -3,7 +3,7 @@
 A case is one HTTP request. Its facts are what does not depend on the model: the status, the type of every field, finish
 reasons, the order of a stream. They are recorded from a real `vllm serve` with a model of the mini family:
 
-    .venv/bin/python tests/streams/gateway/conformance.py --record
+    .venv/bin/python -m tests.support.conformance --record
 
 `DEVIATIONS` lists every fact in which the gateway differs on purpose, with the reason. A difference that is not listed
 fails the suite, and so does a deviation that no longer occurs.
@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 
 import httpx
 
-ROOT = Path(__file__).resolve().parents[3]
+ROOT = Path(__file__).resolve().parents[2]
 GOLDEN = ROOT / "tests" / "golden" / "openai" / "vllm.json"
 MODEL = "mini-500k"
 CHAT = "/v1/chat/completions"

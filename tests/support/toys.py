@@ -12,7 +12,8 @@ an `again` once more, for a `lost` one that the topic does not hold; what it cop
 `free` has begun, `stuck` when it ends, five seconds later, with the number of records copied until then; `once` never
 ends, but for the second time.
 The counter sends `begin` and `end` around its work, so that what runs beside what is known by the order on `due`.
-As a script: `toys.py ROOM DIES_AFTER [METRICS_PORT]`, where after so many effects the process kills itself (0: never).
+As a process: `python -m tests.support.toys ROOM DIES_AFTER [METRICS_PORT]`, which kills itself after so many effects
+(0: never).
 """
 
 import asyncio

@@ -11,7 +11,7 @@ from typing import Any
 
 import yaml
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 GPU_ENV = ROOT / "infra" / "qwen3.env"
 _VARIABLE = re.compile(r"\$\{(\w+)(?::-([^}]*))?\}")
 
