@@ -1,17 +1,12 @@
-"""What every test may use: a seeded generator, micro checkpoints of what we serve, one vLLM host for the session.
+"""What every test may use: a seeded generator, micro checkpoints of what we serve, one vLLM host for the session."""
 
-Weights are random, so texts are nonsense; what is tested is that they are the nonsense the weights say. Importing
-vLLM takes about 10 s of CPU and loading the four models 3 s, once, and only when a test asks for `host`.
-"""
-
-import json
 import os
 import shutil
+import sys
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator
 from importlib.util import find_spec
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -19,29 +14,30 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from streams.local.broker import BrokerError, Kind, kafka_home
+from tests.support.checkpoints import (
+    SHAPE,
+    Micro,
+    make_tokenizer,
+    save_generator,
+    save_reward_model,
+)
+from tests.support.engine_host import HostKeeper
 
-# What a test finds does not depend on how fast the machine is.
-settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.load_profile("any machine")
+# What a test finds does not depend on how fast the machine is. A test that names no number of examples has 25 of them
+# in everyday runs; `make test-long` asks for the other profile.
+settings.register_profile("long", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("everyday", settings.get_profile("long"), max_examples=25)
+settings.load_profile("everyday")
 
 ROOT = Path(__file__).parent.parent
 DATA = ROOT.parent / "shared" / "data"
 _ON_BROKER = "tests/integration/"
-CONTEXT_TOKENS = 256
-CHAT_TEMPLATE = (
-    "{% for message in messages %}<|{{ message.role }}|>{{ message.content }}<|end|>{% endfor %}"
-    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
-)
-SPECIAL = ["<|end|>", "<|user|>", "<|assistant|>", "<|system|>", "<|step|>"]
-SHAPE = {
-    "hidden_size": 64,
-    "intermediate_size": 128,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "num_key_value_heads": 1,
-    "max_position_embeddings": CONTEXT_TOKENS,
-    "initializer_range": 0.2,
-}
+_ENGINE = {"micro", "host_keeper"}
+"""Fixtures that load torch, transformers or vLLM."""
+_NETWORKS = {"mlp", "neural-ucb"}
+"""Policies that do, where a test runs over all of them."""
+_HEAVY = {"torch", "transformers", "vllm"}
+_blamed: set[str] = set()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -50,6 +46,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--broker", choices=["auto", "embedded", "kafka"], default="auto",
         help="broker of the tests that need one; auto: Apache Kafka where KAFKA_HOME or ../shared/kafka has it",
     )  # fmt: skip
+    parser.addoption(
+        "--light",
+        action="store_true",
+        help="a test that loads torch, transformers or vLLM into this process fails",
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -77,10 +78,16 @@ def chosen_broker(config: pytest.Config) -> Kind:
     return "embedded"
 
 
+@pytest.hookimpl(tryfirst=True)  # marks are there when `-m` and xdist look for them
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Skip what needs Apache Kafka or public data that is not here, and say so."""
+    """Skip what needs Apache Kafka or public data that is not here, and say so; mark what loads an engine."""
     on_kafka = chosen_broker(config) == "kafka"
     for item in items:
+        if _ENGINE & set(getattr(item, "fixturenames", ())) or item.get_closest_marker("vllm"):
+            item.add_marker("torch")
+            item.add_marker(pytest.mark.xdist_group("engine"))  # one process loads it, once
+        elif _NETWORKS & {value for value in _parameters(item) if isinstance(value, str)}:
+            item.add_marker("torch")
         if not on_kafka and (why := item.get_closest_marker("kafka")):
             item.add_marker(pytest.mark.skip(reason=f"needs Apache Kafka (make test-kafka): {why.args[0]}"))
         for needed in item.iter_markers("data"):
@@ -88,17 +95,28 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
                 item.add_marker(pytest.mark.skip(reason=f"needs ../shared/data/{missing[0]}"))
 
 
+@pytest.fixture(autouse=True)
+def _light(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Hold `make test-fast` to what it says: it loads no torch, no transformers, no vLLM."""
+    yield
+    if request.config.getoption("light") and (loaded := (_HEAVY & sys.modules.keys()) - _blamed):
+        _blamed.update(loaded)
+        pytest.fail(f"this test, or importing its file, loads {', '.join(sorted(loaded))}: mark it `torch`")
+
+
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Hand out whole files; the first process begins with those that need a broker, any other with the rest.
+    """Hand out whole files, and as one what needs an engine; the first process begins with what needs a broker.
 
-    A file's fixtures are then made once, and what mostly waits runs beside what mostly computes.
+    Fixtures of a file are then made once, vLLM is loaded once, and what mostly waits runs beside what mostly computes.
     """
     from xdist.scheduler.loadscope import LoadScopeScheduling
 
-    class ByFile(LoadScopeScheduling):  # type: ignore[misc]
+    class ByFile(LoadScopeScheduling):
         def _split_scope(self, nodeid: str) -> str:
-            return nodeid.partition("::")[0]
+            test, _, group = nodeid.rpartition("@")
+            # An "@" may also be in a parameter; behind it there is a bracket then.
+            return group if test and "]" not in group else nodeid.partition("::")[0]
 
         def _assign_work_unit(self, node: Any) -> None:
             first = node is self.nodes[0]
@@ -107,6 +125,11 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
             super()._assign_work_unit(node)
 
     return ByFile(config, log) if config.getvalue("dist") == "loadgroup" else None
+
+
+def _parameters(item: pytest.Item) -> Collection[Any]:
+    """Return the values that a parametrised test runs with."""
+    return item.callspec.params.values() if hasattr(item, "callspec") else ()
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
@@ -124,133 +147,6 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
             terminalreporter.line(f"      {nodeid}{f' ({times})' if times > 1 else ''}")
 
 
-def make_tokenizer() -> Any:
-    """A character-level tokenizer whose blank line is one token, and which merges `ab` and `\\n\\nQ`."""
-    characters = ["\n", *(chr(code) for code in range(32, 127))]
-    merges = [("\n", "\n"), ("a", "b"), ("\n\n", "Q")]
-    return character_tokenizer(characters, merges, SPECIAL, CHAT_TEMPLATE)
-
-
-def character_tokenizer(
-    characters: Sequence[str], merges: Sequence[tuple[str, str]], special: Sequence[str], template: str
-) -> Any:
-    """A tokenizer of single characters and merged pairs; the first special token ends a message."""
-    from tokenizers import AddedToken, Tokenizer, decoders, models
-    from transformers import PreTrainedTokenizerFast
-
-    merged = [first + second for first, second in merges]
-    ids = {token: at for at, token in enumerate([*characters, *merged, "<unk>"])}
-    tokenizer = Tokenizer(models.BPE(vocab=ids, merges=list(merges), unk_token="<unk>"))
-    tokenizer.decoder = decoders.Fuse()
-    tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in special])
-    fast = PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer,
-        eos_token=special[0],
-        pad_token=special[0],
-        unk_token="<unk>",
-        additional_special_tokens=list(special[1:]),
-    )
-    fast.chat_template = template
-    return fast
-
-
-def save_generator(folder: Path, seed: int, tokenizer: Any, shape: Mapping[str, Any]) -> None:
-    import torch
-    from transformers import Qwen3Config, Qwen3ForCausalLM
-
-    torch.manual_seed(seed)
-    config = Qwen3Config(
-        **shape,
-        vocab_size=len(tokenizer),
-        head_dim=32,
-        eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=tokenizer.pad_token_id,
-        bos_token_id=None,
-        tie_word_embeddings=True,
-    )
-    Qwen3ForCausalLM(config).eval().save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-
-
-def save_reward_model(
-    folder: Path, seed: int, tokenizer: Any, shape: Mapping[str, Any], architecture: str
-) -> None:
-    """Save a Qwen2 body with the head of the architecture, under the names its public checkpoints use."""
-    import torch
-    from safetensors.torch import save_file
-    from transformers import Qwen2Config, Qwen2Model
-
-    torch.manual_seed(seed)
-    config = Qwen2Config(**shape, vocab_size=len(tokenizer))
-    body = Qwen2Model(config).eval()
-    weights = {f"model.{name}": weight.contiguous() for name, weight in body.state_dict().items()}
-    head = _head(architecture, shape["hidden_size"])
-    weights |= {name: weight.contiguous() for name, weight in head.state_dict().items()}
-    folder.mkdir(parents=True)
-    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
-    described = config.to_dict() | {
-        "architectures": [architecture],
-        "num_labels": 2,
-        "torch_dtype": "float32",
-    }
-    (folder / "config.json").write_text(json.dumps(described))
-    tokenizer.save_pretrained(folder)
-
-
-def _head(architecture: str, hidden: int) -> Any:
-    from torch import nn
-
-    if architecture == "Qwen2ForPrmModel":
-        return nn.ModuleDict({"v_head": nn.ModuleDict({"summary": nn.Linear(hidden, 1)})})
-    return nn.ModuleDict({"score": nn.Sequential(nn.Linear(hidden, hidden), nn.ReLU(), nn.Linear(hidden, 2))})
-
-
-class Micro:
-    """The micro checkpoints' folders, and what plain transformers says about them."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-
-    def path(self, name: str) -> str:
-        return str(self.folder / name)
-
-    def greedy(self, name: str, prompt_ids: Sequence[int], tokens: int) -> list[int]:
-        import torch
-        from transformers import Qwen3ForCausalLM
-
-        model = Qwen3ForCausalLM.from_pretrained(self.path(name), dtype=torch.float32).eval()
-        with torch.no_grad():
-            ids = model.generate(
-                torch.tensor([list(prompt_ids)]), do_sample=False, max_new_tokens=tokens, pad_token_id=0
-            )
-        return [int(token) for token in ids[0, len(prompt_ids) :]]
-
-    def rewards(self, name: str, prompt_ids: Sequence[int]) -> Any:
-        """Class probabilities of every token, shape (tokens, labels), by a plain forward pass."""
-        import torch
-        from safetensors.torch import load_file
-        from transformers import Qwen2Config, Qwen2Model
-
-        weights = load_file(self.folder / name / "model.safetensors")
-        body = Qwen2Model(Qwen2Config.from_pretrained(self.path(name))).eval()
-        body.load_state_dict({key[6:]: weight for key, weight in weights.items() if key.startswith("model.")})
-        with torch.no_grad():
-            hidden = body(torch.tensor([list(prompt_ids)])).last_hidden_state[0]
-            if "v_head.summary.weight" in weights:
-                values = hidden @ weights["v_head.summary.weight"].T + weights["v_head.summary.bias"]
-                return torch.sigmoid(values).numpy()
-            inner = torch.relu(hidden @ weights["score.0.weight"].T + weights["score.0.bias"])
-            return torch.softmax(inner @ weights["score.2.weight"].T + weights["score.2.bias"], -1).numpy()
-
-
-@pytest.fixture(scope="session")
-def checkpoints() -> SimpleNamespace:
-    """How checkpoints of random weights are made, for tests that need others than the micro ones."""
-    return SimpleNamespace(
-        tokenizer=character_tokenizer, generator=save_generator, reward_model=save_reward_model
-    )
-
-
 @pytest.fixture(scope="session")
 def micro(tmp_path_factory: pytest.TempPathFactory) -> Micro:
     folder = tmp_path_factory.mktemp("micro")
@@ -260,45 +156,6 @@ def micro(tmp_path_factory: pytest.TempPathFactory) -> Micro:
     save_reward_model(folder / "micro-prm", 2, tokenizer, SHAPE, "Qwen2ForProcessRewardModel")
     save_reward_model(folder / "micro-skywork", 3, tokenizer, SHAPE, "Qwen2ForPrmModel")
     return Micro(folder)
-
-
-class HostKeeper:
-    """Keeps one living host: a process may have one only, and starting costs seconds."""
-
-    def __init__(self, micro: Micro) -> None:
-        self.micro = micro
-        self.host: Any = None
-
-    def living(self) -> Any:
-        from agents.serving.vllm.host import EngineHost
-        from agents.serving.vllm.settings import HostedModel, HostSettings
-
-        if self.host is None or self.host.failure is not None:
-            step_tag_id = make_tokenizer().convert_tokens_to_ids("<|step|>")
-            generators = [
-                HostedModel(name=name, path=self.micro.path(name), context_tokens=CONTEXT_TOKENS)
-                for name in ("micro-a", "micro-b")
-            ]
-            reward_models = [
-                HostedModel(
-                    name=name,
-                    path=self.micro.path(name),
-                    runner="pooling",
-                    context_tokens=CONTEXT_TOKENS,
-                    prefix_caching=False,
-                    step_tag_id=tag,
-                )
-                for name, tag in (("micro-prm", step_tag_id), ("micro-skywork", None))
-            ]
-            settings = HostSettings.of([*generators, *reward_models], threads=1)
-            self.host = EngineHost(settings).start()
-        return self.host
-
-    def close(self) -> None:
-        """Close the host, for a test that starts one of its own; the next that asks for it starts it anew."""
-        if self.host is not None:
-            self.host.close()
-            self.host = None
 
 
 @pytest.fixture(scope="session")

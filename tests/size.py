@@ -17,6 +17,7 @@ import tempfile
 import tokenize
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from inspect import CO_OPTIMIZED
 from pathlib import Path
 from types import FrameType
@@ -179,13 +180,17 @@ def walked(root: Path) -> list[str]:
 
     async def ask(settings: Settings) -> None:
         cluster = Cluster(settings, ROOMS)
+
+        def rewarded(queries: int) -> bool:
+            return len(cluster.broker.records(cluster.topics.reward)) >= queries
+
         await cluster.up()
         for number in range(4):
             text, answer = question(number)
             query = Query(query_id=f"q{number}", text=text, reference=answer)
             sys.setprofile(profile if number == 3 else None)
             cluster.produce(cluster.topics.query, query.query_id.encode(), encode(query))
-            await cluster.until(lambda at=number: len(cluster.broker.records(cluster.topics.reward)) > at)
+            await cluster.until(partial(rewarded, number + 1))
         sys.setprofile(None)
         assert decode(cluster.broker.records(cluster.topics.reward)[-1].value, Reward).closes
         await cluster.close()

@@ -98,7 +98,7 @@ def test_every_command_of_the_command_line_has_help_an_operator_can_use() -> Non
         assert command is not None
         assert command.help, f"{name} has no help"
         for parameter in command.params:
-            if isinstance(parameter, click.Option) and "help" not in parameter.name.split("_"):  # type: ignore[union-attr]
+            if isinstance(parameter, click.Option) and "help" not in parameter.name.split("_"):
                 assert parameter.help or parameter.name in command.help, f"{name} {parameter.opts}: no help"
         if isinstance(command, click.Group):
             context = click.Context(command)

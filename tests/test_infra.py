@@ -115,7 +115,8 @@ def gpu_catalogue() -> Catalogue:
 
 def test_every_model_has_the_server_its_catalogue_names(services: dict[str, dict[str, Any]]) -> None:
     catalogue = gpu_catalogue()
-    wanted = {each.endpoint.url: each.checkpoint for each in (*catalogue.models, *catalogue.verifiers)}
+    known: list[Any] = [*catalogue.models, *catalogue.verifiers]
+    wanted = {each.endpoint.url: each.checkpoint for each in known}
     served = {f"http://{n}:8000": s["command"][0] for n, s in of_image(services, "uniscale-vllm").items()}
     assert served == wanted
 
@@ -146,7 +147,8 @@ def test_every_share_of_80_gb_holds_the_weights_and_one_whole_context(
     """vLLM refuses to start with less. A margin of 1.5 GB is left to activations and CUDA."""
     catalogue = gpu_catalogue()
     served = {s["command"][0]: s for s in of_image(gpu_services, "uniscale-vllm").values()}
-    for each in (*catalogue.models, *catalogue.verifiers):
+    known: list[Any] = [*catalogue.models, *catalogue.verifiers]
+    for each in known:
         service = served[each.checkpoint]
         command = service["command"]
         assert int(command[command.index("--max-model-len") + 1]) == each.engine.context_tokens

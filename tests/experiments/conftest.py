@@ -2,9 +2,10 @@
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
+
+from tests.support.checkpoints import character_tokenizer, save_generator, save_reward_model
 
 TEMPLATE = (
     "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}<|end|>{% endfor %}"
@@ -24,16 +25,14 @@ SHAPE = {
 
 
 @pytest.fixture(scope="session")
-def tiny(tmp_path_factory: pytest.TempPathFactory, checkpoints: Any) -> Path:
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a catalogue of one generator and two reward models."""
     folder = tmp_path_factory.mktemp("tiny")
-    tokenizer = checkpoints.tokenizer(CHARACTERS, [("\n", "\n")], SPECIAL, TEMPLATE)
-    checkpoints.generator(folder / "models" / "tiny", 0, tokenizer, SHAPE)
+    tokenizer = character_tokenizer(CHARACTERS, [("\n", "\n")], SPECIAL, TEMPLATE)
+    save_generator(folder / "models" / "tiny", 0, tokenizer, SHAPE)
     ends = SHAPE | {"eos_token_id": tokenizer.eos_token_id}
     for seed, name in enumerate(("prm-a", "prm-b"), 1):
-        checkpoints.reward_model(
-            folder / "models" / name, seed, tokenizer, ends, "Qwen2ForProcessRewardModel"
-        )
+        save_reward_model(folder / "models" / name, seed, tokenizer, ends, "Qwen2ForProcessRewardModel")
     family = {
         "context_tokens": 200,
         "delimiter": "\n\n",

@@ -1,11 +1,13 @@
 """The loop, the oracles and off-policy evaluation on worlds whose truth is known."""
 
+from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 
-from agents.bandit.policy import ActionVector
+from agents.bandit.policy import ActionVector, Observation
 from experiments import beyond, off_policy
 from experiments.beyond import share
 from experiments.ceiling import best_contextual, best_fixed
@@ -196,7 +198,12 @@ def test_rewards_that_overtake_each_other_all_arrive_once() -> None:
     told = FeedbackChannel(in_flight=8, shuffled=True, duplicated=0.5)
     order: list[int] = []
     learn = policy.update
-    policy.update = lambda seen: (order.extend(o.clock for o in seen), learn(seen))[1]  # type: ignore[method-assign]
+
+    def update(observations: Sequence[Observation]) -> None:
+        order.extend(o.clock for o in observations)
+        learn(observations)
+
+    policy.update = update  # type: ignore[method-assign]
     list(play(policy, make_trial(world, 3, steady(world, "cost-sensitive"), feedback=told)))
     assert len(set(order)) == len(order) == policy.version
     assert order != sorted(order)
@@ -243,7 +250,8 @@ def test_traffic_drifts_from_easy_to_hard_questions() -> None:
     thirds = [right[list(trial.order[at : at + 300])].mean() for at in (0, 300, 600)]
     assert thirds == sorted(thirds, reverse=True)
     # Outcomes are drawn anew: one question does not always go the same way.
-    rows, again = trial.rows(world.outcomes.score), {}
+    rows = trial.rows(world.outcomes.score)
+    again: dict[int, set[tuple[Any, ...]]] = {}
     for at, question in enumerate(trial.order, 1):
         again.setdefault(question, set()).add(tuple(rows(at)))
     assert max(map(len, again.values())) > 1

@@ -13,7 +13,7 @@ N, A = 4_000, 5
 
 
 @pytest.fixture
-def made(rng: np.random.Generator):  # type: ignore[no-untyped-def]
+def made(rng: np.random.Generator):
     """Contexts, the whole table of rewards, and a logging policy that prefers some actions."""
     x = rng.normal(size=(N, 3))
     mean = 0.5 + 0.15 * x @ rng.normal(size=(3, A))
@@ -27,7 +27,7 @@ def made(rng: np.random.Generator):  # type: ignore[no-untyped-def]
     return x, rewards, log, chosen, float(rewards[rows, chosen].mean())
 
 
-def test_estimates_come_near_the_truth_and_plain_averages_do_not(made) -> None:  # type: ignore[no-untyped-def]
+def test_estimates_come_near_the_truth_and_plain_averages_do_not(made) -> None:
     x, _, log, chosen, truth = made
     policy = ope.greedy_probabilities(chosen, A)
     model = ope.cross_fitted(x, log, A)
@@ -58,7 +58,7 @@ def test_intervals_cover_the_truth_as_often_as_they_say(rng: np.random.Generator
     assert min(covered.values()) > 33, covered
 
 
-def test_doubly_robust_survives_a_bad_model(made) -> None:  # type: ignore[no-untyped-def]
+def test_doubly_robust_survives_a_bad_model(made) -> None:
     _, _, log, chosen, truth = made
     policy = ope.greedy_probabilities(chosen, A)
     wrong = np.full((N, A), 3.0)
@@ -71,13 +71,13 @@ def test_replay_is_the_mean_where_both_agree(rng: np.random.Generator) -> None:
     taken = rng.integers(A, size=N)
     log = ope.LoggedDecisions(taken, np.full(N, 1 / A), rewards[np.arange(N), taken])
     chosen = rng.integers(A, size=N)
-    found = ope.replay(log, chosen)
+    found = ope.replay(log, chosen.tolist())
     assert found.value == pytest.approx(rewards[np.arange(N), taken][taken == chosen].mean())
     assert found.effective == (taken == chosen).sum()
     assert found.low < rewards[np.arange(N), chosen].mean() < found.high
 
 
-def test_too_few_effective_decisions_are_refused(made) -> None:  # type: ignore[no-untyped-def]
+def test_too_few_effective_decisions_are_refused(made) -> None:
     _, _, log, _, _ = made
     few = ope.LoggedDecisions(log.actions[:40], log.propensities[:40], log.rewards[:40])
     policy = ope.greedy_probabilities([0] * 40, A)
@@ -92,7 +92,7 @@ def test_a_propensity_that_is_none_is_refused(bad: float) -> None:
         ope.LoggedDecisions(np.array([0, 1]), np.array([0.5, bad]), np.array([1.0, 0.0]))
 
 
-def test_replay_refuses_logging_that_was_not_uniform(made) -> None:  # type: ignore[no-untyped-def]
+def test_replay_refuses_logging_that_was_not_uniform(made) -> None:
     _, _, log, chosen, _ = made
     with pytest.raises(ope.EvaluationError, match="uniform logging"):
         ope.replay(log, chosen)

@@ -28,7 +28,7 @@ MAPPING = "question: q\narm: m\ncorrect: ok\ncost: usd\n"
 GOOD = "q,m,ok,usd\na,x,1,2\na,y,0,4\nb,x,0,2\nb,y,1,8\n"
 
 
-def load(tmp_path: Path, content: str = GOOD, mapping: str = MAPPING, name: str = "t.csv"):  # type: ignore[no-untyped-def]
+def load(tmp_path: Path, content: str = GOOD, mapping: str = MAPPING, name: str = "t.csv"):
     (tmp_path / name).write_text(content)
     (tmp_path / "map.yaml").write_text(mapping)
     return load_foreign(tmp_path / name, tmp_path / "map.yaml")
@@ -178,7 +178,7 @@ def test_history_makes_the_prior_and_names_what_traffic_is_compared_with(recordi
     history, _ = split([q.question_id for q in outcomes.questions])
     prior, count = prior_of_outcomes(outcomes, ENCODER, CATALOGUE, {}, history_only=True)
     assert count == len(history)
-    policy = build_policy("contextual", query_dim=16, action_dim=16, encoder=encoder_id(ENCODER))
+    policy: Any = build_policy("contextual", query_dim=16, action_dim=16, encoder=encoder_id(ENCODER))
     policy.begin(prior, action_vectors(CATALOGUE, ENCODER))
     assert np.isclose(policy.estimates.totals[3], count * len(outcomes.arms))
     assert control_of(outcomes, CATALOGUE, history_only=True) == f"{MODELS[-1]}/16/1/1"

@@ -18,7 +18,7 @@ from experiments.loop import best_route_space
 from experiments.page import write_results
 from experiments.paper_command import read
 from experiments.record import table
-from experiments.record.questions import questions_of
+from experiments.record.questions import Task, questions_of
 from schemas.action import Action
 
 ROOT = Path(__file__).parents[2]
@@ -103,7 +103,9 @@ def row(
 @pytest.fixture(scope="module")
 def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("recorded")
-    for task, share in (("math", 0.07), ("code", 0.07)):
+    tasks: tuple[Task, ...] = ("math", "code")
+    for task in tasks:
+        share = 0.07
         settings = {
             "models": list(MODELS),
             "verifiers": [IN_USE, OTHER],
@@ -113,7 +115,7 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
         }
         table.write(
             folder / f"{task}.parquet", rows_of(task, share), questions_of(task, share=share), settings
-        )  # type: ignore[arg-type]
+        )
     (folder / "math.latency.json").write_text(json.dumps({"seconds": SECONDS, "run": RUN}))
     told = [
         "--outcomes",

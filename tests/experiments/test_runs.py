@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import psutil
 import pytest
-from threadpoolctl import threadpool_limits
+from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 
 from agents.bandit.policy import ActionVector
 from agents.catalogue.file import load_catalogue
@@ -59,7 +59,7 @@ def record(world: BanditWorld, tmp_path: Path) -> NetworkRecord:
 
 def test_a_recorded_run_is_the_run_that_was_recorded(world: BanditWorld, record: NetworkRecord) -> None:
     stages: Mapping[int, Stage] = steady(world, MODE)
-    loaded = NetworkRecord.load(record.path, world)  # type: ignore[arg-type]
+    loaded = NetworkRecord.load(record.path, world)
     assert loaded.refused == ""
     found = run_recorded(loaded, world, "all", MODE, "mlp", stages, [3])
     assert found == run_policy(ALL["knn"], world, stages, [3])
@@ -79,7 +79,7 @@ def test_a_record_of_other_outcomes_is_refused(
         array = getattr(world.outcomes, change).copy()
         array[0, 7, 2] += 0.25
         other = replace(world, outcomes=replace(world.outcomes, **{change: array}))
-    found = NetworkRecord.load(record.path, other)  # type: ignore[arg-type]
+    found = NetworkRecord.load(record.path, other)
     assert "is of other outcomes" in found.refused
     assert not found.chosen
 

@@ -155,7 +155,7 @@ def _corners(points: Points) -> list[int]:
     return [i for i, cost in enumerate(means[1]) if float(cost) in corners]
 
 
-def _points(arms: Points, rows: Sequence[Array], columns: Array) -> Points:
+def _points(arms: Points, rows: Sequence[np.ndarray], columns: np.ndarray) -> Points:
     return Points(
         np.array([arms.accuracy[row, columns] for row in rows]),
         np.array([arms.cost[row, columns] for row in rows]),

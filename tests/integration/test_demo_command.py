@@ -49,7 +49,8 @@ def test_make_demo_streams_its_questions_serves_the_page_and_leaves_a_summary_an
         stdin=subprocess.DEVNULL, text=True, env={**os.environ, "UNISCALE_GATEWAY_PORT": str(port)},
     ) as running:  # fmt: skip
         assert running.stdout is not None
-        said, served = "", {"models": [], "rooms": []}
+        said = ""
+        served: dict[str, Any] = {"models": [], "rooms": []}
         for line in running.stdout:
             said += line
             if f"the page: http://127.0.0.1:{port}/" in line:

@@ -114,7 +114,7 @@ def test_every_query_ends_and_the_gateway_keeps_nothing(
     assert deployment.supervisor.rooms["gateway"].pid == gateway, "the gateway itself was never killed"
 
     sent = {query.query_id for query in deployment.read(deployment.topics.query, Query)}
-    ended = {}
+    ended: dict[str, str] = {}
     for answer in deployment.read(deployment.topics.answer, Answer):
         ended.setdefault(answer.query_id, answer.status)
     statuses = Counter(ended[query_id] for query_id in sent)

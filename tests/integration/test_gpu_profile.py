@@ -90,7 +90,8 @@ def here(entry: Any, url: str, checkpoint: str) -> Any:
 def test_a_room_of_the_profile_drafts_and_scores(servers: dict[str, str], micro: Any) -> None:
     settings = Settings.from_env(profile_environment())
     catalogue: Catalogue = load_catalogue(ROOT / settings.catalogue)
-    by_checkpoint = {each.checkpoint: each for each in (*catalogue.models, *catalogue.verifiers)}
+    known: list[Any] = [*catalogue.models, *catalogue.verifiers]
+    by_checkpoint = {each.checkpoint: each for each in known}
     model, verifier = (
         here(by_checkpoint[compose()[service]["command"][0]], servers[service], micro.path(MICRO[service]))
         for service in (GENERATOR, VERIFIER)

@@ -218,7 +218,7 @@ def check(around: Around) -> None:
     told = [row for row in rows if row.seq < until]
     # The probe that asked for the state may have been rewarded since.
     told = [row if row.last_seq < until else pending(row) for row in told]
-    policy = policy_of(settings, around.encoder)
+    policy: Any = policy_of(settings, around.encoder)
     introduce(policy, [r for r in read(around.ever) if isinstance(r, ActionRow)])
     fold(policy, told)
     gram = policy.inner.gram

@@ -161,10 +161,12 @@ def test_a_second_identical_delivery_of_any_record_changes_no_result(loop: Any) 
         t.answer, t.reward,
     ]  # fmt: skip
     before = {name: loop.raw(name) for name in names}
-    last = {
-        name: [(decode(r.value, kind).query_id, r.value) for r in before[name]]
-        for name, kind in ((t.answer, Answer), (t.reward, Reward), (t.decision, Decision))
-    }
+    kinds: tuple[tuple[str, type[Any]], ...] = (
+        (t.answer, Answer),
+        (t.reward, Reward),
+        (t.decision, Decision),
+    )
+    last = {name: [(decode(r.value, kind).query_id, r.value) for r in before[name]] for name, kind in kinds}
     for name in names:
         for record in before[name][:6] + before[name][-6:]:
             loop.put(name, record.key, record.value)
@@ -174,7 +176,7 @@ def test_a_second_identical_delivery_of_any_record_changes_no_result(loop: Any) 
     loop.until(
         lambda: any(r.query_id == "probe" for r in loop.read(t.reward, Reward)), what="the probe's reward"
     )
-    for name, kind in ((t.answer, Answer), (t.reward, Reward), (t.decision, Decision)):
+    for name, kind in kinds:
         first: dict[str, bytes] = {}
         for record in loop.raw(name):
             first.setdefault(decode(record.value, kind).query_id, record.value)
@@ -340,8 +342,9 @@ def test_what_is_delivered_again_to_new_processes_and_after_the_end_changes_no_r
     sent = {name: loop.raw(name)[:12] + loop.raw(name)[-12:] for name in names}
     sent[t.control] = list({r.key: r for r in loop.raw(t.control)}.values())
     assert all(sent.values()), {name: len(records) for name, records in sent.items()}
+    kinds: tuple[tuple[str, type[Any]], ...] = ((t.answer, Answer), (t.decision, Decision))
     first: dict[str, dict[str, bytes]] = {}
-    for name, kind in ((t.answer, Answer), (t.decision, Decision)):
+    for name, kind in kinds:
         for record in loop.raw(name):
             first.setdefault(name, {}).setdefault(decode(record.value, kind).query_id, record.value)
     rewards = {r.reward_id for r in loop.read(t.reward, Reward)}
@@ -353,7 +356,7 @@ def test_what_is_delivered_again_to_new_processes_and_after_the_end_changes_no_r
     loop.until(
         lambda: any(r.query_id == "probe-2" for r in loop.read(t.reward, Reward)), what="the probe's reward"
     )
-    for name, kind in ((t.answer, Answer), (t.decision, Decision)):
+    for name, kind in kinds:
         now: dict[str, bytes] = {}
         for record in loop.raw(name):
             now.setdefault(decode(record.value, kind).query_id, record.value)

@@ -8,15 +8,16 @@ import subprocess
 import threading
 from collections import Counter
 from collections.abc import Iterator
-from importlib import util
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
 
 from streams.client.events import Ledger, read_ledger
 from streams.local.broker import free_port
+from tests.support.command_line import Operator, read_until
+from tests.support.deployment import recorded_in
+from tests.support.recorded import CATALOGUE, question
 
 pytestmark = [pytest.mark.broker, pytest.mark.timeout(900)]
 
@@ -33,26 +34,15 @@ sampling: {temperature: 1.0, step_tokens: 64, depth_limit: 8}
 """
 
 
-def conftest() -> ModuleType:
-    """Return the conftest beside this file as a module: its classes are no fixtures."""
-    spec = util.spec_from_file_location("integration_conftest", Path(__file__).with_name("conftest.py"))
-    assert spec is not None
-    assert spec.loader is not None
-    module = util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 @pytest.fixture(scope="module")
 def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     """An operator with a running system, started by the README's command and stopped by SIGTERM."""
-    kit = conftest()
     folder = tmp_path_factory.mktemp("operator")
     port = free_port()
-    settings = kit.recorded_in(
+    settings = recorded_in(
         folder, bootstrap=f"127.0.0.1:{port}", feedback_wait_s=60.0, gateway_port=free_port()
     )
-    operator = kit.Operator(folder, settings)
+    operator = Operator(folder, settings)
     # The model that joins while everything runs has its recording from the start.
     recording = folder / "recording.jsonl"
     known = recording.read_text()
@@ -60,12 +50,12 @@ def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     recording.write_text(
         known + "".join(line.replace('"model":"small"', '"model":"mini-1m"') for line in more)
     )
-    lines = [json.dumps({"question": q, "answer": a}) for q, a in map(kit.question, range(8))]
+    lines = [json.dumps({"question": q, "answer": a}) for q, a in map(question, range(8))]
     (folder / "questions.jsonl").write_text("\n".join(lines) + "\n")
     (folder / "my-model.yaml").write_text(MODEL)
-    (folder / "my.yaml").write_text(kit.CATALOGUE)
+    (folder / "my.yaml").write_text(CATALOGUE)
     up = operator.start(*UP, "--port", str(port), "--log", "up.log")
-    kit.read_until(up, "rooms are ready")
+    read_until(up, "rooms are ready")
     # Nobody may let the pipe of a talkative process fill up.
     assert up.stdout is not None
     threading.Thread(target=up.stdout.read, daemon=True).start()
@@ -252,7 +242,6 @@ def readme_commands() -> list[str]:
 
 
 def test_every_command_of_the_readme_runs(live: Any) -> None:
-    kit = conftest()
     asked = json.loads(live.run("ask", "What is 4 + 5, number 2?", "--json").stdout)["query_id"]
     elsewhere = [line for line in readme_commands() if not line.startswith("python -m streams")]
     # The demo has a test of its own; the suite cannot run itself.
@@ -275,12 +264,12 @@ def test_every_command_of_the_readme_runs(live: Any) -> None:
             continue  # runs already: the fixture started it
         if "worker" in words:
             process = live.start(*words, **other)
-            kit.read_until(process, "uniscale: ready")
+            read_until(process, "uniscale: ready")
             process.terminate()
             process.wait(60)
         elif words[0] == "monitor":
             process = live.start(*words)
-            kit.read_until(process, "waiting")
+            read_until(process, "waiting")
             process.send_signal(signal.SIGINT)
             assert process.wait(60) == 0
         elif words[0] == "answers":

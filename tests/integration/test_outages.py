@@ -8,7 +8,7 @@ import threading
 import time
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from schemas.query import Query
 from schemas.reward import Reward
 from streams.local.broker import Broker, free_port, kafka_home, listening
 from streams.local.deployment import python
+from tests.support.http_servers import Server
 from tests.support.recorded import recorded_paths
 
 pytestmark = [pytest.mark.broker, pytest.mark.slow, pytest.mark.timeout(1200)]
@@ -155,7 +156,7 @@ class Embeddings:
 
     def __init__(self) -> None:
         self.port = free_port()
-        self.server: ThreadingHTTPServer | None = None
+        self.server: Server | None = None
         self.asked = 0
 
     @property
@@ -180,14 +181,12 @@ class Embeddings:
             def log_message(self, *_: object) -> None:
                 pass
 
-        self.server = ThreadingHTTPServer(("127.0.0.1", self.port), Handler)
-        self.server.daemon_threads = True
-        threading.Thread(target=self.server.serve_forever, daemon=True).start()
+        self.server = Server(("127.0.0.1", self.port), Handler)
+        self.server.listen()
 
     def stop(self) -> None:
         if self.server is not None:
-            self.server.shutdown()
-            self.server.server_close()
+            self.server.close()
             self.server = None
 
 
@@ -286,17 +285,12 @@ class Completions:
             def log_message(self, *_: object) -> None:
                 pass
 
-        class Server(ThreadingHTTPServer):
-            request_queue_size = 256  # all searches of a worker may connect at once
-
         self.server = Server(("127.0.0.1", 0), Handler)
-        self.server.daemon_threads = True
-        self.url = f"http://127.0.0.1:{self.server.server_port}"
-        threading.Thread(target=self.server.serve_forever, daemon=True).start()
+        self.url = self.server.url
+        self.server.listen()
 
     def stop(self) -> None:
-        self.server.shutdown()
-        self.server.server_close()
+        self.server.close()
 
 
 def test_an_engine_that_refuses_our_key(

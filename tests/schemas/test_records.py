@@ -24,7 +24,7 @@ from schemas.search import SearchStep
 
 names = st.text(st.characters(categories=("L", "N", "P")), min_size=1, max_size=20)
 ids = st.text(st.characters(min_codepoint=0x21, max_codepoint=0x7E), min_size=1, max_size=200)
-words = st.text(st.characters(exclude_categories=("Cs",)), min_size=1, max_size=80).filter(str.strip)
+words = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=80).filter(str.strip)
 weights = st.builds(
     Weights,
     correct=st.floats(0, 1e6),
@@ -38,7 +38,7 @@ queries = st.builds(
     query_id=ids,
     text=words,
     weights=st.none() | weights,
-    reference=st.none() | st.text(st.characters(exclude_categories=("Cs",)), max_size=50),
+    reference=st.none() | st.text(st.characters(exclude_categories=["Cs"]), max_size=50),
     pin_action=st.none() | actions.map(str),
     allowed_models=st.none() | st.lists(names, min_size=1, max_size=3).map(tuple),
     budget=st.none() | budgets,

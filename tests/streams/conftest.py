@@ -1,6 +1,6 @@
 """A deployment in memory that answers from recordings made here, with the hashed encoder."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -8,10 +8,10 @@ import pytest
 
 from agents.serving.recorded import write_paths
 from schemas.query import Query
-from streams.audit.reading import Raw, Span
 from streams.audit.run import Report, audit
 from streams.runtime.memory_cluster import Cluster
 from streams.settings import Settings
+from tests.support.memory_log import InMemoryLog
 from tests.support.recorded import CATALOGUE, question, recorded_paths
 
 QUESTIONS = 12
@@ -51,27 +51,6 @@ def ask() -> Callable[..., Query]:
         return Query(**{"query_id": f"q{number}", "text": text, "reference": answer, **fields})
 
     return query
-
-
-class InMemoryLog:
-    """The topics of a cluster in memory, as the audit reads them."""
-
-    def __init__(self, cluster: Cluster) -> None:
-        self.broker = cluster.broker
-
-    def spans(self, topics: Iterable[str]) -> dict[tuple[str, int], Span]:
-        """Return what each partition holds."""
-        return {
-            (name, at): Span(self.broker.first(name, at), self.broker.end(name, at))
-            for name in topics
-            for at in range(self.broker.partitions(name))
-        }
-
-    def read(self, part: tuple[str, int], span: Span) -> Iterator[Raw]:
-        """Yield the records of a span."""
-        for r in self.broker.records(part[0]):
-            if r.partition == part[1] and span.begin <= r.offset < span.end:
-                yield Raw(r.offset, r.timestamp_ms, r.key, r.value)
 
 
 @pytest.fixture(scope="session")

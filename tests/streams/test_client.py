@@ -19,7 +19,7 @@ from schemas.query import Origin, Query
 from schemas.record import decode, encode
 from schemas.reward import Feedback, Reward
 from streams.client.client import Asked, Client, IdTaken, NoAnswer, Pace
-from streams.client.events import Follower
+from streams.client.events import Follower, Kind
 from streams.client.questions import query_from
 from streams.local.broker import Broker
 from streams.local.deployment import settings_for
@@ -198,7 +198,7 @@ def test_a_follower_sees_every_kind_it_asked_for_and_skips_what_it_cannot_read(
     client: Client, settings: Settings
 ) -> None:
     bad: list[str] = []
-    kinds = ("query", "decision", "answer", "reward")
+    kinds: tuple[Kind, ...] = ("query", "decision", "answer", "reward")
     with Follower(settings, kinds, on_unreadable=lambda where, error: bad.append(where)) as follower:
         producer = kafka_clients.producer(settings, batch_size=0)
         producer.send(Topics(settings).answer, key=b"x", value=b"not json").get(timeout=30)

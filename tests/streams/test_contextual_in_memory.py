@@ -103,7 +103,7 @@ def test_targets_a_control_group_and_n_answers_through_the_loop(in_memory: InMem
     answers = {
         a.query_id: a for r in cluster.broker.records(cluster.topics.answer) if (a := decode(r.value, Answer))
     }
-    assert all(answers[query_id].action.qp * answers[query_id].action.cp >= 2 for query_id in wide)  # type: ignore[union-attr]
+    assert all(answers[query_id].action.qp * answers[query_id].action.cp >= 2 for query_id in wide)
     assert any(len(answers[query_id].answers) == 2 for query_id in wide)
     counted, gain = cohorts_in_metrics(cluster), gain_in_metrics(cluster)
     seen = Seen()

@@ -117,7 +117,12 @@ def test_queries_become_rewards_in_less_than_a_second(in_memory: InMemory, ask: 
     assert time.process_time() - began < 1.0
     t, broker = cluster.topics, cluster.broker
     ids = {query.query_id for query in queries}
-    for topic, kind in ((t.decision, Decision), (t.answer, Answer), (t.reward, Reward)):
+    kinds: tuple[tuple[str, type[Any]], ...] = (
+        (t.decision, Decision),
+        (t.answer, Answer),
+        (t.reward, Reward),
+    )
+    for topic, kind in kinds:
         assert Counter(decode(r.value, kind).query_id for r in broker.records(topic)) == dict.fromkeys(ids, 1)
     assert broker.records(t.dead_letter) == []
     assert cluster.deaths == []
@@ -307,5 +312,5 @@ async def refolded(cluster: Cluster) -> dict[str, Any]:
     await fresh.up()
     state = state_of(learner(fresh))
     await fresh.close()
-    assert any(isinstance(decode_row(r.key, r.value), ActionRow) for r in cluster.broker.records(changelog))  # type: ignore[arg-type]
+    assert any(isinstance(decode_row(r.key, r.value), ActionRow) for r in cluster.broker.records(changelog))
     return state

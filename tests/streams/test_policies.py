@@ -15,7 +15,7 @@ CATALOGUE = load_catalogue(Path(__file__).parents[2] / "infra" / "catalogue" / "
 
 
 def of(**settings: object) -> Settings:
-    return Settings().replace(**settings)  # type: ignore[arg-type]
+    return Settings().replace(**settings)
 
 
 @pytest.mark.parametrize("name", ["linucb", "contextual", "random", "sliding-window"])

@@ -165,7 +165,7 @@ def test_without_a_connection_it_is_the_sender_who_is_told() -> None:
 
 @settings(deadline=None)
 @given(st.data())
-def test_records_of_a_partition_arrive_once_in_the_order_they_were_sent_in(data: st.DataObject) -> None:
+def test_records_of_a_partition_arrive_once_in_the_order_they_were_sent_in(data: Any) -> None:
     async def main() -> None:
         broker = Broker(batch_bytes=data.draw(st.sampled_from([1, 150, 4096])))
         sender = Sender(lambda: broker, 0.0)

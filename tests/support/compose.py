@@ -49,7 +49,7 @@ def environment_of(service: Mapping[str, Any], folder: Path = ROOT) -> dict[str,
     """
     given: dict[str, str] = {}
     for each in service.get("env_file", ()):
-        entry = {"path": each, "required": True} if isinstance(each, str) else each
+        entry: Mapping[str, Any] = {"path": each, "required": True} if isinstance(each, str) else each
         if (file := folder / entry["path"]).exists() or entry.get("required", True):
             given |= env_of(file)
     return given | {name: str(value) for name, value in service["environment"].items()}

@@ -10,19 +10,17 @@ fails the suite, and so does a deviation that no longer occurs.
 """
 
 import argparse
-import contextlib
 import json
 import os
-import socket
-import subprocess
-import sys
-import time
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import httpx
+
+from tests.support.vllm_servers import vllm_servers
 
 ROOT = Path(__file__).resolve().parents[2]
 GOLDEN = ROOT / "tests" / "golden" / "openai" / "vllm.json"
@@ -276,42 +274,21 @@ def unlisted(
     return left, used
 
 
-@contextlib.contextmanager
-def vllm_serve(model: str, log: Path) -> Iterator[str]:
-    """Run `vllm serve` with a model of the mini family; yield its address."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = int(probe.getsockname()[1])
+@contextmanager
+def vllm_serve(model: str, folder: Path) -> Iterator[str]:
+    """Run `vllm serve` with a model of the mini family, its log in a folder; yield its address."""
     argv = [
-        sys.executable,
-        "-m",
-        "vllm.entrypoints.openai.api_server",
         "--model",
         str(ROOT / "models" / model),
+        "--served-model-name",
+        model,
+        "--generation-config",
+        "vllm",
     ]
-    argv += ["--served-model-name", model, "--host", "127.0.0.1", "--port", str(port), "--dtype", "float32"]
-    argv += ["--enforce-eager", "--max-model-len", "512", "--max-num-seqs", "16", "--block-size", "32"]
-    argv += ["--generation-config", "vllm"]
+    argv += ["--max-model-len", "512", "--max-num-seqs", "16", "--block-size", "32"]
     environ = {**os.environ, "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "VLLM_CPU_KVCACHE_SPACE": "1"}
-    with log.open("wb") as output:
-        process = subprocess.Popen(argv, stdout=output, stderr=output, env=environ)
-    try:
-        deadline = time.monotonic() + 600
-        while True:
-            if process.poll() is not None or time.monotonic() > deadline:
-                raise RuntimeError(f"vllm serve did not start:\n{log.read_text()[-3000:]}")
-            with contextlib.suppress(httpx.TransportError):
-                if httpx.get(f"http://127.0.0.1:{port}/health", timeout=2, trust_env=False).is_success:
-                    break
-            time.sleep(0.5)
-        yield f"http://127.0.0.1:{port}"
-    finally:
-        process.terminate()
-        try:
-            process.wait(30)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+    with vllm_servers({model: argv}, environ, folder) as urls:
+        yield urls[model]
 
 
 def observed(url: str, model: str) -> dict[str, Facts]:
@@ -336,9 +313,9 @@ def main() -> None:
     """Record what `vllm serve` does, or show in what it differs from the record."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--record", action="store_true", help=f"write {GOLDEN.relative_to(ROOT)}")
-    parser.add_argument("--log", type=Path, default=Path("out/vllm-serve.log"))
+    parser.add_argument("--log", type=Path, default=Path("out"), help="folder of its log")
     arguments = parser.parse_args()
-    arguments.log.parent.mkdir(parents=True, exist_ok=True)
+    arguments.log.mkdir(parents=True, exist_ok=True)
     with vllm_serve(MODEL, arguments.log) as url:
         found = observed(url, MODEL)
         version = httpx.get(f"{url}/version", trust_env=False).json()["version"]

@@ -1,7 +1,9 @@
 """The records of one query, as the join receives them."""
 
+from typing import Any
+
 from schemas.action import Action
-from schemas.answer import Answer
+from schemas.answer import Answer, Status
 from schemas.decision import Decision, PolicyState
 from schemas.objective import CostRange, ObjectiveInForce, Weights
 from schemas.query import Origin, Query
@@ -18,9 +20,9 @@ PRICE = Price(
 ORIGIN = Origin(topic="feedback", partition=0, offset=9)
 
 
-def decision(**query: object) -> Decision:
+def decision(**query: Any) -> Decision:
     return Decision(
-        query=Query(query_id="q", text="?", **query),  # type: ignore[arg-type]
+        query=Query(query_id="q", text="?", **query),
         origin=Origin(topic="query", partition=0, offset=1),
         action=ACTION,
         group="g",
@@ -32,9 +34,9 @@ def decision(**query: object) -> Decision:
     )
 
 
-def answer(status: str = "ok") -> Answer:
+def answer(status: Status = "ok") -> Answer:
     text = "so 4" if status == "ok" else None
     error = None if status == "ok" else "why"
     return Answer(
         query_id="q", status=status, by="executor", text=text, score=0.5 if text else None, error=error
-    )  # type: ignore[arg-type]
+    )

@@ -102,7 +102,8 @@ def doses(count: int, seed: int) -> list[Dose]:
     """Return doses drawn without hypothesis, for what takes too long to be repeated."""
     rng = random.Random(seed)
     return [
-        Dose(*[rng.choice(HOWS) if i == 1 else rng.randrange(2**16) for i in range(6)]) for _ in range(count)
+        Dose._make([rng.choice(HOWS) if i == 1 else rng.randrange(2**16) for i in range(6)])
+        for _ in range(count)
     ]
 
 

@@ -42,7 +42,7 @@ def _what(record: Record | None) -> bytes:
     """Return what a record asks for; other bytes are returned as they are."""
     value = b"" if record is None else record.value or b""
     try:
-        return json.loads(value)["do"].encode()  # type: ignore[no-any-return]
+        return json.loads(value)["do"].encode()
     except (ValueError, TypeError, KeyError):
         return value
 
@@ -191,13 +191,13 @@ TOYS = {
 
 def main(room: str, dies_after: int, metrics_port: int = 0) -> None:
     """Run a toy on Kafka by the product's own worker; die after so many effects, once."""
-    from streams import flow
     from streams.runtime.kafka import KafkaRuntime
     from streams.runtime.kafka_writer import KafkaTable
+    from streams.services import ROOMS
     from streams.settings import Settings
     from streams.worker import run_room
 
-    flow.ROOMS.update(TOYS)
+    ROOMS.update(TOYS)
     settings = Settings.from_env(os.environ)
     once = Path(settings.state_path("died"))
     left = dies_after if dies_after and not once.exists() else 1 << 30

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from agents.answers import Verdict
 from agents.reward.join import Arrival, Waits, on
 from agents.reward.outcome import Pricing, value
 from schemas.answer import Answer
@@ -16,7 +17,7 @@ WAITS = Waits(timeout_ms=60_000, feedback_ms=30_000, keep_ms=1_000_000)
 CANCELLED = Answer(query_id="q", status="cancelled", by="executor", text="so 4", score=0.5)
 
 
-def no_judge(gold: str, answer: str) -> bool:
+def no_judge(gold: str, answer: str) -> Verdict:
     raise AssertionError("a cancelled answer is not graded")
 
 

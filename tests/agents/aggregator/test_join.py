@@ -1,6 +1,7 @@
 """The join: what each order of arrival leads to; no order, repetition or crash makes a reward twice."""
 
 from itertools import permutations
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -147,7 +148,8 @@ def test_the_query_s_own_waits_count_from_append_times() -> None:
 
 
 def test_early_feedback_is_parked_and_used() -> None:
-    for first in permutations([(decision(), 1_100), (feedback(), 1_200), (answer(), 3_000)]):
+    records: list[tuple[Any, int]] = [(decision(), 1_100), (feedback(), 1_200), (answer(), 3_000)]
+    for first in permutations(records):
         join = Join()
         for record, at_ms in first:
             join.take(record, at_ms)

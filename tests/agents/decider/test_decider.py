@@ -19,7 +19,7 @@ from agents.bandit.features import FeatureSettings
 from agents.bandit.linucb import Discounted, LinUCB, LinUCBSettings, SlidingWindow, Thompson
 from agents.catalogue.actions import ActionSpace
 from agents.catalogue.models import ActionError, Catalogue
-from agents.decider.log import RewardRules, decode_row
+from agents.decider.log import RewardRules, Row, decode_row
 from agents.decider.verify import mismatches
 from schemas.action import Action
 from schemas.decision import Decision
@@ -96,9 +96,14 @@ def test_an_aim_that_the_policy_cannot_meet_is_refused(plain_shard: Any, asked: 
 def test_a_warm_up_does_not_switch_batches_off(make_shard: Any) -> None:
     """A batch costs one pass of BLAS; deciding one at a time costs a pass each, forever."""
     together, singly = (make_shard(lambda f: Explored(LinUCB(f), warm_up=12)) for _ in range(2))
-    calls = []
-    select = together.decider.policy.select
-    together.decider.policy.select = lambda *asked: calls.append(len(asked[0])) or select(*asked)
+    calls: list[int] = []
+    plain = together.decider.policy.select
+
+    def select(*asked: Any) -> Any:
+        calls.append(len(asked[0]))
+        return plain(*asked)
+
+    together.decider.policy.select = select
     for _ in range(4):
         contexts = [together.context() for _ in range(8)]
         made = together.ask(*contexts)
@@ -118,7 +123,7 @@ def test_n_answers_need_a_wide_search(plain_shard: Any) -> None:
 
 def test_the_order_of_decisions_and_updates_has_no_gap_and_no_double(shard: Any) -> None:
     live(shard)
-    rows = [r for r in (decode_row(k, v) for k, v in shard.table.items()) if hasattr(r, "clock")]
+    rows = [r for r in (decode_row(k, v) for k, v in shard.table.items()) if isinstance(r, Row)]
     places = [r.seq for r in rows]
     for r in rows:
         places += {p for p in (r.learned_seq, r.corrected_seq, r.ended_seq) if p >= 0}
@@ -155,7 +160,7 @@ def test_every_decision_is_reproduced_from_the_log(shard: Any) -> None:
 def test_a_forged_decision_is_found(plain_shard: Any) -> None:
     live(plain_shard, 4)
     rows = [decode_row(key, value) for key, value in plain_shard.table.items()]
-    victim = next(r for r in rows if getattr(r, "seq", 0) > 20 and hasattr(r, "decision"))
+    victim = next(r for r in rows if isinstance(r, Row) and r.seq > 20)
     decision = decode(bytes(victim.decision), Decision)
     other = next(a for a in plain_shard.space if a.id != decision.action.id)
     forged = msgspec.structs.replace(decision, action=other)
@@ -274,7 +279,7 @@ def test_a_reward_that_never_comes_is_resolved_by_the_rules(
     made = shard.ask(shard.context())[0]
     shard.tell(shard.reward(made, "default", score=0.25))
     total = shard.decider.policy.gram.b[:, 0]
-    x = shard.decider.policy.rows([decode_row(b"", shard.row(made.query_id)).observation(None)])[0][0]
+    x = shard.decider.policy.rows([shard.entry(made.query_id).observation(None)])[0][0]
     assert np.allclose(total, 0.0 if entered is None else entered * x)
     assert shard.decider.policy.version == (0 if entered is None else 1)
 
@@ -311,7 +316,7 @@ def test_removed_models_learn_and_are_not_chosen_after_recovery(shard: Any) -> N
 
 def test_a_context_lies_where_its_row_says(plain_shard: Any) -> None:
     made = plain_shard.ask(plain_shard.context())[0]
-    row = decode_row(b"", plain_shard.row(made.query_id))
+    row = plain_shard.entry(made.query_id)
     assert row.context_origin == Origin(topic="context", partition=0, offset=0)
     assert bytes(row.decision) == made.value
 
@@ -327,7 +332,7 @@ def test_an_answer_that_its_client_cut_is_closed_without_correctness_under_any_r
     version = shard.decider.policy.version
     told = shard.tell(*(shard.reward(each, "default", bounded=True, score=0.9) for each in made))
     assert [one.verdict for one in told] == ["priced", "priced"]
-    rows = [decode_row(b"", shard.row(each.query_id)) for each in made]
+    rows = [shard.entry(each.query_id) for each in made]
     assert {(row.stage, row.correct, row.entered, row.learned_seq) for row in rows} == {
         ("priced", None, None, -1)
     }

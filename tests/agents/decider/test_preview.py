@@ -46,7 +46,8 @@ def life(shard: Any, rounds: int = 6) -> None:
 def test_a_preview_changes_nothing_to_the_bit(make_shard: Any, name: str) -> None:
     shard = make_shard(MAKERS[name])
     life(shard)
-    aims = [{}, {"weights": None}, {"n": 4}] + ([{"accuracy": 0.9}] if name == "contextual" else [])
+    aims: list[dict[str, Any]] = [{}, {"weights": None}, {"n": 4}]
+    aims += [{"accuracy": 0.9}] if name == "contextual" else []
     for fields in aims:
         shard.decider.policy.scores([], [], 0)
         context, _ = shard.context(PREVIEW, **{k: v for k, v in fields.items() if v is not None})

@@ -1,5 +1,6 @@
 """Query in, Context out; and actions through the same encoder."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -8,7 +9,7 @@ import pytest
 from agents.catalogue.actions import uis_space
 from agents.catalogue.descriptions import describe_actions
 from agents.catalogue.file import load_catalogue
-from agents.embedding import Arrival, embed, embed_actions, embedded_text, encoder_id
+from agents.embedding import Arrival, Vectors, embed, embed_actions, embedded_text, encoder_id
 from agents.minilm import MiniLM
 from schemas.query import Context, Message, Origin, Query
 from schemas.record import decode, encode
@@ -86,7 +87,7 @@ class Counting:
         self.name, self.version, self.dimension, self.truncated = "counting", version, encoder.dimension, 0
         self._encoder, self.texts = encoder, 0
 
-    def encode(self, texts: list[str]) -> np.ndarray:
+    def encode(self, texts: Sequence[str]) -> Vectors:
         self.texts += len(texts)
         return self._encoder.encode(texts)
 

@@ -113,7 +113,7 @@ def test_a_lone_surrogate_is_replaced() -> None:
 @pytest.mark.parametrize(("argument", "value"), [("threads", 0), ("max_tokens", 2), ("max_tokens", 513)])
 def test_an_argument_out_of_range_is_named(argument: str, value: int) -> None:
     with pytest.raises(ValueError, match=f"{argument} is {value}: give"):
-        MiniLM(**{argument: value})
+        MiniLM(**{argument: value})  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("argument", ["model", "tokenizer"])
@@ -121,9 +121,9 @@ def test_a_file_that_is_not_the_pinned_one_is_refused(tmp_path: Path, argument: 
     other = tmp_path / "other"
     other.write_bytes(b"not it")
     with pytest.raises(EncoderFilesError, match=r"sha256 is .*, pinned is .*; install the pinned version"):
-        MiniLM(**{argument: other})
+        MiniLM(**{argument: other})  # type: ignore[arg-type]
     with pytest.raises(EncoderFilesError, match="cannot be read"):
-        MiniLM(**{argument: tmp_path / "absent"})
+        MiniLM(**{argument: tmp_path / "absent"})  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

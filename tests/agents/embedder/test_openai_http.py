@@ -5,7 +5,7 @@ import re
 import threading
 import time
 from collections.abc import Callable, Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from typing import Any
 
 import numpy as np
@@ -19,6 +19,7 @@ from agents.embedding import (
     HttpEncoder,
     encoder_id,
 )
+from tests.support.http_servers import Server
 
 DIMENSION = 4
 Reply = Callable[[list[str]], tuple[int, Any]]
@@ -36,10 +37,8 @@ def good(texts: list[str]) -> tuple[int, Any]:
     return 200, {"object": "list", "data": rows[::-1], "model": "small"}
 
 
-class Server(ThreadingHTTPServer):
+class Embeddings(Server):
     """Answers each request by the next reply of a list, then well; remembers what it was asked."""
-
-    daemon_threads = True
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), Handler)
@@ -48,13 +47,9 @@ class Server(ThreadingHTTPServer):
         self.headers: list[dict[str, str]] = []
         self.paths: list[str] = []
 
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.server_address[1]}"
-
 
 class Handler(BaseHTTPRequestHandler):
-    server: Server
+    server: Embeddings
 
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
@@ -77,13 +72,11 @@ class Handler(BaseHTTPRequestHandler):
 
 
 @pytest.fixture
-def server() -> Iterator[Server]:
-    with Server() as running:
-        thread = threading.Thread(target=running.serve_forever, kwargs={"poll_interval": 0.01})
-        thread.start()
-        yield running
-        running.shutdown()
-        thread.join()
+def server() -> Iterator[Embeddings]:
+    running = Embeddings()
+    running.listen()
+    yield running
+    running.close()
 
 
 @pytest.fixture
@@ -92,7 +85,7 @@ def waits() -> list[float]:
 
 
 @pytest.fixture
-def encoder(server: Server, waits: list[float]) -> Iterator[HttpEncoder]:
+def encoder(server: Embeddings, waits: list[float]) -> Iterator[HttpEncoder]:
     with HttpEncoder(
         url=server.url,
         model="small",
@@ -105,7 +98,7 @@ def encoder(server: Server, waits: list[float]) -> Iterator[HttpEncoder]:
         yield client
 
 
-def test_rows_are_unit_and_in_the_order_of_the_texts(encoder: HttpEncoder, server: Server) -> None:
+def test_rows_are_unit_and_in_the_order_of_the_texts(encoder: HttpEncoder, server: Embeddings) -> None:
     texts = ["a", "bb", "ccc", "dddd", "eeeee"]
     rows = encoder.encode(texts)
     for row, text in zip(rows, texts, strict=True):
@@ -121,20 +114,20 @@ def test_it_is_an_encoder(encoder: HttpEncoder) -> None:
     assert encoder_id(encoder) == "small@v9/4"
 
 
-def test_no_texts_send_nothing(encoder: HttpEncoder, server: Server) -> None:
+def test_no_texts_send_nothing(encoder: HttpEncoder, server: Embeddings) -> None:
     assert encoder.encode([]).shape == (0, DIMENSION)
     assert server.bodies == []
 
 
 @pytest.mark.parametrize("suffix", ["", "/", "/v1", "/v1/"])
-def test_the_url_may_end_in_v1_or_not(server: Server, suffix: str) -> None:
+def test_the_url_may_end_in_v1_or_not(server: Embeddings, suffix: str) -> None:
     with HttpEncoder(url=server.url + suffix, model="small", dimension=DIMENSION, api_key="secret") as client:
         client.encode(["a"])
     assert server.paths == ["/v1/embeddings"]
     assert server.headers[0]["Authorization"] == "Bearer secret"
 
 
-def test_empty_text_is_sent_as_the_defined_one_and_long_text_is_cut_and_counted(server: Server) -> None:
+def test_empty_text_is_sent_as_the_defined_one_and_long_text_is_cut_and_counted(server: Embeddings) -> None:
     with HttpEncoder(url=server.url, model="small", dimension=DIMENSION, max_characters=10) as client:
         client.encode([" ", "0123456789", "0123456789!"])
         assert client.truncated == 1
@@ -143,7 +136,7 @@ def test_empty_text_is_sent_as_the_defined_one_and_long_text_is_cut_and_counted(
 
 @pytest.mark.parametrize("status", [429, 500, 502, 503])
 def test_a_passing_fault_is_tried_again(
-    encoder: HttpEncoder, server: Server, waits: list[float], status: int
+    encoder: HttpEncoder, server: Embeddings, waits: list[float], status: int
 ) -> None:
     server.replies = [lambda _: (status, {"error": "busy"})] * 2
     assert encoder.encode(["a"]).shape == (1, DIMENSION)
@@ -151,7 +144,7 @@ def test_a_passing_fault_is_tried_again(
     assert waits == [0.2, 0.4]
 
 
-def test_a_lasting_fault_ends_after_the_attempts_allowed(encoder: HttpEncoder, server: Server) -> None:
+def test_a_lasting_fault_ends_after_the_attempts_allowed(encoder: HttpEncoder, server: Embeddings) -> None:
     server.replies = [lambda _: (500, {"error": "out of memory"})] * 10
     with pytest.raises(
         EncoderUnavailable, match=r"3 attempts failed, the last with HTTP 500: .*out of memory"
@@ -160,7 +153,7 @@ def test_a_lasting_fault_ends_after_the_attempts_allowed(encoder: HttpEncoder, s
     assert len(server.bodies) == 3
 
 
-def test_waits_grow_to_a_limit(server: Server, waits: list[float]) -> None:
+def test_waits_grow_to_a_limit(server: Embeddings, waits: list[float]) -> None:
     server.replies = [lambda _: (503, {})] * 8
     with (
         HttpEncoder(
@@ -172,14 +165,14 @@ def test_waits_grow_to_a_limit(server: Server, waits: list[float]) -> None:
     assert waits == [0.2, 0.4, 0.8, 1.6, 3.2, 5.0, 5.0]
 
 
-def test_a_refusal_is_not_tried_again(encoder: HttpEncoder, server: Server) -> None:
+def test_a_refusal_is_not_tried_again(encoder: HttpEncoder, server: Embeddings) -> None:
     server.replies = [lambda _: (404, {"error": "no such model"})]
     with pytest.raises(EncoderRefused, match=r"HTTP 404: .*no such model.*; check the model's name"):
         encoder.encode(["a"])
     assert len(server.bodies) == 1
 
 
-def test_a_slow_server_counts_as_unavailable(server: Server) -> None:
+def test_a_slow_server_counts_as_unavailable(server: Embeddings) -> None:
     release = threading.Event()
 
     def slow(texts: list[str]) -> tuple[int, Any]:
@@ -204,7 +197,7 @@ def test_a_slow_server_counts_as_unavailable(server: Server) -> None:
     assert len(server.bodies) == 2
 
 
-def test_a_server_that_drips_is_given_up(server: Server) -> None:
+def test_a_server_that_drips_is_given_up(server: Embeddings) -> None:
     now = iter(range(0, 10_000, 20))
     with (
         HttpEncoder(
@@ -216,7 +209,7 @@ def test_a_server_that_drips_is_given_up(server: Server) -> None:
         client.encode(["a"])
 
 
-def test_nobody_listening_counts_as_unavailable(server: Server, waits: list[float]) -> None:
+def test_nobody_listening_counts_as_unavailable(server: Embeddings, waits: list[float]) -> None:
     server.socket.close()  # the port is free again, and nobody else is given it within this test
     with (
         HttpEncoder(
@@ -256,7 +249,7 @@ NAN = b'{"data": [{"index": 0, "embedding": [1.0, NaN, 0.0, 0.0]}]}'
     ],
 )
 def test_an_answer_that_is_no_embedding_is_refused(
-    encoder: HttpEncoder, server: Server, reply: Reply, complaint: str
+    encoder: HttpEncoder, server: Embeddings, reply: Reply, complaint: str
 ) -> None:
     server.replies = [reply]
     with pytest.raises(BadEmbedding, match=complaint):

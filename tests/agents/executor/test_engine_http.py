@@ -4,7 +4,7 @@ import asyncio
 import json
 import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from typing import Any
 
 import pytest
@@ -27,15 +27,10 @@ from agents.serving.errors import (
 from agents.serving.http import Breaker, HttpEngine, JsonServer, Retries, ServerSettings, within
 from agents.serving.prompts import ChatPrompts
 from schemas.query import Message
+from tests.support.http_servers import Server
 
 SAMPLING = Sampling(temperature=0.7, step_tokens=32, depth_limit=8, top_k=20)
 ROOT = Prefix(messages=(Message(role="user", content="How many is 12 + 7?"),))
-
-
-class Server(ThreadingHTTPServer):
-    """One thread a request. By default five connections may wait, and the kernel lets further ones try again."""
-
-    request_queue_size = 64
 
 
 class CompletionServer:
@@ -94,9 +89,8 @@ class CompletionServer:
 
         self.stalled = threading.Event()
         self.server = Server(("127.0.0.1", 0), Handler)
-        self.server.daemon_threads = True
-        self.url = f"http://127.0.0.1:{self.server.server_port}"
-        threading.Thread(target=self.server.serve_forever, daemon=True).start()
+        self.url = self.server.url
+        self.server.listen()
 
     def completion(self, body: dict[str, Any]) -> dict[str, Any]:
         text = f"draft {body['seed']}.\n\n"
@@ -115,8 +109,7 @@ class CompletionServer:
 
     def close(self) -> None:
         self.stalled.set()
-        self.server.shutdown()
-        self.server.server_close()
+        self.server.close()
 
 
 @pytest.fixture(scope="module")
@@ -143,7 +136,7 @@ def ask(server: CompletionServer, prompts: ChatPrompts, n: int = 1, seeds=(3,), 
     retries = Retries(attempts=settings.pop("attempts", 5))
 
     async def run():
-        wanted = {"url": server.url, "retries": retries} | settings
+        wanted: dict[str, Any] = {"url": server.url, "retries": retries} | settings
         connection = JsonServer(ServerSettings(**wanted), sleep=pause, breaker=breaker)
         engine = HttpEngine(
             connection, "micro-a", prompts, context_tokens=256, served_name="m", dialect=dialect

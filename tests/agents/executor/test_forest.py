@@ -290,7 +290,8 @@ def test_parallel_questions_alone_are_best_of_n() -> None:
     forest = search(world, Action(model="m", qp=16, cp=1, bs=1), limits)
     alone = []
     for tree in range(16):
-        path, total = (tree,), 0.0
+        path: tuple[int, ...] = (tree,)
+        total = 0.0
         while len(path) <= 12:
             path = (*path, 0)
             score, ends, _ = world.at(path)

@@ -138,10 +138,10 @@ def test_a_path_at_the_limit_is_returned_flagged_and_only_when_nothing_finished(
 
 
 def test_a_box_completes_a_path_only_where_that_is_set() -> None:
-    boxed = (r"so \boxed{\frac{1}{2}}." + "\n\n", "separator", 0.8)
+    boxed: tuple[str, Finish, float] = (r"so \boxed{\frac{1}{2}}." + "\n\n", "separator", 0.8)
     assert advance(plant(COT, limits()), boxed).drafts[0].fate == "kept"
     assert advance(plant(COT, limits(box_completes=True)), boxed).drafts[0].fate == "finished"
-    broken = (r"so \boxed{\frac{1}{2}." + "\n\n", "separator", 0.8)
+    broken: tuple[str, Finish, float] = (r"so \boxed{\frac{1}{2}." + "\n\n", "separator", 0.8)
     assert advance(plant(COT, limits(box_completes=True)), broken).drafts[0].fate == "kept"
 
 

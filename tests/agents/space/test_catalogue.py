@@ -28,7 +28,8 @@ TABLE = {
 
 def test_the_papers_catalogue_holds_its_table(qwen3: Catalogue) -> None:
     found = {}
-    for each in (*qwen3.models, *qwen3.verifiers):
+    known: list[Any] = [*qwen3.models, *qwen3.verifiers]
+    for each in known:
         a = each.architecture
         found[each.name] = (
             a.parameters / 1e9,

@@ -146,7 +146,8 @@ def test_the_shipped_family_makes_the_mini_catalogue() -> None:
     assert sizes == sorted(set(sizes))
     assert len({verifier.name for verifier in catalogue.verifiers}) == 2
     assert catalogue.verifier_named().name == catalogue.verifier
-    for each in (*catalogue.models, *catalogue.verifiers):
+    known: list[Any] = [*catalogue.models, *catalogue.verifiers]
+    for each in known:
         tensors = load_file(ROOT / each.checkpoint / "model.safetensors")
         assert each.architecture.parameters == sum(math.prod(tensor.shape) for tensor in tensors.values())
         assert each.architecture.weight_bytes == 4

@@ -15,10 +15,10 @@ from schemas.control import (
     decode_control,
 )
 from schemas.objective import CostRange, Weights
-from schemas.record import encode
+from schemas.record import Record, encode
 
 
-def fold(start: Steering, *records: object) -> Steering:
+def fold(start: Steering, *records: Record | None) -> Steering:
     """Fold records as they come off the wire, positions as offsets; None is one compacted away."""
     for offset, record in enumerate(records):
         if record is not None:

@@ -2,9 +2,8 @@
 
 import asyncio
 import json
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from typing import Any
 
 import pytest
@@ -15,6 +14,7 @@ from agents.serving.http import JsonServer, Retries, ServerSettings
 from agents.serving.prompts import ChatPrompts
 from agents.verifier.formats import StepTagFormat
 from agents.verifier.prm import HttpRows, ScoreCountError, VerifierOptions, start_verifier
+from tests.support.http_servers import Server
 
 PATHS = [("12 + 7 is 19.\n\n",), ("12 + 7 is 18.\n\n", "So \\boxed{18}.")]
 QUESTION = "How many is 12 + 7?"
@@ -49,9 +49,9 @@ class PoolingServer:
             def log_message(self, *_: object) -> None:
                 pass
 
-        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.url = f"http://127.0.0.1:{self.server.server_port}/v1"
-        threading.Thread(target=self.server.serve_forever, daemon=True).start()
+        self.server = Server(("127.0.0.1", 0), Handler)
+        self.url = f"{self.server.url}/v1"
+        self.server.listen()
 
 
 @pytest.fixture(scope="module")
@@ -63,8 +63,7 @@ def prompts(micro) -> ChatPrompts:
 def server(micro, prompts) -> Iterator[PoolingServer]:
     server = PoolingServer(micro, prompts.token_id("<|step|>"))
     yield server
-    server.server.shutdown()
-    server.server.server_close()
+    server.server.close()
 
 
 def ask(server: PoolingServer, micro, prompts: ChatPrompts):
@@ -117,8 +116,7 @@ def test_a_missing_prompt_is_an_error(server, micro, prompts) -> None:
 
 
 def test_a_server_that_is_gone_is_unreachable(server) -> None:
-    server.server.shutdown()
-    server.server.server_close()
+    server.server.close()
 
     async def run() -> None:
         source = HttpRows(JsonServer(ServerSettings(url=server.url, retries=Retries(attempts=1))), "prm-1")

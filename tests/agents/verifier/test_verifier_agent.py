@@ -11,7 +11,7 @@ from agents.serving.errors import DeadlinePassedError
 from agents.serving.recorded import RecordedPath, RecordedStep, Recording, RecordingError
 from agents.verifier.prm import RecordedVerifier, verify
 from schemas.action import Action
-from schemas.forest import Draft, Forest, Limits
+from schemas.forest import Draft, Fate, Forest, Limits
 from schemas.query import Message
 from schemas.record import decode, encode
 from schemas.search import Scored, SearchStep, Verification
@@ -35,7 +35,7 @@ RECORDING = Recording(
 
 
 def draft(parent: int, depth: int, text: str, score: float | None = None) -> Draft:
-    fate = "open" if score is None else "kept"
+    fate: Fate = "open" if score is None else "kept"
     return Draft(parent=parent, depth=depth, tokens=2, finish="separator", text=text, score=score, fate=fate)
 
 

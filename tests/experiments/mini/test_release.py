@@ -3,6 +3,7 @@
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -128,10 +129,10 @@ def test_a_later_evaluation_keeps_the_sealed_result_of_the_same_weights_only() -
     assert carry_sealed(same, earlier)
     assert same["everyday"] == {"development": {"all": 0.5}, "sealed": {"all": 0.4}}
     for weights in ("a", None):
-        others = {"weights": "b", "everyday": {"development": {"all": 0.5}}}
+        others: dict[str, Any] = {"weights": "b", "everyday": {"development": {"all": 0.5}}}
         assert not carry_sealed(others, {**earlier, "weights": weights})
         assert "sealed" not in others["everyday"]
-    opened = {"weights": "a", "everyday": {"sealed": {"all": 0.6}}}
+    opened: dict[str, Any] = {"weights": "a", "everyday": {"sealed": {"all": 0.6}}}
     assert carry_sealed(opened, earlier)
     assert opened["everyday"]["sealed"] == {"all": 0.6}
     assert carry_sealed({"weights": "a", "everyday": {}}, {})

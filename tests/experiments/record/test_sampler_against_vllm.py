@@ -44,7 +44,7 @@ class Both:
 
     def close(self) -> None:
         if self.vllm.close is not None:
-            self.runner.run(self.vllm.close())
+            self.runner.run(self.vllm.close())  # type: ignore[arg-type]
         self.runner.close()
 
 

@@ -31,7 +31,7 @@ def row_of(query: Query, *, propensity: float | None = 0.25, **changes: Any) -> 
         query=query, origin=Origin(topic="query", partition=0, offset=0), action=ACTION, group="default", seq=0, seed=0,
         objective=OBJECTIVE, policy=PolicyState(name="contextual", version=0), propensity=propensity,
     )  # fmt: skip
-    terms = {
+    terms: dict[str, Any] = {
         "correct": 1.0,
         "score": 0.5,
         "log_cost": math.log(1e10),

@@ -1,4 +1,4 @@
-"""The cases recorded from `vllm serve`, before the gateway; `conformance.py` has the cases and the deviations."""
+"""The cases recorded from `vllm serve`, before the gateway; `tests.support.conformance` has them and the deviations."""
 
 import json
 from collections.abc import Callable
@@ -55,7 +55,7 @@ def test_a_difference_is_found() -> None:
 @pytest.mark.vllm
 @pytest.mark.timeout(900)
 def test_vllm_serve_still_shows_what_was_recorded(tmp_path: Path) -> None:
-    with conformance.vllm_serve(conformance.MODEL, tmp_path / "vllm.log") as url:
+    with conformance.vllm_serve(conformance.MODEL, tmp_path) as url:
         found = conformance.observed(url, conformance.MODEL)
     assert {case: conformance.differences(EXPECTED[case], each) for case, each in found.items()} == {
         case: {} for case in EXPECTED

@@ -40,7 +40,7 @@ def _path(model: str, path: int) -> RecordedPath:
 
 
 def openai_client(site: Any) -> openai.OpenAI:
-    return openai.OpenAI(base_url=f"{site.url}/v1", api_key="any", http_client=httpx.Client(trust_env=False))
+    return openai.OpenAI(base_url=f"{site.url}/v1", api_key="any", http_client=httpx.Client(trust_env=False))  # type: ignore[arg-type]
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +49,8 @@ def client(site: Any) -> openai.OpenAI:
 
 
 def chat(client: openai.OpenAI, model: str = WIDE, **more: Any) -> Any:
-    return client.chat.completions.create(model=model, messages=[LONG], **more)
+    asked: dict[str, Any] = {"model": model, "messages": [LONG], **more}
+    return client.chat.completions.create(**asked)
 
 
 def text_of(made: Any) -> str:
@@ -79,7 +80,7 @@ def closing_of(site: Any, query_id: str) -> Reward:
 def test_most_tokens_bound_the_answer_and_not_the_search(
     site: Any, client: openai.OpenAI, name: str, most: int
 ) -> None:
-    made = chat(client, **{name: most})
+    made = chat(client, WIDE, **{name: most})
     answer, used = answer_of(site, made), made.usage
     assert (made.choices[0].finish_reason, answer.complete) == ("length", False)
     assert text_of(made)
@@ -156,7 +157,7 @@ def test_a_stream_names_them_in_its_headers_and_its_last_chunk(client: openai.Op
     create = client.chat.completions.with_raw_response.create
     raw = create(model=WIDE, messages=[LONG], temperature=0.7, stream=True)  # type: ignore[list-item]
     assert raw.headers["x-uniscale-ignored"] == "temperature"
-    *_, last = raw.parse()
+    last: Any = list(raw.parse())[-1]
     assert (last.model_extra or {})["uniscale"]["ignored"] == ["temperature"]
 
 

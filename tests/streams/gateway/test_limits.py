@@ -72,7 +72,11 @@ def test_limits() -> None:
     gate.admit(who, "auto", query(), Used(minute=1, in_flight=2, eflops=99.0))
     spent = refused(gate, who, eflops=100.0)
     assert (spent.status, spent.code, spent.headers["x-should-retry"]) == (429, "insufficient_quota", "false")
-    for used in ({"eflops": 60.0, "reserved": 40.0}, {"eflops": 60.0, "reserved": 20.0, "mean": 21.0}):
+    full: list[dict[str, Any]] = [
+        {"eflops": 60.0, "reserved": 40.0},
+        {"eflops": 60.0, "reserved": 20.0, "mean": 21.0},
+    ]
+    for used in full:
         assert refused(gate, who, **used).code == "insufficient_quota"
     small = query(budget=Budget(eflops=20.0))
     gate.admit(who, "auto", small, Used(eflops=60.0, reserved=20.0, mean=21.0))

@@ -1,24 +1,23 @@
 """Changes on the page's time axis, in words."""
 
-from schemas.control import CatalogueEntry, CostBoundsEntry, KeyEntry, ObjectiveEntry
+from schemas.control import CatalogueEntry, ControlRecord, CostBoundsEntry, KeyEntry, ObjectiveEntry
 from schemas.objective import CostRange, Weights
 from streams.gateway.index import Marks
 
 
 def test_what_changes_a_choice_is_marked_in_words() -> None:
     marks = Marks(["small"])
-    for at, entry in enumerate(
-        (
-            CatalogueEntry(name="small", op="add", model={"name": "small"}),
-            CatalogueEntry(name="large", op="add", model={"name": "large"}),
-            CatalogueEntry(name="large", op="remove"),
-            CatalogueEntry(name="large", op="add", model={"name": "large"}),
-            ObjectiveEntry(name="thrift", op="set", weights=Weights(correct=0.5, score=0.0, cost=0.5)),
-            ObjectiveEntry(name="thrift", op="remove"),
-            CostBoundsEntry(cost_range=CostRange(low_eflops=1.0, high_eflops=2.0)),
-            KeyEntry(name="shop", op="revoke"),
-        )
-    ):
+    entries: tuple[ControlRecord, ...] = (
+        CatalogueEntry(name="small", op="add", model={"name": "small"}),
+        CatalogueEntry(name="large", op="add", model={"name": "large"}),
+        CatalogueEntry(name="large", op="remove"),
+        CatalogueEntry(name="large", op="add", model={"name": "large"}),
+        ObjectiveEntry(name="thrift", op="set", weights=Weights(correct=0.5, score=0.0, cost=0.5)),
+        ObjectiveEntry(name="thrift", op="remove"),
+        CostBoundsEntry(cost_range=CostRange(low_eflops=1.0, high_eflops=2.0)),
+        KeyEntry(name="shop", op="revoke"),
+    )
+    for at, entry in enumerate(entries):
         marks.note(entry, at * 1000)
     assert [(each["at"], each["what"]) for each in marks.listed()] == [
         (0, "model small changed"),

@@ -29,7 +29,7 @@ def listed(at: int, **known: object) -> Listed:
             "correct",
         )
     )
-    return Listed(query_id=f"q-{at}", tenant=None, created_ms=at, **{**plain, **known})  # type: ignore[arg-type]
+    return Listed(query_id=f"q-{at}", tenant=None, created_ms=at, **{**plain, **known})
 
 
 def answered(at: int, cohort: str, correct: float, eflops: float) -> Listed:

@@ -13,7 +13,7 @@ from agents.decider.log import aim_of
 from schemas.objective import CostRange, ObjectiveInForce, Weights
 from streams.metrics import Metrics
 from streams.services.decider import EVERY, Pacing
-from tests.agents.decider.policies.contextual.test_contextual import Traffic, actions, contextual, live
+from tests.support.traffic import Traffic, actions, contextual, live
 
 
 @pytest.fixture(scope="module")

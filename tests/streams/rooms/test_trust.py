@@ -210,7 +210,7 @@ def test_a_deadline_that_nothing_comes_of_shows_in_a_metric(in_memory: InMemory,
         cluster = Cluster(in_memory(timeout_s=30.0), rooms, seed=3)
         await cluster.up()
         (aggregator,) = (worker for worker in cluster.workers if worker.room == "aggregator")
-        overdue_s = lambda: aggregator.metrics.overdue.collect()[0].samples[0].value  # noqa: E731
+        overdue_s = lambda: next(iter(aggregator.metrics.overdue.collect())).samples[0].value  # noqa: E731
         cluster.broker.refuses = lambda topic, key: "full" if topic == cluster.topics.due else ""
         send(cluster, ask(0))
         await asyncio.sleep(25)

@@ -97,7 +97,8 @@ def test_thompsons_scores_have_the_moments_of_the_posterior(world: Any, quality:
 def test_masked_actions_have_no_propensity(world: Any, quality: Any) -> None:
     policy = Explored(LinUCB(world.features()), floor=1.0)
     policy.add_actions(world.actions())
-    allowed = frozenset(policy.inner.features.ids[:2])
+    inner: Any = policy.inner
+    allowed = frozenset(inner.features.ids[:2])
     choices = policy.select([world.context(allowed) for _ in range(50)], [quality] * 50, seed=3)
     assert {c.action_id for c in choices} == allowed
     assert {c.propensity for c in choices} == {0.5}

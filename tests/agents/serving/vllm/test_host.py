@@ -3,6 +3,7 @@
 import asyncio
 import threading
 import time
+from typing import Any
 
 import pytest
 
@@ -35,7 +36,7 @@ def prompt(prompts):
 
 
 def drafts(prompt, seeds, **fields):
-    usual = {"max_tokens": 24, "temperature": 1.0, "stop": ("\n\n",)}
+    usual: dict[str, Any] = {"max_tokens": 24, "temperature": 1.0, "stop": ("\n\n",)}
     return [Generation(prompt_token_ids=prompt, seed=seed, **(usual | fields)) for seed in seeds]
 
 

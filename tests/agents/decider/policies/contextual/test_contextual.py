@@ -19,71 +19,12 @@ from agents.bandit.design import COST, Design
 from agents.bandit.exploration import Explored
 from agents.bandit.features import FeatureSettings
 from agents.bandit.pacing import Pace
-from agents.bandit.policy import ActionVector, Aim, Context, Objective, Observation, Pending
+from agents.bandit.policy import Aim, Context, Objective, Observation, Pending
 from agents.decider.log import Row, decode_row
 from agents.decider.verify import mismatches, opened
 from schemas.decision import Decision
 from schemas.record import decode, encode
-
-DIM = 21  # 12 of an embedding and nine counts
-MODELS = (("small", 1e6), ("middle", 1e7), ("large", 1e8))
-
-
-def contextual(**changes: Any) -> Contextual:
-    return Contextual(Design(FeatureSettings(DIM, 4, query_rank=11)), ContextualSettings(**changes))
-
-
-def actions(models: tuple[tuple[str, float], ...] = MODELS) -> list[ActionVector]:
-    rng = np.random.default_rng(1)
-    return [
-        ActionVector(f"{model}/{qp}/1/1", model, rng.normal(size=4), size)
-        for model, size in models
-        for qp in (1, 4, 16)
-    ]
-
-
-class Traffic:
-    """Questions of two kinds: hard ones only the large model solves; cost follows size and width."""
-
-    def __init__(self, seed: int = 0) -> None:
-        self.rng = np.random.default_rng(seed)
-        self.made = 0
-
-    def question(self) -> tuple[str, np.ndarray, bool]:
-        self.made += 1
-        hard = bool(self.rng.random() < 0.5)
-        query = self.rng.normal(size=DIM) * 0.1
-        query[12:] = np.abs(query[12:]) + (3.0 if hard else 1.0)
-        return f"q{self.made}", query, hard
-
-    def outcome(self, action: str, hard: bool) -> tuple[float, float]:
-        model, qp, *_ = action.split("/")
-        level = {"small": 0, "middle": 1, "large": 2}[model]
-        chance = (0.1 + 0.4 * level) if hard else (0.85 + 0.05 * level)
-        log_cost = np.log(1e3 * dict(MODELS)[model] * int(qp)) + 0.1 * self.rng.normal()
-        return float(self.rng.random() < chance), float(log_cost)
-
-
-def live(
-    policy: Contextual, rounds: int, *, aim: Aim, traffic: Traffic, price: float = 1.0, warm_up: int = 60
-) -> dict[str, float]:
-    """Run a policy under an aim; return mean accuracy and cost after the first 100 rounds."""
-    right, spent = [], []
-    for _ in range(rounds):
-        query_id, query, hard = traffic.question()
-        objective = Objective(1, 0, 0, 0, 30, policy.price(aim))
-        warm = policy.version < warm_up
-        if warm:
-            chosen = policy.features.ids[int(traffic.rng.integers(len(policy.features.ids)))]
-        else:
-            chosen = policy.select([Context(query_id, query)], [objective], 1)[0].action_id
-        policy.expect([Pending(query_id, query, chosen, None if warm else aim)])
-        correct, log_cost = traffic.outcome(chosen, hard)
-        log_cost += float(np.log(price))
-        policy.update([Observation(query_id, query, chosen, correct, correct, log_cost, correct, objective)])
-        right.append(correct)
-        spent.append(np.exp(log_cost))
-    return {"accuracy": float(np.mean(right)), "cost": float(np.mean(spent))}
+from tests.support.traffic import DIM, MODELS, Traffic, actions, contextual, live
 
 
 def test_every_term_is_the_ridge_regression_of_its_departure_from_the_mean(world: Any) -> None:

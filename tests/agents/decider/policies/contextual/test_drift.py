@@ -11,7 +11,7 @@ from agents.bandit.contextual import Contextual
 from agents.bandit.design import COST
 from agents.bandit.estimates import LEAST, CostDrift
 from agents.bandit.policy import ActionVector, Aim, Objective, Observation, Pending
-from tests.agents.decider.policies.contextual.test_contextual import Traffic, actions, contextual
+from tests.support.traffic import Traffic, actions, contextual
 
 AIM = Aim("a", accuracy=0.9)
 PLAIN = Objective(1, 0, 0, 0, 30)

