@@ -18,7 +18,7 @@ PACKAGES := schemas agents streams experiments
 # Further words for a command: make demo ARGS="--questions 20"
 ARGS ?=
 
-.PHONY: help env demo test test-kafka test-long lint test-page test-node bench-learner bench-stream bench-gateway clean
+.PHONY: help env demo test-fast test test-kafka test-long lint size test-page test-node bench-learner bench-stream bench-gateway clean
 
 help: ## Show the targets
 	@grep -hE '^[a-z.-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -38,21 +38,31 @@ lint: $(STAMP) ## Check style, formatting, types and directions of import
 	$(BIN)/mypy
 	PYTHONPATH=. $(BIN)/lint-imports
 
+size: $(STAMP) ## Print how large the code is
+	@$(BIN)/python -m tests.size --walk
+
+# The tiers, each with its aim on two cores: test-fast 90 s, test 8 min, test-kafka and test-long as long as they need.
+# A test says by its marks where it belongs (pyproject.toml); CONTRIBUTING.md says what to run when.
+
 # One thread a library: with two, a busy neighbour on one core makes the other spin.
-test test-kafka test-long: export OMP_NUM_THREADS = 1
+test-fast test test-kafka test-long: export OMP_NUM_THREADS = 1
 
 # Two processes: one begins with what needs a broker, which mostly waits, the other with the rest (tests/conftest.py).
 SIDE_BY_SIDE := -n 2 --dist loadgroup --no-loadscope-reorder
 
+test-fast: $(STAMP) ## The first answer, in 90 s: the packages alone, without torch, vLLM, a broker or a network
+	$(BIN)/python -m pytest $(SIDE_BY_SIDE) --light -m "not (slow or thorough or seconds or torch or broker or kafka or data)" \
+		tests/schemas tests/agents tests/streams tests/test_*.py $(ARGS)
+
 test: lint ## Environment, lint, and every test but the slow ones, on the embedded broker
-	$(BIN)/python -m pytest $(SIDE_BY_SIDE) --broker embedded -m "not slow" $(ARGS)
+	$(BIN)/python -m pytest $(SIDE_BY_SIDE) --broker embedded -m "not (slow or thorough)" $(ARGS)
 
 # KAFKA_HOME names it, or it lies in ../shared/kafka beside the checkout.
 test-kafka: $(STAMP) ## What needs Apache Kafka or public data, and the broker's tests again on Apache Kafka
-	$(BIN)/python -m pytest $(SIDE_BY_SIDE) --broker kafka -m "(broker or kafka or data) and not embedded and not slow" $(ARGS)
+	$(BIN)/python -m pytest $(SIDE_BY_SIDE) --broker kafka -m "(broker or kafka or data or thorough) and not embedded and not slow" $(ARGS)
 
 test-long: lint ## Every test, soaks and kills included
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest --hypothesis-profile long $(ARGS)
 
 test-page: $(STAMP) ## Drive the page in Chromium; installs requirements/page.txt first
 	@$(BIN)/python -m pip install -qq --disable-pip-version-check --no-input --no-deps -r requirements/page.txt

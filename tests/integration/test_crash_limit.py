@@ -63,7 +63,7 @@ asyncio.run(main())
         ("error", [CRASH_EXIT, CRASH_EXIT, 0], "ZeroDivisionError"),
         # Nobody counts before the process is gone: the one that follows does.
         ("SIGKILL", [-9, -9, -9, 0], "KilledProcess"),
-        ("SIGSEGV", [-11, -11, -11, 0], "KilledProcess"),
+        pytest.param("SIGSEGV", [-11, -11, -11, 0], "KilledProcess", marks=pytest.mark.thorough),
     ],
 )
 def test_the_third_failure_at_one_record_is_a_dead_letter(

@@ -285,7 +285,14 @@ def revived(around: Around, die: Callable[[], None]) -> None:
     check(around)
 
 
-@pytest.mark.parametrize("point", ["row", "decision", "reward", "manifest", "start"])
+@pytest.mark.parametrize(
+    "point",
+    [
+        "decision",
+        "manifest",
+        *(pytest.param(each, marks=pytest.mark.thorough) for each in ("row", "reward", "start")),
+    ],
+)
 def test_a_death_between_two_writes_changes_nothing(around: Around, point: str) -> None:
     armed = Path(around.loop.settings.state_dir) / f"die-{point}"
     revived(around, armed.touch)

@@ -14,10 +14,14 @@ from typing import Any
 import pytest
 
 from agents.decider.log import Row
+from agents.decider.verify import mismatches
 from schemas.query import Query
 from schemas.reward import Reward
 from streams.local.deployment import READY
+from streams.services.decider import policy_of
+from streams.services.embedder import encoder_of
 from streams.worker import CRASH_EXIT
+from tests.support.conservation import conserved, learned
 
 pytestmark = pytest.mark.broker
 
@@ -28,11 +32,11 @@ from streams.settings import Settings
 from streams.runtime.kafka_consumer import Consumer
 from streams.worker import run_room
 
-once, how = pathlib.Path(sys.argv[1]), sys.argv[2]
+room, how, topic, once = *sys.argv[1:4], pathlib.Path(sys.argv[4])
 into_queues, resume_flow = Consumer._into_queues, Consumer.resume_flow
 
 def is_it(tp, batch):
-    return tp.topic.endswith("context") and batch[-1].offset >= 20 and not once.exists()
+    return tp.topic.endswith(topic) and batch[-1].offset >= 20 and not once.exists()
 
 def fails(self, tp, binding, batch, active):
     if is_it(tp, batch):
@@ -55,7 +59,7 @@ if how in ("fails", "ends"):
 elif not once.exists():
     once.touch()
     Consumer.resume_flow = stands_still
-run_room(Settings.from_env(os.environ), "decider")
+run_room(Settings.from_env(os.environ), room)
 """
 
 
@@ -82,13 +86,13 @@ def closed(loop: Any) -> set[str]:
     return {r.query_id for r in loop.read(loop.topics.reward, Reward) if r.closes}
 
 
-@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL])
 def test_all_rooms_ended_in_flight_lose_nothing(
-    deploy: Callable[..., Any], ask: Callable[[int], Query], how: signal.Signals
+    deploy: Callable[..., Any], ask: Callable[[int], Query]
 ) -> None:
+    """Told to stop, killed, and told to stop again, with what the ends before have left."""
     loop = deploy(max_in_flight=32, group_partitions=16)
     ids: set[str] = set()
-    for at in range(2):
+    for at, how in enumerate((signal.SIGTERM, signal.SIGKILL, signal.SIGTERM)):
         batch = [ask(n) for n in range(at * 120, at * 120 + 120)]
         before = len(loop.raw(loop.topics.answer))
         loop.send(*batch)
@@ -99,35 +103,43 @@ def test_all_rooms_ended_in_flight_lose_nothing(
         loop.until(lambda wanted=frozenset(ids): closed(loop) >= wanted, what="all rewards")
     loop.settled()
     assert loop.raw(loop.topics.dead_letter) == []
+    conserved(loop, ids)
+    rows = learned(loop, len(ids))
+    policy = policy_of(loop.settings, encoder_of(loop.settings))
+    assert list(mismatches(policy, rows, loop.settings.policy.seed)) == []
     loop.close()
     log = loop.log.read_text()
     assert "was lost between" not in log
-    if how == signal.SIGTERM:
-        assert log.count("exited with code 0") == 2 * len(loop.supervisor.rooms)
+    assert log.count("exited with code 0") == 2 * len(loop.supervisor.rooms)
 
 
-@pytest.mark.parametrize(
-    ("how", "said"),
-    [
-        ("fails", "crash: faust failed"),
-        ("ends", "crash: the Kafka consumer: the fetcher ended"),
-        ("stands still", "records wait and nothing has moved for 15 s"),
-    ],
-)
+# Of each room: what its consumer does once, at records of which topic, and what the room says of it.
+FAULTS = {
+    "decider": ("fails", "context", "crash: faust failed"),
+    "aggregator": ("ends", "answer", "crash: the Kafka consumer: the fetcher ended"),
+    "embedder": ("stands still", "query", "records wait and nothing has moved for 15 s"),
+}
+
+
 def test_a_fault_inside_the_consumer_ends_the_room_and_loses_nothing(
-    deploy: Callable[..., Any], ask: Callable[[int], Query], tmp_path: Path, how: str, said: str
+    deploy: Callable[..., Any], ask: Callable[[int], Query], tmp_path: Path
 ) -> None:
-    command = [sys.executable, "-c", FAULTY, str(tmp_path / "once"), how]
-    loop = deploy(max_in_flight=32, group_partitions=16, commands={"decider": command})
+    commands = {
+        room: [sys.executable, "-c", FAULTY, room, how, topic, str(tmp_path / room)]
+        for room, (how, topic, _) in FAULTS.items()
+    }
+    loop = deploy(max_in_flight=32, group_partitions=16, commands=commands)
     batch = [ask(n) for n in range(100)]
     loop.send(*batch)
     loop.until(lambda: closed(loop) >= {q.query_id for q in batch}, what="all rewards")
     loop.settled()
     log = loop.log.read_text()
-    assert said in log
-    assert f"decider exited with code {CRASH_EXIT}" in log
+    for room, (_, _, said) in FAULTS.items():
+        assert said in log
+        assert f"{room} exited with code {CRASH_EXIT}" in log
 
 
+@pytest.mark.thorough
 def test_a_room_that_recovers_while_records_arrive_misses_none(
     deploy: Callable[..., Any], ask: Callable[[int], Query]
 ) -> None:
@@ -152,6 +164,7 @@ def test_a_room_that_recovers_while_records_arrive_misses_none(
     loop.settled()
 
 
+@pytest.mark.thorough
 def test_workers_that_join_and_leave_in_flight_lose_nothing(
     deploy: Callable[..., Any], ask: Callable[[int], Query], tmp_path: Path
 ) -> None:

@@ -73,11 +73,12 @@ def test_every_command_with_a_figure_has_a_short_form() -> None:
         re.findall(r"`(make [a-z-]+|python -m experiments(?:\.\w+)? \w+|python -m streams[.\w]+)", table)
     )
     named |= set(re.findall(r"`(make bench-[a-z]+|python -m streams bench-[a-z]+)", table + rest))
-    assert named - {"make test"} == set(COVERED)
+    assert named - {"make test-kafka"} == set(COVERED)
     for where in COVERED.values():
         assert where in globals() or (ROOT / where).exists() or Path(__file__).with_name(where).exists()
 
 
+@pytest.mark.thorough
 def test_frontier(tmp_path: Path) -> None:
     whole = pq.read_table(ROOT / "experiments" / "data" / "mixed.parquet")
     metadata = dict(whole.schema.metadata)
@@ -93,6 +94,7 @@ def test_frontier(tmp_path: Path) -> None:
     assert {line.partition(":")[0] for line in said.splitlines()} >= {"default", "default_with_prior"}
 
 
+@pytest.mark.thorough
 def test_bench_learner(tmp_path: Path) -> None:
     printed("experiments.bench", "--smoke", "--out", str(tmp_path / "learner.json"), KAFKA_HOME="")
     found = json.loads((tmp_path / "learner.json").read_text())
@@ -101,12 +103,14 @@ def test_bench_learner(tmp_path: Path) -> None:
     assert found["recovery"]["difference"] == 0
 
 
+@pytest.mark.thorough
 def test_bench_audit() -> None:
     found = figures("streams", "bench-audit", "--queries", "100")
     assert found["wrong"] == 0
     assert found["learner"]["updates"] > 0
 
 
+@pytest.mark.thorough
 def test_bench_closed() -> None:
     found = figures("streams", "bench-closed", "200", "--lived", "50", "--half", "8", *EMBEDDED)
     assert (found["duplicates_sent"], found["duplicates_refused"], found["duplicates_decided"]) == (
@@ -116,12 +120,14 @@ def test_bench_closed() -> None:
     )
 
 
+@pytest.mark.thorough
 def test_bench_recovery() -> None:
     found = figures("streams", "bench-recovery", "--rows", "50", "--half", "8", *EMBEDDED)
     assert found["difference"] == 0
     assert found["recover_50_s"] > 0
 
 
+@pytest.mark.thorough
 def test_bench_memory(tmp_path: Path) -> None:
     """From a recording: the engines' own share takes minutes to load."""
     asked = [query.text or "" for query in list(read_questions(QUESTIONS))[:3]]
@@ -135,12 +141,14 @@ def test_bench_memory(tmp_path: Path) -> None:
     assert found["mb_together"] >= max(found["mb"].values()) > 0
 
 
+@pytest.mark.thorough
 def test_bench_kills() -> None:
     found = figures("streams", "bench-kills", "--rounds", "1", "--room", "decider", "--lived", "1", *EMBEDDED)
     assert found["kills"] == 1
     assert found["rooms"]["decider"]["worst_s"] > 0
 
 
+@pytest.mark.thorough
 def test_bench_stream(tmp_path: Path) -> None:
     out = tmp_path / "stream.json"
     words = ["--queries", "20", "--runs", "1", "--no-engine", "--out", str(out), *EMBEDDED]
@@ -151,6 +159,7 @@ def test_bench_stream(tmp_path: Path) -> None:
     assert found["query_to_answer_ms"]["p50"] > 0
 
 
+@pytest.mark.thorough
 def test_bench_gateway() -> None:
     plan = Plan(seconds=0.5, rounds=1, connections=(1, 4), sides=("ours",))
     with Broker.choose("embedded", os.environ) as broker:
@@ -160,6 +169,7 @@ def test_bench_gateway() -> None:
     assert found["cpu_ms_per_request"]["ours"]["gateway"] > 0
 
 
+@pytest.mark.thorough
 def test_bench_gateway_one_by_one() -> None:
     found = json.loads(printed("streams", "bench-gateway", "--one-by-one", "2", *EMBEDDED))
     assert found["queries"] == 2

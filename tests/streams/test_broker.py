@@ -66,6 +66,12 @@ def test_a_taken_port_is_said() -> None:
             Broker("embedded", port=taken.getsockname()[1]).start()
 
 
+def on_embedded(test: Any) -> Any:
+    """Mark what starts the embedded broker."""
+    return pytest.mark.broker(pytest.mark.embedded(test))
+
+
+@on_embedded
 def test_the_embedded_broker_serves_checks_partitions_and_stops() -> None:
     with Broker.choose("embedded", os.environ) as broker:
         settings = Settings(kafka=Kafka(bootstrap=broker.bootstrap))
@@ -92,8 +98,6 @@ def embedded() -> Iterator[Settings]:
 @pytest.fixture(scope="module")
 def apache() -> Iterator[Settings]:
     """The same for Apache Kafka."""
-    if kafka_home(os.environ) is None:
-        pytest.skip("needs Apache Kafka: set KAFKA_HOME")
     with Broker.choose("kafka", os.environ) as broker:
         settings = Settings(kafka=Kafka(bootstrap=broker.bootstrap))
         kafka_admin.create(settings, Topics(settings).declared(["a"]))
@@ -111,6 +115,7 @@ def ends(settings: Settings, topic: str) -> int:
     return int(found)
 
 
+@on_embedded
 def test_a_client_that_sends_several_queries_at_once_loses_none_on_the_embedded_broker(
     embedded: Settings,
 ) -> None:
@@ -119,6 +124,7 @@ def test_a_client_that_sends_several_queries_at_once_loses_none_on_the_embedded_
     assert ends(embedded, Topics(embedded).query) == 100
 
 
+@on_embedded
 def test_a_room_that_sends_several_records_at_once_loses_none_on_the_embedded_broker(
     embedded: Settings, tmp_path: Path
 ) -> None:
@@ -136,6 +142,7 @@ def test_a_room_that_sends_several_records_at_once_loses_none_on_the_embedded_br
     assert ends(embedded, topic) == 50
 
 
+@on_embedded
 def test_a_command_that_rewrites_a_log_loses_no_row_on_the_embedded_broker(embedded: Settings) -> None:
     log = Topics(embedded).changelog("decider", "pending")
     rewrite(embedded, log, [(log, [(b"%d" % n, b"row") for n in range(50)])])
@@ -177,11 +184,14 @@ def waits_ms(settings: Settings) -> dict[str, int]:
         client.close()
 
 
+@on_embedded
 def test_fetches_from_the_embedded_broker_wait_briefly(embedded: Settings, tmp_path: Path) -> None:
     found = waits_ms(embedded.replace(state_dir=str(tmp_path)))
     assert found == dict.fromkeys(("assigned", "followed", "read", "client"), 50)
 
 
+@pytest.mark.broker
+@pytest.mark.kafka("how long its fetches wait")
 def test_fetches_from_apache_kafka_wait_as_they_did(apache: Settings, tmp_path: Path) -> None:
     found = waits_ms(apache.replace(state_dir=str(tmp_path)))
     assert found == {"assigned": 1500, "followed": 500, "read": 500, "client": 500}

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -165,11 +166,12 @@ def test_a_reference_that_cannot_be_graded_is_refused_by_name(reference: object,
 
 
 @pytest.fixture(scope="module")
-def pool() -> GradingPool:
+def pool() -> Iterator[GradingPool]:
     with GradingPool(timeout_s=30.0) as pool:
         yield pool
 
 
+@pytest.mark.seconds
 @pytest.mark.parametrize(
     ("gold", "answer", "correct"),
     [
@@ -189,6 +191,7 @@ def test_math_verify_compares(pool: GradingPool, gold: str, answer: str, correct
     assert (verdict.correct, verdict.how) == (correct, "math-verify")
 
 
+@pytest.mark.seconds
 def test_a_hanging_comparison_is_killed_counted_and_followed_by_a_working_one() -> None:
     with GradingPool(timeout_s=1.0) as pool:
         assert pool.judge("5", r"(10^{10^{10}})!") == Verdict(correct=False, how="timeout")
@@ -197,6 +200,7 @@ def test_a_hanging_comparison_is_killed_counted_and_followed_by_a_working_one() 
         assert pool.judge(r"\frac{1}{2}", "0.5").correct
 
 
+@pytest.mark.seconds
 def test_a_process_out_of_memory_is_an_error_and_not_a_crash() -> None:
     # Enough to import sympy, not enough for the power of ten that this evaluates to.
     with GradingPool(timeout_s=30.0, memory_mb=600) as pool:
@@ -241,6 +245,7 @@ def test_a_grading_process_runs_programs(pool: GradingPool) -> None:
     assert pool.run("add 3", []) == Verdict(correct=False, how="error")
 
 
+@pytest.mark.seconds
 def test_a_program_that_takes_too_long_is_killed() -> None:
     slow = " | ".join(["times 1"] * 32)
     tests = [[list(range(10_000)), list(range(10_000))]] * 400
@@ -263,6 +268,7 @@ def test_a_grading_process_is_given_no_secret_and_writes_no_file(tmp_path: Path)
     assert re.search(rf"Max address space +{2048 * 2**20} ", limits)
 
 
+@pytest.mark.seconds
 def test_several_answers_are_graded_at_once() -> None:
     slow = " | ".join(["times 1"] * 32)
     tests = [[list(range(10_000)), list(range(10_000))]] * 400
@@ -274,6 +280,7 @@ def test_several_answers_are_graded_at_once() -> None:
         assert hung.result().how == "timeout"
 
 
+@pytest.mark.seconds
 def test_mathematics_is_imported_only_where_it_is_needed() -> None:
     def resident_mb(pool: GradingPool) -> float:
         process = pool._idle.get()

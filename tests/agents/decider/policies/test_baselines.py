@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 from agents.bandit.baselines import KNN, MLP, NetworkSettings, NeuralUCB
 from agents.bandit.linucb import Discounted, LinUCBSettings, SlidingWindow
@@ -37,8 +36,11 @@ def test_knn_averages_the_rewards_of_the_nearest_pairs(world: Any, quality: Any)
         assert scored.mean[i] == pytest.approx(np.mean(rewards))
 
 
+@pytest.mark.torch
 def test_training_follows_the_gradient_of_the_mean_squared_error() -> None:
     """Written-out gradients and Adam against autograd."""
+    import torch
+
     rng = np.random.default_rng(0)
     x, targets = rng.normal(size=(9, 5)), rng.normal(size=9)
     network = Network(5, NetworkSettings(hidden=7, iterations=30))
@@ -55,6 +57,7 @@ def test_training_follows_the_gradient_of_the_mean_squared_error() -> None:
         assert torch.allclose(mine, theirs, atol=1e-5)
 
 
+@pytest.mark.torch
 def test_the_mlp_learns_what_it_is_shown(world: Any) -> None:
     policy = MLP(world.features(), NetworkSettings(hidden=20, iterations=60))
     taught(policy, world, 15)
@@ -64,9 +67,12 @@ def test_the_mlp_learns_what_it_is_shown(world: Any) -> None:
     assert np.abs(policy.network.predict(x) - policy.history.rewards).max() < 0.05
 
 
+@pytest.mark.torch
 @pytest.mark.parametrize("per_width", [False, True])
 def test_neural_ucbs_dual_equals_its_matrix(world: Any, per_width: bool) -> None:
     """√(gᵀZ⁻¹g) by the n×n dual against the full Z over all parameters, gradients by autograd."""
+    import torch
+
     policy = NeuralUCB(
         world.features(), NetworkSettings(hidden=4, iterations=3), alpha=0.6, ridge=1.5, per_width=per_width
     )
@@ -92,6 +98,7 @@ def test_neural_ucbs_dual_equals_its_matrix(world: Any, per_width: bool) -> None
     assert np.allclose(policy.widths(x), expected, rtol=1e-4)
 
 
+@pytest.mark.torch
 def test_a_correction_replaces_the_target_of_its_row(world: Any, quality: Any) -> None:
     policy = MLP(world.features(), NetworkSettings(hidden=4, iterations=1))
     policy.add_actions(world.actions())
@@ -102,6 +109,7 @@ def test_a_correction_replaces_the_target_of_its_row(world: Any, quality: Any) -
     assert policy.history.rewards.tolist() == [quality.reward(1.0, known.score, known.log_cost)]
 
 
+@pytest.mark.torch
 def test_one_hot_actions_beyond_the_room_are_refused(world: Any, quality: Any) -> None:
     policy = MLP(world.features(action_features="one-hot"), NetworkSettings(hidden=4, iterations=1))
     policy.add_actions(world.actions(11))

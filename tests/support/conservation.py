@@ -1,0 +1,44 @@
+"""What holds of a log whatever happened to the rooms: one decision, one answer and one closed reward of each query."""
+
+from collections import Counter
+from typing import Any
+
+from agents.decider.log import Row
+from schemas.answer import Answer
+from schemas.decision import Decision
+from schemas.record import decode
+from schemas.reward import Reward
+
+
+def conserved(loop: Any, ids: set[str]) -> None:
+    """Compare action, Answer and reward of each id with the log."""
+    t = loop.topics
+    decisions: dict[str, list[bytes]] = {}
+    for record in loop.raw(t.decision):
+        decisions.setdefault(decode(record.value, Decision).query_id, []).append(record.value)
+    answers: dict[str, Answer] = {}
+    for answer in loop.read(t.answer, Answer):
+        answers.setdefault(answer.query_id, answer)  # the first counts
+    rewards: dict[str, dict[str, Reward]] = {}
+    for reward in loop.read(t.reward, Reward):
+        rewards.setdefault(reward.query_id, {}).setdefault(reward.kind, reward)
+    assert set(decisions) == set(answers) == set(rewards) == ids
+    for query_id in ids:
+        assert len(set(decisions[query_id])) == 1, f"{query_id} was decided twice"
+        decision = decode(decisions[query_id][0], Decision)
+        answer, closing = answers[query_id], [r for r in rewards[query_id].values() if r.closes]
+        assert len(closing) == 1
+        assert answer.action == closing[0].action == decision.action
+        assert closing[0].status == answer.status == "ok"
+        assert closing[0].score == answer.score
+        assert closing[0].correct == float(answer.extracted == decision.query.reference)
+
+
+def learned(loop: Any, count: int) -> list[Any]:
+    """Return the learner's rows once it has taken in the reward of every query: that is a moment after it came."""
+
+    def stages() -> dict[str, int]:
+        return Counter(r.stage for r in loop.learner_rows() if isinstance(r, Row))
+
+    loop.until(lambda: stages() == {"closed": count}, what=f"{count} closed rows")
+    return list(loop.learner_rows())
