@@ -34,7 +34,7 @@ DATA = ROOT.parent / "shared" / "data"
 _ON_BROKER = "tests/integration/"
 _ENGINE = {"micro", "host_keeper"}
 """Fixtures that load torch, transformers or vLLM."""
-_NETWORKS = {"mlp", "neural-ucb"}
+_NETWORKS = {"mlp", "neural-ucb", "neural-ucb-per-width"}
 """Policies that do, where a test runs over all of them."""
 _HEAVY = {"torch", "transformers", "vllm"}
 _blamed: set[str] = set()

@@ -16,7 +16,15 @@ FILES = sorted(
 )
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
+@pytest.mark.parametrize(
+    "path",
+    # The laboratory imports torch.
+    [
+        pytest.param(file, marks=[pytest.mark.torch] * file.is_relative_to(ROOT / "experiments"))
+        for file in FILES
+    ],
+    ids=lambda path: str(path.relative_to(ROOT)),
+)
 def test_examples_run(path: Path) -> None:
     module = importlib.import_module(".".join(path.relative_to(ROOT).with_suffix("").parts))
     result = doctest.testmod(module, optionflags=doctest.NORMALIZE_WHITESPACE | doctest.ELLIPSIS)

@@ -163,6 +163,7 @@ def suite(kafka_home: str, *words: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.seconds
 def test_what_is_skipped_without_kafka_is_listed_with_its_reason_and_with_kafka_it_is_an_error(
     tmp_path: Path,
 ) -> None:

@@ -23,6 +23,7 @@ def test_the_readme_lists_every_example() -> None:
     assert sorted(listed) == EXAMPLES == sorted(WORDS)
 
 
+@pytest.mark.seconds
 @pytest.mark.parametrize("name", EXAMPLES)
 @pytest.mark.timeout(200)
 def test_an_example_runs(name: str) -> None:

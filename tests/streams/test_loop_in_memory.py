@@ -167,6 +167,7 @@ def outcome(cluster: Cluster) -> dict[str, Any]:
     }
 
 
+@pytest.mark.seconds
 def test_a_death_after_any_single_effect_changes_nothing(
     in_memory: InMemory, ask: Ask, audited: Audited
 ) -> None:

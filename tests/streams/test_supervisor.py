@@ -64,6 +64,7 @@ def test_a_parked_room_stays_dead_until_it_is_unparked(tmp_path: Path) -> None:
         assert supervisor.rooms["a"].process is not process
 
 
+@pytest.mark.seconds
 def test_a_room_that_cannot_start_is_reported_with_its_last_lines(tmp_path: Path) -> None:
     rooms = {"a": command("print('no such model'); raise SystemExit(3)")}
     with Supervisor(rooms, environ=os.environ, log_path=tmp_path / "l") as supervisor:

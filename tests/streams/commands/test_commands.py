@@ -35,10 +35,11 @@ def test_each_command_explains_itself(name: str) -> None:
     [
         (["topics", "check"], {"UNISCALE_GUARANTEE": "exactly_once"}, "UNISCALE_GUARANTEE"),
         (["--catalogue", "none.yaml", "topics", "list"], {}, "none.yaml"),
-        (
+        pytest.param(
             ["--bootstrap", "127.0.0.1:1", "--catalogue", "infra/catalogue/qwen3.yaml", "topics", "check"],
             {},
             "no broker answers at bootstrap=127.0.0.1:1",
+            marks=pytest.mark.seconds,  # it asks for fifteen
         ),
         (["settings"], {"UNISCALE_BROKERS": "x"}, "UNISCALE_BROKERS: there is no such setting"),
     ],

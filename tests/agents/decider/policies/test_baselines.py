@@ -10,7 +10,6 @@ import pytest
 
 from agents.bandit.baselines import KNN, MLP, NetworkSettings, NeuralUCB
 from agents.bandit.linucb import Discounted, LinUCBSettings, SlidingWindow
-from agents.bandit.network import Network
 from agents.bandit.policy import Pending
 
 
@@ -40,6 +39,8 @@ def test_knn_averages_the_rewards_of_the_nearest_pairs(world: Any, quality: Any)
 def test_training_follows_the_gradient_of_the_mean_squared_error() -> None:
     """Written-out gradients and Adam against autograd."""
     import torch
+
+    from agents.bandit.network import Network
 
     rng = np.random.default_rng(0)
     x, targets = rng.normal(size=(9, 5)), rng.normal(size=9)
