@@ -2,7 +2,7 @@
 
 import click
 
-from experiments.commands import card, depth_limit, frontier, latency, ope, prior
+from experiments.commands import card, changes, compare, depth_limit, frontier, latency, ope, prior
 from experiments.paper_command import paper
 from experiments.record_command import record
 
@@ -12,7 +12,7 @@ def cli() -> None:
     """Record the outcomes of every configuration, and evaluate policies on them without Kafka."""
 
 
-for command in (record, paper, frontier, prior, ope, card, latency, depth_limit):
+for command in (record, paper, frontier, compare, changes, prior, ope, card, latency, depth_limit):
     cli.add_command(command)
 
 

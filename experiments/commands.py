@@ -244,34 +244,80 @@ def prior(
     help="Number of random orders of the questions.",
 )
 @click.option(
+    "--prices", type=click.IntRange(min=2), help="Number of prices, placed by history; default: the eighteen."
+)
+@click.option(
+    "--history",
+    default="third",
+    show_default=True,
+    help="Questions of history that rows learn from: a number, drawn anew in each order, or `third`, all of it.",
+)
+@click.option("--live", type=click.IntRange(min=10), help="Ask about this many of the live questions only.")
+@click.option(
+    "--half",
+    type=click.IntRange(0, 1),
+    help="For development: half of history is history, this half is judged, no live question is used.",
+)
+@click.option(
+    "--batch",
+    type=click.IntRange(min=1),
+    default=1,
+    show_default=True,
+    help="Queries that a policy decides together.",
+)
+@click.option(
     "--policy", "policies", multiple=True, help="Only these policies, next to the fixed mix and the ceilings."
 )
 @click.option("--trees", is_flag=True, help="Also try boosted trees as the ceiling; takes minutes.")
+@click.option("--no-ceiling", is_flag=True, help="Leave out the ceilings, which cost more than most rows.")
+@click.option(
+    "--paretobandit",
+    type=PATH,
+    help="An interpreter that has the package paretobandit 0.1.1 (PyPI), for a row of its learner.",
+)
 @with_jobs
 @with_cache
+@click.option(
+    "--journal",
+    type=PATH,
+    help="File of what was played: an interrupted run goes on, `compare` reads the verdicts.",
+)
 @click.option("--out", type=PATH, help="JSON file to which the whole table is written.")
+@click.option(
+    "--results",
+    type=PATH,
+    help="Also put the table into this folder's tables.json and fill in its page, as in docs/results/fleets.",
+)
 def frontier(
     source: Path,
     mapping: Path | None,
     catalogue: Path,
     orders: int,
+    prices: int | None,
+    history: str,
+    live: int | None,
+    half: int | None,
+    batch: int,
     policies: tuple[str, ...],
     trees: bool,
+    no_ceiling: bool,
+    paretobandit: Path | None,
     jobs: int | None,
     cache: Path,
+    journal: Path | None,
     out: Path | None,
+    results: Path | None,
 ) -> None:
-    """Print what each policy pays for an accuracy, relative to the cheapest mix of fixed arms that reaches it."""
+    """Print what each policy pays for an accuracy, relative to the cheapest mix of fixed arms that reaches it.
+
+    Every run on live questions of a table that has a journal is appended to experiments/live-runs.jsonl.
+    """
     import orjson
     from threadpoolctl import threadpool_limits
 
-    from agents.catalogue.file import load_catalogue
-    from agents.minilm import MiniLM
-    from experiments.foreign import load_foreign
-    from experiments.frontier import AFTER_HISTORY, PLAYERS
+    from experiments.frontier import AFTER_HISTORY, PLAYERS, Terms
     from experiments.frontier import frontier as run
-    from experiments.loop import spaces
-    from experiments.outcomes import OutcomeError, build_world, load_recording
+    from experiments.journal import Journal, record_live_run
     from experiments.runs import MORE_SEEDS, Scope, one_thread_each
 
     known = {**PLAYERS, **AFTER_HISTORY}
@@ -279,14 +325,32 @@ def frontier(
         raise click.BadParameter(f"--policy {unknown[0]}: choose from {', '.join(known)}")
     if orders > len(MORE_SEEDS):
         raise click.BadParameter(f"--orders {orders}: at most {len(MORE_SEEDS)}")
-    try:
-        if mapping is not None:
-            world = build_world(load_foreign(source, mapping), MiniLM(), cache=cache)
-        else:
-            world = build_world(load_recording(source), MiniLM(), load_catalogue(catalogue), cache)
-    except (OutcomeError, OSError) as error:
-        raise click.ClickException(str(error)) from error
-    worlds = spaces(world)
+    if history != "third" and not (history.isdecimal() and int(history) >= 10):
+        raise click.BadParameter(f"--history {history}: give `third` or a number of at least 10")
+    table, world = _joint_world(source, mapping, catalogue, cache)
+    terms = Terms(
+        history=None if history == "third" else int(history),
+        live=live,
+        prices=prices,
+        half=half,
+        batch=batch,
+        ceilings=not no_ceiling,
+        paretobandit=paretobandit,
+        journal=Journal() if journal is None else Journal.open(journal),
+    )
+    players = {name: known[name] for name in policies} if policies else PLAYERS
+    asked = {
+        "table": table,
+        "rows": sorted([*players, *([] if paretobandit is None else ["paretobandit"])]),
+        "history": history,
+        "live": live,
+        "half": half,
+        "orders": orders,
+        "prices": prices,
+        "batch": batch,
+    }
+    if journal is not None and half is None:
+        record_live_run(asked)
     with threadpool_limits(1), contextlib.ExitStack() as stack:
         scope = Scope(
             more_seeds=MORE_SEEDS[:orders],
@@ -294,15 +358,147 @@ def frontier(
             say=lambda text: click.echo(text, err=True),
             pool=None if jobs == 1 else stack.enter_context(one_thread_each(jobs)),
         )
-        players = {name: known[name] for name in policies} if policies else PLAYERS
-        tables = run(worlds.get("uis", world), scope, players).tables
+        tables = run(world, scope, players, terms).tables
     if not tables:
         raise click.ClickException(f"{source}: too few questions to keep a third of them for history")
     for name, row in tables["frontier"].items():
         click.echo(f"{name}: {_said(row)}")
+    if paretobandit is None:
+        click.echo("paretobandit: not run; give --paretobandit an interpreter that has its package")
+    terms.journal.conclude(
+        {
+            **asked,
+            "ratios": {name: row["mean_cost_ratio"] for name, row in tables["frontier"].items()},
+            "against": tables.get("against_ridge_from_history", {}),
+        }
+    )
+    if results is not None:
+        from experiments.page import write_fleet
+
+        write_fleet(results, table, tables)
     if out is not None:
         out.parent.mkdir(parents=True, exist_ok=True)
         out.write_bytes(orjson.dumps(tables, option=orjson.OPT_INDENT_2 | orjson.OPT_SORT_KEYS) + b"\n")
+
+
+@click.command()
+@with_outcomes(TRAFFIC)
+@with_mapping
+@with_catalogue
+@click.option(
+    "--orders",
+    type=click.IntRange(min=1, max=20),
+    default=5,
+    show_default=True,
+    help="Number of random orders.",
+)
+@click.option(
+    "--half",
+    type=click.IntRange(0, 1),
+    help="For development: half of history is history, this half is asked, no live question is used.",
+)
+@click.option(
+    "--batch",
+    type=click.IntRange(min=1),
+    default=1,
+    show_default=True,
+    help="Queries that the policy decides together.",
+)
+@with_cache
+def changes(
+    source: Path,
+    mapping: Path | None,
+    catalogue: Path,
+    orders: int,
+    half: int | None,
+    batch: int,
+    cache: Path,
+) -> None:
+    """Print how many queries the policy needs when a model becomes worse without notice, and when one joins.
+
+    Every run on live questions is appended to experiments/live-runs.jsonl.
+    """
+    from threadpoolctl import threadpool_limits
+
+    from experiments.changes import changes as run
+    from experiments.journal import record_live_run
+    from experiments.runs import MORE_SEEDS
+
+    table, world = _joint_world(source, mapping, catalogue, cache)
+    if half is None:
+        record_live_run({"table": table, "rows": ["changes"], "orders": orders, "batch": batch})
+    with threadpool_limits(1):
+        found = run(world, MORE_SEEDS[:orders], batch, half)
+    for name, value in found.items():
+        click.echo(
+            f"{name}: {'never' if value is None else value if isinstance(value, str) else f'{value:.4g}'}"
+        )
+
+
+def _joint_world(
+    source: Path, mapping: Path | None, catalogue: Path, cache: Path
+) -> tuple[str, "BanditWorld"]:
+    """Return a table's name, and the world of all configurations of a recording, or of all arms of another table."""
+    from agents.catalogue.file import load_catalogue
+    from agents.minilm import MiniLM
+    from experiments.foreign import load_foreign
+    from experiments.loop import spaces
+    from experiments.outcomes import OutcomeError, build_world, load_recording
+
+    try:
+        if mapping is not None:
+            world = build_world(load_foreign(source, mapping), MiniLM(), cache=cache)
+        else:
+            world = build_world(load_recording(source), MiniLM(), load_catalogue(catalogue), cache)
+    except (OutcomeError, OSError) as error:
+        raise click.ClickException(str(error)) from error
+    return world.outcomes.name, spaces(world).get("uis", world)
+
+
+@click.command()
+@click.argument("journals", type=PATH, nargs=-1, required=True)
+@click.option(
+    "--row", default="default_with_prior", show_default=True, help="The row held against ridge_from_history."
+)
+def compare(journals: tuple[Path, ...], row: str) -> None:
+    """Print what ROW costs in terms of the ridge that never learns again, from the last run of each table in JOURNALS.
+
+    The tables and histories are one family: p is Holm's over all of them.
+    """
+    from experiments.journal import lines_of
+    from experiments.yardstick import holm
+
+    cells: dict[tuple[Any, ...], dict[str, Any]] = {}
+    for path in journals:
+        for line in lines_of(path):
+            told = line.get("verdict")
+            if told is not None and row in told["against"]:
+                cells[told["table"], told["history"], told["live"], told["half"]] = told
+    if not cells:
+        raise click.ClickException(
+            f"no journal holds {row} beside ridge_from_history; run `frontier --journal`"
+        )
+    found = [told["against"][row] for told in cells.values()]
+    worse, better = (holm([each[side] for each in found]) for side in ("p_worse", "p_better"))
+    for (table, history, live, half), told, each, w, b in zip(
+        cells, cells.values(), found, worse, better, strict=True
+    ):
+        shown = "worse" if w < SHOWN else "better" if b < SHOWN else "neither shown"
+        ends = each["cost_ratio"] or {}
+        mean, low, high = (
+            "∞" if ends.get(end) is None else f"{ends[end]:.3f}" for end in ("mean", "low", "high")
+        )
+        asked = f"history {history}" + (f", {live} live" if live else "")
+        asked += "" if half is None else f", half {half} of history"
+        paid = told["ratios"][row]
+        click.echo(
+            f"{table}, {asked}: {mean} [{low}, {high}] of ridge_from_history, "
+            f"{'out of reach' if paid is None else format(paid['mean'], '.3f')} of the fixed mix; "
+            f"worse p = {w:.3f}, better p = {b:.3f}: {shown}"
+        )
+
+
+SHOWN = 0.05
 
 
 def _said(row: dict[str, Any]) -> str:
@@ -319,6 +515,7 @@ def _said(row: dict[str, Any]) -> str:
 
 
 if TYPE_CHECKING:
+    from experiments.outcomes import BanditWorld
     from experiments.rerun import Reopened
 
 T = TypeVar("T")

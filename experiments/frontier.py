@@ -5,19 +5,27 @@ random; which are mixed is chosen on history and judged on the live questions: t
 themselves would be a lucky draw, of six much less of one.
 """
 
-from collections.abc import Mapping, Sequence
+import hashlib
+import subprocess
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from agents.bandit.features import COUNTS
 from agents.bandit.policy import Objective
 from experiments.ceiling import ceiling
 from experiments.contenders import ALL, with_prior
-from experiments.loop import WARM_UP, FeedbackChannel, Stage, Trial, play
+from experiments.journal import ROOT, Game, Journal, code_digest
+from experiments.loop import WARM_UP, FeedbackChannel, Stage, Trial, stream
 from experiments.outcomes import BanditWorld
-from experiments.runs import Scope, tidy
-from experiments.yardstick import SHARES, Points, Yardstick, area, hull, split
+from experiments.routers import Fitted, OnlineRidge, best_arms, solved_prices
+from experiments.runs import Scope, outcomes_digest, tidy
+from experiments.yardstick import SHARES, Points, Yardstick, area, halves, hull, is_history, split
 
 WEIGHTS = (0.0, 0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.85, 0.9, 0.95, 1.0)  # w₃
 PRICES = (
@@ -47,7 +55,13 @@ class Player:
     linear: bool = False
 
 
+STATIC, ONLINE, PARETO = "ridge_from_history", "ridge_online", "paretobandit"
+SIMPLEST: Mapping[str, Player] = {
+    STATIC: Player(STATIC, warm_up=0, linear=True, prior=True),
+    ONLINE: Player(ONLINE, warm_up=0, linear=True, prior=True),
+}
 PLAYERS: Mapping[str, Player] = {
+    **SIMPLEST,
     "random": Player("random"),
     "greedy": Player("greedy"),
     "knn": Player("knn"),
@@ -63,6 +77,64 @@ AFTER_HISTORY: Mapping[str, Player] = {
 }
 
 
+ELSEWHERE: Mapping[str, Player] = {PARETO: Player(PARETO, warm_up=0, linear=True, prior=True)}
+"""Another project's learner, where an interpreter that has its package is named."""
+RIDGES = ("experiments/routers.py", "experiments/ridge.py")
+APART: Mapping[str, tuple[str, ...]] = {
+    STATIC: RIDGES,
+    ONLINE: RIDGES,
+    PARETO: ("experiments/paretobandit.py",),
+}
+"""The rows that are no policies of ours, and the files on which their choices depend."""
+POLICIES = (
+    "agents/bandit",
+    "experiments/contenders.py",
+    "experiments/prior.py",
+    "experiments/loop.py",
+    "experiments/outcomes.py",
+)
+"""The files on which those of all other rows depend: with others, what the journal holds of a row counts as nothing."""
+
+
+@dataclass(frozen=True)
+class Terms:
+    """On what history, in how large a part of the table, the rows are compared.
+
+    Attributes:
+        history: How many questions of history a row learns from, drawn anew in each order; None for all.
+        live: How many of the live questions are asked, the first by a hash of their ids; None for all.
+        prices: How many prices; None for the criteria's eighteen.
+        half: Of history alone, half is history and this half is judged; None judges the live questions.
+        batch: Queries decided together.
+        ceilings: Whether the ceilings are among the rows.
+        paretobandit: An interpreter that has ParetoBandit's package; None leaves its row out.
+        journal: What was played before.
+    """
+
+    history: int | None = None
+    live: int | None = None
+    prices: int | None = None
+    half: int | None = None
+    batch: int = 1
+    ceilings: bool = True
+    paretobandit: Path | None = None
+    journal: Journal = field(default_factory=Journal)
+
+    def split(self, question_ids: Sequence[str]) -> tuple[list[int], list[int]]:
+        """Return the places of all of history and of the questions judged."""
+        past, now = split(question_ids) if self.half is None else halves(question_ids, self.half)
+        if self.live is not None and self.live < len(now):
+            now = [q for q in now if is_history(f"first/{question_ids[q]}", self.live / len(now))]
+        return past, now
+
+    def drawn(self, history: Sequence[int], seed: int) -> list[int]:
+        """Return the questions of history that a row learns from in an order."""
+        if self.history is None or self.history >= len(history):
+            return list(history)
+        chosen = np.random.default_rng([seed, 9]).choice(history, self.history, replace=False)
+        return sorted(int(each) for each in chosen)
+
+
 @dataclass(frozen=True)
 class Frontier:
     """Tables, and the points that the figure draws: (accuracy, cost) of each row and of the arms."""
@@ -71,7 +143,12 @@ class Frontier:
     points: dict[str, tuple[list[float], list[float]]] = field(default_factory=dict)
 
 
-def frontier(world: BanditWorld, scope: Scope, players: Mapping[str, Player] | None = None) -> Frontier:
+def frontier(
+    world: BanditWorld,
+    scope: Scope,
+    players: Mapping[str, Player] | None = None,
+    terms: Terms | None = None,
+) -> Frontier:
     """Return cost at equal accuracy of every policy; nothing where a world has too few questions to split.
 
     Args:
@@ -79,9 +156,10 @@ def frontier(world: BanditWorld, scope: Scope, players: Mapping[str, Player] | N
         scope: `more_seeds` are the orders; boosted trees compete for the ceiling in the whole run only.
         players: The rows beside the fixed mix and the ceilings; by default all that learn on the live questions, and
             in the whole run those too that learn on history beforehand.
+        terms: By default a third as history, all live questions and the criteria's prices.
     """
-    o = world.outcomes
-    history, live = split([each.question_id for each in o.questions])
+    o, terms = world.outcomes, terms or Terms()
+    history, live = terms.split([each.question_id for each in o.questions])
     if len(history) < FEWEST or len(live) < FEWEST:
         return Frontier()
     past = Points(o.correct[:, history].mean(axis=0).T, o.cost[:, history].mean(axis=0).T)
@@ -93,24 +171,30 @@ def frontier(world: BanditWorld, scope: Scope, players: Mapping[str, Player] | N
     rows = {"fixed_mix_from_history": yardstick.judge(points["fixed_mix_from_history"])}
     if players is None:
         players = {**PLAYERS, **AFTER_HISTORY} if scope.whole else PLAYERS
+    if terms.paretobandit is not None:
+        players = {**players, **ELSEWHERE}
+    table = _Table(world, history, live, best, scope, terms)
     for name, player in players.items():
         scope.say(f"frontier of {o.name}: {name}")
-        orders = _orders(world, player, history, live, scope, float(past.cost[best].mean()))
+        orders = table.played(name, player)
         points[name] = Points(
             np.mean([each.accuracy for each in orders], axis=0),
             np.mean([each.cost for each in orders], axis=0),
         )
         rows[name] = yardstick.judge(points[name], orders)
     kinds: dict[str, str] = {}
-    for name, told in {"ceiling": None, **_known(world)}.items():
+    for name, told in ({"ceiling": None, **_known(world)} if terms.ceilings else {}).items():
         scope.say(f"frontier of {o.name}: {name}")
         found = ceiling(world, history, live, yardstick, told=told, trees=scope.whole)
         points[name], kinds[name] = found.points, found.kind
         rows[name] = yardstick.judge(found.points)
     about = {
         "history": len(history),
+        "learnt_from": len(terms.drawn(history, 0)),
         "live": len(live),
         "orders": len(scope.more_seeds),
+        "prices": len(table.prices),
+        "batch": terms.batch,
         "best_on_history": o.arms[best].arm_id,
         "its_accuracy": float(yardstick.aims[0]),
         "its_cost": float(arms.cost[best].mean()),
@@ -122,6 +206,10 @@ def frontier(world: BanditWorld, scope: Scope, players: Mapping[str, Player] | N
         "aiq": {name: row["aiq"] for name, row in rows.items()},
         "frontier_of": about,
     }
+    if STATIC in points:
+        tables["against_ridge_from_history"] = {
+            name: yardstick.against(points[name], points[STATIC]) for name in players if name != STATIC
+        }
     means = {
         name: (p.accuracy.mean(axis=1).tolist(), p.cost.mean(axis=1).tolist()) for name, p in points.items()
     }
@@ -165,53 +253,225 @@ def _known(world: BanditWorld) -> dict[str, list[str]]:
     return {name: told for name, told in found.items() if len(set(told)) > 1}
 
 
-def _orders(
-    world: BanditWorld, player: Player, history: Sequence[int], live: Sequence[int], scope: Scope, unit: float
-) -> list[Points]:
-    """Return a player's points on each order of the live questions; `unit` is the cost that prices are per."""
-    lean = replace(world, outcomes=replace(world.outcomes, extra={}))
-    prior = b""
-    if player.linear:
-        lean = lean.with_counts()
-    if player.prior:
-        prior = with_prior(lean, history)
-    if not player.after_history:
-        lean, history, live = lean.of_questions(live), (), range(len(live))
-    if not player.linear:
-        lean = lean.spanned()
-    tasks = [(lean, player, tuple(history), tuple(live), seed, unit, prior) for seed in scope.more_seeds]
-    return list(map(_one, tasks) if scope.pool is None else scope.pool.map(_one, tasks))
+@dataclass(frozen=True)
+class _Task:
+    """Games of one row in one order, on the questions that it may see."""
+
+    world: BanditWorld
+    player: Player
+    history: tuple[int, ...]
+    live: tuple[int, ...]
+    seed: int
+    objectives: tuple[Objective, ...]
+    prior: bytes
+    batch: int
+    paretobandit: Path | None = None
+
+    @cached_property
+    def order(self) -> tuple[int, ...]:
+        """Return the question of every round: those of history, not counted, and the live ones."""
+        rng = np.random.default_rng([self.seed, 7])
+        before = rng.choice(self.history, size=LEARNT).tolist() if self.player.after_history else []
+        return (*before, *rng.permutation(self.live).tolist())
+
+    @cached_property
+    def sample(self) -> np.ndarray:
+        """Return which recorded sample each question and arm realises, shape (Q, A)."""
+        o = self.world.outcomes
+        shape = (len(o.questions), len(o.arms))
+        return np.random.default_rng([self.seed, 1]).integers(o.samples, size=shape)
+
+    def points(self, games: Sequence[Sequence[int]]) -> Points:
+        """Return accuracy and cost of the arms taken in the live rounds."""
+        o, questions = self.world.outcomes, np.array(self.order[-len(self.live) :])
+        places = np.searchsorted(self.live, questions)  # the live ones are in rising order
+        accuracy, cost = np.empty((len(games), len(self.live))), np.empty((len(games), len(self.live)))
+        for k, arms in enumerate(games):
+            realised = (self.sample[questions, list(arms)], questions, list(arms))
+            accuracy[k, places] = o.correct[realised]
+            cost[k, places] = np.exp(o.log_cost[realised])
+        return Points(accuracy, cost)
 
 
-def _one(task: tuple[BanditWorld, Player, tuple[int, ...], tuple[int, ...], int, float, bytes]) -> Points:
-    world, player, history, live, seed, unit, prior = task
-    rng = np.random.default_rng([seed, 7])
-    before = rng.choice(history, size=LEARNT).tolist() if history else []
-    order = (*before, *rng.permutation(live).tolist())
-    shape = (len(world.outcomes.questions), len(world.outcomes.arms))
-    sample = np.random.default_rng([seed, 1]).integers(world.outcomes.samples, size=shape)
-    place = {question: at for at, question in enumerate(live)}
-    objectives = _objectives(world, player, unit)
-    accuracy, cost = np.empty((len(objectives), len(live))), np.empty((len(objectives), len(live)))
-    for k, objective in enumerate(objectives):
-        stages = {1: Stage(tuple(range(shape[1])), objective)}
-        trial = Trial(world, seed, order, sample, stages, FeedbackChannel(), player.warm_up)
-        policy = ALL[player.policy](world, seed)
-        if prior:
-            policy.begin(prior, world.vectors)
-        for step in play(policy, trial):
-            if step.round > len(before):
-                accuracy[k, place[step.question]] = step.correct
-                cost[k, place[step.question]] = np.exp(step.log_cost)
-    return Points(accuracy, cost)
+class _Table:
+    """One table under its terms: who plays on it, in which orders, at which prices."""
+
+    def __init__(
+        self,
+        world: BanditWorld,
+        history: Sequence[int],
+        live: Sequence[int],
+        best: int,
+        scope: Scope,
+        terms: Terms,
+    ) -> None:
+        lean = replace(world, outcomes=replace(world.outcomes, extra={}))
+        self._plain, self._counted = lean, lean.with_counts()
+        self._history, self._live, self._scope, self._terms = list(history), list(live), scope, terms
+        self._unit = float(world.outcomes.cost[:, history, best].mean())
+        split_so = f"{terms.half}/{terms.live}"
+        self._digest = hashlib.sha256(f"{outcomes_digest(world)}/{split_so}".encode()).hexdigest()[:16]
+        self._last_prior: tuple[tuple[int, ...], bytes] | None = None
+        self._code = {name: code_digest(*files) for name, files in APART.items()}
+        self._policies = code_digest(*POLICIES)
+        self.prices = (
+            [price / self._unit for price in PRICES]
+            if terms.prices is None
+            else prices(Fitted.of(self._counted, history), best, terms.prices)
+        )
+
+    def played(self, name: str, player: Player) -> list[Points]:
+        """Return a row's points on each order of the live questions; from the journal what it holds."""
+        journal, objectives = self._terms.journal, self._objectives(player)
+        wanted = {
+            seed: [self._game(name, player, seed, each) for each in objectives]
+            for seed in self._scope.more_seeds
+        }
+        for task, found in self._played(player, wanted, objectives):
+            for objective, arms in zip(task.objectives, found, strict=True):
+                journal.keep(self._game(name, player, task.seed, objective), arms)
+        return [
+            self._task(player, seed, ()).points([journal.games[game] for game in games])
+            for seed, games in wanted.items()
+        ]
+
+    def _played(
+        self, player: Player, wanted: Mapping[int, Sequence[Game]], objectives: Sequence[Objective]
+    ) -> Iterator[tuple[_Task, list[list[int]]]]:
+        """Yield what the journal lacks: an order at once, or price by price where this process plays alone."""
+        held = self._terms.journal.games
+        tasks: list[_Task] = []
+        for seed, games in wanted.items():
+            left = tuple(each for each, game in zip(objectives, games, strict=True) if game not in held)
+            if not left:
+                continue
+            task = self._task(player, seed, left)
+            if self._scope.pool is not None:
+                tasks.append(task)
+            elif player.policy in APART:
+                yield task, _play(task)
+            else:
+                for each in left:
+                    yield (one := replace(task, objectives=(each,))), _play(one)
+        if self._scope.pool is not None:
+            yield from zip(tasks, self._scope.pool.map(_play, tasks), strict=True)
+
+    def _game(self, name: str, player: Player, seed: int, objective: Objective) -> Game:
+        terms = self._terms
+        learns = player.prior or player.after_history
+        history = "" if not learns else "third" if terms.history is None else str(terms.history)
+        price = objective.price * self._unit if player.linear else objective.cost
+        batch = 1 if player.policy in APART else terms.batch
+        code = self._code.get(player.policy, self._policies)
+        return Game(self._digest, name, history, seed, float(f"{price:.6g}"), batch, code)
+
+    def _task(self, player: Player, seed: int, objectives: tuple[Objective, ...]) -> _Task:
+        world = self._counted if player.linear else self._plain
+        history, live, prior = self._terms.drawn(self._history, seed), self._live, b""
+        if player.prior and objectives and player.policy not in APART:
+            prior = self._prior(tuple(history))
+        if not player.after_history and player.policy not in APART:
+            world, history, live = world.of_questions(live), [], list(range(len(live)))
+        if not player.linear:
+            world = world.spanned()
+        terms = self._terms
+        return _Task(
+            world,
+            player,
+            tuple(history),
+            tuple(live),
+            seed,
+            objectives,
+            prior,
+            terms.batch,
+            terms.paretobandit,
+        )
+
+    def _prior(self, history: tuple[int, ...]) -> bytes:
+        if self._last_prior is None or self._last_prior[0] != history:
+            self._last_prior = history, with_prior(self._counted, history)
+        return self._last_prior[1]
+
+    def _objectives(self, player: Player) -> list[Objective]:
+        if player.policy == "random":
+            return [priced(self._plain, 0.0)]
+        if player.linear:
+            return [Objective(1.0, 0.0, 0.0, *self._plain.bounds, price=price) for price in self.prices]
+        return [priced(self._plain, weight) for weight in WEIGHTS]
 
 
-def _objectives(world: BanditWorld, player: Player, unit: float) -> list[Objective]:
-    if player.policy == "random":
-        return [priced(world, 0.0)]
-    if player.linear:
-        return [Objective(1.0, 0.0, 0.0, *world.bounds, price=price / unit) for price in PRICES]
-    return [priced(world, weight) for weight in WEIGHTS]
+def prices(fitted: Fitted, best: int, count: int) -> list[float]:
+    """Return prices per unit of cost at which the targets lie, as history has it, and 0.
+
+    Of those at which a router fitted on history takes 98, 95, 90 and 85 % of the best arm's accuracy there, each
+    question left out once, and a way beyond on either side.
+
+    Args:
+        fitted: On all of history.
+        best: The arm most accurate on it.
+        count: How many; fewer than six leave out 0 and what lies beyond.
+    """
+    unit = float(np.exp(fitted.log_cost[list(fitted.history), best]).mean())
+    found = np.maximum(solved_prices(fitted, best, (0.98, 0.95, 0.90, 0.85)), PRICES[1] / unit)
+    knots = np.log([found[0] / 8, *found[:3], 2 * found[3]])
+    few = count < len(knots) + 1
+    at = np.linspace(0.5, 3.0, count) if few else np.linspace(0.0, 4.0, count - 1)
+    return [*([] if few else [0.0]), *np.exp(np.interp(at, range(len(knots)), knots)).tolist()]
+
+
+def _play(task: _Task) -> list[list[int]]:
+    """Return the arm of every live round under each objective."""
+    if task.player.policy in APART:
+        return _elsewhere(task) if task.player.policy == PARETO else _routed(task)
+    stages = [{1: Stage(tuple(range(task.sample.shape[1])), objective)} for objective in task.objectives]
+    games = []
+    for stage in stages:
+        trial = Trial(
+            task.world, task.seed, task.order, task.sample, stage, FeedbackChannel(), task.player.warm_up
+        )
+        policy = ALL[task.player.policy](task.world, task.seed)
+        if task.prior:
+            policy.begin(task.prior, task.world.vectors)
+        games.append(stream(policy, trial, task.batch)[-len(task.live) :])
+    return games
+
+
+def _routed(task: _Task) -> list[list[int]]:
+    fitted = Fitted.of(task.world, task.history)
+    if task.player.policy == STATIC:
+        accuracy, cost = fitted.predicted(list(task.order))
+        return [best_arms(accuracy, cost, objective.price) for objective in task.objectives]
+    o = task.world.outcomes
+
+    def outcome(question: int, arm: int) -> tuple[float, float]:
+        place = (task.sample[question, arm], question, arm)
+        return float(o.correct[place]), float(o.log_cost[place])
+
+    online = OnlineRidge(fitted)
+    return [online.play(task.order, objective.price, outcome) for objective in task.objectives]
+
+
+def _elsewhere(task: _Task) -> list[list[int]]:
+    o, history = task.world.outcomes, list(task.history)
+    q, a = np.indices(task.sample.shape)
+    assert task.paretobandit is not None
+    with tempfile.TemporaryDirectory() as folder:
+        games, arms = Path(folder, "games.npz"), Path(folder, "arms.npy")
+        np.savez(
+            games,
+            vectors=task.world.queries[:, : -len(COUNTS)],
+            history=np.array(history),
+            history_correct=o.correct.mean(axis=0)[history],
+            history_cost=o.cost.mean(axis=0)[history],
+            order=np.array(task.order),
+            correct=o.correct[task.sample, q, a],
+            prices=np.array([objective.price for objective in task.objectives]),
+            seed=task.seed,
+        )
+        script = ROOT / "experiments" / "paretobandit.py"
+        subprocess.run([task.paretobandit, script, games, arms], check=True)
+        found: list[list[int]] = np.load(arms).tolist()
+    return found
 
 
 SPACES = ("tts", "routing", "uis")

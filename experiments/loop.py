@@ -216,6 +216,64 @@ def play(policy: Policy, trial: Trial) -> Iterator[Step]:
         yield step
 
 
+def stream(policy: Policy, trial: Trial, batch: int = 1, worse: tuple[int, Array] | None = None) -> list[int]:
+    """Return the arm of every round; queries are decided and their outcomes learnt in batches, as the service does.
+
+    Args:
+        policy: Fresh, or begun from a prior.
+        trial: Its seed's world; every outcome comes as soon as its batch is decided.
+        batch: Queries decided together; with 1 the rounds are those of `play`.
+        worse: A round, and the correctness of each question and arm from that round on, shape (Q, A): nobody tells the
+            policy.
+    """
+    world, outcomes = trial.world, trial.world.outcomes
+    correct, score, log_cost = (
+        trial.realised(array) for array in (outcomes.correct, outcomes.score, outcomes.log_cost)
+    )
+    index = {vector.action_id: i for i, vector in enumerate(world.vectors)}
+    # A batch ends where something changes.
+    begins = sorted({*trial.stages, trial.warm_up + 1, len(trial.order) + 1, *(worse or ())[:1]})
+    taken: list[int] = []
+    offered: tuple[int, ...] = ()
+    while len(taken) < len(trial.order):
+        first = len(taken) + 1
+        stage = trial.stage(first)
+        offered = _offer(policy, world, offered, stage.arms)
+        if worse is not None and first == worse[0]:
+            correct = worse[1]
+        rounds = range(first, min(first + batch, next(at for at in begins if at > first)))
+        contexts = [Context(f"{trial.seed}/{at}", world.queries[trial.order[at - 1]]) for at in rounds]
+        if first <= trial.warm_up:
+            arms = [warm_up_arm(trial, at) for at in rounds]
+        else:
+            choices = policy.select(contexts, [stage.objective] * len(contexts), trial.seed)
+            arms = [index[choice.action_id] for choice in choices]
+        pending = [
+            Pending(context.query_id, context.embedding, world.vectors[arm].action_id)
+            for context, arm in zip(contexts, arms, strict=True)
+        ]
+        policy.expect(pending)
+        policy.update(
+            [
+                Observation(
+                    observation_id=made.observation_id,
+                    embedding=made.embedding,
+                    action_id=made.action_id,
+                    correct=float(correct[question, arm]),
+                    score=float(score[question, arm]),
+                    log_cost=float(log_cost[question, arm]),
+                    imputed=float(correct[question, arm]),
+                    objective=stage.objective,
+                    clock=at,
+                )
+                for at, made, arm in zip(rounds, pending, arms, strict=True)
+                for question in (trial.order[at - 1],)
+            ]
+        )
+        taken += arms
+    return taken
+
+
 def follow(trial: Trial, choose: Callable[[int, Array], int]) -> Iterator[Step]:
     """Yield the rounds of one who needs no learning: hindsight, or a record of what a policy chose.
 

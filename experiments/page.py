@@ -14,9 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+import orjson
 import yaml
 
-from experiments.frontier import AFTER_HISTORY, PLAYERS
+from experiments.frontier import AFTER_HISTORY, ELSEWHERE, PLAYERS, SIMPLEST
 from experiments.loop import MODES
 
 PAPER: Final = yaml.safe_load(Path(__file__).with_name("paper_numbers.yaml").read_text(encoding="utf-8"))
@@ -44,7 +45,9 @@ SECTIONS: Final = (
     ReportSection(
         "The joint space against routing and against TTS", ("joint_frontier",), ("joint-frontier",)
     ),
-    ReportSection("Cost at equal accuracy", ("frontier", "frontier_of"), ("frontier",)),
+    ReportSection(
+        "Cost at equal accuracy", ("frontier", "frontier_of", "against_ridge_from_history"), ("frontier",)
+    ),
     ReportSection("The pacer: keeping to a mean cost", ("pacer",)),
     ReportSection("Four reward modes", ("pareto",), ("pareto",)),
     ReportSection("BEST-Route*", ("best_route",)),
@@ -363,6 +366,23 @@ def write_results(
     )
 
 
+def write_fleet(folder: Path, name: str, tables: Mapping[str, Any]) -> None:
+    """Put a table's frontier beside those of other tables of outcomes, and fill in their page.
+
+    Args:
+        folder: Has `tables.json`, by table, and the page.
+        name: The table's.
+        tables: As `frontier` returns them.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    known, page = folder / "tables.json", folder / "README.md"
+    together = orjson.loads(known.read_bytes()) if known.is_file() else {}
+    together[name] = tables
+    known.write_bytes(orjson.dumps(together, option=orjson.OPT_INDENT_2 | orjson.OPT_SORT_KEYS) + b"\n")
+    if page.is_file():
+        page.write_text(filled(page.read_text(), orjson.loads(known.read_bytes())))
+
+
 def filled(page: str, tables: Mapping[str, Any]) -> str:
     """Return a page with its made blocks as these tables give them."""
     return BLOCK.sub(lambda found: f"{found[1]}{MADE[found[2]](tables)}\n{found[3]}", page)
@@ -390,17 +410,40 @@ def _frontier(tables: Mapping[str, Any]) -> str:
     """Return mean cost ratios and areas of every row."""
     lines = ["| | cost at equal accuracy | out of reach | area (AIQ) |", "|---|---|---|---|"]
     rows = tables.get("frontier", {})
-    ranked = [name for name in ("fixed_mix_from_history", *PLAYERS, *AFTER_HISTORY) if name in rows]
-    for name in [*ranked, *sorted(rows.keys() - set(ranked))]:
+    for name in _ranked(rows):
         row = rows[name]
-        found, area = row["mean_cost_ratio"], row["aiq"]
-        cost = "–"
-        if found is not None:
-            ends = ["∞" if found[end] is None else f"{found[end]:.2f}" for end in ("low", "high")]
-            cost = f"{found['mean']:.2f} [{', '.join(ends)}]"
         missed = ", ".join(f"{100 * float(q):g} %" for q in row["unreached"])
-        lines.append(f"| {name.replace('_', ' ')} | {cost} | {missed} | {area['mean']:.3f} |")
+        lines.append(f"| {name.replace('_', ' ')} | {_paid(row)} | {missed} | {row['aiq']['mean']:.3f} |")
     return "\n".join(lines)
 
 
-MADE: Final = {"main": _main, "frontier": _frontier}
+def _fleets(tables: Mapping[str, Any]) -> str:
+    """Return mean cost ratios of every row on every table of outcomes; where there is none, what is out of reach."""
+    lines = [f"| | {' | '.join(f'`{table}`' for table in tables)} |", "|---|" + "---|" * len(tables)]
+    rows = {name for told in tables.values() for name in told["frontier"]}
+    for name in _ranked(dict.fromkeys(rows | set(ELSEWHERE))):
+        cells = []
+        for told in tables.values():
+            row = told["frontier"].get(name)
+            missed = [] if row is None else [f"{100 * float(q):g} %" for q in row["unreached"]]
+            cells.append("not run" if row is None else f"– ({', '.join(missed)})" if missed else _paid(row))
+        lines.append(f"| {name.replace('_', ' ')} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def _ranked(rows: Mapping[str, Any]) -> list[str]:
+    """Return the names of a frontier's rows in the order in which they are shown."""
+    known = ("fixed_mix_from_history", *SIMPLEST, *ELSEWHERE, *PLAYERS, *AFTER_HISTORY)
+    ranked = [name for name in dict.fromkeys(known) if name in rows]
+    return [*ranked, *sorted(rows.keys() - set(ranked))]
+
+
+def _paid(row: Mapping[str, Any]) -> str:
+    """Return a row's mean cost ratio with its interval; – where there is none."""
+    if (found := row["mean_cost_ratio"]) is None:
+        return "–"
+    ends = ["∞" if found[end] is None else f"{found[end]:.2f}" for end in ("low", "high")]
+    return f"{found['mean']:.2f} [{', '.join(ends)}]"
+
+
+MADE: Final = {"main": _main, "frontier": _frontier, "fleets": _fleets}

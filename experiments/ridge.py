@@ -59,6 +59,12 @@ def by_folds(seen: Array, values: Array, new: Array, arms: Array | None = None) 
 
 def by_leaving_one_out(seen: Array, values: Array, new: Array) -> Array:
     """Return predictions at the strength that is best on each question when all others are fitted."""
+    (best,) = predictions(seen, values, new, np.array([strength_left_out(seen, values)]))
+    return best
+
+
+def strength_left_out(seen: Array, values: Array) -> float:
+    """Return the strength that is best on each question when all others are fitted."""
     u, s, _ = np.linalg.svd(seen - seen.mean(axis=0), full_matrices=False)
     shrunk = [s**2 / (s**2 + strength) for strength in STRENGTHS]
     # What a question's own value counts in its prediction; the mean has 1/n of it.
@@ -68,5 +74,4 @@ def by_leaving_one_out(seen: Array, values: Array, new: Array) -> Array:
         float((((values - predicted) / (1 - of_own[:, None])) ** 2).mean())
         for predicted, of_own in zip(fitted, own, strict=True)
     ]
-    (best,) = predictions(seen, values, new, STRENGTHS[[int(np.argmin(errors))]])
-    return best
+    return float(STRENGTHS[int(np.argmin(errors))])

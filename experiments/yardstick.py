@@ -43,6 +43,19 @@ def split(question_ids: Sequence[str]) -> tuple[list[int], list[int]]:
     return [q for q, side in enumerate(sides) if side], [q for q, side in enumerate(sides) if not side]
 
 
+def halves(question_ids: Sequence[str], judged: int) -> tuple[list[int], list[int]]:
+    """Return history alone in two parts, one to be fitted on and one to be judged: for choices while a policy is made.
+
+    Args:
+        question_ids: Of the whole table.
+        judged: 0 or 1, the half that is judged.
+    """
+    history, _ = split(question_ids)
+    sides = [is_history(f"half/{question_ids[q]}", 0.5) == bool(judged) for q in history]
+    kept = list(zip(history, sides, strict=True))
+    return [q for q, side in kept if not side], [q for q, side in kept if side]
+
+
 @dataclass(frozen=True)
 class Points:
     """Accuracy and linear cost of K points on every one of Q questions, each of shape (K, Q)."""
@@ -112,6 +125,19 @@ def area(corners: tuple[Array, Array], low: float, high: float) -> float:
         slope = 0.0 if np.isinf(c1) else (a1 - a0) / (c1 - c0)
         total += (a0 - slope * c0) * np.log(right / left) + slope * (right - left)
     return float(total / np.log(high / low))
+
+
+def holm(p: Sequence[float]) -> list[float]:
+    """Return p values as Holm corrects them for being many.
+
+    >>> holm([0.01, 0.04, 0.03])
+    [0.03, 0.06, 0.06]
+    """
+    adjusted, most = [0.0] * len(p), 0.0
+    for rank, at in enumerate(sorted(range(len(p)), key=lambda i: p[i])):
+        most = max(most, min(1.0, (len(p) - rank) * p[at]))
+        adjusted[at] = most
+    return adjusted
 
 
 @dataclass(frozen=True)
@@ -199,6 +225,29 @@ class Yardstick:
             "at": at,
             "aiq": _interval(areas),
             "over_orders": self._spread(orders),
+        }
+
+    def against(self, points: Points, others: Points) -> dict[str, Any]:
+        """Return what one policy pays in terms of another at equal accuracy, paired by question.
+
+        Returns:
+            `cost_ratio`, the geometric mean over the targets with its interval, None where this policy alone misses
+            one; `p_worse`, the share of draws in which it pays no more (a small one shows that it is worse);
+            `p_better` likewise. A target that both miss counts as equal.
+        """
+        mine, theirs = self.ratios(points)[:, :-1], self.ratios(others)[:, :-1]
+        with np.errstate(invalid="ignore"):
+            each = np.log(mine) - np.log(theirs)
+        each[np.isinf(mine) & np.isinf(theirs)] = 0.0
+        with np.errstate(invalid="ignore"):
+            lead = each.mean(axis=1) if self.shares else np.zeros(len(each))
+        # Each misses a target that the other reaches: neither is ahead.
+        lead[np.isnan(lead)] = 0.0
+        drawn = lead[1:]
+        return {
+            "cost_ratio": _interval(np.exp(lead)),
+            "p_worse": float((1 + (drawn <= 0).sum()) / (1 + len(drawn))),
+            "p_better": float((1 + (drawn >= 0).sum()) / (1 + len(drawn))),
         }
 
     def _spread(self, orders: Sequence[Points]) -> dict[str, Any] | None:

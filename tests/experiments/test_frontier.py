@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -9,7 +10,11 @@ from click.testing import CliRunner
 
 from agents.bandit.policy import ActionVector
 from experiments.__main__ import cli
-from experiments.frontier import PLAYERS, PRICES, frontier
+from experiments.changes import AFTER, WINDOW, changes
+from experiments.contenders import ALL
+from experiments.frontier import PLAYERS, PRICES, Terms, frontier
+from experiments.journal import LIVE_RUNS, Journal
+from experiments.loop import Stage, make_trial, play, stream
 from experiments.outcomes import Arm, BanditWorld, Outcomes, QuestionInfo
 from experiments.pacer import PHASES, pacer
 from experiments.runs import Scope
@@ -52,6 +57,71 @@ def test_who_reads_the_question_pays_less_for_the_same(world: BanditWorld) -> No
     assert len(PRICES) >= 15
 
 
+def test_an_interrupted_run_goes_on_where_it_was(world: BanditWorld, tmp_path: Path) -> None:
+    rows = {name: PLAYERS[name] for name in ("ridge_from_history", "ridge_online", "default_with_prior")}
+    path, scope = tmp_path / "journal.jsonl", Scope(more_seeds=(0, 1), whole=False)
+
+    def run() -> dict[str, Any]:
+        terms = Terms(history=30, prices=4, batch=8, ceilings=False, journal=Journal.open(path))
+        return frontier(world, scope, rows, terms).tables
+
+    whole = run()
+    lines = path.read_bytes().splitlines(keepends=True)
+    assert len(lines) == len(rows) * 2 * 4  # rows, orders, prices
+    path.write_bytes(b"".join(lines[:-3]))
+    assert run() == whole
+    assert sorted(path.read_bytes().splitlines(keepends=True)) == sorted(lines)
+    assert set(whole["against_ridge_from_history"]) == {"ridge_online", "default_with_prior"}
+    assert "ceiling" not in whole["frontier"]
+
+
+def test_while_a_policy_is_made_no_live_question_is_judged(world: BanditWorld) -> None:
+    ids = [each.question_id for each in world.outcomes.questions]
+    history, live = Terms().split(ids)
+    one, other = Terms(half=0).split(ids), Terms(half=1).split(ids)
+    assert one == other[::-1]
+    assert sorted(one[0] + one[1]) == history
+    first = Terms(live=40).split(ids)[1]
+    assert set(first) < set(live)
+    assert len(first) == pytest.approx(40, abs=15)
+    drawn = Terms(history=20).drawn(history, 0)
+    assert len(drawn) == 20
+    assert set(drawn) < set(history)
+    assert drawn != Terms(history=20).drawn(history, 1)
+
+
+def test_a_batch_of_one_is_the_loop_round_for_round(world: BanditWorld) -> None:
+    counted = world.with_counts()
+    trial = make_trial(counted, 4, {1: Stage((0, 1, 2, 3), counted.objective("cost-sensitive"))}, rounds=90)
+    rounds = [step.arm for step in play(ALL["default"](counted, 4), trial)]
+    assert stream(ALL["default"](counted, 4), trial) == rounds
+    eight = stream(ALL["default"](counted, 4), trial, 8)
+    assert len(eight) == 90
+    assert eight[: trial.warm_up] == rounds[: trial.warm_up]
+
+
+def test_what_changes_behind_the_policys_back_changes_nothing_before(world: BanditWorld) -> None:
+    counted = world.with_counts()
+    trial = make_trial(counted, 4, {1: Stage((0, 1, 2, 3), counted.objective("cost-sensitive"))}, rounds=150)
+    steady, misled = ALL["default"](counted, 4), ALL["default"](counted, 4)
+    usual = stream(steady, trial, 8)
+    assert stream(misled, trial, 8, (101, np.zeros((150, 4))))[:100] == usual[:100]
+    assert misled.state() != steady.state()
+    late = {1: Stage((1, 2, 3), trial.stage(1).objective), 61: trial.stage(1)}
+    joined = stream(ALL["default"](counted, 4), make_trial(counted, 4, late, rounds=150), 8)
+    assert 0 not in joined[:60]
+    assert 0 in joined[60:]
+
+
+def test_changes_are_counted_from_the_query_they_come_at(world: BanditWorld) -> None:
+    found = changes(world, (0,), batch=32)
+    assert found["model"] in MODELS
+    assert found["its_share"] >= 1 / len(MODELS)
+    assert found["share_at_the_end"] <= 1
+    for name in ("queries_until_halved", "queries_until_half_the_saving"):
+        assert found[name] is None or WINDOW <= found[name] <= AFTER
+
+
 def test_spend_is_kept_through_every_change_and_a_restored_learner_goes_on_alike(world: BanditWorld) -> None:
     table = pacer(world, Scope(more_seeds=(0,)))
     assert set(table) == {"target", *PHASES}
@@ -81,8 +151,37 @@ def test_the_command_says_what_each_pays(tmp_path: Path) -> None:
     ran = CliRunner().invoke(cli, [*given, "--policy", "random", "--policy", "default_with_prior"])
     assert ran.exit_code == 0, ran.output
     assert "fixed_mix_from_history: 1.000" in ran.output
+    assert "paretobandit: not run; give --paretobandit" in ran.output
     rows = json.loads((tmp_path / "f.json").read_text())["frontier"]
     assert set(rows) == {"fixed_mix_from_history", "random", "default_with_prior", "ceiling"}
+    looked = LIVE_RUNS.read_bytes() if LIVE_RUNS.exists() else b""
+    journal = str(tmp_path / "journal.jsonl")
+    made = ["--half", "0", "--prices", "3", "--history", "10", "--no-ceiling", "--journal", journal]
+    ran = CliRunner().invoke(cli, [*given, *made])
+    assert ran.exit_code == 0, ran.output
+    assert Path(journal).is_file()
+    assert (LIVE_RUNS.read_bytes() if LIVE_RUNS.exists() else b"") == looked
     wrong = CliRunner().invoke(cli, [*given, "--policy", "best"])
     assert wrong.exit_code == 2
-    assert "choose from random, greedy" in wrong.output
+    assert "choose from ridge_from_history, ridge_online" in wrong.output
+
+
+def test_a_comparison_is_corrected_for_the_number_of_tables(tmp_path: Path) -> None:
+    journal = Journal.open(tmp_path / "j.jsonl")
+    for table, worse in (("a", 0.02), ("b", 0.5), ("c", 0.001)):
+        ratio = {"mean": 1.2, "low": 1.1, "high": None}
+        found = {"cost_ratio": ratio, "p_worse": worse, "p_better": 1 - worse}
+        told = {"table": table, "history": "200", "live": None, "half": None}
+        journal.conclude({**told, "ratios": {"default": None}, "against": {"default": found}})
+    ran = CliRunner().invoke(cli, ["compare", str(journal.path), "--row", "default"])
+    assert ran.exit_code == 0, ran.output
+    a, b, c = ran.output.splitlines()
+    assert a.startswith(
+        "a, history 200: 1.200 [1.100, ∞] of ridge_from_history, out of reach of the fixed mix"
+    )
+    assert a.endswith("worse p = 0.040, better p = 1.000: worse")
+    assert b.endswith("neither shown")
+    assert c.endswith("worse p = 0.003, better p = 1.000: worse")
+    ran = CliRunner().invoke(cli, ["compare", str(journal.path)])
+    assert ran.exit_code == 1
+    assert "no journal holds default_with_prior" in ran.output

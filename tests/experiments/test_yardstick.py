@@ -160,3 +160,19 @@ def _points(arms: Points, rows: Sequence[np.ndarray], columns: np.ndarray) -> Po
         np.array([arms.accuracy[row, columns] for row in rows]),
         np.array([arms.cost[row, columns] for row in rows]),
     )
+
+
+def test_who_pays_a_fifth_more_for_the_same_is_shown_to() -> None:
+    arms = arms_of(4, questions=300)
+    yardstick = Yardstick(arms, best_of(arms), draws=200)
+    dearer = Points(arms.accuracy, 1.2 * arms.cost)
+    found = yardstick.against(dearer, arms)
+    assert found["cost_ratio"]["mean"] == pytest.approx(1.2)
+    assert found["p_worse"] == pytest.approx(1 / 201)
+    assert found["p_better"] == 1
+    assert yardstick.against(arms, arms)["p_worse"] == 1
+    # Who misses every target alone is behind, by no number.
+    short = arms.of([0, 1])
+    assert yardstick.against(short, arms)["cost_ratio"] is None
+    assert yardstick.against(short, arms)["p_worse"] == pytest.approx(1 / 201)
+    assert yardstick.against(short, short)["cost_ratio"]["mean"] == 1

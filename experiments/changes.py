@@ -1,0 +1,155 @@
+"""A model that becomes worse without notice, and one that joins: how many queries until the policy has followed.
+
+The policy begins from a prior and is asked at the price at which history takes 95 % of the best arm's accuracy. The
+model is the one it takes most often before the change. All orders are read together: a count is the end of the first
+window in which the mean over rounds and orders is there.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from agents.bandit.policy import Objective
+from experiments.contenders import SERVICE, with_prior
+from experiments.frontier import Terms, most_accurate, points_of
+from experiments.loop import FeedbackChannel, Stage, Trial, stream
+from experiments.outcomes import Array, BanditWorld
+from experiments.routers import Fitted, solved_prices
+
+BEFORE, AFTER = 1_000, 1_000  # queries
+USUAL = 200  # of them, the last before the change: how often a model is taken as a rule
+WINDOW = 50
+TARGET = 0.95
+
+
+@dataclass(frozen=True)
+class Changed:
+    """What the policy is run on, whichever change it is.
+
+    Attributes:
+        world: With surface counts.
+        live: The questions asked, again and again where they are few.
+        price: Of linear cost.
+        batch: Queries decided together.
+    """
+
+    world: BanditWorld
+    live: tuple[int, ...]
+    price: float
+    batch: int
+
+    def order(self, seed: int) -> tuple[int, ...]:
+        """Return the question of every round."""
+        rng = np.random.default_rng([seed, 7])
+        order: list[int] = []
+        while len(order) < BEFORE + AFTER:
+            order += rng.permutation(self.live).tolist()
+        return tuple(order[: BEFORE + AFTER])
+
+    def sample(self, seed: int) -> np.ndarray:
+        """Return which recorded sample each question and arm realises, shape (Q, A)."""
+        o = self.world.outcomes
+        return np.random.default_rng([seed, 1]).integers(o.samples, size=(len(o.questions), len(o.arms)))
+
+    def run(
+        self,
+        seed: int,
+        prior: bytes,
+        before: Sequence[int],
+        after: Sequence[int],
+        worse: Array | None = None,
+    ) -> Array:
+        """Return the arm of every round, shape (rounds,).
+
+        Args:
+            seed: Of the order.
+            prior: Of the arms on offer before the change.
+            before: Those arms.
+            after: The arms on offer from the change on.
+            worse: Correctness from the change on, shape (Q, A).
+        """
+        objective = Objective(1.0, 0.0, 0.0, *self.world.bounds, price=self.price)
+        stages = {1: Stage(tuple(before), objective), BEFORE + 1: Stage(tuple(after), objective)}
+        trial = Trial(
+            self.world, seed, self.order(seed), self.sample(seed), stages, FeedbackChannel(), warm_up=0
+        )
+        policy = SERVICE["default"](self.world, seed)
+        policy.begin(prior, [self.world.vectors[i] for i in before])
+        return np.array(stream(policy, trial, self.batch, None if worse is None else (BEFORE + 1, worse)))
+
+    def rewards(self, seed: int, arms: Array) -> Array:
+        """Return accuracy less priced cost of every round, shape (rounds,)."""
+        o, questions = self.world.outcomes, np.array(self.order(seed))
+        at = (self.sample(seed)[questions, arms], questions, arms)
+        return np.asarray(o.correct[at] - self.price * np.exp(o.log_cost[at]))
+
+
+def changes(
+    world: BanditWorld, seeds: Sequence[int], batch: int = 1, half: int | None = None
+) -> dict[str, Any]:
+    """Return what the policy makes of both changes.
+
+    Args:
+        world: Without surface counts; a third of its questions is history.
+        seeds: Of the orders.
+        batch: Queries decided together.
+        half: Of history alone, half is history and this half is asked; None asks the live questions.
+
+    Returns:
+        `model`, the one that changes, and `its_share` before; `queries_until_halved`, from the change until its share
+        is half of that, and `share_at_the_end`; `queries_until_half_the_saving`, from the day it joins until the
+        policy earns half of what knowing it from the start earns over never having it, and `saving`, that difference a
+        query. None where it does not come to it.
+    """
+    counted = replace(world, outcomes=replace(world.outcomes, extra={})).with_counts()
+    o = counted.outcomes
+    history, live = Terms(half=half).split([each.question_id for each in o.questions])
+    best = most_accurate(points_of(counted, history))
+    (price,) = solved_prices(Fitted.of(counted, history), best, [TARGET])
+    changed = Changed(counted, tuple(live), price, batch)
+    everything = list(range(len(o.arms)))
+    prior = with_prior(counted, history)
+    steady = {seed: changed.run(seed, prior, everything, everything) for seed in seeds}
+    usual = np.concatenate([arms[BEFORE - USUAL : BEFORE] for arms in steady.values()])
+    models = [arm.model for arm in o.arms]
+    counts = {
+        model: float(np.mean([models[arm] == model for arm in usual])) for model in dict.fromkeys(models)
+    }
+    model = max(counts, key=lambda each: counts[each])
+    own = [i for i in everything if models[i] == model]
+    others = [i for i in everything if models[i] != model]
+    shares = []
+    for seed in seeds:
+        right = counted.outcomes.correct[0].copy()
+        right[:, own] *= np.random.default_rng([seed, 11]).random((len(right), len(own))) < 0.5
+        arms = changed.run(seed, prior, everything, everything, right)
+        shares.append(np.isin(arms[BEFORE:], own))
+    share = _windows(np.mean(shares, axis=0))
+    without = with_prior(counted.restrict(others, o.name), history)
+    alone, joined, known = [], [], []
+    for seed in seeds:
+        alone.append(changed.rewards(seed, changed.run(seed, without, others, others))[BEFORE:])
+        joined.append(changed.rewards(seed, changed.run(seed, without, others, everything))[BEFORE:])
+        known.append(changed.rewards(seed, steady[seed])[BEFORE:])
+    gained = np.mean(joined, axis=0) - np.mean(alone, axis=0)
+    saving = float(np.mean(known) - np.mean(alone))
+    return {
+        "model": model,
+        "its_share": counts[model],
+        "queries_until_halved": _first(share <= counts[model] / 2),
+        "share_at_the_end": float(share[-1]),
+        "saving": saving,
+        "queries_until_half_the_saving": _first(_windows(gained) >= saving / 2) if saving > 0 else None,
+    }
+
+
+def _windows(values: Array) -> Array:
+    """Return the mean of every window of rounds."""
+    return np.asarray(np.convolve(values, np.full(WINDOW, 1 / WINDOW), mode="valid"), dtype=np.float64)
+
+
+def _first(there: np.ndarray) -> int | None:
+    """Return the rounds at the end of the first window that is there."""
+    return int(there.argmax()) + WINDOW if there.any() else None
