@@ -45,7 +45,7 @@ def extract_boxed(text: str) -> str | None:
     return None if last is None else text[last[0] : last[1]].strip()
 
 
-# The language of mini-code answers: a pipeline of list or text operations, run on given inputs.
+# List programs, the language of answers to code questions: a pipeline of list or text operations, run on given inputs.
 #
 # A program is operations joined by " | ", such as `keep even | add 3 | take 2`. It is safe by construction: no
 # evaluation of text, no loops, every value bounded in length and size. The rooms run it in a process of its own

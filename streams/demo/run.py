@@ -116,8 +116,7 @@ def check_machine(demo: Demo, settings: Settings) -> None:
         return
     if not Path("models/family.json").is_file() and settings.catalogue.endswith("mini.yaml"):
         raise DemoCannotRun(
-            "models/family.json is missing: this checkout has no mini family. Run from the repository root, or "
-            "make it with `python -m experiments.mini all`"
+            "models/family.json is missing: this checkout has no mini family. Run from the repository root"
         )
     if importlib.util.find_spec("vllm") is None:
         raise DemoCannotRun(

@@ -37,7 +37,6 @@ COVERED = {
     "make bench-stream": "test_bench_stream",
     "make demo": "test_demo_command.py",
     "python -m experiments frontier": "test_frontier",
-    "python -m experiments.mini evaluate": "tests/experiments/mini/test_shipped.py",
     "python -m streams bench-audit": "test_bench_audit",
     "python -m streams bench-closed": "test_bench_closed",
     "python -m streams bench-gateway": "test_bench_gateway_one_by_one",

@@ -1,1 +1,0 @@
-"""What the finished models reach: accuracy, depths, prices, best of 16, anchors."""

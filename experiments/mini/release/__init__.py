@@ -1,1 +1,0 @@
-"""What ships: checkpoints, cards, family.json and the catalogue."""

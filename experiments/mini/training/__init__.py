@@ -1,1 +1,0 @@
-"""Training: generators, and the verifiers that judge their steps."""
