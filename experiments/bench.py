@@ -308,6 +308,7 @@ def log(stream: Stream, rows: int) -> list[tuple[bytes, bytes]]:
             query_origin=Origin(topic="query", partition=0, offset=i),
             context_origin=Origin(topic="context", partition=0, offset=i),
             decision=decision,
+            batch=2 * i,
             stage="closed",
             learned_seq=2 * i + 1,
             kinds=("final",),

@@ -432,8 +432,7 @@ class Decider:
         is missing.
 
         Args:
-            log: Every key and value of the log, in any order, starting at the offset that the snapshots name. A log
-                written by 0.1.0 also contains snapshots.
+            log: Every key and value of the log, in any order, starting at the offset that the snapshots name.
             snapshots: Every key and value of the snapshots' topic.
             whole: Whether to refuse a log in which a sequence number is missing.
 
@@ -488,7 +487,7 @@ class Decider:
         Args:
             chunk_bytes: Size of a chunk.
             prior: SHA-256 of the prior, if this is the snapshot of one.
-            carried: What it contains besides the policy; None for a snapshot that needs the whole log.
+            carried: What it contains besides the policy; None for a snapshot that needs the whole log, as a prior does.
             present: Keys of the snapshot records that exist already.
         """
         offsets = {"context_offset": self.context_offset, "reward_offset": self.reward_offset}

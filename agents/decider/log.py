@@ -181,12 +181,11 @@ class Row(Struct, frozen=True, kw_only=True, omit_defaults=True, tag="decider-ro
         query_origin: Origin of the Query; a Query with the same id and another origin is a duplicate.
         context_origin: Origin of the Context.
         decision: The Decision's value, byte for byte as it was sent.
+        batch: Sequence number of the first decision made together with this one: prices are those of its state.
         learned_seq, corrected_seq, ended_seq: Sequence numbers of the updates; -1 where there was none.
         kinds: Rewards applied, in order.
         paced: Whether its cost counts against the objective's aim; a control's or a pinned query's does not.
         reward_offset: Offset of the last reward applied.
-        batch: Sequence number of the first decision made together with this one: prices are those of its state; -1
-            where it was made alone.
         entered: Correct as it entered A; None when the imputed value did.
         correct, score, log_cost, imputed: The present values of the raw terms.
         price_factor: What an eFLOP cost: `log_cost` is ln(eFLOPs) plus its logarithm.
@@ -201,13 +200,13 @@ class Row(Struct, frozen=True, kw_only=True, omit_defaults=True, tag="decider-ro
     query_origin: Origin
     context_origin: Origin
     decision: msgspec.Raw
+    batch: int
     stage: Stage = "pending"
     learned_seq: int = -1
     corrected_seq: int = -1
     ended_seq: int = -1
     kinds: tuple[Kind, ...] = ()
     reward_offset: int = -1
-    batch: int = -1
     paced: bool = True
     entered: float | None = None
     correct: float | None = None

@@ -125,12 +125,15 @@ def _sorted_out(
 ) -> tuple[dict[bytes, AnyRow], dict[bytes, bytes], tuple[Sequence[bytes], Sequence[bytes]]]:
     """Return the rows of the log, the snapshot records, and the keys of records that are neither.
 
-    The learner wrote none of the latter. A log of 0.1.0 holds snapshots, too.
+    The learner wrote none of the latter.
 
     Raises:
         CorruptState: A row of another release.
     """
-    known = {key: value for key, value in {**log, **snapshots}.items() if is_record(key)}
-    rows = {k: row for k, value in log.items() if k not in known and (row := own_row(k, value)) is not None}
-    foreign = [key for key in log if key not in known and key not in rows]
-    return rows, known, (foreign, [key for key in snapshots if key not in known])
+    known = {key: value for key, value in snapshots.items() if is_record(key)}
+    rows = {key: row for key, value in log.items() if (row := own_row(key, value)) is not None}
+    return (
+        rows,
+        known,
+        ([key for key in log if key not in rows], [key for key in snapshots if key not in known]),
+    )

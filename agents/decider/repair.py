@@ -57,8 +57,6 @@ def refused(
     """
     found, rows = list[Refused](), Rows()
     for key, value in log.items():
-        if is_record(key):
-            continue
         try:
             row = decode_row(key, value)
         except CorruptState as error:
@@ -68,7 +66,7 @@ def refused(
             found.append(Refused(key, f"row {shown(key)} is the row of {shown(row.key)}"))
         elif isinstance(row, Row):
             rows.append((key, row))
-    base, damaged = snapshot.read({**log, **snapshots}, accept)
+    base, damaged = snapshot.read(snapshots, accept)
     after = -1 if base is None else base.version
     found += _foreign(snapshots, after)
     if base is not None:
@@ -121,7 +119,7 @@ def repaired(
             continue
         if isinstance(row, Row):
             decider.ended.add(row.query_id, row.query_origin, row.context_origin.offset)
-    rows = {key: value for key, value in {**kept, **found.carried}.items() if not is_record(key)}
+    rows = {**kept, **found.carried}
     parsed = ((key, value, decode_row(key, value)) for key, value in rows.items())
     carried, ended = snapshot.carry(parsed, log_offset, decider.ended)
     made = decider.snapshot(chunk_bytes, carried=carried, present=snapshots)

@@ -51,8 +51,7 @@ class Manifest(Struct, frozen=True, kw_only=True, tag="decider-snapshot.v1", tag
         sha256: SHA-256 of all chunks together.
         size: Bytes of all chunks together.
         prior: SHA-256 of the prior that version -1 consists of; empty in other versions.
-        log_offset: First offset of the log that it does not cover; -1 for a snapshot in the log itself, as 0.1.0 wrote
-            them, which needs the whole log as well.
+        log_offset: First offset of the log that it does not cover; -1 where it needs the whole log, as a prior does.
         rows: SHA-256 of each chunk of the rows from before that offset; a chunk has one JSON row per line.
         ended: The arrays of ids, oldest first.
     """

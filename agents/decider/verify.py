@@ -124,7 +124,7 @@ def _together(event: Event) -> tuple[Told, int]:
     """Return what events of one batch share: decisions made from one state, updates one at a time."""
     row = event.row
     if event.told == "expect" and isinstance(row, Row):
-        return "expect", row.batch if row.batch >= 0 else row.seq
+        return "expect", row.batch
     return event.told, event.seq
 
 

@@ -21,9 +21,6 @@ from schemas.reward import Due, Feedback, Kind, Price, Reward, reward_id
 
 # What is known of a query while its reward is open, and for a while after: a row of the join's table.
 
-# msgspec's own error covers neither bytes that are not UTF-8 nor a value nested too deeply.
-_UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
-
 DueKind = Literal["timeout", "feedback", "parked", "forget"]
 
 
@@ -134,28 +131,14 @@ def encode_row(row: Row) -> bytes:
 def decode_row(value: bytes) -> Row:
     """Return a stored row.
 
-    An earlier release parked feedback whose `metadata` or `source` is refused today, and which could not be
-    written again. Such a row is read without the two: they are still in the feedback topic.
-
     Raises:
         UnreadableRecord: it is not a row of this release: rebuild the changelog from its topics.
     """
     try:
         return msgspec.json.decode(value, type=Row)
-    except _UNREADABLE as error:
-        if (row := _without_notes(value)) is not None:
-            return row
+    # msgspec's own error covers neither bytes that are not UTF-8 nor a value nested too deeply.
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise UnreadableRecord("join row", "", f"cannot be read ({error}); rebuild the table") from None
-
-
-def _without_notes(value: bytes) -> Row | None:
-    try:
-        plain = msgspec.json.decode(value)
-        feedback = plain["parked"]["feedback"]
-        plain["parked"]["feedback"] = {"query_id": feedback["query_id"], "correct": feedback["correct"]}
-        return msgspec.convert(plain, Row)
-    except (*_UNREADABLE, KeyError, TypeError):
-        return None
 
 
 # The Reward record of each stage: the raw terms, and the scalar under the objective in force.

@@ -14,7 +14,7 @@ from agents.decider import snapshot
 from agents.decider.decider import Decider
 from agents.decider.log import Row, decode_row
 from agents.decider.repair import Refused, refused, repaired, shown
-from agents.decider.snapshot import EndedIds, is_record, manifests, start_of
+from agents.decider.snapshot import EndedIds, manifests, start_of
 from agents.embedding import embedded_text, encoder_id
 from schemas.decision import Decision
 from schemas.record import decode
@@ -212,13 +212,12 @@ def export(settings: Settings, folder: Path) -> None:
     """
     log = _Log(settings)
     folder.mkdir(parents=True, exist_ok=True)
-    rows = [value for key, value in log.rows.items() if not is_record(key)]
-    (folder / "rows.jsonl").write_bytes(b"".join(value + b"\n" for value in rows))
+    (folder / "rows.jsonl").write_bytes(b"".join(value + b"\n" for value in log.rows.values()))
     logged = list(graded(settings, log.topics))
     (folder / "logged.jsonl").write_bytes(
         b"".join(orjson.dumps(each, option=orjson.OPT_APPEND_NEWLINE) for each in logged)
     )
-    said = f"{folder}: {len(rows)} rows, {len(logged)} graded decisions"
+    said = f"{folder}: {len(log.rows)} rows, {len(logged)} graded decisions"
     if log.refused():
         click.echo(f"{said}; no state.bin, as the log is not whole: see `learner check`")
         return
@@ -245,7 +244,7 @@ def reset(settings: Settings, yes: bool) -> None:
             f"delete {len(log.rows)} records of {log.changelog} and all snapshots?", abort=True, err=True
         )
     read = {log.topics.context: -1, log.topics.reward: -1}
-    for manifest in manifests({**log.rows, **log.snapshots}).values():
+    for manifest in manifests(log.snapshots).values():
         read[log.topics.context] = max(read[log.topics.context], manifest.context_offset)
         read[log.topics.reward] = max(read[log.topics.reward], manifest.reward_offset)
     for row in _readable(log.rows):
@@ -269,7 +268,7 @@ def reset(settings: Settings, yes: bool) -> None:
 def _readable(rows: dict[bytes, bytes]) -> Iterator[Row]:
     for key, value in rows.items():
         try:
-            row = None if is_record(key) else decode_row(key, value)
+            row = decode_row(key, value)
         except CorruptState:
             continue
         if isinstance(row, Row):

@@ -40,16 +40,8 @@ class Changelogged(faust.Table[bytes, bytes]):
         """The partition of each row."""
 
     def apply_changelog_batch(self, batch: Iterable[Any]) -> None:
-        """Apply recovered rows and remember the partition of each.
-
-        A row outside its key's partition is skipped. An earlier release wrote such rows for misplaced feedback, and
-        they would replace the valid ones.
-        """
-        batch = [
-            event
-            for event in batch
-            if event.message.partition == partition_for(event.message.key, self.partitions or 1)
-        ]
+        """Apply recovered rows and remember the partition of each."""
+        batch = list(batch)
         super().apply_changelog_batch(batch)
         self.places.update((event.message.key, event.message.partition) for event in batch)
 

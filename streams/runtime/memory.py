@@ -216,13 +216,6 @@ class Broker:
         del part.records[:gone], part.orders[:gone]
         part.first += gone
 
-    def begin_at(self, topic: str, partition: int, offset: int) -> None:
-        """Let an empty partition begin at an offset, as where retention has removed what was before it."""
-        part = self._of(topic)[partition]
-        if part.records:
-            raise ValueError(f"{topic}/{partition}: it has records already")
-        part.first = offset
-
     def watch(self, owner: object, topics: Iterable[str], show: Callable[[Record], None]) -> None:
         """Show every record appended to these topics from now on, until `unwatch`."""
         names = frozenset(topics)
@@ -292,15 +285,13 @@ class MemoryTable:
         self._rows: dict[bytes, tuple[int, bytes]] = {}
 
     async def recover(self) -> None:
-        """Read the changelog of the partitions that are owned now; a row outside its key's partition is left out."""
-        partitions = self.runtime.broker.partitions(self.changelog)
+        """Read the changelog of the partitions that are owned now."""
         owned = sorted(self.runtime.assigned(self.source))
         begin = await self.begins() if self.begins and owned else 0
         self._rows = {
             key: (partition, value)
             for partition in owned
             for key, value in self.runtime.broker.changelog(self.changelog, partition, begin).items()
-            if partition_for(key, partitions) == partition
         }
         await self.recovered()
 

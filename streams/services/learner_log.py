@@ -15,7 +15,7 @@ from agents.decider import snapshot
 from agents.decider.decider import Decider
 from agents.decider.log import Recovered, decode_row
 from agents.decider.repair import shown
-from agents.decider.snapshot import BEGINNING, START_KEY, Manifest, is_prior, is_record, manifests, start_of
+from agents.decider.snapshot import BEGINNING, START_KEY, Manifest, manifests, start_of
 from streams.runtime.base import Runtime, SendFailed
 
 log = logging.getLogger("streams.decider")
@@ -119,7 +119,7 @@ class LearnerLog:
         rows = self.table.items()
 
         def made() -> tuple[list[tuple[bytes, bytes]], dict[bytes, int]]:
-            parsed = [(k, v, decode_row(k, v)) for k, v in rows if not is_record(k)]
+            parsed = [(k, v, decode_row(k, v)) for k, v in rows]
             carried, ended = snapshot.carry(parsed, end, decider.ended)
             queries = {partition: at for (name, partition), at in first.items() if name == topics.query}
             _, crowded = decider.ended.forget(queries, first[topics.context, 0])
@@ -132,8 +132,6 @@ class LearnerLog:
             return decider.snapshot(self.chunk_bytes, carried=carried, present=self._present), ended
 
         records, ended = await self.runtime.in_thread(made)
-        # A log of 0.1.0 has its prior among its rows.
-        await self._post([(k, v) for k, v in rows if is_record(k) and is_prior(k)])
         await self._post(records)
         self._manifests |= manifests(dict(records[-1:]))
         self.snapshot_at = decider.seq - 1
@@ -141,7 +139,6 @@ class LearnerLog:
         if floor is None:
             return 0
         old = [key for key, last in ended.items() if last <= floor.version]
-        old += [key for key, _ in rows if is_record(key)]
         for keys in _slices(old):
             await self.table.drop_all((key, 0) for key in keys)
         await self._post([(START_KEY, str(floor.log_offset).encode())])

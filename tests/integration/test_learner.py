@@ -253,7 +253,7 @@ def pending(row: Row) -> Row:
     return Row(
         query_id=row.query_id, seq=row.seq, clock=row.clock, action=row.action, embedding=row.embedding,
         objective=row.objective, query_origin=row.query_origin, context_origin=row.context_origin,
-        decision=row.decision,
+        decision=row.decision, batch=row.batch,
     )  # fmt: skip
 
 

@@ -178,8 +178,8 @@ class Shard:
         """Lose the process, keep the log, recover from where the snapshots say."""
         self.decider = self.fresh()
         snapshots = {k: v for k, v in self.table.items() if is_record(k)}
-        since = self.table.since(start_of(snapshots))
-        found = self.decider.recover([*since, *snapshots.items()])
+        since = [(k, v) for k, v in self.table.since(start_of(snapshots)) if k not in snapshots]
+        found = self.decider.recover(since, snapshots.items())
         self.offer()
         return found
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from agents.reward.join import Row, decode_row, encode_row
+from agents.reward.join import Row, decode_row
 from schemas.answer import Answer
 from schemas.control import Cancel
 from schemas.dead_letter import DeadLetter
@@ -175,28 +175,6 @@ def test_a_record_of_the_rooms_in_another_partition_is_a_dead_letter(
         assert {r.status for r in closing(cluster).values()} == {"ok"}
         assert {row.query_id for _, row in joined(cluster)} == {"q0", "q4"}
         audited(cluster)
-        await cluster.close()
-
-    run(main())
-
-
-def test_a_row_that_an_earlier_release_misplaced_does_not_hide_the_one_that_counts(
-    in_memory: InMemory, ask: Ask, audited: Audited
-) -> None:
-    async def main() -> None:
-        cluster = await deployment(in_memory(feedback_wait_s=120.0), [ask(0, reference=None)], 1, seed=1)
-        await cluster.until(lambda: bool(read(cluster, cluster.topics.reward, Reward)))
-        name, at = (
-            cluster.topics.changelog("aggregator", "join"),
-            elsewhere(cluster, cluster.topics.answer, "q0"),
-        )
-        parked = Row(query_id="q0", forget_ms=cluster.broker.now_ms() + 10**9)
-        cluster.broker.append(name, b"q0", encode_row(parked), at)
-        cluster.kill(next(worker for worker in cluster.workers if worker.room == "aggregator"))
-        await cluster.until(lambda: not cluster.busy)
-        tell(cluster, "q0", True, b"q0")
-        await cluster.until(lambda: "q0" in closing(cluster), 60)
-        assert closing(cluster)["q0"].kind == "correction"
         await cluster.close()
 
     run(main())

@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from agents.bandit.baselines import KNN
 from agents.bandit.errors import CorruptState, DuplicateQuery
 from agents.bandit.linucb import LinUCB, LinUCBSettings
 from agents.decider.log import Row, decode_row, encode_row
@@ -178,24 +179,11 @@ def test_an_open_row_is_carried_and_an_ended_one_is_remembered_by_its_id(make_sh
     assert shard.tell(shard.reward(open_))[0].verdict == "learned"
 
 
-def test_a_log_whose_snapshots_lie_among_its_rows_is_read_and_moves_on(make_shard: Any) -> None:
-    """Logs of 0.1.0: no offset, no rows and no ids in a snapshot."""
-    shard = make_shard(LinUCB)
-    for _ in range(2):
-        life(shard, 5)
-        shard.table |= dict(shard.decider.snapshot(SMALL))
-    before = shard.decider
-    assert shard.crash().snapshot_version == newest(shard)
-    shard.same_as(before)
-    kept = len(rows(shard))
-    shard.apply(shard.snapshot(SMALL))
-    assert len(rows(shard)) == kept  # one snapshot of the new kind is not enough to drop a row
-    life(shard, 2)
-    shard.apply(shard.snapshot(SMALL))
-    assert len(rows(shard)) < kept
-    before = shard.decider
-    shard.crash()
-    shard.same_as(before)
+def test_the_log_of_another_policy_is_refused_and_the_policy_is_named(shard: Any, make_shard: Any) -> None:
+    other = make_shard(lambda features: KNN(features))
+    other.table = shard.table
+    with pytest.raises(CorruptState, match="set UNISCALE_POLICY=linucb to go on, or begin anew"):
+        other.crash()
 
 
 def test_a_row_that_cannot_be_read_stops_recovery(shard: Any) -> None:
