@@ -66,8 +66,7 @@ def test_build_targets_are_stages_of_the_dockerfile(services: dict[str, dict[str
     assert targets == stages
     for copied in re.findall(r"^COPY (.+) \S+$", dockerfile, re.MULTILINE):
         for source in copied.split():
-            # The mini family's checkpoints are made by a command; a checkout may be without them.
-            assert source == "models" or (COMPOSE.parent / source).exists(), source
+            assert (COMPOSE.parent / source).exists(), source
 
 
 def test_no_image_of_ours_runs_as_root_or_shares_what_is_the_host_s(

@@ -43,22 +43,9 @@ def test_package_is_ours(name: str) -> None:
     assert owners <= {"uniscale-streams"}, f"{name!r} is also installed by {owners}: uninstall it"
 
 
-@pytest.mark.parametrize("name", PACKAGES)
-def test_every_folder_of_a_package_says_what_it_is(name: str) -> None:
-    for folder in {path.parent for path in sources() if path.is_relative_to(ROOT / name)}:
-        init = folder / "__init__.py"
-        assert init.exists(), f"{folder.relative_to(ROOT)} has no __init__.py"
-        assert ast.get_docstring(ast.parse(init.read_text())), f"{init.relative_to(ROOT)} says nothing"
-
-
 def test_tests_are_no_packages() -> None:
     """With an __init__.py in tests/agents, pytest would import that folder as `agents`."""
     assert [path for path in (ROOT / "tests").rglob("__init__.py")] == []
-
-
-def test_every_module_has_a_docstring() -> None:
-    silent = [path for path in sources() if not ast.get_docstring(ast.parse(path.read_text()))]
-    assert silent == [], "say in one line what the module is"
 
 
 def test_no_function_is_too_long() -> None:
@@ -94,14 +81,6 @@ def test_no_tracked_file_names_a_place_on_one_machine() -> None:
         if b"\0" not in data[:4096] and (hit := machine.search(data.decode("utf-8", "replace"))):
             found[str(path.relative_to(ROOT))] = hit.group()
     assert found == {}
-
-
-def test_the_version_of_the_distribution_is_nobody_elses() -> None:
-    import tomllib
-
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    assert project["name"] == "uniscale-streams"
-    assert "Private :: Do Not Upload" in project["classifiers"]
 
 
 def test_the_lock_pins_every_dependency_exactly() -> None:
