@@ -71,8 +71,13 @@ def gain_in_metrics(cluster: Cluster) -> dict[str, float]:
 
 def log_of(cluster: Cluster) -> dict[bytes, bytes]:
     """Return the learner's rows and snapshots."""
-    rows = cluster.broker.changelog(cluster.topics.changelog("decider", "pending"), 0)
-    return {**rows, **cluster.broker.changelog(cluster.topics.snapshot, 0)}
+    rows, snapshots = parts_of(cluster)
+    return {**rows, **snapshots}
+
+
+def parts_of(cluster: Cluster) -> tuple[dict[bytes, bytes], dict[bytes, bytes]]:
+    topics, broker = cluster.topics, cluster.broker
+    return broker.changelog(topics.changelog("decider", "pending"), 0), broker.changelog(topics.snapshot, 0)
 
 
 def test_targets_a_control_group_and_n_answers_through_the_loop(in_memory: InMemory, ask: Ask) -> None:
@@ -170,7 +175,7 @@ def test_a_learner_begins_from_a_prior_and_its_log_gives_it_back(
     assert decisions(cluster)[0].objective.price > 0  # history prices the first decision already
     log = log_of(cluster)
     decider = Decider(policy_of(settings, encoder_of(settings)), seed=settings.policy.seed)
-    found = decider.recover(log.items())
+    found = decider.recover(*(part.items() for part in parts_of(cluster)))
     assert decider.prior == digest(prior.read_bytes())
     assert found.snapshot_version >= -1
     assert decider.policy.state() == states[0]
@@ -229,7 +234,7 @@ def test_the_prior_of_a_catalogue_is_taken_where_it_fits_and_left_where_not(
     reasons = {each.reason for each in decisions(cluster)}
     assert reasons == ({"policy"} if fits else {"warm-up", "policy"})
     decider = Decider(policy_of(settings, encoder_of(settings)), seed=settings.policy.seed)
-    decider.recover(log_of(cluster).items())
+    decider.recover(*(part.items() for part in parts_of(cluster)))
     assert decider.prior == (digest(prior.read_bytes()) if fits else "")
 
 

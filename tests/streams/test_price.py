@@ -110,13 +110,13 @@ def test_a_price_holds_from_the_next_decision_on_and_what_was_decided_keeps_its_
         plain = price.compute_flops + price.intensity * price.memory_bytes
         assert price.eflops == pytest.approx(price.factor * plain, rel=1e-12)
     log = cluster.broker.changelog(cluster.topics.changelog("decider", "pending"), 0)
-    log |= cluster.broker.changelog(cluster.topics.snapshot, 0)
+    snapshots = cluster.broker.changelog(cluster.topics.snapshot, 0)
     fresh = policy_of(settings, encoder_of(settings))
-    rows, at = opened(fresh, log)
+    rows, at = opened(fresh, log | snapshots)
     assert {r.price_factor for r in rows if isinstance(r, Row)} == {1.0, FACTOR}
     assert list(mismatches(fresh, rows, settings.policy.seed, at)) == []
     decider = Decider(policy_of(settings, encoder_of(settings)), seed=settings.policy.seed)
-    decider.recover(log.items())
+    decider.recover(log.items(), snapshots.items())
     assert decider.price_factors == {}
     if policy == "contextual":
         assert decider.policy.state() == states[0]
