@@ -8,23 +8,24 @@ import time
 from base64 import b64decode
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Final, NamedTuple, Protocol, TypeVar, get_args, get_type_hints
+from typing import Any, Final, NamedTuple, Protocol, get_args, get_type_hints
 
 import orjson
 import zstandard
 from kafka import KafkaConsumer, TopicPartition
 
-from streams.audit.price import Catalogue, factor_of
+from streams.audit.price import Catalogue, Price, factor_of
 from streams.runtime import kafka_clients
 from streams.settings import Settings
 
 # What is kept of each record: one NamedTuple per kind, stored in a table of the ledger with the same columns.
 #
 # `early` says that the record lies before the first capture of the ends (see `run`). Fields of type bytes, such as
-# `whole`, are digests unless their class says otherwise: equal for equal content.
+# `whole`, are digests unless their class says otherwise: equal for equal content. The tables of records that a room
+# may give up have one column more, `error`: why it did (`timeline.sql` fills it in).
 
 
-class Query(NamedTuple):
+class QueryFact(NamedTuple):
     """A question. `query_id` is None if the record could not be read."""
 
     query_id: str | None
@@ -37,7 +38,7 @@ class Query(NamedTuple):
     wait_ms: int | None = None
 
 
-class Context(NamedTuple):
+class ContextFact(NamedTuple):
     """A question with its embedding; `q_part` and `q_off` are partition and offset of its Query."""
 
     query_id: str
@@ -50,8 +51,8 @@ class Context(NamedTuple):
     vector: bytes
 
 
-class Decision(NamedTuple):
-    """An action chosen for a query. `reference` is JSON."""
+class DecisionFact(NamedTuple):
+    """An action chosen for a query. `gold` is the reference, where it is a plain whole number."""
 
     query_id: str
     part: int
@@ -62,15 +63,11 @@ class Decision(NamedTuple):
     seq: int
     action: str
     objective: bytes
-    price: float
     version: int
-    reason: str
-    mean: float | None
-    width: float | None
     q_part: int
     q_off: int
     asked: bytes
-    reference: bytes
+    gold: int | None
     appended_ms: int
     learn: bool
     timeout_ms: int | None
@@ -78,11 +75,13 @@ class Decision(NamedTuple):
     factor: float
 
 
-class Answer(NamedTuple):
+class AnswerFact(NamedTuple):
     """How a query ended.
 
     `said` is a digest without the measured seconds, which differ whenever a search is run; `timed` says whether there
-    are any. `prices` is JSON. `factor` is the price factor that its search began with; None for one that never began.
+    are any. `path_score` is the mean score of the drafts on its path. `extracted` says whether an answer was found in
+    its text, `number` which, where it is a plain whole number. `factor` is the price factor that its search began
+    with; None for one that never began.
     """
 
     query_id: str
@@ -94,20 +93,38 @@ class Answer(NamedTuple):
     said: bytes
     status: str
     room: str
-    why: str
     action: str | None
     seq: int | None
     text: bool
-    extracted: str | None
+    extracted: bool
+    number: int | None
     score: float | None
     path_score: float | None
     timed: bool
-    prices: bytes
     factor: float | None
 
 
-class Reward(NamedTuple):
-    """The terms of a query's reward. `price` is JSON."""
+class Worked(NamedTuple):
+    """What the search of the Answer at a partition and offset costs by its trace, under one version of its model."""
+
+    part: int
+    off: int
+    eflops: float
+    prefill_eflops: float
+    decoding_eflops: float
+    verifier_eflops: float
+    compute_flops: float
+    memory_bytes: float
+    intensity: float
+    factor: float
+
+
+class RewardFact(NamedTuple):
+    """The terms of a query's reward.
+
+    `scalar` is what its terms make of its objective, `reward` what it says of that; `paid` is the logarithm of the
+    stated price, whose parts follow.
+    """
 
     query_id: str
     part: int
@@ -122,16 +139,25 @@ class Reward(NamedTuple):
     correct: float | None
     score: float | None
     log_cost: float | None
-    price: bytes
     objective: bytes
     reward: float | None
     scalar: float | None
     graded_by: str
     learn: bool
     bounded: bool
+    priced: bool
+    paid: float | None
+    eflops: float | None
+    prefill_eflops: float | None
+    decoding_eflops: float | None
+    verifier_eflops: float | None
+    compute_flops: float | None
+    memory_bytes: float | None
+    intensity: float | None
+    factor: float | None
 
 
-class Feedback(NamedTuple):
+class FeedbackFact(NamedTuple):
     """A client's grade of an Answer."""
 
     query_id: str
@@ -142,8 +168,8 @@ class Feedback(NamedTuple):
     grade: float
 
 
-class Row(NamedTuple):
-    """The newest row of a query in the learner's log; w_… are the coefficients of its objective for the four terms."""
+class RowFact(NamedTuple):
+    """The newest row of a query in the learner's log."""
 
     query_id: str
     part: int
@@ -166,19 +192,13 @@ class Row(NamedTuple):
     ended: int
     kinds: str
     r_off: int
-    entered: float | None
     correct: float | None
     score: float
     log_cost: float
-    imputed: float
-    w_correct: float
-    w_score: float
-    w_log_cost: float
-    w_one: float
     factor: float
 
 
-class JoinRow(NamedTuple):
+class JoinRowFact(NamedTuple):
     """The aggregator's row of a query."""
 
     query_id: str
@@ -187,7 +207,6 @@ class JoinRow(NamedTuple):
     early: bool
     ts: int
     closed: str | None
-    provisional: bool
 
 
 class Letter(NamedTuple):
@@ -196,16 +215,22 @@ class Letter(NamedTuple):
     topic: str
     part: int
     off: int
-    early: bool
-    query_id: str | None
     error: str
 
 
-class Vector(NamedTuple):
-    """The embedding of a query, float32."""
+class Embedded(NamedTuple):
+    """The offset of the newest Query that had become a Context by the first capture, by partition."""
 
-    query_id: str
-    vector: bytes
+    part: int
+    off: int
+
+
+class Held(NamedTuple):
+    """The offsets that a partition of the queries holds."""
+
+    part: int
+    begin: int
+    end: int
 
 
 class Chunk(NamedTuple):
@@ -215,19 +240,39 @@ class Chunk(NamedTuple):
     value: bytes
 
 
-PER_QUERY: Final[tuple[type[Any], ...]] = (Query, Context, Decision, Answer, Reward, Feedback, Row, JoinRow)
+class Version(NamedTuple):
+    """A snapshot of the policy that is kept, and what is wrong with its records."""
+
+    version: int
+    fault: str | None
+
+
+PER_QUERY: Final[tuple[type[Any], ...]] = (
+    QueryFact,
+    ContextFact,
+    DecisionFact,
+    AnswerFact,
+    RewardFact,
+    FeedbackFact,
+    RowFact,
+    JoinRowFact,
+)
 """The kinds that concern a single query."""
 
 
 # Keeps the facts while the log is read: SQLite on disk, so that memory does not grow with the log.
 
 _BATCH: Final = 500
-F = TypeVar("F", bound=NamedTuple)
 
-# Of these kinds, a later record or tombstone replaces an earlier one of the same key; of vectors, the first stays.
+# Of these kinds, a later record or tombstone replaces an earlier one of the same key.
 _KEYS: Final[dict[type[Any], str]] = {
-    Row: "query_id", JoinRow: "query_id", Letter: "topic, part, off", Vector: "query_id", Chunk: "key",
-}  # fmt: skip
+    RowFact: "query_id",
+    JoinRowFact: "query_id",
+    Letter: "topic, part, off",
+    Chunk: "key",
+    Embedded: "part",
+    Held: "part",
+}
 _HUGE: Final = 2**63
 
 
@@ -239,8 +284,13 @@ def _allowed(hint: Any) -> frozenset[type]:
 
 _TYPES: Final[dict[Any, list[frozenset[type]]]] = {
     kind: [_allowed(hint) for hint in get_type_hints(kind).values()]
-    for kind in (*PER_QUERY, Letter, Vector, Chunk)
+    for kind in (*PER_QUERY, Worked, Letter, Embedded, Held, Chunk, Version)
 }
+
+
+def table(kind: type[Any]) -> str:
+    """Return the table of a kind: Query for QueryFact."""
+    return kind.__name__.removesuffix("Fact")
 
 
 class Ledger:
@@ -255,9 +305,9 @@ class Ledger:
         for pragma in ("journal_mode=OFF", "synchronous=OFF", "cache_size=-32768", "temp_store=FILE"):
             self.db.execute(f"PRAGMA {pragma}")
         for kind in _TYPES:
-            key = f", PRIMARY KEY ({_KEYS[kind]})" if kind in _KEYS else ""
-            rowid = " WITHOUT ROWID" if kind in (Letter,) else ""
-            self.db.execute(f"CREATE TABLE {kind.__name__} ({', '.join(kind._fields)}{key}){rowid}")
+            error = ["error"] if kind in PER_QUERY else []
+            key = [f"PRIMARY KEY ({_KEYS[kind]})"] if kind in _KEYS else []
+            self.db.execute(f"CREATE TABLE {table(kind)} ({', '.join([*kind._fields, *error, *key])})")
         self._waiting: dict[type[Any], list[Any]] = {}
         self.db.execute("BEGIN")
 
@@ -270,7 +320,7 @@ class Ledger:
         kind = type(fact)
         for value, allowed in zip(fact, _TYPES[kind], strict=True):
             if type(value) not in allowed or (type(value) is int and not -_HUGE <= value < _HUGE):
-                raise ValueError(f"{kind.__name__}: a field is a {type(value).__name__}")
+                raise ValueError(f"{table(kind)}: a field is a {type(value).__name__}")
         waiting = self._waiting.setdefault(kind, [])
         waiting.append(fact)
         if len(waiting) >= _BATCH:
@@ -279,42 +329,25 @@ class Ledger:
     def drop(self, kind: type[Any], key: object) -> None:
         """Forget the fact of a key, whose tombstone was read."""
         self._write(kind)
-        self.db.execute(f"DELETE FROM {kind.__name__} WHERE {_KEYS[kind]} = ?", (key,))
+        self.db.execute(f"DELETE FROM {table(kind)} WHERE {_KEYS[kind]} = ?", (key,))
 
-    def flush(self) -> None:
-        """Write what is buffered, and build the indexes by query."""
+    def write(self) -> None:
+        """Write what is buffered."""
         for kind in list(self._waiting):
             self._write(kind)
+
+    def flush(self) -> None:
+        """Write what is buffered, and build the indexes by query and by place. No record is added after this."""
+        self.write()
         self.db.execute("COMMIT")
         for kind in PER_QUERY:
             if kind not in _KEYS:
-                self.db.execute(
-                    f"CREATE INDEX by_id_{kind.__name__} ON {kind.__name__} (query_id, part, off)"
-                )
+                self.db.execute(f"CREATE INDEX by_id_{table(kind)} ON {table(kind)} (query_id, part, off)")
+        self.db.execute("CREATE INDEX by_place_Worked ON Worked (part, off)")
 
-    def query_ids(self) -> Iterator[str]:
-        """Yield the query_id of every fact except Feedback and the aggregator's rows, sorted."""
-        kinds = [kind.__name__ for kind in PER_QUERY if kind not in (Feedback, JoinRow)]
-        union = " UNION ".join(f"SELECT query_id FROM {name} WHERE query_id IS NOT NULL" for name in kinds)
-        yield from (query_id for (query_id,) in self.db.execute(f"{union} ORDER BY query_id"))
-
-    def of_kind(self, kind: type[F], order: str = "query_id, part, off") -> Iterator[F]:
-        """Yield the facts of a kind."""
-        cursor = self.db.execute(f"SELECT * FROM {kind.__name__} ORDER BY {order}")
-        while rows := cursor.fetchmany(_BATCH):
-            yield from map(kind._make, rows)
-
-    def letter(self, topic: str, part: int, off: int) -> str | None:
-        """Return the error for which a record was given up; None if it was not."""
-        found = self.db.execute(
-            "SELECT error FROM Letter WHERE topic = ? AND part = ? AND off = ?", (topic, part, off)
-        ).fetchone()
-        return None if found is None else str(found[0])
-
-    def one(self, statement: str, *values: object) -> Any:
-        """Return the first column of the first row that a statement returns; None without rows."""
-        found = self.db.execute(statement, values).fetchone()
-        return None if found is None else found[0]
+    def chunks(self) -> Iterator[Chunk]:
+        """Yield the records of the snapshots, by key."""
+        yield from map(Chunk._make, self.db.execute("SELECT * FROM Chunk ORDER BY key"))
 
     def close(self) -> None:
         """Close the file."""
@@ -322,9 +355,8 @@ class Ledger:
 
     def _write(self, kind: type[Any]) -> None:
         if waiting := self._waiting.pop(kind, None):
-            verb = "INSERT OR IGNORE" if kind is Vector else "INSERT OR REPLACE"
-            marks = ", ".join("?" * len(kind._fields))
-            self.db.executemany(f"{verb} INTO {kind.__name__} VALUES ({marks})", waiting)
+            fields, marks = ", ".join(kind._fields), ", ".join("?" * len(kind._fields))
+            self.db.executemany(f"INSERT OR REPLACE INTO {table(kind)} ({fields}) VALUES ({marks})", waiting)
 
 
 # The raw topics: where they begin and end, and the records in between, one partition after the other.
@@ -467,7 +499,6 @@ def _is_crowded(value: bytes) -> bool:
 # letter.
 
 SNAPSHOT: Final = (b"\x00snapshot/", b"\x00ended/", b"\x00start")
-ACTION: Final = b"\x00action/"
 _ID: Final = re.compile(r"[\x21-\x7e]{1,200}")
 _WRONG: Final = (KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError, RecursionError)
 
@@ -476,7 +507,6 @@ class Facts:
     """Turns records into facts and keeps them in the ledger.
 
     Attributes:
-        actions: s_a of every action ever offered, by its id; base64.
         queries_done: Offset of the newest Query that had become a Context by the first capture, by partition.
         contexts_done: Offset of the newest Context that had been decided by then.
         decisions_done: Largest number of decisions made by then.
@@ -486,7 +516,6 @@ class Facts:
 
     def __init__(self, ledger: Ledger, catalogue: Catalogue) -> None:
         self._ledger, self._catalogue, self._plain = ledger, catalogue, Plain()
-        self.actions: dict[str, str] = {}
         self.queries_done: dict[int, int] = {}
         self.contexts_done = self.decisions_done = self.rewards_done = -1
         self.unreadable: dict[str, int] = {}
@@ -514,7 +543,7 @@ class Facts:
         except _WRONG:
             self.unreadable[kind] = self.unreadable.get(kind, 0) + 1
             if kind == "query":
-                self._ledger.add(Query(None, *where))
+                self._ledger.add(QueryFact(None, *where))
 
     def _keyed(self, kind: str, raw: Raw) -> None:
         key = raw.key or b""
@@ -523,10 +552,8 @@ class Facts:
                 self._ledger.add(Chunk(key, raw.value))
             else:
                 self._ledger.drop(Chunk, key)
-        elif kind == "learner" and key.startswith(ACTION) and (plain := self._plain(raw.value)):
-            self.actions[str(plain.get("action"))] = str(plain.get("embedding"))
         elif kind in ("learner", "join") and raw.value is None:
-            self._ledger.drop(Row if kind == "learner" else JoinRow, key.decode(errors="replace"))
+            self._ledger.drop(RowFact if kind == "learner" else JoinRowFact, key.decode(errors="replace"))
 
     def _control(self, r: dict[str, Any], where: tuple[int, int, bool, int]) -> None:
         if r["schema"] == "catalogue-entry.v1" and r.get("model"):
@@ -537,81 +564,81 @@ class Facts:
         if not _ID.fullmatch(query_id):
             raise ValueError("no key")
         timeout_ms, wait_ms = _waits(r)
-        self._ledger.add(Query(query_id, *where, _asked(r), timeout_ms, wait_ms))
+        self._ledger.add(QueryFact(query_id, *where, _asked(r), timeout_ms, wait_ms))
 
     def _context(self, r: dict[str, Any], where: tuple[int, int, bool, int]) -> None:
         query_id, origin, vector = r["query"]["query_id"], r["origin"], b64decode(r["embedding"])
         q_part, q_off = int(origin["partition"]), int(origin["offset"])
-        self._ledger.add(Context(query_id, *where, q_part, q_off, _digest(vector)))
-        self._ledger.add(Vector(query_id, vector))
+        self._ledger.add(ContextFact(query_id, *where, q_part, q_off, _digest(vector)))
         if where[2]:
             self.queries_done[q_part] = max(q_off, self.queries_done.get(q_part, -1))
 
     def _decision(self, r: dict[str, Any], where: tuple[int, int, bool, int]) -> None:
-        query = r["query"]
+        query, reference = r["query"], r["query"].get("reference")
         self._ledger.add(
-            Decision(
+            DecisionFact(
                 query["query_id"], *where, _same(_without(r, "query")), r["seq"], _action(r["action"]),
-                _objective(r), r["objective"].get("price", 0.0), r["policy"]["version"],
-                r.get("reason", "policy"), r.get("mean"), r.get("width"), r["origin"]["partition"],
-                r["origin"]["offset"], _asked(query),
-                orjson.dumps(query.get("reference")), r.get("appended_ms", 0), query.get("learn", True),
-                *_waits(query), r.get("price_factor", 1.0),
+                _objective(r), r["policy"]["version"], r["origin"]["partition"], r["origin"]["offset"],
+                _asked(query), _whole_number(str(reference) if isinstance(reference, str | int) else None),
+                r.get("appended_ms", 0), query.get("learn", True), *_waits(query), r.get("price_factor", 1.0),
             )
         )  # fmt: skip
 
     def _answer(self, r: dict[str, Any], where: tuple[int, int, bool, int]) -> None:
         trace, path = r.get("trace", ()), r.get("path", ())
         scores = [trace[at]["score"] for at in path if trace[at].get("score") is not None]
-        self._ledger.add(
-            Answer(
-                r["query_id"], *where, _same(r), _same(_without(r, "spent")), r["status"], r["by"],
-                r.get("error") or "", _action(r["action"]) if r.get("action") else None, r.get("seq"),
-                r.get("text") is not None, r.get("extracted"), r.get("score"),
-                sum(scores) / len(scores) if scores else None, bool((r.get("spent") or {}).get("verify_s")),
-                orjson.dumps([*map(list, self._catalogue.prices(r))]), factor_of(r),
-            )
+        extracted = r.get("extracted")
+        answer = AnswerFact(
+            r["query_id"], *where, _same(r), _same(_without(r, "spent")), r["status"], r["by"],
+            _action(r["action"]) if r.get("action") else None, r.get("seq"), r.get("text") is not None,
+            extracted is not None, _whole_number(extracted), r.get("score"),
+            sum(scores) / len(scores) if scores else None, bool((r.get("spent") or {}).get("verify_s")), factor_of(r),
         )  # fmt: skip
+        prices = self._catalogue.prices(r)
+        self._ledger.add(answer)
+        for price in prices:
+            self._ledger.add(Worked(answer.part, answer.off, *price))
 
     def _reward(self, r: dict[str, Any], where: tuple[int, int, bool, int]) -> None:
+        stated = r["price"]
+        price = {} if stated is None else {"factor": 1.0, **stated}
+        paid = price.get("eflops", 0.0)
         self._ledger.add(
-            Reward(
+            RewardFact(
                 r["query_id"], *where, _same(r), r["kind"], r["seq"], _action(r["action"]), r["status"], r["correct"],
-                r["score"], r["log_cost"], orjson.dumps(_price(r["price"])), _objective(r), r.get("reward"), _scalar(r),
-                r.get("graded_by", ""), r.get("learn", True), r.get("bounded", False),
+                r["score"], r["log_cost"], _objective(r), r.get("reward"), _scalar(r), r.get("graded_by", ""),
+                r.get("learn", True), r.get("bounded", False), stated is not None, math.log(paid) if paid > 0 else None,
+                *(price.get(name) for name in Price._fields),
             )
         )  # fmt: skip
 
     def _feedback(self, r: dict[str, Any], where: tuple[int, int, bool, int]) -> None:
-        self._ledger.add(Feedback(r["query_id"], *where, float(r["correct"])))
+        self._ledger.add(FeedbackFact(r["query_id"], *where, float(r["correct"])))
 
     def _dead_letter(self, r: dict[str, Any], where: tuple[int, int, bool, int]) -> None:
         at = r["origin"]
-        self._ledger.add(
-            Letter(at["topic"], at["partition"], at["offset"], where[2], r.get("query_id"), str(r["error"]))
-        )
+        self._ledger.add(Letter(at["topic"], at["partition"], at["offset"], str(r["error"])))
 
     def _learner(self, r: dict[str, Any], where: tuple[int, int, bool, int]) -> None:
         vector, c_off = b64decode(r["embedding"]), r["context_origin"]["offset"]
         if r["decision"]["policy"]["name"].endswith(_COUNTING):
             vector = vector[:-_COUNTS_BYTES]
-        row = Row(
+        row = RowFact(
             r["query_id"], *where, r["seq"], r["clock"], r["action"], _objective(r),
             r["query_origin"]["partition"], r["query_origin"]["offset"], c_off, r["decision"].get("appended_ms", 0),
             _same(_without(r["decision"], "query")), _digest(vector), r.get("stage", "pending"),
             r.get("learned_seq", -1), r.get("corrected_seq", -1), r.get("ended_seq", -1), ",".join(r.get("kinds", ())),
-            r.get("reward_offset", -1), r.get("entered"), r.get("correct"), r.get("score", 0.0),
-            r.get("log_cost", 0.0), r.get("imputed", 0.0), *_coefficients(r["objective"]), r.get("price_factor", 1.0),
+            r.get("reward_offset", -1), r.get("correct"), r.get("score", 0.0), r.get("log_cost", 0.0),
+            r.get("price_factor", 1.0),
         )  # fmt: skip
         self._ledger.add(row)
-        self._ledger.add(Vector(row.query_id, vector))
         if row.early:
             self.contexts_done = max(self.contexts_done, c_off)
             self.decisions_done = max(self.decisions_done, row.clock)
             self.rewards_done = max(self.rewards_done, row.r_off)
 
     def _join(self, r: dict[str, Any], where: tuple[int, int, bool, int]) -> None:
-        self._ledger.add(JoinRow(r["query_id"], *where, r.get("closed"), bool(r.get("provisional"))))
+        self._ledger.add(JoinRowFact(r["query_id"], *where, r.get("closed")))
 
 
 _SORTED: Final = orjson.OPT_SORT_KEYS
@@ -638,8 +665,10 @@ def _action(a: dict[str, Any]) -> str:
     return f"{a['model']}/{a['qp']}/{a['cp']}/{a['bs']}"
 
 
-def _price(price: dict[str, Any] | None) -> dict[str, float] | None:
-    return None if price is None else {name: float(price[name]) for name in ("eflops", *price)}
+def _whole_number(text: str | None) -> int | None:
+    """Return the whole number that a text is, if comparing digits is enough to grade it; else None."""
+    digits = "" if text is None else text.strip()
+    return int(digits) if len(digits) <= 15 and digits.isascii() and digits.isdigit() else None
 
 
 def _objective(r: dict[str, Any]) -> bytes:

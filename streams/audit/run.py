@@ -12,29 +12,28 @@ import resource
 import sys
 import tempfile
 import time
-from collections import Counter
 from pathlib import Path
 from typing import Any, Final
 
 from msgspec import Struct
 
-from streams.audit.checks import State, Story, World, discrepancies, state_of, stories, told
-from streams.audit.learner import Ended, Fold, Learner, Setup
+from streams.audit.checks import Checks, Discrepancy
 from streams.audit.price import Catalogue
 from streams.audit.reading import (
-    Answer,
-    Chunk,
-    Context,
-    Decision,
+    AnswerFact,
+    ContextFact,
+    DecisionFact,
+    Embedded,
     Facts,
-    Feedback,
-    JoinRow,
+    FeedbackFact,
+    Held,
+    JoinRowFact,
     Ledger,
     Log,
     Part,
-    Query,
-    Reward,
-    Row,
+    QueryFact,
+    RewardFact,
+    RowFact,
     Span,
 )
 from streams.settings import Settings
@@ -43,10 +42,17 @@ from streams.topics import Topics
 MOST_NAMED: Final = 10_000
 """Discrepancies that are listed; any more are only counted."""
 
+_EVER_MS: Final = 1 << 62
 _KINDS: Final[dict[str, type]] = {
-    "learner": Row, "join": JoinRow, "reward": Reward, "feedback": Feedback, "answer": Answer, "decision": Decision,
-    "context": Context, "query": Query,
-}  # fmt: skip
+    "learner": RowFact,
+    "join": JoinRowFact,
+    "reward": RewardFact,
+    "feedback": FeedbackFact,
+    "answer": AnswerFact,
+    "decision": DecisionFact,
+    "context": ContextFact,
+    "query": QueryFact,
+}
 
 
 class Pending(Struct, frozen=True):
@@ -64,13 +70,14 @@ class Report(Struct, kw_only=True):
     Attributes:
         queries: Number of ids accounted for.
         states: Number of queries in each state.
-        discrepancies: The query_id or sequence number of each, and what is wrong; at most MOST_NAMED.
+        discrepancies: The query_id or sequence number of each, the check that names it, and what is wrong; at most
+            MOST_NAMED.
         wrong: Number of discrepancies.
         pending: The hundred oldest.
         overdue: Number of queries pending past their deadline.
         repeated: Number of harmless repeats, which at-least-once delivery allows.
         unreadable: Number of records that could not be read, by kind of topic.
-        learner: Updates counted in the learner's rows, applied rewards counted in the Rewards, and the fold's result.
+        learner: Updates counted in the learner's rows, and applied rewards counted in the Rewards.
         records: Number of records read.
         peak_mb: Peak resident memory of this process.
         seconds: Duration of the audit.
@@ -84,7 +91,7 @@ class Report(Struct, kw_only=True):
     overdue: int = 0
     repeated: int = 0
     unreadable: dict[str, int] = {}
-    learner: dict[str, Any] = {}
+    learner: dict[str, int] = {}
     records: int = 0
     peak_mb: float = 0.0
     seconds: float = 0.0
@@ -92,11 +99,10 @@ class Report(Struct, kw_only=True):
     @property
     def line(self) -> str:
         """Return the report in one line."""
-        most = self.learner["max_difference"]
         return (
             f"{self.queries:,} queries, {self.wrong:,} discrepancies, {self.states.get('pending', 0):,} pending "
             f"({self.overdue:,} overdue); learner: {self.learner['updates']:,} updates, "
-            f"{self.learner['applied']:,} applied, difference {'not compared' if most is None else f'{most:.1e}'}; "
+            f"{self.learner['applied']:,} applied; "
             f"{self.records:,} records in {self.seconds:.1f} s, {self.peak_mb:.0f} MB"
         )
 
@@ -105,11 +111,16 @@ class Report(Struct, kw_only=True):
         """Return what the discrepancies concern, each once, in order."""
         return list(dict.fromkeys(each["query_id"] for each in self.discrepancies))
 
-    def name(self, query_id: str, what: str) -> None:
+    @property
+    def checks(self) -> set[str]:
+        """Return the checks that name a discrepancy."""
+        return {each["check"] for each in self.discrepancies}
+
+    def name(self, each: Discrepancy) -> None:
         """Add a discrepancy."""
         self.wrong += 1
         if len(self.discrepancies) < MOST_NAMED:
-            self.discrepancies.append({"query_id": query_id, "what": what})
+            self.discrepancies.append(each._asdict())
 
 
 def audit(log: Log, settings: Settings, now_ms: int | None = None) -> Report:
@@ -117,7 +128,7 @@ def audit(log: Log, settings: Settings, now_ms: int | None = None) -> Report:
 
     Args:
         log: The deployment's topics.
-        settings: The deployment's settings; prefix, catalogue, waits and policy are used.
+        settings: The deployment's settings; prefix, catalogue and waits are used.
         now_ms: The time in ms since the epoch; the default is the clock of this machine.
 
     Raises:
@@ -137,13 +148,14 @@ def audit(log: Log, settings: Settings, now_ms: int | None = None) -> Report:
         try:
             facts = Facts(ledger, Catalogue(Path(settings.catalogue)))
             oldest_ms = _read(log, names, first, second, facts, report)
+            for part, offset in facts.queries_done.items():
+                ledger.add(Embedded(part, offset))
+            for (topic, part), span in second.items():
+                if topic == names["query"]:
+                    ledger.add(Held(part, span.begin, span.end))
             ledger.flush()
-            kinds = {kind: names[name] for name, kind in _KINDS.items()}
-            ended = Ended(ledger.of_kind(Chunk, "key"))
-            world = World(facts, kinds, second, oldest_ms, now_ms, ended)
-            _account(ledger, world, settings, report)
-            setup = Setup.of(settings.policy.name, settings.policy.options)
-            _learner(Fold(ledger, facts.actions, setup).run(), report)
+            known = _known(facts, names, oldest_ms, settings) | {"now_ms": now_ms}
+            _account(Checks(ledger, {kind: names[name] for name, kind in _KINDS.items()}, known), report)
             report.unreadable = facts.unreadable
         finally:
             ledger.close()
@@ -179,7 +191,7 @@ def _read(
             if part[0] != names[kind]:
                 continue
             if span.begin > 0:
-                oldest_ms[part] = 1 << 62
+                oldest_ms[part] = _EVER_MS
             end = first[part].end if part in first else 0
             for raw in log.read(part, span):
                 if span.begin > 0:
@@ -189,63 +201,32 @@ def _read(
     return oldest_ms
 
 
-def _account(ledger: Ledger, world: World, settings: Settings, report: Report) -> None:
-    timeout_ms, wait_ms = int(settings.queries.timeout_s * 1000), int(settings.queries.feedback_wait_s * 1000)
-    states: Counter[str] = Counter()
-    pending: list[Pending] = []
-    applied = 0
-    letters = {kind: topic for kind, topic in world.names.items() if kind not in (Row, JoinRow)}
-    for story in stories(ledger, letters):
-        state = state_of(story, timeout_ms, wait_ms)
-        states[str(state)] += 1
-        report.queries += 1
-        report.repeated += _repeated(story)
-        if state.waits_for is not None:
-            report.overdue += state.deadline_ms < world.now_ms
-            pending.append(_pending(story.query_id, state, world.now_ms))
-            if len(pending) > 1000:
-                pending = sorted(pending, key=lambda each: -each.age_s)[:100]
-        if story.row is not None:
-            known = world.keeps(Reward, story.since_ms)
-            entered = (story.row.learned >= 0) + (story.row.corrected >= 0)
-            applied += len(told(story, story.row)[2]) if known else entered
-        for what in discrepancies(story, world):
-            report.name(story.query_id, what)
-    for query in ledger.of_kind(Query, "part, off"):
-        past = query.early and world.facts.queries_done.get(query.part, -1) > query.off
-        where = (world.names[Query], query.part, query.off)
-        if query.query_id is None and past and ledger.letter(*where) is None:
-            report.name(
-                "/".join(map(str, where)), "an unreadable Query was passed over without a dead letter"
-            )
-    report.states = dict(sorted(states.items()))
-    report.pending = sorted(pending, key=lambda each: -each.age_s)[:100]
-    report.learner = {"applied": applied}
+def _known(
+    facts: Facts, names: dict[str, str], oldest_ms: dict[Part, int], settings: Settings
+) -> dict[str, Any]:
+    """Return the parameters of the statements in `timeline.sql` and `checks.sql`.
+
+    What was appended after kept_… must still be there; retention may have removed earlier records of the kind.
+    """
+    known: dict[str, Any] = {
+        "query_topic": names["query"],
+        "contexts_done": facts.contexts_done,
+        "decisions_done": facts.decisions_done,
+        "rewards_done": facts.rewards_done,
+        "timeout_ms": int(settings.queries.timeout_s * 1000),
+        "wait_ms": int(settings.queries.feedback_wait_s * 1000),
+    }
+    for kind in ("context", "decision", "answer", "reward", "feedback"):
+        oldest = (ms for (topic, _), ms in oldest_ms.items() if topic == names[kind])
+        known[f"kept_{kind}"] = max(oldest, default=-_EVER_MS)
+    return known
 
 
-def _learner(found: Learner, report: Report) -> None:
-    applied = report.learner["applied"]
-    report.learner = {
-        "updates": found.updates, "applied": applied, "max_difference": found.max_difference,
-        "compared": found.compared,
-    }  # fmt: skip
-    for who, what in found.discrepancies:
-        report.name(who, what)
-    if found.updates != applied:
-        report.name("learner", f"its rows count {found.updates} updates, the Rewards make {applied}")
-
-
-def _pending(query_id: str, state: State, now_ms: int) -> Pending:
-    age_s, due_in_s = (now_ms - state.since_ms) / 1000, (state.deadline_ms - now_ms) / 1000
-    return Pending(query_id, str(state.waits_for), round(age_s, 1), round(due_in_s, 1))
-
-
-def _repeated(story: Story) -> int:
-    own = story.query
-    others = sum(1 for query in story.queries if own is not None and query != own)
-    rewards = len(story.rewards) - len({reward.kind for reward in story.rewards})
-    return (
-        others
-        + sum(max(0, len(each) - 1) for each in (story.contexts, story.decisions, story.answers))
-        + rewards
-    )
+def _account(checks: Checks, report: Report) -> None:
+    report.states = checks.states()
+    report.queries = sum(report.states.values())
+    report.repeated, report.overdue = checks.repeated(), checks.overdue()
+    report.pending = [Pending(*each) for each in checks.oldest()]
+    report.learner = {"updates": checks.updates(), "applied": checks.applied()}
+    for wrong in checks.wrong():
+        report.name(wrong)

@@ -34,8 +34,8 @@ def audit(settings: Settings, as_json: bool, settled: bool) -> None:
     """Account for every query_id: answered and learned, answered but not learnable, expired, rejected, or pending.
 
     Reads the raw topics up to their current ends, on a running system or on a stopped one, and checks that Decision,
-    Answer, Reward and the learner's row agree, that each price follows from its trace, and that the policy is the
-    fold of its log. Run with the settings of the deployment. Exits with 1 and the ids if anything disagrees.
+    Answer, Reward and the learner's row agree, that each price follows from its trace, and that nothing was skipped.
+    Run with the settings of the deployment. Exits with 1 and the ids if anything disagrees.
     """
     from streams import audit as package  # with numpy, which `--help` need not wait for
 
@@ -46,7 +46,11 @@ def audit(settings: Settings, as_json: bool, settled: bool) -> None:
         log.close()
     if settled:
         for each in report.pending:
-            report.name(each.query_id, f"is pending: it waits for the {each.waits_for}")
+            report.name(
+                package.Discrepancy(
+                    "settled", each.query_id, f"is pending: it waits for the {each.waits_for}"
+                )
+            )
     click.echo(msgspec.json.encode(report).decode() if as_json else _table(report))
     sys.exit(1 if report.wrong else 0)
 

@@ -24,8 +24,7 @@ QUERIES = 60
 def loop(deploy: Callable[..., Any], ask: Callable[[int], Query]) -> Any:
     """A deployment that was audited under load and has come to rest."""
     # 125 sequence numbers make one snapshot: rows leave the log only once two of them hold it.
-    # Its sums are recomputed for linear policies.
-    deployment = deploy(snapshot_every=100, policy="linucb")
+    deployment = deploy(snapshot_every=100)
     t = deployment.topics
     deployment.send(*(ask(n) for n in range(QUERIES)))
     told = Query(query_id="told", text="What is 2 + 3, number 0?", feedback_wait_s=120)
@@ -63,7 +62,6 @@ def test_the_command_accounts_for_every_query(loop: Any) -> None:
     assert found["states"] == {"answered and learned": QUERIES + 2, "rejected (InvalidField)": 1}
     # One more for the correction of `told`.
     assert found["learner"]["updates"] == found["learner"]["applied"] == QUERIES + 3
-    assert found["learner"]["max_difference"] < 1e-9
     assert found["seconds"] < (10 if os.environ.get("CI") else 5)
 
 
@@ -78,9 +76,7 @@ def test_each_forgery_is_named_and_the_command_exits_1(loop: Any) -> None:
         loop.put(topic, key, value)
         named.add(query_id)
         found = audit(loop, code=1)["discrepancies"]
-        # A row that is gone also leaves sequence numbers and sums without a row.
-        beside = ("seq", "learner", "snapshot")
-        assert {d["query_id"] for d in found if not d["query_id"].startswith(beside)} == named
+        assert {d["query_id"] for d in found} == named
         return [d["what"] for d in found if d["query_id"] == query_id]
 
     real = rewards["q1"]

@@ -59,7 +59,7 @@ class Lists:
     def all(self, topic: str, kind: type[Any]) -> list[Any]:
         return [decode(raw.value, kind) for raw in self.records[topic, 0]]
 
-    def change(self, topic: str, kind: type[Any], query_id: str, **fields: Any) -> None:
+    def change(self, topic: str, kind: type[Any], query_id: str, /, **fields: Any) -> None:
         """Replace fields of every record of a query in place."""
         raws = self.records[topic, 0]
         for at, raw in enumerate(raws):

@@ -1,0 +1,289 @@
+-- What must hold. Each statement is one check, named by the comment above it, and returns what is wrong: a query_id, or
+-- another subject, and words. Tables are those of `reading.py` and `timeline.sql`.
+--
+-- A record before the first capture of the ends (`early`) must agree with the records before the second. A missing
+-- record is a discrepancy only if a later record of the same room proves that the room has moved past it (`Embedded`,
+-- :contexts_done, :decisions_done, :rewards_done); the decider has finished with whatever lies :batch records behind its
+-- newest row. A record that retention has removed does not count as missing: what was appended after :kept_… must be
+-- there.
+
+-- name: query_passed_over
+SELECT q.query_id, 'its Query was passed over: no Context, no Answer, no dead letter'
+FROM Query q JOIN Embedded e ON e.part = q.part JOIN Timeline t USING (query_id)
+WHERE q.early AND e.off > q.off AND q.ts > :kept_context AND q.error IS NULL AND t.answer IS NULL
+AND NOT EXISTS (
+    SELECT 1 FROM Context c WHERE c.query_id = q.query_id AND c.q_part = q.part AND c.q_off = q.off
+);
+
+-- name: unreadable_query_passed_over
+SELECT :query_topic || '/' || q.part || '/' || q.off, 'an unreadable Query was passed over without a dead letter'
+FROM Query q JOIN Embedded e ON e.part = q.part
+WHERE q.query_id IS NULL AND q.early AND e.off > q.off AND q.error IS NULL;
+
+-- name: context_passed_over
+SELECT c.query_id, 'its Context was passed over: no Decision, no Answer, no dead letter'
+FROM Context c JOIN Timeline t USING (query_id) LEFT JOIN Row l ON l.rowid = t.learner
+WHERE c.early AND c.error IS NULL AND c.off + :batch <= :contexts_done AND t.answer IS NULL
+AND (l.q_part IS NOT c.q_part OR l.q_off IS NOT c.q_off);
+
+-- name: decisions_differ
+SELECT query_id, 'two Decisions that differ'
+FROM Decision WHERE error IS NULL GROUP BY query_id HAVING count(*) > 1 AND count(DISTINCT whole) > 1;
+
+-- name: decision_for_no_query
+SELECT t.query_id, 'its Decision names a Query at ' || d.q_part || '/' || d.q_off || ', where there is another record'
+FROM Timeline t JOIN Decision d ON d.rowid = t.decision JOIN Held h ON h.part = d.q_part
+WHERE d.early AND t.query IS NULL AND d.q_off >= h.begin AND d.q_off < h."end";
+
+-- name: decision_for_another_question
+SELECT t.query_id, 'the question in its Decision is not that of its Query'
+FROM Timeline t JOIN Decision d ON d.rowid = t.decision JOIN Query q ON q.rowid = t.query
+WHERE d.early AND q.asked IS NOT NULL AND q.asked <> d.asked;
+
+-- name: decision_missing
+SELECT t.query_id, 'the learner''s row has no Decision'
+FROM Timeline t JOIN Row l ON l.rowid = t.learner LEFT JOIN Answer a ON a.rowid = t.answer
+WHERE t.decision IS NULL AND l.early AND t.since_ms > :kept_decision
+AND NOT EXISTS (SELECT 1 FROM Decision d WHERE d.query_id = t.query_id)
+AND (
+    l.clock + :batch <= :decisions_done
+    OR (a.early AND a.seq IS NOT NULL)
+    OR EXISTS (SELECT 1 FROM Reward r WHERE r.query_id = t.query_id AND r.early AND r.error IS NULL)
+);
+
+-- name: answer_copied
+SELECT DISTINCT o.query_id, 'its Answer exists twice with the same measured seconds: a copy, not a second search'
+FROM Answer o JOIN Timeline t USING (query_id) JOIN Answer a ON a.rowid = t.answer
+WHERE a.early AND o.rowid <> a.rowid AND o.error IS NULL AND o.early AND o.timed
+AND EXISTS (
+    SELECT 1 FROM Answer e
+    WHERE e.query_id = o.query_id AND e.error IS NULL AND e.rowid <> o.rowid AND e.whole = o.whole
+);
+
+-- name: answers_differ
+SELECT DISTINCT o.query_id, 'two Answers with status ' || a.status || ' that differ'
+FROM Answer o JOIN Timeline t USING (query_id) JOIN Answer a ON a.rowid = t.answer
+WHERE a.early AND o.rowid <> a.rowid AND o.error IS NULL AND o.early
+AND o.status = a.status AND o.room = a.room AND o.said <> a.said;
+
+-- name: answer_score
+SELECT t.query_id, 'the Answer''s score is ' || a.score || ', the mean of its path ' || a.path_score
+FROM Timeline t JOIN Answer a ON a.rowid = t.answer
+WHERE a.early AND a.score IS NOT NULL AND a.path_score IS NOT NULL AND NOT close(a.score, a.path_score);
+
+-- name: answer_without_decision
+SELECT t.query_id, 'an Answer without a Decision'
+FROM Timeline t JOIN Answer a ON a.rowid = t.answer LEFT JOIN Row l ON l.rowid = t.learner
+WHERE a.early AND a.seq IS NOT NULL AND t.decision IS NULL AND NOT coalesce(l.early, 0)
+AND NOT EXISTS (SELECT 1 FROM Decision d WHERE d.query_id = t.query_id)
+AND min(a.ts, coalesce((SELECT min(q.ts) FROM Query q WHERE q.query_id = t.query_id), a.ts)) > :kept_decision;
+
+-- name: answer_to_another_decision
+SELECT t.query_id, CASE
+    WHEN a.action <> d.action THEN 'the Answer ran ' || a.action || ', but ' || d.action || ' was decided'
+    WHEN a.seq <> d.seq THEN 'the Answer has sequence number ' || a.seq || ', its Decision ' || d.seq
+    ELSE 'the Answer is priced at ' || a.factor || ' per eFLOP, its Decision says ' || d.factor
+END
+FROM Timeline t JOIN Answer a ON a.rowid = t.answer JOIN Decision d ON d.rowid = t.decision
+WHERE a.early AND (a.action <> d.action OR a.seq <> d.seq OR a.factor <> d.factor);
+
+-- name: rewards_differ
+SELECT query_id, 'two Rewards ' || query_id || '/' || kind || ' that differ'
+FROM Reward WHERE error IS NULL GROUP BY query_id, kind HAVING max(early) AND count(*) > 1 AND count(DISTINCT whole) > 1;
+
+-- name: reward_kinds
+SELECT query_id, 'Rewards of kinds ' || group_concat(DISTINCT kind)
+    || ': expected one, or a provisional and what resolves it'
+FROM Reward WHERE error IS NULL AND early GROUP BY query_id
+HAVING max(kind = 'correction') AND NOT max(kind = 'provisional')
+OR count(*) > 1 AND (
+    count(DISTINCT iif(kind = 'provisional', NULL, kind)) > 1 OR (max(kind = 'final') AND max(kind = 'provisional'))
+);
+
+-- name: reward_without_decision
+SELECT r.query_id, 'Reward ' || r.query_id || '/' || r.kind || ' without a Decision'
+FROM Reward r JOIN Timeline t USING (query_id) LEFT JOIN Row l ON l.rowid = t.learner
+WHERE r.early AND r.error IS NULL AND t.decision IS NULL AND NOT coalesce(l.early, 0)
+AND t.since_ms > :kept_decision;
+
+-- name: reward_of_another_decision
+SELECT r.query_id, 'Reward ' || r.query_id || '/' || r.kind || ': ' || CASE
+    WHEN r.seq <> d.seq THEN 'seq is ' || r.seq || ', but ' || d.seq || ' was decided'
+    WHEN r.action <> d.action THEN 'action is ' || r.action || ', but ' || d.action || ' was decided'
+    WHEN r.learn <> d.learn THEN 'learn is ' || r.learn || ', but ' || d.learn || ' was decided'
+    ELSE 'its objective is not the Decision''s'
+END
+FROM Reward r JOIN Timeline t USING (query_id) JOIN Decision d ON d.rowid = t.decision
+WHERE r.early AND r.error IS NULL
+AND (r.seq <> d.seq OR r.action <> d.action OR r.learn <> d.learn OR r.objective <> d.objective);
+
+-- name: reward_without_answer
+SELECT r.query_id, 'Reward ' || r.query_id || '/' || r.kind || ' without an Answer'
+FROM Reward r JOIN Timeline t USING (query_id)
+WHERE r.early AND r.error IS NULL AND t.answer IS NULL AND t.since_ms > :kept_answer
+AND (t.decision IS NOT NULL OR t.since_ms <= :kept_decision);
+
+-- name: reward_of_another_answer
+-- Only the price of a cancelled search is known.
+SELECT r.query_id, 'Reward ' || r.query_id || '/' || r.kind || ': ' || iif(r.status <> a.status,
+    'status is ' || r.status || ', the Answer''s ' || a.status,
+    'score is ' || said(r.score) || ', the Answer''s ' || said(iif(a.text AND a.status <> 'cancelled', a.score, NULL)))
+FROM Reward r JOIN Timeline t USING (query_id) JOIN Answer a ON a.rowid = t.answer
+WHERE r.early AND r.error IS NULL
+AND (r.status <> a.status OR r.score IS NOT iif(a.text AND a.status <> 'cancelled', a.score, NULL));
+
+-- name: reward_log_cost
+SELECT r.query_id, 'Reward ' || r.query_id || '/' || r.kind || ': log_cost is ' || said(r.log_cost)
+    || ', the price''s ' || said(r.eflops)
+FROM Reward r JOIN Timeline t USING (query_id)
+WHERE r.early AND r.error IS NULL AND t.answer IS NOT NULL
+AND (r.priced OR r.log_cost IS NOT NULL) AND NOT close(r.paid, r.log_cost);
+
+-- name: reward_price
+SELECT r.query_id, 'Reward ' || r.query_id || '/' || r.kind || ': the price is ' || said(r.eflops)
+    || ' eFLOPs, the trace''s ' || said((SELECT w.eflops FROM Worked w WHERE w.part = a.part AND w.off = a.off LIMIT 1))
+FROM Reward r JOIN Timeline t USING (query_id) JOIN Answer a ON a.rowid = t.answer
+WHERE r.early AND r.error IS NULL AND iif(
+    r.priced OR r.log_cost IS NOT NULL,
+    close(r.paid, r.log_cost) AND NOT EXISTS (
+        SELECT 1 FROM Worked w WHERE w.part = a.part AND w.off = a.off
+        AND close(w.eflops, r.eflops) AND close(w.prefill_eflops, r.prefill_eflops)
+        AND close(w.decoding_eflops, r.decoding_eflops) AND close(w.verifier_eflops, r.verifier_eflops)
+        AND close(w.compute_flops, r.compute_flops) AND close(w.memory_bytes, r.memory_bytes)
+        AND close(w.intensity, r.intensity) AND close(w.factor, r.factor)
+    ),
+    EXISTS (SELECT 1 FROM Worked w WHERE w.part = a.part AND w.off = a.off)
+);
+
+-- name: reward_grade
+-- Where comparing whole numbers is enough to tell.
+SELECT query_id, 'Reward ' || query_id || '/' || kind || ': correct is ' || said(correct)
+    || ', but the Answer compared with its reference gives ' || grade
+FROM (
+    SELECT r.query_id, r.kind, r.correct, iif(a.text AND a.extracted, a.number = d.gold, 0) AS grade
+    FROM Reward r JOIN Timeline t USING (query_id)
+    JOIN Answer a ON a.rowid = t.answer JOIN Decision d ON d.rowid = t.decision
+    WHERE r.early AND r.error IS NULL AND r.graded_by = 'reference'
+)
+WHERE grade IS NOT NULL AND correct IS NOT grade;
+
+-- name: reward_feedback
+SELECT r.query_id, 'Reward ' || r.query_id || '/' || r.kind || ': correct is ' || said(r.correct)
+    || ', but no Feedback says so'
+FROM Reward r JOIN Timeline t USING (query_id)
+WHERE r.early AND r.error IS NULL AND r.graded_by = 'feedback' AND t.since_ms > :kept_feedback
+AND NOT EXISTS (
+    SELECT 1 FROM Feedback f WHERE f.query_id = r.query_id AND f.error IS NULL AND f.grade = r.correct
+);
+
+-- name: reward_known
+SELECT query_id, 'Reward ' || query_id || '/' || kind || ': correct is ' || said(correct)
+FROM Reward WHERE early AND error IS NULL AND (correct IS NULL) <> (kind IN ('provisional', 'default'));
+
+-- name: reward_scalar
+SELECT query_id, 'Reward ' || query_id || '/' || kind || ': the scalar is ' || said(reward)
+    || ', but its terms give ' || said(scalar)
+FROM Reward
+WHERE early AND error IS NULL
+AND ((scalar IS NULL) <> (reward IS NULL) OR (scalar IS NOT NULL AND NOT close(scalar, reward)));
+
+-- name: row_missing
+SELECT query_id, 'the learner''s row is missing' FROM MissingRow;
+
+-- name: row_of_another_decision
+SELECT t.query_id, 'the learner''s row: ' || CASE
+    WHEN l.seq <> d.seq THEN 'seq is ' || l.seq || ', the Decision''s ' || d.seq
+    WHEN l.action <> d.action THEN 'action is ' || l.action || ', the Decision''s ' || d.action
+    WHEN l.objective <> d.objective THEN 'its objective is not that of the Decision'
+    WHEN l.decision <> d.whole THEN 'its Decision is not the one that was sent'
+    ELSE 'its Query is not that of the Decision'
+END
+FROM Timeline t JOIN Row l ON l.rowid = t.learner JOIN Decision d ON d.rowid = t.decision
+WHERE l.seq <> d.seq OR l.action <> d.action OR l.objective <> d.objective OR l.decision <> d.whole
+OR l.q_part <> d.q_part OR l.q_off <> d.q_off;
+
+-- name: row_embedding
+SELECT DISTINCT l.query_id, 'the learner''s row: its embedding is not the Context''s'
+FROM Row l JOIN Context c USING (query_id)
+WHERE c.error IS NULL AND c.q_part = l.q_part AND c.q_off = l.q_off AND c.vector <> l.vector;
+
+-- name: reward_passed_over
+SELECT DISTINCT r.query_id, 'Reward ' || r.query_id || '/' || r.kind || ' was passed over by the learner'
+FROM Row l JOIN Timeline t USING (query_id)
+JOIN Reward r ON r.query_id = l.query_id AND r.seq = l.seq AND r.action = l.action
+WHERE t.since_ms > :kept_reward AND r.early AND r.error IS NULL
+AND r.off > l.r_off AND r.off + :batch <= :rewards_done
+AND CASE l.stage
+    WHEN 'pending' THEN r.kind IN ('final', 'correction', 'default')
+        OR (r.learn AND r.score IS NOT NULL AND r.log_cost IS NOT NULL)
+    WHEN 'learned' THEN r.kind IN ('final', 'correction', 'default')
+    ELSE 0
+END;
+
+-- name: row_stage
+SELECT l.query_id, 'the learner''s row is ' || l.stage || ' by ' || iif(l.kinds = '', 'nothing', l.kinds)
+    || '; by its Rewards, ' || p.stage || ' by ' || iif(p.kinds = '', 'nothing', p.kinds)
+FROM Row l JOIN Applied p USING (query_id) JOIN Timeline t USING (query_id)
+WHERE t.since_ms > :kept_reward AND (l.stage <> p.stage OR l.kinds <> p.kinds);
+
+-- name: row_updates
+SELECT l.query_id, 'the learner''s row has updates at ' || l.learned || ' and ' || l.corrected || ', its Rewards make '
+    || p.updates
+FROM Row l JOIN Applied p USING (query_id) JOIN Timeline t USING (query_id)
+WHERE t.since_ms > :kept_reward AND l.stage = p.stage AND l.kinds = p.kinds
+AND (l.learned >= 0) + (l.corrected >= 0) <> p.updates;
+
+-- name: row_terms
+-- A deployment may count an answer that nobody graded as wrong.
+SELECT l.query_id, 'the learner''s row: ' || CASE
+    WHEN l.score IS NOT r.score THEN 'score is ' || said(l.score) || ', its Reward''s ' || said(r.score)
+    WHEN l.log_cost IS NOT r.log_cost THEN 'log_cost is ' || said(l.log_cost) || ', its Reward''s ' || said(r.log_cost)
+    WHEN l.factor <> coalesce(r.factor, 1) THEN 'price_factor is ' || l.factor || ', its Reward''s ' || said(r.factor)
+    ELSE 'correct is ' || said(l.correct) || ', its Reward''s ' || said(p.correct)
+END
+FROM Row l JOIN Applied p USING (query_id) JOIN Timeline t USING (query_id) JOIN Reward r ON r.rowid = p.entered
+WHERE t.since_ms > :kept_reward AND l.stage = p.stage AND l.kinds = p.kinds AND l.learned >= 0 AND (
+    l.score IS NOT r.score OR l.log_cost IS NOT r.log_cost OR l.factor <> coalesce(r.factor, 1)
+    OR (l.correct IS NOT p.correct AND NOT (p.correct IS NULL AND l.correct = 0))
+);
+
+-- name: join_closed_by_nothing
+SELECT t.query_id, 'closed by ' || j.closed || ' in the join, but there is no such Reward'
+FROM Timeline t JOIN JoinRow j ON j.rowid = t.joined
+WHERE j.early AND j.closed <> '' AND t.closing IS NULL AND t.since_ms > :kept_reward
+AND NOT EXISTS (SELECT 1 FROM Reward r WHERE r.query_id = t.query_id AND r.error IS NOT NULL);
+
+-- name: join_missing
+-- A closed row of the join stays for seven days; one day less allows for clocks that differ.
+SELECT t.query_id, 'the aggregator''s row is missing'
+FROM Timeline t JOIN Reward c ON c.rowid = t.closing
+WHERE t.joined IS NULL AND c.early AND c.ts > :now_ms - 6 * 24 * 3600000;
+
+-- name: sequence_twice
+SELECT query_id, 'sequence number ' || seq || ' of the learner''s log belongs to more than one change'
+FROM Change WHERE seq IN (SELECT seq FROM Change GROUP BY seq HAVING count(*) > 1);
+
+-- name: sequence_gap
+-- Rows may have left the log up to the older snapshot that is kept, :after. A row that is missing leaves gaps, too.
+SELECT 'seq ' || (before + 1), 'the learner''s log has no row for sequence numbers ' || (before + 1) || ' to ' || (seq - 1)
+FROM (SELECT seq, lag(seq, 1, :after) OVER (ORDER BY seq) AS before FROM Change WHERE seq > :after)
+WHERE seq > before + 1 AND NOT EXISTS (SELECT 1 FROM MissingRow);
+
+-- name: policy_version
+-- The version in a Decision counts the rewards and corrections before it. It is compared with that of the Decision
+-- before, unless a change between the two is missing or is there twice.
+SELECT query_id, 'its policy version is ' || version || ', but ' || (before + learned) || ' rewards came before it'
+FROM (
+    SELECT query_id, version, learned, unbroken,
+        lag(version - learned) OVER (ORDER BY seq) AS before, lag(unbroken) OVER (ORDER BY seq) AS unbroken_before
+    FROM (
+        SELECT seq, query_id, version, sum(does = 'learn') OVER (ORDER BY seq) AS learned,
+            seq - row_number() OVER (ORDER BY seq) AS unbroken
+        FROM Change
+    )
+    WHERE version IS NOT NULL
+)
+WHERE unbroken = unbroken_before AND version - learned <> before;
+
+-- name: snapshot_damaged
+SELECT 'snapshot ' || version, fault FROM Version WHERE fault IS NOT NULL;

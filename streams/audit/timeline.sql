@@ -1,0 +1,207 @@
+-- From the records of a deployment to one line a query, its one state, and what its Rewards make of the learner's row.
+--
+-- Each statement is named by the comment above it; `checks.py` runs them in this order. Records that were given up have
+-- an `error` and do not count, except Queries: those are the question, whoever could read it. Of repeated records, the
+-- first counts. Columns of Timeline such as `decision` are rowids.
+
+-- name: timeline
+CREATE TABLE Timeline AS
+WITH Id AS (
+    SELECT query_id FROM Query WHERE query_id IS NOT NULL
+    UNION SELECT query_id FROM Context
+    UNION SELECT query_id FROM Decision
+    UNION SELECT query_id FROM Answer
+    UNION SELECT query_id FROM Reward
+    UNION SELECT query_id FROM Row
+), Found AS (
+    SELECT
+        query_id,
+        (SELECT d.rowid FROM Decision d WHERE d.query_id = Id.query_id AND d.error IS NULL
+            ORDER BY d.part, d.off LIMIT 1) AS decision,
+        (SELECT a.rowid FROM Answer a WHERE a.query_id = Id.query_id AND a.error IS NULL
+            ORDER BY a.part, a.off LIMIT 1) AS answer,
+        (SELECT r.rowid FROM Reward r WHERE r.query_id = Id.query_id AND r.error IS NULL
+            AND r.kind IN ('final', 'correction', 'default') ORDER BY r.part, r.off LIMIT 1) AS closing,
+        (SELECT l.rowid FROM Row l WHERE l.query_id = Id.query_id) AS learner,
+        (SELECT j.rowid FROM JoinRow j WHERE j.query_id = Id.query_id) AS joined,
+        -- Before this time none of its records was written: without a Query, Decision or row, no query waits longer
+        -- than sixty days for its Answer and its feedback.
+        coalesce(
+            (SELECT min(ts) FROM (
+                SELECT q.ts FROM Query q WHERE q.query_id = Id.query_id
+                UNION ALL SELECT iif(d.appended_ms, d.appended_ms, d.ts) FROM Decision d
+                    WHERE d.query_id = Id.query_id AND d.error IS NULL
+                UNION ALL SELECT iif(l.appended_ms, l.appended_ms, l.ts) FROM Row l WHERE l.query_id = Id.query_id
+            )),
+            (SELECT min(ts) FROM (
+                SELECT c.ts FROM Context c WHERE c.query_id = Id.query_id AND c.error IS NULL
+                UNION ALL SELECT a.ts FROM Answer a WHERE a.query_id = Id.query_id AND a.error IS NULL
+                UNION ALL SELECT r.ts FROM Reward r WHERE r.query_id = Id.query_id AND r.error IS NULL
+                UNION ALL SELECT j.ts FROM JoinRow j WHERE j.query_id = Id.query_id
+            )) - 60 * 24 * 3600000,
+            0
+        ) AS since_ms
+    FROM Id
+)
+-- The Query that was decided, or else the first; others with its id are duplicates.
+SELECT Found.*, CASE
+    WHEN decision IS NOT NULL OR learner IS NOT NULL THEN (
+        SELECT q.rowid FROM Query q
+        WHERE q.query_id = Found.query_id
+        AND q.part = coalesce((SELECT q_part FROM Decision d WHERE d.rowid = decision),
+            (SELECT q_part FROM Row l WHERE l.rowid = learner))
+        AND q.off = coalesce((SELECT q_off FROM Decision d WHERE d.rowid = decision),
+            (SELECT q_off FROM Row l WHERE l.rowid = learner)))
+    ELSE (SELECT q.rowid FROM Query q WHERE q.query_id = Found.query_id ORDER BY q.part, q.off LIMIT 1)
+END AS query
+FROM Found;
+
+-- name: timeline_by_id
+CREATE UNIQUE INDEX by_id_Timeline ON Timeline (query_id);
+
+-- name: state
+CREATE TABLE State AS
+WITH Fact AS (
+    SELECT
+        t.*,
+        a.status, a.room, a.ts AS answered_ms, l.stage, c.status AS closing_status,
+        CASE WHEN t.query IS NOT NULL THEN q.ts WHEN t.decision IS NOT NULL THEN d.appended_ms ELSE t.since_ms END
+            AS asked_ms,
+        coalesce(iif(t.decision IS NULL, q.timeout_ms, d.timeout_ms), :timeout_ms) AS timeout_ms,
+        coalesce(iif(t.decision IS NULL, q.wait_ms, d.wait_ms), :wait_ms) AS wait_ms,
+        iif(t.learner IS NOT NULL, l.learned >= 0,
+            c.score IS NOT NULL AND c.log_cost IS NOT NULL AND c.learn AND NOT c.bounded) AS learned,
+        CASE WHEN NOT c.learn THEN 'learn: false' WHEN c.bounded THEN 'cut by its client' END AS refused,
+        EXISTS (SELECT 1 FROM Reward x WHERE x.query_id = t.query_id AND x.error IS NULL) AS rewarded,
+        EXISTS (SELECT 1 FROM Context x WHERE x.query_id = t.query_id AND x.error IS NULL) AS embedded,
+        (SELECT x.error FROM Query x WHERE x.query_id = t.query_id AND x.error IS NOT NULL LIMIT 1) AS no_query,
+        (SELECT x.error FROM Context x WHERE x.query_id = t.query_id AND x.error IS NOT NULL LIMIT 1) AS no_context,
+        (SELECT x.error FROM Decision x WHERE x.query_id = t.query_id AND x.error IS NOT NULL LIMIT 1) AS no_decision,
+        (SELECT x.error FROM Answer x WHERE x.query_id = t.query_id AND x.error IS NOT NULL LIMIT 1) AS no_answer,
+        (SELECT x.error FROM Reward x WHERE x.query_id = t.query_id AND x.error IS NOT NULL LIMIT 1) AS no_reward
+    FROM Timeline t
+    LEFT JOIN Query q ON q.rowid = t.query
+    LEFT JOIN Decision d ON d.rowid = t.decision
+    LEFT JOIN Answer a ON a.rowid = t.answer
+    LEFT JOIN Reward c ON c.rowid = t.closing
+    LEFT JOIN Row l ON l.rowid = t.learner
+), Ending AS (
+    -- `waits_for` is what a pending query waits for; `ending` how another ended, before what was learned is known.
+    SELECT *, CASE
+        WHEN answer IS NULL THEN CASE
+            WHEN no_answer IS NOT NULL THEN NULL
+            WHEN decision IS NULL AND learner IS NULL AND coalesce(no_context, no_query) IS NOT NULL THEN NULL
+            WHEN closing IS NOT NULL OR stage IN ('closed', 'priced', 'abandoned') THEN NULL
+            WHEN decision IS NOT NULL THEN 'executor'
+            WHEN embedded OR learner IS NOT NULL THEN 'decider'
+            ELSE 'embedder' END
+        WHEN status = 'rejected' THEN NULL
+        WHEN closing IS NULL THEN CASE
+            WHEN decision IS NULL AND learner IS NULL AND NOT rewarded THEN NULL
+            WHEN coalesce(no_decision, no_reward) IS NOT NULL THEN NULL
+            WHEN rewarded THEN 'feedback'
+            ELSE 'aggregator' END
+        WHEN stage NOT IN ('closed', 'priced', 'abandoned') AND no_reward IS NULL THEN 'learner'
+    END AS waits_for, CASE
+        WHEN answer IS NULL AND no_answer IS NOT NULL THEN 'lost'
+        WHEN answer IS NULL AND decision IS NULL AND learner IS NULL AND coalesce(no_context, no_query) IS NOT NULL
+            THEN 'rejected'
+        WHEN answer IS NULL THEN 'closed'
+        WHEN status = 'rejected' THEN 'rejected'
+        -- Nothing was chosen, so there is nothing to learn; or what was chosen could not be learned.
+        WHEN closing IS NULL OR stage NOT IN ('closed', 'priced', 'abandoned') THEN 'lost'
+        ELSE 'closed'
+    END AS ending
+    FROM Fact
+), Named AS (
+    SELECT *, CASE
+        WHEN waits_for IS NOT NULL THEN 'pending'
+        WHEN ending = 'rejected' THEN 'rejected'
+        WHEN iif(answer IS NULL, iif(ending = 'closed', closing_status, NULL), status) = 'expired' THEN 'expired'
+        WHEN ending = 'closed' AND learned THEN 'answered and learned'
+        ELSE 'answered, not learnable'
+    END AS state FROM Ending
+)
+-- answered and learned             it has an Answer, and its row entered the policy and is closed
+-- answered, not learnable (why)    it has an Answer, but no score, no price, or learn: false; or the client's own
+--                                  bounds cut it, so that its cost alone was learned
+-- expired                          its deadline passed before an Answer came
+-- rejected (why)                   it could not be read, or nothing could be chosen for it
+-- pending                          anything else, with what it waits for, its age and its deadline
+SELECT
+    query_id,
+    state,
+    CASE state
+        WHEN 'rejected' THEN coalesce(iif(answer IS NULL, no_context, no_query), no_query, no_context, 'by the ' || room)
+        WHEN 'expired' THEN iif(ending = 'lost', coalesce(no_answer, no_decision, no_reward), NULL)
+        WHEN 'answered, not learnable' THEN CASE ending
+            WHEN 'lost' THEN coalesce(no_answer, no_decision, no_reward, status)
+            ELSE coalesce(refused, status, closing_status, 'its Answer is no longer kept') END
+    END AS why,
+    waits_for,
+    asked_ms,
+    iif(waits_for = 'feedback', answered_ms + wait_ms, asked_ms + timeout_ms) AS deadline_ms
+FROM Named;
+
+-- name: applied
+-- The Rewards of a query, in the order of the log, up to the last that its row says was applied. The first that can be
+-- learned from, or that closes, decides the stage; after a provisional one, the one that closes may correct it.
+CREATE TABLE Applied AS
+WITH Own AS (
+    SELECT
+        r.rowid AS id, r.query_id, r.off, r.kind, r.correct, r.bounded, l.r_off, l.stage AS row_stage,
+        r.kind IN ('final', 'correction', 'default') AS closes,
+        r.learn AND r.score IS NOT NULL AND r.log_cost IS NOT NULL AS learnable
+    FROM Row l JOIN Reward r ON r.query_id = l.query_id AND r.seq = l.seq AND r.action = l.action
+    WHERE r.error IS NULL
+), One AS (
+    SELECT query_id, min(off) AS off, id, kind, correct, CASE
+        WHEN NOT learnable THEN 'abandoned' WHEN bounded THEN 'priced' WHEN closes THEN 'closed' ELSE 'learned'
+    END AS stage
+    FROM Own WHERE off <= r_off AND (closes OR learnable) GROUP BY query_id
+), Two AS (
+    SELECT o.query_id, min(o.off) AS off, o.kind, o.correct
+    FROM Own o JOIN One USING (query_id)
+    WHERE One.stage = 'learned' AND o.closes AND o.off > One.off AND o.off <= o.r_off GROUP BY o.query_id
+)
+SELECT
+    l.query_id,
+    CASE
+        -- A deployment may drop an answer that nobody graded.
+        WHEN l.stage = 'abandoned' AND One.kind = 'default' THEN 'abandoned'
+        WHEN Two.kind IS NOT NULL THEN 'closed'
+        ELSE coalesce(One.stage, 'pending')
+    END AS stage,
+    coalesce(One.kind || ',' || Two.kind, One.kind, '') AS kinds,
+    iif(One.stage IN ('learned', 'closed'), One.id, NULL) AS entered,
+    iif(l.stage = 'abandoned' AND One.kind = 'default', 0,
+        coalesce(One.stage IN ('learned', 'closed'), 0) + (Two.correct IS NOT NULL)) AS updates,
+    coalesce(One.correct, Two.correct) AS correct
+FROM Row l LEFT JOIN One USING (query_id) LEFT JOIN Two USING (query_id);
+
+-- name: applied_by_id
+CREATE UNIQUE INDEX by_id_Applied ON Applied (query_id);
+
+-- name: change
+-- Decisions and changes of the policy, in one order.
+CREATE TABLE Change AS
+SELECT seq, query_id, 'decide' AS does, (
+    SELECT version FROM Decision d WHERE d.query_id = Row.query_id AND d.error IS NULL AND d.whole = Row.decision LIMIT 1
+) AS version FROM Row
+UNION ALL SELECT learned, query_id, 'learn', NULL FROM Row WHERE learned >= 0
+UNION ALL SELECT corrected, query_id, 'learn', NULL FROM Row WHERE corrected >= 0
+UNION ALL SELECT ended, query_id, 'end', NULL FROM Row WHERE ended >= 0;
+
+-- name: change_by_seq
+CREATE INDEX by_seq_Change ON Change (seq);
+
+-- name: missing_row
+-- Queries that were decided and have no row in the learner's log, though none of its snapshots let it go.
+CREATE TABLE MissingRow AS
+SELECT t.query_id FROM Timeline t JOIN Decision d ON d.rowid = t.decision
+WHERE d.early AND t.learner IS NULL
+AND (
+    EXISTS (SELECT 1 FROM Held h WHERE h.part = d.q_part AND d.q_off >= h.begin AND d.q_off < h."end")
+    OR EXISTS (SELECT 1 FROM Context c WHERE c.query_id = t.query_id AND c.error IS NULL)
+)
+AND NOT ended(t.query_id);
