@@ -30,7 +30,7 @@ _STATES: Final = (
     "SELECT iif(why <> '', state || ' (' || why || ')', state) AS said, count(*) FROM State GROUP BY said"
 )
 _OLDEST: Final = """
-SELECT query_id, waits_for, round((:now_ms - asked_ms) / 1000.0, 1), round((deadline_ms - :now_ms) / 1000.0, 1) FROM State
+SELECT query_id, waits_for, round((:now_ms - asked_ms) / 1e3, 1), round((deadline_ms - :now_ms) / 1e3, 1) FROM State
 WHERE state = 'pending' ORDER BY asked_ms, query_id LIMIT 100"""
 _OVERDUE: Final = "SELECT count(*) FROM State WHERE state = 'pending' AND deadline_ms < :now_ms"
 

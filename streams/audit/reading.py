@@ -4,7 +4,6 @@ import hashlib
 import math
 import re
 import sqlite3
-import time
 from base64 import b64decode
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
@@ -371,7 +370,6 @@ MAX_PLAIN: Final = 16 * 1024 * 1024
 _MOST_VALUES: Final = 256 * 1024
 _STRINGS: Final = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)
 _ZSTD_MAGIC: Final = b"\x28\xb5\x2f\xfd"
-_STALLED_S: Final = 30.0
 
 Part = tuple[str, int]
 """Topic and partition."""
@@ -401,10 +399,6 @@ class Log(Protocol):
 
     def read(self, part: Part, span: Span) -> Iterator[Raw]:
         """Yield the records of a span in offset order. Compaction may have left gaps."""
-
-
-class BrokerStalled(LookupError):
-    """A partition returned no more records before its end was reached."""
 
 
 class BrokerLog:
@@ -438,23 +432,8 @@ class BrokerLog:
         Raises:
             BrokerStalled: no record arrived for half a minute.
         """
-        if span.begin >= span.end:
-            return
-        tp = TopicPartition(*part)
-        self._reader.assign([tp])
-        self._reader.seek(tp, span.begin)
-        at, since_s = span.begin, time.monotonic()
-        while at < span.end:
-            for records in self._reader.poll(timeout_ms=500).values():
-                for r in records:
-                    if r.offset < span.end:
-                        yield Raw(r.offset, r.timestamp, r.key, r.value)
-            if (now_at := self._reader.position(tp)) > at:
-                at, since_s = now_at, time.monotonic()
-            elif time.monotonic() - since_s > _STALLED_S:
-                raise BrokerStalled(
-                    f"{part[0]}/{part[1]}: no record after offset {at} of {span.end}; try again"
-                )
+        for r in kafka_clients.read(self._reader, {TopicPartition(*part): span}):
+            yield Raw(r.offset, r.timestamp, r.key, r.value)
 
     def close(self) -> None:
         """Close the connection."""

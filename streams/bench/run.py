@@ -18,7 +18,7 @@ from agents.serving.recorded import RecordedPath, RecordedStep, write_paths
 from schemas.errors import UniscaleError
 from schemas.query import Query
 from streams.client.client import Client, Pace
-from streams.client.events import read_ledger
+from streams.client.events import read_timelines
 from streams.demo.report import latencies
 from streams.local.broker import Broker
 from streams.local.deployment import Supervisor, room_commands, settings_for
@@ -103,15 +103,15 @@ def run_once(
         before = {name: cpu_s(room.pid) for name, room in supervisor.rooms.items()}
         wall_s = _answered(settings, queries[plan.warm :], rate)
         spent = {name: round(cpu_s(room.pid) - before[name], 2) for name, room in supervisor.rooms.items()}
-    ledger = read_ledger(settings, groups)
-    stories = [ledger.stories[q.query_id] for q in queries[plan.warm :]]
-    steps = [len({s.step for s in story.steps}) for story in stories]
+    timelines = read_timelines(settings, groups)
+    asked = [timelines.by_id[q.query_id] for q in queries[plan.warm :]]
+    steps = [len({s.step for s in timeline.steps}) for timeline in asked]
     return {
         "queries_per_s": round(plan.queries / wall_s, 2),
         "steps_per_query": sum(steps) / len(steps),
-        "bytes_per_query": round(ledger.bytes / len(queries)),
+        "bytes_per_query": round(timelines.bytes / len(queries)),
         "cpu_s_by_room": spent,
-        "latency_ms": latencies(stories),
+        "latency_ms": latencies(asked),
     }
 
 

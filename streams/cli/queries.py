@@ -26,10 +26,10 @@ from schemas.query import Query
 from schemas.record import decode
 from schemas.reward import Reward
 from streams.client.client import Asked, Client, Pace
-from streams.client.events import Story
 from streams.client.questions import QuestionError, query_from, read_questions, renamed
 from streams.runtime import kafka_clients
 from streams.settings import Settings
+from streams.timeline import Timeline
 from streams.topics import Topics
 
 # Send queries with progress bars and wait for their Answers: what `produce` and `replay` share.
@@ -275,9 +275,9 @@ def explain(settings: Settings, query_id: str, groups: tuple[str, ...], drafts: 
     Exits with 1 if there is no record under this id.
     """
     with Client(settings) as client:
-        story = client.explain(query_id)
-    letters = story.dead_letters
-    if not story.found:
+        timeline = client.explain(query_id)
+    letters = timeline.dead_letters
+    if not timeline.found:
         click.echo(
             f"error: nothing on record for {query_id}: check the id, --prefix, and the retention", err=True
         )
@@ -285,11 +285,11 @@ def explain(settings: Settings, query_id: str, groups: tuple[str, ...], drafts: 
     if as_json:
         records = [
             *letters,
-            *story.decisions,
-            *story.steps,
-            *story.verifications,
-            *story.answers,
-            *story.rewards,
+            *timeline.decisions,
+            *timeline.steps,
+            *timeline.verifications,
+            *timeline.answers,
+            *timeline.rewards,
         ]
         plain = [msgspec.to_builtins(r) for r in records]
         click.echo(orjson.dumps(plain, option=orjson.OPT_INDENT_2).decode())
@@ -297,20 +297,20 @@ def explain(settings: Settings, query_id: str, groups: tuple[str, ...], drafts: 
     # Texts of models and clients are printed as they are: no markup of theirs is obeyed.
     console = Console(markup=False, highlight=False)
     console.print(query_id, style="bold", end=": ")
-    console.print(story.query.question[:500] if story.query else "the Query itself is not on record")
-    if story.decision is not None:
-        _decision(console, story.decision)
+    console.print(timeline.query.question[:500] if timeline.query else "the Query itself is not on record")
+    if timeline.decision is not None:
+        _decision(console, timeline.decision)
     else:
         console.print("\nno Decision on record")
-    if story.answer is not None:
-        _search(console, story.answer, drafts)
+    if timeline.answer is not None:
+        _search(console, timeline.answer, drafts)
     else:
         console.print("\nno Answer on record: the search is still running, or the rooms are not")
-    for reward in story.rewards:
+    for reward in timeline.rewards:
         _reward(console, reward)
     for letter in letters:
         console.print(f"\ndead letter {letter.key} of the {letter.room}: {letter.error}: {letter.reason}")
-    _times(console, story)
+    _times(console, timeline)
 
 
 def _decision(console: Console, decision: Decision) -> None:
@@ -433,12 +433,12 @@ def _reward(console: Console, reward: Reward) -> None:
         )
 
 
-def _times(console: Console, story: Story) -> None:
-    if not story.at_ms:
+def _times(console: Console, timeline: Timeline) -> None:
+    if not timeline.at_ms:
         return
     table = Table("stage", "after the query, ms", title="when")
-    begin = min(story.at_ms.values())
-    for stage, at in sorted(story.at_ms.items(), key=lambda item: item[1]):
+    begin = min(timeline.at_ms.values())
+    for stage, at in sorted(timeline.at_ms.items(), key=lambda item: item[1]):
         table.add_row(stage, str(at - begin))
     console.print(table)
 

@@ -22,7 +22,7 @@ from agents.reward.comparison import Uplift
 from streams.acls import command, grants
 from streams.cli.queries import bars
 from streams.client.client import Asked
-from streams.client.events import Follower, Ledger, compared
+from streams.client.events import Follower, Timelines, compared
 from streams.control import Control
 from streams.demo.run import CONTROL, QUESTIONS, Demo, run
 from streams.local.broker import Broker
@@ -206,7 +206,7 @@ def monitor(settings: Settings, refresh: float, seconds: float | None, once: boo
     began = last_lag = time.monotonic()
     try:
         for event in follower.catch_up():
-            seen.ledger.take(event)
+            seen.timelines.take(event)
         now = seen.numbers(kafka_admin.lag(settings, apps))
         if as_json:
             click.echo(orjson.dumps(now, option=orjson.OPT_INDENT_2).decode())
@@ -222,7 +222,7 @@ def monitor(settings: Settings, refresh: float, seconds: float | None, once: boo
             show(picture(now))
             while seconds is None or time.monotonic() - began < seconds:
                 for event in follower.poll(refresh):
-                    seen.ledger.take(event)
+                    seen.timelines.take(event)
                 behind = now["lag"]
                 if time.monotonic() - last_lag > _LAG_EVERY_S:
                     behind, last_lag = kafka_admin.lag(settings, apps), time.monotonic()
@@ -238,46 +238,46 @@ class Seen:
     """What was read since the start: the latest queries whole, all earlier ones in the comparison of the cohorts."""
 
     def __init__(self) -> None:
-        self.ledger = Ledger()
+        self.timelines = Timelines()
         self.uplift = Uplift()
         self._compared: set[str] = set()
 
     def numbers(self, lag: dict[str, dict[str, int]]) -> dict[str, Any]:
         """Return what is shown now."""
-        stories = self.ledger.stories
-        ended = [s for s in stories.values() if s.closing and s.decision and s.query_id not in self._compared]
+        queries = self.timelines.by_id
+        ended = [s for s in queries.values() if s.closing and s.decision and s.query_id not in self._compared]
         compared(ended, self.uplift)
-        self._compared.update(story.query_id for story in ended)
-        for story in list(stories.values())[:-_KEPT]:
-            if story.closing or not story.decision:
-                del stories[story.query_id]
-                self._compared.discard(story.query_id)
+        self._compared.update(timeline.query_id for timeline in ended)
+        for timeline in list(queries.values())[:-_KEPT]:
+            if timeline.closing or not timeline.decision:
+                del queries[timeline.query_id]
+                self._compared.discard(timeline.query_id)
         told = min(group.queries for group in self.uplift.groups.values()) > 0
-        return {**numbers(self.ledger, lag), "uplift": self.uplift.report() if told else None}
+        return {**numbers(self.timelines, lag), "uplift": self.uplift.report() if told else None}
 
 
-def numbers(ledger: Ledger, lag: dict[str, dict[str, int]]) -> dict[str, Any]:
+def numbers(timelines: Timelines, lag: dict[str, dict[str, int]]) -> dict[str, Any]:
     """Return what is shown, over the latest queries in the order of decisions."""
-    stories = sorted((s for s in ledger.stories.values() if s.decision), key=lambda s: s.seq)[-_WINDOW:]
-    closed = [s.closing for s in stories if s.closing]
-    times = sorted(s.at_ms["answer"] for s in stories if s.answer)
+    queries = sorted((s for s in timelines.by_id.values() if s.decision), key=lambda s: s.seq)[-_WINDOW:]
+    closed = [s.closing for s in queries if s.closing]
+    times = sorted(s.at_ms["answer"] for s in queries if s.answer)
     span_s = (times[-1] - times[0]) / 1000 if len(times) > 1 else 0.0
-    waits = [s.at_ms["answer"] - s.at_ms["query"] for s in stories if s.answer and "query" in s.at_ms]
+    waits = [s.at_ms["answer"] - s.at_ms["query"] for s in queries if s.answer and "query" in s.at_ms]
     chosen = {}
-    for action, count in Counter(s.decision.action.id for s in stories if s.decision).most_common(8):
-        own = [s.closing.reward for s in stories if s.decision and s.decision.action.id == action
+    for action, count in Counter(s.decision.action.id for s in queries if s.decision).most_common(8):
+        own = [s.closing.reward for s in queries if s.decision and s.decision.action.id == action
                and s.closing and s.closing.reward is not None]  # fmt: skip
         chosen[action] = {"times": count, "reward": _mean(own)}
     return {
-        "queries": len(stories),
-        "unanswered": sum(s.answer is None for s in stories),
+        "queries": len(queries),
+        "unanswered": sum(s.answer is None for s in queries),
         "answers_per_s": (len(times) - 1) / span_s if span_s else None,
         "query_to_answer_ms": float(median(waits)) if waits else None,
         "reward": _mean([r.reward for r in closed if r.reward is not None]),
         "accuracy": _mean([r.correct for r in closed if r.correct is not None]),
         "eflops": _mean([r.price.eflops for r in closed if r.price]),
-        "statuses": dict(Counter(s.answer.status for s in stories if s.answer)),
-        "dead_letters": len(ledger.dead_letters),
+        "statuses": dict(Counter(s.answer.status for s in queries if s.answer)),
+        "dead_letters": len(timelines.dead_letters),
         "chosen": chosen,
         "lag": lag,
     }

@@ -12,9 +12,10 @@ live records, their decoding, and the log of a run read back; `questions` questi
 """
 
 from streams.client.client import Asked, Client, IdTaken, NoAnswer, Pace
-from streams.client.events import Event, Follower, Kind, Ledger, Story, read_ledger
+from streams.client.events import Event, Follower, Kind, Timelines, read_timelines
 from streams.client.questions import QuestionError, query_from, query_of, read_questions, renamed
 from streams.settings import Kafka, Settings
+from streams.timeline import Timeline
 
 __all__ = [
     "Client",
@@ -27,9 +28,9 @@ __all__ = [
     "Event",
     "Kind",
     "Follower",
-    "Ledger",
-    "Story",
-    "read_ledger",
+    "Timelines",
+    "Timeline",
+    "read_timelines",
     "read_questions",
     "renamed",
     "query_of",

@@ -15,10 +15,11 @@ from schemas.errors import UniscaleError
 from schemas.query import Query
 from schemas.record import decode, encode
 from schemas.reward import Feedback, Reward
-from streams.client.events import Follower, Kind, Story, executor_groups, kind_of, read_ledger
+from streams.client.events import Follower, Kind, executor_groups, kind_of, read_timelines
 from streams.client.questions import query_from
 from streams.runtime import kafka_clients
 from streams.settings import Settings
+from streams.timeline import Timeline
 from streams.topics import Topics
 
 # How fast queries are sent.
@@ -436,19 +437,19 @@ class Client:
         sent = self._link.produce(self.topics.control, record.key.encode(), encode(record))
         return int(sent.get(timeout=SEND_S).offset)
 
-    def explain(self, query_id: str) -> Story:
+    def explain(self, query_id: str) -> Timeline:
         """Return everything on record about one query, from its Decision to its Reward.
 
         Args:
             query_id: The query's id.
 
         Returns:
-            Its story, which is empty if nothing is on record (see `Story.found`).
+            Its timeline, which is empty if nothing is on record (see `Timeline.found`).
         """
-        ledger = read_ledger(self.settings, executor_groups(self.settings), about=query_id)
-        story = ledger.story(query_id)
-        story.dead_letters = [letter for letter in ledger.dead_letters if letter.query_id == query_id]
-        return story
+        timelines = read_timelines(self.settings, executor_groups(self.settings), about=query_id)
+        timeline = timelines.timeline(query_id)
+        timeline.dead_letters = [letter for letter in timelines.dead_letters if letter.query_id == query_id]
+        return timeline
 
     def follow(self, *kinds: Kind, groups: Iterable[str] = (), tail: int = 0) -> Follower:
         """Return an iterator over the records of some kinds, from now on.

@@ -20,6 +20,7 @@ from schemas.reward import Feedback, Reward
 from schemas.search import SearchStep, Verification
 from streams.runtime import kafka_clients
 from streams.settings import Settings
+from streams.timeline import Timeline
 from streams.topics import Topics
 
 # The records a client sees, decoded and named: one Event for each record on a topic that concerns queries.
@@ -214,74 +215,17 @@ def _warn(where: str, error: UniscaleError) -> None:
 
 
 @dataclass
-class Story:
-    """Everything on record about one query. Lists are in offset order; the first of each identity counts."""
+class Timelines:
+    """A run's queries by query_id, and its dead letters."""
 
-    query_id: str
-    query: Query | None = None
-    contexts: list[Context] = field(default_factory=list)
-    decisions: list[Decision] = field(default_factory=list)
-    steps: list[SearchStep] = field(default_factory=list)
-    verifications: list[Verification] = field(default_factory=list)
-    answers: list[Answer] = field(default_factory=list)
-    rewards: list[Reward] = field(default_factory=list)
-    feedback: list[Feedback] = field(default_factory=list)
-    dead_letters: list[DeadLetter] = field(default_factory=list)
-    # Append times in ms, by stage: query, context, decision, step/1, verification/1, …, answer, reward/<kind>.
-    at_ms: dict[str, int] = field(default_factory=dict)
-
-    @property
-    def found(self) -> bool:
-        """Whether anything is on record."""
-        return bool(self.at_ms or self.dead_letters)
-
-    @property
-    def decision(self) -> Decision | None:
-        """The Decision that counts: the first."""
-        return self.decisions[0] if self.decisions else None
-
-    @property
-    def answer(self) -> Answer | None:
-        """The Answer that counts: the first."""
-        return self.answers[0] if self.answers else None
-
-    @property
-    def closing(self) -> Reward | None:
-        """The Reward that closed the query."""
-        return next((r for r in self.rewards if r.closes), None)
-
-    @property
-    def seq(self) -> int:
-        """Its place in the order of decisions; 0 without a Decision."""
-        return self.decision.seq if self.decision else 0
-
-    @property
-    def eflops(self) -> float | None:
-        """What the query cost, by the Reward that closed it; None while that is open, and where nothing was run."""
-        closing = self.closing
-        return None if closing is None or closing.price is None else closing.price.eflops
-
-    @property
-    def repeats(self) -> int:
-        """How many records repeat an earlier one."""
-        extra = sum(max(0, len(records) - 1) for records in (self.contexts, self.decisions, self.answers))
-        extra += len(self.steps) - len({s.step for s in self.steps})
-        extra += len(self.verifications) - len({v.step for v in self.verifications})
-        return extra + len(self.rewards) - len({r.kind for r in self.rewards})
-
-
-@dataclass
-class Ledger:
-    """A run's stories by query_id, and its dead letters."""
-
-    stories: dict[str, Story] = field(default_factory=dict)
+    by_id: dict[str, Timeline] = field(default_factory=dict)
     dead_letters: list[DeadLetter] = field(default_factory=list)
     unreadable: int = 0
     bytes: int = 0
 
-    def story(self, query_id: str) -> Story:
-        """Return the story of a query, a new one if there is none yet."""
-        return self.stories.setdefault(query_id, Story(query_id))
+    def timeline(self, query_id: str) -> Timeline:
+        """Return the timeline of a query, a new one if there is none yet."""
+        return self.by_id.setdefault(query_id, Timeline(query_id))
 
     def add(self, topics: Topics, raw: Any, about: str | None = None) -> None:
         """Add one raw record of any topic; with `about`, only if it concerns that query."""
@@ -299,37 +243,15 @@ class Ledger:
     def take(self, event: Event) -> None:
         """Add one decoded record."""
         self.bytes += event.bytes
-        record = event.record
-        if isinstance(record, DeadLetter):
-            self.dead_letters.append(record)
-            return
-        story, stage = self.story(event.query_id), str(event.kind)
-        match record:
-            case Query():
-                story.query = story.query or record
-            case Context():
-                story.contexts.append(record)
-            case Decision():
-                story.decisions.append(record)
-            case SearchStep():
-                story.steps.append(record)
-                stage = f"step/{record.step}"
-            case Verification():
-                story.verifications.append(record)
-                stage = f"verification/{record.step}"
-            case Answer():
-                story.answers.append(record)
-            case Feedback():
-                story.feedback.append(record)
-            case Reward():
-                story.rewards.append(record)
-                stage = f"reward/{record.kind}"
-        story.at_ms.setdefault(stage, event.at_ms)
+        if isinstance(event.record, DeadLetter):
+            self.dead_letters.append(event.record)
+        else:
+            self.timeline(event.query_id).add(event.record, event.at_ms)
 
 
-def read_ledger(
+def read_timelines(
     settings: Settings, groups: Iterable[str], only: Sequence[str] = (), about: str | None = None
-) -> Ledger:
+) -> Timelines:
     """Read all topics of a deployment from their beginnings to their present ends.
 
     Args:
@@ -344,10 +266,10 @@ def read_ledger(
     """
     topics = Topics(settings)
     names = list(only) or topic_names(topics, [kind for kind in KINDS if kind != "feedback"], groups)
-    ledger = Ledger()
+    timelines = Timelines()
     for raw in kafka_clients.read_all(settings, names, timeout_ms=500):
-        ledger.add(topics, raw, about)
-    return ledger
+        timelines.add(topics, raw, about)
+    return timelines
 
 
 def executor_groups(settings: Settings) -> list[str]:
@@ -370,20 +292,20 @@ def _concerns(topics: Topics, raw: Any, query_id: bytes) -> bool:
 # The policy against the control group, from the log of a run.
 
 
-def compared(stories: Iterable[Story], found: Uplift | None = None) -> Uplift:
+def compared(queries: Iterable[Timeline], found: Uplift | None = None) -> Uplift:
     """Compare policy and control group over queries whose cohort was drawn at random and whose reward is closed.
 
     Args:
-        stories: The queries; each must appear once, because the intervals count outcomes.
+        queries: The queries; each must appear once, because the intervals count outcomes.
         found: A comparison to extend in place; None starts a new one.
 
     >>> compared([]).sentence()
     'Too few outcomes to compare the policy with the control group.'
     """
     found = found or Uplift()
-    for story in stories:
-        decision, closing, answer = story.decision, story.closing, story.answer
+    for timeline in queries:
+        decision, closing, answer = timeline.decision, timeline.closing, timeline.answer
         if decision is None or closing is None or answer is None or not decision.randomised:
             continue
-        found.add(decision.cohort, answer.status, correct=closing.correct, cost=story.eflops)
+        found.add(decision.cohort, answer.status, correct=closing.correct, cost=timeline.eflops)
     return found

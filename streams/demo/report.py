@@ -12,7 +12,8 @@ import msgspec
 import numpy as np
 
 from schemas.query import Query
-from streams.client.events import Ledger, Story, compared
+from streams.client.events import Timelines, compared
+from streams.timeline import Timeline
 
 # Which questions are asked, and in which order.
 
@@ -78,22 +79,22 @@ def further(queries: Sequence[Query], count: int, seed: int) -> list[Query]:
     ]
 
 
-def is_further(story: Story) -> bool:
+def is_further(timeline: Timeline) -> bool:
     """Say whether a query belongs to the second part."""
-    return story.decision is not None and "drift_of" in story.decision.query.metadata
+    return timeline.decision is not None and "drift_of" in timeline.decision.query.metadata
 
 
-def chosen(ledger: Ledger, ids: Iterable[str]) -> list[Story]:
+def chosen(timelines: Timelines, ids: Iterable[str]) -> list[Timeline]:
     """Return the queries that the policy itself decided, in the order of decisions."""
     wanted = set(ids)
-    stories = [s for s in ledger.stories.values() if s.query_id in wanted and s.decision]
-    own = [s for s in stories if s.decision and s.decision.reason == "policy"]
+    queries = [s for s in timelines.by_id.values() if s.query_id in wanted and s.decision]
+    own = [s for s in queries if s.decision and s.decision.reason == "policy"]
     return sorted(own, key=lambda s: s.seq)
 
 
-def favourite(stories: Sequence[Story]) -> str | None:
+def favourite(queries: Sequence[Timeline]) -> str | None:
     """Return the model that was chosen most, of equals the one chosen first; None where nothing was chosen."""
-    count = Counter(map(_model, stories))
+    count = Counter(map(_model, queries))
     return count.most_common(1)[0][0] if count else None
 
 
@@ -119,19 +120,19 @@ def adapted_after(before: Sequence[str], after: Sequence[str], model: str) -> in
     return None
 
 
-def followed(ledger: Ledger, before: Iterable[str], after: Iterable[str], model: str) -> dict[str, Any]:
+def followed(timelines: Timelines, before: Iterable[str], after: Iterable[str], model: str) -> dict[str, Any]:
     """Return `adapted_after` and, as `drift`, what the policy made of the new price.
 
     `cost_ratio` is the mean cost afterwards over that of the first part; `cost_ratio_unchanged` is what it would have
     been with the choices of the first part.
 
     Args:
-        ledger: The run's log.
+        timelines: The run's log.
         before: The ids of the first part's queries, without twins.
         after: Those of the second part.
         model: The favourite.
     """
-    first, second = chosen(ledger, before), chosen(ledger, after)
+    first, second = chosen(timelines, before), chosen(timelines, after)
     models = [_model(s) for s in first], [_model(s) for s in second]
     paid = sum(map(_cost_after, first)) / len(first)
     unchanged = sum(_cost_after(s) * (FACTOR if _model(s) == model else 1.0) for s in first) / len(first)
@@ -176,17 +177,17 @@ def sentence(report: dict[str, Any]) -> str:
     )
 
 
-def _model(story: Story) -> str:
-    assert story.decision is not None
-    return story.decision.action.model
+def _model(timeline: Timeline) -> str:
+    assert timeline.decision is not None
+    return timeline.decision.action.model
 
 
-def _cost_after(story: Story) -> float:
-    return story.eflops or 0.0
+def _cost_after(timeline: Timeline) -> float:
+    return timeline.eflops or 0.0
 
 
-def _accuracy(stories: Sequence[Story]) -> float | None:
-    right = [s.closing.correct or 0.0 for s in stories if s.closing is not None]
+def _accuracy(queries: Sequence[Timeline]) -> float | None:
+    right = [s.closing.correct or 0.0 for s in queries if s.closing is not None]
     return sum(right) / len(right) if right else None
 
 
@@ -194,7 +195,7 @@ def _accuracy(stories: Sequence[Story]) -> float | None:
 
 
 def summarise(
-    ledger: Ledger, sent: Iterable[str], *, broker: str, mode: str, wall_s: float
+    timelines: Timelines, sent: Iterable[str], *, broker: str, mode: str, wall_s: float
 ) -> dict[str, Any]:
     """Return the summary of a run.
 
@@ -202,35 +203,35 @@ def summarise(
     reward is closed.
 
     Args:
-        ledger: The run's log.
+        timelines: The run's log.
         sent: The query_ids that were sent.
         broker: Name and version.
         mode: The objective.
         wall_s: From the first query sent to the last reward.
     """
     ids = list(sent)
-    stories = [ledger.stories[q] for q in ids if q in ledger.stories]
+    queries = [timelines.by_id[q] for q in ids if q in timelines.by_id]
     rewarded = sorted(
-        (s for s in stories if s.decision and s.closing and s.closing.reward is not None),
+        (s for s in queries if s.decision and s.closing and s.closing.reward is not None),
         key=lambda s: s.seq,
     )
     third = max(1, len(rewarded) // 3)
     first, last = rewarded[:third], rewarded[-third:]
-    graded = [s for s in stories if s.closing and s.closing.correct is not None]
-    answers = [s.answer for s in stories if s.answer]
+    graded = [s for s in queries if s.closing and s.closing.correct is not None]
+    answers = [s.answer for s in queries if s.answer]
     return {
         "broker": broker,
         "engine": _served(a.engine for a in answers),
         "verifier": _served(a.verifier for a in answers),
         "mode": mode,
-        "warm_up": sum(_reason(s) == "warm-up" for s in stories),
+        "warm_up": sum(_reason(s) == "warm-up" for s in queries),
         "queries": len(ids),
         "answers": len(answers),
         "unanswered": len(ids) - len(answers),
         "statuses": _counted(a.status for a in answers),
-        "rewards": sum(s.closing is not None for s in stories),
-        "dead_letters": len(ledger.dead_letters),
-        "duplicates": sum(s.repeats for s in stories),
+        "rewards": sum(s.closing is not None for s in queries),
+        "dead_letters": len(timelines.dead_letters),
+        "duplicates": sum(s.repeats for s in queries),
         "accuracy": _mean(s.closing.correct for s in graded if s.closing),
         "accuracy_last_third": _mean(
             s.closing.correct for s in last if s.closing and s.closing.correct is not None
@@ -242,51 +243,51 @@ def summarise(
         "mean_reward_last_third": _mean(map(_reward, last)),
         "mean_cost_eflops_first_third": _mean(map(_cost, first)),
         "mean_cost_eflops_last_third": _mean(map(_cost, last)),
-        "distinct_actions": len({s.decision.action.id for s in stories if s.decision}),
+        "distinct_actions": len({s.decision.action.id for s in queries if s.decision}),
         "tokens": sum(a.generated_tokens for a in answers),
         "drafts": sum(len(a.trace) for a in answers),
         "wall_s": round(wall_s, 2),
-        "bytes_per_query": round(ledger.bytes / max(1, len(ids))),
-        "latency_ms": latencies(stories),
+        "bytes_per_query": round(timelines.bytes / max(1, len(ids))),
+        "latency_ms": latencies(queries),
     }
 
 
-def latencies(stories: Sequence[Story]) -> dict[str, dict[str, float]]:
+def latencies(queries: Sequence[Timeline]) -> dict[str, dict[str, float]]:
     """Return p50 and p95 of every stage, in ms between append times on the broker."""
     samples: dict[str, list[float]] = {}
 
-    def gap(name: str, story: Story, begin: str, end: str) -> None:
-        if begin in story.at_ms and end in story.at_ms:
-            samples.setdefault(name, []).append(story.at_ms[end] - story.at_ms[begin])
+    def gap(name: str, timeline: Timeline, begin: str, end: str) -> None:
+        if begin in timeline.at_ms and end in timeline.at_ms:
+            samples.setdefault(name, []).append(timeline.at_ms[end] - timeline.at_ms[begin])
 
-    for story in stories:
-        gap("query_to_context", story, "query", "context")
-        gap("context_to_decision", story, "context", "decision")
-        gap("query_to_decision", story, "query", "decision")
-        gap("decision_to_first_step", story, "decision", "step/1")
-        for step in range(1, 1 + len({s.step for s in story.steps})):
-            gap("step_to_verification", story, f"step/{step}", f"verification/{step}")
-            gap("verification_to_next_step", story, f"verification/{step}", f"step/{step + 1}")
-        gap("answer_to_reward", story, "answer", "reward/final")
-        gap("query_to_answer", story, "query", "answer")
+    for timeline in queries:
+        gap("query_to_context", timeline, "query", "context")
+        gap("context_to_decision", timeline, "context", "decision")
+        gap("query_to_decision", timeline, "query", "decision")
+        gap("decision_to_first_step", timeline, "decision", "step/1")
+        for step in range(1, 1 + len({s.step for s in timeline.steps})):
+            gap("step_to_verification", timeline, f"step/{step}", f"verification/{step}")
+            gap("verification_to_next_step", timeline, f"verification/{step}", f"step/{step + 1}")
+        gap("answer_to_reward", timeline, "answer", "reward/final")
+        gap("query_to_answer", timeline, "query", "answer")
     return {
         name: {"p50": round(float(np.percentile(ms, 50)), 1), "p95": round(float(np.percentile(ms, 95)), 1)}
         for name, ms in samples.items()
     }
 
 
-def _reward(story: Story) -> float:
-    assert story.closing is not None
-    assert story.closing.reward is not None
-    return story.closing.reward
+def _reward(timeline: Timeline) -> float:
+    assert timeline.closing is not None
+    assert timeline.closing.reward is not None
+    return timeline.closing.reward
 
 
-def _cost(story: Story) -> float:
-    return story.eflops or 0.0
+def _cost(timeline: Timeline) -> float:
+    return timeline.eflops or 0.0
 
 
-def _reason(story: Story) -> str:
-    return story.decision.reason if story.decision else ""
+def _reason(timeline: Timeline) -> str:
+    return timeline.decision.reason if timeline.decision else ""
 
 
 def _mean(values: Iterable[Any]) -> float | None:
@@ -316,17 +317,17 @@ _WINDOW = 20
 _SHOWN_ABOVE = ("latency_ms", "sentence", "drift_sentence", "pairs")
 
 
-def render(ledger: Ledger, summary: Mapping[str, Any]) -> str:
+def render(timelines: Timelines, summary: Mapping[str, Any]) -> str:
     """Return the page of a run as HTML."""
     closed = sorted(
-        (s for s in ledger.stories.values() if s.decision and s.closing),
+        (s for s in timelines.by_id.values() if s.decision and s.closing),
         key=lambda s: s.seq,
     )
     further = [s for s in closed if is_further(s)]
-    stories = [s for s in closed if s.decision and s.decision.query.learn and not is_further(s)]
+    queries = [s for s in closed if s.decision and s.decision.query.learn and not is_further(s)]
     twins = [s for s in closed if s.decision and not s.decision.query.learn]
-    rewards = [s.closing.reward for s in stories if s.closing and s.closing.reward is not None]
-    warm = sum(1 for s in stories if s.decision and s.decision.reason == "warm-up")
+    rewards = [s.closing.reward for s in queries if s.closing and s.closing.reward is not None]
+    warm = sum(1 for s in queries if s.decision and s.decision.reason == "warm-up")
     return "\n".join(
         [
             "<!doctype html><meta charset=utf-8><title>UniScale-Streams: a run</title>",
@@ -337,31 +338,31 @@ def render(ledger: Ledger, summary: Mapping[str, Any]) -> str:
             f"{' The dashed line ends the uniform warm-up.' if warm else ''}</p>",
             f"<p><strong>{html.escape(str(summary.get('sentence', '')))}</strong></p>",
             f"<p>{html.escape(gained(summary))}</p>",
-            *_against_control_group(stories),
+            *_against_control_group(queries),
             "<h2>Reward</h2>", curve(rewards, warm),
-            "<h2>Cost, eFLOPs a query</h2>", curve(_costs(stories), warm, _costs(twins)),
-            "<h2>Accuracy</h2>", curve(_correct(stories), warm, _correct(twins)),
-            "<h2>Choices by level</h2>", choices(stories),
-            *_after_the_price_rose(stories, further, summary),
+            "<h2>Cost, eFLOPs a query</h2>", curve(_costs(queries), warm, _costs(twins)),
+            "<h2>Accuracy</h2>", curve(_correct(queries), warm, _correct(twins)),
+            "<h2>Choices by level</h2>", choices(queries),
+            *_after_the_price_rose(queries, further, summary),
             "<h2>Where the time goes</h2>", latency_table(summary["latency_ms"]),
             "<h2>Numbers</h2>", numbers({k: v for k, v in summary.items() if k not in _SHOWN_ABOVE}),
         ]
     )  # fmt: skip
 
 
-def _against_control_group(stories: Sequence[Story]) -> list[str]:
-    if not any(s.decision and s.decision.cohort == "control" for s in stories):
+def _against_control_group(queries: Sequence[Timeline]) -> list[str]:
+    if not any(s.decision and s.decision.cohort == "control" for s in queries):
         return []
-    return [f"<p>{html.escape(compared(stories).sentence())}</p>"]
+    return [f"<p>{html.escape(compared(queries).sentence())}</p>"]
 
 
 def _after_the_price_rose(
-    stories: Sequence[Story], further: Sequence[Story], summary: Mapping[str, Any]
+    queries: Sequence[Timeline], further: Sequence[Timeline], summary: Mapping[str, Any]
 ) -> list[str]:
     if "drift" not in summary:
         return []
     model = summary["drift"]["model"]
-    before = stories[-len(further) :] if further else []
+    before = queries[-len(further) :] if further else []
     part = [s for s in (*before, *further) if s.decision]
     share = [float(s.decision.action.model == model) for s in part if s.decision]
     return [
@@ -433,21 +434,21 @@ def _running(values: Sequence[float]) -> list[float]:
     return [sum(values[max(0, i - _WINDOW + 1) : i + 1]) / min(i + 1, _WINDOW) for i in range(len(values))]
 
 
-def _costs(stories: Sequence[Story]) -> list[float]:
-    return [cost for s in stories if (cost := s.eflops) is not None]
+def _costs(queries: Sequence[Timeline]) -> list[float]:
+    return [cost for s in queries if (cost := s.eflops) is not None]
 
 
-def _correct(stories: Sequence[Story]) -> list[float]:
-    return [s.closing.correct for s in stories if s.closing and s.closing.correct is not None]
+def _correct(queries: Sequence[Timeline]) -> list[float]:
+    return [s.closing.correct for s in queries if s.closing and s.closing.correct is not None]
 
 
-def choices(stories: Sequence[Story]) -> str:
+def choices(queries: Sequence[Timeline]) -> str:
     """Return, by level, how often each model was chosen after the warm-up, the mean drafts and the accuracy."""
-    levels: dict[str, list[Story]] = {}
-    for story in stories:
-        if story.decision and story.decision.reason == "policy":
-            level = str(story.decision.query.metadata.get("level", "all"))
-            levels.setdefault(level, []).append(story)
+    levels: dict[str, list[Timeline]] = {}
+    for timeline in queries:
+        if timeline.decision and timeline.decision.reason == "policy":
+            level = str(timeline.decision.query.metadata.get("level", "all"))
+            levels.setdefault(level, []).append(timeline)
     models = sorted({s.decision.action.model for group in levels.values() for s in group if s.decision})
     rows = [
         "<tr><th>level</th>"

@@ -23,7 +23,7 @@ from schemas.query import Query
 from streams.audit.reading import BrokerLog
 from streams.audit.run import Report, audit
 from streams.client.client import Asked, Client
-from streams.client.events import read_ledger
+from streams.client.events import read_timelines
 from streams.client.questions import read_questions
 from streams.control import Control, default_objective
 from streams.demo import report
@@ -186,31 +186,31 @@ def run(
                 if later
                 else []
             )
-        ledger = read_ledger(deployment.settings, deployment.groups)
+        timelines = read_timelines(deployment.settings, deployment.groups)
         audited = _audited(deployment.settings)
         say(f"audit: {audited.line}")
         for each in audited.discrepancies:
             say(f"audit: wrong: {each['query_id']}: {each['what']}")
     say("rooms stopped")
     summary = summarise(
-        ledger, [q.query_id for q in queries], broker=broker.version, mode=_mode(demo, settings),
+        timelines, [q.query_id for q in queries], broker=broker.version, mode=_mode(demo, settings),
         wall_s=asked.wall_s,
     )  # fmt: skip
     summary |= {"seed": demo.seed, **NOT_COMPARED}
     if twins:
         pairs = [(query.query_id, twin.query_id) for query, twin in zip(queries, twins, strict=True)]
-        summary |= compared(ledger, pairs, action=demo.control, seed=demo.seed)
+        summary |= compared(timelines, pairs, action=demo.control, seed=demo.seed)
         summary["sentence"] = twins_sentence(summary)
         summary["unanswered"] += len(set(asked.missing) & {twin.query_id for twin in twins})
     summary["adapted_after"] = None
     if later is not None:
         ids = [query.query_id for query in queries], [query.query_id for query in later.queries]
-        summary |= report.followed(ledger, *ids, later.model)
+        summary |= report.followed(timelines, *ids, later.model)
         summary["drift_sentence"] = report.sentence(summary)
         summary["unanswered"] += len(missing)
     summary["audit"] = msgspec.to_builtins(audited)
     (demo.out / "summary.json").write_bytes(orjson.dumps(summary, option=orjson.OPT_INDENT_2))
-    (demo.out / "report.html").write_text(render(ledger, summary), encoding="utf-8")
+    (demo.out / "report.html").write_text(render(timelines, summary), encoding="utf-8")
     return summary
 
 
@@ -221,8 +221,8 @@ def _dearer(
     if not demo.drift:
         return None
     settings = deployment.settings
-    ledger = read_ledger(settings, deployment.groups, only=[Topics(settings).decision])
-    model = report.favourite(report.chosen(ledger, [query.query_id for query in queries]))
+    timelines = read_timelines(settings, deployment.groups, only=[Topics(settings).decision])
+    model = report.favourite(report.chosen(timelines, [query.query_id for query in queries]))
     if model is None:
         say("the policy has chosen nothing yet, so no price is raised: ask more questions")
         return None

@@ -17,7 +17,8 @@ import numpy.typing as npt
 import orjson
 
 from schemas.query import Query
-from streams.client.events import Ledger, Story
+from streams.client.events import Timelines
+from streams.timeline import Timeline
 
 Array = npt.NDArray[np.float64]
 
@@ -48,21 +49,23 @@ class Pair(msgspec.Struct, frozen=True):
     control_cost: float
 
 
-def compared(ledger: Ledger, pairs: Sequence[tuple[str, str]], *, action: str, seed: int) -> dict[str, Any]:
+def compared(
+    timelines: Timelines, pairs: Sequence[tuple[str, str]], *, action: str, seed: int
+) -> dict[str, Any]:
     """Return accuracy and mean cost (eFLOPs) of policy and control, and how they differ, with 95 % intervals.
 
     An answer that failed counts as wrong, and costs what it cost.
 
     Args:
-        ledger: The run's log.
+        timelines: The run's log.
         pairs: The ids of each query and its twin.
         action: The control's.
         seed: Of the bootstrap.
 
-    >>> compared(Ledger(), [], action="m/1/1/1", seed=1)["cost_ratio"] is None
+    >>> compared(Timelines(), [], action="m/1/1/1", seed=1)["cost_ratio"] is None
     True
     """
-    both = [(ledger.stories[a], ledger.stories[b]) for a, b in pairs if {a, b} <= ledger.stories.keys()]
+    both = [(timelines.by_id[a], timelines.by_id[b]) for a, b in pairs if {a, b} <= timelines.by_id.keys()]
     done = [(a, b) for a, b in both if a.closing is not None and b.closing is not None]
     return _report([_pair(*each) for each in done], action, seed)
 
@@ -121,13 +124,15 @@ def sentence(report: dict[str, Any]) -> str:
     )
 
 
-def _pair(story: Story, twin: Story) -> Pair:
-    question = story.query.text if story.query is not None and story.query.text else story.query_id
-    return Pair(question, _right(story), _right(twin), story.eflops or 0.0, twin.eflops or 0.0)
+def _pair(timeline: Timeline, twin: Timeline) -> Pair:
+    question = (
+        timeline.query.text if timeline.query is not None and timeline.query.text else timeline.query_id
+    )
+    return Pair(question, _right(timeline), _right(twin), timeline.eflops or 0.0, twin.eflops or 0.0)
 
 
-def _right(story: Story) -> float:
-    return 0.0 if story.closing is None else float(story.closing.correct or 0.0)
+def _right(timeline: Timeline) -> float:
+    return 0.0 if timeline.closing is None else float(timeline.closing.correct or 0.0)
 
 
 def _means(right: Array, cost: Array) -> dict[str, Any]:

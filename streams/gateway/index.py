@@ -16,6 +16,7 @@ from schemas.record import decode
 from schemas.reward import Reward
 from streams.gateway.auth import Tenants, Usage
 from streams.gateway.request import kept_of
+from streams.timeline import Timeline
 
 # Changes of catalogue, objectives and cost bounds, as marks on the page's time axis.
 
@@ -392,13 +393,23 @@ class Index:
         """Return how it ended."""
         return decode(value, Answer) if (value := self._part("answer", query_id)) else None
 
-    def total_s(self, query_id: str) -> float | None:
-        """Return the seconds from the Query's append to the Answer's; None unless both are kept."""
-        found = self._db.execute(
-            "select (answered_ms - created_ms) / 1000.0 from queries where query_id = ? and asked = 1",
+    def timeline(self, query_id: str) -> Timeline:
+        """Return what is kept of a query: Decision, Answer, latest Reward, and when it was asked and answered."""
+        found = Timeline(query_id)
+        row = self._db.execute(
+            "select decision, answer, reward, iif(asked = 1, created_ms, null), answered_ms from queries"
+            " where query_id = ?",
             (query_id,),
         ).fetchone()
-        return found[0] if found else None
+        if row is None:
+            return found
+        decision, answer, reward, asked_ms, answered_ms = row
+        found.decisions = [decode(decision, Decision)] if decision else []
+        found.answers = [decode(answer, Answer)] if answer else []
+        found.rewards = [decode(reward, Reward)] if reward else []
+        times = {"query": asked_ms, "answer": answered_ms}
+        found.at_ms = {stage: at_ms for stage, at_ms in times.items() if at_ms is not None}
+        return found
 
     def has_answer(self, query_id: str) -> bool:
         """Return whether a query has ended."""

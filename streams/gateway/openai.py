@@ -13,6 +13,7 @@ from schemas.errors import RecordError, UniscaleError
 from schemas.forest import Draft
 from schemas.objective import ObjectiveInForce
 from schemas.reward import Reward
+from streams.timeline import Timeline
 
 # Errors of the gateway, in the shape OpenAI's clients expect: {"error": {message, type, param, code}}.
 #
@@ -318,17 +319,11 @@ def headers(decision: Decision | None, query_id: str, request_id: str, *, debug:
     return found
 
 
-def story(
-    query_id: str,
-    decision: Decision | None,
-    answer: Answer | None,
-    told: Reward | None,
-    pricing: Pricing,
-    total_s: float | None,
-) -> dict[str, Any]:
-    """Return what is known of one query: `GET /v1/queries/{id}`. `total_s` is as in `details`."""
+def query_object(timeline: Timeline, pricing: Pricing) -> dict[str, Any]:
+    """Return what is known of one query: `GET /v1/queries/{id}`."""
+    decision, answer = timeline.decision, timeline.answer
     found: dict[str, Any] = {
-        "id": query_id,
+        "id": timeline.query_id,
         "object": "query",
         "status": answer.status if answer else "pending",
     }
@@ -356,11 +351,11 @@ def story(
             "extracted": answer.extracted,
             "complete": answer.complete,
             "usage": usage(answer),
-            **details(answer, decision, pricing, total_s),
+            **details(answer, decision, pricing, timeline.total_s),
         }
         found["search"] = search(answer)
-    if told is not None:
-        found["reward"] = reward(told)
+    if timeline.reward is not None:
+        found["reward"] = reward(timeline.reward)
     return found
 
 

@@ -509,7 +509,7 @@ class Queries:
     async def query(self, request: Request, who: Credential, request_id: str) -> Response:
         """GET /v1/queries/{id}."""
         who.require("read")
-        return reply(self._story(self._visible(request, who)))
+        return reply(self._query(self._visible(request, who)))
 
     async def events(self, request: Request, who: Credential, request_id: str) -> Response:
         """GET /v1/queries/{id}/events: server-sent events decision, step, answer and reward, up to the closing one."""
@@ -533,14 +533,14 @@ class Queries:
             async for what in self.service.following.events(admitted, queue, request.is_disconnected):
                 match what:
                     case Decision():
-                        yield _named("decision", self._story(admitted.query_id)["decision"])
+                        yield _named("decision", self._query(admitted.query_id)["decision"])
                     case SearchStep(forest=forest):
                         yield _named(
                             "step", {"step": forest.step, "search": openai.drafts(forest.drafts, ())}
                         )
                     case Answer():
                         answer = what
-                        yield _named("answer", self._story(admitted.query_id))
+                        yield _named("answer", self._query(admitted.query_id))
             if answer is None:
                 return
             quiet = 0
@@ -550,12 +550,10 @@ class Queries:
                 elif (quiet := quiet + 1) % _BEAT_LOOKS == 0:
                     yield b":\n\n"  # a comment: the feedback may come hours later
 
-    def _story(self, query_id: str) -> dict[str, Any]:
-        index = self.service.index
-        return openai.story(
-            query_id, index.decision_of(query_id), index.answer_of(query_id), index.reward_of(query_id),
-            self.service.runtime.control.pricing, index.total_s(query_id),
-        )  # fmt: skip
+    def _query(self, query_id: str) -> dict[str, Any]:
+        return openai.query_object(
+            self.service.index.timeline(query_id), self.service.runtime.control.pricing
+        )
 
     def _visible(self, request: Request, who: Credential) -> str:
         query_id: str = request.path_params["id"]

@@ -3,7 +3,8 @@
 import logging
 import socket
 import ssl
-from collections.abc import Iterable, Iterator
+import time
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
@@ -103,12 +104,18 @@ EMBEDDED_WAIT_MS = 50
 # offers those that have sessions, but keeps none.
 _NOT_EMBEDDED = frozenset({ApiKey.OffsetForLeaderEpoch, ApiKey.CreatePartitions})
 
+_STALLED_S = 30.0
+
 # By bootstrap address.
 _embedded: dict[str, bool] = {}
 
 
 class BrokerUnreachable(UniscaleError):
     """No broker answers at the address of `bootstrap`."""
+
+
+class BrokerStalled(BrokerUnreachable):
+    """A partition returned no more records before its end was reached."""
 
 
 def ssl_context(settings: Settings) -> ssl.SSLContext | None:
@@ -331,18 +338,40 @@ def read_all(
     reader = consumer(settings)
     try:
         parts = partitions(reader, topics)
-        ends = reader.end_offsets(parts)
-        reader.assign(parts)
-        reader.seek_to_beginning(*parts)
-        for tp in parts if begin else ():
-            reader.seek(tp, max(begin, reader.position(tp)))
-        left = {tp for tp in parts if ends[tp] > reader.position(tp)}
-        while left:
-            for tp, records in reader.poll(timeout_ms=timeout_ms).items():
-                yield from (r for r in records if r.offset < ends[tp])
-            left = {tp for tp in left if reader.position(tp) < ends[tp]}
+        ends, begins = reader.end_offsets(parts), reader.beginning_offsets(parts)
+        spans = {tp: (max(begin, begins[tp]), ends[tp]) for tp in parts}
+        yield from read(reader, spans, timeout_ms=timeout_ms)
     finally:
         reader.close()
+
+
+def read(
+    reader: KafkaConsumer, spans: Mapping[TopicPartition, tuple[int, int]], *, timeout_ms: int = 500
+) -> Iterator[Any]:
+    """Yield the records of partitions from an offset up to, but excluding, another; compaction may have left gaps.
+
+    Raises:
+        BrokerStalled: no record arrived for half a minute.
+    """
+    left = {tp for tp, (begin, end) in spans.items() if begin < end}
+    if not left:
+        return
+    reader.assign(list(left))
+    for tp in left:
+        reader.seek(tp, spans[tp][0])
+    at, since_s = {tp: spans[tp][0] for tp in left}, time.monotonic()
+    while left:
+        for tp, records in reader.poll(timeout_ms=timeout_ms).items():
+            yield from (r for r in records if r.offset < spans[tp][1])
+        now_at = {tp: reader.position(tp) for tp in left}
+        if now_at != at:
+            at, since_s = now_at, time.monotonic()
+        elif time.monotonic() - since_s > _STALLED_S:
+            tp, offset = next(iter(at.items()))
+            where = f"{tp.topic}/{tp.partition}: no record after offset {offset} of {spans[tp][1]}"
+            raise BrokerStalled(f"{where}; try again")
+        left = {tp for tp in left if at[tp] < spans[tp][1]}
+        at = {tp: at[tp] for tp in left}
 
 
 def latest(settings: Settings, topics: Iterable[str], begin: int = 0) -> dict[bytes, bytes]:

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from streams.client.events import Ledger, read_ledger
+from streams.client.events import Timelines, read_timelines
 from streams.local.broker import free_port
 from tests.support.command_line import Operator, read_until
 from tests.support.deployment import recorded_in
@@ -66,8 +66,8 @@ def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     assert f"no broker answers at bootstrap=127.0.0.1:{port}" in refused.stderr
 
 
-def ledger(live: Any, about: str | None = None) -> Ledger:
-    return read_ledger(live.settings, ["mini"], about=about)
+def timelines(live: Any, about: str | None = None) -> Timelines:
+    return read_timelines(live.settings, ["mini"], about=about)
 
 
 def test_ask_prints_the_answer_and_says_by_its_exit_code_whether_it_is_one(live: Any) -> None:
@@ -76,7 +76,7 @@ def test_ask_prints_the_answer_and_says_by_its_exit_code_whether_it_is_one(live:
     assert re.search(r"\[ask-\w+: ok, large/1/4/2, score 0\.\d+, \d steps\]", done.stderr)
     answer = json.loads(live.run("ask", "What is 2 + 3, number 0?", "--weights", "1,0,1", "--json").stdout)
     assert answer["status"] == "ok"
-    assert ledger(live, answer["query_id"]).stories[answer["query_id"]].answer is not None
+    assert timelines(live, answer["query_id"]).by_id[answer["query_id"]].answer is not None
     done = live.run("ask", "What?", "--model", "none-such", code=1)
     assert done.stdout == ""
     assert "rejected]" in done.stderr
@@ -91,7 +91,7 @@ def test_produce_sends_a_file_once_and_refuses_a_bad_one_whole(live: Any) -> Non
     again = live.run("produce", "questions.jsonl", "--limit", "2", "--wait", code=1)
     assert "id taken 2" in again.stderr
     assert "--run" in again.stderr
-    before = len(ledger(live).stories)
+    before = len(timelines(live).by_id)
     for name, text, words in (
         ("bad.jsonl", '{"text": "a"}\nnot json\n', "bad.jsonl, line 2: not JSON"),
         ("field.jsonl", '{"q": "a"}\n', "line 1: no question"),
@@ -102,7 +102,7 @@ def test_produce_sends_a_file_once_and_refuses_a_bad_one_whole(live: Any) -> Non
         (live.folder / name).write_text(text)
         assert words in live.run("produce", name, code=1).stderr
     assert "does not exist" in live.run("produce", "none.jsonl", code=2).stderr
-    assert len(ledger(live).stories) == before
+    assert len(timelines(live).by_id) == before
 
 
 def test_answers_are_one_json_line_each(live: Any) -> None:
@@ -115,36 +115,36 @@ def test_answers_are_one_json_line_each(live: Any) -> None:
 
 def test_monitor_shows_what_the_log_says(live: Any) -> None:
     now = json.loads(live.run("monitor", "--once", "--json").stdout)
-    stories = [s for s in ledger(live).stories.values() if s.decision]
-    assert now["queries"] == len(stories) < 100
+    queries = [s for s in timelines(live).by_id.values() if s.decision]
+    assert now["queries"] == len(queries) < 100
     assert now["unanswered"] == 0
-    assert now["statuses"] == dict(Counter(s.answer.status for s in stories if s.answer))
-    right = [s.closing.correct for s in stories if s.closing and s.closing.correct is not None]
+    assert now["statuses"] == dict(Counter(s.answer.status for s in queries if s.answer))
+    right = [s.closing.correct for s in queries if s.closing and s.closing.correct is not None]
     assert now["accuracy"] == pytest.approx(sum(right) / len(right))
     assert set(now["lag"]) == {f"{live.settings.kafka.prefix}{r}" for r in
                                ("embedder", "decider", "verifier", "aggregator", "executor.mini")}  # fmt: skip
     picture = live.run("monitor", "--for", "2").stdout
     assert "recently chosen" in picture
-    assert f"the latest {len(stories)} queries" in picture
+    assert f"the latest {len(queries)} queries" in picture
     live.run("monitor", "--json", code=2)
 
 
 def test_explain_tells_why_and_what_each_step_was(live: Any) -> None:
     text = live.run("explain", "questions-1").stdout
-    story = ledger(live, "questions-1").stories["questions-1"]
-    assert story.decision is not None
-    assert story.answer is not None
+    timeline = timelines(live, "questions-1").by_id["questions-1"]
+    assert timeline.decision is not None
+    assert timeline.answer is not None
     for words in (
-        f"Decision {story.decision.seq}: {story.decision.action}", "what was ranked", "the search, by step",
-        f"{len(story.answer.trace)} drafts", "Reward (final)", "eFLOPs: prefill", "verification/1",
+        f"Decision {timeline.decision.seq}: {timeline.decision.action}", "what was ranked", "the search, by step",
+        f"{len(timeline.answer.trace)} drafts", "Reward (final)", "eFLOPs: prefill", "verification/1",
     ):  # fmt: skip
         assert words in text
-    for other in story.decision.runners_up:
+    for other in timeline.decision.runners_up:
         assert other.action in text
     records = json.loads(live.run("explain", "questions-1", "--json").stdout)
     kinds = Counter(r["schema"].partition(".")[0] for r in records)
     assert kinds["decision"] == kinds["answer"] == kinds["reward"] == 1
-    assert kinds["search-step"] == kinds["verification"] == story.answer.steps
+    assert kinds["search-step"] == kinds["verification"] == timeline.answer.steps
     # An id with rich's own markup in its question must come out as it is.
     done = live.run("ask", "Is [/b] in [0, 1]?", "--json")
     odd = json.loads(done.stdout)["query_id"]
@@ -153,17 +153,17 @@ def test_explain_tells_why_and_what_each_step_was(live: Any) -> None:
 
 
 def test_replay_goes_under_new_ids_and_leaves_the_originals_alone(live: Any) -> None:
-    before = ledger(live).stories
+    before = timelines(live).by_id
     live.run("replay", "--run", "r1", "--speed", "1000", "--limit", "9")
-    after = ledger(live).stories
+    after = timelines(live).by_id
     new = {q: s for q, s in after.items() if q not in before}
     assert len(new) == 9
     assert all(q.startswith("r1:") and q[3:] in before for q in new)
     assert all(s.query is not None and s.query.metadata["replay_of"] == q[3:] for q, s in new.items())
     assert all(s.answer is not None for s in new.values())
-    for query_id, story in before.items():
-        assert after[query_id].answers == story.answers
-        assert len(after[query_id].contexts) == len(story.contexts)
+    for query_id, timeline in before.items():
+        assert after[query_id].answers == timeline.answers
+        assert len(after[query_id].contexts) == len(timeline.contexts)
     # A replay of a replay is left out, and a run's name serves once.
     assert "id taken" in live.run("replay", "--run", "r1", "--limit", "1", code=1).stderr
 
@@ -189,7 +189,7 @@ def test_a_model_and_an_objective_come_and_go_at_run_time(live: Any) -> None:
     live.run("objective", "set", "mine", "3", "1", "0")
     assert re.search(r"mine\W+correct 0\.75, score 0\.25, cost 0 ", live.run("objective", "list").stdout)
     asked = json.loads(live.run("ask", "What?", "--objective", "mine", "--json").stdout)["query_id"]
-    decision = ledger(live, asked).stories[asked].decision
+    decision = timelines(live, asked).by_id[asked].decision
     assert decision is not None
     assert decision.objective.weights.correct == 0.75
     live.run("objective", "remove", "mine")
@@ -281,11 +281,11 @@ def test_every_command_of_the_readme_runs(live: Any) -> None:
             live.run(*words, "--run", "readme")
         else:
             live.run(*words, **other)
-    story = ledger(live, asked).stories[asked]
+    timeline = timelines(live, asked).by_id[asked]
     deadline = 60
-    while [r.kind for r in story.rewards] != ["provisional", "correction"] and deadline:
-        story, deadline = ledger(live, asked).stories[asked], deadline - 1
-    assert [r.kind for r in story.rewards] == ["provisional", "correction"]
+    while [r.kind for r in timeline.rewards] != ["provisional", "correction"] and deadline:
+        timeline, deadline = timelines(live, asked).by_id[asked], deadline - 1
+    assert [r.kind for r in timeline.rewards] == ["provisional", "correction"]
 
 
 def _until_one_line(live: Any, process: "subprocess.Popen[str]") -> None:

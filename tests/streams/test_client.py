@@ -111,14 +111,14 @@ def test_ask_returns_the_first_answer_and_explain_the_story(client: Client) -> N
     assert (answer.status, answer.text, answer.score) == ("ok", "7", 0.0)
     again = client.ask("And now?")  # the connection is reused, and the earlier answers are not read again
     assert again.query_id != answer.query_id
-    story = client.explain(answer.query_id)
-    assert story.found
-    assert story.query is not None
-    assert story.query.reference == "7"
-    assert story.decision is not None
-    assert story.decision.action == ACTION
-    assert story.answer == answer
-    assert len(story.answers) == 2
+    timeline = client.explain(answer.query_id)
+    assert timeline.found
+    assert timeline.query is not None
+    assert timeline.query.reference == "7"
+    assert timeline.decision is not None
+    assert timeline.decision.action == ACTION
+    assert timeline.answer == answer
+    assert len(timeline.answers) == 2
     assert not client.explain("never-sent").found
 
 

@@ -113,14 +113,14 @@ def test_targets_a_control_group_and_n_answers_through_the_loop(in_memory: InMem
     counted, gain = cohorts_in_metrics(cluster), gain_in_metrics(cluster)
     seen = Seen()
     for decision in made:
-        seen.ledger.take(Event(kind="decision", query_id=decision.query_id, record=decision, at_ms=0))
+        seen.timelines.take(Event(kind="decision", query_id=decision.query_id, record=decision, at_ms=0))
     for kind, topic, record in (
         ("answer", cluster.topics.answer, Answer),
         ("reward", cluster.topics.reward, Reward),
     ):
         for raw in cluster.broker.records(topic):
             found: Any = decode(raw.value, record)
-            seen.ledger.take(Event(kind=kind, query_id=found.query_id, record=found, at_ms=0))  # type: ignore[arg-type]
+            seen.timelines.take(Event(kind=kind, query_id=found.query_id, record=found, at_ms=0))  # type: ignore[arg-type]
     said = seen.numbers({})["uplift"]
     assert said["queries"] == counted
     assert counted["control"] == len(control)

@@ -7,7 +7,7 @@ from schemas.decision import Decision, PolicyState, Reason
 from schemas.objective import CostRange, ObjectiveInForce, Weights
 from schemas.query import Origin, Query
 from schemas.reward import Price, Reward
-from streams.client.events import Event, Ledger
+from streams.client.events import Event, Timelines
 from streams.demo import report as drift
 from streams.demo.report import render, summarise
 
@@ -21,7 +21,7 @@ class Run:
     """A run of queries, with a choice and what it cost for each."""
 
     def __init__(self) -> None:
-        self.ledger, self.queries = Ledger(), list[Query]()
+        self.timelines, self.queries = Timelines(), list[Query]()
 
     def ask(
         self, queries: list[Query], models: list[str], dear: str = "", reason: Reason = "policy"
@@ -46,7 +46,7 @@ class Run:
                 learn=query.learn,
             )  # fmt: skip
             for kind, record in (("decision", decision), ("reward", reward)):
-                self.ledger.take(Event(kind=kind, query_id=query.query_id, record=record, at_ms=n))  # type: ignore[arg-type]
+                self.timelines.take(Event(kind=kind, query_id=query.query_id, record=record, at_ms=n))  # type: ignore[arg-type]
         return [query.query_id for query in queries]
 
 
@@ -90,8 +90,8 @@ def test_twins_and_what_the_policy_did_not_decide_are_no_choices() -> None:
     run.ask(
         [Query(query_id=f"t{n}", text="x", learn=False) for n in range(9)], ["large"] * 9, reason="pinned"
     )
-    assert [s.query_id for s in drift.chosen(run.ledger, ids)] == [f"q{n}" for n in range(6)]
-    assert drift.favourite(drift.chosen(run.ledger, ids)) == "small"
+    assert [s.query_id for s in drift.chosen(run.timelines, ids)] == [f"q{n}" for n in range(6)]
+    assert drift.favourite(drift.chosen(run.timelines, ids)) == "small"
     assert drift.favourite([]) is None
 
 
@@ -108,14 +108,14 @@ def test_what_followed_is_said_whatever_it_was() -> None:
         run = Run()
         before = run.ask(asked, ["large"] * 30)
         after = run.ask(drift.further(asked, 30, 1), models, dear="large")
-        report = drift.followed(run.ledger, before, after, "large")
+        report = drift.followed(run.timelines, before, after, "large")
         assert report["adapted_after"] == took
         found = report["drift"]
         assert (found["share_before"], found["cost_ratio_unchanged"]) == (1.0, 3.0)
         assert found["cost_ratio"] == pytest.approx(0.1 if took else 3.0)
         assert words in drift.sentence(report)
         assert "chosen for 100% of the questions, cost 3 times as much" in drift.sentence(report)
-    nothing = drift.followed(run.ledger, before, [], "large")
+    nothing = drift.followed(run.timelines, before, [], "large")
     assert nothing["adapted_after"] is None
     assert "no further query was answered" in drift.sentence(nothing)
 
@@ -124,13 +124,13 @@ def test_the_report_shows_the_change_apart_from_the_first_part() -> None:
     run, asked = Run(), questions(30)
     before = run.ask(asked, ["large"] * 30)
     after = run.ask(drift.further(asked, 15, 1), ["small"] * 15, dear="large")
-    summary = summarise(run.ledger, before, broker="b", mode="m", wall_s=1.0)
-    plain = render(run.ledger, summary)
+    summary = summarise(run.timelines, before, broker="b", mode="m", wall_s=1.0)
+    plain = render(run.timelines, summary)
     assert "costs 3 times as much" not in plain
     assert "<th>small</th>" not in plain
-    summary |= drift.followed(run.ledger, before, after, "large")
+    summary |= drift.followed(run.timelines, before, after, "large")
     summary["drift_sentence"] = drift.sentence(summary)
-    page = render(run.ledger, summary)
+    page = render(run.timelines, summary)
     assert "large costs 3 times as much</h2>" in page
     assert summary["drift_sentence"] in page
     assert "<th>small</th>" not in page

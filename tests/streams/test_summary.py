@@ -1,4 +1,4 @@
-"""A run in numbers, from a ledger made by hand."""
+"""A run in numbers, from a timelines made by hand."""
 
 from typing import Any
 
@@ -12,7 +12,7 @@ from schemas.objective import CostRange, ObjectiveInForce, Weights
 from schemas.query import Origin, Query
 from schemas.record import encode
 from schemas.reward import Price, Reward
-from streams.client.events import Ledger
+from streams.client.events import Timelines
 from streams.demo.report import render, summarise
 from streams.settings import Settings
 from streams.topics import Topics
@@ -23,15 +23,15 @@ OBJECTIVE = ObjectiveInForce(
 
 
 class Raw(msgspec.Struct):
-    """What the ledger needs of a consumer's record."""
+    """What the timelines needs of a consumer's record."""
 
     topic: str
     value: bytes
     timestamp: int
 
 
-def run_of(count: int, warm_up: int) -> Ledger:
-    topics, ledger = Topics(Settings()), Ledger()
+def run_of(count: int, warm_up: int) -> Timelines:
+    topics, timelines = Topics(Settings()), Timelines()
     for n in range(count):
         action = Action(model="small", qp=1, cp=2 if n % 2 else 1, bs=1)
         query = Query(query_id=f"q{n}", text="x", metadata={"level": "l1"})
@@ -50,16 +50,16 @@ def run_of(count: int, warm_up: int) -> Ledger:
         )  # fmt: skip
         answer = Answer(query_id=f"q{n}", status="ok", by="executor", action=action, text="t")
         at = 1000 * n
-        ledger.add(topics, Raw(topics.query, encode(query), at))
-        ledger.add(topics, Raw(topics.decision, encode(decision), at + 7))
-        ledger.add(topics, Raw(topics.answer, encode(answer), at + 100))
-        ledger.add(topics, Raw(topics.reward, encode(reward), at + 110))
-    ledger.add(topics, Raw(topics.answer, encode(answer), 10**6))
-    return ledger
+        timelines.add(topics, Raw(topics.query, encode(query), at))
+        timelines.add(topics, Raw(topics.decision, encode(decision), at + 7))
+        timelines.add(topics, Raw(topics.answer, encode(answer), at + 100))
+        timelines.add(topics, Raw(topics.reward, encode(reward), at + 110))
+    timelines.add(topics, Raw(topics.answer, encode(answer), 10**6))
+    return timelines
 
 
-def summary_of(ledger: Ledger, count: int) -> dict[str, Any]:
-    return summarise(ledger, [f"q{n}" for n in range(count)], broker="b", mode="m", wall_s=1.0)
+def summary_of(timelines: Timelines, count: int) -> dict[str, Any]:
+    return summarise(timelines, [f"q{n}" for n in range(count)], broker="b", mode="m", wall_s=1.0)
 
 
 def test_thirds_follow_the_order_of_decisions_and_repeats_are_counted_once() -> None:
@@ -76,17 +76,17 @@ def test_thirds_follow_the_order_of_decisions_and_repeats_are_counted_once() -> 
 
 
 def test_an_empty_run_is_no_error() -> None:
-    found = summarise(Ledger(), ["q"], broker="b", mode="m", wall_s=0.0)
+    found = summarise(Timelines(), ["q"], broker="b", mode="m", wall_s=0.0)
     assert found["unanswered"] == 1
     assert found["mean_reward"] is None
 
 
 def test_the_report_is_one_page_with_three_curves_and_the_choices_by_level() -> None:
-    ledger = run_of(30, 10)
-    page = render(ledger, summary_of(ledger, 30))
+    timelines = run_of(30, 10)
+    page = render(timelines, summary_of(timelines, 30))
     assert page.count("<svg") == 3
     assert "<td>l1</td><td>20</td>" in page
     assert "<td>query to answer</td>" in page
-    summary = summary_of(ledger, 30)
+    summary = summary_of(timelines, 30)
     assert f"from {summary['mean_reward_warmup']:.3f} to {summary['mean_reward_last_third']:.3f}" in page
     assert "http" not in page

@@ -14,7 +14,7 @@ from schemas.query import Origin, Query
 from schemas.record import encode
 from schemas.reward import Kind, Price, Reward
 from streams.cli.running import show_demo
-from streams.client.events import Ledger
+from streams.client.events import Timelines
 from streams.demo.report import render, summarise
 from streams.demo.twins import NOT_COMPARED, compared, pooled, sentence, twin_of
 from streams.settings import Settings
@@ -27,16 +27,16 @@ OBJECTIVE = ObjectiveInForce(
 
 
 class Raw(msgspec.Struct):
-    """What the ledger needs of a consumer's record."""
+    """What the timelines needs of a consumer's record."""
 
     topic: str
     value: bytes
     timestamp: int
 
 
-def ledger_of(outcomes: dict[str, tuple[Query, float | None, float | None]]) -> Ledger:
-    """Return the ledger of queries by id, each with whether it was right and what it cost."""
-    topics, ledger = Topics(Settings()), Ledger()
+def timelines_of(outcomes: dict[str, tuple[Query, float | None, float | None]]) -> Timelines:
+    """Return the timelines of queries by id, each with whether it was right and what it cost."""
+    topics, timelines = Topics(Settings()), Timelines()
     for n, (query_id, (query, right, cost)) in enumerate(outcomes.items()):
         action = Action.parse(query.pin_action or "small/1/1/1")
         origin = Origin(topic=topics.query, partition=0, offset=n)
@@ -55,8 +55,8 @@ def ledger_of(outcomes: dict[str, tuple[Query, float | None, float | None]]) -> 
             learn=query.learn,
         )  # fmt: skip
         for topic, value in ((topics.query, query), (topics.decision, decision), (topics.reward, reward)):
-            ledger.add(topics, Raw(topic, encode(value), n))
-    return ledger
+            timelines.add(topics, Raw(topic, encode(value), n))
+    return timelines
 
 
 def asked(count: int) -> tuple[list[Query], list[Query], list[tuple[str, str]]]:
@@ -82,7 +82,7 @@ def test_differences_are_paired_and_failures_count_as_wrong() -> None:
         right = float(n % 2)
         outcomes[query.query_id] = (query, None if n % 10 == 1 else right, None if n % 10 == 1 else 10.0)
         outcomes[twin.query_id] = (twin, right, 40.0)
-    report = compared(ledger_of(outcomes), pairs, action=CONTROL, seed=1)
+    report = compared(timelines_of(outcomes), pairs, action=CONTROL, seed=1)
     assert report["policy"] == {"queries": 40, "accuracy": 0.4, "mean_cost": 9.0}
     assert report["control"] == {"action": CONTROL, "queries": 40, "accuracy": 0.5, "mean_cost": 40.0}
     difference, ratio = report["accuracy_difference"], report["cost_ratio"]
@@ -91,7 +91,7 @@ def test_differences_are_paired_and_failures_count_as_wrong() -> None:
     assert -0.23 < difference["low"] < -0.1 < difference["high"] <= 0.0
     assert ratio["mean"] == pytest.approx(0.225)
     assert ratio["low"] < 0.225 < ratio["high"] <= 0.25
-    assert report == compared(ledger_of(outcomes), pairs, action=CONTROL, seed=1)
+    assert report == compared(timelines_of(outcomes), pairs, action=CONTROL, seed=1)
     said = sentence(report)
     assert "Accuracy 40% against 50% (difference -10.0 points" in said
     assert said.endswith(f"of always asking {CONTROL}.")
@@ -103,7 +103,7 @@ def test_runs_are_pooled_and_a_question_asked_twice_is_one_draw() -> None:
     for n, (query, twin) in enumerate(zip(queries, twins, strict=True)):
         outcomes[query.query_id] = (query, float(n % 3 > 0), 10.0 + n)
         outcomes[twin.query_id] = (twin, float(n % 2), 40.0)
-    one = orjson.loads(orjson.dumps(compared(ledger_of(outcomes), pairs, action=CONTROL, seed=0)))
+    one = orjson.loads(orjson.dumps(compared(timelines_of(outcomes), pairs, action=CONTROL, seed=0)))
     both = pooled([one, one])
     assert both["policy"] == {**one["policy"], "queries": 80}
     # The same questions again teach nothing new, so no interval narrows.
@@ -117,13 +117,13 @@ def test_runs_are_pooled_and_a_question_asked_twice_is_one_draw() -> None:
 
 def test_the_sentence_is_printed_first() -> None:
     queries, _, pairs = asked(2)
-    ledger = ledger_of({q.query_id: (q, 1.0, 1.0) for q in queries})
-    summary = summarise(ledger, [q.query_id for q in queries], broker="b", mode="m", wall_s=1.0)
+    timelines = timelines_of({q.query_id: (q, 1.0, 1.0) for q in queries})
+    summary = summarise(timelines, [q.query_id for q in queries], broker="b", mode="m", wall_s=1.0)
     summary |= {"adapted_after": None, "drift_sentence": "Then the price rose.", **NOT_COMPARED}
     printed = StringIO()
     show_demo(summary, Console(file=printed, width=200))
     assert printed.getvalue().startswith("Then the price rose.")
-    summary |= compared(ledger, pairs, action=CONTROL, seed=1)
+    summary |= compared(timelines, pairs, action=CONTROL, seed=1)
     assert NOT_COMPARED.keys() <= summary.keys()
     summary["sentence"] = sentence(summary)
     printed = StringIO()
@@ -134,7 +134,9 @@ def test_the_sentence_is_printed_first() -> None:
 
 def test_nothing_to_compare_is_said() -> None:
     queries, _, pairs = asked(2)
-    report = compared(ledger_of({q.query_id: (q, 1.0, 1.0) for q in queries}), pairs, action=CONTROL, seed=1)
+    report = compared(
+        timelines_of({q.query_id: (q, 1.0, 1.0) for q in queries}), pairs, action=CONTROL, seed=1
+    )
     assert report["accuracy_difference"] is None
     assert "nothing to compare" in sentence(report)
 
@@ -144,11 +146,11 @@ def test_the_report_shows_the_policy_and_leaves_the_twins_out_of_its_choices() -
     outcomes: dict[str, tuple[Query, float | None, float | None]] = {
         each.query_id: (each, 1.0, 7.0) for pair in zip(queries, twins, strict=True) for each in pair
     }
-    ledger = ledger_of(outcomes)
-    summary = summarise(ledger, [q.query_id for q in queries], broker="b", mode="m", wall_s=1.0)
-    summary |= compared(ledger, pairs, action=CONTROL, seed=1)
+    timelines = timelines_of(outcomes)
+    summary = summarise(timelines, [q.query_id for q in queries], broker="b", mode="m", wall_s=1.0)
+    summary |= compared(timelines, pairs, action=CONTROL, seed=1)
     summary["sentence"] = sentence(summary)
-    page = render(ledger, summary)
+    page = render(timelines, summary)
     assert summary["sentence"] in page
     assert "30 queries" in page
     assert "<th>small</th>" in page

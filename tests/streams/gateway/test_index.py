@@ -44,7 +44,7 @@ def test_records_may_come_in_any_order_and_twice(order: tuple[int, ...]) -> None
     assert (found.tenant, found.digest, found.created_ms) == ("shop", "d", 5)
     assert index.answer_of("q") == told("q")
     assert index.usage.used("k", 10).eflops == 7.0
-    assert index.total_s("q") == 0.004
+    assert index.timeline("q").total_s == 0.004
 
 
 def test_an_answer_whose_query_was_not_seen_belongs_to_nobody_yet() -> None:
@@ -52,7 +52,7 @@ def test_an_answer_whose_query_was_not_seen_belongs_to_nobody_yet() -> None:
     index.answer(told("q"), encode(told("q")), 9)
     assert index.find("q") is None
     assert index.latest(10) == []
-    assert index.total_s("q") is None
+    assert index.timeline("q").total_s is None
 
 
 def test_the_first_answer_and_the_first_query_count() -> None:

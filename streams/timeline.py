@@ -1,0 +1,120 @@
+"""The timeline of a query: every record that concerns it, as far as it is known, and when each was appended.
+
+A client builds timelines from the topics (`streams.client.events`), the gateway from its index. The audit has its own,
+in `streams/audit/timeline.sql`, because it shares no code with what it checks.
+"""
+
+from dataclasses import dataclass, field
+
+from schemas.answer import Answer
+from schemas.dead_letter import DeadLetter
+from schemas.decision import Decision
+from schemas.query import Context, Query
+from schemas.record import Record
+from schemas.reward import Feedback, Reward
+from schemas.search import SearchStep, Verification
+
+
+@dataclass(slots=True)
+class Timeline:
+    """Everything on record about one query. Lists are in offset order; the first of each identity counts.
+
+    Attributes:
+        at_ms: Append times in ms since the epoch, by stage: query, context, decision, step/1, verification/1, …,
+            answer, feedback, reward/<kind>.
+    """
+
+    query_id: str
+    query: Query | None = None
+    contexts: list[Context] = field(default_factory=list)
+    decisions: list[Decision] = field(default_factory=list)
+    steps: list[SearchStep] = field(default_factory=list)
+    verifications: list[Verification] = field(default_factory=list)
+    answers: list[Answer] = field(default_factory=list)
+    rewards: list[Reward] = field(default_factory=list)
+    feedback: list[Feedback] = field(default_factory=list)
+    dead_letters: list[DeadLetter] = field(default_factory=list)
+    at_ms: dict[str, int] = field(default_factory=dict)
+
+    def add(self, record: Record, at_ms: int) -> None:
+        """Add a record that was appended at a time; of another kind than these, it is left out."""
+        match record:
+            case Query():
+                self.query, stage = self.query or record, "query"
+            case Context():
+                self.contexts.append(record)
+                stage = "context"
+            case Decision():
+                self.decisions.append(record)
+                stage = "decision"
+            case SearchStep():
+                self.steps.append(record)
+                stage = f"step/{record.step}"
+            case Verification():
+                self.verifications.append(record)
+                stage = f"verification/{record.step}"
+            case Answer():
+                self.answers.append(record)
+                stage = "answer"
+            case Feedback():
+                self.feedback.append(record)
+                stage = "feedback"
+            case Reward():
+                self.rewards.append(record)
+                stage = f"reward/{record.kind}"
+            case DeadLetter():
+                self.dead_letters.append(record)
+                return
+            case _:
+                return
+        self.at_ms.setdefault(stage, at_ms)
+
+    @property
+    def found(self) -> bool:
+        """Whether anything is on record."""
+        return bool(self.at_ms or self.dead_letters)
+
+    @property
+    def decision(self) -> Decision | None:
+        """The Decision that counts: the first."""
+        return self.decisions[0] if self.decisions else None
+
+    @property
+    def answer(self) -> Answer | None:
+        """The Answer that counts: the first."""
+        return self.answers[0] if self.answers else None
+
+    @property
+    def reward(self) -> Reward | None:
+        """The Reward that says most: the last."""
+        return self.rewards[-1] if self.rewards else None
+
+    @property
+    def closing(self) -> Reward | None:
+        """The Reward that closed the query."""
+        return next((r for r in self.rewards if r.closes), None)
+
+    @property
+    def seq(self) -> int:
+        """Its place in the order of decisions; 0 without a Decision."""
+        return self.decision.seq if self.decision else 0
+
+    @property
+    def eflops(self) -> float | None:
+        """What the query cost, by the Reward that closed it; None while that is open, and where nothing was run."""
+        closing = self.closing
+        return None if closing is None or closing.price is None else closing.price.eflops
+
+    @property
+    def total_s(self) -> float | None:
+        """The seconds from the Query's append to the Answer's; None unless both are known."""
+        asked_ms, answered_ms = self.at_ms.get("query"), self.at_ms.get("answer")
+        return None if asked_ms is None or answered_ms is None else (answered_ms - asked_ms) / 1000
+
+    @property
+    def repeats(self) -> int:
+        """How many records repeat an earlier one."""
+        extra = sum(max(0, len(records) - 1) for records in (self.contexts, self.decisions, self.answers))
+        extra += len(self.steps) - len({s.step for s in self.steps})
+        extra += len(self.verifications) - len({v.step for v in self.verifications})
+        return extra + len(self.rewards) - len({r.kind for r in self.rewards})
