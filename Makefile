@@ -13,7 +13,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 LOCK := requirements/torch.txt requirements/lock.txt
 TORCH_INDEX := https://download.pytorch.org/whl/cpu
-PACKAGES := schemas agents streams experiments
+PACKAGES := schemas agents streams experiments bench
 
 # Further words for a command: make demo ARGS="--questions 20"
 ARGS ?=
@@ -73,7 +73,7 @@ test-node: $(STAMP) ## Ask the gateway with OpenAI's client for Node; installs i
 	$(BIN)/python -m pytest tests/streams/gateway/test_node.py $(ARGS)
 
 bench-learner: $(VENV)/.peers ## Measure the learner; writes out/bench/learner.json
-	@$(BIN)/python -m experiments.bench $(ARGS)
+	@$(BIN)/python -m bench learner $(ARGS)
 
 # Without them the learner is measured all the same; the row of a peer then says what is missing.
 $(VENV)/.peers: $(STAMP) requirements/learner-peers.txt
@@ -81,10 +81,10 @@ $(VENV)/.peers: $(STAMP) requirements/learner-peers.txt
 		-r requirements/learner-peers.txt && touch $@ || echo "error: requirements/learner-peers.txt could not be installed; going on"
 
 bench-stream: $(STAMP) ## Measure the streams on every broker; writes out/bench/stream.json
-	@$(BIN)/python -m streams bench $(ARGS)
+	@$(BIN)/python -m bench streams $(ARGS)
 
 bench-gateway: $(STAMP) ## Measure the gateway beside LiteLLM; writes out/bench/gateway.json
-	@$(BIN)/python -m streams bench-gateway $(ARGS)
+	@$(BIN)/python -m bench gateway $(ARGS)
 
 clean: ## Remove the environment, caches and out/
 	rm -rf $(VENV) out .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

@@ -1,5 +1,6 @@
 """The documents name only what exists: commands and their options, make targets, modules, files."""
 
+import importlib
 import importlib.util
 import re
 import shlex
@@ -22,7 +23,7 @@ DOCUMENTS = sorted(
 )
 _PYTHON = re.compile(r"python -m ([\w.]+)((?:[ \t]+[^\n`#;|&)]+)?)")
 _MAKE = re.compile(r"(?:^|`)make ([a-z.-]+)", re.MULTILINE)
-_PATH = re.compile(r"`((?:schemas|agents|streams|experiments|infra|tests|docs|requirements)/[\w./-]*)`")
+_PATH = re.compile(r"`((?:schemas|agents|streams|experiments|bench|infra|tests|docs|requirements)/[\w./-]*)`")
 
 
 def commands() -> list[tuple[str, str, str]]:
@@ -41,10 +42,11 @@ def test_the_readme_shows_the_two_commands() -> None:
 @pytest.mark.parametrize(("document", "module", "arguments"), commands())
 def test_every_python_command_exists(document: str, module: str, arguments: str) -> None:
     assert importlib.util.find_spec(module) is not None, f"{document}: no module {module}"
-    if module != "streams" or not arguments:
+    if module not in ("streams", "bench") or not arguments:
         return
-    from streams.cli import main
-
+    main: click.Command = importlib.import_module(
+        {"streams": "streams.cli", "bench": "bench.commands"}[module]
+    ).main
     words = [word for word in shlex.split(arguments.replace("…", "x")) if word]
     command: click.Command = main
     # Options before the command are the group's own.

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-PACKAGES = ("schemas", "agents", "streams", "experiments")
+PACKAGES = ("schemas", "agents", "streams", "experiments", "bench")
 FILES = sorted(
     path
     for name in PACKAGES

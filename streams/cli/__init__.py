@@ -5,8 +5,9 @@ A command's module is imported only when the command runs: importing all of them
 
 import os
 import sys
+from collections.abc import Callable
 from importlib import import_module
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import click
 
@@ -33,29 +34,11 @@ _MODULES: Final = {
     "learner": "learner",
     "verify-decisions": "operating",
     "audit": "operating",
-    "bench": "bench",
-    "bench-audit": "bench",
-    "bench-gateway": "bench",
-    "bench-closed": "bench",
-    "bench-kills": "bench",
-    "bench-recovery": "bench",
 }
 
 
-class _Commands(click.Group):
-    """A group that imports lazily and turns refusals into one line and exit code 1."""
-
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        """Return the names of all commands."""
-        return sorted({*_MODULES, *self.commands})
-
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Return a command, from the module that holds it."""
-        if cmd_name in _MODULES:
-            module = import_module(f"streams.cli.{_MODULES[cmd_name]}")
-            commands: list[click.Command] = module.COMMANDS
-            return next(command for command in commands if command.name == cmd_name)
-        return super().get_command(ctx, cmd_name)
+class RefusingGroup(click.Group):
+    """A group that turns refusals into one line and exit code 1."""
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run the command; print a refusal as one line."""
@@ -75,6 +58,22 @@ class _Commands(click.Group):
             sys.exit(1)
 
 
+class _Commands(RefusingGroup):
+    """A group that imports lazily."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Return the names of all commands."""
+        return sorted({*_MODULES, *self.commands})
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Return a command, from the module that holds it."""
+        if cmd_name in _MODULES:
+            module = import_module(f"streams.cli.{_MODULES[cmd_name]}")
+            commands: list[click.Command] = module.COMMANDS
+            return next(command for command in commands if command.name == cmd_name)
+        return super().get_command(ctx, cmd_name)
+
+
 def _refusals() -> tuple[type[Exception], ...]:
     from streams.runtime.kafka_clients import KafkaError
 
@@ -82,23 +81,39 @@ def _refusals() -> tuple[type[Exception], ...]:
     return (UniscaleError, KafkaError, LookupError, OSError)
 
 
-@click.group(
-    cls=_Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100}
+_FLAGS: Final = (
+    click.option(
+        "--bootstrap",
+        metavar="HOST:PORT",
+        help="Address of the broker. [env UNISCALE_BOOTSTRAP; 127.0.0.1:9092]",
+    ),
+    click.option(
+        "--prefix", help="Prefix of every topic and consumer group. [env UNISCALE_PREFIX; uniscale.]"
+    ),
+    click.option(
+        "--catalogue",
+        metavar="FILE",
+        help="The model catalogue. [env UNISCALE_CATALOGUE; infra/catalogue/mini.yaml]",
+    ),
+    click.option(
+        "--log-level",
+        type=click.Choice(["DEBUG", "INFO", "WARNING", "ERROR"]),
+        help="[env UNISCALE_LOG_LEVEL; INFO]",
+    ),
 )
-@click.option(
-    "--bootstrap", metavar="HOST:PORT", help="Address of the broker. [env UNISCALE_BOOTSTRAP; 127.0.0.1:9092]"
-)
-@click.option("--prefix", help="Prefix of every topic and consumer group. [env UNISCALE_PREFIX; uniscale.]")
-@click.option(
-    "--catalogue",
-    metavar="FILE",
-    help="The model catalogue. [env UNISCALE_CATALOGUE; infra/catalogue/mini.yaml]",
-)
-@click.option(
-    "--log-level",
-    type=click.Choice(["DEBUG", "INFO", "WARNING", "ERROR"]),
-    help="[env UNISCALE_LOG_LEVEL; INFO]",
-)
+CONTEXT: Final = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def flags_of_settings(command: F) -> F:
+    """Add the flags that say which deployment is meant; `Settings.from_env` takes them."""
+    for flag in reversed(_FLAGS):
+        command = flag(command)
+    return command
+
+
+@click.group(cls=_Commands, context_settings=CONTEXT)
+@flags_of_settings
 @click.pass_context
 def main(ctx: click.Context, /, **flags: Any) -> None:
     """UniScale-Streams: choose a model and its test-time search for each query, learned online, on Kafka.

@@ -52,7 +52,7 @@ THREADS = {
 NEEDS_GB = 4.0
 """Memory that a whole `up` with the mini family takes: broker, five rooms, six generators and a verifier.
 
-`python -m streams.bench.memory` measures it: 3.2 GB together after 12 questions, 3.8 GB after 200; the demo's own
+`python -m bench memory` measures it: 3.2 GB together after 12 questions, 3.8 GB after 200; the demo's own
 process is beside that.
 """
 

@@ -19,8 +19,8 @@ import pytest
 
 from agents.catalogue.file import load_catalogue
 from agents.serving.recorded import write_paths
-from streams.bench.gateway import Plan, measure
-from streams.bench.run import recording
+from bench.gateway import GatewayPlan, measure
+from bench.streams import recording
 from streams.client.questions import read_questions
 from streams.demo.run import QUESTIONS
 from streams.local.broker import Broker
@@ -37,12 +37,12 @@ COVERED = {
     "make bench-stream": "test_bench_stream",
     "make demo": "test_demo_command.py",
     "python -m experiments frontier": "test_frontier",
-    "python -m streams bench-audit": "test_bench_audit",
-    "python -m streams bench-closed": "test_bench_closed",
-    "python -m streams bench-gateway": "test_bench_gateway_one_by_one",
-    "python -m streams bench-kills": "test_bench_kills",
-    "python -m streams bench-recovery": "test_bench_recovery",
-    "python -m streams.bench.memory": "test_bench_memory",
+    "python -m bench audit": "test_bench_audit",
+    "python -m bench closed": "test_bench_closed",
+    "python -m bench gateway": "test_bench_gateway_one_by_one",
+    "python -m bench kills": "test_bench_kills",
+    "python -m bench recovery": "test_bench_recovery",
+    "python -m bench memory": "test_bench_memory",
     "python -m streams.demo.twins": "test_demo_command.py",
 }
 """Where each command runs: here or in another file."""
@@ -69,9 +69,9 @@ def test_every_command_with_a_figure_has_a_short_form() -> None:
     table = (ROOT / "README.md").read_text().partition("## Where it stands")[2].partition("\n## ")[0]
     rest = "\n".join(path.read_text() for path in (ROOT / "docs").glob("*.md"))
     named = set(
-        re.findall(r"`(make [a-z-]+|python -m experiments(?:\.\w+)? \w+|python -m streams[.\w]+)", table)
+        re.findall(r"`(make [a-z-]+|python -m (?:experiments(?:\.\w+)? |bench |streams\.)[.\w]+)", table)
     )
-    named |= set(re.findall(r"`(make bench-[a-z]+|python -m streams bench-[a-z]+)", table + rest))
+    named |= set(re.findall(r"`(make bench-[a-z]+|python -m bench [a-z]+)", table + rest))
     assert named - {"make test-kafka"} == set(COVERED)
     for where in COVERED.values():
         assert where in globals() or (ROOT / where).exists() or Path(__file__).with_name(where).exists()
@@ -95,7 +95,7 @@ def test_frontier(tmp_path: Path) -> None:
 
 @pytest.mark.thorough
 def test_bench_learner(tmp_path: Path) -> None:
-    printed("experiments.bench", "--smoke", "--out", str(tmp_path / "learner.json"), KAFKA_HOME="")
+    printed("bench", "learner", "--smoke", "--out", str(tmp_path / "learner.json"), KAFKA_HOME="")
     found = json.loads((tmp_path / "learner.json").read_text())
     assert found["decide_ms"] > 0
     assert found["decisions_per_s_batch64"] > 0
@@ -104,14 +104,14 @@ def test_bench_learner(tmp_path: Path) -> None:
 
 @pytest.mark.thorough
 def test_bench_audit() -> None:
-    found = figures("streams", "bench-audit", "--queries", "100")
+    found = figures("bench", "audit", "--queries", "100")
     assert found["wrong"] == 0
     assert found["learner"]["updates"] > 0
 
 
 @pytest.mark.thorough
 def test_bench_closed() -> None:
-    found = figures("streams", "bench-closed", "200", "--lived", "50", "--half", "8", *EMBEDDED)
+    found = figures("bench", "closed", "200", "--lived", "50", "--half", "8", *EMBEDDED)
     assert (found["duplicates_sent"], found["duplicates_refused"], found["duplicates_decided"]) == (
         100,
         50,
@@ -121,7 +121,7 @@ def test_bench_closed() -> None:
 
 @pytest.mark.thorough
 def test_bench_recovery() -> None:
-    found = figures("streams", "bench-recovery", "--rows", "50", "--half", "8", *EMBEDDED)
+    found = figures("bench", "recovery", "--rows", "50", "--half", "8", *EMBEDDED)
     assert found["difference"] == 0
     assert found["recover_50_s"] > 0
 
@@ -133,7 +133,7 @@ def test_bench_memory(tmp_path: Path) -> None:
     catalogue = load_catalogue(ROOT / Settings().catalogue)
     write_paths(tmp_path / "recording.jsonl", recording(catalogue, asked, 1))
     found = json.loads(
-        printed("streams.bench.memory", "--queries", "3", UNISCALE_RECORDED=str(tmp_path / "recording.jsonl"))
+        printed("bench", "memory", "--queries", "3", UNISCALE_RECORDED=str(tmp_path / "recording.jsonl"))
     )
     assert found["without_answer"] == 0
     assert {"broker", "aggregator", "decider", "embedder", "executor.mini", "verifier"} == set(found["mb"])
@@ -142,7 +142,7 @@ def test_bench_memory(tmp_path: Path) -> None:
 
 @pytest.mark.thorough
 def test_bench_kills() -> None:
-    found = figures("streams", "bench-kills", "--rounds", "1", "--room", "decider", "--lived", "1", *EMBEDDED)
+    found = figures("bench", "kills", "--rounds", "1", "--room", "decider", "--lived", "1", *EMBEDDED)
     assert found["kills"] == 1
     assert found["rooms"]["decider"]["worst_s"] > 0
 
@@ -151,7 +151,7 @@ def test_bench_kills() -> None:
 def test_bench_stream(tmp_path: Path) -> None:
     out = tmp_path / "stream.json"
     words = ["--queries", "20", "--runs", "1", "--no-engine", "--out", str(out), *EMBEDDED]
-    assert f"wrote {out}" in printed("streams", "bench", *words)
+    assert f"wrote {out}" in printed("bench", "streams", *words)
     found = json.loads(out.read_text())["brokers"]["embedded"]
     assert found["steps_per_query"] == 5
     assert min(found[f"queries_per_s{each}"] for each in ("", "_without_encoder", "_one_step")) > 0
@@ -160,7 +160,7 @@ def test_bench_stream(tmp_path: Path) -> None:
 
 @pytest.mark.thorough
 def test_bench_gateway() -> None:
-    plan = Plan(seconds=0.5, rounds=1, connections=(1, 4), sides=("ours",))
+    plan = GatewayPlan(seconds=0.5, rounds=1, connections=(1, 4), sides=("ours",))
     with Broker.choose("embedded", os.environ) as broker:
         found = measure(Settings(), broker, plan, None, lambda line: None)
     # That every request was answered and is on the broker, `measure` checks; how many were is the machine's affair.
@@ -170,6 +170,6 @@ def test_bench_gateway() -> None:
 
 @pytest.mark.thorough
 def test_bench_gateway_one_by_one() -> None:
-    found = json.loads(printed("streams", "bench-gateway", "--one-by-one", "2", *EMBEDDED))
+    found = json.loads(printed("bench", "gateway", "--one-by-one", "2", *EMBEDDED))
     assert found["queries"] == 2
     assert 0 < found["first"]["models_s"] < found["first"]["client_s"]

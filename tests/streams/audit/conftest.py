@@ -8,10 +8,10 @@ from typing import Any
 import msgspec
 import pytest
 
+from bench.history import SyntheticHistory
 from schemas.record import Record, decode, encode
 from streams.audit.reading import Raw, Span
 from streams.audit.run import Report, audit
-from streams.bench.history import History
 from streams.settings import Settings
 from streams.topics import Topics
 from tests.support.recorded import CATALOGUE
@@ -89,7 +89,7 @@ def lived(tmp_path_factory: pytest.TempPathFactory) -> tuple[Settings, dict[tupl
         policy="linucb",        state_dir=str(folder), snapshot_every=200, feedback_wait_s=1.0,
     )  # fmt: skip
     records: dict[tuple[str, int], list[Raw]] = {}
-    for w in History(settings, int(time.time() * 1000) - 60_000).records(200):
+    for w in SyntheticHistory(settings, int(time.time() * 1000) - 60_000).records(200):
         raws = records.setdefault((w.topic, w.partition), [])
         raws.append(Raw(len(raws), w.timestamp_ms, w.key, w.value))
     return settings, records

@@ -9,6 +9,7 @@ import pytest
 
 from agents.decider import snapshot
 from agents.decider.snapshot import IDS_KEY, SNAPSHOT_KEY, EndedIds, versions
+from bench.history import SyntheticHistory
 from schemas.answer import Answer
 from schemas.dead_letter import DeadLetter
 from schemas.decision import Decision
@@ -16,7 +17,6 @@ from schemas.query import Origin, Query
 from schemas.record import encode
 from schemas.reward import Reward
 from streams.audit.run import audit
-from streams.bench.history import History
 
 
 def test_every_prefix_of_a_growing_log_is_without_discrepancy(lived: Any, log: Any) -> None:
@@ -24,7 +24,7 @@ def test_every_prefix_of_a_growing_log_is_without_discrepancy(lived: Any, log: A
     settings, _ = lived
     cuts = {37, 150, 400, 401, 402, 777, 1203, 1500, 1777}
     grown = type(log)(settings, {})
-    for at, w in enumerate(History(settings, 1_700_000_000_000).records(200)):
+    for at, w in enumerate(SyntheticHistory(settings, 1_700_000_000_000).records(200)):
         grown.append(w.topic, w.key, w.value)
         if at in cuts:
             report = grown.audit()
@@ -39,7 +39,7 @@ def test_what_arrives_between_the_two_captures_raises_no_alarm(lived: Any, log: 
     """Some topics are asked before hundreds of records come, others after."""
     settings, _ = lived
     grown = type(log)(settings, {})
-    made = list(History(settings, 1_700_000_000_000).records(200))
+    made = list(SyntheticHistory(settings, 1_700_000_000_000).records(200))
     for w in made[:at]:
         grown.append(w.topic, w.key, w.value)
     torn = Torn(grown, made[at : at + 400])
@@ -224,7 +224,7 @@ def test_the_log_of_another_policy_is_accounted_for(
 ) -> None:
     settings = lived[0].replace(policy=policy, state_dir=str(tmp_path))
     other = type(log)(settings, {})
-    for w in History(settings, int(time.time() * 1000) - 60_000).records(80):
+    for w in SyntheticHistory(settings, int(time.time() * 1000) - 60_000).records(80):
         other.append(w.topic, w.key, w.value)
     report = other.audit()
     assert report.wrong == 0, report.discrepancies[:3]

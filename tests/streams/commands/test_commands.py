@@ -11,9 +11,8 @@ from streams.cli.queries import show
 from streams.client.client import Pace
 
 COMMANDS = [
-    "answers", "ask", "audit", "bench", "bench-audit", "bench-closed", "bench-gateway", "bench-kills", "bench-recovery",
-    "broker", "catalogue", "dead-letters", "demo", "explain", "feedback", "keys", "learner", "monitor", "objective",
-    "produce", "replay", "settings", "topics", "up", "verify-decisions", "worker",
+    "answers", "ask", "audit", "broker", "catalogue", "dead-letters", "demo", "explain", "feedback", "keys", "learner",
+    "monitor", "objective", "produce", "replay", "settings", "topics", "up", "verify-decisions", "worker",
 ]  # fmt: skip
 
 

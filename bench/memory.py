@@ -4,16 +4,12 @@ Counted is the proportional set size (Linux): a page that several processes shar
 a second from before the rooms start until the last Answer; the figure of a process is its highest, that of the whole
 the highest sum at one moment.
 
-    python -m streams.bench.memory --queries 60
+    python -m bench memory --queries 60
 """
 
-import argparse
-import json
-import os
-import sys
 import tempfile
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +18,7 @@ import psutil
 from streams.client.client import Client
 from streams.client.questions import read_questions
 from streams.demo.run import QUESTIONS, THREADS
-from streams.local.deployment import Deployment, stopped_by_signals
+from streams.local.deployment import Deployment
 from streams.settings import Settings
 
 _EVERY_S = 0.5
@@ -110,19 +106,3 @@ def measure(settings: Settings, queries: int, in_flight: int, broker: Any = "emb
         "queries": queries,
         "without_answer": len(asked.missing),
     }
-
-
-def main(argv: Sequence[str]) -> None:
-    """Measure and print."""
-    parser = argparse.ArgumentParser(prog="python -m streams.bench.memory", description=__doc__)
-    parser.add_argument("--queries", type=int, default=60)
-    parser.add_argument("--in-flight", type=int, default=16)
-    parser.add_argument("--broker", choices=("embedded", "kafka", "auto"), default="embedded")
-    args = parser.parse_args(argv)
-    with stopped_by_signals():
-        found = measure(Settings.from_env(os.environ), args.queries, args.in_flight, args.broker)
-    print(json.dumps(found, indent=2))  # noqa: T201
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])

@@ -22,11 +22,11 @@ from agents.catalogue.objectives import Steering
 from agents.decider.decider import Decider, Surroundings
 from agents.decider.snapshot import EndedIds
 from agents.embedding import Encoder, encoder_id
+from bench.recovery import drawn_reward, recovered_decider
 from schemas.dead_letter import DeadLetter
 from schemas.decision import Decision
 from schemas.query import Context, Origin, Query
 from schemas.record import decode, encode
-from streams.bench.recovery import drawn_reward, recovered_decider
 from streams.metrics import Metrics
 from streams.runtime import kafka_admin, kafka_clients
 from streams.services.decider import action_vectors, policy_of

@@ -4,10 +4,9 @@ Measured is the processor time of the one process that reads and sends; the brok
 figure is usable on a machine that is busy with something else. The driver keeps a fixed number of records on their
 way (closed loop), or sends at a fixed rate.
 
-    python -m streams.bench.echo --records 20000 --in-flight 64
+    python -m bench runtime --records 20000 --in-flight 64
 """
 
-import argparse
 import asyncio
 import json
 import os
@@ -16,7 +15,6 @@ import sys
 import tempfile
 import time
 import uuid
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -32,7 +30,7 @@ _PARTITIONS = 32
 _BYTES = 600
 
 
-class Load(msgspec.Struct, frozen=True, kw_only=True):
+class EchoLoad(msgspec.Struct, frozen=True, kw_only=True):
     """What is sent through the echo."""
 
     records: int = 20_000
@@ -45,7 +43,7 @@ def _topics(settings: Settings) -> tuple[str, str]:
     return settings.kafka.prefix + "echo-in", settings.kafka.prefix + "echo-out"
 
 
-def measure(broker: Broker, load: Load, *, profile: str = "") -> dict[str, Any]:
+def measure(broker: Broker, load: EchoLoad, *, profile: str = "") -> dict[str, Any]:
     """Return the microseconds a record and the records a second of one echo on a running broker.
 
     Args:
@@ -70,7 +68,7 @@ def measure(broker: Broker, load: Load, *, profile: str = "") -> dict[str, Any]:
         ]
         kafka_admin.create(settings, [*page, *Topics(settings).declared([])])
         out = Path(folder) / "cpu.json"
-        argv = [sys.executable, "-m", "streams.bench.echo", "--serve", str(load.warm), "--out", str(out)]
+        argv = [sys.executable, "-m", "bench.echo", str(load.warm), str(out)]
         environ = {**os.environ, **settings.environ(), "OMP_NUM_THREADS": "1"}
         with subprocess.Popen(argv, env=environ) as echo:
             try:
@@ -88,7 +86,7 @@ def measure(broker: Broker, load: Load, *, profile: str = "") -> dict[str, Any]:
     }
 
 
-async def _drive(settings: Settings, load: Load, pid: int, profile: str) -> float:
+async def _drive(settings: Settings, load: EchoLoad, pid: int, profile: str) -> float:
     from aiokafka import TopicPartition
 
     there, back = _topics(settings)
@@ -175,26 +173,5 @@ def _serve(warm: int, out: Path) -> None:
     Worker(runtime, loop, ready=lambda: None, stopping=lambda: None, ended=ended).execute_from_commandline()
 
 
-def main(argv: Sequence[str]) -> None:
-    """Measure and print, or be the measured process."""
-    parser = argparse.ArgumentParser(prog="python -m streams.bench.echo", description=__doc__)
-    parser.add_argument("--records", type=int, default=Load().records)
-    parser.add_argument("--in-flight", type=int, default=Load().in_flight)
-    parser.add_argument("--rate", type=float, default=0.0, help="records a second; 0: closed loop")
-    parser.add_argument("--repeats", type=int, default=1)
-    parser.add_argument("--profile", default="", help="write a sampling profile here (py-spy, raw format)")
-    parser.add_argument("--broker", choices=("kafka", "embedded"), default="kafka")
-    parser.add_argument("--serve", type=int, default=-1, help=argparse.SUPPRESS)
-    parser.add_argument("--out", type=Path, help=argparse.SUPPRESS)
-    args = parser.parse_args(argv)
-    if args.serve >= 0:
-        _serve(args.serve, args.out)
-        return
-    load = Load(records=args.records, in_flight=args.in_flight, rate=args.rate)
-    with Broker.choose(args.broker, os.environ) as broker:
-        for _ in range(args.repeats):
-            print(json.dumps(measure(broker, load, profile=args.profile)), flush=True)  # noqa: T201
-
-
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    _serve(int(sys.argv[1]), Path(sys.argv[2]))

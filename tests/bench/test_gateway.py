@@ -5,8 +5,8 @@ import asyncio
 import pytest
 from aiohttp import web
 
-from streams.bench.gateway import compared, summary
-from streams.bench.load import Load, Measured, measure
+from bench.gateway import compared, summary
+from bench.load import ChatLoad, LoadFigures, measure
 
 # So long that some request ends within it, however busy the machine is.
 SECONDS = 2.0
@@ -38,7 +38,7 @@ class Endpoint:
         return web.json_response(ANSWER, status=503 if wrong else 200)
 
 
-async def loaded(endpoint: Endpoint, connections: int) -> Measured:
+async def loaded(endpoint: Endpoint, connections: int) -> LoadFigures:
     endpoint.expected = connections
     app = web.Application()
     app.router.add_post("/v1/chat/completions", endpoint.chat)
@@ -48,7 +48,9 @@ async def loaded(endpoint: Endpoint, connections: int) -> Measured:
     port = runner.addresses[0][1]
     try:
         url = f"http://127.0.0.1:{port}/v1"
-        return await measure(Load(url=url, model="m", connections=connections, seconds=SECONDS, warm_s=0.2))
+        return await measure(
+            ChatLoad(url=url, model="m", connections=connections, seconds=SECONDS, warm_s=0.2)
+        )
     finally:
         await runner.cleanup()
 
@@ -72,8 +74,8 @@ def test_errors_are_counted() -> None:
     assert found.errors == {"status 503": len(endpoint.asked) // 7}
 
 
-def run(requests_per_s: float, p50_ms: float | None = 10.0) -> Measured:
-    return Measured(1, requests_per_s, p50_ms, p50_ms, 1, {})
+def run(requests_per_s: float, p50_ms: float | None = 10.0) -> LoadFigures:
+    return LoadFigures(1, requests_per_s, p50_ms, p50_ms, 1, {})
 
 
 def test_figures_are_medians_and_shares_say_what_is_reached() -> None:

@@ -44,7 +44,7 @@ class Written(NamedTuple):
     timestamp_ms: int
 
 
-class History:
+class SyntheticHistory:
     """The records of a number of queries, in an order in which a running system could have written them.
 
     Args:

@@ -1,25 +1,42 @@
-"""Measuring: the `bench` commands."""
+"""`python -m bench`: each command measures one thing and prints or writes JSON. SIGTERM ends what it has started.
+
+The modules that measure are imported when a command runs: they bring numpy and more, which `--help` need not wait for.
+"""
 
 import os
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import click
 import msgspec
 import orjson
 
+from streams.cli import CONTEXT, RefusingGroup, flags_of_settings
 from streams.demo.run import QUESTIONS
 from streams.local.broker import Broker, kafka_home
 from streams.local.deployment import settings_for, stopped_by_signals
 from streams.settings import Settings
 
-# `bench-audit`: measure the audit of a log.
+Kind = Literal["kafka", "embedded"]
 
 
-@click.command("bench-audit")
+@click.group(cls=RefusingGroup, context_settings=CONTEXT)
+@flags_of_settings
+@click.pass_context
+def main(ctx: click.Context, /, **flags: Any) -> None:
+    """Measure UniScale-Streams. Settings are those of `python -m streams`, from UNISCALE_<NAME>."""
+    ctx.with_resource(stopped_by_signals())
+    ctx.obj = Settings.from_env(os.environ, **flags)
+
+
+# `audit`: the audit of a log.
+
+
+@main.command("audit")
 @click.option(
     "--queries", type=click.IntRange(min=100), default=100_000, show_default=True, help="In the log."
 )
@@ -30,23 +47,23 @@ from streams.settings import Settings
     "--broker", "on_broker", is_flag=True, help="Write to the broker of the settings instead of files."
 )
 @click.pass_obj
-def bench_audit(settings: Settings, queries: int, half: int, on_broker: bool) -> None:
+def audit(settings: Settings, queries: int, half: int, on_broker: bool) -> None:
     """Measure the audit of a log: its seconds and its peak memory, in a process of its own.
 
     The log is made by the rooms' own code without engines, and written to temporary files (about 13 KB a query) or to
     topics of their own on a broker. Prints one JSON object; exits with 1 if the audit finds a discrepancy.
     """
-    from streams.bench.audit import measure  # with numpy and more, which `--help` need not wait for
+    from bench.audit import measure
 
     found = measure(settings, queries, half, on_broker, lambda text: click.echo(text, err=True))
     click.echo(msgspec.json.encode(found).decode())
     sys.exit(1 if found["wrong"] else 0)
 
 
-# `bench-gateway`: measure the gateway beside LiteLLM's proxy.
+# `gateway`: the gateway beside LiteLLM's proxy.
 
 
-@click.command("bench-gateway")
+@main.command("gateway")
 @click.option(
     "--seconds",
     type=click.FloatRange(min=0.5),
@@ -92,7 +109,7 @@ def bench_audit(settings: Settings, queries: int, half: int, on_broker: bool) ->
     help="The file to write; LiteLLM's environment is made beside it.",
 )
 @click.pass_obj
-def bench_gateway(
+def measure_gateway(
     settings: Settings,
     seconds: float,
     rounds: int,
@@ -108,19 +125,19 @@ def bench_gateway(
     (`ours_minilm`), and LiteLLM's proxy with mock answers (`litellm`). A search has one step and a recorded engine.
     Every request of ours is on the broker before it is answered. Where LiteLLM cannot be installed, the file says why.
     """
-    from streams.bench import gateway, litellm
-    from streams.bench.gateway import Plan, measure
-    from streams.bench.turns import versions  # with numpy and more, which `--help` need not wait for
+    from bench import gateway, litellm
+    from bench.gateway import GatewayPlan, measure
+    from bench.turns import versions
 
     if one_by_one is not None:
-        with stopped_by_signals(), tempfile.TemporaryDirectory() as folder:
+        with tempfile.TemporaryDirectory() as folder:
             found = gateway.one_by_one(settings, kind, one_by_one, Path(folder))
         click.echo(orjson.dumps(found, option=orjson.OPT_INDENT_2))
         return
     plan = (
-        Plan(seconds=1.0, rounds=1, workers=workers)
+        GatewayPlan(seconds=1.0, rounds=1, workers=workers)
         if quick
-        else Plan(seconds=seconds, rounds=rounds, workers=workers)
+        else GatewayPlan(seconds=seconds, rounds=rounds, workers=workers)
     )
     peer: dict[str, str] = {}
     python: Path | None = None
@@ -148,7 +165,7 @@ def bench_gateway(
     click.echo(f"wrote {out}")
 
 
-# `bench-recovery`, `bench-closed`, `bench-kills`: recovery of the learner, a learner after a long life, any room.
+# `recovery`, `closed`, `kills`: recovery of the learner, a learner after a long life, any room.
 
 _BROKER: Final = click.option(
     "--broker",
@@ -158,7 +175,7 @@ _BROKER: Final = click.option(
 )
 
 
-@click.command("bench-recovery")
+@main.command("recovery")
 @click.option(
     "--rows", type=click.IntRange(min=1), default=10_000, show_default=True, help="Observations to recover."
 )
@@ -171,18 +188,18 @@ _BROKER: Final = click.option(
 )
 @_BROKER
 @click.pass_context
-def bench_recovery(ctx: click.Context, rows: int, half: int, kind: str | None) -> None:
+def recovery(ctx: click.Context, rows: int, half: int, kind: str | None) -> None:
     """Write ROWS observations to a broker and measure the decider's recovery of them; the last line is JSON.
 
     `recover_<ROWS>_s` counts from the assignment of the partition until the learner is ready: reading its log
     (`read_s`) and folding it (`fold_s`). `difference` compares it with the learner that wrote the log.
     """
-    from streams.bench.recovery import measure  # with numpy and more, which `--help` need not wait for
+    from bench.recovery import measure
 
     _measured(ctx, kind, lambda settings, say: measure(settings, rows, half, say))
 
 
-@click.command("bench-closed")
+@main.command("closed")
 @click.argument("queries", type=click.IntRange(min=1), default=1_000_000)
 @click.option(
     "--lived",
@@ -200,18 +217,18 @@ def bench_recovery(ctx: click.Context, rows: int, half: int, kind: str | None) -
 )
 @_BROKER
 @click.pass_context
-def bench_closed(ctx: click.Context, queries: int, lived: int, half: int, kind: str | None) -> None:
+def closed(ctx: click.Context, queries: int, lived: int, half: int, kind: str | None) -> None:
     """Write the log of QUERIES ended queries, start the decider on it, and send duplicates; the last line is JSON.
 
     `rss_mb` and `peak_mb` are the decider's resident memory, `ready_s` counts from the start of its process. Half of
     `duplicates_sent` are redeliveries and are skipped; the others reuse an id and are refused.
     """
-    from streams.bench.closed import measure  # with numpy and more, which `--help` need not wait for
+    from bench.closed import measure
 
     _measured(ctx, kind, lambda settings, say: measure(settings, queries, lived, half, say))
 
 
-@click.command("bench-kills")
+@main.command("kills")
 @click.option(
     "--rounds",
     type=click.IntRange(min=1),
@@ -241,7 +258,7 @@ def bench_closed(ctx: click.Context, queries: int, lived: int, half: int, kind: 
 )
 @_BROKER
 @click.pass_context
-def bench_kills(
+def kills(
     ctx: click.Context,
     rounds: int,
     rooms: tuple[str, ...],
@@ -256,7 +273,7 @@ def bench_kills(
     until the room's next process is ready. Each process lives for a minute before it is killed, so a round takes
     little more than that. All queries sent in between must end with a closed reward.
     """
-    from streams.bench.kills import measure  # with numpy and more, which `--help` need not wait for
+    from bench.kills import measure
 
     _measured(
         ctx,
@@ -277,20 +294,19 @@ def _measured(
     def say(text: str) -> None:
         click.echo(text, err=True)
 
-    with stopped_by_signals():
-        if (kind or ("none" if given else "auto")) == "none":
-            found = {**measure(settings, say), "broker": f"at {settings.kafka.bootstrap}"}
-        else:
-            with Broker.choose(kind or "auto", os.environ) as broker:  # type: ignore[arg-type]
-                say(broker.version)
-                found = {**measure(settings_for(settings, broker), say), "broker": broker.version}
+    if (kind or ("none" if given else "auto")) == "none":
+        found = {**measure(settings, say), "broker": f"at {settings.kafka.bootstrap}"}
+    else:
+        with Broker.choose(kind or "auto", os.environ) as broker:  # type: ignore[arg-type]
+            say(broker.version)
+            found = {**measure(settings_for(settings, broker), say), "broker": broker.version}
     click.echo(orjson.dumps(found).decode())
 
 
-# `bench`: measure the streams on every broker there is.
+# `streams`: the streams on every broker there is.
 
 
-@click.command()
+@main.command("streams")
 @click.option(
     "--queries",
     type=click.IntRange(min=20),
@@ -316,12 +332,12 @@ def _measured(
     type=click.IntRange(min=1),
     default=3,
     show_default=True,
-    help="Runs of each configuration on Kafka; figures are their medians. The embedded broker gets one.",
+    help="Runs of each configuration on Kafka; figures are medians. The embedded broker gets one.",
 )
 @click.option(
     "--against",
     type=click.Path(path_type=Path, exists=True, file_okay=False),
-    help="Another checkout to measure in turn with this one, for instance a worktree of an earlier commit.",
+    help="Another checkout to measure in turn with this one, by its own command.",
 )
 @click.option(
     "--engine/--no-engine", default=True, show_default=True, help="Also measure search beside bare vLLM."
@@ -348,12 +364,12 @@ def _measured(
     help="The file to write.",
 )
 @click.pass_obj
-def bench(
+def streams(
     settings: Settings,
     queries: int,
     steps: int,
     in_flight: int,
-    brokers: tuple[str, ...],
+    brokers: tuple[Kind, ...],
     runs: int,
     against: Path | None,
     engine: bool,
@@ -367,31 +383,32 @@ def bench(
     measured if KAFKA_HOME names it or shared/kafka is in the checkout. Then the catalogue's largest model runs on
     vLLM: tokens per second of searches, beside bare vLLM given the same requests. OUT is written after each part.
     """
-    from streams.bench.engine import EnginePlan, measure_engine
-    from streams.bench.run import Plan  # these import numpy and more, which `--help` need not wait for
-    from streams.bench.turns import measure, versions
+    from bench.engine import EnginePlan, measure_engine
+    from bench.streams import StreamPlan
+    from bench.turns import alternate, round_here, round_in, versions
 
-    kinds = list(brokers) or [*(["kafka"] if kafka_home(os.environ) else []), "embedded"]
-    plans = {
-        "kafka": Plan(queries=queries, steps=steps, in_flight=in_flight),
-        # It is a tenth as fast and meant for trying things out: fewer queries tell as much.
-        "embedded": Plan(queries=max(queries // 4, 20), steps=steps, in_flight=in_flight),
-    }
+    kinds: Sequence[Kind] = brokers or (("kafka", "embedded") if kafka_home(os.environ) else ("embedded",))
     found: dict[str, Any] = {"cpus": os.cpu_count(), "versions": versions(Path.cwd()), "brokers": {}}
     if against is not None:
         found["against"] = {"versions": versions(against), "brokers": {}}
     for kind in kinds:
-        # One run of the embedded broker is enough to see what it is good for.
-        times = runs if kind == "kafka" else 1
-        measured = measure({kind: plans[kind]}, settings, times, click.echo, against)  # type: ignore[dict-item]
-        found["brokers"] |= measured["here"]
+        # The embedded broker is a tenth as fast and meant for trying things out: less tells as much.
+        on_kafka = kind == "kafka"
+        plan = StreamPlan(
+            queries=queries if on_kafka else max(queries // 4, 20), steps=steps, in_flight=in_flight
+        )
+        sides = {"here": partial(round_here, kind, settings, plan)}
         if against is not None:
-            found["against"]["brokers"] |= measured["against"]
+            sides["against"] = partial(round_in, against, kind, settings, plan)
+        measured = alternate(sides, runs if on_kafka else 1, click.echo)
+        found["brokers"][kind] = measured["here"]
+        if against is not None:
+            found["against"]["brokers"][kind] = measured["against"]
         _write(out, found)
     if engine:
         with tempfile.TemporaryDirectory() as folder:
-            plan = EnginePlan(catalogue=settings.catalogue, questions=str(questions), queries=engine_queries)
-            found["engine"] = measure_engine(plan, Path(folder), click.echo)
+            asked = EnginePlan(catalogue=settings.catalogue, questions=str(questions), queries=engine_queries)
+            found["engine"] = measure_engine(asked, Path(folder), click.echo)
         _write(out, found)
     click.echo(f"wrote {out}")
 
@@ -401,4 +418,67 @@ def _write(out: Path, found: dict[str, Any]) -> None:
     out.write_bytes(orjson.dumps(found, option=orjson.OPT_INDENT_2))
 
 
-COMMANDS = [bench_audit, bench_gateway, bench_recovery, bench_closed, bench_kills, bench]
+# `learner`, `runtime`, `memory`: the learner by itself, what a record costs, the memory of a deployment.
+
+
+@main.command("learner")
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path),
+    default=Path("out/bench/learner.json"),
+    show_default=True,
+    help="The file to write.",
+)
+@click.option(
+    "--rounds", type=click.IntRange(min=1), default=400, show_default=True, help="Timed rounds of each row."
+)
+@click.option("--smoke", is_flag=True, help="Tiny sizes: shows that it runs, measures nothing.")
+@click.option("--row", nargs=2, metavar="ROW JSON", help="One row alone, in this process.")
+def measure_learner(out: Path, rounds: int, smoke: bool, row: tuple[str, str] | None) -> None:
+    """Measure decide, update, batches, recovery, memory, scaling, and public libraries beside them; write OUT."""
+    from bench import learner
+
+    if row is not None:
+        click.echo(orjson.dumps(learner.row(*row)).decode())
+    else:
+        learner.run(out, rounds=rounds, smoke=smoke)
+
+
+@main.command("runtime")
+@click.option("--records", type=click.IntRange(min=1), default=20_000, show_default=True)
+@click.option("--in-flight", type=click.IntRange(min=1), default=64, show_default=True)
+@click.option(
+    "--rate", type=float, default=0.0, show_default=True, help="Records a second; 0: as fast as they return."
+)
+@click.option("--repeats", type=click.IntRange(min=1), default=1, show_default=True)
+@click.option("--profile", default="", help="Write a sampling profile here (py-spy, raw format).")
+@click.option(
+    "--broker", "kind", type=click.Choice(["kafka", "embedded"]), default="kafka", show_default=True
+)
+def runtime(records: int, in_flight: int, rate: float, repeats: int, profile: str, kind: Kind) -> None:
+    """Measure what a handler that sends back what it reads costs, in processor microseconds a record."""
+    from bench.echo import EchoLoad, measure
+
+    load = EchoLoad(records=records, in_flight=in_flight, rate=rate)
+    with Broker.choose(kind, os.environ) as broker:
+        for _ in range(repeats):
+            click.echo(orjson.dumps(measure(broker, load, profile=profile)).decode())
+
+
+@main.command("memory")
+@click.option("--queries", type=click.IntRange(min=1), default=60, show_default=True)
+@click.option("--in-flight", type=click.IntRange(min=1), default=16, show_default=True)
+@click.option(
+    "--broker",
+    "kind",
+    type=click.Choice(["embedded", "kafka", "auto"]),
+    default="embedded",
+    show_default=True,
+)
+@click.pass_obj
+def memory(settings: Settings, queries: int, in_flight: int, kind: str) -> None:
+    """Measure the memory of broker, rooms and engines together while questions of the demo are answered."""
+    from bench.memory import measure
+
+    found = measure(settings, queries, in_flight, kind)
+    click.echo(orjson.dumps(found, option=orjson.OPT_INDENT_2).decode())

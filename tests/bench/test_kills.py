@@ -9,9 +9,9 @@ import orjson
 import pytest
 from click.testing import CliRunner
 
-from streams.bench.kills import Kill, figures, killed
-from streams.bench.run import BenchFailed
-from streams.cli.bench import bench_kills
+from bench.commands import kills as command
+from bench.kills import Kill, figures, killed
+from bench.streams import BenchFailed
 from streams.local.deployment import READY, RoomFailed, Supervisor
 from streams.settings import Settings
 
@@ -41,7 +41,7 @@ def test_each_room_is_killed_once_a_turn_and_timed_from_its_kill(tmp_path: Path)
 
 
 def test_a_room_that_does_not_come_back_is_no_figure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("streams.bench.kills._PATIENCE_S", 1.0)
+    monkeypatch.setattr("bench.kills._PATIENCE_S", 1.0)
     once = f"import os, sys; sys.exit(1) if os.path.exists('{tmp_path}/was') else open('{tmp_path}/was', 'w')"
     command = [sys.executable, "-c", f"{once}; import time; print({READY!r}, flush=True); time.sleep(60)"]
     with Supervisor({"a": command}, environ=os.environ, log_path=tmp_path / "log") as supervisor:
@@ -64,7 +64,7 @@ def test_figures_are_of_each_room_and_of_all_kills() -> None:
 
 def test_a_room_that_is_not_there_is_refused_before_anything_starts() -> None:
     given = CliRunner().invoke(
-        bench_kills, ["--room", "dicider", "--broker", "none"], obj=Settings(), catch_exceptions=True
+        command, ["--room", "dicider", "--broker", "none"], obj=Settings(), catch_exceptions=True
     )
     assert isinstance(given.exception, BenchFailed)
     assert "no room dicider; there are aggregator" in str(given.exception)
@@ -74,7 +74,7 @@ def test_a_room_that_is_not_there_is_refused_before_anything_starts() -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_a_killed_aggregator_comes_back_on_a_real_broker() -> None:
-    given = CliRunner().invoke(bench_kills, ["--rounds", "1", "--room", "aggregator"], obj=Settings())
+    given = CliRunner().invoke(command, ["--rounds", "1", "--room", "aggregator"], obj=Settings())
     assert given.exit_code == 0, given.output
     found = orjson.loads(given.stdout.splitlines()[-1])
     assert found["kills"] == 1

@@ -21,9 +21,9 @@ import msgspec
 
 from agents.catalogue.file import load_catalogue
 from agents.serving.recorded import write_paths
+from bench.streams import BenchFailed, cpu_s, recording
+from bench.turns import versions
 from schemas.query import Query
-from streams.bench.run import BenchFailed, cpu_s, recording
-from streams.bench.turns import versions
 from streams.client.client import Client
 from streams.client.events import Follower
 from streams.local.deployment import STEADY_S, Room, Supervisor, room_commands

@@ -17,9 +17,9 @@ from typing import Any, BinaryIO, Final
 import msgspec
 
 from agents.catalogue.file import load_catalogue
+from bench.history import SyntheticHistory
 from streams.audit.reading import BrokerLog, Raw, Span
 from streams.audit.run import audit
-from streams.bench.history import History
 from streams.runtime import kafka_admin, kafka_clients
 from streams.settings import Settings
 from streams.topics import Topics
@@ -29,7 +29,7 @@ _IN_FLIGHT: Final = 2_000
 
 
 class FileLog:
-    """Topics of one partition each, as files: what `History` writes, behind the seam of the audit."""
+    """Topics of one partition each, as files: what `SyntheticHistory` writes, behind the seam of the audit."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -70,7 +70,7 @@ def measure(
             warm_up=0, state_dir=folder, feedback_wait_s=1.0,
         )  # fmt: skip
         began_s = time.monotonic()
-        history = History(settings, int(time.time() * 1000))
+        history = SyntheticHistory(settings, int(time.time() * 1000))
         write = _to_broker if on_broker else _to_files
         records, sizes = write(settings, Path(folder), history, queries)
         took_s, size = time.monotonic() - began_s, sizes.total()
@@ -97,7 +97,9 @@ def _audited(settings: Settings, folder: str | None) -> dict[str, Any]:
     return {**kept, "cpu_s": round(time.process_time(), 1)}
 
 
-def _to_files(settings: Settings, folder: Path, history: History, queries: int) -> tuple[int, Counter[str]]:
+def _to_files(
+    settings: Settings, folder: Path, history: SyntheticHistory, queries: int
+) -> tuple[int, Counter[str]]:
     """Return how many records were written, and how many bytes to each topic."""
     files: dict[str, BinaryIO] = {}
     records, sizes = 0, Counter[str]()
@@ -114,7 +116,9 @@ def _to_files(settings: Settings, folder: Path, history: History, queries: int) 
     return records, sizes
 
 
-def _to_broker(settings: Settings, folder: Path, history: History, queries: int) -> tuple[int, Counter[str]]:
+def _to_broker(
+    settings: Settings, folder: Path, history: SyntheticHistory, queries: int
+) -> tuple[int, Counter[str]]:
     """Return what `_to_files` does."""
     kafka_admin.create(settings, Topics(settings).declared(load_catalogue(Path(settings.catalogue)).groups))
     producer = kafka_clients.producer(settings, linger_ms=5)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from agents.decider.log import Row, decode_row
-from experiments import bench
-from experiments.bench import Stream
+from bench import learner
+from bench.learner import Stream
 
 
 @pytest.fixture
@@ -16,14 +16,14 @@ def stream() -> Stream:
 
 @pytest.mark.parametrize("row", ["single", "naive", "batch"])
 def test_a_row_gives_its_figures(row: str, stream: Stream) -> None:
-    found = bench.ROWS[row](stream, 4)
+    found = learner.ROWS[row](stream, 4)
     assert found
     assert all(value > 0 for value in found.values())
 
 
 def test_the_recovery_row_folds_every_logged_row(stream: Stream) -> None:
-    assert bench.fold(stream, 90)["fold_90_s"] > 0
-    logged = [decode_row(key, value) for key, value in bench.log(stream, 90)]
+    assert learner.fold(stream, 90)["fold_90_s"] > 0
+    logged = [decode_row(key, value) for key, value in learner.log(stream, 90)]
     assert sum(isinstance(row, Row) for row in logged) == 90
 
 

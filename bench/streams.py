@@ -31,7 +31,7 @@ class BenchFailed(UniscaleError):
     """A measurement cannot be completed; the message says what is missing."""
 
 
-class Plan(msgspec.Struct, frozen=True, kw_only=True):
+class StreamPlan(msgspec.Struct, frozen=True, kw_only=True):
     """How much to run."""
 
     queries: int = 1000
@@ -62,7 +62,7 @@ def recording(
 
 
 def run_once(
-    settings: Settings, broker: Broker, plan: Plan, folder: Path, encoder: str, rate: float
+    settings: Settings, broker: Broker, plan: StreamPlan, folder: Path, encoder: str, rate: float
 ) -> dict[str, Any]:
     """Return the figures of one run: start the rooms, warm them up, send the queries, wait for all Answers.
 

@@ -3,7 +3,7 @@
 Each of N connections sends the next request when the answer to the last one has come. The same client measures the
 gateway and its peers, and prints one line of JSON:
 
-    python -m streams.bench.load URL --model NAME --connections 4 --seconds 6
+    python -m bench.load URL --model NAME --connections 4 --seconds 6
 """
 
 import argparse
@@ -24,7 +24,7 @@ import uvloop
 _TIMEOUT_S = 60.0
 
 
-class Load(msgspec.Struct, frozen=True, kw_only=True):
+class ChatLoad(msgspec.Struct, frozen=True, kw_only=True):
     """One measurement.
 
     Attributes:
@@ -42,7 +42,7 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
     warm_s: float = 1.0
 
 
-class Measured(msgspec.Struct, frozen=True):
+class LoadFigures(msgspec.Struct, frozen=True):
     """What one measurement found.
 
     Attributes:
@@ -62,7 +62,7 @@ class Measured(msgspec.Struct, frozen=True):
     errors: dict[str, int]
 
 
-async def measure(load: Load) -> Measured:
+async def measure(load: ChatLoad) -> LoadFigures:
     """Run one measurement."""
     numbers, errors = itertools.count(), Counter[str]()
     ended: list[tuple[float, float]] = []  # when an answer came, and its latency
@@ -88,7 +88,7 @@ async def measure(load: Load) -> Measured:
         await asyncio.gather(*(connection(session) for _ in range(load.connections)))
     # Requests in flight at the end are finished, not measured: dropping them would cancel searches.
     latencies = [latency for at, latency in ended if begin <= at < end]
-    return Measured(
+    return LoadFigures(
         requests=len(latencies), requests_per_s=round(len(latencies) / load.seconds, 2),
         p50_ms=_percentile(latencies, 50), p99_ms=_percentile(latencies, 99), sent=len(ended), errors=dict(errors),
     )  # fmt: skip
@@ -114,16 +114,16 @@ async def _ask(session: aiohttp.ClientSession, url: str, body: dict[str, Any]) -
 
 def main(argv: Sequence[str]) -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(prog="python -m streams.bench.load", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m bench.load", description=__doc__)
     parser.add_argument("url")
     parser.add_argument("--model", required=True)
     parser.add_argument("--connections", type=int, default=4)
     parser.add_argument("--seconds", type=float, default=6.0)
     parser.add_argument("--warm-s", type=float, default=1.0)
-    load = msgspec.convert(vars(parser.parse_args(argv)), Load)
+    load = msgspec.convert(vars(parser.parse_args(argv)), ChatLoad)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         found = runner.run(measure(load))
-    print(msgspec.json.encode(found).decode())  # noqa: T201
+    print(msgspec.json.encode(found).decode())
 
 
 if __name__ == "__main__":

@@ -147,7 +147,7 @@ def _write(settings: Settings, topic: str, log: dict[bytes, bytes]) -> None:
         producer.close()
 
 
-class Recovered(NamedTuple):
+class RecoveredDecider(NamedTuple):
     """A decider's process that has recovered.
 
     Attributes:
@@ -162,7 +162,7 @@ class Recovered(NamedTuple):
 
 
 @contextlib.contextmanager
-def recovered_decider(settings: Settings, log: Path) -> Iterator[Recovered]:
+def recovered_decider(settings: Settings, log: Path) -> Iterator[RecoveredDecider]:
     """Start the decider's process and wait for its recovery; the process ends with the block.
 
     Raises:
@@ -178,7 +178,7 @@ def recovered_decider(settings: Settings, log: Path) -> Iterator[Recovered]:
             if time.monotonic() - began_s > 600:
                 raise LookupError(f"the decider did not recover in 600 s:\n{log.read_text()[-2000:]}")
             time.sleep(0.05)
-        yield Recovered(supervisor.rooms["decider"].pid, time.monotonic() - began_s, took)
+        yield RecoveredDecider(supervisor.rooms["decider"].pid, time.monotonic() - began_s, took)
 
 
 def recovery_seconds(port: int) -> dict[str, float]:

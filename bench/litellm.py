@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from streams.bench.run import BenchFailed
+from bench.streams import BenchFailed
 from streams.local.broker import free_port
 
 MODEL: Final = "mock"

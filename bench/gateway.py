@@ -23,9 +23,9 @@ import msgspec
 
 from agents.catalogue.file import load_catalogue
 from agents.serving.recorded import write_paths
-from streams.bench import litellm
-from streams.bench.load import Load, Measured
-from streams.bench.run import BenchFailed, recording
+from bench import litellm
+from bench.load import ChatLoad, LoadFigures
+from bench.streams import BenchFailed, recording
 from streams.local.broker import Broker, free_port
 from streams.local.deployment import Supervisor, room_commands, settings_for
 from streams.runtime import kafka_admin, kafka_clients
@@ -41,7 +41,7 @@ SHARE: Final = 0.5
 P50_MS: Final = 100.0
 
 
-class Plan(msgspec.Struct, frozen=True, kw_only=True):
+class GatewayPlan(msgspec.Struct, frozen=True, kw_only=True):
     """How much is measured.
 
     Attributes:
@@ -59,7 +59,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     workers: int = 1
 
 
-class Served(msgspec.Struct, frozen=True):
+class ServerUnderLoad(msgspec.Struct, frozen=True):
     """A server under measurement.
 
     Attributes:
@@ -76,7 +76,7 @@ class Served(msgspec.Struct, frozen=True):
 
 
 def measure(
-    settings: Settings, broker: Broker, plan: Plan, python: Path | None, say: Callable[[str], None]
+    settings: Settings, broker: Broker, plan: GatewayPlan, python: Path | None, say: Callable[[str], None]
 ) -> dict[str, Any]:
     """Return the figures of each side by connections.
 
@@ -92,7 +92,7 @@ def measure(
         BenchFailed: a request failed, or its Answer is not on the broker.
     """
     sides = [side for side in plan.sides if side != "litellm" or python is not None]
-    taken: dict[Side, dict[int, list[Measured]]] = {s: {c: [] for c in plan.connections} for s in sides}
+    taken: dict[Side, dict[int, list[LoadFigures]]] = {s: {c: [] for c in plan.connections} for s in sides}
     spent: dict[Side, list[dict[str, float]]] = {side: [] for side in sides}
     for at in range(plan.rounds):
         for side in sides if at % 2 == 0 else sides[::-1]:
@@ -103,7 +103,7 @@ def measure(
                 if side == "litellm":
                     assert python is not None
                     url, group = stack.enter_context(litellm.running(python, Path(folder), plan.workers))
-                    served = Served(url, litellm.MODEL, {"litellm": group})
+                    served = ServerUnderLoad(url, litellm.MODEL, {"litellm": group})
                 else:
                     encoder: Literal["hashed", "minilm"] = "minilm" if side == "ours_minilm" else "hashed"
                     served = stack.enter_context(_ours(settings, broker, Path(folder), encoder))
@@ -182,7 +182,7 @@ def _asked(client: httpx.Client, question: str) -> dict[str, float]:
     }  # fmt: skip
 
 
-def summary(runs: Sequence[Measured]) -> dict[str, Any]:
+def summary(runs: Sequence[LoadFigures]) -> dict[str, Any]:
     """Return the medians over the rounds, and each round's throughput."""
     return {
         "requests_per_s": float(median(run.requests_per_s for run in runs)),
@@ -218,13 +218,13 @@ def compared(found: Mapping[str, Any]) -> dict[str, Any]:
     return told
 
 
-def _turn(served: Served, plan: Plan) -> tuple[dict[int, Measured], dict[str, float]]:
+def _turn(served: ServerUnderLoad, plan: GatewayPlan) -> tuple[dict[int, LoadFigures], dict[str, float]]:
     """Measure one server under every load; return the figures, and processor milliseconds a request by process."""
-    _load(Load(url=served.url, model=served.model, connections=4, seconds=1.0, warm_s=0.5))
+    _load(ChatLoad(url=served.url, model=served.model, connections=4, seconds=1.0, warm_s=0.5))
     before = {name: group_cpu_s(group) for name, group in served.groups.items()}
     already = served.stored()
     figures = {
-        count: _load(Load(url=served.url, model=served.model, connections=count, seconds=plan.seconds))
+        count: _load(ChatLoad(url=served.url, model=served.model, connections=count, seconds=plan.seconds))
         for count in plan.connections
     }
     sent = sum(one.sent for one in figures.values())
@@ -237,8 +237,8 @@ def _turn(served: Served, plan: Plan) -> tuple[dict[int, Measured], dict[str, fl
     return figures, cpu
 
 
-def _load(load: Load) -> Measured:
-    argv = [sys.executable, "-m", "streams.bench.load", load.url, "--model", load.model]
+def _load(load: ChatLoad) -> LoadFigures:
+    argv = [sys.executable, "-m", "bench.load", load.url, "--model", load.model]
     argv += [
         "--connections",
         str(load.connections),
@@ -250,7 +250,7 @@ def _load(load: Load) -> Measured:
     done = subprocess.run(argv, capture_output=True, text=True, check=False)
     if done.returncode:
         raise BenchFailed(f"the client failed: {done.stderr[-2000:]}")
-    found = msgspec.json.decode(done.stdout, type=Measured)
+    found = msgspec.json.decode(done.stdout, type=LoadFigures)
     if found.errors:
         raise BenchFailed(
             f"{load.url}, {load.connections} connections: {found.errors} of {found.sent} requests"
@@ -261,7 +261,7 @@ def _load(load: Load) -> Measured:
 @contextlib.contextmanager
 def _ours(
     settings: Settings, broker: Broker, folder: Path, encoder: Literal["hashed", "minilm"]
-) -> Iterator[Served]:
+) -> Iterator[ServerUnderLoad]:
     catalogue = load_catalogue(Path(settings.catalogue))
     questions = [f"Question {n}: how many are {n % 97} and {n % 89} together?" for n in range(50)]
     write_paths(folder / "recording.jsonl", recording(catalogue, questions, 1))
@@ -282,7 +282,7 @@ def _ours(
         if broker.process is not None:
             groups_of["broker"] = broker.process.pid
         # One path a search: the figure is of the plumbing, not of wide forests.
-        yield Served(
+        yield ServerUnderLoad(
             f"http://127.0.0.1:{settings.gateway.port}/v1", f"{catalogue.smallest.name}/1/1/1", groups_of,
             lambda: _stored(settings, topics),
         )  # fmt: skip

@@ -8,7 +8,6 @@ where it differs.
 
 from __future__ import annotations
 
-import argparse
 import importlib
 import importlib.metadata
 import json
@@ -386,7 +385,7 @@ def everything(half: int, rounds: int, recovered: int) -> dict[str, Any]:
 
 def recovery(half: int, rows: int) -> dict[str, Any]:
     """Return the time of a recovery from a broker, which the wiring measures in its own process."""
-    command = [sys.executable, "-m", "streams", "bench-recovery", "--rows", str(rows), "--half", str(half)]
+    command = [sys.executable, "-m", "bench", "recovery", "--rows", str(rows), "--half", str(half)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     key = f"recover_{rows}_s"
     try:
@@ -413,7 +412,7 @@ def _row(name: str, half: int, actions: int, rounds: int, threads: int | None = 
     wanted = str(threads or os.cpu_count() or 1)
     environment = {**os.environ, "OMP_NUM_THREADS": wanted, "OPENBLAS_NUM_THREADS": wanted}
     asked = json.dumps({"half": half, "actions": actions, "rounds": rounds})
-    command = [sys.executable, "-m", "experiments.bench", "--row", name, asked]
+    command = [sys.executable, "-m", "bench", "learner", "--row", name, asked]
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
     if done.returncode:
         why = done.stderr.strip().splitlines()[-1:] or [f"exit status {done.returncode}"]
@@ -425,22 +424,12 @@ def _row(name: str, half: int, actions: int, rounds: int, threads: int | None = 
     return found
 
 
-def main(argv: list[str] | None = None) -> int:
-    """Measure and write the JSON; with `--row`, run one row and print its JSON on the last line."""
-    parser = argparse.ArgumentParser(prog="python -m experiments.bench", description=__doc__)
-    parser.add_argument("--out", type=Path, default=Path("out/bench/learner.json"), help="the JSON to write")
-    parser.add_argument("--rounds", type=int, default=400, help="timed rounds of each row")
-    parser.add_argument(
-        "--smoke", action="store_true", help="tiny sizes: shows that it runs, measures nothing"
-    )
-    parser.add_argument("--row", nargs=2, metavar=("ROW", "JSON"), help="one row alone, in this process")
-    chosen = parser.parse_args(argv)
-    if chosen.row is None:
-        return run(chosen.out, rounds=chosen.rounds, smoke=chosen.smoke)
-    asked = json.loads(chosen.row[1])
-    print(json.dumps(ROWS[chosen.row[0]](Stream(asked["half"], asked["actions"]), asked["rounds"])))
-    return 0
+def row(name: str, asked: str) -> dict[str, Any]:
+    """Run one row in this process and return its figures.
 
-
-if __name__ == "__main__":
-    sys.exit(main())
+    Args:
+        name: One of `ROWS`.
+        asked: JSON: half, actions and rounds.
+    """
+    sizes = json.loads(asked)
+    return ROWS[name](Stream(sizes["half"], sizes["actions"]), sizes["rounds"])

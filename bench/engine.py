@@ -3,7 +3,7 @@
 Three processes, one after another, because one process steps vLLM in one thread only. The first runs the searches
 with the real verifier and keeps its scores; the second runs them again, timed, with the stored scores and a cold
 prefix cache, and keeps every request that reached the engine; the third hands those requests to a bare vLLM engine,
-timed, as many calls at once as there were searches. `python -m streams.bench.engine PART FOLDER` is one of them.
+timed, as many calls at once as there were searches. `python -m bench.engine PART FOLDER` is one of them.
 """
 
 import asyncio
@@ -94,11 +94,11 @@ def measure_engine(plan: EnginePlan, folder: Path, say: Callable[[str], None]) -
 def _process(part: str, folder: Path) -> None:
     environ = {**os.environ, "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
     done = subprocess.run(
-        [sys.executable, "-m", "streams.bench.engine", part, str(folder)],
+        [sys.executable, "-m", "bench.engine", part, str(folder)],
         env=environ, capture_output=True, text=True, check=False,
     )  # fmt: skip
     if done.returncode:
-        raise LookupError(f"bench_engine {part} ended with {done.returncode}:\n{done.stderr[-3000:]}")
+        raise LookupError(f"bench.engine {part} ended with {done.returncode}:\n{done.stderr[-3000:]}")
 
 
 def largest(catalogue: Catalogue) -> Model:
