@@ -246,6 +246,8 @@ class Gateway(Section, frozen=True, rename=lambda field: f"gateway_{field}"):
     hosts: tuple[str, ...] = ()
     # How many queries can be looked up by id.
     recent: int = 20_000
+    # Metadata keys of queries by which choices are shown, for instance `family, level`; the first two also together.
+    group_by: tuple[str, ...] = ()
     # Refuse a request with a field that a search cannot honour, rather than answer it and name the field.
     strict: bool = False
 

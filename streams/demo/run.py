@@ -164,7 +164,8 @@ def run(
     log.unlink(missing_ok=True)
     optional = ("gateway",) if demo.gateway else ()
     if demo.gateway:
-        settings = with_previews(settings)
+        groups = settings.gateway.group_by or ("family", "level")  # of the questions that it asks
+        settings = with_previews(settings).replace(gateway_group_by=groups)
     deployment = Deployment(settings, broker=demo.broker, log_path=log, environ=THREADS, optional=optional)
     with stopped_by_signals(), deployment:
         broker, supervisor = deployment.broker, deployment.supervisor

@@ -35,7 +35,7 @@ def twin_of(query: Query, action: str) -> Query:
     """Return the twin of a query: pinned to an action, without an objective of its own."""
     return msgspec.structs.replace(
         query, query_id=f"{query.query_id}-control", pin_action=action, learn=False, objective=None, weights=None,
-        mean_cost=None, accuracy=None, metadata={**query.metadata, "control_of": query.query_id},
+        mean_cost=None, accuracy=None, metadata={**query.metadata, "baseline_of": query.query_id},
     )  # fmt: skip
 
 

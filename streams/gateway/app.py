@@ -209,7 +209,8 @@ class GatewayRoom:
         self.runtime = runtime
         self.recent = recent
         self.gate = Gate()
-        self.index = Index(recent, timeout_s=runtime.settings.queries.timeout_s)
+        settings = runtime.settings
+        self.index = Index(recent, timeout_s=settings.queries.timeout_s, group_by=settings.gateway.group_by)
         self.service = Service(runtime, self.index, self.gate)
         self.deciders = Deciders.of(runtime.settings)
         runtime.on_stop(self.deciders.close)

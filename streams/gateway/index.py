@@ -2,9 +2,10 @@
 
 import sqlite3
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final, Literal
 
+import orjson
 from msgspec import Struct, structs
 
 from schemas.answer import Answer, Status
@@ -15,7 +16,7 @@ from schemas.query import Query
 from schemas.record import decode
 from schemas.reward import Reward
 from streams.gateway.auth import Tenants, Usage
-from streams.gateway.request import kept_of
+from streams.gateway.request import BASELINE_OF, kept_of
 from streams.timeline import Timeline
 
 # Changes of catalogue, objectives and cost bounds, as marks on the page's time axis.
@@ -85,9 +86,9 @@ create table if not exists queries (
     until_ms integer not null default 0,
     reserved real not null default 0,
     asked integer not null default 0,
-    family text, level text,
+    groups text not null default '[]', baseline_of text,
     question text, action text, objective text, cohort text, randomised integer,
-    reason text, twin_of text,
+    reason text,
     status text, answered_ms integer, eflops real, correct real,
     decision blob, answer blob, reward blob
 ) without rowid;
@@ -101,7 +102,6 @@ create index if not exists by_body on queries (key, digest, created_ms);
 create index if not exists by_age on queries (created_ms);
 """
 
-_FAMILY: Final = ("family", "subject", "domain")
 _MOST_WORD: Final = 80
 
 
@@ -128,15 +128,14 @@ class Listed(Struct, frozen=True):
         query_id: Its id.
         tenant: Who asked.
         created_ms: When it was asked, ms since the epoch.
-        family: What kind of question it is, from its metadata.
-        level: How hard it is, from its metadata.
+        groups: Its value of each metadata key by which the index groups; None where it has none.
+        baseline_of: The query whose paired baseline it is.
         question: The first 200 characters.
         action: The configuration chosen.
         objective: Name of its objective, or what kind it is.
         cohort: `policy` or `control`.
         randomised: Whether a draw chose its cohort; see `Decision`.
         reason: What drew the configuration; see `Decision`.
-        twin_of: The query that it asks once more with the control's configuration, from its metadata.
         status: How it ended.
         answered_ms: When.
         eflops: What it cost.
@@ -146,15 +145,14 @@ class Listed(Struct, frozen=True):
     query_id: str
     tenant: str | None
     created_ms: int
-    family: str | None
-    level: str | None
+    groups: tuple[str | None, ...]
+    baseline_of: str | None
     question: str | None
     action: str | None
     objective: str | None
     cohort: str | None
     randomised: bool | None
     reason: str | None
-    twin_of: str | None
     status: Status | None
     answered_ms: int | None
     eflops: float | None
@@ -162,8 +160,8 @@ class Listed(Struct, frozen=True):
 
     @property
     def arm(self) -> Literal["policy", "control"] | None:
-        """Return whose choice it was: the policy's, the control's (a twin's too), or None: the client's own."""
-        if self.twin_of is not None or self.cohort == "control":
+        """Return whose choice it was: the policy's, the control's (paired baselines too), or None: the client's own."""
+        if self.baseline_of is not None or self.cohort == "control":
             return "control"
         return "policy" if self.action is not None and self.reason != "pinned" else None
 
@@ -172,19 +170,12 @@ LISTED: Final = ", ".join(field.name for field in structs.fields(Listed))
 """The columns of `Listed`."""
 
 
-def family_of(query: Query) -> str | None:
-    """Return what kind of question a query is: `family`, `subject` or `domain` of its metadata."""
-    return next((word for name in _FAMILY if (word := _word(query.metadata.get(name))) is not None), None)
+def baseline_of(query: Query) -> str | None:
+    """Return the query whose paired baseline this one is: it asks the same under a pinned configuration.
 
-
-def level_of(query: Query) -> str | None:
-    """Return how hard a query is: `level` of its metadata."""
-    return _word(query.metadata.get("level"))
-
-
-def twin_of(query: Query) -> str | None:
-    """Return the query whose twin this one is: `control_of` of its metadata."""
-    found = query.metadata.get("control_of")
+    A gateway lets only keys with the scope `admin` say so (`request.BASELINE_OF`); who writes to the topic may anyway.
+    """
+    found = query.metadata.get(BASELINE_OF)
     return found if isinstance(found, str) else None
 
 
@@ -210,14 +201,18 @@ class Index:
         most: How many are kept. Older ones are forgotten, oldest first.
         path: A file, or memory.
         timeout_s: When a query expires that does not say so itself.
+        group_by: Metadata keys whose values are kept, to group queries by.
 
     Attributes:
         changes: How often anything changed that lists or statistics show.
         usage: What API keys have used of their limits.
     """
 
-    def __init__(self, most: int, path: str = ":memory:", *, timeout_s: float = 600.0) -> None:
+    def __init__(
+        self, most: int, path: str = ":memory:", *, timeout_s: float = 600.0, group_by: Sequence[str] = ()
+    ) -> None:
         self.most = most
+        self.group_by = tuple(group_by)
         self.changes = 0
         self._timeout_s = timeout_s
         self._db = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
@@ -235,15 +230,16 @@ class Index:
         key = kept.get("key", "")
         until_ms = created_ms + int(1000 * ((query.timeout_s or self._timeout_s) + MARGIN_S))
         done = self._db.execute(
-            "insert into queries (query_id, tenant, key, digest, created_ms, until_ms, reserved, family, level, asked)"
+            "insert into queries (query_id, tenant, key, digest, created_ms, until_ms, reserved, groups,"
+            " baseline_of, asked)"
             " values (?, ?, ?, ?, ?, ?, ?, ?, ?, 1)"
             " on conflict (query_id) do update set tenant = excluded.tenant, key = excluded.key,"
             " digest = excluded.digest, created_ms = excluded.created_ms, until_ms = excluded.until_ms,"
-            " reserved = excluded.reserved, family = excluded.family, level = excluded.level, asked = 1"
+            " reserved = excluded.reserved, groups = excluded.groups, baseline_of = excluded.baseline_of, asked = 1"
             " where asked = 0 returning eflops",
             (
                 query.query_id, query.tenant, key, kept.get("digest", ""), created_ms, until_ms,
-                self.usage.reservation(key, query), family_of(query), level_of(query),
+                self.usage.reservation(key, query), self._groups(query), baseline_of(query),
             ),
         ).fetchone()  # fmt: skip
         if done is None:
@@ -268,10 +264,10 @@ class Index:
             name = decision.objective.name or decision.objective.aim
             self._db.execute(
                 "update queries set question = ?, action = ?, objective = ?, cohort = ?, randomised = ?,"
-                " reason = ?, twin_of = ? where query_id = ?",
+                " reason = ? where query_id = ?",
                 (
                     decision.query.question[:200], decision.action.id, name, decision.cohort, decision.randomised,
-                    decision.reason, twin_of(decision.query), decision.query_id,
+                    decision.reason, decision.query_id,
                 ),
             )  # fmt: skip
 
@@ -438,11 +434,18 @@ class Index:
             f"select {LISTED} from queries where asked = 1 {where} order by created_ms desc limit ?",
             [*(tenants or ()), most],
         )
-        return [Listed(*row) for row in rows]
+        return [
+            Listed(query_id, tenant, created_ms, tuple(orjson.loads(groups)), *others)
+            for query_id, tenant, created_ms, groups, *others in rows
+        ]
 
     def close(self) -> None:
         """Close the database."""
         self._db.close()
+
+    def _groups(self, query: Query) -> str:
+        """Return the values of the keys by which queries are grouped, as JSON."""
+        return orjson.dumps([_word(query.metadata.get(key)) for key in self.group_by]).decode()
 
     def _first(self, part: Part, query_id: str, value: bytes, at_ms: int) -> bool:
         """Keep a part unless there is one already, and return whether this was the first."""

@@ -97,6 +97,9 @@ MAX_BODY: Final = 2 * 1024 * 1024
 OWN: Final = "gateway"
 """The key in a Query's metadata under which the gateway keeps what it needs after a restart."""
 
+BASELINE_OF: Final = "baseline_of"
+"""The key in a Query's metadata that makes it the paired baseline of another: the id of that query."""
+
 # Fields of the API that ask for another kind of answer unless they have one of these values.
 _REFUSED: Final[dict[str, tuple[Any, ...]]] = {
     "logprobs": (False, None),

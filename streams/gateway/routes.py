@@ -249,7 +249,7 @@ class Now:
         return reply({
             "per_second": round(minute / 60, 3),
             "in_flight": in_flight,
-            **statistics.now(latest),
+            **statistics.now(latest, self.service.index.group_by),
             "uplift": self._uplift(who.sees),
             "models": models(runtime.control),
             # What waits is everybody's.

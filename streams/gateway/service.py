@@ -29,7 +29,7 @@ from streams.gateway import openai
 from streams.gateway.auth import Credential, Gate, Used
 from streams.gateway.index import MARGIN_S, Index, Marks
 from streams.gateway.openai import NO_RETRY, ApiError, not_found, of_record
-from streams.gateway.request import Asked, ChatRequest, asked, kept_of, to_query
+from streams.gateway.request import BASELINE_OF, Asked, ChatRequest, asked, kept_of, to_query
 from streams.runtime.base import Outgoing, Runtime, key_of
 from streams.settings import Settings
 
@@ -503,6 +503,8 @@ class Service:
         query = to_query(
             request, wanted, query_id=query_id, tenant=who.tenant, kept={"key": who.key, "digest": digest}
         )
+        if BASELINE_OF in query.metadata:
+            who.require("admin")  # it counts as the control that the policy is compared with
         self.gate.admit(who, request.model, query, self._used(who, now_ms))
         await self._send_query(query, now_ms)
         return Admitted(query_id, now_ms // 1000, False, timeout_s, digest)

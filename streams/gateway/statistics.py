@@ -15,11 +15,12 @@ _CELLS: Final = 200
 _LEAST: Final = 10  # fewer queries say nothing about accuracy
 
 
-def now(listed: Sequence[Listed]) -> dict[str, Any]:
+def now(listed: Sequence[Listed], group_by: Sequence[str] = ()) -> dict[str, Any]:
     """Return the statistics of the page's first view.
 
     Args:
         listed: The latest queries, newest first.
+        group_by: The metadata keys whose values `Listed.groups` holds.
     """
     arms = {name: [each for each in listed if each.arm == name] for name in ("policy", "control")}
     chosen = arms["policy"]
@@ -29,12 +30,10 @@ def now(listed: Sequence[Listed]) -> dict[str, Any]:
         "statuses": dict(Counter(each.status for each in listed if each.status)),
         "cohorts": {name: cohort(group) for name, group in arms.items()},
         "choices": choices(chosen),
-        "by": {
-            "family": groups(chosen, lambda each: each.family),
-            "level": groups(chosen, lambda each: each.level),
-            "objective": groups(chosen, lambda each: each.objective),
-        },
-        "by_family_and_level": crossed(chosen),
+        "group_by": list(group_by),
+        "by": {key: groups(chosen, _value(at)) for at, key in enumerate(group_by)}
+        | {"objective": groups(chosen, lambda each: each.objective)},
+        "crossed": crossed(chosen) if len(group_by) > 1 else [],
         "series": {name: series(group) for name, group in arms.items()},
     }
 
@@ -42,7 +41,8 @@ def now(listed: Sequence[Listed]) -> dict[str, Any]:
 def uplift(listed: Sequence[Listed]) -> dict[str, Any]:
     """Return the policy's gain over its control, with intervals that stay valid however often one looks.
 
-    The control is the control group; where there is none, the twins of queries, each beside its own query.
+    The control is the control group; where there is none, the paired baselines of queries, each beside its own
+    query.
 
     Args:
         listed: All queries that are known: a window that moves would void the intervals. Those that no draw gave to
@@ -50,7 +50,7 @@ def uplift(listed: Sequence[Listed]) -> dict[str, Any]:
     """
     ended = [each for each in reversed(listed) if each.status is not None and each.status not in UNCOUNTED]
     drawn = [(each, each.cohort == "control") for each in ended if each.randomised]
-    control, pairs = "the control group", drawn or _twins(ended)
+    control, pairs = "the control group", drawn or _paired(ended)
     found = Uplift()
     for each, is_control in pairs:
         if each.status is not None:
@@ -58,17 +58,17 @@ def uplift(listed: Sequence[Listed]) -> dict[str, Any]:
             found.add(group, each.status, correct=each.correct, cost=each.eflops)
     if pairs and not drawn:
         actions = {each.action for each, is_control in pairs if is_control}
-        control = f"always asking {actions.pop()}" if len(actions) == 1 else "the twins of its queries"
+        control = f"always asking {actions.pop()}" if len(actions) == 1 else "the paired baselines"
     return found.report(control)
 
 
-def _twins(ended: Sequence[Listed]) -> list[tuple[Listed, bool]]:
-    """Return each query that has a twin, and the twin; both have ended."""
+def _paired(ended: Sequence[Listed]) -> list[tuple[Listed, bool]]:
+    """Return each query that has a paired baseline, and the baseline; both have ended."""
     by_id = {each.query_id: each for each in ended}
     found = []
-    for twin in ended:
-        if twin.twin_of is not None and (first := by_id.get(twin.twin_of)) is not None:
-            found += [(first, False), (twin, True)]
+    for each in ended:
+        if each.baseline_of is not None and (first := by_id.get(each.baseline_of)) is not None:
+            found += [(first, False), (each, True)]
     return found
 
 
@@ -121,26 +121,29 @@ def groups(listed: Sequence[Listed], of: Callable[[Listed], str | None]) -> list
     ]
 
 
+def _value(at: int) -> Callable[[Listed], str | None]:
+    return lambda each: each.groups[at]
+
+
 def crossed(listed: Sequence[Listed]) -> list[dict[str, Any]]:
-    """Return what is chosen most often for each family at each level; only queries that name both."""
+    """Return what is chosen most often for each pair of values of the first two keys; only queries that have both."""
     kinds: defaultdict[tuple[str, str], list[Listed]] = defaultdict(list)
     for each in listed:
-        if each.action is not None and each.family is not None and each.level is not None:
-            kinds[each.family, each.level].append(each)
-    # The most frequent families first; levels in order, numbers as numbers.
-    sizes = Counter(family for (family, _), group in kinds.items() for _ in group)
+        first, second = each.groups[:2]
+        if each.action is not None and first is not None and second is not None:
+            kinds[first, second].append(each)
+    # The most frequent first values first; second values in order, numbers as numbers.
+    sizes = Counter(first for (first, _), group in kinds.items() for _ in group)
     ranked = sorted(kinds.items(), key=lambda item: (-sizes[item[0][0]], item[0][0], _ordered(item[0][1])))
     found = []
-    for (family, level), group in ranked[:_CELLS]:
+    for of, group in ranked[:_CELLS]:
         [(action, count)] = Counter(each.action for each in group).most_common(1)
-        found.append(
-            {"family": family, "level": level, **cohort(group), "action": action, "share": count / len(group)}
-        )
+        found.append({"of": of, **cohort(group), "action": action, "share": count / len(group)})
     return found
 
 
-def _ordered(level: str) -> tuple[float, str]:
-    return (float(level) if level.isdecimal() else math.inf, level)
+def _ordered(value: str) -> tuple[float, str]:
+    return (float(value) if value.isdecimal() else math.inf, value)
 
 
 def series(listed: Sequence[Listed]) -> list[dict[str, Any]]:

@@ -58,25 +58,28 @@ function changes(marks) {
 function chosenFor(found, kind) {
   if (!found.length) return null;
   const name = (of) => of ?? `no ${kind} given`;
-  if (kind === 'level') found = [...found].sort((a, b) => (a.of ?? '~').localeCompare(b.of ?? '~', undefined, { numeric: true }));
+  // Numbers in their order; words as they come, the most frequent first.
+  if (found.every((g) => g.of === null || /^\d+$/.test(g.of))) found = [...found].sort((a, b) => (a.of ?? Infinity) - (b.of ?? Infinity));
   const often = (group) => group.choices.map((c) => `${c.action} (${percent(c.queries / group.queries)})`).join(', ');
   return [el('h2', {}, `Chosen by ${kind}`),
-    table(`Chosen by ${kind}`, [kind[0].toUpperCase() + kind.slice(1), 'Queries', 'Most often', 'Accuracy', 'Mean eFLOPs'],
+    table(`Chosen by ${kind}`, [titled(kind), 'Queries', 'Most often', 'Accuracy', 'Mean eFLOPs'],
       found.map((g) => [name(g.of), String(g.queries), el('td', { class: 'text' }, often(g)), percent(g.accuracy?.mean), eflops(g.eflops?.mean)]))];
 }
 
-// Levels down, families across: families are few. In each cell what is chosen most often, and how often.
-function crossed(cells) {
+// Of the first two keys, the second's values down, the first's across. In each cell what is chosen most often, and how often.
+function crossed(cells, [first, second]) {
   if (!cells.length) return [];
-  const levels = [...new Set(cells.map((c) => c.level))].sort((a, b) => a.localeCompare(b, undefined, { numeric: true }));
-  const families = [...new Set(cells.map((c) => c.family))];
-  const cell = (family, level) => {
-    const found = cells.find((c) => c.family === family && c.level === level);
+  const down = [...new Set(cells.map((c) => c.of[1]))].sort((a, b) => a.localeCompare(b, undefined, { numeric: true }));
+  const across = [...new Set(cells.map((c) => c.of[0]))];
+  const cell = (one, two) => {
+    const found = cells.find((c) => c.of[0] === one && c.of[1] === two);
     return found ? el('td', {}, `${found.action} (${percent(found.share)})`, el('small', {}, `${found.accuracy ? `${percent(found.accuracy.mean)} right, ` : ''}n = ${found.queries}`)) : null;
   };
-  return [el('h2', {}, 'Chosen by family and level'),
-    table('Chosen by family and level', ['Level', ...families], levels.map((level) => [level, ...families.map((family) => cell(family, level))]))];
+  return [el('h2', {}, `Chosen by ${first} and ${second}`),
+    table(`Chosen by ${first} and ${second}`, [titled(second), ...across], down.map((two) => [two, ...across.map((one) => cell(one, two))]))];
 }
+
+const titled = (word) => word[0].toUpperCase() + word.slice(1);
 
 function tables(found, latest) {
   return [
@@ -85,8 +88,8 @@ function tables(found, latest) {
       ? table('What the policy chooses', ['Configuration', 'Queries', 'Accuracy', 'Mean eFLOPs'],
         found.choices.map((c) => [c.action, String(c.queries), percent(c.accuracy?.mean), eflops(c.eflops?.mean)]))
       : el('p', { class: 'quiet' }, 'Nothing yet.'),
-    ...crossed(found.by_family_and_level),
-    ...['family', 'level', 'objective'].flatMap((kind) => chosenFor(found.by[kind], kind) ?? []),
+    ...crossed(found.crossed, found.group_by),
+    ...[...found.group_by, 'objective'].flatMap((kind) => chosenFor(found.by[kind], kind) ?? []),
     el('h2', {}, 'Models'),
     table('Models', ['Model', 'Group', 'State'], found.models.map((m) => [m.name, m.group, state(m)])),
     ...(found.rooms.length ? [el('h2', {}, 'Rooms'),

@@ -302,11 +302,14 @@ def test_keys_scopes_and_tenants(house: Callable[..., Any]) -> None:
         refused(mine.post("/v1/dead-letters/retry", json={"origin": "x"}), 403)
         refused(mine.put("/v1/objectives/x", json={"accuracy": 0.9}), 403)
         refused(reader.post(ASK, json=PLAIN), 403)
+        paired = {**PLAIN, "metadata": {"baseline_of": made}}
+        refused(mine.post(ASK, json=paired), 403)
         refused(reader.post("/v1/feedback", json={"id": made, "value": True}), 403)
         guarded.revoke("shop")
         refused(mine.get("/v1/models"), 401)
     with guarded.http(operator) as boss:
-        assert len(boss.get("/v1/queries").json()["data"]) == 1
+        assert boss.post(ASK, json=paired).status_code == 200
+        assert len(boss.get("/v1/queries").json()["data"]) == 2
         refused(boss.post("/v1/dead-letters/retry", json={"origin": "none/0/0"}), 404, "origin")
 
 

@@ -134,22 +134,28 @@ def test_every_change_counts_and_a_redelivery_is_none() -> None:
 
 
 @pytest.mark.parametrize(
-    ("metadata", "family", "level"),
+    ("metadata", "groups"),
     [
-        ({}, None, None),
-        ({"family": "algebra", "subject": "maths", "level": 3}, "algebra", "3"),
-        ({"subject": "maths", "level": ""}, "maths", None),
-        ({"family": ["a"], "level": {"b": 1}}, None, None),
-        ({"family": "x" * 500}, "x" * 80, None),
+        ({}, (None, None)),
+        ({"topic": "algebra", "subject": "maths", "grade": 3}, ("algebra", "3")),
+        ({"topic": ["a"], "grade": ""}, (None, None)),
+        ({"topic": "x" * 500}, ("x" * 80, None)),
     ],
 )
-def test_family_and_level_come_from_the_metadata(
-    metadata: dict[str, Any], family: str | None, level: str | None
+def test_queries_are_grouped_by_the_keys_that_the_operator_names(
+    metadata: dict[str, Any], groups: tuple[str | None, str | None]
 ) -> None:
-    index = Index(100)
+    index = Index(100, group_by=("topic", "grade"))
     index.query(Query(query_id="q", text="?", metadata=metadata), 1)
     (found,) = index.latest(1)
-    assert (found.family, found.level) == (family, level)
+    assert found.groups == groups
+
+
+def test_a_paired_baseline_is_named_in_the_metadata() -> None:
+    index = Index(100)
+    index.query(Query(query_id="q", text="?", metadata={"baseline_of": "p"}), 1)
+    (found,) = index.latest(1)
+    assert (found.baseline_of, found.arm) == ("p", "control")
 
 
 def test_a_dead_letter_is_sent_again_once() -> None:

@@ -75,7 +75,9 @@ def full(house: Callable[..., Any], model: Any) -> Any:
     }
     urls = f"http://127.0.0.1:{model.settings.previews.port}"
     # An executor without work: its heartbeats say that the models are served.
-    found = house(("executor", "gateway"), gateway_recent=12_000, decider_url=urls)
+    found = house(
+        ("executor", "gateway"), gateway_recent=12_000, gateway_group_by=("family", "level"), decider_url=urls
+    )
 
     def fill(cluster: Any) -> None:
         now_ms = cluster.broker.now_ms()

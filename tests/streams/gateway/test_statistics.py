@@ -14,22 +14,20 @@ Row = tuple[str | None, str | None, float | None, float | None]
 def listed(at: int, **known: object) -> Listed:
     plain = dict.fromkeys(
         (
-            "family",
-            "level",
+            "baseline_of",
             "question",
             "action",
             "objective",
             "cohort",
             "randomised",
             "reason",
-            "twin_of",
             "status",
             "answered_ms",
             "eflops",
             "correct",
         )
     )
-    return Listed(query_id=f"q-{at}", tenant=None, created_ms=at, **{**plain, **known})
+    return Listed(query_id=f"q-{at}", tenant=None, created_ms=at, **{"groups": (None, None), **plain, **known})
 
 
 def answered(at: int, cohort: str, correct: float, eflops: float) -> Listed:
@@ -98,19 +96,19 @@ def test_whatever_is_known_the_numbers_can_be_sent(
 
 def test_what_is_chosen_for_whom() -> None:
     queries = [
-        listed(at, action="big/1/1/1" if at % 3 else "small/1/1/1", family="algebra" if at < 9 else None,
-               level="5", objective="thrift", status="ok", correct=1.0, eflops=2e9)
+        listed(at, action="big/1/1/1" if at % 3 else "small/1/1/1", groups=("algebra" if at < 9 else None, "5"),
+               objective="thrift", status="ok", correct=1.0, eflops=2e9)
         for at in range(12)
     ]  # fmt: skip
-    queries.append(listed(12, family="algebra"))  # not decided yet
-    by = now(queries)["by"]
-    assert [(each["of"], each["queries"]) for each in by["family"]] == [("algebra", 9), (None, 3)]
-    assert by["family"][0]["choices"] == [
+    queries.append(listed(12, groups=("algebra", None)))  # not decided yet
+    by = now(queries, ["topic", "grade"])["by"]
+    assert [(each["of"], each["queries"]) for each in by["topic"]] == [("algebra", 9), (None, 3)]
+    assert by["topic"][0]["choices"] == [
         {"action": "big/1/1/1", "queries": 6},
         {"action": "small/1/1/1", "queries": 3},
     ]
-    assert by["family"][0]["accuracy"]["mean"] == 1.0
-    assert [each["of"] for each in by["level"]] == ["5"]
+    assert by["topic"][0]["accuracy"]["mean"] == 1.0
+    assert [each["of"] for each in by["grade"]] == ["5"]
     assert [each["of"] for each in by["objective"]] == ["thrift"]
 
 
@@ -123,12 +121,14 @@ def test_what_the_client_pins_is_no_choice_of_the_policy() -> None:
     assert [each["action"] for each in found["choices"]] == ["m/1/1/1"]
 
 
-def test_twins_are_the_control_where_no_draw_made_one() -> None:
+def test_paired_baselines_are_the_control_where_no_draw_made_one() -> None:
     def pair(at: int) -> list[Listed]:
-        twin = {"twin_of": f"q-{at}", "action": "big/2/1/1", "reason": "pinned", "cohort": "policy"}
+        pinned = {"baseline_of": f"q-{at}", "action": "big/2/1/1", "reason": "pinned", "cohort": "policy"}
         return [
             listed(at, cohort="policy", status="ok", action="m/1/1/1", correct=0.5, eflops=1e9),
-            structs.replace(listed(at + 1, status="ok", correct=1.0, eflops=2e9, **twin), query_id=f"t-{at}"),
+            structs.replace(
+                listed(at + 1, status="ok", correct=1.0, eflops=2e9, **pinned), query_id=f"t-{at}"
+            ),
         ]
 
     queries = [each for at in range(0, 100, 2) for each in pair(at)]
@@ -147,14 +147,15 @@ def test_twins_are_the_control_where_no_draw_made_one() -> None:
     assert [each["action"] for each in shown["choices"]] == ["m/1/1/1"]
 
 
-def test_what_is_chosen_for_which_family_and_level() -> None:
+def test_what_is_chosen_for_which_pair_of_the_first_two_keys() -> None:
     queries = [
-        listed(at, action="big/1/1/1" if at % 4 else "m/1/1/1", family=family, level=level, correct=1.0, status="ok")
-        for family, level, count in (("algebra", "10", 4), ("algebra", "9", 8), ("code", "1", 4), ("code", None, 9))
+        listed(at, action="big/1/1/1" if at % 4 else "m/1/1/1", groups=groups, correct=1.0, status="ok")
+        for *groups, count in (("algebra", "10", 4), ("algebra", "9", 8), ("code", "1", 4), ("code", None, 9))
         for at in range(count)
     ]  # fmt: skip
-    found = now(queries)["by_family_and_level"]
-    assert [(each["family"], each["level"], each["queries"]) for each in found] == [
+    assert now(queries, ["topic"])["crossed"] == []
+    found = now(queries, ["topic", "grade"])["crossed"]
+    assert [(*each["of"], each["queries"]) for each in found] == [
         ("algebra", "9", 8), ("algebra", "10", 4), ("code", "1", 4),
     ]  # fmt: skip
     assert {(each["action"], each["share"]) for each in found} == {("big/1/1/1", 0.75)}
