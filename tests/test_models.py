@@ -34,7 +34,7 @@ def solutions(name: str, texts: Sequence[str]) -> list[str]:
     )
     torch.set_num_threads(1)
     with torch.inference_mode():
-        found = model.generate(**asked, max_new_tokens=256, do_sample=False)
+        found = model.generate(**asked, max_new_tokens=256, do_sample=False)  # type: ignore[misc]
     made: list[str] = tokenizer.batch_decode(found[:, asked.input_ids.shape[1] :], skip_special_tokens=True)
     return made
 

@@ -27,7 +27,9 @@ def listed(at: int, **known: object) -> Listed:
             "correct",
         )
     )
-    return Listed(query_id=f"q-{at}", tenant=None, created_ms=at, **{"groups": (None, None), **plain, **known})
+    return Listed(
+        query_id=f"q-{at}", tenant=None, created_ms=at, **{"groups": (None, None), **plain, **known}
+    )
 
 
 def answered(at: int, cohort: str, correct: float, eflops: float) -> Listed:
