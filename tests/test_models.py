@@ -6,8 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from agents.answers import grade
 from agents.catalogue.checkpoint import read_architecture
@@ -27,6 +25,9 @@ SMALLEST, LARGEST = GENERATORS[0], GENERATORS[-1]
 
 def solutions(name: str, texts: Sequence[str]) -> list[str]:
     """Return what a generator makes of each text, the most probable token at a time."""
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
     tokenizer = AutoTokenizer.from_pretrained(MODELS / name, padding_side="left")
     model = AutoModelForCausalLM.from_pretrained(MODELS / name, dtype=torch.float32)
     asked = tokenizer(
@@ -51,7 +52,10 @@ def undecided(gold: str, answer: str) -> Any:
     raise AssertionError(f"{answer!r} against {gold!r}: these questions are answered with whole numbers")
 
 
+@pytest.mark.torch
 def test_family_file_names_every_model_and_what_a_consumer_must_know() -> None:
+    from transformers import AutoTokenizer
+
     entries = [*FAMILY["generators"], *FAMILY["verifiers"]]
     assert {entry["name"] for entry in entries} == {each.name for each in MODELS.iterdir() if each.is_dir()}
     for entry in entries:
@@ -110,6 +114,7 @@ def test_the_demo_asks_in_the_proportions_of_mixed_traffic_and_nothing_that_was_
     assert {row["text"] for row in rows} & known == set()
 
 
+@pytest.mark.torch
 def test_the_smallest_answers_quick_questions_and_the_largest_more_of_the_stories() -> None:
     asked = question_set("test-23")
     quick = [question for question in asked if question.level == "quick"]
