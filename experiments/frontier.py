@@ -68,7 +68,7 @@ PLAYERS: Mapping[str, Player] = {
     "ts": Player("ts"),
     "uniscale": Player("uniscale"),
     "uniscale_no_warm_up": Player("uniscale", warm_up=0),
-    "default": Player("default", linear=True),
+    "default": Player("default", warm_up=0, linear=True),
     "default_with_prior": Player("default", warm_up=0, linear=True, prior=True),
 }
 AFTER_HISTORY: Mapping[str, Player] = {

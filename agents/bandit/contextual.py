@@ -1,19 +1,18 @@
-"""The contextual policy: exact ridge regression on few, interacting coordinates, with a linear price of cost."""
+"""The contextual policy: one hierarchical linear model of accuracy and cost, from which each query has its own ranking."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, NamedTuple
+from typing import Any, Final, Literal
 
 import numpy as np
 
-from agents.bandit.design import CORRECT, COST, ONE, Design, History, fit_transform, set_anchors
-from agents.bandit.estimates import SETTLED, Estimates, lengths
+from agents.bandit.contextual_features import ContextualFeatures
 from agents.bandit.features import COUNTS, FeatureSettings
 from agents.bandit.learner import Learner, pick
-from agents.bandit.pacing import Outlook, Pacer
+from agents.bandit.pacing import Forecast, Outlook, Pacer
 from agents.bandit.policy import (
     Account,
     ActionVector,
@@ -27,108 +26,443 @@ from agents.bandit.policy import (
     Scores,
     Vector,
     check_outcome,
+    generator,
 )
-from agents.bandit.prior import LESSONS, Lessons, require_fit
+from agents.bandit.prior import (
+    REFITS,
+    ROUNDS,
+    Evidence,
+    History,
+    Memory,
+    estimated,
+    evidence_of,
+    fit_directions,
+    require_fit,
+    set_anchors,
+    usual_variance,
+)
 from agents.bandit.registry import Inputs, Options, policy
+from agents.bandit.ridge import Ridge
 
-# How the contextual policy ranks: predicted reward, priced optimism, caution.
+CORRECT, SCORE, LOG_COST, ONE, COST = range(5)
+"""Columns of what is predicted: the reward's terms (`policy.TERMS`), and the cost itself."""
+
+# One regression: coefficients with the prior N(0, τ²) of their blocks, given outcomes with the noise σ².
 #
-# Exploration accounts for cost. If the objective has a price, the optimism α·√(xᵀA⁻¹x) of an action that costs k
-# times as much as the best predicted one is divided by k, so that very expensive actions are not explored like the
-# others.
+# In units of the noise, A = diag(σ²/τ²) + Σ x xᵀ, θ = A⁻¹ Σ x·y, and xᵀθ has the variance σ² xᵀA⁻¹x.
 
 
-class Seen(NamedTuple):
-    """What is predicted for one query z: terms of every action, shape (n, 5), and Q (`Estimates.curvature`)."""
-
-    z: Vector
-    terms: Matrix
-    curvature: Matrix
-
-
-class Ranking:
-    """Scores the actions of queries. Changes nothing.
+class Regression:
+    """Two targets that share A.
 
     Args:
-        outlook: The recent queries, and the regression.
-        alpha: Exploration factor.
+        features: Compute x. They grow with the actions; call `grow` after they have grown.
+        term: Which of the usual variances hold: accuracy's (0) or cost's (1). The first target is the one whose
+            variances are estimated.
+        centre: What the targets are before anything is known, shape (2,).
+        noise: Variance of the first target around its prediction, before anything is known.
+
+    Attributes:
+        variances: τ² of every block.
+        noise: σ².
+        outcomes: Rows entered one by one, or in a history.
+        square: Σ y² of the first target, centred.
     """
 
-    def __init__(self, outlook: Outlook, alpha: float) -> None:
-        self._outlook, self._alpha = outlook, alpha
-        self._design, self._estimates = outlook.design, outlook.estimates
+    def __init__(self, features: ContextualFeatures, term: int, centre: Vector, noise: float) -> None:
+        self._features, self._term = features, term
+        self.centre, self.noise = centre, noise
+        self.variances: dict[str, float] = {}
+        self.penalties: Vector = np.zeros(0)
+        self.ridge = Ridge(self.penalties, len(centre))
+        self.outcomes, self.square = 0.0, 0.0
 
-    def scores(
-        self, queries: Matrix, contexts: Sequence[Context], objectives: Sequence[Objective], seed: int
-    ) -> list[Scores]:
-        """Score every allowed action of every context.
+    def grow(self) -> None:
+        """Append the columns of new features; a block that is new has its usual variance."""
+        blocks = self._features.blocks[self.ridge.dim :]
+        for block in blocks:
+            self.variances.setdefault(block, usual_variance(block, self._term))
+        fresh = np.array([self.noise / self.variances[block] for block in blocks])
+        self.penalties = np.concatenate([self.penalties, fresh])
+        self.ridge.grow(fresh)
+
+    def predicted(self, z: Vector) -> Matrix:
+        """Return both targets of every action, shape (n, 2)."""
+        d = self._features
+        return np.asarray(self.centre + d.sides @ d.project(z, self.ridge.theta))
+
+    def widths(self, z: Vector, sides: Matrix) -> Vector:
+        """Return the standard deviation of the first target's prediction for some actions, shape (n,)."""
+        q = self._features.compress(z, self.ridge.inverse)
+        return np.asarray(np.sqrt(self.noise * np.maximum(np.sum((sides @ q) * sides, axis=1), 0.0)))
+
+    def add(self, x: Vector, targets: Vector) -> None:
+        """Learn one outcome: x of shape (D,), targets of shape (2,)."""
+        y = targets - self.centre
+        self.ridge.add(x, y)
+        self.outcomes += 1.0
+        self.square += float(y[0]) ** 2
+
+    def amend(self, x: Vector, before: float, after: float) -> None:
+        """Replace the first target of an outcome that was learned; A does not change."""
+        self.ridge.adjust(x, 0, after - before)
+        self.square += (after - self.centre[0]) ** 2 - (before - self.centre[0]) ** 2
+
+    def loosen(self, column: int, variance: float) -> None:
+        """Let one coefficient have moved: its variance grows, and what is predicted stays."""
+        grown = variance / self.noise
+        self.ridge.loosen(column, grown)
+        # A⁻¹ ≤ Λ⁻¹ holds with v added to both, so what A holds beyond the penalties stays positive semidefinite.
+        self.penalties[column] /= 1.0 + grown * self.penalties[column]
+
+    def reestimate(self) -> None:
+        """Estimate variances and noise anew from everything learned; one round, which inverts A once or twice."""
+        a = self.ridge.a.copy()
+        a[np.diag_indices(len(a))] -= self.penalties
+        seen = Evidence(a, self.ridge.b[:, 0], self.square, self.outcomes, self.noise)
+        self.variances, (self.noise,) = estimated(
+            [seen], self._features.blocks, self.variances, self._term, 1
+        )
+        self._enter(a, self.ridge.b)
+
+    def replace(self, history: History, z: Matrix, targets: Matrix, cap: float) -> None:
+        """Forget everything; learn a history with variances that are estimated from it.
 
         Args:
-            queries: Checked vectors of the contexts, as rows.
-            contexts: The contexts.
-            objectives: One for each context.
-            seed: Of ties.
+            history: Its rows.
+            z: Of its questions, shape (Q, rank).
+            targets: Of its rows, shape (m, 2).
+            cap: Rows as which the history counts at most.
         """
-        usual = self._seen(self._outlook.usual()) if self._outlook.cautious() else None
-        asked = zip(queries, contexts, objectives, strict=True)
-        return [self._scored(query, context, objective, seed, usual) for query, context, objective in asked]
+        self.centre = np.average(targets, axis=0, weights=history.weights)
+        kinds = evidence_of(self._features, history, z, targets - self.centre, self.noise)
+        blocks = self._features.blocks
+        usual = {block: usual_variance(block, self._term) for block in blocks}
+        self.variances, noises = estimated([each for each, _ in kinds], blocks, usual, self._term, ROUNDS)
+        # What a question has of its own, all its rows share; a row alone has it, and its own noise.
+        rows = len(history.question)
+        own = (noises[-1] - noises[0]) * len(history.queries) / rows if len(kinds) > 1 else noises[0]
+        self.noise = noises[0] + max(own, 0.0) if len(kinds) > 1 else own
+        a, b, self.square = np.zeros_like(kinds[0][0].gram), np.zeros((len(blocks), targets.shape[1])), 0.0
+        for (each, moment), noise in zip(kinds, noises, strict=True):
+            a += each.gram * (self.noise / noise)
+            b += moment * (self.noise / noise)
+            self.square += each.square * (self.noise / noise)
+        self.outcomes = float(rows)
+        self._enter(a, b, min(1.0, cap / rows))
 
-    def _seen(self, z: Vector) -> Seen:
-        return Seen(z, self._estimates.predicted(z), self._estimates.curvature(z))
+    def snapshot(self) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+        """Return (plain values, arrays) from which `restore` continues to the bit."""
+        meta = {
+            "rows": self.ridge.rows,
+            "variances": self.variances,
+            "noise": self.noise,
+            "outcomes": self.outcomes,
+            "square": self.square,
+        }
+        return meta, self.ridge.snapshot() | {"centre": self.centre, "penalties": self.penalties}
 
-    def _scored(
-        self, query: Vector, context: Context, objective: Objective, seed: int, usual: Seen | None
-    ) -> Scores:
-        d = self._design
-        keep = d.choosable(context.query_id, context.allowed)
-        seen = self._seen(d.short(query))
-        mean, width = self._optimistic(seen, keep, objective)
-        score = mean + width
-        if usual is not None:
-            incumbent = keep[int(np.add(*self._optimistic(usual, keep, objective)).argmax())]
-            peculiar = self._estimates.curvature(seen.z - usual.z)
-            doubt = lengths(d.sides[keep] - d.sides[incumbent], peculiar)
-            score = score - self._outlook.caution * doubt
-        chosen, probability = pick(score, seed, context.query_id)
-        correct, path_score, log_cost = seen.terms[keep[chosen], :ONE].tolist()
-        return Scores(
-            [d.ids[j] for j in keep],
-            mean,
-            width,
-            score,
-            chosen,
-            probability,
-            predicted=(correct, path_score, log_cost),
+    def restore(self, meta: dict[str, Any], arrays: Mapping[str, np.ndarray]) -> None:
+        """Become what `snapshot` returned."""
+        self.variances, self.noise = dict(meta["variances"]), meta["noise"]
+        self.outcomes, self.square = meta["outcomes"], meta["square"]
+        self.centre, self.penalties = arrays["centre"], arrays["penalties"]
+        self.ridge.restore(dict(arrays), meta["rows"])
+
+    def _enter(self, a: Matrix, b: Matrix, weight: float = 1.0) -> None:
+        """Take Σ x xᵀ and Σ x yᵀ, with the penalties of the present variances, both at a weight."""
+        tau = np.array([self.variances[block] for block in self._features.blocks])
+        self.penalties = weight * self.noise / tau
+        self.ridge.enter(weight * a, self.penalties, weight * b)
+
+
+# Changes that nobody announces: a model's searches cost something else than was learned, or its answers are wrong
+# more often. After a long history a regression takes hundreds of outcomes to follow. A price needs none of this:
+# the policy is told of it.
+
+FADING: Final = 0.95
+"""Weight of an outcome relative to the model's next one: the last 20 make up two thirds of the total."""
+
+TRUST: Final = 5.0
+"""Weight of the regression of costs, in outcomes."""
+
+LEAST: Final = 0.5
+"""Least mean of ln(cost / prediction) that counts: below a factor of 1.65, up or down, it may well be chance."""
+
+SURPRISE: Final = 4.0
+"""Standard deviations by which a model's latest answers must be off until its own accuracy is learned anew."""
+
+STEP: Final = 0.3
+"""Standard deviation by which a model's accuracy may have moved then."""
+
+SETTLED: Final = 1000
+"""Outcomes, a prior's among them, before changes of cost are followed: a regression that knows fewer errs for other
+reasons."""
+
+
+class CostDrift:
+    """The mean of ln(cost / prediction) of each model's latest outcomes.
+
+    Attributes:
+        sums: For each model the faded number of its outcomes, and the faded sum.
+    """
+
+    def __init__(self) -> None:
+        self.sums: dict[str, tuple[float, float]] = {}
+
+    def learn(self, model: str, surprise: float) -> bool:
+        """Add an outcome; return whether the model's factor is another one now.
+
+        Args:
+            model: Its model.
+            surprise: ln(cost / prediction), without price and without this correction.
+        """
+        before = self.factor(model)
+        count, total = self.sums.get(model, (0.0, 0.0))
+        self.sums[model] = (FADING * count + 1.0, FADING * total + surprise)
+        return self.factor(model) != before
+
+    def factor(self, model: str) -> float:
+        """Return what to multiply a model's predicted costs by.
+
+        >>> drift = CostDrift()
+        >>> drift.factor("mini-1m")
+        1.0
+        >>> for _ in range(60):
+        ...     _ = drift.learn("mini-1m", math.log(3))
+        >>> round(drift.factor("mini-1m"), 1)
+        2.4
+        """
+        count, total = self.sums.get(model, (0.0, 0.0))
+        mean = total / (count + TRUST)
+        return math.exp(mean) if abs(mean) > LEAST else 1.0
+
+
+class AccuracyDrift:
+    """Whether the latest answers of a model are right as often as predicted.
+
+    Attributes:
+        sums: For each model the faded sum of (correct - predicted), and of its variance.
+    """
+
+    def __init__(self) -> None:
+        self.sums: dict[str, tuple[float, float]] = {}
+
+    def learn(self, model: str, correct: float, predicted: float) -> bool:
+        """Add an outcome; return whether the model is not what was learned, and then begin anew.
+
+        >>> drift = AccuracyDrift()
+        >>> [drift.learn("mini-1m", 0.0, 0.8) for _ in range(6)]
+        [False, False, False, False, True, False]
+        """
+        chance = min(max(predicted, 0.05), 0.95)
+        total, variance = self.sums.get(model, (0.0, 0.0))
+        total = FADING * total + correct - predicted
+        variance = FADING**2 * variance + chance * (1.0 - chance)
+        changed = abs(total) > SURPRISE * math.sqrt(variance)
+        self.sums[model] = (0.0, 0.0) if changed else (total, variance)
+        return changed
+
+
+# What the contextual policy has learned: the expected terms of every action for a query.
+#
+# Correctness and score are one regression, cost and its logarithm the other: of a search whose answer was cut by its
+# client, only the cost is known. Costs are measured in units of each action's anchor, so that expensive and cheap actions
+# share a scale, and learned in eFLOPs: a price multiplies what is predicted, so a new one takes effect at once and
+# nothing has to be relearned.
+
+BOUNDS: Final = (0.2, 5.0)
+"""Bounds of a predicted cost, in units of the anchor. A linear prediction can fall below zero: an expensive configuration
+would then look like a bargain for that query, and be chosen for it."""
+
+REESTIMATES: Final = (250, 500, 1000, 2000, 4000, 8000)
+"""Outcomes after which variances are estimated anew, besides those at which a policy without a prior learns anew."""
+
+
+class Estimates:
+    """The regressions, and what corrects them.
+
+    Args:
+        features: Compute x.
+
+    Attributes:
+        right: The regression of Correct and Score.
+        paid: That of cost and ln(cost), both in units of the anchor.
+        outcomes: Outcomes learned since the policy began, without a prior's.
+        tried: Outcomes of each model, a prior's among them.
+        price_factors: Price of an eFLOP on each model; models left out have 1.
+        factors: Price times drift of each action, shape (n,).
+    """
+
+    def __init__(self, features: ContextualFeatures) -> None:
+        self.features = features
+        self.right = Regression(features, 0, np.array([0.5, 0.5]), 0.2)
+        self.paid = Regression(features, 1, np.array([1.0, 0.0]), 1.0)
+        self.outcomes = 0
+        self.tried: dict[str, int] = {}
+        self.price_factors: dict[str, float] = {}
+        self.costs, self.accuracy = CostDrift(), AccuracyDrift()
+        self.factors: Vector = np.ones(0)
+
+    def any(self) -> bool:
+        """Return whether anything has been learned."""
+        return bool(self.paid.outcomes)
+
+    def grow(self) -> None:
+        """Append the columns of new features."""
+        self.right.grow()
+        self.paid.grow()
+        self.reprice(self.price_factors)
+
+    def reprice(self, price_factors: Mapping[str, float]) -> None:
+        """Set the price of an eFLOP on each of these models, and 1 on all others."""
+        self.price_factors = dict(price_factors)
+        self._refactor()
+
+    def predicted(self, z: Vector) -> Matrix:
+        """Return the predicted terms of every known action, shape (n, 5): Correct, Score, log C, 1, C.
+
+        C is in eFLOPs at the prices in force.
+        """
+        right, paid = self.right.predicted(z), self.paid.predicted(z)
+        cost = self.features.anchors * self.factors
+        terms = np.ones((len(cost), 5))
+        terms[:, [CORRECT, SCORE]] = right
+        terms[:, LOG_COST] = np.log(cost) + np.clip(paid[:, 1], *np.log(BOUNDS))
+        terms[:, COST] = cost * np.clip(paid[:, 0], *BOUNDS)
+        return terms
+
+    def forecast(self, window: Matrix, actions: np.ndarray) -> Forecast:
+        """Return what is predicted of some actions for many queries.
+
+        Args:
+            window: The queries, shape (m, rank).
+            actions: Indices of the n actions.
+        """
+        d = self.features
+        sides, found = d.sides[actions], []
+        for of in (self.right, self.paid):
+            theta = of.ridge.theta[:, 0].reshape(len(d.names), d.rank)  # (J, rank)
+            found.append(of.centre[0] + window @ theta.T @ sides.T)  # (m, n)
+        accuracy = np.clip(found[0], 0.0, 1.0)
+        cost = d.anchors[actions] * self.factors[actions] * np.clip(found[1], *BOUNDS)
+        best, some = accuracy.argmax(axis=1), slice(None, None, SOME)
+        x = d.rows(window[some], actions[best[some]])
+        doubt = np.sqrt(
+            self.right.noise * np.maximum(np.sum((x @ self.right.ridge.inverse) * x, axis=1), 0.0)
         )
+        return Forecast(accuracy, cost, float(doubt.mean()))
 
-    def _optimistic(self, seen: Seen, keep: np.ndarray, objective: Objective) -> tuple[Vector, Vector]:
-        """Return predicted reward and priced optimism of some actions."""
-        terms = seen.terms[keep]
-        width = self._alpha * lengths(self._design.sides[keep], seen.curvature)
-        mean = terms[:, :COST] @ objective.coefficients - objective.price * terms[:, COST]
-        if objective.price:
-            best = terms[int(mean.argmax()), COST]
-            width = width * np.minimum(1.0, best / terms[:, COST])
-        return mean, width
+    def targets(self, correct: float, score: float, log_cost: float, action: int) -> tuple[Vector, Vector]:
+        """Return what both regressions learn of one outcome, each of shape (2,); `log_cost` is without a price."""
+        ratio = log_cost - math.log(self.features.anchors[action])
+        return np.array([correct, score]), np.array([math.exp(min(ratio, MOST_RATIO)), ratio])
+
+    def add(self, z: Vector, action: int, correct: float, score: float, log_cost: float) -> None:
+        """Learn one outcome."""
+        x, model = self.features.row(z, action), self.features.models[action]
+        right, paid = self.targets(correct, score, log_cost, action)
+        told = float(self.right.centre[0] + x @ self.right.ridge.theta[:, 0])
+        expected = float(self.paid.centre[1] + x @ self.paid.ridge.theta[:, 1])
+        if self.paid.outcomes >= SETTLED and self.costs.learn(model, float(paid[1]) - expected):
+            self._refactor()
+        if self.accuracy.learn(model, correct, told):
+            self.right.loosen(self.features.names.index(f"model {model}") * self.features.rank, STEP**2)
+        self.right.add(x, right)
+        self.paid.add(x, paid)
+        self.tried[model] = self.tried.get(model, 0) + 1
+        self.outcomes += 1
+        if self.outcomes in REESTIMATES:
+            self.right.reestimate()
+            self.paid.reestimate()
+
+    def add_cost(self, z: Vector, action: int, log_cost: float) -> None:
+        """Learn the cost of one outcome of which nothing else is known.
+
+        It says nothing about drift: the client ended the search early, which is no property of the model.
+        """
+        self.paid.add(self.features.row(z, action), self.targets(0.0, 0.0, log_cost, action)[1])
+
+    def amend(self, z: Vector, action: int, before: float, after: float) -> None:
+        """Replace Correct of an outcome that was learned."""
+        self.right.amend(self.features.row(z, action), before, after)
+
+    def replace(self, history: History, cap: float) -> Matrix:
+        """Forget everything and learn a history; return z of its questions, shape (Q, rank)."""
+        d = self.features
+        set_anchors(d, history)
+        ratio = history.log_cost - np.log(d.anchors[history.action])
+        paid = np.stack([np.exp(np.minimum(ratio, MOST_RATIO)), ratio], axis=1)
+        right = np.stack([history.correct, history.score], axis=1)
+        z = fit_directions(d, history, np.stack([right[:, 0], paid[:, 0]], axis=1))
+        self.right.replace(history, z, right, cap)
+        self.paid.replace(history, z, paid, cap)
+        self.costs, self.accuracy = CostDrift(), AccuracyDrift()
+        self._refactor()
+        counts = np.bincount(history.action, minlength=len(d.ids))
+        self.tried = {}
+        for model, count in zip(d.models, counts.tolist(), strict=True):
+            self.tried[model] = self.tried.get(model, 0) + count
+        return z
+
+    def snapshot(self) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+        """Return (plain values, arrays) from which `restore` continues to the bit."""
+        right, paid = self.right.snapshot(), self.paid.snapshot()
+        meta = {
+            "right": right[0],
+            "paid": paid[0],
+            "outcomes": self.outcomes,
+            "tried": self.tried,
+            "price_factors": self.price_factors,
+            "cost_drift": {model: list(sums) for model, sums in self.costs.sums.items()},
+            "accuracy_drift": {model: list(sums) for model, sums in self.accuracy.sums.items()},
+        }
+        arrays = {f"right.{name}": array for name, array in right[1].items()}
+        return meta, arrays | {f"paid.{name}": array for name, array in paid[1].items()}
+
+    def restore(self, meta: dict[str, Any], arrays: Mapping[str, np.ndarray]) -> None:
+        """Become what `snapshot` returned."""
+        for name, of in (("right", self.right), ("paid", self.paid)):
+            own = {k.removeprefix(f"{name}."): v for k, v in arrays.items() if k.startswith(f"{name}.")}
+            of.restore(meta[name], own)
+        self.outcomes, self.tried = meta["outcomes"], dict(meta["tried"])
+        self.costs.sums = {model: (count, total) for model, (count, total) in meta["cost_drift"].items()}
+        self.accuracy.sums = {
+            model: (total, spread) for model, (total, spread) in meta["accuracy_drift"].items()
+        }
+        self.reprice(meta["price_factors"])
+
+    def _refactor(self) -> None:
+        of = {
+            m: self.price_factors.get(m, 1.0) * self.costs.factor(m)
+            for m in dict.fromkeys(self.features.models)
+        }
+        self.factors = np.array([of[model] for model in self.features.models])
 
 
-# The contextual policy: exact ridge on few, interacting coordinates, with a linear price of cost.
+MOST_RATIO: Final = 7.0
+"""Bound of ln(cost / anchor) where the ratio itself is learned: one search a thousand times as long as usual counts so."""
+
+SOME: Final = 5
+"""Of the window's queries, one in so many says how much is in doubt."""
+
+
+# The contextual policy.
 #
 # LinUCB on the paper's joint vector ranks actions in the same order for every query as far as the mean goes, and with
-# 552 dimensions it learns little in a few hundred rounds. Here x = z_q ⊗ g_a (`design`) has 20 to 150 dimensions, and
-# each query has its own ranking. This is not Algorithm 1; the paper's policy is `linucb`.
+# 552 dimensions it learns little in a few hundred rounds. Here x = g_a ⊗ z_q, each query has its own ranking, and how much
+# each kind of difference is worth is estimated. This is not Algorithm 1; the paper's policy is `linucb`.
 #
-# - Five columns of B share one A: Correct, Score, log C, 1, and C itself. A budget, and a mix of configurations,
-#   are linear in cost. Costs are measured in units of each action's anchor, so that expensive and cheap actions
-#   share a scale. The column of ones makes every term regress towards its own mean rather than towards zero.
-# - Costs are learned in eFLOPs. A model's price multiplies its predicted cost when a decision is made, so a new
-#   price takes effect at once, and λ is solved again. If a model's searches grow longer, nobody says so: `drift`
-#   notices.
-# - Exploration accounts for cost (`ranking`), and a query leaves the configuration that is best overall only for
-#   what is predicted to be clearly better (`caution`).
-# - A prior from history (`prior`) is a complete state to start from. Without one, the policy fits its query
-#   transform to its own history after 500, 1,000, 2,000 and 4,000 outcomes (`lessons`).
-# - The pacer (`pacer`) determines λ for objectives by mean cost and by accuracy.
+# - Optimism is priced: if the objective has a price, the width α·σ√(xᵀA⁻¹x) of an action that costs k times as much as
+#   the best predicted one is divided by k, so that very expensive actions are not explored like the others.
+# - A model of which hardly anything is known is tried: one query in as many as there are models goes to each such model.
+#   Before anything is known, that is every query.
+# - A prior from history (`prior`) is a complete state to start from. Without one, the policy learns anew from its own
+#   first outcomes whenever there are twice as many (`Memory`).
+# - The pacer (`pacing`) determines λ for objectives by mean cost and by accuracy.
+
+FIRST: Final = 2
+"""Outcomes of a model below which it is tried for their sake."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,45 +470,36 @@ class ContextualSettings:
     """Settings of the contextual policy.
 
     Attributes:
-        alpha: Exploration factor.
-        ridge: λ of the coefficients that do not depend on the query.
-        query_ridge: λ of those by which the query meets a model or its size: what depends on the query is held closer
-            to zero, because it is many times as much to learn.
-        detail_ridge: λ of those by which it meets the width of the search and other details.
-        caution: κ (`caution`); 0 for none.
+        alpha: Exploration factor, in standard deviations of the prediction.
+        accuracy_of: Of what an objective by accuracy asks for a share: `reachable`, what the best action for each query
+            would reach, less its doubt, or `best`, what the action that is best on average reaches.
         encoder: Identity of the encoder of the queries; a state from another encoder is refused.
-        lessons: Numbers of outcomes after which the query transform is fitted to them, if there was no prior.
-        settled: Number of outcomes, a prior's among them, before `drift` and `caution` begin.
+        refits: Numbers of outcomes at which a policy without a prior learns anew.
     """
 
-    alpha: float = 0.05
-    ridge: float = 3.0
-    query_ridge: float = 30.0
-    detail_ridge: float = 300.0
-    caution: float = 0.1
+    alpha: float = 0.5
+    accuracy_of: Literal["reachable", "best"] = "reachable"
     encoder: str = ""
-    lessons: tuple[int, ...] = LESSONS
-    settled: int = SETTLED
+    refits: tuple[int, ...] = REFITS
 
 
 class Contextual(Learner):
-    """Priced, optimistic ridge regression on z_q ⊗ g_a."""
+    """Priced, optimistic choice by a hierarchical linear model on g_a ⊗ z_q."""
 
     name = "contextual"
     order_free = False  # the pacer is a fold in strict order
     paces = True
     surface = True
 
-    def __init__(self, design: Design, settings: ContextualSettings | None = None) -> None:
-        super().__init__(design)
-        self.design = design
+    features: ContextualFeatures
+
+    def __init__(self, features: ContextualFeatures, settings: ContextualSettings | None = None) -> None:
+        super().__init__(features)
         self.settings = settings or ContextualSettings()
-        s = self.settings
-        self.estimates = Estimates(design, (s.ridge, s.query_ridge, s.detail_ridge), s.settled)
+        self.estimates = Estimates(features)
         self.pacer = Pacer()
-        self.outlook = Outlook(design, self.estimates, self.pacer, s.caution)
-        self.ranking = Ranking(self.outlook, s.alpha)
-        self.lessons = Lessons(s.lessons)
+        self.outlook = Outlook(self._forecast, self.pacer, reachable=self.settings.accuracy_of == "reachable")
+        self.memory = Memory(self.settings.refits)
 
     def grown(self, kept: Sequence[int]) -> None:
         """Append the columns of new features."""
@@ -187,7 +512,48 @@ class Contextual(Learner):
     def scores(self, contexts: Sequence[Context], objectives: Sequence[Objective], seed: int) -> list[Scores]:
         """Score every allowed action of every context."""
         queries = self.features.queries([(c.query_id, c.embedding) for c in contexts])
-        return self.ranking.scores(queries, contexts, objectives, seed)
+        return [self._scored(*each, seed) for each in zip(queries, contexts, objectives, strict=True)]
+
+    def _scored(self, query: Vector, context: Context, objective: Objective, seed: int) -> Scores:
+        d = self.features
+        keep = d.choosable(context.query_id, context.allowed)
+        z = d.short(query)
+        terms = self.estimates.predicted(z)[keep]
+        width = self.settings.alpha * self.estimates.right.widths(z, d.sides[keep])
+        mean = terms[:, :COST] @ objective.coefficients - objective.price * terms[:, COST]
+        if objective.price:
+            width = width * np.minimum(1.0, terms[int(mean.argmax()), COST] / terms[:, COST])
+        chosen, probability = pick(mean + width, seed, context.query_id)
+        tried, probability = self._tried(keep, chosen, probability, seed, context.query_id)
+        correct, score, log_cost = terms[tried, :ONE].tolist()
+        return Scores(
+            [d.ids[j] for j in keep],
+            mean,
+            width,
+            mean + width,
+            tried,
+            probability,
+            predicted=(correct, score, log_cost),
+            reason="policy" if tried == chosen else "warm-up",
+        )
+
+    def _tried(
+        self, keep: np.ndarray, chosen: int, probability: Vector, seed: int, query_id: str
+    ) -> tuple[int, Vector]:
+        """Return the choice and its probabilities where some models are to be tried: one is drawn among all on offer."""
+        cheapest: dict[str, int] = {}
+        cost = self.features.anchors[keep] * self.estimates.factors[keep]
+        for place in np.argsort(-cost, kind="stable").tolist():
+            cheapest[self.features.models[keep[place]]] = place
+        new = [name for name in cheapest if self.estimates.tried.get(name, 0) < FIRST]
+        if not new or len(cheapest) == 1:
+            return chosen, probability
+        probability = probability * (1.0 - len(new) / len(cheapest))
+        for name in new:
+            probability[cheapest[name]] += 1.0 / len(cheapest)
+        names = sorted(cheapest)
+        drawn = names[int(generator(seed, query_id, "new model").integers(len(names)))]
+        return (cheapest[drawn] if drawn in new else chosen), probability
 
     def begin(self, prior: bytes, actions: Sequence[ActionVector]) -> None:
         """Start from a prior, or raise and change nothing.
@@ -202,28 +568,36 @@ class Contextual(Learner):
         require_fit(prior, self.name, self.identity(), actions)
         self.load(prior)
         # The first offer comes next; until then nothing is on offer.
-        self.remove_actions(list(self.design.ids))
+        self.remove_actions(list(self.features.ids))
 
     def terms(self, context: Context) -> Matrix | None:
         """Return the predicted Correct, Score and log C of every allowed action."""
         (query,) = self.features.queries([(context.query_id, context.embedding)])
-        keep = self.design.choosable(context.query_id, context.allowed)
-        return np.asarray(self.estimates.predicted(self.design.short(query))[keep][:, :ONE])
+        keep = self.features.choosable(context.query_id, context.allowed)
+        return np.asarray(self.estimates.predicted(self.features.short(query))[keep][:, :ONE])
 
     def price(self, aim: Aim) -> float:
         """Return λ of an aim: the one in force, or a new solution on the window for a new aim or price of a model."""
         found = self.pacer.price(aim, self.estimates.price_factors)
         return self.outlook.price(aim) if found is None else found
 
+    def shortfall(self, aim: Aim) -> float | None:
+        """Return the least mean cost, or the largest share of accuracy, on the window, if an aim asks for more."""
+        return self.outlook.shortfall(aim)
+
+    def account(self, aim: Aim) -> Account | None:
+        """Return what an aim's decisions came to since its target was set."""
+        return self.pacer.account(aim)
+
     def expect(self, decisions: Sequence[Pending]) -> None:
         """Add decisions to the window and to the account of their aims."""
         queries = self.features.queries([(d.observation_id, d.embedding) for d in decisions])
         for decision, query in zip(decisions, queries, strict=True):
-            z = self.design.short(query)
+            z = self.features.short(query)
             if (aim := decision.aim) is not None:
                 price = self.price(aim)
                 terms = self.estimates.predicted(z)[self._place(decision)]
-                cost, accuracy = float(terms[COST]), float(terms[CORRECT])
+                cost, accuracy = float(terms[COST]), float(np.clip(terms[CORRECT], 0.0, 1.0))
                 factors = self.estimates.price_factors
                 if self.pacer.decided(aim, decision.observation_id, cost, accuracy, price, factors):
                     self.pacer.paces[aim.key].price = self.outlook.price(aim)
@@ -235,109 +609,79 @@ class Contextual(Learner):
             self.pacer.settled(decision.observation_id, None, None)
 
     def take(self, observations: Sequence[Observation]) -> None:
-        """Add x once per observation, with its five terms, in order."""
-        self._check(observations)
-        queries = self.features.queries([(o.observation_id, o.embedding) for o in observations])
-        for o, query in zip(observations, queries, strict=True):
-            at = self._place(o)
+        """Learn each observation, in order."""
+        for o, z, query, at in self._seen(observations):
             unpriced = o.log_cost - math.log(o.price_factor)
-            targets = self.estimates.targets(o.entered, o.score, unpriced, at)
-            self.estimates.add(self.design.short(query), at, targets)
+            self.estimates.add(z, at, o.entered, o.score, unpriced)
             self.pacer.settled(o.observation_id, float(np.exp(o.log_cost)), o.entered)
-            if (history := self.lessons.take(o, query, at, unpriced)) is not None:
+            if (history := self.memory.take(o, query, at, unpriced)) is not None:
                 self.relearn(history)
 
     def amend(self, observations: Sequence[Observation]) -> None:
-        """Add (correct - imputed)·x to the column of Correct; A does not change."""
-        self._check(observations)
-        queries = self.features.queries([(o.observation_id, o.embedding) for o in observations])
-        for o, query in zip(observations, queries, strict=True):
-            late = o.entered - o.imputed
-            self.estimates.adjust(self.design.short(query), self._place(o), late)
-            self.lessons.correct(o)
+        """Replace the imputed Correct by the true one; A does not change."""
+        for o, z, _, at in self._seen(observations):
+            self.estimates.amend(z, at, o.imputed, o.entered)
+            self.memory.correct(o)
 
     def price_only(self, observations: Sequence[Observation]) -> None:
         """Learn the costs; the accounts pay them, and their calibration stays as it is."""
-        self._check(observations)
-        queries = self.features.queries([(o.observation_id, o.embedding) for o in observations])
-        for o, query in zip(observations, queries, strict=True):
-            unpriced = o.log_cost - math.log(o.price_factor)
-            self.estimates.add_cost(self.design.short(query), self._place(o), unpriced)
+        for o, z, _, at in self._seen(observations):
+            self.estimates.add_cost(z, at, o.log_cost - math.log(o.price_factor))
             self.pacer.settled(o.observation_id, float(np.exp(o.log_cost)), None)
 
     def relearn(self, history: History, cap: float = math.inf) -> None:
-        """Fit anchors and query transform to a history, then learn the history with them.
+        """Take anchors, directions and variances from a history, then learn it with them.
 
         A policy without a prior does this with its own outcomes; `prior.teach` does it with a table.
 
         Args:
             history: The outcomes. They replace what has been learned, and the window.
-            cap: Weight of the history: it counts as at most this many observations.
+            cap: Rows as which the history counts at most.
         """
-        design = self.design
-        set_anchors(design, history)
-        terms = zip(
-            history.correct.tolist(),
-            history.score.tolist(),
-            history.log_cost.tolist(),
-            history.action.tolist(),
-            strict=True,
-        )
-        targets = np.array([self.estimates.targets(*row) for row in terms])
-        out_of_fold = fit_transform(design, history, targets)
-        weights = history.weights * min(1.0, cap / len(history.question))
-        self.estimates.replace(out_of_fold[history.question], history.action, targets, weights)
+        z = self.estimates.replace(history, cap)
         # In the order of the traffic: a question stands once for its rows in a run, as a table has them, and again
         # where it was asked again later.
         begins = np.flatnonzero(np.diff(history.question, prepend=-1))
-        self.outlook.replace(out_of_fold[history.question[begins]])
+        self.outlook.replace(z[history.question[begins]])
 
     def saved(self) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-        """Return regression, means, window and accounts, all bit for bit."""
-        rows, learned = self.estimates.snapshot()
-        ahead, outcomes = self.lessons.snapshot()
-        meta = {"rows": rows, "pacer": self.pacer.snapshot()} | ahead
-        if self.estimates.price_factors:
-            meta["price_factors"] = self.estimates.price_factors
-        if self.estimates.drift.sums:
-            meta["drift"] = self.estimates.drift.snapshot()
-        return meta, learned | {"window": self.outlook.snapshot()} | outcomes
+        """Return regressions, window, accounts and memory, all bit for bit."""
+        learned, arrays = self.estimates.snapshot()
+        ahead, outcomes = self.memory.snapshot()
+        window = np.array(self.outlook.window).reshape(-1, self.features.rank)
+        meta = {"estimates": learned, "pacer": self.pacer.snapshot()} | ahead
+        return meta, arrays | {"window": window} | outcomes
 
     def restored(self, meta: dict[str, Any], arrays: dict[str, np.ndarray]) -> None:
         """Restore them."""
-        self.estimates.restore(meta["rows"], arrays)
-        self.estimates.drift.restore(meta.get("drift", {}))
-        self.estimates.reprice(meta.get("price_factors", {}))
+        self.estimates.restore(meta["estimates"], arrays)
         self.outlook.replace(arrays["window"])
         self.pacer.restore(meta["pacer"])
-        self.lessons.restore(meta, arrays)
+        self.memory.restore(meta, arrays)
 
     def identity(self) -> dict[str, Any]:
-        """Return the settings that must be equal when a state is loaded; α and κ may change."""
-        s = self.settings
-        own = {
-            "ridge": s.ridge,
-            "query_ridge": s.query_ridge,
-            "detail_ridge": s.detail_ridge,
-            "encoder": s.encoder,
-        }
-        return {"contextual": own, "features": asdict(self.features.settings)}
+        """Return the settings that must be equal when a state is loaded; α and the meaning of accuracy may change."""
+        return {"contextual": {"encoder": self.settings.encoder}, "features": asdict(self.features.settings)}
 
-    def shortfall(self, aim: Aim) -> float | None:
-        """Return the least mean cost, or the largest share of accuracy, on the window, if an aim asks for more."""
-        return self.outlook.shortfall(aim)
+    def _forecast(self, window: Matrix) -> Forecast | None:
+        on_offer = np.flatnonzero(self.features.active)
+        if not len(on_offer) or not self.estimates.any():
+            return None
+        return self.estimates.forecast(window, on_offer)
 
-    def account(self, aim: Aim) -> Account | None:
-        """Return what an aim's decisions came to since its target was set."""
-        return self.pacer.account(aim)
-
-    def _place(self, item: Pending | Observation) -> int:
-        return self.features.position(item.observation_id, item.action_id)
-
-    def _check(self, observations: Sequence[Observation]) -> None:
+    def _seen(self, observations: Sequence[Observation]) -> list[tuple[Observation, Vector, Vector, int]]:
+        """Return each observation, checked, with z, its query and the place of its action."""
         for o in observations:
             check_outcome(o.observation_id, o.correct, o.score, o.log_cost, o.imputed)
             self._place(o)
+        queries = self.features.queries([(o.observation_id, o.embedding) for o in observations])
+        return [
+            (o, self.features.short(query), query, self._place(o))
+            for o, query in zip(observations, queries, strict=True)
+        ]
+
+    def _place(self, item: Pending | Observation) -> int:
+        return self.features.position(item.observation_id, item.action_id)
 
 
 # What a user sets of the contextual policy, and how it is built from that.
@@ -347,22 +691,18 @@ class ContextualOptions(Options, frozen=True, kw_only=True):
     """Options of the contextual policy.
 
     Attributes:
-        alpha, ridge, query_ridge, detail_ridge, caution: see ContextualSettings.
-        query_rank: Length of z_q without its constant: the surface counts, and two more directions.
+        alpha, accuracy_of: see ContextualSettings.
+        query_rank: Most that z_q has without its constant: the nine surface counts, and directions.
     """
 
-    alpha: float = 0.05
-    ridge: float = 3.0
-    query_ridge: float = 30.0
-    detail_ridge: float = 300.0
-    caution: float = 0.1
-    query_rank: int = 11
+    alpha: float = 0.5
+    accuracy_of: Literal["reachable", "best"] = "reachable"
+    query_rank: int = 24
 
     def __post_init__(self) -> None:
         """Refuse numbers it cannot run with."""
         super().__post_init__()
-        self.not_negative("alpha", "caution")
-        self.positive("ridge", "query_ridge", "detail_ridge")
+        self.not_negative("alpha")
         for name in ("action_features", "interactions"):
             if getattr(self, name) != Options.__struct_defaults__[Options.__struct_fields__.index(name)]:
                 raise ValueError(f"{name} does not apply to the contextual policy; leave it out")
@@ -377,12 +717,5 @@ def _contextual(options: ContextualOptions, on: Inputs) -> Policy:
         interaction_scale=options.interaction_scale,
         basis_seed=options.basis_seed,
     )
-    settings = ContextualSettings(
-        alpha=options.alpha,
-        ridge=options.ridge,
-        query_ridge=options.query_ridge,
-        detail_ridge=options.detail_ridge,
-        caution=options.caution,
-        encoder=on.encoder,
-    )
-    return Contextual(Design(features), settings)
+    settings = ContextualSettings(options.alpha, options.accuracy_of, on.encoder)
+    return Contextual(ContextualFeatures(features), settings)

@@ -9,8 +9,6 @@ from typing import Any, Final
 
 import numpy as np
 
-from agents.bandit.design import Design
-from agents.bandit.estimates import Doubts, Estimates
 from agents.bandit.policy import Account, Aim, Matrix, Vector
 
 # What the policy, as it predicts now, would choose for recent queries at any price λ, and which λ meets a target.
@@ -26,21 +24,16 @@ class Forecast:
     Attributes:
         accuracy: Predicted accuracy, shape (m, n).
         cost: Predicted cost, alike.
-        caution: κ.
-        doubts: The uncertainties that κ multiplies; None for none.
+        doubt: Standard deviation of the predicted accuracy of the best action, mean over contexts.
     """
 
     accuracy: Matrix
     cost: Matrix
-    caution: float = 0.0
-    doubts: Doubts | None = None
+    doubt: float = 0.0
 
     def choices(self, price: float) -> np.ndarray:
         """Return the index of the action chosen for each context at a price, shape (m,)."""
-        score = self.accuracy - price * self.cost
-        if self.doubts is not None:
-            score = score - self.caution * self.doubts.against(int(score.mean(axis=0).argmax()))
-        return np.asarray(score.argmax(axis=1))
+        return np.asarray((self.accuracy - price * self.cost).argmax(axis=1))
 
     def mean_cost(self, price: float) -> float:
         """Return the mean cost of what is chosen at a price."""
@@ -50,9 +43,15 @@ class Forecast:
         """Return the mean accuracy of what is chosen at a price."""
         return _mean(self.accuracy, self.choices(price))
 
-    def best_accuracy(self) -> float:
-        """Return the mean accuracy of the single action that is best on average."""
-        return float(self.accuracy.mean(axis=0).max())
+    def best_accuracy(self, *, reachable: bool) -> float:
+        """Return the mean accuracy of the single action that is best on average, or of the best for each context.
+
+        Args:
+            reachable: Whether each context has its own. The best of many predictions is often the luckiest, so it is taken
+                less its doubt; what a single action reaches can be reached in any case.
+        """
+        single = float(self.accuracy.mean(axis=0).max())
+        return max(single, float(self.accuracy.max(axis=1).mean()) - self.doubt) if reachable else single
 
 
 def price_for_cost(forecast: Forecast, target: float) -> float:
@@ -69,8 +68,8 @@ def price_for_cost(forecast: Forecast, target: float) -> float:
     return 0.0 if within(0.0) else _least(within, _scale(forecast))
 
 
-def price_for_accuracy(forecast: Forecast, share: float) -> float:
-    """Return the largest λ at which the mean accuracy of the choices is a share of the best action's mean.
+def price_for_accuracy(forecast: Forecast, share: float, *, reachable: bool = False) -> float:
+    """Return the largest λ at which the mean accuracy of the choices is a share of the best (`best_accuracy`).
 
     Where nothing is predicted to be right ever, λ is 0. Any λ keeps a share of nothing, so the target says nothing of
     it; but λ is accuracy per eFLOP, and falls to 0 with the accuracies. The largest λ would be wrong: it would choose
@@ -81,7 +80,7 @@ def price_for_accuracy(forecast: Forecast, share: float) -> float:
     >>> [round(price_for_accuracy(Forecast(share * right, cost), 0.8), 6) for share in (1.0, 0.01, 0.0)]
     [0.05, 0.0005, 0.0]
     """
-    best = forecast.best_accuracy()
+    best = forecast.best_accuracy(reachable=reachable)
     if best <= 0.0:
         return 0.0
     target = share * best
@@ -125,14 +124,16 @@ class Outlook:
     """The last contexts, and the present predictions for each of them.
 
     Args:
-        design: Which actions are on offer.
-        estimates: The predictions.
+        predict: From contexts as rows, shape (m, rank), to what is predicted of everything on offer; None as long as nothing
+            is known.
         pacer: How far an aim's spend and accuracy are off by now.
-        caution: κ (`caution`).
+        reachable: What a share of the accuracy is a share of (`Forecast.best_accuracy`).
     """
 
-    def __init__(self, design: Design, estimates: Estimates, pacer: Pacer, caution: float) -> None:
-        self.design, self.estimates, self.pacer, self.caution = design, estimates, pacer, caution
+    def __init__(
+        self, predict: Callable[[Matrix], Forecast | None], pacer: Pacer, *, reachable: bool
+    ) -> None:
+        self._predict, self._pacer, self._reachable = predict, pacer, reachable
         self.window: deque[Vector] = deque(maxlen=WINDOW)
 
     def price(self, aim: Aim) -> float:
@@ -141,9 +142,10 @@ class Outlook:
         if forecast is None:
             return 0.0
         if aim.mean_cost is not None:
-            return price_for_cost(forecast, self.pacer.momentary(aim))
+            return price_for_cost(forecast, self._pacer.momentary(aim))
         assert aim.accuracy is not None
-        return price_for_accuracy(forecast, aim.accuracy / self.pacer.optimism(aim))
+        share = aim.accuracy / self._pacer.optimism(aim)
+        return price_for_accuracy(forecast, share, reachable=self._reachable)
 
     def shortfall(self, aim: Aim) -> float | None:
         """Return the least mean cost, or the largest share of accuracy, on the window, if an aim asks for more."""
@@ -151,42 +153,23 @@ class Outlook:
         if forecast is None:
             return None
         if aim.mean_cost is not None:
-            least = float(forecast.cost.min(axis=1).mean()) * self.pacer.dearer(aim)
+            least = float(forecast.cost.min(axis=1).mean()) * self._pacer.dearer(aim)
             return least if least > aim.mean_cost else None
         assert aim.accuracy is not None
-        best = forecast.best_accuracy()
+        best = forecast.best_accuracy(reachable=self._reachable)
         if best <= 0.0:
             return None  # nothing was right yet: what share can be had is not known
-        most = forecast.mean_accuracy(0.0) / best * self.pacer.optimism(aim)
+        most = forecast.mean_accuracy(0.0) / best * self._pacer.optimism(aim)
         return most if most < aim.accuracy else None
-
-    def cautious(self) -> bool:
-        """Return whether queries leave the incumbent only for what is clearly better."""
-        return self.caution > 0 and self.estimates.settled()
-
-    def usual(self) -> Vector:
-        """Return the mean context; before the first, what the counts of questions usually are."""
-        return np.asarray(self.snapshot().mean(axis=0) if self.window else np.eye(1, self.design.rank)[0])
 
     def replace(self, contexts: Iterable[Vector]) -> None:
         """Replace the window, whose last contexts stay if there are too many."""
         self.window.clear()
         self.window.extend(contexts)
 
-    def snapshot(self) -> Matrix:
-        """Return the window's contexts as rows, shape (m, rank)."""
-        return np.array(self.window).reshape(len(self.window), self.design.rank)
-
     def forecast(self) -> Forecast | None:
         """Return what is predicted of everything on offer, for every context of the window; None without any."""
-        on_offer = np.flatnonzero(self.design.active)
-        if not self.window or not len(on_offer) or not self.estimates.any():
-            return None
-        window, doubts = self.snapshot(), None
-        if self.cautious():
-            peculiar = window - self.usual()
-            doubts = Doubts(self.design, self.estimates.ridge.inverse, peculiar, on_offer)
-        return Forecast(*self.estimates.outlook(window, on_offer), self.caution, doubts)
+        return self._predict(np.array(self.window)) if self.window else None
 
 
 # The pacer: the price λ of one eFLOP at which an objective by mean cost, or by accuracy, is met.
@@ -196,8 +179,7 @@ class Outlook:
 #
 # - mean cost: the least λ at which the mean predicted cost stays within the target, corrected by what was spent
 #   since the target was set, so that a bias of the predictions cannot accumulate;
-# - accuracy: the largest λ at which the mean predicted accuracy is the wanted share of the best single
-#   configuration's.
+# - accuracy: the largest λ at which the mean predicted accuracy is the wanted share of what can be reached.
 #
 # Its state is a fold over events in the one order of decisions and updates. The price in force is read once per
 # batch.

@@ -1,42 +1,423 @@
-"""A prior from history, and lessons: how a policy without one learns its query transform from first outcomes."""
+"""A prior from history: what features and variances of the contextual policy take from outcomes, and when."""
 
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
+from scipy.linalg import lapack
 
-from agents.bandit.design import History
-from agents.bandit.errors import CorruptState, PriorRefused
+from agents.bandit.contextual_features import ContextualFeatures, bounded, surface_directions
+from agents.bandit.errors import CorruptState, InvalidObservation, PriorRefused
+from agents.bandit.features import COUNTS
 from agents.bandit.learner import header, pack, plain, unpack, values
-from agents.bandit.policy import ActionVector, Observation, Vector
+from agents.bandit.policy import ActionVector, Matrix, Observation, Vector
 
 if TYPE_CHECKING:
     from agents.bandit.contextual import Contextual
 
-# Lessons: how a policy that began without a prior learns its query transform, from its own first outcomes.
+# History as a table of outcomes of configurations, one per row.
 #
-# It keeps these outcomes, and after 500, 1,000, 2,000 and 4,000 of them turns all into a `History` to relearn from.
+# Either every configuration answered every question, or the rows are logged decisions with one configuration each
+# and its propensity. Every outcome is an observation, except that a rare action's may count for several.
 
-LESSONS: Final = (500, 1000, 2000, 4000)
-"""Outcomes after which the query transform is fitted again: about a second each."""
+MOST_WEIGHT: Final = 10.0
+"""Bound of 1/propensity, so that the rows of a rare action do not dominate."""
 
 
-class Lessons:
-    """The lessons still due, and the outcomes kept for them.
+@dataclass(frozen=True)
+class History:
+    """Rows of history, each with one outcome.
+
+    Attributes:
+        queries: Embedding and surface counts of every question, shape (Q, d).
+        question: Index of the question, shape (m,).
+        action: Index of the action among the policy's, shape (m,).
+        correct, score, log_cost: The terms, shape (m,).
+        propensity: Probability with which the action was drawn; ones for a full table.
+    """
+
+    queries: Matrix
+    question: np.ndarray
+    action: np.ndarray
+    correct: Vector
+    score: Vector
+    log_cost: Vector
+    propensity: Vector
+
+    def __post_init__(self) -> None:
+        """Refuse values that would poison A or B; the message names the field."""
+        for name in ("correct", "score", "propensity"):
+            values = getattr(self, name)
+            if not (np.isfinite(values).all() and (values >= 0).all() and (values <= 1).all()):
+                raise InvalidObservation("history", name, "outside 0 to 1", "correct the table")
+        if not np.isfinite(self.log_cost).all() or not np.isfinite(self.queries).all():
+            raise InvalidObservation("history", "log_cost", "not finite", "give what each search cost")
+        if not (self.propensity > 0).all():
+            raise InvalidObservation("history", "propensity", 0.0, "log with exploration, above 0 everywhere")
+
+    @property
+    def weights(self) -> Vector:
+        """Return the weight of each row, corrected for its propensity: 1 on average."""
+        inverse = np.minimum(1.0 / self.propensity, MOST_WEIGHT)
+        return np.asarray(inverse / inverse.mean())
+
+
+# What the features take from history: the anchor of each action, and the directions of queries.
+#
+# An action's anchor is its mean cost. The directions are a ridge regression from embedding and counts to how each
+# feature of the actions departs on a question from its usual accuracy and cost, reduced to its leading directions
+# (reduced-rank regression). The directions used for a question of history are fitted without it; otherwise memorising
+# the question would look like skill. What is left of z's length is filled with the principal directions of the embedding:
+# what comes may differ in what history did not.
+
+FOLDS: Final = 10
+"""Number of folds of the questions; each is projected by a fit on the others."""
+
+RIDGES: Final = tuple(10.0 ** (k / 2) for k in range(-4, 9))
+"""Candidates for λ of the directions; generalised cross-validation chooses one for accuracy and one for cost."""
+
+DOUBT: Final = (1.0, 10.0)
+"""Rows at which the cost of a model, and of an action beside its model, weighs as much as its guess."""
+
+
+def set_anchors(features: ContextualFeatures, history: History) -> None:
+    """Set each action's anchor to its mean cost, shrunk towards that of its model, and that towards its guess.
+
+    The guess is the previous anchor, rescaled to the costs that were seen.
+    """
+    guess = features.anchors
+    n = len(guess)
+    weights = 1.0 / history.propensity
+    cost = np.exp(history.log_cost - np.log(guess[history.action]))  # in units of the guess
+    counts = np.bincount(history.action, minlength=n)
+    found = np.bincount(history.action, weights * cost, n)
+    whole = np.bincount(history.action, weights, n)
+    level = math.exp(float(np.average(np.log(found[counts > 0] / whole[counts > 0]))))
+    of_models, of_actions = DOUBT
+    models = np.array(features.models)
+    for model in dict.fromkeys(features.models):
+        own = models == model
+        trust = counts[own].sum() / (counts[own].sum() + of_models)
+        mine = level
+        if trust:
+            mine *= math.exp(trust * math.log(found[own].sum() / whole[own].sum() / level))
+        for action in np.flatnonzero(own):
+            trust = counts[action] / (counts[action] + of_actions)
+            apart = math.log(found[action] / whole[action] / mine) if trust else 0.0
+            features.anchors[action] = guess[action] * mine * math.exp(trust * apart)
+
+
+def fit_directions(features: ContextualFeatures, history: History, targets: Matrix) -> Matrix:
+    """Fit the directions; return z of every question, fitted without it, shape (Q, rank).
+
+    Fewer questions than folds say nothing of how questions differ: what the few do not vary in would be scaled up
+    without bound, and every later question would lie at the edge. The directions then stay as they are.
+
+    Args:
+        features: Their directions are replaced.
+        history: Its questions.
+        targets: Accuracy, and cost in units of the anchors, of each row, shape (m, 2).
+    """
+    queries = history.queries
+    if len(queries) < FOLDS:
+        return np.array([features.short(query) for query in queries])
+    most, dim = len(features.directions), queries.shape[1]
+    offset, spread = queries.mean(axis=0), queries.std(axis=0)
+    scale = np.maximum(spread, SMALL)
+    embedded = dim - len(COUNTS)
+    scale[:embedded] = max(float(np.sqrt(np.mean(spread[:embedded] ** 2))), SMALL)  # one for the embedding
+    inputs = (queries - offset) / scale
+    surface = surface_directions(scale[embedded:], dim, most)
+    fitted, held_out = _supervised(inputs, _departures(features, history, targets), most - len(surface))
+    principal = _principal(inputs[:, :embedded], most - len(surface) - len(fitted))
+    directions = np.zeros((most, dim))
+    directions[: len(surface)] = surface
+    directions[len(surface) : len(surface) + len(fitted)] = fitted / scale
+    at = len(surface) + len(fitted)
+    directions[at : at + len(principal), :embedded] = principal / scale[:embedded]
+    features.transform(offset, directions)
+    z = (queries - offset) @ directions.T
+    z[:, len(surface) : at] = held_out
+    return bounded(z, len(surface))
+
+
+SMALL: Final = 1e-6
+"""Least spread to divide by."""
+
+
+def _supervised(inputs: Matrix, wanted: Sequence[Matrix], most: int) -> tuple[Matrix, Matrix]:
+    """Return the leading directions of the fitted values, shape (k, d), and each question's own held-out coordinates.
+
+    Together the coordinates have a length of 1 on average.
+
+    Args:
+        inputs: Standardised queries, shape (Q, d).
+        wanted: What to predict for each question, a matrix of shape (Q, ·) for each λ.
+        most: Most directions.
+    """
+    whole, held_out = [], []
+    fold = np.arange(len(inputs)) % FOLDS
+    for values in wanted:
+        ridge = _chosen_ridge(inputs, values)
+        whole.append(_ridge(inputs, values, ridge))
+        apart = np.empty_like(values)
+        for k in range(FOLDS):
+            mine = fold == k
+            apart[mine] = inputs[mine] @ _ridge(inputs[~mine], values[~mine], ridge)
+        held_out.append(apart)
+    coefficients = np.concatenate(whole, axis=1)
+    _, sizes, axes = np.linalg.svd(inputs @ coefficients, full_matrices=False)
+    rank = min(max(most, 0), int(np.sum(sizes > SMALL * max(float(sizes[0]), SMALL))))
+    kept = axes[:rank].T
+    coordinates = np.concatenate(held_out, axis=1) @ kept
+    length = max(float(np.sqrt(np.mean(np.sum(coordinates**2, axis=1)))) if rank else 0.0, SMALL)
+    return (coefficients @ kept).T / length, coordinates / length
+
+
+def _principal(embedded: Matrix, most: int) -> Matrix:
+    """Return the leading principal directions, shape (k, d), along which the queries have a length of 1 on average."""
+    if most <= 0:
+        return np.zeros((0, embedded.shape[1]))
+    _, sizes, axes = np.linalg.svd(embedded, full_matrices=False)
+    rank = min(most, int(np.sum(sizes > SMALL)))
+    return np.asarray(axes[:rank] / max(float(np.sqrt(np.sum(sizes[:rank] ** 2) / len(embedded))), SMALL))
+
+
+def _departures(features: ContextualFeatures, history: History, targets: Matrix) -> list[Matrix]:
+    """Return how each question's accuracies, and costs, depart from what is usual, along every feature of the actions.
+
+    One matrix of shape (Q, ·) for each term and kind of feature, in units of the term's spread. A question says nothing of
+    a model that did not answer it.
+    """
+    n, questions = len(features.ids), len(history.queries)
+    sides = features.sides[history.action]  # (m, J)
+    kinds = [name.split(" ")[0] for name in features.names]
+    lengths = np.zeros((questions, sides.shape[1]))
+    np.add.at(lengths, history.question, sides**2 * history.weights[:, None])
+    found = []
+    for values in targets.T:
+        weights = 1.0 / history.propensity
+        usual = np.bincount(history.action, weights * values, n)
+        usual /= np.maximum(np.bincount(history.action, weights, n), 1e-300)
+        rest = (values - usual[history.action]) * history.weights
+        along = np.zeros_like(lengths)
+        np.add.at(along, history.question, rest[:, None] * sides)
+        along /= np.where(lengths > 0.0, lengths, 1.0)
+        along -= along.mean(axis=0)
+        if (spread := float(along.std())) > SMALL:
+            of_kind = {kind: [k == kind for k in kinds] for kind in dict.fromkeys(kinds)}
+            found += [along[:, own] / spread for own in of_kind.values()]
+    return found or [np.zeros((questions, 1))]
+
+
+def _chosen_ridge(inputs: Matrix, wanted: Matrix) -> float:
+    """Return the λ with the least generalised cross-validation error."""
+    left, sizes, _ = np.linalg.svd(inputs, full_matrices=False)
+    along = left.T @ wanted
+    rest = float(np.sum(wanted**2) - np.sum(along**2))
+    n = len(inputs)
+    errors = []
+    for ridge in RIDGES:
+        kept = sizes**2 / (sizes**2 + ridge)
+        error = rest + float(np.sum(((1.0 - kept)[:, None] * along) ** 2))
+        errors.append(error / max(n - 1 - kept.sum(), SMALL) ** 2)
+    return float(RIDGES[int(np.argmin(errors))])
+
+
+def _ridge(inputs: Matrix, wanted: Matrix, ridge: float) -> Matrix:
+    """Return the coefficients, shape (d, ·); in the smaller of the two spaces."""
+    if len(inputs) < inputs.shape[1]:
+        inner = inputs @ inputs.T
+        inner[np.diag_indices(len(inner))] += ridge
+        return np.asarray(inputs.T @ np.linalg.solve(inner, wanted))
+    gram = inputs.T @ inputs
+    gram[np.diag_indices(len(gram))] += ridge
+    return np.asarray(np.linalg.solve(gram, inputs.T @ wanted))
+
+
+# The variances: how much each block of columns is worth, estimated instead of chosen.
+#
+# Every coefficient has the prior N(0, τ²) with τ² of its block, so what does not help is held at zero and what does is
+# not. The variances are those under which the outcomes are most likely (marginal likelihood, by MacKay's fixed point),
+# held towards the usual ones of other fleets by as much as three coefficients would.
+#
+# Outcomes of one question share what it has of its own: they say more of how actions differ than single outcomes do, and
+# less of how accurate they are. So the departures of a question's rows from their mean, and the mean, have noises of their own.
+
+BELIEF: Final = 3.0
+"""Weight of a block's usual variance, in coefficients."""
+
+BELIEF_NOISE: Final = 20.0
+"""Weight of the noise before, in outcomes."""
+
+ROUNDS: Final = 20
+"""Rounds of the fixed point for a history; each inverts A once."""
+
+FLAT: Final = 1e-7
+"""Least variance of a block, and least noise."""
+
+USUAL: Final[Mapping[str, tuple[float, float]]] = {
+    "one × constant": (0.1, 0.1),
+    "one × counts": (0.05, 0.5),
+    "one × directions": (0.02, 0.1),
+    "coordinate × constant": (0.005, 0.05),
+    "coordinate × counts": (0.002, 0.03),
+    "coordinate × directions": (0.0005, 0.005),
+    "model × constant": (0.03, 0.1),
+    "model × counts": (0.002, 0.02),
+    "model × directions": (0.002, 0.02),
+    "shape × constant": (0.0005, 0.01),
+    "shape × counts": (0.0001, 0.005),
+    "shape × directions": (0.00001, 0.0001),
+}
+"""Variances of accuracy, and of cost in units of the anchors, as they usually are: the generic prior."""
+
+
+def usual_variance(block: str, term: int) -> float:
+    """Return the usual variance of a block of `ContextualFeatures.blocks`, of accuracy (0) or of cost (1)."""
+    kind, part = block.split(" × ")
+    known = kind if kind in ("one", "model", "shape") else "coordinate"
+    return USUAL[f"{known} × {part}"][term]
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """Sums over rows with one noise.
+
+    Attributes:
+        gram, moment, square: Σ x xᵀ, Σ x·y, Σ y².
+        count: Rows.
+        noise: Their variance, as it is known by now.
+    """
+
+    gram: Matrix
+    moment: Vector
+    square: float
+    count: float
+    noise: float
+
+
+def estimated(
+    evidence: Sequence[Evidence],
+    blocks: Sequence[str],
+    variances: Mapping[str, float],
+    term: int,
+    rounds: int,
+) -> tuple[dict[str, float], list[float]]:
+    """Return the variance of every block, and the noise of every kind of evidence.
+
+    Args:
+        evidence: What there is.
+        blocks: The block of each column.
+        variances: Of every block, to begin from.
+        term: Whose usual variances hold, accuracy's (0) or cost's (1).
+        rounds: Rounds of the fixed point.
+    """
+    names = list(dict.fromkeys(blocks))
+    place = {name: i for i, name in enumerate(names)}
+    of = np.array([place[name] for name in blocks])
+    columns = np.bincount(of)
+    usual = np.array([usual_variance(name, term) for name in names])
+    tau = np.array([variances[name] for name in names])
+    noises = [each.noise for each in evidence]
+    for _ in range(rounds):
+        a = np.diag(1.0 / tau[of])
+        b = np.zeros(len(of))
+        for each, noise in zip(evidence, noises, strict=True):
+            a += each.gram / noise
+            b += each.moment / noise
+        inverse = inverted(a)
+        theta = inverse @ b
+        settled = np.maximum(columns - np.bincount(of, np.diag(inverse)) / tau, 0.0)  # effective coefficients
+        tau = (np.bincount(of, theta**2) + BELIEF * usual) / (settled + BELIEF)
+        tau = np.maximum(tau, FLAT)
+        for k, each in enumerate(evidence):
+            rest = each.square - 2.0 * float(theta @ each.moment) + float(theta @ each.gram @ theta)
+            rest += float(np.sum(inverse * each.gram))
+            noises[k] = max((rest + BELIEF_NOISE * each.noise) / (each.count + BELIEF_NOISE), FLAT)
+    return dict(zip(names, tau.tolist(), strict=True)), noises
+
+
+def evidence_of(
+    features: ContextualFeatures, history: History, z: Matrix, targets: Matrix, noise: float
+) -> list[tuple[Evidence, Matrix]]:
+    """Return the sums over a history's departures from the means of their questions, if any, and over those means.
+
+    Args:
+        features: Compute x.
+        history: Its rows.
+        z: Of its questions, shape (Q, rank).
+        targets: Of its rows, centred, shape (m, T); the first is the one whose variances are estimated.
+        noise: Of a row, to begin from.
+
+    Returns:
+        Evidence with Σ x·yᵀ of all T targets, shape (D, T).
+    """
+    order = np.argsort(history.question, kind="stable")
+    asked = history.question[order]
+    begins = np.flatnonzero(np.diff(asked, prepend=-1))
+    dim, terms = features.dim, targets.shape[1]
+    whole, means = ([np.zeros((dim, dim)), np.zeros((dim, terms)), np.zeros(terms)] for _ in range(2))
+    root = np.sqrt(history.weights)
+    for first in range(0, len(begins), CHUNK):
+        ends = begins[first + CHUNK] if first + CHUNK < len(begins) else len(order)
+        rows = order[begins[first] : ends]
+        x = features.rows(z[history.question[rows]], history.action[rows]) * root[rows, None]
+        y = targets[rows] * root[rows, None]
+        starts = begins[first : first + CHUNK] - begins[first]
+        share = np.sqrt(np.diff(np.append(starts, len(rows))))[:, None]
+        pairs = ((x, y), (np.add.reduceat(x, starts) / share, np.add.reduceat(y, starts) / share))
+        for sums, (left, right) in zip((whole, means), pairs, strict=True):
+            sums[0] += left.T @ left
+            sums[1] += left.T @ right
+            sums[2] += np.sum(right**2, axis=0)
+    questions, apart = len(begins), len(order) - len(begins)
+    found = [(Evidence(means[0], means[1][:, 0], float(means[2][0]), questions, noise), means[1])]
+    if apart:
+        gram, moment, square = (a - b for a, b in zip(whole, means, strict=True))
+        found.insert(0, (Evidence(gram, moment[:, 0], float(square[0]), apart, noise), moment))
+    return found
+
+
+CHUNK: Final = 64
+"""Questions whose rows are held at a time."""
+
+
+def inverted(matrix: Matrix) -> Matrix:
+    """Return the inverse of a symmetric, positive definite matrix."""
+    low, info = lapack.dpotrf(matrix, lower=1, clean=1)
+    if info:
+        raise np.linalg.LinAlgError(f"the matrix is not positive definite at pivot {info}")
+    half, _ = lapack.dpotri(low, lower=1)
+    return np.asarray(np.tril(half) + np.tril(half, -1).T)
+
+
+# The memory: how a policy that began without a prior learns directions, anchors and variances from its own outcomes.
+#
+# It keeps these outcomes, and whenever there are twice as many it turns all into a `History` and learns anew from it.
+
+REFITS: Final = (10, 20, 40, 80, 160, 320, 640, 1280, 2560)
+"""Numbers of outcomes at which a policy without a prior learns anew; after the last it keeps them no longer."""
+
+
+class Memory:
+    """The refits still due, and the outcomes kept for them.
 
     Args:
         due: Numbers of outcomes, rising; empty for a policy with a prior, which keeps nothing.
     """
 
-    def __init__(self, due: Sequence[int] = LESSONS) -> None:
+    def __init__(self, due: Sequence[int] = REFITS) -> None:
         self.due = tuple(due)
         self._kept: dict[str, tuple[Vector, int, float, float, float]] = {}
 
     def take(self, o: Observation, query: Vector, at: int, log_cost: float) -> History | None:
-        """Keep an outcome; return all that were kept if a lesson is due.
+        """Keep an outcome; return all that were kept if a refit is due.
 
         Args:
             o: The outcome.
@@ -74,11 +455,11 @@ class Lessons:
             "memory.actions": np.array([row[1] for row in kept], dtype="<i8"),
             "memory.terms": np.array([row[2:] for row in kept], dtype=np.float64).reshape(len(kept), 3),
         }
-        return {"lessons": list(self.due), "memory": list(self._kept)}, arrays
+        return {"refits": list(self.due), "memory": list(self._kept)}, arrays
 
     def restore(self, meta: dict[str, Any], arrays: dict[str, np.ndarray]) -> None:
         """Become what `snapshot` returned."""
-        self.due = tuple(meta["lessons"])
+        self.due = tuple(meta["refits"])
         rows = zip(
             meta["memory"],
             arrays["memory.queries"].astype(np.float64),
@@ -91,9 +472,9 @@ class Lessons:
 
 # A prior from history: a complete state of the contextual policy, from which it can start.
 #
-# `Contextual.relearn` makes it: first the anchors and the query transform (`fitting`), then A₀ and B₀ from
-# history's rows in these directions. All outcomes together weigh as much as `cap` observations at most, because
-# traffic may differ from history.
+# `Contextual.relearn` makes it: first the anchors and the directions, then the variances, then A₀ and B₀ from history's
+# rows. All outcomes together weigh as much as `cap` observations at most, because traffic may differ from history: what is
+# predicted stays as it is, and how certain it is does not.
 
 CAP: Final = 2000.0
 """Weight of a history: it counts as at most this many observations."""
@@ -113,11 +494,11 @@ def teach(
     Raises:
         CorruptState: The policy has learned already.
     """
-    if policy.version or policy.estimates.any():
+    if policy.version or policy.estimates.outcomes:
         raise CorruptState("the policy", "rewards learned", "a fresh policy")
     policy.relearn(history, cap)
     # The policy must not discard what history taught for its first few outcomes.
-    policy.lessons.due = ()
+    policy.memory.due = ()
     state = policy.state()
     if pricing is None:
         return state

@@ -342,11 +342,19 @@ class Ridge:
         if self.rows % REFRESH == 0:
             self.factorise()
 
-    def add_all(self, x: Matrix, targets: Matrix, weights: Vector) -> None:
-        """Add many weighted rows at once, to make a prior."""
-        self.a += x.T @ (x * weights[:, None])
-        self.b += x.T @ (targets * weights[:, None])
+    def enter(self, a: Matrix, penalties: Vector, b: Matrix) -> None:
+        """Forget all rows, and take Σ x xᵀ with these penalties, and Σ x·targetᵀ."""
+        self.a = a.copy()
+        self.a[np.diag_indices(len(a))] += penalties
+        self.b = b.copy()
         self.factorise()
+
+    def loosen(self, column: int, variance: float) -> None:
+        """Add to the variance of one coefficient: A⁻¹ + v·eeᵀ, Θ as before."""
+        own = self.a[:, column].copy()
+        self.a -= np.outer(own, own * (variance / (1.0 + variance * own[column])))
+        self.inverse[column, column] += variance
+        self.b = self.a @ self.theta
 
     def adjust(self, x: Vector, column: int, amount: float) -> None:
         """Add amount·x to one column of B; the row itself is in A already."""

@@ -1,0 +1,279 @@
+"""The features of the contextual policy, x = g_a ⊗ z_q, and the blocks into which their columns fall."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, Final
+
+import numpy as np
+
+from agents.bandit.features import COUNTS, FeatureMap, FeatureSettings, checked
+from agents.bandit.policy import ActionVector, Matrix, Vector
+from schemas.action import Action
+from schemas.errors import InvalidField
+
+MOST_COLUMNS: Final = 700
+"""Most columns of x for the actions of the first catalogue: A⁻¹ then has half a million entries, and a decision with an
+update takes 2 ms. With more models, z is shorter."""
+
+LONGEST: Final = 3.0
+"""Bound of the length of z's directions, 1 on average: a question unlike all others must not weigh like twenty."""
+
+# Mean and standard deviation of the counts' logarithms over GSM8K's training questions. They are fixed, so that a
+# learner without history has a scale. In order: numbers, digits, words, letters, sentences, lines, symbols, capitals,
+# longest number.
+_USUAL: Final = np.array([1.38, 1.81, 3.77, 5.1, 1.46, 0.69, 0.53, 1.72, 1.18])
+_SPREAD: Final = np.array([0.41, 0.52, 0.36, 0.4, 0.27, 0.3, 0.61, 0.4, 0.33])
+
+
+class ContextualFeatures(FeatureMap):
+    """The known actions with their features, and the projection of queries.
+
+    z_q = [1, the surface counts, directions of the embedding and the counts]. g_a = [1, plain coordinates of the action
+    where they are known and differ (size of the model, width of the search, drafts a step), an indicator for each
+    model, an indicator for each shape of search]. Every feature of the action meets every one of the query, and what
+    a product is worth is not decided here: its column belongs to a block, and each block has a variance of its own,
+    which is estimated (`agents.bandit.prior`).
+
+    New actions may bring new features, which append columns. Existing columns keep their position and meaning.
+
+    Args:
+        settings: `query_dim` counts embedding and surface counts; `query_rank` is the most that z has without its
+            constant.
+
+    Attributes:
+        sides: G, shape (n, J): every action's features.
+        names: Of the features, J of them: `one`, a coordinate, `model …`, `shape …`.
+        anchors: A cost for each action, shape (n,): what costs are measured in, so that dear and cheap actions share
+            a scale.
+        offset, directions: The projection, shapes (query_dim,) and (rank - 1, query_dim); the counts come first.
+    """
+
+    def __init__(self, settings: FeatureSettings) -> None:
+        super().__init__(settings)
+        self.names: list[str] = []
+        self.sizes: list[float] = []
+        self.anchors: Vector = np.zeros(0)
+        self._size_range = (0.0, 0.0)
+        self.transform(*_usual_projection(settings, settings.query_rank))
+
+    @property
+    def rank(self) -> int:
+        """Return the length of z, its constant included."""
+        return 1 + len(self.directions)
+
+    @property
+    def dim(self) -> int:
+        """Return D, the length of x."""
+        return len(self.names) * self.rank
+
+    @property
+    def blocks(self) -> list[str]:
+        """Return the block of each column of x, shape (D,): `model × counts`, say."""
+        parts = [
+            "constant",
+            *["counts"] * self._counts,
+            *["directions"] * (len(self.directions) - self._counts),
+        ]
+        return [f"{name.split(' ')[0]} × {part}" for name in self.names for part in parts]
+
+    def queries(self, pairs: Sequence[tuple[str, Vector]]) -> Matrix:
+        """Return the checked vectors of (id, vector) pairs as rows; an empty embedding is refused even with counts."""
+        out = super().queries(pairs)
+        for (subject, _), row in zip(pairs, out, strict=True):
+            checked(subject, row[: -len(COUNTS)], len(row) - len(COUNTS), "embedding")
+        return out
+
+    def short(self, query: Vector) -> Vector:
+        """Return z of one checked query, shape (rank,): the same bits alone and in a batch."""
+        return bounded(self.directions @ (query - self.offset), self._counts)
+
+    def project(self, z: Vector, theta: Matrix) -> Matrix:
+        """Return the contribution of each feature to xᵀΘ for one query.
+
+        Args:
+            z: Shape (rank,).
+            theta: Θ, shape (D, T).
+
+        Returns:
+            Shape (J, T): `sides @ project(z, Θ)` is xᵀΘ for every action.
+        """
+        return np.asarray(z @ theta.reshape(len(self.names), self.rank, -1))  # (rank,) @ (J, rank, T)
+
+    def compress(self, z: Vector, inverse: Matrix) -> Matrix:
+        """Return the (J, J) matrix Q of one query with g_aᵀQg_a = xᵀA⁻¹x for every action."""
+        j, rank = len(self.names), self.rank
+        half = (inverse.reshape(-1, rank) @ z).reshape(
+            j, rank, j
+        )  # A⁻¹ (J, rank, J, rank) met by z on its right
+        return np.asarray(z @ half)
+
+    def row(self, z: Vector, action: int) -> Vector:
+        """Return x of one query and one action, shape (D,)."""
+        return np.outer(self.sides[action], z).ravel()
+
+    def rows(self, z: Matrix, actions: np.ndarray) -> Matrix:
+        """Return x of each pair, shape (m, D)."""
+        return np.asarray((self.sides[actions][:, :, None] * z[:, None, :]).reshape(len(z), -1))
+
+    def transform(self, offset: Vector, directions: Matrix) -> None:
+        """Replace the projection; only before anything is learned, because x changes its meaning.
+
+        Args:
+            offset: Shape (query_dim,).
+            directions: Those of the counts, as many as there is room for, and then the others, shape (rank - 1, query_dim).
+        """
+        self.offset, self.directions = offset, directions
+        self._counts = min(len(COUNTS), len(directions))
+
+    def snapshot(self) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+        """Return (plain values, arrays) from which `restore` rebuilds this map exactly."""
+        meta = {
+            "ids": self.ids,
+            "models": self.models,
+            "active": self.active,
+            "sizes": self.sizes,
+            "names": self.names,
+            "size_range": self._size_range,
+        }
+        arrays = {
+            "sides": self.sides,
+            "anchors": self.anchors,
+            "offset": self.offset,
+            "directions": self.directions,
+        }
+        return meta, arrays
+
+    def restore(self, meta: dict[str, Any], arrays: dict[str, np.ndarray]) -> None:
+        """Become the map that `snapshot` saved."""
+        self.ids, self.models, self.active = list(meta["ids"]), list(meta["models"]), list(meta["active"])
+        self.sizes, self.names = list(meta["sizes"]), list(meta["names"])
+        self._size_range = tuple(meta["size_range"])
+        self.index = {action_id: i for i, action_id in enumerate(self.ids)}
+        self.sides, self.anchors = arrays["sides"], arrays["anchors"]
+        self.transform(arrays["offset"], arrays["directions"])
+        self.coordinates = np.zeros((len(self.ids), 0))
+        self._choosable.clear()
+
+    def _register(self, actions: list[ActionVector], units: Matrix) -> None:
+        first = not self.ids
+        for action in actions:
+            self.index[action.action_id] = len(self.ids)
+            self.ids.append(action.action_id)
+            self.models.append(action.model)
+            self.active.append(True)
+            self.sizes.append(action.size)
+        if first:
+            known = [math.log(size) for size in self.sizes if size > 0]
+            self._size_range = (min(known, default=0.0), max(known, default=0.0))
+            self.names = ["one", *self._varying()]
+        shapes = list(dict.fromkeys(map(_shape, self.ids)))
+        found = [f"model {model}" for model in dict.fromkeys(self.models)]
+        found += [f"shape {shape}" for shape in shapes if len(shapes) > 1]
+        self.names += [name for name in found if name not in self.names]
+        if first and self.dim > MOST_COLUMNS:
+            rank = min(len(self.directions), max(MOST_COLUMNS // len(self.names) - 1, len(COUNTS)))
+            self.transform(self.offset, self.directions[:rank])
+        self.sides = np.array([self._features(i) for i in range(len(self.ids))]).reshape(len(self.ids), -1)
+        fresh = [self._anchor(i) for i in range(len(self.anchors), len(self.ids))]
+        self.anchors = np.concatenate([self.anchors, fresh])
+        self.coordinates = np.zeros((len(self.ids), 0))
+
+    def _varying(self) -> list[str]:
+        """Return the plain coordinates that differ among the first actions; a constant one would be redundant."""
+        widths = [_widths(action_id) for action_id in self.ids]
+        found = []
+        if sized := self._size_range[0] < self._size_range[1]:
+            found.append("size")
+        if wide := len({qp * cp for qp, cp in widths}) > 1:
+            found.append("width")
+        if len({cp for _, cp in widths}) > 1:
+            found.append("drafts")
+        return [*found, "size·width"] if sized and wide else found
+
+    def _features(self, at: int) -> list[float]:
+        low, high = self._size_range
+        # Of a model whose size is not known, its indicator alone can say how it differs from the middle.
+        known = self.sizes[at] > 0 and high > low
+        size = 2.0 * (math.log(self.sizes[at]) - low) / (high - low) - 1.0 if known else 0.0
+        qp, cp = _widths(self.ids[at])
+        width, drafts = math.log2(qp * cp) / 3.0 - 1.0, math.log2(cp) / 3.0 - 1.0
+        plain = {
+            "one": 1.0,
+            "size": size,
+            "width": width,
+            "drafts": drafts,
+            "size·width": size * width,
+            f"model {self.models[at]}": 1.0,
+            f"shape {_shape(self.ids[at])}": 1.0,
+        }
+        return [plain.get(name, 0.0) for name in self.names]
+
+    def _anchor(self, at: int) -> float:
+        """Return a guess of an action's cost: parameters times paths, in the unit of the existing anchors."""
+        guess = self.guess(at)
+        if not len(self.anchors):
+            return guess
+        # The anchors of a prior are measured: the new action's guess is brought to their scale.
+        guesses = [self.guess(i) for i in range(len(self.anchors))]
+        return guess * math.exp(float(np.median(np.log(self.anchors) - np.log(guesses))))
+
+    def guess(self, at: int) -> float:
+        """Return parameters times paths of an action: what it may cost, up to a factor that all share."""
+        qp, cp = _widths(self.ids[at])
+        return max(self.sizes[at], 1.0) * qp * cp
+
+
+def bounded(z: Matrix, counts: int) -> Matrix:
+    """Return z with its constant and within its bounds, for one query or for many in rows.
+
+    Args:
+        z: Without the constant, shape (…, rank - 1).
+        counts: How many of its first coordinates are counts.
+    """
+    surface, rest = np.clip(z[..., :counts], -1.0, 1.0), z[..., counts:]
+    length = np.sqrt(np.sum(rest**2, axis=-1, keepdims=True))
+    return np.concatenate(
+        [np.ones((*z.shape[:-1], 1)), surface, rest / np.maximum(length / LONGEST, 1.0)], axis=-1
+    )
+
+
+def surface_directions(spread: Vector, dim: int, most: int) -> Matrix:
+    """Return the directions of the counts, which stand last in a query: a third of their spread each, shape (k, dim)."""
+    own = min(len(COUNTS), most)
+    found = np.zeros((own, dim))
+    found[np.arange(own), dim - len(COUNTS) + np.arange(own)] = 1.0 / (3.0 * spread[:own])
+    return found
+
+
+def _usual_projection(settings: FeatureSettings, rank: int) -> tuple[Vector, Matrix]:
+    """Return the projection of a learner without history: the counts, and random directions of the embedding."""
+    dim = settings.query_dim
+    embedded = dim - len(COUNTS)
+    offset = np.concatenate([np.zeros(embedded), _USUAL])
+    directions = np.zeros((rank, dim))
+    surface = surface_directions(_SPREAD, dim, rank)
+    directions[: len(surface)] = surface
+    if (rest := min(rank - len(surface), embedded)) > 0:
+        draws = np.random.default_rng(settings.basis_seed).standard_normal((embedded, rest))
+        # Orthonormal directions of a unit vector have a spread of 1/√d each: together a length of 1.
+        axes = np.linalg.qr(draws)[0].T * math.sqrt(embedded / rest)
+        directions[len(surface) : len(surface) + rest, :embedded] = axes
+    return offset, directions * settings.interaction_scale
+
+
+def _widths(action_id: str) -> tuple[int, int]:
+    try:
+        action = Action.parse(action_id)
+    except InvalidField:
+        return 1, 1
+    return action.qp, action.cp
+
+
+def _shape(action_id: str) -> str:
+    try:
+        action = Action.parse(action_id)
+    except InvalidField:
+        return ""
+    return f"{action.qp}/{action.cp}/{action.bs}"
