@@ -229,13 +229,13 @@ def test_every_setting_in_the_env_file_reaches_every_room(profile: dict[str, str
 
 def test_a_room_with_an_embedding_server_starts(project: Path) -> None:
     lines = ["ENCODER=http", "ENCODER_URL=http://host:8000/v1", "ENCODER_MODEL=e", "ENCODER_DIMENSION=1024"]
-    options = """POLICY_OPTIONS='{"caution": 2.0}'"""
+    options = """POLICY_OPTIONS='{"alpha": 2.0}'"""
     (project / ".env").write_text("".join(f"UNISCALE_{line}\n" for line in [*lines, options]))
     for service in of_image(services_of(env_of(project / ".env")), "uniscale-streams").values():
         settings = settings_of(service, project)
         assert (settings.encoder.kind, settings.encoder.url) == ("http", "http://host:8000/v1")
         assert (settings.encoder.model, settings.encoder.dimension) == ("e", 1024)
-        assert settings.policy.options == {"caution": 2.0}
+        assert settings.policy.options == {"alpha": 2.0}
 
 
 def test_an_env_file_that_is_named_and_missing_is_refused(project: Path) -> None:

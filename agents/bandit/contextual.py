@@ -1,9 +1,9 @@
-"""The contextual policy: one hierarchical linear model of accuracy and cost, from which each query has its own ranking."""
+"""The contextual policy: one hierarchical linear model of accuracy and cost; each query has its own ranking."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Final, Literal
 
@@ -65,8 +65,9 @@ class Regression:
     Attributes:
         variances: τ² of every block.
         noise: σ².
-        outcomes: Rows entered one by one, or in a history.
-        square: Σ y² of the first target, centred.
+        weight: What a row of history counts, and its penalties with it: 1 without a cap.
+        outcomes: Rows entered one by one, and what those of a history count.
+        square: Σ y² of the first target, centred, of the same rows.
     """
 
     def __init__(self, features: ContextualFeatures, term: int, centre: Vector, noise: float) -> None:
@@ -75,11 +76,11 @@ class Regression:
         self.variances: dict[str, float] = {}
         self.penalties: Vector = np.zeros(0)
         self.ridge = Ridge(self.penalties, len(centre))
-        self.outcomes, self.square = 0.0, 0.0
+        self.weight, self.outcomes, self.square = 1.0, 0.0, 0.0
 
     def grow(self) -> None:
         """Append the columns of new features; a block that is new has its usual variance."""
-        blocks = self._features.blocks[self.ridge.dim :]
+        blocks = self._features.column_blocks[self.ridge.dim :]
         for block in blocks:
             self.variances.setdefault(block, usual_variance(block, self._term))
         fresh = np.array([self.noise / self.variances[block] for block in blocks])
@@ -106,7 +107,7 @@ class Regression:
     def amend(self, x: Vector, before: float, after: float) -> None:
         """Replace the first target of an outcome that was learned; A does not change."""
         self.ridge.adjust(x, 0, after - before)
-        self.square += (after - self.centre[0]) ** 2 - (before - self.centre[0]) ** 2
+        self.square += float((after - self.centre[0]) ** 2 - (before - self.centre[0]) ** 2)
 
     def loosen(self, column: int, variance: float) -> None:
         """Let one coefficient have moved: its variance grows, and what is predicted stays."""
@@ -121,7 +122,7 @@ class Regression:
         a[np.diag_indices(len(a))] -= self.penalties
         seen = Evidence(a, self.ridge.b[:, 0], self.square, self.outcomes, self.noise)
         self.variances, (self.noise,) = estimated(
-            [seen], self._features.blocks, self.variances, self._term, 1
+            [seen], self._features.column_blocks, self.variances, self._term, 1
         )
         self._enter(a, self.ridge.b)
 
@@ -136,7 +137,7 @@ class Regression:
         """
         self.centre = np.average(targets, axis=0, weights=history.weights)
         kinds = evidence_of(self._features, history, z, targets - self.centre, self.noise)
-        blocks = self._features.blocks
+        blocks = self._features.column_blocks
         usual = {block: usual_variance(block, self._term) for block in blocks}
         self.variances, noises = estimated([each for each, _ in kinds], blocks, usual, self._term, ROUNDS)
         # What a question has of its own, all its rows share; a row alone has it, and its own noise.
@@ -148,8 +149,10 @@ class Regression:
             a += each.gram * (self.noise / noise)
             b += moment * (self.noise / noise)
             self.square += each.square * (self.noise / noise)
-        self.outcomes = float(rows)
-        self._enter(a, b, min(1.0, cap / rows))
+        # What is predicted stays as it is without a cap, and how certain it is does not.
+        self.weight = min(1.0, cap / rows)
+        self.outcomes, self.square = self.weight * rows, self.weight * self.square
+        self._enter(self.weight * a, self.weight * b)
 
     def snapshot(self) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
         """Return (plain values, arrays) from which `restore` continues to the bit."""
@@ -157,6 +160,7 @@ class Regression:
             "rows": self.ridge.rows,
             "variances": self.variances,
             "noise": self.noise,
+            "weight": self.weight,
             "outcomes": self.outcomes,
             "square": self.square,
         }
@@ -165,15 +169,15 @@ class Regression:
     def restore(self, meta: dict[str, Any], arrays: Mapping[str, np.ndarray]) -> None:
         """Become what `snapshot` returned."""
         self.variances, self.noise = dict(meta["variances"]), meta["noise"]
-        self.outcomes, self.square = meta["outcomes"], meta["square"]
+        self.weight, self.outcomes, self.square = meta["weight"], meta["outcomes"], meta["square"]
         self.centre, self.penalties = arrays["centre"], arrays["penalties"]
         self.ridge.restore(dict(arrays), meta["rows"])
 
-    def _enter(self, a: Matrix, b: Matrix, weight: float = 1.0) -> None:
-        """Take Σ x xᵀ and Σ x yᵀ, with the penalties of the present variances, both at a weight."""
-        tau = np.array([self.variances[block] for block in self._features.blocks])
-        self.penalties = weight * self.noise / tau
-        self.ridge.enter(weight * a, self.penalties, weight * b)
+    def _enter(self, a: Matrix, b: Matrix) -> None:
+        """Take Σ x xᵀ and Σ x yᵀ, with the penalties of the present variances."""
+        tau = np.array([self.variances[block] for block in self._features.column_blocks])
+        self.penalties = self.weight * self.noise / tau
+        self.ridge.enter(a, self.penalties, b)
 
 
 # Changes that nobody announces: a model's searches cost something else than was learned, or its answers are wrong
@@ -267,13 +271,13 @@ class AccuracyDrift:
 # What the contextual policy has learned: the expected terms of every action for a query.
 #
 # Correctness and score are one regression, cost and its logarithm the other: of a search whose answer was cut by its
-# client, only the cost is known. Costs are measured in units of each action's anchor, so that expensive and cheap actions
-# share a scale, and learned in eFLOPs: a price multiplies what is predicted, so a new one takes effect at once and
-# nothing has to be relearned.
+# client, only the cost is known. Costs are measured in units of each action's anchor, so that expensive and cheap
+# actions share a scale, and learned in eFLOPs: a price multiplies what is predicted, so a new one takes effect at once
+# and nothing has to be relearned.
 
 BOUNDS: Final = (0.2, 5.0)
-"""Bounds of a predicted cost, in units of the anchor. A linear prediction can fall below zero: an expensive configuration
-would then look like a bargain for that query, and be chosen for it."""
+"""Bounds of a predicted cost, in units of the anchor. A linear prediction can fall below zero: an expensive
+configuration would then look like a bargain for that query, and be chosen for it."""
 
 REESTIMATES: Final = (250, 500, 1000, 2000, 4000, 8000)
 """Outcomes after which variances are estimated anew, besides those at which a policy without a prior learns anew."""
@@ -441,7 +445,7 @@ class Estimates:
 
 
 MOST_RATIO: Final = 7.0
-"""Bound of ln(cost / anchor) where the ratio itself is learned: one search a thousand times as long as usual counts so."""
+"""Bound of ln(cost / anchor) where the ratio is learned: a search a thousand times as long as usual counts so."""
 
 SOME: Final = 5
 """Of the window's queries, one in so many says how much is in doubt."""
@@ -450,13 +454,13 @@ SOME: Final = 5
 # The contextual policy.
 #
 # LinUCB on the paper's joint vector ranks actions in the same order for every query as far as the mean goes, and with
-# 552 dimensions it learns little in a few hundred rounds. Here x = g_a ⊗ z_q, each query has its own ranking, and how much
-# each kind of difference is worth is estimated. This is not Algorithm 1; the paper's policy is `linucb`.
+# 552 dimensions it learns little in a few hundred rounds. Here x = g_a ⊗ z_q, each query has its own ranking, and how
+# much each kind of difference is worth is estimated. This is not Algorithm 1; the paper's policy is `linucb`.
 #
 # - Optimism is priced: if the objective has a price, the width α·σ√(xᵀA⁻¹x) of an action that costs k times as much as
 #   the best predicted one is divided by k, so that very expensive actions are not explored like the others.
-# - A model of which hardly anything is known is tried: one query in as many as there are models goes to each such model.
-#   Before anything is known, that is every query.
+# - A model of which hardly anything is known is tried: one query in as many as there are models goes to each such
+#   model. Before anything is known, that is every query.
 # - A prior from history (`prior`) is a complete state to start from. Without one, the policy learns anew from its own
 #   first outcomes whenever there are twice as many (`Memory`).
 # - The pacer (`pacing`) determines λ for objectives by mean cost and by accuracy.
@@ -540,7 +544,7 @@ class Contextual(Learner):
     def _tried(
         self, keep: np.ndarray, chosen: int, probability: Vector, seed: int, query_id: str
     ) -> tuple[int, Vector]:
-        """Return the choice and its probabilities where some models are to be tried: one is drawn among all on offer."""
+        """Return the choice and its probabilities; where some models are to be tried, one is drawn among all."""
         cheapest: dict[str, int] = {}
         cost = self.features.anchors[keep] * self.estimates.factors[keep]
         for place in np.argsort(-cost, kind="stable").tolist():
@@ -669,16 +673,17 @@ class Contextual(Learner):
             return None
         return self.estimates.forecast(window, on_offer)
 
-    def _seen(self, observations: Sequence[Observation]) -> list[tuple[Observation, Vector, Vector, int]]:
-        """Return each observation, checked, with z, its query and the place of its action."""
+    def _seen(self, observations: Sequence[Observation]) -> Iterator[tuple[Observation, Vector, Vector, int]]:
+        """Yield each observation, all checked first, with z, its query and the place of its action.
+
+        z is computed when its turn comes: what is learned of the observation before it may change the directions.
+        """
         for o in observations:
             check_outcome(o.observation_id, o.correct, o.score, o.log_cost, o.imputed)
             self._place(o)
         queries = self.features.queries([(o.observation_id, o.embedding) for o in observations])
-        return [
-            (o, self.features.short(query), query, self._place(o))
-            for o, query in zip(observations, queries, strict=True)
-        ]
+        for o, query in zip(observations, queries, strict=True):
+            yield o, self.features.short(query), query, self._place(o)
 
     def _place(self, item: Pending | Observation) -> int:
         return self.features.position(item.observation_id, item.action_id)

@@ -69,7 +69,7 @@ class ContextualFeatures(FeatureMap):
         return len(self.names) * self.rank
 
     @property
-    def blocks(self) -> list[str]:
+    def column_blocks(self) -> list[str]:
         """Return the block of each column of x, shape (D,): `model × counts`, say."""
         parts = [
             "constant",
@@ -122,7 +122,7 @@ class ContextualFeatures(FeatureMap):
 
         Args:
             offset: Shape (query_dim,).
-            directions: Those of the counts, as many as there is room for, and then the others, shape (rank - 1, query_dim).
+            directions: Those of the counts, as many as there is room for, then the others, shape (rank - 1, query_dim).
         """
         self.offset, self.directions = offset, directions
         self._counts = min(len(COUNTS), len(directions))
@@ -240,7 +240,7 @@ def bounded(z: Matrix, counts: int) -> Matrix:
 
 
 def surface_directions(spread: Vector, dim: int, most: int) -> Matrix:
-    """Return the directions of the counts, which stand last in a query: a third of their spread each, shape (k, dim)."""
+    """Return the directions of the counts, a third of their spread each, shape (k, dim); they stand last in a query."""
     own = min(len(COUNTS), most)
     found = np.zeros((own, dim))
     found[np.arange(own), dim - len(COUNTS) + np.arange(own)] = 1.0 / (3.0 * spread[:own])

@@ -47,8 +47,8 @@ class Forecast:
         """Return the mean accuracy of the single action that is best on average, or of the best for each context.
 
         Args:
-            reachable: Whether each context has its own. The best of many predictions is often the luckiest, so it is taken
-                less its doubt; what a single action reaches can be reached in any case.
+            reachable: Whether each context has its own. The best of many predictions is often the luckiest, so it is
+                taken less its doubt; what a single action reaches can be reached in any case.
         """
         single = float(self.accuracy.mean(axis=0).max())
         return max(single, float(self.accuracy.max(axis=1).mean()) - self.doubt) if reachable else single
@@ -124,8 +124,8 @@ class Outlook:
     """The last contexts, and the present predictions for each of them.
 
     Args:
-        predict: From contexts as rows, shape (m, rank), to what is predicted of everything on offer; None as long as nothing
-            is known.
+        predict: From contexts as rows, shape (m, rank), to what is predicted of everything on offer; None as long as
+            nothing is known.
         pacer: How far an aim's spend and accuracy are off by now.
         reachable: What a share of the accuracy is a share of (`Forecast.best_accuracy`).
     """

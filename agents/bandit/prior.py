@@ -72,8 +72,8 @@ class History:
 # An action's anchor is its mean cost. The directions are a ridge regression from embedding and counts to how each
 # feature of the actions departs on a question from its usual accuracy and cost, reduced to its leading directions
 # (reduced-rank regression). The directions used for a question of history are fitted without it; otherwise memorising
-# the question would look like skill. What is left of z's length is filled with the principal directions of the embedding:
-# what comes may differ in what history did not.
+# the question would look like skill. What is left of z's length is filled with the principal directions of the
+# embedding: what comes may differ in what history did not.
 
 FOLDS: Final = 10
 """Number of folds of the questions; each is projected by a fit on the others."""
@@ -162,13 +162,13 @@ def _supervised(inputs: Matrix, wanted: Sequence[Matrix], most: int) -> tuple[Ma
     """
     whole, held_out = [], []
     fold = np.arange(len(inputs)) % FOLDS
-    for values in wanted:
-        ridge = _chosen_ridge(inputs, values)
-        whole.append(_ridge(inputs, values, ridge))
-        apart = np.empty_like(values)
+    for observed in wanted:
+        ridge = _chosen_ridge(inputs, observed)
+        whole.append(_ridge(inputs, observed, ridge))
+        apart = np.empty_like(observed)
         for k in range(FOLDS):
             mine = fold == k
-            apart[mine] = inputs[mine] @ _ridge(inputs[~mine], values[~mine], ridge)
+            apart[mine] = inputs[mine] @ _ridge(inputs[~mine], observed[~mine], ridge)
         held_out.append(apart)
     coefficients = np.concatenate(whole, axis=1)
     _, sizes, axes = np.linalg.svd(inputs @ coefficients, full_matrices=False)
@@ -191,8 +191,8 @@ def _principal(embedded: Matrix, most: int) -> Matrix:
 def _departures(features: ContextualFeatures, history: History, targets: Matrix) -> list[Matrix]:
     """Return how each question's accuracies, and costs, depart from what is usual, along every feature of the actions.
 
-    One matrix of shape (Q, ·) for each term and kind of feature, in units of the term's spread. A question says nothing of
-    a model that did not answer it.
+    One matrix of shape (Q, ·) for each term and kind of feature, in units of the term's spread. A question says nothing
+    of a model that did not answer it.
     """
     n, questions = len(features.ids), len(history.queries)
     sides = features.sides[history.action]  # (m, J)
@@ -200,11 +200,11 @@ def _departures(features: ContextualFeatures, history: History, targets: Matrix)
     lengths = np.zeros((questions, sides.shape[1]))
     np.add.at(lengths, history.question, sides**2 * history.weights[:, None])
     found = []
-    for values in targets.T:
+    for observed in targets.T:
         weights = 1.0 / history.propensity
-        usual = np.bincount(history.action, weights * values, n)
-        usual /= np.maximum(np.bincount(history.action, weights, n), 1e-300)
-        rest = (values - usual[history.action]) * history.weights
+        whole = np.maximum(np.bincount(history.action, weights, n), 1e-300)
+        usual = np.bincount(history.action, weights * observed, n) / whole
+        rest = (observed - usual[history.action]) * history.weights
         along = np.zeros_like(lengths)
         np.add.at(along, history.question, rest[:, None] * sides)
         along /= np.where(lengths > 0.0, lengths, 1.0)
@@ -246,8 +246,9 @@ def _ridge(inputs: Matrix, wanted: Matrix, ridge: float) -> Matrix:
 # not. The variances are those under which the outcomes are most likely (marginal likelihood, by MacKay's fixed point),
 # held towards the usual ones of other fleets by as much as three coefficients would.
 #
-# Outcomes of one question share what it has of its own: they say more of how actions differ than single outcomes do, and
-# less of how accurate they are. So the departures of a question's rows from their mean, and the mean, have noises of their own.
+# Outcomes of one question share what it has of its own: they say more of how actions differ than single outcomes do,
+# and less of how accurate they are. So the departures of a question's rows from their mean, and the mean, have noises
+# of their own.
 
 BELIEF: Final = 3.0
 """Weight of a block's usual variance, in coefficients."""
@@ -279,7 +280,7 @@ USUAL: Final[Mapping[str, tuple[float, float]]] = {
 
 
 def usual_variance(block: str, term: int) -> float:
-    """Return the usual variance of a block of `ContextualFeatures.blocks`, of accuracy (0) or of cost (1)."""
+    """Return the usual variance of a block of `ContextualFeatures.column_blocks`, of accuracy (0) or of cost (1)."""
     kind, part = block.split(" × ")
     known = kind if kind in ("one", "model", "shape") else "coordinate"
     return USUAL[f"{known} × {part}"][term]
@@ -473,8 +474,8 @@ class Memory:
 # A prior from history: a complete state of the contextual policy, from which it can start.
 #
 # `Contextual.relearn` makes it: first the anchors and the directions, then the variances, then A₀ and B₀ from history's
-# rows. All outcomes together weigh as much as `cap` observations at most, because traffic may differ from history: what is
-# predicted stays as it is, and how certain it is does not.
+# rows. All outcomes together weigh as much as `cap` observations at most, because traffic may differ from history: what
+# is predicted stays as it is, and how certain it is does not.
 
 CAP: Final = 2000.0
 """Weight of a history: it counts as at most this many observations."""
@@ -494,7 +495,7 @@ def teach(
     Raises:
         CorruptState: The policy has learned already.
     """
-    if policy.version or policy.estimates.outcomes:
+    if policy.version or policy.estimates.any():
         raise CorruptState("the policy", "rewards learned", "a fresh policy")
     policy.relearn(history, cap)
     # The policy must not discard what history taught for its first few outcomes.

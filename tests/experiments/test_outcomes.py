@@ -180,5 +180,5 @@ def test_history_makes_the_prior_and_names_what_traffic_is_compared_with(recordi
     assert count == len(history)
     policy: Any = build_policy("contextual", query_dim=16, action_dim=16, encoder=encoder_id(ENCODER))
     policy.begin(prior, action_vectors(CATALOGUE, ENCODER))
-    assert np.isclose(policy.estimates.totals[3], count * len(outcomes.arms))
+    assert np.isclose(policy.estimates.right.outcomes, count * len(outcomes.arms))
     assert control_of(outcomes, CATALOGUE, history_only=True) == f"{MODELS[-1]}/16/1/1"

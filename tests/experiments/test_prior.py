@@ -43,7 +43,7 @@ def test_a_log_makes_a_prior_that_the_deployment_takes(tmp_path: Path) -> None:
     policy.begin(prior, actions)
     policy.add_actions(actions)
     assert sum(policy.features.active) == len(actions) == 28 * len(CATALOGUE.model_names)
-    assert policy.estimates.totals[3] == pytest.approx(80.0)
+    assert policy.estimates.right.outcomes == pytest.approx(80.0)
     assert values(prior)["pricing"] == CATALOGUE.pricing
     again, _ = prior_of_log(log(tmp_path / "again.jsonl"), ENCODER, CATALOGUE, {})
     assert again == prior

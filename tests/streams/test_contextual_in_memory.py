@@ -9,11 +9,10 @@ import orjson
 import pytest
 
 from agents.bandit.contextual import Contextual
-from agents.bandit.design import History
 from agents.bandit.errors import PriorRefused
 from agents.bandit.features import COUNTS
 from agents.bandit.learner import header, pack, unpack
-from agents.bandit.prior import digest, teach
+from agents.bandit.prior import History, digest, teach
 from agents.bandit.registry import build_policy
 from agents.catalogue.file import load_catalogue
 from agents.decider.decider import Decider
@@ -187,14 +186,16 @@ def test_a_learner_begins_from_a_prior_and_its_log_gives_it_back(
 def test_a_prior_that_does_not_fit_stops_the_room_before_it_decides(
     in_memory: InMemory, ask: Ask, prior: Path
 ) -> None:
-    settings = in_memory(policy="contextual", policy_options='{"ridge": 1.0}', warm_up=0, prior=str(prior))
+    settings = in_memory(
+        policy="contextual", policy_options='{"query_rank": 12}', warm_up=0, prior=str(prior)
+    )
 
     async def life() -> None:
         cluster = Cluster(settings, ROOMS)
         await cluster.up()
         await served(cluster, [ask(1)])
 
-    with pytest.raises(PriorRefused, match=r"ridge is 3\.0, this deployment has 1\.0"):
+    with pytest.raises(PriorRefused, match=r"query_rank is 24, this deployment has 12"):
         run(life())
 
 
@@ -215,13 +216,13 @@ def test_a_prior_of_other_costs_stops_the_room_before_it_decides(
         run(life())
 
 
-@pytest.mark.parametrize(("ridge", "fits"), [(3.0, True), (1.0, False)])
+@pytest.mark.parametrize(("rank", "fits"), [(24, True), (12, False)])
 def test_the_prior_of_a_catalogue_is_taken_where_it_fits_and_left_where_not(
-    in_memory: InMemory, ask: Ask, prior: Path, ridge: float, fits: bool
+    in_memory: InMemory, ask: Ask, prior: Path, rank: int, fits: bool
 ) -> None:
     catalogue = prior.with_name("catalogue.yaml")
     catalogue.write_text(Path(in_memory().catalogue).read_text() + f"\nprior: {prior.name}\n")
-    settings = in_memory(catalogue=str(catalogue), policy_options=f'{{"ridge": {ridge}}}', warm_up=2)
+    settings = in_memory(catalogue=str(catalogue), policy_options=f'{{"query_rank": {rank}}}', warm_up=2)
 
     async def life() -> Cluster:
         cluster = Cluster(settings, ROOMS)

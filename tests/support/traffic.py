@@ -1,22 +1,28 @@
 """Questions of two kinds for the contextual policy, its actions, and a run of it under an aim."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np
 
 from agents.bandit.contextual import Contextual, ContextualSettings
-from agents.bandit.design import Design
+from agents.bandit.contextual_features import ContextualFeatures
 from agents.bandit.features import FeatureSettings
 from agents.bandit.policy import ActionVector, Aim, Context, Objective, Observation, Pending
 
 DIM = 21  # 12 of an embedding and nine counts
 MODELS = (("small", 1e6), ("middle", 1e7), ("large", 1e8))
+NEW = ("new", 2e7)
+
+
+def single(query: np.ndarray) -> np.ndarray:
+    """Return a query as the log keeps it, in single precision."""
+    return np.asarray(query.astype("<f4"), dtype=np.float64)
 
 
 def contextual(**changes: Any) -> Contextual:
-    return Contextual(Design(FeatureSettings(DIM, 4, query_rank=11)), ContextualSettings(**changes))
+    return Contextual(
+        ContextualFeatures(FeatureSettings(DIM, 4, query_rank=11)), ContextualSettings(**changes)
+    )
 
 
 def actions(models: tuple[tuple[str, float], ...] = MODELS) -> list[ActionVector]:
@@ -40,13 +46,13 @@ class Traffic:
         hard = bool(self.rng.random() < 0.5)
         query = self.rng.normal(size=DIM) * 0.1
         query[12:] = np.abs(query[12:]) + (3.0 if hard else 1.0)
-        return f"q{self.made}", query, hard
+        return f"q{self.made}", single(query), hard
 
     def outcome(self, action: str, hard: bool) -> tuple[float, float]:
         model, qp, *_ = action.split("/")
-        level = {"small": 0, "middle": 1, "large": 2}[model]
+        level = {"small": 0, "middle": 1, "new": 1, "large": 2}[model]
         chance = (0.1 + 0.4 * level) if hard else (0.85 + 0.05 * level)
-        log_cost = np.log(1e3 * dict(MODELS)[model] * int(qp)) + 0.1 * self.rng.normal()
+        log_cost = np.log(1e3 * dict((*MODELS, NEW))[model] * int(qp)) + 0.1 * self.rng.normal()
         return float(self.rng.random() < chance), float(log_cost)
 
 

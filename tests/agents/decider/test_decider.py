@@ -12,7 +12,7 @@ import pytest
 
 from agents.bandit.baselines import KNN, MLP, NetworkSettings
 from agents.bandit.contextual import Contextual
-from agents.bandit.design import Design
+from agents.bandit.contextual_features import ContextualFeatures
 from agents.bandit.errors import DuplicateQuery, InvalidObservation, UnservedObjective
 from agents.bandit.exploration import Explored
 from agents.bandit.features import FeatureSettings
@@ -37,7 +37,7 @@ MAKERS: dict[str, Callable[[Any], Any]] = {
     "window": lambda f: SlidingWindow(f, window=12),
     "discounted": lambda f: Discounted(f, gamma=0.98),
     "warm-up": lambda f: Explored(LinUCB(f), floor=0.2, warm_up=5),
-    "contextual": lambda _: Contextual(Design(FeatureSettings(21, 10, query_rank=11))),
+    "contextual": lambda _: Contextual(ContextualFeatures(FeatureSettings(21, 10, query_rank=11))),
 }
 
 

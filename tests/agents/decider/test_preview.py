@@ -11,7 +11,7 @@ import pytest
 
 from agents.bandit.baselines import KNN, Uniform
 from agents.bandit.contextual import Contextual
-from agents.bandit.design import Design
+from agents.bandit.contextual_features import ContextualFeatures
 from agents.bandit.errors import UnservedObjective
 from agents.bandit.exploration import ControlGroup, Explored
 from agents.bandit.features import FeatureSettings
@@ -31,7 +31,7 @@ MAKERS: dict[str, Callable[[Any], Any]] = {
     "knn": KNN,
     "discounted": lambda f: Discounted(f, gamma=0.98),
     "explored": lambda f: Explored(LinUCB(f), floor=0.2, warm_up=5),
-    "contextual": lambda _: Contextual(Design(FeatureSettings(21, 10, query_rank=11))),
+    "contextual": lambda _: Contextual(ContextualFeatures(FeatureSettings(21, 10, query_rank=11))),
 }
 MODELLED = {"linucb", "linucb-decided", "thompson", "discounted", "explored", "contextual"}
 

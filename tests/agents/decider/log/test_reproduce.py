@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from agents.bandit.baselines import KNN, Uniform
 from agents.bandit.contextual import Contextual
-from agents.bandit.design import Design
+from agents.bandit.contextual_features import ContextualFeatures
 from agents.bandit.exploration import ControlGroup, Explored
 from agents.bandit.features import FeatureSettings
 from agents.bandit.linucb import LinUCB, Thompson
@@ -27,7 +27,7 @@ MAKERS: dict[str, Callable[[Any], Any]] = {
     "thompson": lambda f: Thompson(f, propensity_draws=16),
     "knn": KNN,
     "random": Uniform,
-    "contextual": lambda _: Contextual(Design(FeatureSettings(21, 10, query_rank=11))),
+    "contextual": lambda _: Contextual(ContextualFeatures(FeatureSettings(21, 10, query_rank=11))),
 }
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from agents.bandit.baselines import KNN, MLP, NetworkSettings, NeuralUCB, Uniform
 from agents.bandit.contextual import Contextual
-from agents.bandit.design import Design
+from agents.bandit.contextual_features import ContextualFeatures
 from agents.bandit.errors import CorruptState, InvalidObservation, NoAction, UnknownAction
 from agents.bandit.exploration import Explored
 from agents.bandit.features import FeatureSettings
@@ -43,7 +43,9 @@ POLICIES: dict[str, Make] = {
         w.features(), LinUCBSettings(widths="decided"), window=9
     ),
     "discounted": lambda w: Discounted(w.features(), gamma=0.97),
-    "contextual": lambda w: Contextual(Design(FeatureSettings(w.query_dim, w.action_dim, query_rank=11))),
+    "contextual": lambda w: Contextual(
+        ContextualFeatures(FeatureSettings(w.query_dim, w.action_dim, query_rank=11))
+    ),
     "floor": lambda w: Explored(LinUCB(w.features()), floor=0.3),
     "warm-up": lambda w: Explored(LinUCB(w.features()), warm_up=6),
     "floor-thompson": lambda w: Explored(Thompson(w.features(), propensity_draws=32), floor=0.3, warm_up=4),

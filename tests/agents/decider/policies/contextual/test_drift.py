@@ -1,4 +1,4 @@
-"""Searches that come to cost something else: noticed from outcomes alone, kept across a restart."""
+"""Models that come to cost something else or to be wrong: noticed from outcomes alone, kept across a restart."""
 
 from __future__ import annotations
 
@@ -7,11 +7,9 @@ import math
 import numpy as np
 import pytest
 
-from agents.bandit.contextual import Contextual
-from agents.bandit.design import COST
-from agents.bandit.estimates import LEAST, CostDrift
-from agents.bandit.policy import ActionVector, Aim, Objective, Observation, Pending
-from tests.support.traffic import Traffic, actions, contextual
+from agents.bandit.contextual import COST, LEAST, AccuracyDrift, Contextual, CostDrift
+from agents.bandit.policy import ActionVector, Aim, Context, Objective, Observation, Pending
+from tests.support.traffic import Traffic, actions, contextual, single
 
 AIM = Aim("a", accuracy=0.9)
 PLAIN = Objective(1, 0, 0, 0, 30)
@@ -21,7 +19,7 @@ def learn(policy: Contextual, traffic: Traffic, rounds: int, longer: float = 1.0
     """Learn from actions drawn at random; searches of the middle model cost `longer` times as much."""
     for _ in range(rounds):
         query_id, query, hard = traffic.question()
-        chosen = policy.design.ids[int(traffic.rng.integers(len(policy.design.ids)))]
+        chosen = policy.features.ids[int(traffic.rng.integers(len(policy.features.ids)))]
         correct, log_cost = traffic.outcome(chosen, hard)
         log_cost += math.log(longer) if chosen.startswith("middle") else 0.0
         policy.expect([Pending(query_id, query, chosen, AIM)])
@@ -33,10 +31,10 @@ def test_longer_searches_of_a_model_are_noticed_and_those_of_others_are_not() ->
     policy.add_actions(actions())
     learn(policy, traffic, 1_000)
     assert (policy.estimates.factors == 1.0).all()
-    z = policy.design.short(traffic.question()[1])
+    z = policy.features.short(traffic.question()[1])
     before = policy.estimates.predicted(z)[:, COST]
     learn(policy, traffic, 120, longer=4.0)
-    middle = np.array([action.startswith("middle") for action in policy.design.ids])
+    middle = np.array([action.startswith("middle") for action in policy.features.ids])
     ratio = policy.estimates.predicted(z)[:, COST] / before
     assert np.median(ratio[middle]) > 2.5
     assert (policy.estimates.factors[~middle] == 1.0).all()
@@ -91,7 +89,7 @@ def cut_short(policy: Contextual, traffic: Traffic, rounds: int) -> None:
     """Learn the cost alone of searches that their clients cut after a tenth."""
     for _ in range(rounds):
         query_id, query, hard = traffic.question()
-        chosen = policy.design.ids[int(traffic.rng.integers(len(policy.design.ids)))]
+        chosen = policy.features.ids[int(traffic.rng.integers(len(policy.features.ids)))]
         log_cost = traffic.outcome(chosen, hard)[1] + math.log(0.1)
         policy.expect([Pending(query_id, query, chosen, AIM)])
         policy.price_only([Observation(query_id, query, chosen, None, 0.5, log_cost, 0.5, PLAIN)])
@@ -101,13 +99,17 @@ def test_a_cost_alone_moves_the_costs_and_neither_correctness_nor_its_width() ->
     policy, traffic = contextual(), Traffic(7)
     policy.add_actions(actions())
     learn(policy, traffic, 300)
-    z = policy.design.short(traffic.question()[1])
-    before, width, version = policy.estimates.predicted(z), policy.estimates.curvature(z), policy.version
+    z = policy.features.short(traffic.question()[1])
+    before, width, version = (
+        policy.estimates.predicted(z),
+        policy.estimates.right.widths(z, policy.features.sides),
+        policy.version,
+    )
     account = policy.account(AIM)
     cut_short(policy, traffic, 300)
     after = policy.estimates.predicted(z)
     assert np.array_equal(after[:, [0, 1, 3]], before[:, [0, 1, 3]])
-    assert np.array_equal(policy.estimates.curvature(z), width)
+    assert np.array_equal(policy.estimates.right.widths(z, policy.features.sides), width)
     # Half of the outcomes cost a tenth: the mean cost is 0.55 of what it was.
     assert np.median(after[:, COST] / before[:, COST]) == pytest.approx(0.55, abs=0.1)
     assert policy.version == version
@@ -132,8 +134,82 @@ def test_costs_learned_alone_survive_a_restart_and_new_actions() -> None:
     assert policy.state() == other.state()
 
 
-def test_ordinary_outcomes_alone_leave_one_regression() -> None:
+def serve(policy: Contextual, rounds: int, broken: str = "", seed: int = 0) -> list[str]:
+    """Let a policy choose among four models that differ in price alone; one may be broken. Return its choices."""
+    rng, chosen = np.random.default_rng(seed), []
+    for at in range(rounds):
+        query = single(rng.normal(size=21) * 0.1)
+        objective = Objective(1, 0, 0, 0, 30, policy.price(AIM))
+        (choice,) = policy.select([Context(f"s{seed}-{at}", query)], [objective], 1)
+        model = choice.action_id.split("/")[0]
+        policy.expect([Pending(f"s{seed}-{at}", query, choice.action_id, AIM)])
+        correct = float(rng.random() < (0.15 if model == broken else 0.85))
+        log_cost = math.log(1e9 * FLEET[model])
+        policy.update(
+            [
+                Observation(
+                    f"s{seed}-{at}", query, choice.action_id, correct, correct, log_cost, correct, objective
+                )
+            ]
+        )
+        chosen.append(model)
+    return chosen
+
+
+FLEET = {"a": 1.0, "b": 2.0, "c": 3.0, "d": 4.0}
+
+
+def fleet() -> Contextual:
     policy = contextual()
-    policy.add_actions(actions())
-    learn(policy, Traffic(8), 50)
-    assert policy.estimates.costs is None
+    policy.add_actions([ActionVector(f"{name}/1/1/1", name, np.ones(4), 0.0) for name in FLEET])
+    return policy
+
+
+def test_a_model_that_falls_silent_wrong_is_left_within_250_outcomes() -> None:
+    policy = fleet()
+    before = serve(policy, 1000)
+    assert before[500:].count("a") > 350
+    after = serve(policy, 350, broken="a", seed=1)
+    share = before[500:].count("a") / 500
+    assert after[250:].count("a") / 100 < share / 2
+
+
+def test_a_fall_that_was_noticed_is_kept_across_a_restart() -> None:
+    policy, other = fleet(), fleet()
+    serve(policy, 300)
+    serve(policy, 13, broken="a", seed=1)
+    other.load(policy.state())
+    assert other.estimates.accuracy.sums == policy.estimates.accuracy.sums != {}
+    for each in (policy, other):
+        serve(each, 40, broken="a", seed=2)
+    assert other.state() == policy.state()
+
+
+def test_a_model_as_right_as_predicted_is_hardly_ever_suspected() -> None:
+    rng, drift = np.random.default_rng(0), AccuracyDrift()
+    for chance in (0.0, 0.1, 0.5, 0.9, 1.0):
+        found = sum(drift.learn("m", float(rng.random() < chance), chance) for _ in range(4000))
+        assert found <= 6, chance
+
+
+@pytest.mark.parametrize(("before", "now"), [(0.8, 0.3), (0.2, 0.8)])
+def test_a_model_that_is_not_what_was_learned_is_suspected_soon(before: float, now: float) -> None:
+    """Worse or better, within 60 outcomes; another model is not touched."""
+    rng, took = np.random.default_rng(1), []
+    for _ in range(50):
+        drift = AccuracyDrift()
+        took.append(next(n for n in range(1000) if drift.learn("m", float(rng.random() < now), before)))
+        assert "other" not in drift.sums
+    assert np.median(took) < 60
+
+
+def test_suspicion_widens_the_model_and_leaves_the_prediction() -> None:
+    policy = fleet()
+    serve(policy, 400)
+    z, on = policy.features.short(np.zeros(21)), policy.features
+    before, width = policy.estimates.predicted(z), policy.estimates.right.widths(z, on.sides)
+    policy.estimates.right.loosen(on.names.index("model a") * on.rank, 0.09)
+    after = policy.estimates.right.widths(z, on.sides)
+    assert policy.estimates.predicted(z) == pytest.approx(before)
+    assert after[0] == pytest.approx(math.sqrt(width[0] ** 2 + 0.09))
+    assert after[1:] == pytest.approx(width[1:])

@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 
 from agents.bandit.contextual import Contextual, ContextualSettings
-from agents.bandit.design import Design, History
+from agents.bandit.contextual_features import ContextualFeatures
 from agents.bandit.errors import CorruptState, InvalidObservation, PriorRefused
 from agents.bandit.exploration import Explored
 from agents.bandit.features import FeatureSettings
 from agents.bandit.linucb import LinUCB
 from agents.bandit.policy import ActionVector, Context, Objective
-from agents.bandit.prior import digest, teach
+from agents.bandit.prior import History, digest, teach
 from agents.decider.snapshot import versions
 from agents.decider.verify import mismatches, opened
 
@@ -25,7 +25,7 @@ DIM, EMBEDDED = 21, 12
 
 def policy(**changes: Any) -> Contextual:
     settings = ContextualSettings(**{"encoder": "tiny", **changes})
-    return Contextual(Design(FeatureSettings(DIM, 10, query_rank=11)), settings)
+    return Contextual(ContextualFeatures(FeatureSettings(DIM, 10, query_rank=11)), settings)
 
 
 def history(
@@ -85,7 +85,7 @@ def test_every_outcome_of_history_weighs_up_to_a_cap() -> None:
         taught = policy()
         taught.add_actions(actions)
         teach(taught, history(actions), cap)
-        sums.append(taught.estimates.totals[3])
+        sums.append(taught.estimates.right.outcomes)
     assert sums == pytest.approx([480.0, 60.0])
 
 
@@ -124,13 +124,13 @@ def test_what_does_not_fit_is_refused_and_nothing_changes() -> None:
     taught = policy()
     taught.add_actions(actions)
     prior = teach(taught, history(actions))
-    other = Contextual(Design(FeatureSettings(DIM, 10, query_rank=12)), ContextualSettings(encoder="tiny"))
+    other = Contextual(
+        ContextualFeatures(FeatureSettings(DIM, 10, query_rank=12)), ContextualSettings(encoder="tiny")
+    )
     third = [*actions, ActionVector("new/1/1/1", "new", np.eye(10)[3], 1e8)]
     linear = LinUCB(taught.features)
     for learner, offered, why in (
         (policy(encoder="huge"), actions, "encoder is 'tiny', this deployment has 'huge'"),
-        (policy(query_ridge=5.0), actions, "query_ridge is 30.0, this deployment has 5.0"),
-        (policy(detail_ridge=5.0), actions, "detail_ridge is 300.0, this deployment has 5.0"),
         (other, actions, "features: query_rank is 11, this deployment has 12"),
         (policy(), third, "catalogue is .*small.* this deployment has .*new"),
         (linear, actions, "policy is 'contextual', this deployment has 'linucb'"),

@@ -1,0 +1,286 @@
+"""The hierarchical regression: what it predicts and how surely, and the variances that it estimates."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+
+from agents.bandit.contextual import Contextual, ContextualSettings, Regression
+from agents.bandit.contextual_features import ContextualFeatures
+from agents.bandit.features import FeatureSettings
+from agents.bandit.policy import ActionVector, Objective, Observation
+from agents.bandit.prior import Evidence, History, estimated, evidence_of, usual_variance
+from agents.bandit.ridge import Ridge
+from tests.agents.decider.policies.contextual.test_contextual import Traffic, actions, contextual
+
+DIM = 21
+PLAIN = Objective(1, 0, 0, 0, 30)
+
+
+def features(models: int = 6, rank: int = 20) -> ContextualFeatures:
+    """Models of unknown sizes, one configuration each."""
+    made = ContextualFeatures(FeatureSettings(DIM, models, query_rank=rank))
+    made.add([ActionVector(f"m{i}/1/1/1", f"m{i}", np.eye(models)[i], 0.0) for i in range(models)])
+    return made
+
+
+def regression(on: ContextualFeatures) -> Regression:
+    made = Regression(on, 0, np.array([0.5, 0.5]), 0.2)
+    made.grow()
+    return made
+
+
+def penalties(of: Regression, on: ContextualFeatures) -> np.ndarray:
+    """Return σ²/τ² of every column, each named by its feature of the action and its part of z."""
+    parts = ["constant"] + ["counts"] * 9 + ["directions"] * (on.rank - 10)
+    names = [f"{name.split(' ')[0]} × {part}" for name in on.names for part in parts]
+    return np.array([of.noise / of.variances[name] for name in names])
+
+
+def table(
+    on: ContextualFeatures,
+    theta: np.ndarray,
+    questions: int,
+    *,
+    whole: bool,
+    noise: float = 0.1,
+    own: float = 0.0,
+    seed: int = 0,
+) -> tuple[History, np.ndarray, np.ndarray]:
+    """Return a history, z of its questions, and its targets, of coefficients with two noises.
+
+    Args:
+        on: The actions.
+        theta: The coefficients, shape (D,).
+        questions: How many.
+        whole: Whether every action answered each question; otherwise one did, drawn at random.
+        noise: Standard deviation of an outcome.
+        own: Standard deviation of what all outcomes of a question share.
+        seed: Of the draws.
+    """
+    rng, n = np.random.default_rng(seed), len(on.ids)
+    z = np.concatenate([np.ones((questions, 1)), rng.normal(size=(questions, on.rank - 1)) / 3], axis=1)
+    question = np.repeat(np.arange(questions), n if whole else 1)
+    action = np.tile(np.arange(n), questions) if whole else rng.integers(n, size=questions)
+    y = on.rows(z[question], action) @ theta + noise * rng.normal(size=len(action))
+    y += own * rng.normal(size=questions)[question]
+    blank = np.full(len(action), 0.5)
+    history = History(np.zeros((questions, DIM)), question, action, blank, blank, blank, np.ones(len(action)))
+    return history, z, np.stack([y, y], axis=1)
+
+
+def drawn(on: ContextualFeatures, variances: dict[str, float], seed: int = 1) -> np.ndarray:
+    """Return coefficients drawn from a prior; blocks left out are zero."""
+    spread = np.sqrt([variances.get(block, 0.0) for block in on.column_blocks])
+    return np.asarray(spread * np.random.default_rng(seed).normal(size=len(spread)))
+
+
+@pytest.mark.parametrize("sizes", [True, False])
+def test_predictions_solve_the_normal_equations_with_the_variance_of_each_block(sizes: bool) -> None:
+    policy = contextual(refits=())
+    policy.add_actions(actions() if sizes else actions(tuple((name, 0.0) for name, _ in MODELS)))
+    traffic, rows, right, paid = Traffic(), [], [], []
+    d, e = policy.features, policy.estimates
+    for at in range(60):
+        query_id, query, hard = traffic.question()
+        action = at % 9
+        correct, log_cost = traffic.outcome(d.ids[action], hard)
+        policy.update([Observation(query_id, query, d.ids[action], correct, 0.4, log_cost, 0.4, PLAIN)])
+        rows.append(np.kron(d.sides[action], d.short(query)))
+        ratio = log_cost - math.log(d.anchors[action])
+        right.append([correct, 0.4])
+        paid.append([math.exp(min(ratio, 7.0)), ratio])
+    x, z = np.array(rows), d.short(traffic.question()[1])
+    probes = np.array([np.kron(side, z) for side in d.sides])
+    for of, targets in ((e.right, np.array(right)), (e.paid, np.array(paid))):
+        gram = np.diag(penalties(of, d)) + x.T @ x
+        theta = np.linalg.solve(gram, x.T @ (targets - of.centre))
+        assert of.predicted(z) == pytest.approx(of.centre + probes @ theta)
+        inverse = np.linalg.inv(gram)
+        width = np.sqrt(of.noise * np.einsum("nd,de,ne->n", probes, inverse, probes))
+        assert of.widths(z, d.sides) == pytest.approx(width)
+
+
+MODELS = (("small", 1e6), ("middle", 1e7), ("large", 1e8))
+
+
+def test_forecasts_of_many_queries_are_the_predictions_of_each() -> None:
+    policy, traffic = contextual(), Traffic()
+    policy.add_actions(actions())
+    for at in range(80):
+        query_id, query, hard = traffic.question()
+        correct, log_cost = traffic.outcome(policy.features.ids[at % 9], hard)
+        seen = Observation(query_id, query, policy.features.ids[at % 9], correct, 0.4, log_cost, 0.4, PLAIN)
+        policy.update([seen])
+    z = np.array([policy.features.short(traffic.question()[1]) for _ in range(10)])
+    offered = np.array([1, 4, 8])
+    found = policy.estimates.forecast(z, offered)
+    terms = np.array([policy.estimates.predicted(each)[offered] for each in z])
+    assert found.cost == pytest.approx(terms[:, :, 4])
+    best = found.accuracy.argmax(axis=1)
+    assert (best == terms[:, :, 0].argmax(axis=1)).all()
+    assert found.doubt > 0
+
+
+def test_a_coefficient_that_is_loosened_gains_variance_and_keeps_its_value() -> None:
+    rng = np.random.default_rng(0)
+    ridge = Ridge(np.full(6, 2.0), 2)
+    for _ in range(20):
+        ridge.add(rng.normal(size=6), rng.normal(size=2))
+    inverse, theta = ridge.inverse.copy(), ridge.theta.copy()
+    ridge.loosen(3, 0.7)
+    inverse[3, 3] += 0.7
+    assert ridge.inverse == pytest.approx(inverse)
+    assert ridge.a == pytest.approx(np.linalg.inv(inverse))
+    assert ridge.theta == pytest.approx(theta)
+    ridge.factorise()
+    assert ridge.theta == pytest.approx(theta)
+    assert ridge.inverse == pytest.approx(inverse)
+
+
+def test_what_is_known_beyond_the_penalties_stays_positive_after_loosening() -> None:
+    """Variances are estimated anew from A less the penalties; a negative remainder would end that."""
+    on = features()
+    of, rng = regression(on), np.random.default_rng(0)
+    for at in range(300):
+        z = np.concatenate([[1.0], rng.normal(size=on.rank - 1) / 3])
+        of.add(on.row(z, at % 6), np.array([float(rng.random() < 0.5)] * 2))
+        if at % 7 == 0:
+            of.loosen(on.rank * (1 + at % 6), 0.09)
+    known = of.ridge.a - np.diag(of.penalties)
+    assert np.linalg.eigvalsh(known).min() > -1e-8
+    of.reestimate()
+    assert np.isfinite(of.ridge.theta).all()
+    assert (np.array(list(of.variances.values())) > 0).all()
+
+
+def test_variances_of_blocks_are_found_and_useless_ones_vanish() -> None:
+    on = features()
+    true = {"one × constant": 0.1, "model × constant": 0.05, "model × directions": 0.1}
+    of = regression(on)
+    of.replace(*table(on, drawn(on, true), 400, whole=True), math.inf)
+    assert of.variances["model × directions"] == pytest.approx(true["model × directions"], rel=0.4)
+    for useless in ("model × counts", "one × counts"):
+        assert of.variances[useless] < 0.35 * usual_variance(useless, 0)
+    assert of.variances["model × counts"] < 0.01 * of.variances["model × directions"]
+    assert of.noise == pytest.approx(0.01, rel=0.35)  # held towards what it was before, by twenty outcomes
+
+
+@pytest.mark.parametrize("whole", [True, False], ids=["tables", "single rows"])
+def test_a_history_teaches_the_coefficients_it_was_drawn_from(whole: bool) -> None:
+    on = features()
+    theta = drawn(on, {"one × constant": 0.1, "model × constant": 0.05, "model × counts": 0.1})
+    of = regression(on)
+    of.replace(*table(on, theta, 200 if whole else 1200, whole=whole), math.inf)
+    _, z, _ = table(on, theta, 50, whole=True, seed=5)
+    truth = np.einsum("aj,jr,qr->qa", on.sides, theta.reshape(len(on.names), -1), z)
+    found = np.array([of.predicted(each)[:, 0] for each in z])
+    assert np.sqrt(np.mean((found - truth) ** 2)) < 0.1 * truth.std()
+
+
+def test_what_a_question_has_of_its_own_is_a_noise_apart() -> None:
+    """Two noises: rows of one question say precisely how actions differ, and not how hard questions are."""
+    on = features()
+    theta = drawn(on, {"model × constant": 0.05, "model × counts": 0.05})
+    together, alone = regression(on), regression(on)
+    together.replace(*table(on, theta, 200, whole=True, own=0.5), math.inf)
+    alone.replace(*table(on, theta, 1200, whole=False, own=0.5), math.inf)
+    for of in (together, alone):
+        assert of.noise == pytest.approx(0.1**2 + 0.5**2, rel=0.25)
+    z = np.concatenate([[1.0], np.zeros(on.rank - 1)])
+    apart = on.sides[:1] - on.sides[1:2]
+    assert together.widths(z, apart) < 0.5 * alone.widths(z, apart)
+    assert together.widths(z, on.sides).mean() > together.widths(z, apart)[0]
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_evidence_is_of_departures_and_of_means(whole: bool) -> None:
+    on = features(models=3, rank=9)
+    history, z, targets = table(on, drawn(on, {"model × counts": 1.0}), 70, whole=whole)
+    found = evidence_of(on, history, z, targets, 0.2)
+    x = np.array([np.kron(on.sides[a], z[q]) for q, a in zip(history.question, history.action, strict=True)])
+    means, departures = [], []
+    for q in range(70):
+        own = history.question == q
+        mean = np.append(x[own], targets[own], axis=1).mean(axis=0)
+        means.append(mean * math.sqrt(own.sum()))
+        departures.append(np.append(x[own], targets[own], axis=1) - mean)
+    kinds = [np.concatenate(departures), np.array(means)] if whole else [np.array(means)]
+    assert [each.count for each, _ in found] == ([140, 70] if whole else [70])
+    for (seen, moment), rows in zip(found, kinds, strict=True):
+        left, right = rows[:, : on.dim], rows[:, on.dim :]
+        assert seen.gram == pytest.approx(left.T @ left)
+        assert moment == pytest.approx(left.T @ right)
+        assert seen.moment == pytest.approx(moment[:, 0])
+        assert seen.square == pytest.approx(np.sum(right[:, 0] ** 2))
+
+
+def test_without_evidence_the_usual_variances_stay() -> None:
+    on = features()
+    usual = {block: usual_variance(block, 1) for block in on.column_blocks}
+    nothing = Evidence(np.zeros((on.dim, on.dim)), np.zeros(on.dim), 0.0, 0.0, 0.3)
+    found, (noise,) = estimated([nothing], on.column_blocks, usual, 1, 20)
+    assert found == pytest.approx(usual)
+    assert noise == pytest.approx(0.3)
+
+
+def test_a_capped_history_predicts_the_same_less_surely_and_goes_on_doing_so() -> None:
+    """Variances that are estimated anew later must not take the rows that a cap left out for noise."""
+    on = features()
+    theta = drawn(on, {"one × constant": 0.1, "model × constant": 0.05, "model × counts": 0.1})
+    seen = table(on, theta, 400, whole=True)
+    full, capped = regression(on), regression(on)
+    full.replace(*seen, math.inf)
+    capped.replace(*seen, 240.0)
+    z = seen[1][0]
+    assert capped.predicted(z) == pytest.approx(full.predicted(z))
+    assert capped.widths(z, on.sides) == pytest.approx(math.sqrt(10.0) * full.widths(z, on.sides))
+    assert (full.outcomes, capped.outcomes) == (2400.0, 240.0)
+    noise, before = capped.noise, capped.predicted(z)
+    capped.reestimate()
+    assert capped.noise == pytest.approx(noise, rel=0.25)
+    assert capped.predicted(z) == pytest.approx(before, abs=0.01)
+
+
+def test_new_features_begin_with_the_usual_variance_and_change_no_prediction() -> None:
+    policy, traffic = contextual(refits=()), Traffic()
+    policy.add_actions(actions())
+    _teach(policy, traffic, 60)
+    z = policy.features.short(traffic.question()[1])
+    before = policy.estimates.predicted(z)
+    width = policy.estimates.right.widths(z, policy.features.sides)
+    policy.add_actions([ActionVector("new/1/1/1", "new", np.ones(4), 0.0)])
+    assert np.array_equal(policy.estimates.predicted(z)[:9], before)
+    after = policy.estimates.right.widths(z, policy.features.sides)
+    assert after[:9] == pytest.approx(width)
+    assert after[9] > width.max()
+
+
+def test_the_columns_are_bounded_by_a_shorter_z_where_models_are_many() -> None:
+    for models, rank in ((4, 41), (12, 41), (60, 41)):
+        on = ContextualFeatures(FeatureSettings(DIM, 4, query_rank=rank - 1))
+        on.add([ActionVector(f"m{i}/1/1/1", f"m{i}", np.ones(4), 0.0) for i in range(models)])
+        assert on.rank == rank if models <= 12 else on.rank < rank
+        assert on.rank >= 10, "the counts stay"
+        assert len(on.column_blocks) == on.dim == len(on.names) * on.rank
+
+
+def _teach(policy: Contextual, traffic: Traffic, rounds: int, **_: Any) -> None:
+    for at in range(rounds):
+        query_id, query, hard = traffic.question()
+        action = policy.features.ids[at % 9]
+        correct, log_cost = traffic.outcome(action, hard)
+        policy.update([Observation(query_id, query, action, correct, correct, log_cost, correct, PLAIN)])
+
+
+def test_settings_do_not_change_what_is_learned() -> None:
+    states = []
+    for settings in (ContextualSettings(), ContextualSettings(alpha=2.0, accuracy_of="best")):
+        policy = Contextual(ContextualFeatures(FeatureSettings(DIM, 4, query_rank=11)), settings)
+        policy.add_actions(actions())
+        _teach(policy, Traffic(), 60)
+        states.append(policy.state())
+    assert states[0] == states[1]
