@@ -99,7 +99,9 @@ def test_targets_a_control_group_and_n_answers_through_the_loop(in_memory: InMem
     assert control
     assert {d.action.id for d in control} == {"small/2/1/1"}
     assert {d.reason for d in control} == {"control"}
-    assert all(d.randomised == (d.reason in ("policy", "control")) for d in made if d.query.n == 1)
+    # The two rounds of the warm-up belong to the policy; what it draws itself to try a model may be the control's.
+    assert not any(d.randomised for d in made[:2])
+    assert all(d.randomised for d in made[2:] if d.query.n == 1)
     assert all(
         d.objective.price > 0 for d in made[8:] if d.objective.aim == "mean_cost" and d.objective.price
     )
@@ -233,7 +235,7 @@ def test_the_prior_of_a_catalogue_is_taken_where_it_fits_and_left_where_not(
 
     cluster = run(life())
     reasons = {each.reason for each in decisions(cluster)}
-    assert reasons == ({"policy"} if fits else {"warm-up", "policy"})
+    assert ("warm-up" in reasons) is not fits, "every model of a prior is known"
     decider = Decider(policy_of(settings, encoder_of(settings)), seed=settings.policy.seed)
     decider.recover(*(part.items() for part in parts_of(cluster)))
     assert decider.prior == (digest(prior.read_bytes()) if fits else "")
