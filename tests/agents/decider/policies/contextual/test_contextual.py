@@ -19,7 +19,7 @@ from agents.bandit.contextual_features import ContextualFeatures
 from agents.bandit.exploration import Explored
 from agents.bandit.features import FeatureSettings
 from agents.bandit.pacing import Forecast, Pace
-from agents.bandit.policy import Aim, Context, Objective, Observation, Pending
+from agents.bandit.policy import ActionVector, Aim, Context, Objective, Observation, Pending
 from agents.decider.log import Row, decode_row
 from agents.decider.verify import mismatches, opened
 from schemas.decision import Decision

@@ -14,7 +14,7 @@ from agents.bandit.features import FeatureSettings
 from agents.bandit.policy import ActionVector, Objective, Observation
 from agents.bandit.prior import Evidence, History, estimated, evidence_of, usual_variance
 from agents.bandit.ridge import Ridge
-from tests.agents.decider.policies.contextual.test_contextual import Traffic, actions, contextual
+from tests.support.traffic import Traffic, actions, contextual
 
 DIM = 21
 PLAIN = Objective(1, 0, 0, 0, 30)
