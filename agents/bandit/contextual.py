@@ -136,16 +136,19 @@ class Regression:
             cap: Rows as which the history counts at most.
         """
         self.centre = np.average(targets, axis=0, weights=history.weights)
-        kinds = evidence_of(self._features, history, z, targets - self.centre, self.noise)
+        levels = evidence_of(self._features, history, z, targets - self.centre)
         blocks = self._features.column_blocks
         usual = {block: usual_variance(block, self._term) for block in blocks}
-        self.variances, noises = estimated([each for each, _ in kinds], blocks, usual, self._term, ROUNDS)
-        # What a question has of its own, all its rows share; a row alone has it, and its own noise.
+        self.variances, noises = estimated([each for each, _ in levels], blocks, usual, self._term, ROUNDS)
+        # A row alone has the noise of a row, and of its share of what its model and its question have of their own.
         rows = len(history.question)
-        own = (noises[-1] - noises[0]) * len(history.queries) / rows if len(kinds) > 1 else noises[0]
-        self.noise = noises[0] + max(own, 0.0) if len(kinds) > 1 else own
-        a, b, self.square = np.zeros_like(kinds[0][0].gram), np.zeros((len(blocks), targets.shape[1])), 0.0
-        for (each, moment), noise in zip(kinds, noises, strict=True):
+        self.noise, total = noises[0], sum(each.count for each, _ in levels)
+        left = total
+        for at in range(1, len(noises)):
+            left -= levels[at - 1][0].count  # means at this level
+            self.noise += max(noises[at] - noises[at - 1], 0.0) * left / total
+        a, b, self.square = np.zeros_like(levels[0][0].gram), np.zeros((len(blocks), targets.shape[1])), 0.0
+        for (each, moment), noise in zip(levels, noises, strict=True):
             a += each.gram * (self.noise / noise)
             b += moment * (self.noise / noise)
             self.square += each.square * (self.noise / noise)

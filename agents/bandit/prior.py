@@ -246,9 +246,9 @@ def _ridge(inputs: Matrix, wanted: Matrix, ridge: float) -> Matrix:
 # not. The variances are those under which the outcomes are most likely (marginal likelihood, by MacKay's fixed point),
 # held towards the usual ones of other fleets by as much as three coefficients would.
 #
-# Outcomes of one question share what it has of its own: they say more of how actions differ than single outcomes do,
-# and less of how accurate they are. So the departures of a question's rows from their mean, and the mean, have noises
-# of their own.
+# The outcomes of one question share what it has of its own, and those of one model on it, what the model makes of it:
+# they say more of how actions differ than single outcomes do, and less of how good any is. So each of these levels has
+# a noise of its own.
 
 BELIEF: Final = 3.0
 """Weight of a block's usual variance, in coefficients."""
@@ -266,13 +266,13 @@ USUAL: Final[Mapping[str, tuple[float, float]]] = {
     "one × constant": (0.1, 0.1),
     "one × counts": (0.05, 0.5),
     "one × directions": (0.02, 0.1),
-    "coordinate × constant": (0.005, 0.05),
+    "coordinate × constant": (0.02, 0.05),
     "coordinate × counts": (0.002, 0.03),
     "coordinate × directions": (0.0005, 0.005),
-    "model × constant": (0.03, 0.1),
+    "model × constant": (0.03, 0.5),
     "model × counts": (0.002, 0.02),
     "model × directions": (0.002, 0.02),
-    "shape × constant": (0.0005, 0.01),
+    "shape × constant": (0.0005, 0.1),
     "shape × counts": (0.0001, 0.005),
     "shape × directions": (0.00001, 0.0001),
 }
@@ -345,44 +345,60 @@ def estimated(
 
 
 def evidence_of(
-    features: ContextualFeatures, history: History, z: Matrix, targets: Matrix, noise: float
+    features: ContextualFeatures, history: History, z: Matrix, targets: Matrix
 ) -> list[tuple[Evidence, Matrix]]:
-    """Return the sums over a history's departures from the means of their questions, if any, and over those means.
+    """Return the sums over what rows, models and questions have of their own, each level that there is.
 
     Args:
         features: Compute x.
         history: Its rows.
         z: Of its questions, shape (Q, rank).
         targets: Of its rows, centred, shape (m, T); the first is the one whose variances are estimated.
-        noise: Of a row, to begin from.
 
     Returns:
-        Evidence with Σ x·yᵀ of all T targets, shape (D, T).
+        The departures of rows from the mean of their question and model, those of such means from the mean of their
+        question, and the means of questions; a level without any is left out. With Σ x·yᵀ of all targets, shape (D, T).
     """
-    order = np.argsort(history.question, kind="stable")
-    asked = history.question[order]
+    models = list(dict.fromkeys(features.models))
+    model = np.array([models.index(name) for name in features.models])[history.action]
+    order = np.lexsort((model, history.question))
+    asked, group = history.question[order], (history.question * len(models) + model)[order]
     begins = np.flatnonzero(np.diff(asked, prepend=-1))
     dim, terms = features.dim, targets.shape[1]
-    whole, means = ([np.zeros((dim, dim)), np.zeros((dim, terms)), np.zeros(terms)] for _ in range(2))
+    sums = [(np.zeros((dim, dim)), np.zeros((dim, terms)), np.zeros(terms)) for _ in range(3)]
+    counts = [len(order), 0, len(begins)]
     root = np.sqrt(history.weights)
     for first in range(0, len(begins), CHUNK):
         ends = begins[first + CHUNK] if first + CHUNK < len(begins) else len(order)
-        rows = order[begins[first] : ends]
+        span = slice(begins[first], ends)
+        rows = order[span]
         x = features.rows(z[history.question[rows]], history.action[rows]) * root[rows, None]
         y = targets[rows] * root[rows, None]
-        starts = begins[first : first + CHUNK] - begins[first]
-        share = np.sqrt(np.diff(np.append(starts, len(rows))))[:, None]
-        pairs = ((x, y), (np.add.reduceat(x, starts) / share, np.add.reduceat(y, starts) / share))
-        for sums, (left, right) in zip((whole, means), pairs, strict=True):
-            sums[0] += left.T @ left
-            sums[1] += left.T @ right
-            sums[2] += np.sum(right**2, axis=0)
-    questions, apart = len(begins), len(order) - len(begins)
-    found = [(Evidence(means[0], means[1][:, 0], float(means[2][0]), questions, noise), means[1])]
-    if apart:
-        gram, moment, square = (a - b for a, b in zip(whole, means, strict=True))
-        found.insert(0, (Evidence(gram, moment[:, 0], float(square[0]), apart, noise), moment))
+        of_models = np.flatnonzero(np.diff(group[span], prepend=-1))
+        of_questions = np.flatnonzero(np.diff(asked[span], prepend=-1))
+        counts[1] += len(of_models)
+        levels = ((x, y), _means(x, y, of_models), _means(x, y, of_questions))
+        for (gram, moment, square), (left, right) in zip(sums, levels, strict=True):
+            gram += left.T @ left
+            moment += left.T @ right
+            square += np.sum(right**2, axis=0)
+    found = []
+    for level in range(3):
+        gram, moment, square = sums[level]
+        count = counts[level]
+        if level < 2:  # what lies within the means of the next level
+            gram, moment, square = (a - b for a, b in zip(sums[level], sums[level + 1], strict=True))
+            count -= counts[level + 1]
+        if count:
+            noise = max(float(square[0]) / count, FLAT)
+            found.append((Evidence(gram, moment[:, 0], float(square[0]), count, noise), moment))
     return found
+
+
+def _means(x: Matrix, y: Matrix, starts: np.ndarray) -> tuple[Matrix, Matrix]:
+    """Return the means of consecutive rows, times the root of their number."""
+    share = np.sqrt(np.diff(np.append(starts, len(x))))[:, None]
+    return np.add.reduceat(x, starts) / share, np.add.reduceat(y, starts) / share
 
 
 CHUNK: Final = 64
