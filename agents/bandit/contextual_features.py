@@ -13,9 +13,9 @@ from agents.bandit.policy import ActionVector, Matrix, Vector
 from schemas.action import Action
 from schemas.errors import InvalidField
 
-MOST_COLUMNS: Final = 700
-"""Most columns of x for the actions of the first catalogue: A⁻¹ then has half a million entries, and a decision with an
-update takes 2 ms. With more models, z is shorter."""
+MOST_COLUMNS: Final = 300
+"""Most columns of x for the actions of the first catalogue: a decision with an update then takes a millisecond, and a
+snapshot a megabyte and a half. With more models, z is shorter."""
 
 LONGEST: Final = 3.0
 """Bound of the length of z's directions, 1 on average: a question unlike all others must not weigh like twenty."""

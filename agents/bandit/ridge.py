@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Final
 
@@ -337,7 +338,8 @@ class Ridge:
         u = self.inverse @ x
         gain = 1.0 + float(x @ u)
         self.theta += np.outer(u, (targets - x @ self.theta) / gain)
-        self.inverse -= np.outer(u, u / gain)
+        u /= math.sqrt(gain)  # so that what is subtracted is symmetric to the bit
+        self.inverse -= np.outer(u, u)
         self.rows += 1
         if self.rows % REFRESH == 0:
             self.factorise()
@@ -351,8 +353,8 @@ class Ridge:
 
     def loosen(self, column: int, variance: float) -> None:
         """Add to the variance of one coefficient: A⁻¹ + v·eeᵀ, Θ as before."""
-        own = self.a[:, column].copy()
-        self.a -= np.outer(own, own * (variance / (1.0 + variance * own[column])))
+        own = self.a[:, column] * math.sqrt(variance / (1.0 + variance * float(self.a[column, column])))
+        self.a -= np.outer(own, own)
         self.inverse[column, column] += variance
         self.b = self.a @ self.theta
 
@@ -377,15 +379,16 @@ class Ridge:
     def snapshot(self) -> dict[str, np.ndarray]:
         """Return every array, from which `restore` continues with the same bits."""
         return {
-            "ridge.a": self.a,
-            "ridge.inverse": self.inverse,
+            "ridge.a": _lower(self.a),
+            "ridge.inverse": _lower(self.inverse),
             "ridge.b": self.b,
             "ridge.theta": self.theta,
         }
 
     def restore(self, arrays: dict[str, np.ndarray], rows: int) -> None:
         """Become what `snapshot` returned after this many rows."""
-        self.a, self.inverse = arrays["ridge.a"], arrays["ridge.inverse"]
+        dim = len(arrays["ridge.b"])
+        self.a, self.inverse = _whole(arrays["ridge.a"], dim), _whole(arrays["ridge.inverse"], dim)
         self.b, self.theta = arrays["ridge.b"], arrays["ridge.theta"]
         self.rows = rows
 
@@ -395,3 +398,15 @@ def _padded(matrix: Matrix, diagonal: Vector) -> Matrix:
     at = np.arange(len(matrix), len(out))
     out[at, at] = diagonal
     return np.asarray(out)
+
+
+def _lower(matrix: Matrix) -> Vector:
+    """Return the lower triangle of a symmetric matrix."""
+    return matrix[np.tril_indices(len(matrix))]
+
+
+def _whole(lower: Vector, dim: int) -> Matrix:
+    """Return the symmetric matrix of a lower triangle."""
+    matrix = np.zeros((dim, dim))
+    matrix[np.tril_indices(dim)] = lower
+    return np.asarray(matrix + np.tril(matrix, -1).T)
