@@ -89,7 +89,7 @@ class ObjectiveEntry(Record, frozen=True, kw_only=True, tag="objective-entry.v1"
         op: `set` or `remove`.
         weights: w₁, w₂, w₃; or
         mean_cost: mean eFLOPs per query; or
-        accuracy: share of the best configuration's accuracy. Exactly one with `set`, none with `remove`.
+        accuracy: share of the accuracy within reach. Exactly one with `set`, none with `remove`.
     """
 
     name: str

@@ -47,7 +47,7 @@ def check_aims(kind: str, *, mean_cost: float | None, accuracy: float | None) ->
     Args:
         kind: The record's name, for the message.
         mean_cost: Mean eFLOPs per query, above zero.
-        accuracy: Share of the best configuration's predicted accuracy, above 0 and at most 1.
+        accuracy: Share of the accuracy that is predicted to be within reach, above 0 and at most 1.
 
     Raises:
         InvalidField: naming the field.
@@ -57,7 +57,7 @@ def check_aims(kind: str, *, mean_cost: float | None, accuracy: float | None) ->
     if mean_cost is not None and not 0.0 < mean_cost < math.inf:
         raise InvalidField(kind, "mean_cost", f"is {mean_cost}; give eFLOPs per query, finite and above 0")
     if accuracy is not None and not 0.0 < accuracy <= 1.0:
-        why = f"is {accuracy}; give a share above 0, at most 1, of the best configuration's accuracy"
+        why = f"is {accuracy}; give a share above 0, at most 1, of the accuracy within reach"
         raise InvalidField(kind, "accuracy", why)
 
 
@@ -104,7 +104,7 @@ class ObjectiveInForce(Struct, frozen=True, kw_only=True, omit_defaults=True):
         version: Offset in `control` of the last record that changed it; −1 for the deployment's own setting.
         price: λ, the reward that one eFLOP takes away, beside the cost term of Eq. 4. 0 leaves Eq. 4 as it is.
         mean_cost: The mean eFLOPs per query that `price` aims at.
-        accuracy: The share of the best configuration's predicted accuracy that `price` aims at.
+        accuracy: The share of the accuracy within reach, as predicted, that `price` aims at.
     """
 
     weights: Weights

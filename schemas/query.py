@@ -110,7 +110,7 @@ class Query(Record, frozen=True, kw_only=True, tag="query.v1"):
         objective: Name of an objective in `control`; or
         weights: free weights; or
         mean_cost: the most eFLOPs per query, on average, to be as accurate as possible at; or
-        accuracy: the share of the best configuration's accuracy to keep, as cheaply as possible. At most one of
+        accuracy: the share of the accuracy within reach to keep, as cheaply as possible. At most one of
             the four; none means the deployment's default.
         reference: The right answer, where known; the aggregator grades with it. Never reaches a model. A text, a
             number, or for a program {"tests": [[input, output], …]} with at most 256 tests.

@@ -86,7 +86,7 @@ class Aim:
     Attributes:
         key: Identity of the objective, under which it is paced.
         mean_cost: Mean eFLOPs per query.
-        accuracy: Share of the best configuration's predicted accuracy.
+        accuracy: Share of the accuracy that is predicted to be within reach.
     """
 
     key: str
@@ -329,7 +329,7 @@ class Policy(Protocol):
     def shortfall(self, aim: Aim) -> float | None:
         """Return what can be had at best of an aim that cannot be met; None if it can be, or nothing is known yet.
 
-        The least mean cost, or the largest share of the best configuration's accuracy. Changes no state.
+        The least mean cost, or the largest share of the accuracy within reach. Changes no state.
         """
         ...
 

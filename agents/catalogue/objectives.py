@@ -30,7 +30,7 @@ MODES: Mapping[str, Weights] = {
 }
 DEFAULT_MODE = "cost-sensitive"
 CAREFUL = "careful"
-"""Right answers for less: as cheap as possible at 98 % of the best configuration's accuracy. Not of the paper."""
+"""Right answers for less: as cheap as possible at 98 % of the accuracy within reach. Not of the paper."""
 
 ACCURACY_ONLY = Weights(correct=1.0)
 """The reward under a price λ: accuracy less λ·cost. Score and log cost have no weight in it."""
@@ -49,7 +49,7 @@ class MeanCost:
 
 @dataclass(frozen=True)
 class Accuracy:
-    """As cheap as possible at this share of the best configuration's predicted accuracy.
+    """As cheap as possible at this share of the accuracy that is predicted to be within reach.
 
     Attributes:
         share: Above 0, at most 1.

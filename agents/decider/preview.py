@@ -58,7 +58,7 @@ class Preview(Struct, frozen=True, kw_only=True):
         seq: Position the next decision will have.
         objective: What the query is served for, its price filled in.
         shortfall: What can be had at best where the objective's target cannot be met on recent queries: the least mean
-            cost in eFLOPs, or the largest share of the best configuration's accuracy. None where it can be met.
+            cost in eFLOPs, or the largest share of the accuracy within reach. None where it can be met.
         policy: Name and version of the policy.
         catalogue_version: Offset in `control` of the last change of the catalogue.
         masked_models: Models left out for want of a living executor.

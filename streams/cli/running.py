@@ -89,7 +89,7 @@ _SHOWN = (
     type=click.FloatRange(0.0, 1.0, min_open=True),
     default=0.98,
     show_default=True,
-    help="Share of the best configuration's accuracy to keep, as cheaply as possible.",
+    help="Share of the accuracy within reach to keep, as cheaply as possible.",
 )
 @click.option("--objective", help="Use a named objective instead, e.g. cost-sensitive or quality-priority.")
 @click.option(

@@ -222,7 +222,7 @@ class Pacing:
             )  # fmt: skip
         elif not before:
             log.warning(
-                "objective %s: %.4g of the best configuration's accuracy cannot be met; %.4g can be had on recent "
+                "objective %s: %.4g of the accuracy within reach cannot be met; %.4g can be had on recent "
                 "queries. Lower the target",
                 name, objective.accuracy, best,
             )  # fmt: skip

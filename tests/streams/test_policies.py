@@ -29,7 +29,7 @@ def test_any_registered_policy_is_deployed_by_name(name: str) -> None:
     [
         ({"policy": "best"}, "policy: 'best' is unknown; choose one of contextual"),
         ({"policy_options": '{"gamma": 0.9}'}, "'gamma' is unknown to policy 'contextual'; choose from"),
-        ({"policy_options": '{"ridge": -1}'}, "ridge is -1.0; give a number above zero"),
+        ({"policy_options": '{"alpha": -1}'}, "alpha is -1.0; give"),
     ],
 )
 def test_settings_that_cannot_be_used_are_refused(settings: dict[str, str], why: str) -> None:

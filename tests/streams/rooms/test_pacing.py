@@ -57,7 +57,7 @@ def test_weights_have_no_target_and_an_accuracy_is_said_as_one(
     said.decided(objective(), policy)
     said.decided(aimed, policy)
     (record,) = caplog.records
-    assert "0.99 of the best configuration's accuracy cannot be met; " in record.getMessage()
+    assert "0.99 of the accuracy within reach cannot be met; " in record.getMessage()
 
 
 def test_the_account_of_a_named_objective_is_shown(policy: Contextual) -> None:

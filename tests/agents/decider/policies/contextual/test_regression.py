@@ -147,6 +147,20 @@ def test_a_coefficient_that_is_loosened_gains_variance_and_keeps_its_value() -> 
     assert ridge.inverse == pytest.approx(inverse)
 
 
+def test_half_of_the_symmetric_matrices_is_kept_and_the_whole_comes_back_to_the_bit() -> None:
+    rng = np.random.default_rng(0)
+    ridge, other = Ridge(np.full(7, 2.0), 2), Ridge(np.zeros(0), 2)
+    for at in range(50):
+        ridge.add(rng.normal(size=7), rng.normal(size=2))
+        if at % 9 == 0:
+            ridge.loosen(at % 7, 0.1)
+    arrays = ridge.snapshot()
+    assert arrays["ridge.inverse"].shape == (28,)
+    other.restore(arrays, ridge.rows)
+    for name in ("a", "inverse", "b", "theta"):
+        assert np.array_equal(getattr(other, name), getattr(ridge, name))
+
+
 def test_what_is_known_beyond_the_penalties_stays_positive_after_loosening() -> None:
     """Variances are estimated anew from A less the penalties; a negative remainder would end that."""
     on = features()
