@@ -28,7 +28,7 @@ class Candidate(Struct, frozen=True, kw_only=True):
         action: Its id, `model/qp/cp/bs`.
         mean: Predicted reward, θᵀx.
         width: α·√(xᵀA⁻¹x), or what the policy has in its place.
-        score: What was ranked: mean plus width, less the policy's charge for leaving its incumbent, where it has one.
+        score: What was ranked: mean plus width.
     """
 
     action: str

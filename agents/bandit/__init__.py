@@ -5,7 +5,7 @@ registry     policies by name, each with its options; `build_policy` is the one 
 learner      what all policies share besides their mathematics; `exploration` wraps any of them
 features     the joint vector x
 linucb       UniScale's LinUCB, Greedy, Thompson sampling, forgetting; `ridge` has their matrices
-contextual   one hierarchical linear model, which ranks anew for every query; `contextual_features`, `pacing` and `prior`
+contextual   one hierarchical linear model, a ranking for each query; `contextual_features`, `pacing` and `prior`
              (history, and the variances estimated from it) are its parts
 baselines    Random, k-NN, MLP, NeuralUCB; `network` is the one file that loads torch
 """

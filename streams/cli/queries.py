@@ -255,8 +255,6 @@ def feedback(settings: Settings, query_id: str, correct: str, source: str) -> No
 _DRAFTS = 40
 # Prunes of one step that are shown in words.
 _PRUNED = 8
-# A charge below this is rounding.
-_NOTHING = 1e-9
 # Wide tables have room for words in a terminal of 80 columns.
 _NARROW: dict[str, Any] = {"box": box.SIMPLE_HEAD, "padding": (0, 1, 0, 0), "pad_edge": False}
 
@@ -329,16 +327,10 @@ def _decision(console: Console, decision: Decision) -> None:
     )
     rows = [(str(decision.action), decision.mean, decision.width, decision.score)]
     rows += [(c.action, c.mean, c.width, c.score) for c in decision.runners_up]
-    charges = [_charge(*row[1:]) for row in rows]
-    cautious = any(charge > _NOTHING for charge in charges)
-    columns = ["action", "mean", "width", *(["charge"] if cautious else []), "score"]
-    table = Table(*columns, title="what was ranked")
-    for at, ((action, mean, width, score), charge) in enumerate(zip(rows, charges, strict=True)):
-        charged = [_n(charge if charge > _NOTHING else None)] if cautious else []
-        table.add_row(action, _n(mean), _n(width), *charged, _n(score), style=None if at else "bold")
+    table = Table("action", "mean", "width", "score", title="what was ranked")
+    for at, (action, *numbers) in enumerate(rows):
+        table.add_row(action, *map(_n, numbers), style=None if at else "bold")
     console.print(table)
-    if cautious:
-        console.print("charge: for leaving the configuration that is best overall (docs/policies.md)")
     if decision.predicted is not None:
         p = decision.predicted
         console.print(f"predicted: correct {p.correct:.3f}, score {p.score:.3f}, log cost {p.log_cost:.2f}")
@@ -441,11 +433,6 @@ def _times(console: Console, timeline: Timeline) -> None:
     for stage, at in sorted(timeline.at_ms.items(), key=lambda item: item[1]):
         table.add_row(stage, str(at - begin))
     console.print(table)
-
-
-def _charge(mean: float | None, width: float | None, score: float | None) -> float:
-    """Return what was taken from a score for leaving the incumbent; 0 where nothing was ranked."""
-    return 0.0 if mean is None or width is None or score is None else mean + width - score
 
 
 def _n(value: float | None) -> str:
