@@ -14,7 +14,7 @@ import numpy.typing as npt
 from tenacity import Retrying, retry_if_exception_type, stop_after_attempt, wait_exponential
 
 from schemas.errors import UniscaleError
-from schemas.query import Context, Origin, Query
+from schemas.query import Origin, Query, QueryContext
 
 # What can go wrong between a text and its vector.
 #
@@ -397,7 +397,7 @@ def _write(file: Path, row: Vectors) -> None:
 # Pure but for the encoder that is handed in: admission, topics and offsets are the wiring's business.
 
 
-class Arrival(NamedTuple):
+class ArrivedQuery(NamedTuple):
     """A query with where it lies and when the broker appended it, in ms since the epoch."""
 
     query: Query
@@ -416,7 +416,7 @@ def embedded_text(query: Query) -> str:
     return "\n\n".join(message.content for message in reversed(query.messages))
 
 
-def embed(arrivals: Sequence[Arrival], *, encoder: Encoder) -> tuple[Context, ...]:
+def embed(arrivals: Sequence[ArrivedQuery], *, encoder: Encoder) -> tuple[QueryContext, ...]:
     """Return the context of each arrival, in their order.
 
     Args:
@@ -428,7 +428,7 @@ def embed(arrivals: Sequence[Arrival], *, encoder: Encoder) -> tuple[Context, ..
     """
     vectors = encoder.encode([embedded_text(arrival.query) for arrival in arrivals])
     return tuple(
-        Context(
+        QueryContext(
             query=arrival.query,
             embedding=to_bytes(vectors[at : at + 1]),
             origin=arrival.origin,

@@ -25,7 +25,7 @@ from agents.embedding import Encoder, encoder_id
 from bench.recovery import drawn_reward, recovered_decider
 from schemas.dead_letter import DeadLetter
 from schemas.decision import Decision
-from schemas.query import Context, Origin, Query
+from schemas.query import Origin, Query, QueryContext
 from schemas.record import decode, encode
 from streams.metrics import Metrics
 from streams.runtime import kafka_admin, kafka_clients
@@ -180,9 +180,11 @@ def _no_row(query_id: str) -> bytes | None:
     return None
 
 
-def _context(settings: Settings, encoder: Encoder, rng: np.random.Generator, number: int, at: int) -> Context:
+def _context(
+    settings: Settings, encoder: Encoder, rng: np.random.Generator, number: int, at: int
+) -> QueryContext:
     row = rng.normal(size=encoder.dimension)
-    return Context(
+    return QueryContext(
         query=Query(query_id=f"c{number}", text=f"Question {number}: how many are there of them together? " * 4),
         embedding=(row / np.linalg.norm(row)).astype("<f4").tobytes(), encoder=encoder_id(encoder),
         origin=Origin(topic=Topics(settings).query, partition=0, offset=at),

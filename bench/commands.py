@@ -17,7 +17,7 @@ import orjson
 
 from streams.cli import CONTEXT, RefusingGroup, flags_of_settings
 from streams.demo.run import QUESTIONS
-from streams.local.broker import Broker, kafka_home
+from streams.local.broker import LocalBroker, kafka_home
 from streams.local.deployment import settings_for, stopped_by_signals
 from streams.settings import Settings
 
@@ -147,7 +147,7 @@ def measure_gateway(
     except litellm.PeerMissing as error:
         click.echo(f"LiteLLM is left out: {error}", err=True)
         peer["litellm"] = f"missing: {error}"
-    with Broker.choose(kind, os.environ) as broker:  # type: ignore[arg-type]
+    with LocalBroker.choose(kind, os.environ) as broker:  # type: ignore[arg-type]
         click.echo(broker.version)
         measured = measure(settings, broker, plan, python, click.echo)
         found = {
@@ -297,7 +297,7 @@ def _measured(
     if (kind or ("none" if given else "auto")) == "none":
         found = {**measure(settings, say), "broker": f"at {settings.kafka.bootstrap}"}
     else:
-        with Broker.choose(kind or "auto", os.environ) as broker:  # type: ignore[arg-type]
+        with LocalBroker.choose(kind or "auto", os.environ) as broker:  # type: ignore[arg-type]
             say(broker.version)
             found = {**measure(settings_for(settings, broker), say), "broker": broker.version}
     click.echo(orjson.dumps(found).decode())
@@ -460,7 +460,7 @@ def runtime(records: int, in_flight: int, rate: float, repeats: int, profile: st
     from bench.echo import EchoLoad, measure
 
     load = EchoLoad(records=records, in_flight=in_flight, rate=rate)
-    with Broker.choose(kind, os.environ) as broker:
+    with LocalBroker.choose(kind, os.environ) as broker:
         for _ in range(repeats):
             click.echo(orjson.dumps(measure(broker, load, profile=profile)).decode())
 

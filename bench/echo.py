@@ -20,7 +20,7 @@ from typing import Any, NoReturn
 
 import msgspec
 
-from streams.local.broker import Broker
+from streams.local.broker import LocalBroker
 from streams.local.deployment import settings_for
 from streams.runtime import kafka_admin, kafka_clients
 from streams.settings import Settings
@@ -43,7 +43,7 @@ def _topics(settings: Settings) -> tuple[str, str]:
     return settings.kafka.prefix + "echo-in", settings.kafka.prefix + "echo-out"
 
 
-def measure(broker: Broker, load: EchoLoad, *, profile: str = "") -> dict[str, Any]:
+def measure(broker: LocalBroker, load: EchoLoad, *, profile: str = "") -> dict[str, Any]:
     """Return the microseconds a record and the records a second of one echo on a running broker.
 
     Args:
@@ -146,9 +146,9 @@ def _serve(warm: int, out: Path) -> None:
     import uvloop
 
     from streams.metrics import Metrics
-    from streams.runtime.base import Outgoing, Record
+    from streams.runtime.base import ConsumerRecord, Outgoing
     from streams.runtime.kafka import KafkaRuntime
-    from streams.runtime.kafka_worker import Worker
+    from streams.runtime.kafka_worker import KafkaWorker
 
     settings = Settings.from_env(os.environ)
     asyncio.set_event_loop_policy(uvloop.EventLoopPolicy())
@@ -158,7 +158,7 @@ def _serve(warm: int, out: Path) -> None:
     there, back = _topics(settings)
     handled, before = 0, 0.0
 
-    async def handle(record: Record) -> None:
+    async def handle(record: ConsumerRecord) -> None:
         nonlocal handled, before
         handled += 1
         if handled == warm:
@@ -170,7 +170,9 @@ def _serve(warm: int, out: Path) -> None:
         os._exit(0)
 
     runtime.each(there, handle, stage="echo")
-    Worker(runtime, loop, ready=lambda: None, stopping=lambda: None, ended=ended).execute_from_commandline()
+    KafkaWorker(
+        runtime, loop, ready=lambda: None, stopping=lambda: None, ended=ended
+    ).execute_from_commandline()
 
 
 if __name__ == "__main__":

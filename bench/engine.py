@@ -22,7 +22,7 @@ from agents.catalogue.models import Catalogue, Model
 from agents.search.search import Job, SearchRules, begin, draft, resume
 from agents.serving.registry import EngineOptions, engine_for, hosted_model
 from agents.serving.vllm.host import EngineHost
-from agents.serving.vllm.requests import Completion, Generation
+from agents.serving.vllm.requests import GeneratedDraft, Generation
 from agents.serving.vllm.settings import HostSettings, prepare_environment
 from agents.verifier.prm import VerifierOptions, start_verifier
 from schemas.action import Action
@@ -178,7 +178,7 @@ class _Tap:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._host, name)
 
-    async def run(self, model: str, requests: Sequence[Generation]) -> list[Completion]:
+    async def run(self, model: str, requests: Sequence[Generation]) -> list[GeneratedDraft]:
         self.calls.append(list(requests))
         return await self._host.run(model, requests)
 

@@ -26,7 +26,7 @@ from agents.serving.recorded import write_paths
 from bench import litellm
 from bench.load import ChatLoad, LoadFigures
 from bench.streams import BenchFailed, recording
-from streams.local.broker import Broker, free_port
+from streams.local.broker import LocalBroker, free_port
 from streams.local.deployment import Supervisor, room_commands, settings_for
 from streams.runtime import kafka_admin, kafka_clients
 from streams.settings import Settings
@@ -76,7 +76,11 @@ class ServerUnderLoad(msgspec.Struct, frozen=True):
 
 
 def measure(
-    settings: Settings, broker: Broker, plan: GatewayPlan, python: Path | None, say: Callable[[str], None]
+    settings: Settings,
+    broker: LocalBroker,
+    plan: GatewayPlan,
+    python: Path | None,
+    say: Callable[[str], None],
 ) -> dict[str, Any]:
     """Return the figures of each side by connections.
 
@@ -260,7 +264,7 @@ def _load(load: ChatLoad) -> LoadFigures:
 
 @contextlib.contextmanager
 def _ours(
-    settings: Settings, broker: Broker, folder: Path, encoder: Literal["hashed", "minilm"]
+    settings: Settings, broker: LocalBroker, folder: Path, encoder: Literal["hashed", "minilm"]
 ) -> Iterator[ServerUnderLoad]:
     catalogue = load_catalogue(Path(settings.catalogue))
     questions = [f"Question {n}: how many are {n % 97} and {n % 89} together?" for n in range(50)]

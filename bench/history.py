@@ -14,14 +14,13 @@ from agents.catalogue.actions import uis_space
 from agents.catalogue.file import load_catalogue
 from agents.catalogue.objectives import Steering
 from agents.decider.decider import Decider, Surroundings
-from agents.embedding import Arrival as Asked
-from agents.embedding import embed, encoder_id
-from agents.reward.join import Arrival, Row, Valued, Waits, encode_row, on
+from agents.embedding import ArrivedQuery, embed, encoder_id
+from agents.reward.join import Arrival, JoinRow, Valued, Waits, encode_row, on
 from agents.reward.outcome import Pricing, price_of
 from schemas.answer import Answer
 from schemas.decision import Decision
 from schemas.forest import Draft, Limits
-from schemas.query import Context, Origin, Query
+from schemas.query import Origin, Query, QueryContext
 from schemas.record import decode, encode
 from schemas.reward import Due, Feedback, Reward
 from schemas.search import Served, Spent
@@ -73,7 +72,7 @@ class SyntheticHistory:
         for key, value in self.decider.offer(action_vectors(self.catalogue, self.encoder)):
             yield self._put(learner, key, value)
         for start in range(0, queries, _BATCH):
-            asked: list[tuple[Context, Origin]] = []
+            asked: list[tuple[QueryContext, Origin]] = []
             for number in range(start, min(start + _BATCH, queries)):
                 yield from self._asked(number, asked)
             decided = self.decider.decide(asked, self._rows.get, self.around)
@@ -98,7 +97,7 @@ class SyntheticHistory:
                 for key, value in self.decider.snapshot():
                     yield self._put(self.topics.snapshot, key, value)
 
-    def _asked(self, number: int, asked: list[tuple[Context, Origin]]) -> Iterator[Written]:
+    def _asked(self, number: int, asked: list[tuple[QueryContext, Origin]]) -> Iterator[Written]:
         self.now_ms += 10
         reference = str(number % 97) if number % 10 < 7 else None
         text = f"Question {number}: how many are there of the {number % 97} together, all told? " * 3
@@ -106,7 +105,7 @@ class SyntheticHistory:
         written = self._put(self.topics.query, query.query_id.encode(), encode(query))
         yield written
         origin = Origin(topic=written.topic, partition=0, offset=self._ends[written.topic] - 1)
-        (context,) = embed([Asked(query, origin, self.now_ms)], encoder=self.encoder)
+        (context,) = embed([ArrivedQuery(query, origin, self.now_ms)], encoder=self.encoder)
         yield self._put(self.topics.context, SHARD, encode(context))
         topic = self.topics.context
         asked.append((context, Origin(topic=topic, partition=0, offset=self._ends[topic] - 1)))
@@ -126,7 +125,7 @@ class SyntheticHistory:
         elif number % 10 == 8:
             deadline_ms = self.now_ms + _WAIT_MS
             turns.append((Due(query_id=answer.query_id, kind="feedback", deadline_ms=deadline_ms), None))
-        row: Row | None = None
+        row: JoinRow | None = None
         for record, valued in turns:
             at_ms = record.deadline_ms if isinstance(record, Due) else self.now_ms
             turn = on(row, Arrival(record, at_ms), self.waits, valued)

@@ -25,7 +25,7 @@ from bench.streams import BenchFailed, cpu_s, recording
 from bench.turns import versions
 from schemas.query import Query
 from streams.client.client import Client
-from streams.client.events import Follower
+from streams.client.events import EventFollower
 from streams.local.deployment import STEADY_S, Room, Supervisor, room_commands
 from streams.runtime import kafka_admin
 from streams.settings import Settings
@@ -207,7 +207,7 @@ class Rewards:
     """The queries whose reward is closed, followed in a thread."""
 
     def __init__(self, settings: Settings) -> None:
-        self._follower = Follower(settings, ["reward"])
+        self._follower = EventFollower(settings, ["reward"])
         self._closed: set[str] = set()
         self._changed = threading.Condition()
         self._ended = threading.Event()

@@ -26,7 +26,7 @@ from agents.decider.decider import Decider, Surroundings, context_of
 from agents.decider.log import Decided
 from agents.embedding import Encoder, encoder_id
 from schemas.decision import Decision
-from schemas.query import Context, Origin, Query
+from schemas.query import Origin, Query, QueryContext
 from schemas.record import decode
 from schemas.reward import Reward, reward_id
 from streams.local.broker import free_port
@@ -112,9 +112,9 @@ def _lived(
         yield from (each.row for each in decider.learn(rewards, table.get) if each.row)
 
 
-def _context(encoder: Encoder, rng: np.random.Generator, number: int) -> Context:
+def _context(encoder: Encoder, rng: np.random.Generator, number: int) -> QueryContext:
     row = rng.normal(size=encoder.dimension)
-    return Context(
+    return QueryContext(
         query=Query(
             query_id=f"r{number}", text=f"Question {number}: how many are there of them together? " * 4
         ),

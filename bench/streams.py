@@ -17,10 +17,10 @@ from agents.catalogue.models import Catalogue
 from agents.serving.recorded import RecordedPath, RecordedStep, write_paths
 from schemas.errors import UniscaleError
 from schemas.query import Query
-from streams.client.client import Client, Pace
+from streams.client.client import Client, SendSchedule
 from streams.client.events import read_timelines
 from streams.demo.report import latencies
-from streams.local.broker import Broker
+from streams.local.broker import LocalBroker
 from streams.local.deployment import Supervisor, room_commands, settings_for
 from streams.runtime import kafka_admin
 from streams.settings import Settings
@@ -62,7 +62,7 @@ def recording(
 
 
 def run_once(
-    settings: Settings, broker: Broker, plan: StreamPlan, folder: Path, encoder: str, rate: float
+    settings: Settings, broker: LocalBroker, plan: StreamPlan, folder: Path, encoder: str, rate: float
 ) -> dict[str, Any]:
     """Return the figures of one run: start the rooms, warm them up, send the queries, wait for all Answers.
 
@@ -118,7 +118,7 @@ def run_once(
 def _answered(settings: Settings, queries: Sequence[Query], rate: float, timeout_s: float = 900.0) -> float:
     """Send queries, wait for all Answers, return the seconds that took."""
     with Client(settings) as client:
-        asked = client.ask_all(queries, pace=Pace(rate), timeout_s=timeout_s)
+        asked = client.ask_all(queries, pace=SendSchedule(rate), timeout_s=timeout_s)
     if asked.missing:
         raise BenchFailed(f"{len(asked.missing)} queries have no Answer in {asked.wall_s:.0f} s")
     return asked.wall_s

@@ -18,7 +18,7 @@ import msgspec
 import orjson
 
 from bench.streams import BenchFailed, StreamPlan, run_once
-from streams.local.broker import Broker, kafka_home
+from streams.local.broker import LocalBroker, kafka_home
 from streams.settings import Settings
 
 Kind = Literal["kafka", "embedded"]
@@ -146,7 +146,7 @@ def _run(
 ) -> dict[str, Any]:
     """Run one configuration on a new broker."""
     steps = plan.steps if turn.steps is None else turn.steps
-    with Broker.choose(kind, os.environ) as broker, tempfile.TemporaryDirectory() as folder:
+    with LocalBroker.choose(kind, os.environ) as broker, tempfile.TemporaryDirectory() as folder:
         plan = msgspec.structs.replace(plan, steps=steps)
         found = run_once(settings, broker, plan, Path(folder) / "run", turn.encoder, rate)
         return {**found, "version": broker.version}

@@ -15,7 +15,7 @@ from agents.catalogue.file import load_catalogue
 from agents.serving.recorded import RecordedPath, RecordedStep, write_paths
 from streams.client.client import Client
 from streams.local.deployment import Deployment
-from streams.settings import Kafka, Settings
+from streams.settings import KafkaSettings, Settings
 
 QUESTION = "How much is 9 times 7?"
 
@@ -34,7 +34,7 @@ def recording(folder: Path) -> Path:
 
 with ExitStack() as stack:
     if sys.argv[1:]:
-        settings = Settings(kafka=Kafka(bootstrap=sys.argv[1]))
+        settings = Settings(kafka=KafkaSettings(bootstrap=sys.argv[1]))
     else:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         settings = Settings().replace(

@@ -137,7 +137,7 @@ def record(
     from agents.catalogue.file import load_catalogue
     from experiments.outcomes import OutcomeError
     from experiments.record import table
-    from experiments.record.journal import Journal, JournalError, journals
+    from experiments.record.journal import JournalError, SearchJournal, journals
     from experiments.record.plan import RecordingPlan, estimate, run_of, take_over
     from experiments.record.plan import record as run
     from experiments.record.questions import Task, fingerprint, mixed_traffic, questions_of
@@ -208,7 +208,7 @@ def record(
         try:
             # The number of samples may grow: what was recorded of the first ones stays.
             name = task if parts == 1 else f"{task}-{number}-of-{parts}"
-            journal = Journal(work / f"{name}.jsonl", settings, journals(work, task))
+            journal = SearchJournal(work / f"{name}.jsonl", settings, journals(work, task))
             if earlier is not None:
                 take_over(journal, earlier, of_all)
         except (JournalError, OutcomeError) as error:
@@ -220,7 +220,7 @@ def record(
         if bench.close is not None:
             await bench.close()
         click.echo(f"{sum(1 for _ in plan.shards())} shards, {rate:.1f} searches/s now")
-        whole = Journal(journal.path, settings, journals(work, task))
+        whole = SearchJournal(journal.path, settings, journals(work, task))
         of_all_parts = replace(plan, part=(1, 1)).runs()
         if missing := {name for name, _, _ in of_all_parts - whole.done}:
             click.echo(f"{len(missing)} shards are another part's; who finishes last writes the file")

@@ -27,7 +27,7 @@ from schemas.decision import Decision
 from schemas.errors import UniscaleError
 from schemas.forest import Draft, Forest, Limits
 from schemas.objective import Weights
-from schemas.query import Budget, Context, Message, Query
+from schemas.query import Budget, Message, Query, QueryContext
 from schemas.record import decode, encode
 from schemas.reward import Due, Feedback, Reward
 from schemas.search import Scored, SearchStep, Verification
@@ -37,7 +37,7 @@ __all__ = [
     "Message",
     "Weights",
     "Budget",
-    "Context",
+    "QueryContext",
     "Decision",
     "Action",
     "SearchStep",

@@ -21,7 +21,7 @@ Cohort = Literal["policy", "control"]
 """Whether the policy chose, or the query belongs to the control group, which always takes one action."""
 
 
-class Candidate(Struct, frozen=True, kw_only=True):
+class ScoredAction(Struct, frozen=True, kw_only=True):
     """One action as it was scored.
 
     Attributes:
@@ -103,7 +103,7 @@ class Decision(Record, frozen=True, kw_only=True, tag="decision.v1"):
     width: float | None = None
     score: float | None = None
     predicted: Predicted | None = None
-    runners_up: tuple[Candidate, ...] = ()
+    runners_up: tuple[ScoredAction, ...] = ()
     candidates: Count = 0
     masked_models: tuple[str, ...] = ()
     reason: Reason = "policy"

@@ -284,7 +284,7 @@ def _check_text(name: str, text: str, sent: object) -> None:
 # A query with its embedding, as the decider takes it.
 
 
-class Context(Record, frozen=True, kw_only=True, tag="context.v1"):
+class QueryContext(Record, frozen=True, kw_only=True, tag="context.v1"):
     """A query with its embedding. Key: policy shard.
 
     Attributes:
@@ -305,11 +305,11 @@ class Context(Record, frozen=True, kw_only=True, tag="context.v1"):
         """Refuse an embedding that must not reach A."""
         if not self.embedding or len(self.embedding) % 4:
             raise InvalidField(
-                "Context", "embedding", f"has {len(self.embedding)} bytes; send 4 a dimension (float32)"
+                "QueryContext", "embedding", f"has {len(self.embedding)} bytes; send 4 a dimension (float32)"
             )
         # A sum of float32 in double precision is finite exactly when every one is.
         if not math.isfinite(sum(self.vector())):
-            raise InvalidField("Context", "embedding", "holds NaN or infinity; correct the encoder")
+            raise InvalidField("QueryContext", "embedding", "holds NaN or infinity; correct the encoder")
 
     @property
     def query_id(self) -> str:

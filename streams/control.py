@@ -20,7 +20,7 @@ from agents.reward.outcome import Pricing
 from schemas.control import CatalogueEntry, Heartbeat, PriceEntry, decode_control
 from schemas.errors import UniscaleError
 from schemas.record import decode
-from streams.runtime.base import Begin, Record
+from streams.runtime.base import Begin, ConsumerRecord
 from streams.settings import Settings, SettingsError, variable
 from streams.topics import Topics
 
@@ -36,7 +36,7 @@ class Follows(Protocol):
     """What shows topics to Control: a runtime."""
 
     async def follow(
-        self, topics: Sequence[str], on_record: Callable[[Record], None], *, begin: Begin
+        self, topics: Sequence[str], on_record: Callable[[ConsumerRecord], None], *, begin: Begin
     ) -> None:
         """See `streams.runtime.base.Runtime`."""
 
@@ -128,7 +128,7 @@ class Control:
             and now - received <= _BEATS * beat.every_s
         ]
 
-    def _on_heartbeat(self, record: Record) -> None:
+    def _on_heartbeat(self, record: ConsumerRecord) -> None:
         if not record.value:
             return
         try:
@@ -139,7 +139,7 @@ class Control:
         self._last_beat_ms = record.timestamp_ms
         self._beats[beat.key] = (beat, record.timestamp_ms, self._monotonic())
 
-    def _on_control(self, record: Record) -> None:
+    def _on_control(self, record: ConsumerRecord) -> None:
         if not record.value:
             return
         try:

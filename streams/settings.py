@@ -51,7 +51,7 @@ class Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
             raise SettingsError(f"{variable(name)}: {why}, is {getattr(self, field)!r}")
 
 
-class Kafka(Section, frozen=True):
+class KafkaSettings(Section, frozen=True):
     """The broker, its topics and the clients' limits. Sizes in bytes."""
 
     bootstrap: str = "127.0.0.1:9092"
@@ -96,7 +96,7 @@ class Kafka(Section, frozen=True):
         self._require(self.max_record_bytes >= 65_536, "max_record_bytes", "must be at least 65536")
 
 
-class Security(Section, frozen=True, rename={"protocol": "security_protocol"}):
+class SecuritySettings(Section, frozen=True, rename={"protocol": "security_protocol"}):
     """TLS and SASL of every connection to the broker."""
 
     protocol: Literal["PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"] = "PLAINTEXT"
@@ -119,7 +119,7 @@ class Security(Section, frozen=True, rename={"protocol": "security_protocol"}):
                 self._require(bool(self.sasl_username), "sasl_username", needs)
 
 
-class Queries(Section, frozen=True):
+class QuerySettings(Section, frozen=True):
     """What holds for every query that does not set it itself, and how many are in flight."""
 
     max_in_flight: int = 256
@@ -135,7 +135,7 @@ class Queries(Section, frozen=True):
         self._require(self.timeout_s > 0, "timeout_s", "must be above 0 seconds")
 
 
-class Executor(Section, frozen=True):
+class ExecutorSettings(Section, frozen=True):
     """The search (Section 3.3 of the paper) and the executor's heartbeat."""
 
     eta: float = 1.2
@@ -148,7 +148,7 @@ class Executor(Section, frozen=True):
         self._require(self.heartbeat_s > 0, "heartbeat_s", "must be above 0 seconds")
 
 
-class Engine(
+class ServingSettings(
     Section,
     frozen=True,
     rename={
@@ -180,7 +180,7 @@ class Engine(
         self._require(self.attempts >= 1, "attempts", "must be at least 1")
 
 
-class Encoder(
+class EncoderSettings(
     Section,
     frozen=True,
     rename={
@@ -208,7 +208,7 @@ class Encoder(
             self._require(self.dimension >= 1, "dimension", f"{needed}, at least 1")
 
 
-class Policy(Section, frozen=True, rename={"name": "policy", "options": "policy_options"}):
+class PolicySettings(Section, frozen=True, rename={"name": "policy", "options": "policy_options"}):
     """The decider's policy and its log."""
 
     name: str = "contextual"
@@ -236,7 +236,7 @@ class Policy(Section, frozen=True, rename={"name": "policy", "options": "policy_
         self._require(self.remembered_ids >= 1, "remembered_ids", "must be at least 1")
 
 
-class Gateway(Section, frozen=True, rename=lambda field: f"gateway_{field}"):
+class GatewaySettings(Section, frozen=True, rename=lambda field: f"gateway_{field}"):
     """Where the gateway listens, and what it remembers."""
 
     # Beyond this machine it needs an API key (`keys add`).
@@ -252,7 +252,7 @@ class Gateway(Section, frozen=True, rename=lambda field: f"gateway_{field}"):
     strict: bool = False
 
 
-class Previews(
+class PreviewSettings(
     Section,
     frozen=True,
     rename={"host": "decider_host", "port": "decider_port", "urls": "decider_url"},
@@ -273,16 +273,16 @@ class Previews(
 # `Settings.replace` use the same name. The supervisor passes its settings to its processes through the environment.
 
 __all__ = [
-    "Encoder",
-    "Engine",
-    "Executor",
-    "Gateway",
-    "Kafka",
-    "Policy",
-    "Previews",
-    "Queries",
+    "EncoderSettings",
+    "ServingSettings",
+    "ExecutorSettings",
+    "GatewaySettings",
+    "KafkaSettings",
+    "PolicySettings",
+    "PreviewSettings",
+    "QuerySettings",
     "SECRETS",
-    "Security",
+    "SecuritySettings",
     "SettingsError",
     "variable",
     "Settings",
@@ -294,24 +294,24 @@ S = TypeVar("S", bound=Section)
 class Settings(Section, frozen=True):
     """What a process needs to know before it starts. Times in seconds, sizes in bytes.
 
-    >>> settings = Settings(kafka=Kafka(prefix="trial."))
+    >>> settings = Settings(kafka=KafkaSettings(prefix="trial."))
     >>> settings.replace(policy_options='{"alpha": 0.5}')
-    Settings(kafka=Kafka(prefix='trial.'), policy=Policy(options={'alpha': 0.5}))
+    Settings(kafka=KafkaSettings(prefix='trial.'), policy=Policy(options={'alpha': 0.5}))
     """
 
     catalogue: str = "infra/catalogue/mini.yaml"
     state_dir: str = "out/state"
     metrics_port: int = 0
     log_level: str = "INFO"
-    kafka: Kafka = Kafka()
-    security: Security = Security()
-    queries: Queries = Queries()
-    executor: Executor = Executor()
-    engine: Engine = Engine()
-    encoder: Encoder = Encoder()
-    policy: Policy = Policy()
-    gateway: Gateway = Gateway()
-    previews: Previews = Previews()
+    kafka: KafkaSettings = KafkaSettings()
+    security: SecuritySettings = SecuritySettings()
+    queries: QuerySettings = QuerySettings()
+    executor: ExecutorSettings = ExecutorSettings()
+    engine: ServingSettings = ServingSettings()
+    encoder: EncoderSettings = EncoderSettings()
+    policy: PolicySettings = PolicySettings()
+    gateway: GatewaySettings = GatewaySettings()
+    previews: PreviewSettings = PreviewSettings()
 
     @classmethod
     def from_env(cls, environ: Mapping[str, str], **flags: Any) -> "Settings":

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from schemas.answer import Answer
 from schemas.dead_letter import DeadLetter
 from schemas.decision import Decision
-from schemas.query import Context, Query
+from schemas.query import Query, QueryContext
 from schemas.record import Record
 from schemas.reward import Feedback, Reward
 from schemas.search import SearchStep, Verification
@@ -26,7 +26,7 @@ class Timeline:
 
     query_id: str
     query: Query | None = None
-    contexts: list[Context] = field(default_factory=list)
+    contexts: list[QueryContext] = field(default_factory=list)
     decisions: list[Decision] = field(default_factory=list)
     steps: list[SearchStep] = field(default_factory=list)
     verifications: list[Verification] = field(default_factory=list)
@@ -41,7 +41,7 @@ class Timeline:
         match record:
             case Query():
                 self.query, stage = self.query or record, "query"
-            case Context():
+            case QueryContext():
                 self.contexts.append(record)
                 stage = "context"
             case Decision():

@@ -23,7 +23,7 @@ from streams.runtime.base import Crash
 from streams.runtime.kafka import KafkaRuntime, crash, on_crash
 from streams.runtime.kafka_consumer import InstanceName
 from streams.runtime.kafka_worker import (
-    Worker,
+    KafkaWorker,
     notice_growth,
     notice_standstill,
     run_without_handlers,
@@ -92,7 +92,7 @@ def run_room(
 
     if not handles:
         loop.run_until_complete(run_without_handlers(runtime, ready=ready, ended=lambda: _exit(0)))
-    worker = Worker(runtime, loop, ready=ready, stopping=health.stopping, ended=lambda: _exit(0))
+    worker = KafkaWorker(runtime, loop, ready=ready, stopping=health.stopping, ended=lambda: _exit(0))
     worker.execute_from_commandline()
     raise AssertionError(f"faust returned with {len(kept)} tasks running")
 

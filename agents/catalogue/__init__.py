@@ -1,6 +1,6 @@
 """What can be chosen: actions, the model catalogue, and the texts that describe an action (App. B.2)."""
 
 from agents.catalogue.file import load_catalogue
-from agents.catalogue.models import Architecture, Catalogue, Model, Sampling, Verifier
+from agents.catalogue.models import Architecture, Catalogue, Model, Sampling, VerifierModel
 
-__all__ = ["load_catalogue", "Catalogue", "Model", "Verifier", "Architecture", "Sampling"]
+__all__ = ["load_catalogue", "Catalogue", "Model", "VerifierModel", "Architecture", "Sampling"]

@@ -37,15 +37,15 @@ class DraftNumbers(Protocol):
 
 
 @dataclass(frozen=True)
-class Part:
+class PhaseCost:
     """One term of the price."""
 
     flops: float = 0.0
     bytes: float = 0.0
 
-    def __add__(self, other: "Part") -> "Part":
+    def __add__(self, other: "PhaseCost") -> "PhaseCost":
         """Add term by term."""
-        return Part(self.flops + other.flops, self.bytes + other.bytes)
+        return PhaseCost(self.flops + other.flops, self.bytes + other.bytes)
 
     def eflops(self, intensity: float) -> float:
         """Return flops + bytes × intensity (Eq. eFLOPs)."""
@@ -53,12 +53,12 @@ class Part:
 
 
 @dataclass(frozen=True)
-class Price:
+class SearchPrice:
     """The price of one search with its parts. All in eFLOPs except where the name says otherwise."""
 
-    prefill: Part
-    decoding: Part
-    verification: Part
+    prefill: PhaseCost
+    decoding: PhaseCost
+    verification: PhaseCost
     intensity: float = INTENSITY
 
     @property
@@ -93,7 +93,7 @@ def price(
     generator: Architecture,
     verifier: Architecture,
     intensity: float = INTENSITY,
-) -> Price:
+) -> SearchPrice:
     """Return C_UIS with its parts (App. D.3, Remark D.16).
 
     Args:
@@ -111,23 +111,23 @@ def price(
         raise ValueError(
             f"prompt_tokens is {prompt_tokens}: a priced search has a prompt of at least one token"
         )
-    decoding = verification = Part()
+    decoding = verification = PhaseCost()
     for step in _steps(prompt_tokens, drafts):
         decoding += decode_step([(start, new) for start, new, _ in step], generator)
         verification += verify_step([start + new for start, new, scored in step if scored], verifier)
-    return Price(prefill(prompt_tokens, generator), decoding, verification, intensity)
+    return SearchPrice(prefill(prompt_tokens, generator), decoding, verification, intensity)
 
 
-def prefill(prompt_tokens: int, model: Architecture) -> Part:
+def prefill(prompt_tokens: int, model: Architecture) -> PhaseCost:
     """Return the cost of reading the prompt once, shared by all branches (Prop. D.13)."""
     L = prompt_tokens
-    return Part(
+    return PhaseCost(
         flops=L * 2 * model.parameters + 4 * _triangle(L) * _query_width(model),
         bytes=_weights(model) + L * _kv_bytes(model),
     )
 
 
-def decode_step(branches: Sequence[tuple[int, int]], model: Architecture) -> Part:
+def decode_step(branches: Sequence[tuple[int, int]], model: Architecture) -> PhaseCost:
     """Return the cost of one step's decoding (Prop. D.14).
 
     Σ_n b(n)·L̄(n) is the number of (branch, position) contexts read: Σ over branches of ΔL·L_init +
@@ -140,13 +140,13 @@ def decode_step(branches: Sequence[tuple[int, int]], model: Architecture) -> Par
     new_tokens = sum(new for _, new in branches)
     contexts = sum(new * start + _triangle(new) for start, new in branches)
     positions = max((new for _, new in branches), default=0)  # N_j
-    return Part(
+    return PhaseCost(
         flops=2 * model.parameters * new_tokens + 4 * contexts * _query_width(model),
         bytes=positions * _weights(model) + contexts * _kv_bytes(model),
     )
 
 
-def verify_step(final_tokens: Sequence[int], model: Architecture) -> Part:
+def verify_step(final_tokens: Sequence[int], model: Architecture) -> PhaseCost:
     """Return the cost of scoring one step's drafts, each read whole (Prop. D.15).
 
     Args:
@@ -154,9 +154,9 @@ def verify_step(final_tokens: Sequence[int], model: Architecture) -> Part:
         model: The verifier.
     """
     if not final_tokens:
-        return Part()
+        return PhaseCost()
     read = sum(final_tokens)
-    return Part(
+    return PhaseCost(
         flops=2 * model.parameters * read + 4 * sum(map(_triangle, final_tokens)) * _query_width(model),
         bytes=_weights(model) + read * _kv_bytes(model),
     )

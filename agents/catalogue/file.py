@@ -13,7 +13,14 @@ import msgspec
 import yaml
 
 from agents.catalogue.checkpoint import read_family
-from agents.catalogue.models import DTYPE_BYTES, Catalogue, CatalogueError, EngineSettings, Model, Verifier
+from agents.catalogue.models import (
+    DTYPE_BYTES,
+    Catalogue,
+    CatalogueError,
+    EngineSettings,
+    Model,
+    VerifierModel,
+)
 from schemas.errors import InvalidField
 
 KEYS = (
@@ -123,9 +130,9 @@ def decode_model(entry: Mapping[str, Any], where: str) -> Model:
     return _convert(_served(entry), Model, f"{where}, model {entry.get('name')!r}")
 
 
-def decode_verifier(entry: Mapping[str, Any], where: str) -> Verifier:
+def decode_verifier(entry: Mapping[str, Any], where: str) -> VerifierModel:
     """Return the verifier that an entry describes, as `decode_model` does a model."""
-    return _convert(_served(entry), Verifier, f"{where}, verifier {entry.get('name')!r}")
+    return _convert(_served(entry), VerifierModel, f"{where}, verifier {entry.get('name')!r}")
 
 
 def _served(entry: Mapping[str, Any]) -> dict[str, Any]:

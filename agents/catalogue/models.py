@@ -66,7 +66,7 @@ class Architecture(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
             )
 
 
-class Anchor(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class BenchmarkScore(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One benchmark score of a model, under the task-domain label its description prints."""
 
     label: Label
@@ -127,7 +127,7 @@ class Model(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     group: Name = "default"  # the executor group that hosts it
     endpoint: Endpoint = Endpoint()
     engine: EngineSettings = EngineSettings()
-    anchors: tuple[Anchor, ...] = ()
+    anchors: tuple[BenchmarkScore, ...] = ()
     price_factor: float = 1.0  # what an eFLOP costs on it: a query's cost is its eFLOPs times this
 
     def __post_init__(self) -> None:
@@ -146,7 +146,7 @@ class StepTags(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     good_label: Annotated[int, Meta(ge=0)] = 1
 
 
-class Verifier(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class VerifierModel(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A process reward model: what verification runs on and is priced by."""
 
     name: Name
@@ -227,7 +227,7 @@ class Catalogue(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     verifier: Name  # the one in use, of `verifiers`
     cost_range: CostRange  # what log C is normalised by, until a control record says otherwise
     models: tuple[Model, ...]
-    verifiers: tuple[Verifier, ...]
+    verifiers: tuple[VerifierModel, ...]
     version: Annotated[int, Meta(ge=-1)] = -1  # offset in `control` of the last change; −1: the file alone
 
     def __post_init__(self) -> None:
@@ -306,7 +306,7 @@ class Catalogue(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         known = ", ".join(self.model_names)
         raise CatalogueError(f"catalogue {self.name!r}: no model {name!r}; choose one of {known}, or add it")
 
-    def verifier_named(self, name: str | None = None) -> Verifier:
+    def verifier_named(self, name: str | None = None) -> VerifierModel:
         """Return a verifier, by default the one in use.
 
         Raises:

@@ -47,18 +47,17 @@ from agents.decider.log import (
 from agents.decider.recovery import Records, restore
 from agents.decider.snapshot import EndedIds
 from schemas.action import Action
-from schemas.decision import MAX_SEED, Candidate, Decision, PolicyState, Predicted
+from schemas.decision import MAX_SEED, Decision, PolicyState, Predicted, ScoredAction
 from schemas.errors import UniscaleError
 from schemas.objective import ObjectiveInForce
-from schemas.query import Context as ContextRecord
-from schemas.query import Origin, Query
+from schemas.query import Origin, Query, QueryContext
 from schemas.record import MAX_VALUE, encode
 from schemas.reward import Reward
 
 # A Context whose query has been decided already: send the same Decision again, send nothing, or refuse a duplicate.
 
 
-def again(context: ContextRecord, value: bytes) -> Decided:
+def again(context: QueryContext, value: bytes) -> Decided:
     """Return the result for a Context whose query has a row: the Decision already made, or DuplicateQuery."""
     row = decode_row(context.query_id.encode(), value)
     assert isinstance(row, Row)
@@ -70,7 +69,7 @@ def again(context: ContextRecord, value: bytes) -> Decided:
     return Decided(context.query_id, sent, msgspec.json.decode(sent, type=_Sent).group)
 
 
-def over(context: ContextRecord, place: tuple[int, int]) -> Decided:
+def over(context: QueryContext, place: tuple[int, int]) -> Decided:
     """Return the result for a Context whose query has ended and lost its row: nothing, or DuplicateQuery."""
     partition, offset = place
     if (context.origin.partition, context.origin.offset) == place:
@@ -106,7 +105,7 @@ class Surroundings:
 
 def choose(
     policy: Policy,
-    asked: Sequence[tuple[ContextRecord, Origin]],
+    asked: Sequence[tuple[QueryContext, Origin]],
     around: Surroundings,
     *,
     seq: int,
@@ -160,7 +159,7 @@ def choose(
     return made
 
 
-def in_force(record: ContextRecord, around: Surroundings, policy: Policy) -> ObjectiveInForce:
+def in_force(record: QueryContext, around: Surroundings, policy: Policy) -> ObjectiveInForce:
     """Return the objective of a Context, with the policy's price λ of its aim.
 
     Raises:
@@ -177,7 +176,7 @@ def in_force(record: ContextRecord, around: Surroundings, policy: Policy) -> Obj
 
 
 def context_of(
-    record: ContextRecord, around: Surroundings, encoder: str = "", surface: bool = False
+    record: QueryContext, around: Surroundings, encoder: str = "", surface: bool = False
 ) -> Context:
     """Return a Context as the policy takes it.
 
@@ -211,7 +210,7 @@ def context_of(
 
 
 def decision_of(
-    record: ContextRecord,
+    record: QueryContext,
     choice: Choice,
     objective: ObjectiveInForce,
     around: Surroundings,
@@ -256,7 +255,7 @@ def decision_of(
         score=choice.score if by_policy else None,
         predicted=predicted,
         runners_up=tuple(
-            Candidate(action=c.action_id, mean=c.mean, width=c.width, score=c.score)
+            ScoredAction(action=c.action_id, mean=c.mean, width=c.width, score=c.score)
             for c in choice.runners_up
         ),
         candidates=choice.candidates,
@@ -360,7 +359,7 @@ class Decider:
         return rows
 
     def decide(
-        self, asked: Sequence[tuple[ContextRecord, Origin]], rows: Rows, around: Surroundings
+        self, asked: Sequence[tuple[QueryContext, Origin]], rows: Rows, around: Surroundings
     ) -> list[Decided]:
         """Choose an action for each Context.
 
@@ -370,8 +369,8 @@ class Decider:
             around: Catalogue, objectives and living executors.
         """
         results: dict[int, Decided] = {}
-        fresh: dict[str, tuple[int, ContextRecord, Origin]] = {}
-        twins: list[tuple[int, ContextRecord]] = []
+        fresh: dict[str, tuple[int, QueryContext, Origin]] = {}
+        twins: list[tuple[int, QueryContext]] = []
         for at, (context, origin) in enumerate(asked):
             if (value := rows(context.query_id)) is not None:
                 results[at] = again(context, value)
@@ -498,7 +497,7 @@ class Decider:
         return list(written)
 
     def _decide_fresh(
-        self, asked: Sequence[tuple[ContextRecord, Origin]], around: Surroundings
+        self, asked: Sequence[tuple[QueryContext, Origin]], around: Surroundings
     ) -> list[Decided]:
         step = 1 if self.policy.counts_decisions else max(1, len(asked))
         results: list[Decided] = []

@@ -462,7 +462,7 @@ Told = Literal["offer", "expect", "update", "correct", "price", "abandon", "noth
 _ENDS: Final[dict[str, Told]] = {"abandoned": "abandon", "priced": "price"}
 
 
-class Event(NamedTuple):
+class LogEvent(NamedTuple):
     """One event of a log.
 
     Attributes:
@@ -476,24 +476,24 @@ class Event(NamedTuple):
     row: Row | OfferRow
 
 
-def events(rows: Iterable[AnyRow], after: int = -1) -> list[Event]:
+def events(rows: Iterable[AnyRow], after: int = -1) -> list[LogEvent]:
     """Return every event of the log after a sequence number, in order.
 
     Args:
         rows: Rows in any order; rows of actions are no events.
         after: Last sequence number that the policy's state already contains; -1 for none.
     """
-    found: list[Event] = []
+    found: list[LogEvent] = []
     for row in rows:
         if isinstance(row, OfferRow):
-            found.append(Event(row.seq, "offer", row))
+            found.append(LogEvent(row.seq, "offer", row))
         elif isinstance(row, Row):
             ended = _ENDS.get(row.stage, "nothing")
             found += [
-                Event(row.seq, "expect", row),
-                Event(row.learned_seq, "update", row),
-                Event(row.corrected_seq, "correct", row),
-                Event(row.ended_seq, ended, row),
+                LogEvent(row.seq, "expect", row),
+                LogEvent(row.learned_seq, "update", row),
+                LogEvent(row.corrected_seq, "correct", row),
+                LogEvent(row.ended_seq, ended, row),
             ]
     kept = (event for event in found if event.seq > after)
     return sorted(kept, key=lambda event: (event.seq, event.told != "offer"))

@@ -20,8 +20,7 @@ from agents.decider.decider import Decider, Surroundings, context_of, in_force
 from agents.decider.log import aim_of, policy_objective
 from schemas.decision import PolicyState, Predicted
 from schemas.objective import ObjectiveInForce
-from schemas.query import Context as ContextRecord
-from schemas.query import Query
+from schemas.query import Query, QueryContext
 
 PREVIEW: Final = "preview"
 """The id under which previews are scored."""
@@ -84,7 +83,7 @@ def anonymous(query: Query) -> Query:
     return msgspec.structs.replace(query, query_id=PREVIEW)
 
 
-def preview(decider: Decider, record: ContextRecord, around: Surroundings) -> Preview:
+def preview(decider: Decider, record: QueryContext, around: Surroundings) -> Preview:
     """Return what would be chosen for a context.
 
     Args:

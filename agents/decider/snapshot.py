@@ -66,7 +66,7 @@ class Manifest(Struct, frozen=True, kw_only=True, tag="decider-snapshot.v1", tag
     prior: str = ""
     log_offset: int = -1
     rows: tuple[str, ...] = ()
-    ended: tuple[Part, ...] = ()
+    ended: tuple[IdsPart, ...] = ()
 
 
 def prior_of(records: Mapping[bytes, bytes]) -> str:
@@ -171,7 +171,7 @@ _OFFSETS: Final = (1 << _OFFSET_BITS) - 1
 Numbers = npt.NDArray[np.uint64]
 
 
-class Part(Struct, frozen=True, kw_only=True):
+class IdsPart(Struct, frozen=True, kw_only=True):
     """An array of ids as a snapshot refers to it.
 
     Attributes:
@@ -187,7 +187,7 @@ class Part(Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True)
 class _Array:
-    part: Part
+    part: IdsPart
     digests: Numbers
     places: Numbers
 
@@ -258,7 +258,7 @@ class EndedIds:
             del self._full[0]
         return gone, before - gone - len(self)
 
-    def parts(self) -> list[tuple[Part, bytes]]:
+    def parts(self) -> list[tuple[IdsPart, bytes]]:
         """Return every array with its bytes, oldest first; the last one may not be full yet."""
         arrays = [*self._full, self._array()] if self._newest else self._full
         return [(array.part, _bytes(array)) for array in arrays]
@@ -266,7 +266,7 @@ class EndedIds:
     @classmethod
     def read(
         cls,
-        parts: Iterable[Part],
+        parts: Iterable[IdsPart],
         load: Callable[[str], bytes | None],
         most: int = MOST,
         array_ids: int = ARRAY_IDS,
@@ -304,7 +304,7 @@ class EndedIds:
         places = np.fromiter(self._newest.values(), np.uint64, len(self._newest))
         order = np.argsort(digests)
         digests, places = digests[order], places[order]
-        part = Part(
+        part = IdsPart(
             sha256=hashlib.sha256(_packed(digests, places)).hexdigest(),
             count=len(digests),
             context_offset=self._newest_context,

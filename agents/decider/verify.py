@@ -22,7 +22,7 @@ from agents.decider.decider import seed_of
 from agents.decider.log import (
     ActionRow,
     AnyRow,
-    Event,
+    LogEvent,
     OfferRow,
     Row,
     Told,
@@ -120,7 +120,7 @@ def mismatches(policy: Policy, rows: Iterable[AnyRow], seed: int, after: int = -
         tell(policy, kind, decided)
 
 
-def _together(event: Event) -> tuple[Told, int]:
+def _together(event: LogEvent) -> tuple[Told, int]:
     """Return what events of one batch share: decisions made from one state, updates one at a time."""
     row = event.row
     if event.told == "expect" and isinstance(row, Row):

@@ -63,7 +63,7 @@ class Running:
 
 
 @dataclass(slots=True)
-class Group:
+class CohortOutcomes:
     """One cohort's outcomes.
 
     Attributes:
@@ -96,7 +96,7 @@ class Uplift:
         if not 0.0 < error < 1.0:
             raise ValueError(f"error is {error!r}; give a probability between 0 and 1")
         self.error = error
-        self.groups: dict[Cohort, Group] = {"policy": Group(), "control": Group()}
+        self.groups: dict[Cohort, CohortOutcomes] = {"policy": CohortOutcomes(), "control": CohortOutcomes()}
 
     def add(self, cohort: Cohort, status: Status, *, correct: float | None, cost: float | None) -> None:
         """Add the outcome of one query; a rejected or cancelled one is left out.

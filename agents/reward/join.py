@@ -72,7 +72,7 @@ class Parked(Struct, frozen=True, kw_only=True, omit_defaults=True):
     origin: Origin | None = None
 
 
-class Row(Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="schema", tag="join-row.v1"):
+class JoinRow(Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="schema", tag="join-row.v1"):
     """One query in the join.
 
     Attributes:
@@ -109,7 +109,7 @@ class Row(Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="sche
         return self.answered_ms + self.opened.feedback_ms
 
 
-def dues(row: Row) -> tuple[Deadline, ...]:
+def dues(row: JoinRow) -> tuple[Deadline, ...]:
     """Return the deadlines a row waits for. The timer sends each back as a Due once it has passed."""
     found: list[Deadline] = []
     if row.opened is not None and row.answered_ms is None and not row.expiry_sent:
@@ -123,19 +123,19 @@ def dues(row: Row) -> tuple[Deadline, ...]:
     return tuple(found)
 
 
-def encode_row(row: Row) -> bytes:
+def encode_row(row: JoinRow) -> bytes:
     """Return a row as stored: JSON with its schema version."""
     return msgspec.json.encode(row)
 
 
-def decode_row(value: bytes) -> Row:
+def decode_row(value: bytes) -> JoinRow:
     """Return a stored row.
 
     Raises:
         UnreadableRecord: it is not a row of this release: rebuild the changelog from its topics.
     """
     try:
-        return msgspec.json.decode(value, type=Row)
+        return msgspec.json.decode(value, type=JoinRow)
     # msgspec's own error covers neither bytes that are not UTF-8 nor a value nested too deeply.
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise UnreadableRecord("join row", "", f"cannot be read ({error}); rebuild the table") from None
@@ -251,13 +251,13 @@ class Orphan:
 class Turn:
     """What one record led to: the row to store (None: remove it), what to send first, what to count."""
 
-    row: Row | None
+    row: JoinRow | None
     out: tuple[Reward | Answer | Orphan, ...] = ()
     counts: tuple[Count, ...] = ()
 
 
 def to_value(
-    row: Row | None, record: Decision | Answer | Feedback | Due
+    row: JoinRow | None, record: Decision | Answer | Feedback | Due
 ) -> tuple[Reference | None, Answer] | None:
     """Return (reference, answer) when this record makes it possible, and needed, to value an Answer.
 
@@ -271,7 +271,7 @@ def to_value(
 
 
 def on(
-    row: Row | None,
+    row: JoinRow | None,
     arrival: Arrival,
     waits: Waits,
     value: Valued | None = None,
@@ -293,7 +293,7 @@ def on(
 
 
 def _fold(
-    row: Row | None,
+    row: JoinRow | None,
     arrival: Arrival,
     waits: Waits,
     value: Valued | None,
@@ -301,12 +301,12 @@ def _fold(
 ) -> Turn:
     record = arrival.record
     if isinstance(record, Decision):
-        row = row or Row(query_id=record.query_id)
+        row = row or JoinRow(query_id=record.query_id)
         return _on_decision(row, record, arrival.at_ms, waits, value, generator)
     if isinstance(record, Answer):
-        return _on_answer(row or Row(query_id=record.query_id), record, arrival.at_ms, waits, value)
+        return _on_answer(row or JoinRow(query_id=record.query_id), record, arrival.at_ms, waits, value)
     if isinstance(record, Feedback):
-        return _on_feedback(row or Row(query_id=record.query_id), record, arrival, waits)
+        return _on_feedback(row or JoinRow(query_id=record.query_id), record, arrival, waits)
     return _on_due(row, record, arrival.at_ms, waits)
 
 
@@ -332,7 +332,7 @@ def _fitted(turn: Turn, most_bytes: int) -> Turn:
 
 
 def _on_decision(
-    row: Row,
+    row: JoinRow,
     decision: Decision,
     at_ms: int,
     waits: Waits,
@@ -361,7 +361,7 @@ def _on_decision(
     return _settle(replace(row, opened=opened), at_ms, waits, value or row.valued)
 
 
-def _on_answer(row: Row, answer: Answer, at_ms: int, waits: Waits, value: Valued | None) -> Turn:
+def _on_answer(row: JoinRow, answer: Answer, at_ms: int, waits: Waits, value: Valued | None) -> Turn:
     # The first in offset order counts: one topic, one partition a query, so the first to arrive.
     if row.answered_ms is not None:
         return Turn(row, counts=("duplicate_answer",))
@@ -371,7 +371,7 @@ def _on_answer(row: Row, answer: Answer, at_ms: int, waits: Waits, value: Valued
     return _settle(row, at_ms, waits, value)
 
 
-def _settle(row: Row, at_ms: int, waits: Waits, value: Valued | None) -> Turn:
+def _settle(row: JoinRow, at_ms: int, waits: Waits, value: Valued | None) -> Turn:
     """Make the first reward of a query whose Decision and Answer have met."""
     if value is None:
         raise ValueError(f"{row.query_id}: the Answer is not priced and graded; ask `to_value` first")
@@ -395,7 +395,7 @@ def _settle(row: Row, at_ms: int, waits: Waits, value: Valued | None) -> Turn:
     return Turn(replace(row, provisional=True), (_reward(row, "provisional", None, ""),), counts)
 
 
-def _on_feedback(row: Row, feedback: Feedback, arrival: Arrival, waits: Waits) -> Turn:
+def _on_feedback(row: JoinRow, feedback: Feedback, arrival: Arrival, waits: Waits) -> Turn:
     if row.closed is not None:
         return Turn(row, counts=("late_feedback" if row.closed == "default" else "duplicate_feedback",))
     if arrival.origin is not None and arrival.origin == row.orphaned:
@@ -411,7 +411,7 @@ def _on_feedback(row: Row, feedback: Feedback, arrival: Arrival, waits: Waits) -
     return Turn(replace(row, parked=parked))
 
 
-def _on_due(row: Row | None, due: Due, at_ms: int, waits: Waits) -> Turn:
+def _on_due(row: JoinRow | None, due: Due, at_ms: int, waits: Waits) -> Turn:
     if row is None or Deadline(due.kind, due.deadline_ms) not in dues(row):
         return Turn(row, counts=("stale_due",))
     if at_ms < due.deadline_ms:
@@ -433,7 +433,7 @@ def _on_due(row: Row | None, due: Due, at_ms: int, waits: Waits) -> Turn:
 
 
 def _close(
-    row: Row,
+    row: JoinRow,
     kind: Kind,
     at_ms: int,
     waits: Waits,
@@ -446,14 +446,14 @@ def _close(
 
 
 def _reward(
-    row: Row, kind: Kind, correct: float | None, graded_by: Literal["", "reference", "feedback"]
+    row: JoinRow, kind: Kind, correct: float | None, graded_by: Literal["", "reference", "feedback"]
 ) -> Reward:
     assert row.opened is not None
     assert row.valued is not None
     return reward_of(row.query_id, kind, row.opened, row.valued, row.answered_ms, correct, graded_by)
 
 
-def _expired(row: Row, opened: Opened) -> Answer:
+def _expired(row: JoinRow, opened: Opened) -> Answer:
     """Return the Answer of a query whose executor is silent: it takes the topic's order like any other."""
     return Answer(
         query_id=row.query_id,

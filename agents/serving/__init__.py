@@ -17,11 +17,11 @@ from agents.serving.errors import (
     ServingError,
 )
 from agents.serving.vllm.host import EngineHost
-from agents.serving.vllm.requests import Completion, Generation, Pooled, Pooling
+from agents.serving.vllm.requests import GeneratedDraft, Generation, Pooled, Pooling
 from agents.serving.vllm.settings import HostedModel, HostSettings
 
 __all__ = [
-    "Completion",
+    "GeneratedDraft",
     "EngineDiedError",
     "EngineFaultError",
     "EngineHost",

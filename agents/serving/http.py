@@ -549,7 +549,7 @@ class HttpEngine:
         }
         return self._told(plan, _choice(await self._server.post("/v1/completions", body)), sampling.delimiter)
 
-    def _told(self, plan: Continuation, choice: "Choice", delimiter: str) -> Drafted:
+    def _told(self, plan: Continuation, choice: "CompletionChoice", delimiter: str) -> Drafted:
         if choice.token_ids is None:
             raise EngineReplyError(
                 f"{self.model}: the server returned no token_ids, so it is not vLLM; use the plain dialect for it"
@@ -558,7 +558,7 @@ class HttpEngine:
         ids = choice.token_ids
         return self._continuer.draft(plan, text=choice.text, finish=finish, token_ids=ids, tokens=len(ids))
 
-    def _plain(self, plan: Continuation, choice: "Choice", delimiter: str) -> Drafted:
+    def _plain(self, plan: Continuation, choice: "CompletionChoice", delimiter: str) -> Drafted:
         step, found, beyond = choice.text.partition(delimiter)
         text = step + found
         tokens = self._continuer.tokens_of(text)
@@ -569,7 +569,7 @@ class HttpEngine:
         )
 
 
-class Choice(msgspec.Struct):
+class CompletionChoice(msgspec.Struct):
     """The part of a completion that is used; servers send much more."""
 
     text: str
@@ -581,10 +581,10 @@ class Choice(msgspec.Struct):
 class Choices(msgspec.Struct):
     """A response of `/v1/completions`."""
 
-    choices: list[Choice]
+    choices: list[CompletionChoice]
 
 
-def _choice(reply: dict[str, Any]) -> Choice:
+def _choice(reply: dict[str, Any]) -> CompletionChoice:
     try:
         choices = msgspec.convert(reply, Choices).choices
     except msgspec.ValidationError as error:

@@ -9,7 +9,7 @@ from typing import Generic, Literal, Protocol, TypeVar
 
 import msgspec
 
-from agents.catalogue.models import DTYPE_BYTES, Model, Sampling, Verifier
+from agents.catalogue.models import DTYPE_BYTES, Model, Sampling, VerifierModel
 from agents.serving.engine import Continuer, Drafted, Engine, EngineCounts, Prefix, check_seeds, finish_of
 from agents.serving.errors import EngineStartError, ServingError
 from agents.serving.http import (
@@ -214,7 +214,7 @@ class HostingOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     start_timeout_s: float = 600.0
 
 
-def hosted_model(entry: Model | Verifier, options: HostingOptions) -> HostedModel:
+def hosted_model(entry: Model | VerifierModel, options: HostingOptions) -> HostedModel:
     """Return how vLLM hosts a catalogue entry in this process.
 
     The entry's `kv_cache_bytes` is used, but never less than one sequence of full length needs, without which
@@ -239,7 +239,7 @@ def hosted_model(entry: Model | Verifier, options: HostingOptions) -> HostedMode
         sequences=engine.max_sequences,
         wanted_bytes=engine.kv_cache_bytes,
     )
-    verifies = isinstance(entry, Verifier)
+    verifies = isinstance(entry, VerifierModel)
     return HostedModel(
         name=entry.name,
         path=checkpoint_path(entry.checkpoint, options.folder),
@@ -251,11 +251,11 @@ def hosted_model(entry: Model | Verifier, options: HostingOptions) -> HostedMode
         block_tokens=block_tokens,
         # A verifier reads a prompt once, and vLLM does not read the cache for token classification anyway.
         prefix_caching=not verifies,
-        step_tag_id=entry.step_tags.tag_id if isinstance(entry, Verifier) and entry.step_tags else None,
+        step_tag_id=entry.step_tags.tag_id if isinstance(entry, VerifierModel) and entry.step_tags else None,
     )
 
 
-def server_of(entry: Model | Verifier, options: HostingOptions) -> JsonServer:
+def server_of(entry: Model | VerifierModel, options: HostingOptions) -> JsonServer:
     """Return the client of the server that an entry's endpoint names."""
     url = entry.endpoint.url or ""
     return JsonServer(
@@ -269,19 +269,19 @@ def server_of(entry: Model | Verifier, options: HostingOptions) -> JsonServer:
     )
 
 
-def served_name(entry: Model | Verifier) -> str:
+def served_name(entry: Model | VerifierModel) -> str:
     """Return what an entry's model is called at its server."""
     return entry.endpoint.served_name or entry.checkpoint
 
 
-def prompts_of(entry: Model | Verifier, options: HostingOptions) -> ChatPrompts:
+def prompts_of(entry: Model | VerifierModel, options: HostingOptions) -> ChatPrompts:
     """Return the tokenizer and chat template of an entry.
 
     Raises:
         EngineStartError: they cannot be read.
     """
     path = checkpoint_path(entry.checkpoint, options.folder)
-    if isinstance(entry, Verifier):
+    if isinstance(entry, VerifierModel):
         needed = entry.family == "step-tags"
         return ChatPrompts.load(path, offline=options.offline, needs_template=needed)
     arguments = {"enable_thinking": entry.sampling.thinking}
@@ -307,7 +307,7 @@ async def start_host(models: Sequence[HostedModel], options: HostingOptions) -> 
     return host
 
 
-async def load_into(host: EngineHost, entry: Model | Verifier, options: HostingOptions) -> None:
+async def load_into(host: EngineHost, entry: Model | VerifierModel, options: HostingOptions) -> None:
     """Load an entry into a started host, in place of a model of the same name.
 
     Raises:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 import msgspec
 import numpy as np
 
-from agents.catalogue.models import Verifier as VerifierEntry
+from agents.catalogue.models import VerifierModel
 from agents.serving.errors import EngineReplyError, PromptTooLongError, ServingError
 from agents.serving.http import USUAL, JsonServer, Retries, retrying, within
 from agents.serving.prompts import ChatPrompts
@@ -366,7 +366,7 @@ class VerifierOptions(HostingOptions, frozen=True, kw_only=True, forbid_unknown_
 
 
 async def start_verifier(
-    entry: VerifierEntry, options: VerifierOptions, host: EngineHost | None = None
+    entry: VerifierModel, options: VerifierOptions, host: EngineHost | None = None
 ) -> ProcessRewardModel:
     """Load or connect a verifier; return when it can score.
 
@@ -403,7 +403,7 @@ async def start_verifier(
     )
 
 
-def format_for(entry: VerifierEntry, prompts: ChatPrompts, system: str = "") -> Format:
+def format_for(entry: VerifierModel, prompts: ChatPrompts, system: str = "") -> Format:
     """Return how paths are put to a verifier.
 
     Raises:

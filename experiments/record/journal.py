@@ -22,7 +22,7 @@ class JournalError(UniscaleError):
     """A journal is of another recording. Choose another folder, or the settings it was begun with."""
 
 
-class Journal:
+class SearchJournal:
     """The searches of every finished shard.
 
     Args:

@@ -21,7 +21,7 @@ from agents.catalogue.actions import MAX_DRAFTS, PAIRS, uis_space
 from agents.catalogue.models import Catalogue
 from experiments.loop import best_route_space
 from experiments.record import table
-from experiments.record.journal import Journal, JournalError, RunKey
+from experiments.record.journal import JournalError, RunKey, SearchJournal
 from experiments.record.questions import Question
 from experiments.record.searches import Bench, Known, Memory, Variant, search
 from schemas.action import Action
@@ -186,7 +186,7 @@ class DerivationError(UniscaleError):
 async def record(
     plan: RecordingPlan,
     bench: Bench,
-    journal: Journal,
+    journal: SearchJournal,
     *,
     in_flight: int = 8,
     progress: Callable[[int], Any] = lambda n: None,
@@ -225,7 +225,7 @@ async def record(
     return finished / max(time.perf_counter() - began, 1e-9)
 
 
-def _missing(plan: RecordingPlan, journal: Journal, shard: Shard) -> list[Variant]:
+def _missing(plan: RecordingPlan, journal: SearchJournal, shard: Shard) -> list[Variant]:
     name, sample, _, question = shard
     return [
         each
@@ -336,7 +336,7 @@ async def estimate(
         )
         seconds: list[float] = []
         with tempfile.TemporaryDirectory() as folder:
-            journal = Journal(Path(folder) / "estimate.jsonl", {})
+            journal = SearchJournal(Path(folder) / "estimate.jsonl", {})
             for samples in range(1, min(plan.samples, 2) + 1):
                 began = time.process_time()
                 await record(replace(part, samples=samples), bench, journal, in_flight=in_flight)
@@ -345,7 +345,7 @@ async def estimate(
     return costs
 
 
-def take_over(journal: Journal, earlier: Path, questions: Sequence[Question]) -> None:
+def take_over(journal: SearchJournal, earlier: Path, questions: Sequence[Question]) -> None:
     """Write an earlier recording's searches into the journal of a longer one.
 
     Args:

@@ -44,7 +44,7 @@ class Numbers(NamedTuple):
         return self.P * self.prec_p
 
 
-class Price(NamedTuple):
+class PriceTerms(NamedTuple):
     """The terms of a Reward's `price`, in the order of its fields."""
 
     eflops: float
@@ -64,7 +64,7 @@ def price(
     verifier: Numbers,
     intensity: float,
     factor: float = 1.0,
-) -> Price:
+) -> PriceTerms:
     """Return what a search cost.
 
     Args:
@@ -105,10 +105,10 @@ def price(
     first, second, third = (float(flops + intensity * volume) * factor for flops, volume in parts)
     compute, memory = (float(sum(part[at] for part in parts)) for at in (0, 1))
     whole = (compute + intensity * memory) * factor
-    return Price(whole, first, second, third, compute, memory, intensity, factor)
+    return PriceTerms(whole, first, second, third, compute, memory, intensity, factor)
 
 
-class Catalogue:
+class PriceList:
     """The numbers of every model and verifier.
 
     Attributes:
@@ -139,7 +139,7 @@ class Catalogue:
         if (found := numbers(entry)) not in known:
             known.append(found)
 
-    def prices(self, answer: Mapping[str, Any]) -> list[Price]:
+    def prices(self, answer: Mapping[str, Any]) -> list[PriceTerms]:
         """Return what an Answer's search may have cost; empty if nothing was run or its model is not known.
 
         The model's numbers are any that the catalogue has had; the price factor is the one that the search began with.

@@ -13,7 +13,7 @@ import orjson
 import zstandard
 from kafka import KafkaConsumer, TopicPartition
 
-from streams.audit.price import Catalogue, Price, factor_of
+from streams.audit.price import PriceList, PriceTerms, factor_of
 from streams.runtime import kafka_clients
 from streams.settings import Settings
 
@@ -493,7 +493,7 @@ class Facts:
         unreadable: Number of records that left no fact, by kind of topic.
     """
 
-    def __init__(self, ledger: Ledger, catalogue: Catalogue) -> None:
+    def __init__(self, ledger: Ledger, catalogue: PriceList) -> None:
         self._ledger, self._catalogue, self._plain = ledger, catalogue, Plain()
         self.queries_done: dict[int, int] = {}
         self.contexts_done = self.decisions_done = self.rewards_done = -1
@@ -587,7 +587,7 @@ class Facts:
                 r["query_id"], *where, _same(r), r["kind"], r["seq"], _action(r["action"]), r["status"], r["correct"],
                 r["score"], r["log_cost"], _objective(r), r.get("reward"), _scalar(r), r.get("graded_by", ""),
                 r.get("learn", True), r.get("bounded", False), stated is not None, math.log(paid) if paid > 0 else None,
-                *(price.get(name) for name in Price._fields),
+                *(price.get(name) for name in PriceTerms._fields),
             )
         )  # fmt: skip
 

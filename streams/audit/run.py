@@ -18,7 +18,7 @@ from typing import Any, Final
 from msgspec import Struct
 
 from streams.audit.checks import Checks, Discrepancy
-from streams.audit.price import Catalogue
+from streams.audit.price import PriceList
 from streams.audit.reading import (
     AnswerFact,
     ContextFact,
@@ -55,7 +55,7 @@ _KINDS: Final[dict[str, type]] = {
 }
 
 
-class Pending(Struct, frozen=True):
+class OpenQuery(Struct, frozen=True):
     """A query that has not ended: what it waits for, its age, and the time left until its deadline."""
 
     query_id: str
@@ -87,7 +87,7 @@ class Report(Struct, kw_only=True):
     states: dict[str, int] = {}
     discrepancies: list[dict[str, str]] = []
     wrong: int = 0
-    pending: list[Pending] = []
+    pending: list[OpenQuery] = []
     overdue: int = 0
     repeated: int = 0
     unreadable: dict[str, int] = {}
@@ -146,7 +146,7 @@ def audit(log: Log, settings: Settings, now_ms: int | None = None) -> Report:
     with tempfile.TemporaryDirectory(prefix="uniscale-audit-") as folder:
         ledger = Ledger(Path(folder))
         try:
-            facts = Facts(ledger, Catalogue(Path(settings.catalogue)))
+            facts = Facts(ledger, PriceList(Path(settings.catalogue)))
             oldest_ms = _read(log, names, first, second, facts, report)
             for part, offset in facts.queries_done.items():
                 ledger.add(Embedded(part, offset))
@@ -226,7 +226,7 @@ def _account(checks: Checks, report: Report) -> None:
     report.states = checks.states()
     report.queries = sum(report.states.values())
     report.repeated, report.overdue = checks.repeated(), checks.overdue()
-    report.pending = [Pending(*each) for each in checks.oldest()]
+    report.pending = [OpenQuery(*each) for each in checks.oldest()]
     report.learner = {"updates": checks.updates(), "applied": checks.applied()}
     for wrong in checks.wrong():
         report.name(wrong)

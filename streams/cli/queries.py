@@ -25,7 +25,7 @@ from schemas.objective import Weights
 from schemas.query import Query
 from schemas.record import decode
 from schemas.reward import Reward
-from streams.client.client import Asked, Client, Pace
+from streams.client.client import Client, SendSchedule, SentQueries
 from streams.client.questions import QuestionError, query_from, read_questions, renamed
 from streams.runtime import kafka_clients
 from streams.settings import Settings
@@ -35,7 +35,7 @@ from streams.topics import Topics
 # Send queries with progress bars and wait for their Answers: what `produce` and `replay` share.
 
 
-def send_and_wait(settings: Settings, queries: Sequence[Query], pace: Pace, *, wait: bool) -> int:
+def send_and_wait(settings: Settings, queries: Sequence[Query], pace: SendSchedule, *, wait: bool) -> int:
     """Send queries, wait for their Answers on request, print how they ended, and return the exit code.
 
     0 when all were sent and, with `wait`, have an Answer; 1 when one has none in time, or its id was in use.
@@ -47,7 +47,7 @@ def send_and_wait(settings: Settings, queries: Sequence[Query], pace: Pace, *, w
             return 0
         answered = bar.add_task("answered", total=len(queries))
 
-        def progress(asked: Asked) -> None:
+        def progress(asked: SentQueries) -> None:
             bar.update(sent, completed=asked.sent)
             bar.update(answered, completed=asked.answered + len(asked.taken))
 
@@ -122,7 +122,7 @@ def ask(settings: Settings, text: str, objective: str | None, weights: str | Non
     )  # fmt: skip
     patience_s = _PATIENCE_S
 
-    def progress(asked: Asked) -> None:
+    def progress(asked: SentQueries) -> None:
         nonlocal patience_s
         if asked.waited_s > patience_s:
             patience_s = float("inf")
@@ -201,7 +201,7 @@ def produce(settings: Settings, file: Path, rate: float, limit: int | None, obje
         if any(asked is not None for asked in (query.weights, query.mean_cost, query.accuracy)):
             missing.pop("objective", None)
         queries[at] = msgspec.structs.replace(query, **missing)
-    sys.exit(send_and_wait(settings, queries, Pace(rate), wait=wait))
+    sys.exit(send_and_wait(settings, queries, SendSchedule(rate), wait=wait))
 
 
 @click.command()
@@ -476,7 +476,7 @@ def replay(settings: Settings, rate: float, speed: float | None, limit: int | No
         queries = [msgspec.structs.replace(q, objective=objective, weights=None) for q in queries]
     at_s = tuple((ms - recorded[0][0]) / 1000 / speed for ms, _ in recorded) if speed else ()
     click.echo(f"run {name}: {len(queries)} queries")
-    sys.exit(send_and_wait(settings, queries, Pace(rate, at_s), wait=wait))
+    sys.exit(send_and_wait(settings, queries, SendSchedule(rate, at_s), wait=wait))
 
 
 def _recorded(settings: Settings) -> Iterator[tuple[int, Query]]:

@@ -21,11 +21,11 @@ from agents.catalogue.file import load_catalogue
 from agents.reward.comparison import Uplift
 from streams.acls import command, grants
 from streams.cli.queries import bars
-from streams.client.client import Asked
-from streams.client.events import Follower, Timelines, compared
+from streams.client.client import SentQueries
+from streams.client.events import EventFollower, Timelines, compared
 from streams.control import Control
 from streams.demo.run import CONTROL, QUESTIONS, Demo, run
-from streams.local.broker import Broker
+from streams.local.broker import LocalBroker
 from streams.local.deployment import (
     Supervisor,
     room_commands,
@@ -143,7 +143,7 @@ def demo(settings: Settings, count: int, questions_file: Path, seed: int, in_fli
     with bars(console) as bar:
         answered, rewarded = bar.add_task("answered", total=None), bar.add_task("rewarded", total=None)
 
-        def progress(asked: Asked) -> None:
+        def progress(asked: SentQueries) -> None:
             bar.update(answered, completed=asked.answered, total=asked.total)
             bar.update(rewarded, completed=len(asked.rewarded), total=asked.total)
 
@@ -198,8 +198,8 @@ def monitor(settings: Settings, refresh: float, seconds: float | None, once: boo
     topics = Topics(settings)
     groups = tuple(load_catalogue(Path(settings.catalogue)).groups)
     apps = [app for spec in ROOMS.values() for app in spec.apps(topics, groups)]
-    seen = Seen()
-    follower = Follower(
+    seen = MonitoredQueries()
+    follower = EventFollower(
         settings, ["query", "decision", "answer", "reward", "dead-letter"], tail=_WINDOW,
         on_unreadable=lambda where, error: None,
     )  # fmt: skip
@@ -234,7 +234,7 @@ def monitor(settings: Settings, refresh: float, seconds: float | None, once: boo
         follower.close()
 
 
-class Seen:
+class MonitoredQueries:
     """What was read since the start: the latest queries whole, all earlier ones in the comparison of the cohorts."""
 
     def __init__(self) -> None:
@@ -386,7 +386,7 @@ def up(
     """
     with stopped_by_signals(), contextlib.ExitStack() as stack:
         if kind != "none":
-            broker = stack.enter_context(Broker.choose(kind, os.environ, port=port))  # type: ignore[arg-type]
+            broker = stack.enter_context(LocalBroker.choose(kind, os.environ, port=port))  # type: ignore[arg-type]
             settings = settings_for(settings, broker)
             click.echo(f"{broker.version} on {broker.bootstrap}")
         groups = Control(settings).base.groups
@@ -421,9 +421,9 @@ def up(
 @click.pass_obj
 def broker_command(settings: Settings, kind: str, port: int, directory: Path | None) -> None:
     """Run a broker on this machine until Ctrl-C: Apache Kafka if it is installed, else the embedded one."""
-    chosen = Broker.choose(kind, os.environ, port=port)  # type: ignore[arg-type]
+    chosen = LocalBroker.choose(kind, os.environ, port=port)  # type: ignore[arg-type]
     if directory:
-        chosen = Broker(chosen.kind, port=port, directory=directory, home=chosen.home)
+        chosen = LocalBroker(chosen.kind, port=port, directory=directory, home=chosen.home)
     with stopped_by_signals(), chosen as running:
         click.echo(f"{running.version} on {running.bootstrap}, log in {running.directory}; Ctrl-C stops it")
         assert running.process is not None

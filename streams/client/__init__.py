@@ -1,8 +1,8 @@
 """For programs that ask questions: send queries, wait for Answers, give feedback, follow and explain.
 
-    from streams.client import Client, Kafka, Settings
+    from streams.client import Client, KafkaSettings, Settings
 
-    with Client(Settings(kafka=Kafka(bootstrap="127.0.0.1:9092"))) as client:
+    with Client(Settings(kafka=KafkaSettings(bootstrap="127.0.0.1:9092"))) as client:
         answer = client.ask("How much is 9 times 7?", reference="63")
         client.feedback(answer.query_id, correct=True)
         print(client.explain(answer.query_id).decision)
@@ -11,23 +11,23 @@
 live records, their decoding, and the log of a run read back; `questions` question files.
 """
 
-from streams.client.client import Asked, Client, IdTaken, NoAnswer, Pace
-from streams.client.events import Event, Follower, Kind, Timelines, read_timelines
+from streams.client.client import Client, IdTaken, NoAnswer, SendSchedule, SentQueries
+from streams.client.events import EventFollower, Kind, QueryEvent, Timelines, read_timelines
 from streams.client.questions import QuestionError, query_from, query_of, read_questions, renamed
-from streams.settings import Kafka, Settings
+from streams.settings import KafkaSettings, Settings
 from streams.timeline import Timeline
 
 __all__ = [
     "Client",
-    "Kafka",
+    "KafkaSettings",
     "Settings",
-    "Pace",
-    "Asked",
+    "SendSchedule",
+    "SentQueries",
     "NoAnswer",
     "IdTaken",
-    "Event",
+    "QueryEvent",
     "Kind",
-    "Follower",
+    "EventFollower",
     "Timelines",
     "Timeline",
     "read_timelines",

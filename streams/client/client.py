@@ -15,7 +15,7 @@ from schemas.errors import UniscaleError
 from schemas.query import Query
 from schemas.record import decode, encode
 from schemas.reward import Feedback, Reward
-from streams.client.events import Follower, Kind, executor_groups, kind_of, read_timelines
+from streams.client.events import EventFollower, Kind, executor_groups, kind_of, read_timelines
 from streams.client.questions import query_from
 from streams.runtime import kafka_clients
 from streams.settings import Settings
@@ -25,14 +25,14 @@ from streams.topics import Topics
 # How fast queries are sent.
 
 
-class Pace(msgspec.Struct, frozen=True):
+class SendSchedule(msgspec.Struct, frozen=True):
     """When each query is due: at a steady rate, or at recorded times.
 
     Attributes:
         per_s: Queries per second; 0 sends as fast as the broker accepts them.
         at_s: The second at which each query is due, counted from the first; overrides `per_s`.
 
-    >>> Pace(20.0).due_s(10)
+    >>> SendSchedule(20.0).due_s(10)
     0.5
     """
 
@@ -74,7 +74,7 @@ class Link:
     def send(
         self,
         queries: Sequence[Query],
-        pace: Pace,
+        pace: SendSchedule,
         progress: Callable[[int], None],
         wait: Callable[[float], None],
     ) -> None:
@@ -133,7 +133,7 @@ class Link:
 # A set of queries: which have been sent, answered and rewarded, and how each ended.
 
 
-class Asked:
+class SentQueries:
     """Progress and outcome of queries that a Client has sent and waits for.
 
     Answers are matched by key and decoded only when `answers` is read, so waiting costs next to nothing.
@@ -272,7 +272,7 @@ class Client:
         UnknownTopic: on first use, when the deployment's topics do not exist.
 
     Example:
-        with Client(Settings(kafka=Kafka(bootstrap="127.0.0.1:9092"))) as client:
+        with Client(Settings(kafka=KafkaSettings(bootstrap="127.0.0.1:9092"))) as client:
             answer = client.ask("How much is 9 times 7?")
             print(answer.text, answer.action)
             client.feedback(answer.query_id, correct=True)
@@ -287,7 +287,7 @@ class Client:
     def send(
         self,
         queries: Sequence[Query],
-        pace: Pace | None = None,
+        pace: SendSchedule | None = None,
         progress: Callable[[int], None] | None = None,
     ) -> None:
         """Send queries in order and return when the broker has stored all of them.
@@ -301,14 +301,14 @@ class Client:
             RecordTooLarge: a query does not fit into a record; nothing has been sent.
             KafkaError: the broker refused one.
         """
-        self._link.send(queries, pace or Pace(), progress or (lambda sent: None), time.sleep)
+        self._link.send(queries, pace or SendSchedule(), progress or (lambda sent: None), time.sleep)
 
     def ask(
         self,
         question: str | Query,
         *,
         timeout_s: float | None = None,
-        progress: Callable[[Asked], None] | None = None,
+        progress: Callable[[SentQueries], None] | None = None,
         **fields: Any,
     ) -> Answer:
         """Send one question and return its Answer, whatever its status.
@@ -338,11 +338,11 @@ class Client:
         self,
         queries: Iterable[Query],
         *,
-        pace: Pace | None = None,
+        pace: SendSchedule | None = None,
         rewards: bool = False,
         timeout_s: float | None = None,
-        progress: Callable[[Asked], None] | None = None,
-    ) -> Asked:
+        progress: Callable[[SentQueries], None] | None = None,
+    ) -> SentQueries:
         """Send queries and wait until each has its Answer.
 
         Args:
@@ -355,14 +355,14 @@ class Client:
             progress: Called with the present state while sending and waiting.
 
         Returns:
-            The outcome of each query. A query without an Answer raises nothing: see `Asked.missing`.
+            The outcome of each query. A query without an Answer raises nothing: see `SentQueries.missing`.
 
         Raises:
             RecordTooLarge: a query does not fit into a record; nothing has been sent.
             KafkaError: the broker refused one.
         """
         sending = list(queries)
-        asked, tell = Asked(sending, rewards=rewards), progress or (lambda state: None)
+        asked, tell = SentQueries(sending, rewards=rewards), progress or (lambda state: None)
         with self._asking:
             reader = self._link.at_the_end(rewards)
 
@@ -376,7 +376,7 @@ class Client:
                 tell(asked)
 
             asked.start()
-            self._link.send(sending, pace or Pace(), sent, read)
+            self._link.send(sending, pace or SendSchedule(), sent, read)
             longest = max(
                 (query.timeout_s or self.settings.queries.timeout_s for query in sending), default=0.0
             )
@@ -401,11 +401,11 @@ class Client:
         Args:
             everything: Start with the oldest Answer still kept, instead of from now on.
             follow: Continue forever; False stops at the present end of the topic.
-            on_unreadable: See Follower.
+            on_unreadable: See EventFollower.
         """
         seen: set[str] = set()
         tail = -1 if everything else 0
-        with Follower(self.settings, ["answer"], tail=tail, on_unreadable=on_unreadable) as follower:
+        with EventFollower(self.settings, ["answer"], tail=tail, on_unreadable=on_unreadable) as follower:
             for event in follower if follow else follower.catch_up():
                 if event.query_id not in seen:
                     seen.add(event.query_id)
@@ -451,7 +451,7 @@ class Client:
         timeline.dead_letters = [letter for letter in timelines.dead_letters if letter.query_id == query_id]
         return timeline
 
-    def follow(self, *kinds: Kind, groups: Iterable[str] = (), tail: int = 0) -> Follower:
+    def follow(self, *kinds: Kind, groups: Iterable[str] = (), tail: int = 0) -> EventFollower:
         """Return an iterator over the records of some kinds, from now on.
 
         Args:
@@ -459,7 +459,7 @@ class Client:
             groups: The executor groups, needed for `verification` only.
             tail: Also deliver up to this many earlier records of each partition; -1 delivers everything kept.
         """
-        return Follower(self.settings, kinds, groups=groups, tail=tail)
+        return EventFollower(self.settings, kinds, groups=groups, tail=tail)
 
     def close(self) -> None:
         """Close the connections. Everything sent has been stored by then."""

@@ -14,7 +14,7 @@ from schemas.answer import Answer
 from schemas.dead_letter import DeadLetter
 from schemas.decision import Decision
 from schemas.errors import UniscaleError
-from schemas.query import Context, Query
+from schemas.query import Query, QueryContext
 from schemas.record import Record, decode
 from schemas.reward import Feedback, Reward
 from schemas.search import SearchStep, Verification
@@ -23,7 +23,7 @@ from streams.settings import Settings
 from streams.timeline import Timeline
 from streams.topics import Topics
 
-# The records a client sees, decoded and named: one Event for each record on a topic that concerns queries.
+# The records a client sees, decoded and named: one QueryEvent for each record on a topic that concerns queries.
 
 Kind = Literal[
     "query", "context", "decision", "step", "verification", "answer", "feedback", "reward", "dead-letter"
@@ -34,7 +34,7 @@ KINDS: tuple[Kind, ...] = get_args(Kind)
 
 RECORDS: dict[Kind, type[Record]] = {
     "query": Query,
-    "context": Context,
+    "context": QueryContext,
     "decision": Decision,
     "step": SearchStep,
     "verification": Verification,
@@ -45,7 +45,7 @@ RECORDS: dict[Kind, type[Record]] = {
 }
 
 
-class Event(Struct, frozen=True, kw_only=True):
+class QueryEvent(Struct, frozen=True, kw_only=True):
     """One record about a query.
 
     Attributes:
@@ -86,7 +86,7 @@ def kind_of(topics: Topics, name: str) -> Kind | None:
     return _plain(topics).get(name)
 
 
-def event_of(topics: Topics, raw: Any) -> Event | None:
+def event_of(topics: Topics, raw: Any) -> QueryEvent | None:
     """Return the event in a raw record of kafka-python; None for a tombstone, or for a topic without a kind.
 
     Raises:
@@ -96,7 +96,7 @@ def event_of(topics: Topics, raw: Any) -> Event | None:
     if kind is None or raw.value is None:
         return None
     record: Any = decode(raw.value, RECORDS[kind])
-    return Event(
+    return QueryEvent(
         kind=kind,
         query_id=record.query_id or "",
         record=record,
@@ -123,7 +123,7 @@ def _plain(topics: Topics) -> dict[str, Kind]:
 log = logging.getLogger("streams.client")
 
 
-class Follower:
+class EventFollower:
     """Iterator over the records of some kinds, from now on.
 
     It has no consumer group, so it takes nothing away from the rooms, and every follower sees every record. Records of
@@ -165,9 +165,9 @@ class Follower:
         if tail < 0:
             self._reader.seek_to_beginning(*self._reader.assignment())
 
-    def poll(self, timeout_s: float = 0.5) -> list[Event]:
+    def poll(self, timeout_s: float = 0.5) -> list[QueryEvent]:
         """Return the records that have arrived; wait up to `timeout_s` for the first."""
-        found: list[Event] = []
+        found: list[QueryEvent] = []
         for records in self._reader.poll(timeout_ms=int(timeout_s * 1000)).values():
             for raw in records:
                 self._heard = time.monotonic()
@@ -180,7 +180,7 @@ class Follower:
                     found.append(event)
         return found
 
-    def catch_up(self) -> Iterator[Event]:
+    def catch_up(self) -> Iterator[QueryEvent]:
         """Yield everything up to the ends of the topics as they are now."""
         ends = self._reader.end_offsets(list(self._reader.assignment()))
         while any(self._reader.position(tp) < end for tp, end in ends.items()):
@@ -194,7 +194,7 @@ class Follower:
         """Close the connection."""
         self._reader.close()
 
-    def __iter__(self) -> Iterator[Event]:
+    def __iter__(self) -> Iterator[QueryEvent]:
         while True:
             yield from self.poll(1.0)
 
@@ -240,7 +240,7 @@ class Timelines:
         if event is not None:
             self.take(event)
 
-    def take(self, event: Event) -> None:
+    def take(self, event: QueryEvent) -> None:
         """Add one decoded record."""
         self.bytes += event.bytes
         if isinstance(event.record, DeadLetter):

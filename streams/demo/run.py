@@ -22,7 +22,7 @@ from schemas.errors import UniscaleError
 from schemas.query import Query
 from streams.audit.reading import BrokerLog
 from streams.audit.run import Report, audit
-from streams.client.client import Asked, Client
+from streams.client.client import Client, SentQueries
 from streams.client.events import read_timelines
 from streams.client.questions import read_questions
 from streams.control import Control, default_objective
@@ -132,7 +132,7 @@ def check_machine(demo: Demo, settings: Settings) -> None:
 
 
 def run(
-    demo: Demo, settings: Settings, say: Callable[[str], None], progress: Callable[[Asked], None]
+    demo: Demo, settings: Settings, say: Callable[[str], None], progress: Callable[[SentQueries], None]
 ) -> dict[str, Any]:
     """Run the demo and return its summary, which is also written to `out`.
 

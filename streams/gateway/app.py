@@ -23,13 +23,13 @@ from schemas.reward import Feedback, Reward
 from schemas.search import SearchStep
 from streams.gateway.auth import Credential, Gate, check_host, is_local
 from streams.gateway.chat import chat
-from streams.gateway.guard import Guard, body_of, cross_origin, reply
+from streams.gateway.guard import RouteGuard, body_of, cross_origin, reply
 from streams.gateway.index import Index
 from streams.gateway.openai import ApiError
 from streams.gateway.routes import Decide, Letters, Models, Now, ObjectiveRoutes, Page, Queries
 from streams.gateway.service import Deciders, Service
 from streams.health import Server, server_of
-from streams.runtime.base import Record, Runtime
+from streams.runtime.base import ConsumerRecord, Runtime
 
 # Probes and metrics. None of them calls a model or needs a key.
 
@@ -97,7 +97,7 @@ class Routes:
         self.service = service
         self.deciders = deciders
         self.page = Page(service.gate, hosts)
-        self.guard = Guard(service.gate, hosts, self.page.key_of)
+        self.guard = RouteGuard(service.gate, hosts, self.page.key_of)
         self.started = started
 
     def app(self) -> ASGIApp:
@@ -247,7 +247,7 @@ class GatewayRoom:
                 "(`python -m streams keys add NAME --tenant T`), or listen on 127.0.0.1"
             )
 
-    def _on_control(self, record: Record) -> None:
+    def _on_control(self, record: ConsumerRecord) -> None:
         with contextlib.suppress(UniscaleError):  # `control` itself reports what cannot be read
             if not record.value:
                 return
@@ -256,34 +256,34 @@ class GatewayRoom:
                 self.gate.change(entry)
             self.service.marks.note(entry, record.timestamp_ms)
 
-    def _on_query(self, record: Record) -> None:
+    def _on_query(self, record: ConsumerRecord) -> None:
         with contextlib.suppress(UniscaleError):  # the embedder makes a dead letter of it
             self.index.query(decode(record.value, Query), record.timestamp_ms)
 
-    def _on_decision(self, record: Record) -> None:
+    def _on_decision(self, record: ConsumerRecord) -> None:
         with contextlib.suppress(UniscaleError):
             decision = decode(record.value, Decision)
             self.service.on_decision(decision, record.value or b"", record.timestamp_ms)
 
-    def _on_answer(self, record: Record) -> None:
+    def _on_answer(self, record: ConsumerRecord) -> None:
         with contextlib.suppress(UniscaleError):
             self.service.on_answer(decode(record.value, Answer), record.value or b"", record.timestamp_ms)
 
-    def _on_reward(self, record: Record) -> None:
+    def _on_reward(self, record: ConsumerRecord) -> None:
         with contextlib.suppress(UniscaleError):
             self.service.on_reward(decode(record.value, Reward), record.value or b"")
 
-    def _on_feedback(self, record: Record) -> None:
+    def _on_feedback(self, record: ConsumerRecord) -> None:
         with contextlib.suppress(UniscaleError):
             told = decode(record.value, Feedback)
             self.index.told(told.query_id, told.source, told.grade)
 
-    def _on_letter(self, record: Record) -> None:
+    def _on_letter(self, record: ConsumerRecord) -> None:
         with contextlib.suppress(UniscaleError):
             letter = decode(record.value, DeadLetter)
             self.service.on_letter(letter, record.value or b"", record.timestamp_ms)
 
-    def _on_step(self, record: Record) -> None:
+    def _on_step(self, record: ConsumerRecord) -> None:
         key = record.key.decode(errors="replace") if record.key else ""
         if key in self.service.waiting:
             with contextlib.suppress(UniscaleError):

@@ -34,7 +34,7 @@ Listing: TypeAlias = list[tuple[str, str, Handle]]
 """Method, path and handle of routes."""
 
 
-class Guard:
+class RouteGuard:
     """Checks host and key before a route's work, and turns every error into OpenAI's shape.
 
     Args:

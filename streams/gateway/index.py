@@ -105,7 +105,7 @@ create index if not exists by_age on queries (created_ms);
 _MOST_WORD: Final = 80
 
 
-class Seen(Struct, frozen=True):
+class IndexedQuery(Struct, frozen=True):
     """One query of the index.
 
     Attributes:
@@ -364,22 +364,22 @@ class Index:
         )
         return done.rowcount == 1
 
-    def find(self, query_id: str) -> Seen | None:
+    def find(self, query_id: str) -> IndexedQuery | None:
         """Return a query, or None if it is unknown or no longer kept."""
         row = self._db.execute(
             "select query_id, tenant, digest, created_ms from queries where query_id = ? and asked = 1",
             (query_id,),
         ).fetchone()
-        return Seen(*row) if row else None
+        return IndexedQuery(*row) if row else None
 
-    def same_body(self, key: str, digest: str, since_ms: int) -> Seen | None:
+    def same_body(self, key: str, digest: str, since_ms: int) -> IndexedQuery | None:
         """Return the newest query with this body under this API key: what a client's retry repeats."""
         row = self._db.execute(
             "select query_id, tenant, digest, created_ms from queries"
             " where key = ? and digest = ? and created_ms >= ? order by created_ms desc limit 1",
             (key, digest, since_ms),
         ).fetchone()
-        return Seen(*row) if row else None
+        return IndexedQuery(*row) if row else None
 
     def decision_of(self, query_id: str) -> Decision | None:
         """Return what was chosen."""

@@ -25,7 +25,7 @@ from streams.gateway.openai import ApiError, invalid, no_model, of_json, of_reco
 AUTO = "auto"
 
 
-class Asked(Struct, frozen=True):
+class ModelChoice(Struct, frozen=True):
     """What a model name asks for.
 
     Attributes:
@@ -39,7 +39,7 @@ class Asked(Struct, frozen=True):
     pin: str | None = None
 
 
-def asked(name: str, models: Iterable[str], objectives: Iterable[str], actions: Iterable[str]) -> Asked:
+def asked(name: str, models: Iterable[str], objectives: Iterable[str], actions: Iterable[str]) -> ModelChoice:
     """Return what a model name asks for.
 
     Args:
@@ -53,13 +53,13 @@ def asked(name: str, models: Iterable[str], objectives: Iterable[str], actions: 
     """
     known = set(models)
     if name == AUTO:
-        return Asked()
+        return ModelChoice()
     if name in known:
-        return Asked(model=name)
+        return ModelChoice(model=name)
     if name.startswith(f"{AUTO}:"):
         objective = name.removeprefix(f"{AUTO}:")
         if objective in set(objectives):
-            return Asked(objective=objective)
+            return ModelChoice(objective=objective)
         raise no_model(name)
     try:
         action = Action.parse(name)
@@ -67,7 +67,7 @@ def asked(name: str, models: Iterable[str], objectives: Iterable[str], actions: 
         raise no_model(name) from None
     if action.model not in known or action.id not in set(actions):
         raise no_model(name)
-    return Asked(pin=action.id)
+    return ModelChoice(pin=action.id)
 
 
 def listing(
@@ -250,7 +250,7 @@ def parse(body: bytes, *, strict: bool = False) -> ChatRequest:
 
 
 def to_query(
-    request: ChatRequest, asked: Asked, *, query_id: str, tenant: str | None, kept: dict[str, str]
+    request: ChatRequest, asked: ModelChoice, *, query_id: str, tenant: str | None, kept: dict[str, str]
 ) -> Query:
     """Return the Query of a request.
 

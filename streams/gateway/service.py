@@ -29,7 +29,7 @@ from streams.gateway import openai
 from streams.gateway.auth import Credential, Gate, Used
 from streams.gateway.index import MARGIN_S, Index, Marks
 from streams.gateway.openai import NO_RETRY, ApiError, not_found, of_record
-from streams.gateway.request import BASELINE_OF, Asked, ChatRequest, asked, kept_of, to_query
+from streams.gateway.request import BASELINE_OF, ChatRequest, ModelChoice, asked, kept_of, to_query
 from streams.runtime.base import Outgoing, Runtime, key_of
 from streams.settings import Settings
 
@@ -448,7 +448,7 @@ class Service:
         self._tasks: set[asyncio.Task[None]] = set()
         self._space: tuple[Catalogue, Mapping[str, None]] | None = None  # the configurations of a catalogue
 
-    def asked(self, name: str) -> Asked:
+    def asked(self, name: str) -> ModelChoice:
         """Return what a model name asks for. Raises ApiError 404."""
         control = self.runtime.control
         return asked(name, control.catalogue.model_names, control.objectives.named, self.configurations())

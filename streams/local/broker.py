@@ -63,7 +63,7 @@ def listening(port: int) -> bool:
         return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
-class Broker:
+class LocalBroker:
     """One broker process, as a context manager. Starting again after a stop keeps Kafka's log."""
 
     def __init__(
@@ -77,7 +77,9 @@ class Broker:
         self.process: subprocess.Popen[bytes] | None = None
 
     @classmethod
-    def choose(cls, kind: Kind | Literal["auto"], environ: Mapping[str, str], *, port: int = 0) -> "Broker":
+    def choose(
+        cls, kind: Kind | Literal["auto"], environ: Mapping[str, str], *, port: int = 0
+    ) -> "LocalBroker":
         """Return the broker of a kind; `auto` is Apache Kafka if it and Java are installed, else the embedded one."""
         home = kafka_home(environ) if kind != "embedded" else None
         if kind == "kafka" and home is None:

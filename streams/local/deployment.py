@@ -18,7 +18,7 @@ from typing import Literal, NoReturn, Self
 
 from agents.catalogue.file import load_catalogue
 from schemas.errors import UniscaleError
-from streams.local.broker import Broker
+from streams.local.broker import LocalBroker
 from streams.runtime import kafka_admin
 from streams.services import ROOMS
 from streams.settings import Settings
@@ -115,7 +115,7 @@ class LogFile(RotatingFileHandler):
 # The commands of the rooms, and the settings that a local broker needs.
 
 
-def settings_for(settings: Settings, broker: Broker) -> Settings:
+def settings_for(settings: Settings, broker: LocalBroker) -> Settings:
     """Return the settings for a broker that was started here."""
     fields: dict[str, object] = {"bootstrap": broker.bootstrap}
     if broker.kind == "embedded":
@@ -457,7 +457,7 @@ class Deployment:
     ) -> None:
         self.settings = settings
         self.groups: tuple[str, ...] = ()
-        self.broker: Broker
+        self.broker: LocalBroker
         self.supervisor: Supervisor
         self._kind = broker
         self._log_path = log_path
@@ -468,7 +468,7 @@ class Deployment:
     def __enter__(self) -> Self:
         with contextlib.ExitStack() as stack:
             self.groups = tuple(load_catalogue(Path(self.settings.catalogue)).groups)
-            self.broker = stack.enter_context(Broker.choose(self._kind, os.environ))
+            self.broker = stack.enter_context(LocalBroker.choose(self._kind, os.environ))
             self.settings = settings_for(self.settings, self.broker)
             kafka_admin.create(self.settings, Topics(self.settings).declared(self.groups))
             environ = {**os.environ, **self._environ, **self.settings.environ()}

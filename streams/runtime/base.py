@@ -78,7 +78,7 @@ class Crash(Exception):
 # Records as a runtime delivers and sends them, and the consumer groups for which they wait.
 
 
-class Record(msgspec.Struct, frozen=True):
+class ConsumerRecord(msgspec.Struct, frozen=True):
     """One record as the broker delivered it.
 
     Attributes:
@@ -119,7 +119,7 @@ class Outgoing(msgspec.Struct, frozen=True):
     partition: int | None = None
 
 
-class Group(msgspec.Struct, frozen=True):
+class ConsumerGroup(msgspec.Struct, frozen=True):
     """A consumer group as the broker sees it.
 
     Attributes:
@@ -194,8 +194,8 @@ def murmur2(key: bytes) -> int:
 
 T = TypeVar("T")
 
-Handler: TypeAlias = Callable[[Record], Awaitable[None]]
-BatchHandler: TypeAlias = Callable[[Sequence[Record]], Awaitable[None]]
+Handler: TypeAlias = Callable[[ConsumerRecord], Awaitable[None]]
+BatchHandler: TypeAlias = Callable[[Sequence[ConsumerRecord]], Awaitable[None]]
 Begin: TypeAlias = Literal["beginning", "end"] | int
 """Where following starts: the beginning, the end, or so many records before the end of each partition."""
 
@@ -306,7 +306,7 @@ class Runtime(Protocol):
         """
 
     async def follow(
-        self, topics: Sequence[str], on_record: Callable[[Record], None], *, begin: Begin
+        self, topics: Sequence[str], on_record: Callable[[ConsumerRecord], None], *, begin: Begin
     ) -> None:
         """Show every record of topics to this worker, whoever handles them; return when all present ones were shown.
 
@@ -336,7 +336,7 @@ class Runtime(Protocol):
 
     async def dead_letter(
         self,
-        record: Record,
+        record: ConsumerRecord,
         error: Exception,
         *,
         answer: bool = True,
@@ -351,7 +351,7 @@ class Runtime(Protocol):
             query_origin: Origin of a query refused because its id is taken; see `DeadLetter`.
         """
 
-    def is_ours(self, record: Record) -> bool:
+    def is_ours(self, record: ConsumerRecord) -> bool:
         """Return whether this worker has kept the record's partition since delivery; if not, it is redelivered."""
 
     def assigned(self, topic: str) -> frozenset[int]:
@@ -363,7 +363,7 @@ class Runtime(Protocol):
     async def end_offsets(self, topics: Sequence[str]) -> Mapping[tuple[str, int], int]:
         """Return, by topic and partition, the offset that the next record gets."""
 
-    async def groups(self, app_ids: Sequence[str]) -> Mapping[str, Group]:
+    async def groups(self, app_ids: Sequence[str]) -> Mapping[str, ConsumerGroup]:
         """Return consumer groups by id; those that have never committed anything are left out.
 
         Raises:
@@ -384,7 +384,7 @@ class Runtime(Protocol):
             Unavailable: the broker does not say.
         """
 
-    async def find(self, topic: str, key: bytes, since_ms: int, until_ms: int) -> Record | None:
+    async def find(self, topic: str, key: bytes, since_ms: int, until_ms: int) -> ConsumerRecord | None:
         """Return the first record of a key that was appended in a span of time, None if the topic has none.
 
         The whole span is read, in the partition that this deployment's producers put the key in: keep it short.

@@ -18,7 +18,16 @@ from schemas.dead_letter import DeadLetter
 from schemas.errors import UniscaleError
 from schemas.query import Origin
 from schemas.record import encode, readable_id
-from streams.runtime.base import BatchHandler, Crash, Outgoing, Record, Runtime, Torn, Unavailable, key_of
+from streams.runtime.base import (
+    BatchHandler,
+    ConsumerRecord,
+    Crash,
+    Outgoing,
+    Runtime,
+    Torn,
+    Unavailable,
+    key_of,
+)
 
 # Count failures per record across restarts, so that the third sends the record to the dead-letter topic.
 #
@@ -318,14 +327,14 @@ def _sendable(text: str) -> str:
 
 log = logging.getLogger("streams.runtime.guard")
 
-handling: ContextVar[Sequence[Record]] = ContextVar("handling", default=())
+handling: ContextVar[Sequence[ConsumerRecord]] = ContextVar("handling", default=())
 """The records that the present task handles; none outside of handlers. Effects of a handler are refused by them."""
 
 _FIRST_PAUSE_S = 0.5
 _LONGEST_PAUSE_S = 30.0
 
 
-class Guard:
+class HandlerGuard:
     """Failure counting and dead letters of one worker; both runtimes call their handlers through it."""
 
     def __init__(self, runtime: Runtime, crashes: Crashes, in_flight: InFlight) -> None:
@@ -344,7 +353,7 @@ class Guard:
         """Start no more records; those in flight continue."""
         self._stopping = True
 
-    async def call(self, records: Sequence[Record], handle: BatchHandler) -> None:
+    async def call(self, records: Sequence[ConsumerRecord], handle: BatchHandler) -> None:
         """Handle records, and return when they are done: handled, or in the dead-letter topic.
 
         Raises:
@@ -371,7 +380,7 @@ class Guard:
 
     async def dead_letter(
         self,
-        record: Record,
+        record: ConsumerRecord,
         error: Exception,
         *,
         attempts: int = 1,
@@ -396,7 +405,7 @@ class Guard:
         await runtime.send(*outgoing)
         runtime.metrics.dead_letters.labels(record.topic, letter.error).inc()
 
-    def _wait(self, record: Record, pause_s: float, error: Unavailable) -> None:
+    def _wait(self, record: ConsumerRecord, pause_s: float, error: Unavailable) -> None:
         self.runtime.metrics.waits.labels(record.topic).inc()
         if (now := self.runtime.monotonic()) >= self._quiet_until:  # hundreds wait for the same broker
             self._quiet_until = now + pause_s
@@ -406,7 +415,7 @@ class Guard:
         if self._stopping:
             await asyncio.Future()
 
-    async def _attempt(self, records: Sequence[Record], handle: BatchHandler) -> None:
+    async def _attempt(self, records: Sequence[ConsumerRecord], handle: BatchHandler) -> None:
         first = records[0]
         handling.set(records)
         if deaths := self.crashes.guilty(first.coordinates):
@@ -426,7 +435,7 @@ class Guard:
         finally:
             self._parties.leave()
 
-    async def _try(self, records: Sequence[Record], handle: BatchHandler) -> None:
+    async def _try(self, records: Sequence[ConsumerRecord], handle: BatchHandler) -> None:
         first = records[0]
         try:
             await handle(records)

@@ -27,17 +27,17 @@ from streams.runtime import kafka_admin, kafka_clients, kafka_consumer, kafka_re
 from streams.runtime.base import (
     BatchHandler,
     Begin,
+    ConsumerGroup,
+    ConsumerRecord,
     Crash,
-    Group,
     Handler,
     NotAllowed,
     Outgoing,
-    Record,
     SendFailed,
     Unavailable,
     partition_for,
 )
-from streams.runtime.guard import Crashes, Guard, InFlightFile, handling
+from streams.runtime.guard import Crashes, HandlerGuard, InFlightFile, handling
 from streams.runtime.kafka_clients import Again
 from streams.runtime.kafka_consumer import Consumer, wait_while
 from streams.runtime.kafka_reading import assign, connected, to_ends
@@ -302,7 +302,7 @@ def bind(app: faust.App, topic: str, binding: Binding, *, name: str) -> None:
 # These questions are rare, and the room's own consumer reads only what it is assigned.
 
 
-class Lookups:
+class KafkaLookups:
     """The questions of `streams.runtime.base.Runtime` that need nothing of the room but its settings."""
 
     def __init__(self, settings: Settings) -> None:
@@ -325,13 +325,13 @@ class Lookups:
             found = which(reader, kafka_clients.partitions(reader, topics))
             return {(tp.topic, tp.partition): offset for tp, offset in found.items()}
 
-    async def groups(self, app_ids: Sequence[str]) -> Mapping[str, Group]:
+    async def groups(self, app_ids: Sequence[str]) -> Mapping[str, ConsumerGroup]:
         """Ask the broker; see the protocol."""
 
-        def found() -> dict[str, Group]:
+        def found() -> dict[str, ConsumerGroup]:
             members = kafka_admin.members(self.settings, app_ids)
             lag = kafka_admin.lag(self.settings, app_ids)
-            return {app_id: Group(waiting, members.get(app_id)) for app_id, waiting in lag.items()}
+            return {app_id: ConsumerGroup(waiting, members.get(app_id)) for app_id, waiting in lag.items()}
 
         try:
             return await asyncio.to_thread(found)
@@ -354,7 +354,7 @@ class Lookups:
         """Read the topic; see the protocol."""
         return await kafka_reading.latest(self.settings, topic, begin)
 
-    async def find(self, topic: str, key: bytes, since_ms: int, until_ms: int) -> Record | None:
+    async def find(self, topic: str, key: bytes, since_ms: int, until_ms: int) -> ConsumerRecord | None:
         """Read the topic from that time on; see the protocol."""
         try:
             found = await kafka_reading.find(self.settings, topic, key, since_ms, until_ms)
@@ -363,7 +363,7 @@ class Lookups:
         if found is None:
             return None
         tp, record = found
-        return Record(topic, tp.partition, record.offset, record.timestamp, record.key, record.value)
+        return ConsumerRecord(topic, tp.partition, record.offset, record.timestamp, record.key, record.value)
 
 
 # Declare a room's tables: one that faust recovers, or one with a single writer, which recovers by itself.
@@ -500,7 +500,7 @@ class Tables:
 # finishes its recovery.
 
 
-class Follower:
+class TopicFollower:
     """Reads topics from their beginning, their end, or a number of records before the end, and keeps following.
 
     `start` returns when every record that existed at the start has been passed to `on_record`.
@@ -510,7 +510,7 @@ class Follower:
         self,
         settings: Settings,
         topics: Sequence[str],
-        on_record: Callable[[Record], None],
+        on_record: Callable[[ConsumerRecord], None],
         *,
         begin: Begin,
     ) -> None:
@@ -550,7 +550,7 @@ class Follower:
 
     def _show(self, records: Sequence[Any]) -> None:
         for r in records:
-            self.on_record(Record(r.topic, r.partition, r.offset, r.timestamp, r.key, r.value))
+            self.on_record(ConsumerRecord(r.topic, r.partition, r.offset, r.timestamp, r.key, r.value))
 
     async def _follow(self, reader: AIOKafkaConsumer) -> None:
         try:
@@ -573,7 +573,7 @@ T = TypeVar("T")
 _TOPICS = 4
 
 
-class KafkaRuntime(Lookups):
+class KafkaRuntime(KafkaLookups):
     """One worker of one room on Kafka; see `streams.runtime.base.Runtime` for what each method promises."""
 
     def __init__(
@@ -594,7 +594,7 @@ class KafkaRuntime(Lookups):
             settings.state_path("crashes", f"{name}.{instance}.in-hand"),
             slots=2 * _TOPICS * settings.kafka.concurrency,
         )
-        self.guard = Guard(
+        self.guard = HandlerGuard(
             self, Crashes(settings.state_path("crashes", f"{name}.{instance}.json")), self.in_flight
         )
         self._outbox = Outbox(sender_of(self.app), settings)
@@ -609,7 +609,7 @@ class KafkaRuntime(Lookups):
     def each(self, topic: str, handle: Handler, *, stage: str) -> None:
         """Bind a handler; see the protocol."""
 
-        async def guarded(records: Sequence[Record]) -> None:
+        async def guarded(records: Sequence[ConsumerRecord]) -> None:
             await self._guarded(records, lambda records: handle(records[0]), stage)
 
         bind(self.app, topic, Binding(guarded), name=f"{self.room}-{stage}")
@@ -617,12 +617,12 @@ class KafkaRuntime(Lookups):
     def batches(self, topic: str, handle: BatchHandler, *, stage: str, most: int) -> None:
         """Bind a handler of batches; see the protocol."""
 
-        async def guarded(records: Sequence[Record]) -> None:
+        async def guarded(records: Sequence[ConsumerRecord]) -> None:
             await self._guarded(records, handle, stage)
 
         bind(self.app, topic, Binding(guarded, most, ordered=True), name=f"{self.room}-{stage}")
 
-    async def _guarded(self, records: Sequence[Record], handle: BatchHandler, stage: str) -> None:
+    async def _guarded(self, records: Sequence[ConsumerRecord], handle: BatchHandler, stage: str) -> None:
         try:
             await self.guard.call(records, handle)
         except Crash as error:
@@ -651,10 +651,10 @@ class KafkaRuntime(Lookups):
         )  # fmt: skip
 
     async def follow(
-        self, topics: Sequence[str], on_record: Callable[[Record], None], *, begin: Begin
+        self, topics: Sequence[str], on_record: Callable[[ConsumerRecord], None], *, begin: Begin
     ) -> None:
         """Follow topics outside faust; see the protocol."""
-        follower = Follower(self.settings, topics, on_record, begin=begin)
+        follower = TopicFollower(self.settings, topics, on_record, begin=begin)
         await follower.start()
         self._closers.append(follower.stop)
 
@@ -695,7 +695,7 @@ class KafkaRuntime(Lookups):
 
     async def dead_letter(
         self,
-        record: Record,
+        record: ConsumerRecord,
         error: Exception,
         *,
         answer: bool = True,
@@ -704,7 +704,7 @@ class KafkaRuntime(Lookups):
         """Send a record to the dead-letter topic; see the protocol."""
         await self.guard.dead_letter(record, error, answer=answer, query_origin=query_origin)
 
-    def is_ours(self, record: Record) -> bool:
+    def is_ours(self, record: ConsumerRecord) -> bool:
         """Compare the record's assignment with the present one; see the protocol."""
         return consumer_of(self.app).is_ours(record.epoch)
 

@@ -23,7 +23,7 @@ from mode.utils.futures import maybe_async
 
 from schemas.errors import UniscaleError
 from streams.runtime import kafka_clients
-from streams.runtime.base import Moved, Record
+from streams.runtime.base import ConsumerRecord, Moved
 from streams.runtime.kafka_clients import EMBEDDED_WAIT_MS
 from streams.runtime.kafka_writer import Fence
 from streams.runtime.queues import WINDOW, Binding, Offsets, Queues
@@ -503,7 +503,7 @@ class Consumer(aiokafka.Consumer):
         await wait_while(lambda: self._assigned_epoch != self._epoch, math.inf)
         return self._epoch
 
-    async def keep_ours(self, record: Record) -> None:
+    async def keep_ours(self, record: ConsumerRecord) -> None:
         """Wait while partitions are being reassigned, then return if the record's partition is still this worker's.
 
         Raises:
@@ -515,7 +515,7 @@ class Consumer(aiokafka.Consumer):
         if TopicPartition(record.topic, record.partition) not in self.assignment():
             raise Moved(f"{record.coordinates}: its partition has moved to another worker")
 
-    def handled(self, records: Sequence[Record]) -> None:
+    def handled(self, records: Sequence[ConsumerRecord]) -> None:
         """Mark records as handled. This has no effect on records whose partition has moved: they are redelivered."""
         self.moved += 1
         for record in records:
@@ -682,7 +682,9 @@ class Consumer(aiokafka.Consumer):
             offsets.handed_over(offset)
             self.queues.put(
                 binding,
-                Record(topic, partition, offset, record.timestamp or 0, record.key, record.value, epoch),
+                ConsumerRecord(
+                    topic, partition, offset, record.timestamp or 0, record.key, record.value, epoch
+                ),
             )
         if offsets.span > self._full_above:
             self._full.add(tp)

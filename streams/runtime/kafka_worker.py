@@ -17,7 +17,7 @@ from faust.exceptions import ConsumerNotStarted
 from schemas.record import readable_id
 from streams.metrics import Metrics
 from streams.runtime import kafka_admin
-from streams.runtime.base import Record
+from streams.runtime.base import ConsumerRecord
 from streams.runtime.kafka import KafkaRuntime, consumer_of, crash
 from streams.runtime.kafka_consumer import SETTLE_S, Consumer
 from streams.runtime.queues import Offsets
@@ -121,7 +121,7 @@ async def notice_standstill(runtime: KafkaRuntime) -> None:
     """
     most_s = 2 * runtime.settings.kafka.rebalance_timeout_s + SETTLE_S
     moved, since = -1, time.monotonic()
-    told: Record | None = None
+    told: ConsumerRecord | None = None
     while True:
         await asyncio.sleep(1.0)
         consumer = consumer_of(runtime.app)
@@ -237,7 +237,7 @@ async def changed_counts(client: Any, declared: Iterable[Topic]) -> list[str]:
 # faust's worker for one room: it reports when it is ready, and stops without losing records.
 
 
-class Worker(faust.Worker):
+class KafkaWorker(faust.Worker):
     """faust worker that calls `ready` once it serves its partitions, and loses nothing when it is stopped."""
 
     def __init__(

@@ -18,19 +18,19 @@ from streams.metrics import Metrics
 from streams.runtime.base import (
     BatchHandler,
     Begin,
+    ConsumerGroup,
+    ConsumerRecord,
     Crash,
-    Group,
     Handler,
     Moved,
     Outgoing,
-    Record,
     RoomSpec,
     RowTooLarge,
     SendFailed,
     UnknownTopic,
     partition_for,
 )
-from streams.runtime.guard import Crashes, Guard, handling
+from streams.runtime.guard import Crashes, HandlerGuard, handling
 from streams.runtime.queues import Offsets, Queues
 from streams.settings import Settings
 from streams.topics import Topics
@@ -101,7 +101,7 @@ class Effect(NamedTuple):
 class _Partition:
     def __init__(self) -> None:
         self.first = 0
-        self.records: list[Record] = []
+        self.records: list[ConsumerRecord] = []
         self.orders: list[int] = []
 
     @property
@@ -109,7 +109,7 @@ class _Partition:
         return self.first + len(self.records)
 
 
-class Broker:
+class MemoryBroker:
     """The log that outlives every worker.
 
     Args:
@@ -130,7 +130,7 @@ class Broker:
         self._monotonic = monotonic
         self._began_ms = began_ms
         self._order = 0
-        self._watchers: list[tuple[object, Callable[[Record], None]]] = []
+        self._watchers: list[tuple[object, Callable[[ConsumerRecord], None]]] = []
         self.committed: dict[tuple[str, str, int], int] = {}
         self.effects: list[Effect] = []
         self.refuses: Callable[[str, bytes | None], str] = lambda topic, key: ""
@@ -162,7 +162,7 @@ class Broker:
         value: bytes | None,
         partition: int | None = None,
         timestamp_ms: int | None = None,
-    ) -> Record:
+    ) -> ConsumerRecord:
         """Append a record, to the partition of its key where none is given, and show it to the watchers.
 
         Its append time is now, unless it was appended to another broker before.
@@ -170,7 +170,7 @@ class Broker:
         parts = self._of(topic)
         at = partition_for(key, len(parts)) if partition is None else partition
         now_ms = self.now_ms() if timestamp_ms is None else timestamp_ms
-        record = Record(topic, at, parts[at].end, now_ms, key, value)
+        record = ConsumerRecord(topic, at, parts[at].end, now_ms, key, value)
         parts[at].records.append(record)
         parts[at].orders.append(self._order)
         self._order += 1
@@ -178,7 +178,7 @@ class Broker:
             watcher(record)
         return record
 
-    def at(self, topic: str, partition: int, offset: int) -> tuple[int, Record] | None:
+    def at(self, topic: str, partition: int, offset: int) -> tuple[int, ConsumerRecord] | None:
         """Return the first record at an offset or after it, with its place in the order of all; None at the end."""
         part = self._of(topic)[partition]
         index = max(0, offset - part.first)
@@ -186,7 +186,7 @@ class Broker:
             return None
         return part.orders[index], part.records[index]
 
-    def records(self, topic: str) -> list[Record]:
+    def records(self, topic: str) -> list[ConsumerRecord]:
         """Return every record of a topic, partition by partition."""
         return [record for part in self._of(topic) for record in part.records]
 
@@ -216,11 +216,11 @@ class Broker:
         del part.records[:gone], part.orders[:gone]
         part.first += gone
 
-    def watch(self, owner: object, topics: Iterable[str], show: Callable[[Record], None]) -> None:
+    def watch(self, owner: object, topics: Iterable[str], show: Callable[[ConsumerRecord], None]) -> None:
         """Show every record appended to these topics from now on, until `unwatch`."""
         names = frozenset(topics)
 
-        def one(record: Record) -> None:
+        def one(record: ConsumerRecord) -> None:
             if record.topic in names:
                 show(record)
 
@@ -358,7 +358,7 @@ class MemoryTable:
 
 
 def follow(
-    runtime: MemoryRuntime, topics: Sequence[str], on_record: Callable[[Record], None], begin: Begin
+    runtime: MemoryRuntime, topics: Sequence[str], on_record: Callable[[ConsumerRecord], None], begin: Begin
 ) -> None:
     """Show every record of topics to a worker until it dies; what is appended later is shown on a later turn."""
     broker = runtime.broker
@@ -375,11 +375,11 @@ def follow(
 
     loop = asyncio.get_running_loop()
 
-    def show(record: Record) -> None:
+    def show(record: ConsumerRecord) -> None:
         if not runtime.dead:
             on_record(record)
 
-    def show_later(record: Record) -> None:
+    def show_later(record: ConsumerRecord) -> None:
         loop.call_soon(show, record, context=Context())  # not that of the handler that has sent it
 
     broker.watch(runtime, topics, show_later)
@@ -388,10 +388,10 @@ def follow(
 # What a room asks the broker outside its consumer group.
 
 
-class Lookups:
+class MemoryLookups:
     """The questions of `streams.runtime.base.Runtime` that need nothing of the room but what its RoomSpec names."""
 
-    def __init__(self, settings: Settings, broker: Broker, spec: RoomSpec, group: str) -> None:
+    def __init__(self, settings: Settings, broker: MemoryBroker, spec: RoomSpec, group: str) -> None:
         self.settings = settings
         self.broker = broker
         self.spec = spec
@@ -412,12 +412,12 @@ class Lookups:
         """Ask the broker; see the protocol."""
         return {(t, p): self.broker.end(t, p) for t in topics for p in range(self.broker.partitions(t))}
 
-    async def groups(self, app_ids: Sequence[str]) -> Mapping[str, Group]:
+    async def groups(self, app_ids: Sequence[str]) -> Mapping[str, ConsumerGroup]:
         """Ask the broker, which knows no members; see the protocol."""
-        found: dict[str, Group] = {}
+        found: dict[str, ConsumerGroup] = {}
         for (app, topic, partition), offset in self.broker.committed.items():
             if app in app_ids:
-                waiting = found.setdefault(app, Group({})).waiting
+                waiting = found.setdefault(app, ConsumerGroup({})).waiting
                 waiting[topic] = waiting.get(topic, 0) + self.broker.end(topic, partition) - offset
         return found
 
@@ -433,7 +433,7 @@ class Lookups:
             found |= self.broker.changelog(topic, partition, begin)
         return found
 
-    async def find(self, topic: str, key: bytes, since_ms: int, until_ms: int) -> Record | None:
+    async def find(self, topic: str, key: bytes, since_ms: int, until_ms: int) -> ConsumerRecord | None:
         """Read the key's partition; see the protocol."""
         self.require_read(topic)
         partition = partition_for(key, self.broker.partitions(topic))
@@ -470,13 +470,13 @@ class Subscription:
         self.offsets: dict[int, Offsets] = {}
 
 
-class MemoryRuntime(Lookups):
+class MemoryRuntime(MemoryLookups):
     """One worker of one room; see `streams.runtime.base.Runtime` for what each method promises."""
 
     def __init__(
         self,
         settings: Settings,
-        broker: Broker,
+        broker: MemoryBroker,
         spec: RoomSpec,
         *,
         group: str = "",
@@ -495,7 +495,7 @@ class MemoryRuntime(Lookups):
         self.limit = settings.kafka.max_record_bytes - (MAX_RECORD - MAX_VALUE)
         self.answers_for: Callable[[str], bool] = lambda query_id: True
         self.in_flight = InFlightList(left)
-        self.guard = Guard(self, crashes, self.in_flight)
+        self.guard = HandlerGuard(self, crashes, self.in_flight)
         self.queues = Queues(self, settings.kafka.concurrency)
         self.subscriptions: list[Subscription] = []
         self.tables: list[MemoryTable] = []
@@ -513,7 +513,7 @@ class MemoryRuntime(Lookups):
     def each(self, topic: str, handle: Handler, *, stage: str) -> None:
         """Bind a handler; see the protocol."""
 
-        async def one(records: Sequence[Record]) -> None:
+        async def one(records: Sequence[ConsumerRecord]) -> None:
             await handle(records[0])
 
         self._bind(topic, one, 1, ordered=False)
@@ -551,7 +551,7 @@ class MemoryRuntime(Lookups):
         return table
 
     async def follow(
-        self, topics: Sequence[str], on_record: Callable[[Record], None], *, begin: Begin
+        self, topics: Sequence[str], on_record: Callable[[ConsumerRecord], None], *, begin: Begin
     ) -> None:
         """Show what is there, then what is appended; see the protocol."""
         follow(self, topics, on_record, begin)
@@ -590,7 +590,7 @@ class MemoryRuntime(Lookups):
 
     async def dead_letter(
         self,
-        record: Record,
+        record: ConsumerRecord,
         error: Exception,
         *,
         answer: bool = True,
@@ -599,11 +599,11 @@ class MemoryRuntime(Lookups):
         """Send a record to the dead-letter topic; see the protocol."""
         await self.guard.dead_letter(record, error, answer=answer, query_origin=query_origin)
 
-    def is_ours(self, record: Record) -> bool:
+    def is_ours(self, record: ConsumerRecord) -> bool:
         """Compare the record's assignment with the present one; see the protocol."""
         return record.epoch == self.epoch and not self.dead
 
-    def handled(self, records: Sequence[Record]) -> None:
+    def handled(self, records: Sequence[ConsumerRecord]) -> None:
         """Do nothing: the cluster has noted it; see `streams.runtime.queues.Watch`."""
 
     def failed(self, error: Exception) -> None:

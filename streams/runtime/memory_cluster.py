@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from agents.catalogue.file import load_catalogue
-from streams.runtime.base import Crash, Record, RoomSpec
+from streams.runtime.base import ConsumerRecord, Crash, RoomSpec
 from streams.runtime.guard import Crashes
-from streams.runtime.memory import BEGAN_MS, Broker, Died, Effect, MemoryRuntime, Subscription
+from streams.runtime.memory import BEGAN_MS, Died, Effect, MemoryBroker, MemoryRuntime, Subscription
 from streams.runtime.queues import WINDOW, Binding, Offsets
 from streams.settings import Settings
 from streams.topics import Topics
@@ -20,7 +20,7 @@ from streams.topics import Topics
 _MOST_DEATHS = 200
 _PAUSE_S = 1.0
 
-_Work = tuple[int, MemoryRuntime, Subscription, int, Record]
+_Work = tuple[int, MemoryRuntime, Subscription, int, ConsumerRecord]
 
 
 class Cluster:
@@ -52,7 +52,7 @@ class Cluster:
         self.groups = tuple(load_catalogue(Path(settings.catalogue)).groups)
         self.topics = Topics(settings)
         declared = {topic.name: topic.partitions for topic in self.topics.declared(self.groups)}
-        self.broker = Broker(declared, asyncio.get_running_loop().time, began_ms)
+        self.broker = MemoryBroker(declared, asyncio.get_running_loop().time, began_ms)
         self.workers: list[MemoryRuntime] = []
         self.deaths: list[BaseException] = []
         self._rng = None if seed is None else random.Random(seed)
@@ -116,7 +116,7 @@ class Cluster:
 
     def produce(
         self, topic: str, key: bytes | None, value: bytes | None, partition: int | None = None
-    ) -> Record:
+    ) -> ConsumerRecord:
         """Append a record as a client does; one with another partitioner names the partition."""
         return self.broker.append(topic, key, value, partition)
 
@@ -189,7 +189,7 @@ class Cluster:
         return sorted(found, key=lambda work: work[0])
 
     async def _handle(
-        self, worker: MemoryRuntime, subscription: Subscription, records: Sequence[Record]
+        self, worker: MemoryRuntime, subscription: Subscription, records: Sequence[ConsumerRecord]
     ) -> None:
         partition = records[0].partition
         try:
@@ -302,7 +302,7 @@ class Cluster:
         task.add_done_callback(ended)
 
 
-def _under(record: Record, epoch: int) -> Record:
-    return Record(
+def _under(record: ConsumerRecord, epoch: int) -> ConsumerRecord:
+    return ConsumerRecord(
         record.topic, record.partition, record.offset, record.timestamp_ms, record.key, record.value, epoch
     )

@@ -17,9 +17,9 @@ from collections.abc import Awaitable, Callable, Collection, Hashable, Sequence
 from typing import NamedTuple, Protocol
 
 from schemas.record import quick_id
-from streams.runtime.base import Record
+from streams.runtime.base import ConsumerRecord
 
-Handle = Callable[[Sequence[Record]], Awaitable[None]]
+Handle = Callable[[Sequence[ConsumerRecord]], Awaitable[None]]
 
 WINDOW = 8
 """Times the concurrency: how many records of a partition are handed over from its lowest open one on, at most."""
@@ -111,7 +111,7 @@ class Binding(NamedTuple):
 class Watch(Protocol):
     """Is notified of what happens in the queues."""
 
-    def handled(self, records: Sequence[Record]) -> None:
+    def handled(self, records: Sequence[ConsumerRecord]) -> None:
         """Mark records as handled."""
 
     def failed(self, error: Exception) -> None:
@@ -123,7 +123,7 @@ class _Open:
 
     __slots__ = ("began_s", "moved", "records", "task")
 
-    def __init__(self, records: Sequence[Record], task: "asyncio.Task[None]", began_s: float) -> None:
+    def __init__(self, records: Sequence[ConsumerRecord], task: "asyncio.Task[None]", began_s: float) -> None:
         self.records = records
         self.task = task
         self.began_s = began_s
@@ -143,12 +143,12 @@ class Queues:
         self._concurrency = concurrency
         # A key is in `_waiting` while its queue has records waiting or a call in progress, and in `_ready` while it has
         # the first without the second.
-        self._waiting: dict[Hashable, deque[tuple[Binding, Record]]] = {}
+        self._waiting: dict[Hashable, deque[tuple[Binding, ConsumerRecord]]] = {}
         self._ready: deque[Hashable] = deque()
         self._open: dict[Hashable, _Open] = {}  # in the order in which the calls began
         self._runners: set[asyncio.Task[None]] = set()
 
-    def put(self, binding: Binding, record: Record) -> None:
+    def put(self, binding: Binding, record: ConsumerRecord) -> None:
         """Add a record; it is handled after all earlier ones of its key."""
         if binding.ordered:
             key: Hashable = (record.topic, record.partition)
@@ -172,7 +172,7 @@ class Queues:
         """Whether no record waits and no call is in progress."""
         return not self._waiting
 
-    def oldest(self) -> tuple[Record, float] | None:
+    def oldest(self) -> tuple[ConsumerRecord, float] | None:
         """Return the first record of the call that has been in progress for longest, and for how many seconds."""
         for each in self._open.values():
             return each.records[0], asyncio.get_running_loop().time() - each.began_s
@@ -242,5 +242,5 @@ class Queues:
                 return  # this task is cancelled, whether its handler noticed or not
 
 
-def _place(record: Record) -> tuple[str, int]:
+def _place(record: ConsumerRecord) -> tuple[str, int]:
     return record.topic, record.partition

@@ -19,8 +19,8 @@ from agents.answers import GradingPool, Undecided, ask_later
 from agents.reward.comparison import Uplift
 from agents.reward.join import (
     Arrival,
+    JoinRow,
     Orphan,
-    Row,
     Turn,
     Valued,
     Waits,
@@ -37,7 +37,7 @@ from schemas.decision import Decision
 from schemas.errors import UniscaleError
 from schemas.record import MAX_RECORD, MAX_VALUE, decode, encode
 from schemas.reward import Due, Feedback, Reward
-from streams.runtime.base import Outgoing, Record, Runtime, Unavailable, key_of
+from streams.runtime.base import ConsumerRecord, Outgoing, Runtime, Unavailable, key_of
 from streams.topics import SHARD
 
 log = logging.getLogger("streams.aggregator")
@@ -87,17 +87,17 @@ class AggregatorRoom:
         runtime.background("the aggregator's timer", room._tick)
         return room
 
-    async def on_decision(self, record: Record) -> None:
+    async def on_decision(self, record: ConsumerRecord) -> None:
         """Open a query's row: its deadline is known from here on."""
         decision = decode(record.value, Decision)
         await self._turn(decision.query_id, record, decision)
 
-    async def on_answer(self, record: Record) -> None:
+    async def on_answer(self, record: ConsumerRecord) -> None:
         """Price and grade the Answer that counts."""
         answer = decode(record.value, Answer)
         await self._turn(answer.query_id, record, answer)
 
-    async def on_feedback(self, record: Record) -> None:
+    async def on_feedback(self, record: ConsumerRecord) -> None:
         """Apply a client's feedback, in the partition of its query.
 
         Sent on a second time after a crash, it is a duplicate there. Its append time is then that of the second
@@ -113,7 +113,7 @@ class AggregatorRoom:
             return
         await self._turn(feedback.query_id, record, feedback)
 
-    async def on_due(self, record: Record) -> None:
+    async def on_due(self, record: ConsumerRecord) -> None:
         """Act on a deadline that has passed."""
         due = decode(record.value, Due)
         await self._turn(due.query_id, record, due)
@@ -121,7 +121,9 @@ class AggregatorRoom:
     def _partition_of(self, key: bytes) -> int:
         return self.runtime.partition_for(key, self.runtime.settings.kafka.join_partitions)
 
-    async def _turn(self, query_id: str, record: Record, message: Decision | Answer | Feedback | Due) -> None:
+    async def _turn(
+        self, query_id: str, record: ConsumerRecord, message: Decision | Answer | Feedback | Due
+    ) -> None:
         key = key_of(query_id)
         if record.partition != (partition := self._partition_of(key)):
             error = MisplacedRecord(
@@ -149,7 +151,7 @@ class AggregatorRoom:
             self._watch(turn.row)
         self._count(record, turn, valued)
 
-    def _outgoing(self, out: Reward | Answer | Orphan, record: Record) -> Outgoing:
+    def _outgoing(self, out: Reward | Answer | Orphan, record: ConsumerRecord) -> Outgoing:
         topics = self.runtime.topics
         if isinstance(out, Reward):
             return Outgoing(topics.reward, SHARD, encode(out))
@@ -175,7 +177,7 @@ class AggregatorRoom:
         self.runtime.metrics.dead_letters.labels(topics.feedback, letter.error).inc()
         return Outgoing(topics.dead_letter, letter.key.encode(), encode(letter))
 
-    async def _value(self, reference: object, answer: Answer, row: Row | None) -> Valued:
+    async def _value(self, reference: object, answer: Answer, row: JoinRow | None) -> Valued:
         work = partial(
             value,
             reference,
@@ -188,7 +190,7 @@ class AggregatorRoom:
         except Undecided:
             return await self.runtime.in_thread(partial(work, judge=self.pool.judge, run=self.pool.run))
 
-    def _count(self, record: Record, turn: Turn, valued: Valued | None) -> None:
+    def _count(self, record: ConsumerRecord, turn: Turn, valued: Valued | None) -> None:
         metrics = self.runtime.metrics
         for count in turn.counts:
             if count.startswith("duplicate"):
@@ -216,7 +218,7 @@ class AggregatorRoom:
         if reward.reward is not None:
             metrics.reward.labels(reward.kind).observe(reward.reward)
 
-    def _observe_cohort(self, reward: Reward, row: Row) -> None:
+    def _observe_cohort(self, reward: Reward, row: JoinRow) -> None:
         """Count a closed query for its cohort, as `Uplift` does: a failure is a wrong answer."""
         if row.opened is None or not (cohort := row.opened.cohort) or row.valued is None:
             return
@@ -241,7 +243,7 @@ class AggregatorRoom:
             for bound, number in (asdict(found) if found else {}).items():
                 gauge.labels(bound).set(number)
 
-    def _watch(self, row: Row) -> None:
+    def _watch(self, row: JoinRow) -> None:
         for due in dues(row):
             heapq.heappush(self._due, (due.deadline_ms, row.query_id, due.kind, due.deadline_ms))
 

@@ -25,11 +25,11 @@ from schemas.action import Action
 from schemas.decision import Decision
 from schemas.errors import UniscaleError
 from schemas.objective import ObjectiveInForce
-from schemas.query import Context, Origin
+from schemas.query import Origin, QueryContext
 from schemas.record import decode
 from schemas.reward import Reward
 from streams.metrics import Metrics
-from streams.runtime.base import Crash, Outgoing, Record, Runtime, SendFailed, Torn, key_of
+from streams.runtime.base import ConsumerRecord, Crash, Outgoing, Runtime, SendFailed, Torn, key_of
 from streams.services.embedder import encoder_of
 from streams.services.learner_log import LearnerLog
 from streams.settings import Settings, SettingsError, variable
@@ -113,7 +113,7 @@ def check_control_group(policy: Policy, space: ActionSpace) -> None:
 # How many decisions wait for their reward, and since when: two gauges of the decider.
 
 
-class Pending:
+class PendingDecisions:
     """The decisions whose reward is outstanding. Those that were recovered count, but have no age."""
 
     def __init__(self, runtime: Runtime) -> None:
@@ -232,7 +232,7 @@ class Pacing:
 # The learner that the room decides with: recovered from its log, and with the catalogue in force on offer.
 
 
-class Learner:
+class ShardLearner:
     """Keeps the learner of this shard ready, and writes its rows. Its caller holds the room's lock.
 
     Args:
@@ -251,7 +251,7 @@ class Learner:
         self,
         runtime: Runtime,
         encoder: Encoder,
-        pending: Pending,
+        pending: PendingDecisions,
         recovered: Callable[[], Awaitable[None]],
     ) -> None:
         self.runtime = runtime
@@ -390,8 +390,8 @@ class DeciderRoom:
     def __init__(self, runtime: Runtime, encoder: Encoder) -> None:
         self.runtime = runtime
         self.encoder = encoder
-        self.pending = Pending(runtime)
-        self.learner = Learner(runtime, encoder, self.pending, self._recovered)
+        self.pending = PendingDecisions(runtime)
+        self.learner = ShardLearner(runtime, encoder, self.pending, self._recovered)
         self.pacing = Pacing(runtime.metrics)
         self.lock = asyncio.Lock()
         self._beats_awaited = False
@@ -405,17 +405,17 @@ class DeciderRoom:
         await runtime.in_thread(lambda: room.learner.vectors(catalogue))
         return room
 
-    async def on_contexts(self, records: Sequence[Record]) -> None:
+    async def on_contexts(self, records: Sequence[ConsumerRecord]) -> None:
         """Decide for each context that is new; send the stored Decision again for one that is not."""
         async with self.lock:
             if not all(map(self.runtime.is_ours, records)):
                 return  # the group has rebalanced while this waited: another worker may decide by now
             decider = await self.learner.ready()
             await self._wait_for_executors()
-            asked: list[tuple[Record, Context, Origin]] = []
+            asked: list[tuple[ConsumerRecord, QueryContext, Origin]] = []
             for record in records:
                 try:
-                    asked.append((record, decode(record.value, Context), record.origin))
+                    asked.append((record, decode(record.value, QueryContext), record.origin))
                 except UniscaleError as error:
                     await self.runtime.dead_letter(record, error)
             living = self.runtime.control.serving()
@@ -427,13 +427,13 @@ class DeciderRoom:
             self.pending.show()
             await self.learner.log.snapshot_when_due(decider)
 
-    async def on_rewards(self, records: Sequence[Record]) -> None:
+    async def on_rewards(self, records: Sequence[ConsumerRecord]) -> None:
         """Apply each reward that is new."""
         async with self.lock:
             if not all(map(self.runtime.is_ours, records)):
                 return
             decider = await self.learner.ready()
-            read: list[tuple[Record, Reward]] = []
+            read: list[tuple[ConsumerRecord, Reward]] = []
             for record in records:
                 try:
                     read.append((record, decode(record.value, Reward)))
@@ -464,14 +464,17 @@ class DeciderRoom:
         """Return the learner; None until it has recovered."""
         return self.learner.decider
 
-    def surroundings(self, context: Context, catalogue: Catalogue) -> Surroundings:
+    def surroundings(self, context: QueryContext, catalogue: Catalogue) -> Surroundings:
         """Return what a decision for this context would depend on now."""
         space, living = self.runtime.control.space(catalogue), self.runtime.control.serving()
         served = _served(context, space, living)
         return Surroundings(self.runtime.control.steering, space, living if served else None)
 
     async def _decide(
-        self, decider: Decider, asked: Sequence[tuple[Record, Context, Origin]], living: frozenset[str] | None
+        self,
+        decider: Decider,
+        asked: Sequence[tuple[ConsumerRecord, QueryContext, Origin]],
+        living: frozenset[str] | None,
     ) -> None:
         around = Surroundings(self.runtime.control.steering, self.learner.space, living)
         with self.learner.changing():
@@ -535,7 +538,7 @@ class DeciderRoom:
                 await self.learner.ready()
 
 
-def _served(context: Context, space: ActionSpace, living: frozenset[str]) -> bool:
+def _served(context: QueryContext, space: ActionSpace, living: frozenset[str]) -> bool:
     """Say whether a living executor can take what is asked for.
 
     Where none can, the query is decided all the same: its deadline then starts, and it ends in an `expired` Answer,

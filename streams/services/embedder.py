@@ -8,12 +8,12 @@ from typing import Self
 
 import numpy as np
 
-from agents.embedding import Arrival, Encoder, EncoderUnavailable, Vectors, embed, readable, unit_rows
+from agents.embedding import ArrivedQuery, Encoder, EncoderUnavailable, Vectors, embed, readable, unit_rows
 from schemas.dead_letter import DeadLetter
 from schemas.errors import UniscaleError
-from schemas.query import Context, Origin, Query
+from schemas.query import Origin, Query, QueryContext
 from schemas.record import decode, encode
-from streams.runtime.base import Outgoing, Record, Runtime, Unavailable
+from streams.runtime.base import ConsumerRecord, Outgoing, Runtime, Unavailable
 from streams.runtime.queues import WINDOW
 from streams.settings import Settings
 from streams.topics import SHARD
@@ -178,7 +178,7 @@ class EmbedderRoom:
         await runtime.follow([runtime.topics.dead_letter], room._on_dead_letter, begin=room._again)
         return room
 
-    async def on_query(self, record: Record) -> None:
+    async def on_query(self, record: ConsumerRecord) -> None:
         """Embed one query and hand it on.
 
         Raises:
@@ -192,14 +192,14 @@ class EmbedderRoom:
         runtime.metrics.admission_wait.observe(runtime.monotonic() - began_s)
         runtime.metrics.in_flight.set(len(self.admission))
         try:
-            value = encode(await self._embed(Arrival(query, record.origin, record.timestamp_ms)))
+            value = encode(await self._embed(ArrivedQuery(query, record.origin, record.timestamp_ms)))
         except UniscaleError:
             self.admission.leave(query.query_id)
             raise
         await runtime.send(Outgoing(runtime.topics.context, SHARD, value))
         runtime.metrics.admitted.inc()
 
-    async def _embed(self, arrival: Arrival) -> Context:
+    async def _embed(self, arrival: ArrivedQuery) -> QueryContext:
         async with self._encoding:
             try:
                 contexts = await self.runtime.in_thread(lambda: embed([arrival], encoder=self.encoder))
@@ -209,12 +209,12 @@ class EmbedderRoom:
                 raise Unavailable(f"the encoder: {error}") from error
         return contexts[0]
 
-    def _on_answer(self, record: Record) -> None:
+    def _on_answer(self, record: ConsumerRecord) -> None:
         if record.key:
             self.admission.ended(record.key.decode(errors="replace"))
             self.runtime.metrics.in_flight.set(len(self.admission))
 
-    def _on_dead_letter(self, record: Record) -> None:
+    def _on_dead_letter(self, record: ConsumerRecord) -> None:
         """Free the slot of a query refused as a duplicate: it gets no Answer of its own."""
         try:
             letter = decode(record.value, DeadLetter)

@@ -32,7 +32,7 @@ from schemas.decision import Decision
 from schemas.errors import RecordTooLarge, UniscaleError
 from schemas.record import decode, encode
 from schemas.search import SearchStep, Verification
-from streams.runtime.base import Crash, Outgoing, Record, Runtime, Unavailable, key_of
+from streams.runtime.base import ConsumerRecord, Crash, Outgoing, Runtime, Unavailable, key_of
 from streams.services.hosting import engines_of
 
 log = logging.getLogger("streams.executor")
@@ -75,7 +75,7 @@ class ExecutorRoom:
         runtime.background("the heartbeat", room._beat)
         return room
 
-    async def on_decision(self, record: Record) -> None:
+    async def on_decision(self, record: ConsumerRecord) -> None:
         """Begin a search."""
         decision = decode(record.value, Decision)
         if self._behind(decision.query_id, 1, record.topic):
@@ -99,7 +99,7 @@ class ExecutorRoom:
         )
         await self._go(job)
 
-    async def on_verification(self, record: Record) -> None:
+    async def on_verification(self, record: ConsumerRecord) -> None:
         """Take search control, and the next step or the end."""
         verification = decode(record.value, Verification)
         if self._behind(verification.query_id, verification.step + 1, record.topic):
@@ -114,7 +114,7 @@ class ExecutorRoom:
             job = cancelled(job, why)
         await self._go(job)
 
-    def on_cancel(self, record: Record) -> None:
+    def on_cancel(self, record: ConsumerRecord) -> None:
         """Drop a search at its next step. One that ends with that step keeps its Answer."""
         try:
             cancel = decode(record.value, Cancel)

@@ -2,8 +2,7 @@
 
 from pathlib import Path
 
-from agents.catalogue.models import Catalogue
-from agents.catalogue.models import Verifier as VerifierEntry
+from agents.catalogue.models import Catalogue, VerifierModel
 from agents.serving.http import Keys, Retries
 from agents.serving.recorded import Recording
 from agents.serving.registry import EngineOptions, GroupEngines
@@ -32,7 +31,7 @@ def engines_of(settings: Settings, base: Catalogue) -> GroupEngines:
     return GroupEngines(options, recording)
 
 
-async def verifier_of(settings: Settings, entry: VerifierEntry, base: Catalogue) -> Verifier:
+async def verifier_of(settings: Settings, entry: VerifierModel, base: Catalogue) -> Verifier:
     """Return the verifier in use, loaded."""
     if settings.engine.recorded:
         return RecordedVerifier(Recording.load(Path(settings.engine.recorded), unknown="any"))

@@ -24,9 +24,9 @@ from starlette.routing import Route
 from agents.catalogue.models import Catalogue
 from agents.decider.decider import Decider
 from agents.decider.preview import Preview, anonymous, offering, preview
-from agents.embedding import Arrival, EncoderUnavailable, embed, embedded_text, encoder_id
+from agents.embedding import ArrivedQuery, EncoderUnavailable, embed, embedded_text, encoder_id
 from schemas.errors import RecordError, UniscaleError
-from schemas.query import Context, Origin, Query
+from schemas.query import Origin, Query, QueryContext
 from schemas.record import MAX_VALUE, decode
 from streams.health import server_of
 from streams.runtime.base import Unavailable
@@ -84,7 +84,7 @@ class Previews:
         finally:
             self._waiting -= 1
 
-    async def _read(self, context: Context) -> Preview:
+    async def _read(self, context: QueryContext) -> Preview:
         room, control = self.room, self.room.runtime.control
         decider, catalogue = room.decider, control.catalogue
         if decider is None or not room.learner.log.assigned:
@@ -103,9 +103,9 @@ class Previews:
         self._copy = (decider, decider.seq, version, made)
         return made
 
-    async def _context(self, query: Query) -> Context:
+    async def _context(self, query: Query) -> QueryContext:
         text = embedded_text(query)
-        arrival = Arrival(query, _NOWHERE, 0)
+        arrival = ArrivedQuery(query, _NOWHERE, 0)
         async with self._encoding:
             if (vector := self._vectors.pop(text, None)) is None:
                 encoder = self.room.encoder
@@ -114,7 +114,7 @@ class Previews:
                 except EncoderUnavailable as error:
                     raise NotNow(f"the encoder: {error}") from error
             else:
-                context = Context(
+                context = QueryContext(
                     query=query,
                     embedding=vector,
                     origin=_NOWHERE,

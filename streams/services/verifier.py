@@ -8,7 +8,7 @@ from schemas.answer import Answer
 from schemas.errors import UniscaleError
 from schemas.record import decode, encode
 from schemas.search import SearchStep
-from streams.runtime.base import Crash, Outgoing, Record, Runtime, key_of
+from streams.runtime.base import ConsumerRecord, Crash, Outgoing, Runtime, key_of
 from streams.services.hosting import verifier_of
 
 
@@ -31,7 +31,7 @@ class VerifierRoom:
         runtime.on_stop(room.verifier.close)
         return room
 
-    async def on_step(self, record: Record) -> None:
+    async def on_step(self, record: ConsumerRecord) -> None:
         """Score one step."""
         runtime = self.runtime
         step = decode(record.value, SearchStep)

@@ -16,7 +16,7 @@ from agents.minilm import MiniLM
 from experiments import rerun
 from experiments.outcomes import OutcomeError, build_world, load_recording
 from experiments.record import table
-from experiments.record.journal import Journal
+from experiments.record.journal import SearchJournal
 from experiments.record.plan import RecordingPlan, record
 from experiments.record.questions import Question
 from experiments.record.searches import Memory, Variant, open_bench, search, weights
@@ -37,7 +37,7 @@ def recording(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     bench = asyncio.run(open_bench(catalogue, "torch", unsure, folder=tiny))
     actions = [a for a in uis_space(catalogue) if (a.qp, a.cp) in PAIRS]
     folder = tmp_path_factory.mktemp("rerun")
-    journal = Journal(folder / "j.jsonl", {})
+    journal = SearchJournal(folder / "j.jsonl", {})
     whole = {question.question_id for question in QUESTIONS}
     asyncio.run(record(RecordingPlan(QUESTIONS, actions, [], 1, "prm-a", whole=whole), bench, journal))
     settings = {

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from schemas.query import Query
-from streams.local.broker import Broker, Kind
+from streams.local.broker import Kind, LocalBroker
 from streams.local.deployment import settings_for
 from streams.settings import Settings
 from tests.support.deployment import Deployment, recorded_in
@@ -21,9 +21,9 @@ from tests.support.recorded import question
 
 
 @pytest.fixture(scope="session")
-def broker(broker_kind: Kind) -> Iterator[Broker]:
+def broker(broker_kind: Kind) -> Iterator[LocalBroker]:
     """A broker of this session's own."""
-    with Broker.choose(broker_kind, os.environ) as running:
+    with LocalBroker.choose(broker_kind, os.environ) as running:
         yield running
 
 
@@ -70,7 +70,7 @@ def deploy_on(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deploy]:
 
 
 @pytest.fixture(scope="module")
-def deploy(broker: Broker, deploy_on: Deploy) -> Deploy:
+def deploy(broker: LocalBroker, deploy_on: Deploy) -> Deploy:
     """Start rooms on the session's broker."""
     return partial(deploy_on, broker)
 

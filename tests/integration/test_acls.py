@@ -16,7 +16,7 @@ from kafka.errors import TopicAuthorizationFailedError
 from schemas.query import Query
 from streams.acls import grants
 from streams.client.client import Client
-from streams.local.broker import Broker, free_port
+from streams.local.broker import LocalBroker, free_port
 from streams.local.deployment import Supervisor, room_commands
 from streams.runtime import kafka_clients
 from streams.settings import Settings
@@ -39,7 +39,7 @@ class Guarded:
         settings: The deployment's, without credentials.
     """
 
-    def __init__(self, broker: Broker, settings: Settings) -> None:
+    def __init__(self, broker: LocalBroker, settings: Settings) -> None:
         self.broker = broker
         self.settings = settings
 
@@ -67,11 +67,11 @@ class Guarded:
 
 @pytest.fixture(scope="module")
 def guarded(
-    broker: Broker, recorded: Callable[..., Settings], tmp_path_factory: pytest.TempPathFactory
+    broker: LocalBroker, recorded: Callable[..., Settings], tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Guarded]:
     """Apache Kafka with Kafka's own authorizer, and the commands of `topics acls` run on it."""
     folder = tmp_path_factory.mktemp("guarded")
-    safe = Broker("kafka", directory=folder / "kafka", home=broker.home)
+    safe = LocalBroker("kafka", directory=folder / "kafka", home=broker.home)
     safe.directory.mkdir()
     settings = recorded(
         folder, bootstrap=safe.bootstrap, security_protocol="SASL_PLAINTEXT", sasl_username="x",
@@ -115,7 +115,7 @@ def guarded(
         yield found
 
 
-def kafka_acls(broker: Broker, folder: Path) -> Path:
+def kafka_acls(broker: LocalBroker, folder: Path) -> Path:
     """Return Kafka's tool, which a distribution for tests may have only as a class."""
     tool = Path(str(broker.home)) / "bin" / "kafka-acls.sh"
     if tool.is_file():

@@ -11,7 +11,7 @@ import pytest
 from schemas.answer import Answer
 from schemas.dead_letter import DeadLetter
 from schemas.record import decode
-from streams.local.broker import Broker
+from streams.local.broker import LocalBroker
 from streams.runtime import kafka_admin, kafka_clients
 from streams.settings import Settings
 from streams.topics import Topics
@@ -67,7 +67,7 @@ asyncio.run(main())
     ],
 )
 def test_the_third_failure_at_one_record_is_a_dead_letter(
-    broker: Broker, tmp_path: Path, how: str, ends: list[int], error: str
+    broker: LocalBroker, tmp_path: Path, how: str, ends: list[int], error: str
 ) -> None:
     settings = Settings().replace(
         bootstrap=broker.bootstrap, prefix=f"k{uuid.uuid4().hex[:8]}.", state_dir=str(tmp_path),

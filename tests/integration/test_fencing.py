@@ -16,20 +16,20 @@ from aiokafka.errors import KafkaError
 from agents.decider.log import Row
 from schemas.query import Query
 from schemas.reward import Reward
-from streams.local.broker import Broker
+from streams.local.broker import LocalBroker
 from streams.local.deployment import python
 from streams.runtime import kafka_admin, kafka_clients
 from streams.runtime.base import Crash
 from streams.runtime.kafka import consumer_of, create_app
 from streams.runtime.kafka_writer import Fence, FencedTable
-from streams.settings import Kafka, Settings
+from streams.settings import KafkaSettings, Settings
 from streams.topics import Topic
 
 pytestmark = [pytest.mark.broker, pytest.mark.kafka("the embedded broker has no transactions")]
 
 
-def test_who_takes_the_right_shuts_out_who_had_it(broker: Broker) -> None:
-    settings = Settings(kafka=Kafka(bootstrap=broker.bootstrap))
+def test_who_takes_the_right_shuts_out_who_had_it(broker: LocalBroker) -> None:
+    settings = Settings(kafka=KafkaSettings(bootstrap=broker.bootstrap))
     name = log_named(settings)
 
     def fence() -> Fence:
@@ -69,7 +69,7 @@ def log_named(settings: Settings) -> str:
     return name
 
 
-def fence_of(broker: Broker, name: str) -> Fence:
+def fence_of(broker: LocalBroker, name: str) -> Fence:
     def connect(transactional_id: str | None) -> AIOKafkaProducer:
         return AIOKafkaProducer(
             bootstrap_servers=broker.bootstrap, transactional_id=transactional_id, acks="all"
@@ -79,9 +79,9 @@ def fence_of(broker: Broker, name: str) -> Fence:
 
 
 def test_a_table_reads_what_was_committed_before_it_was_taken_over_and_again_where_it_moves_meanwhile(
-    broker: Broker,
+    broker: LocalBroker,
 ) -> None:
-    settings = Settings(kafka=Kafka(bootstrap=broker.bootstrap))
+    settings = Settings(kafka=KafkaSettings(bootstrap=broker.bootstrap))
     name = log_named(settings)
     told: list[dict[bytes, bytes]] = []
 

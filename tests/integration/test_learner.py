@@ -23,7 +23,7 @@ from agents.decider.snapshot import is_record, versions
 from agents.decider.verify import mismatches, opened
 from agents.embedding import encoder_id
 from schemas.decision import Decision
-from schemas.query import Context, Origin, Query
+from schemas.query import Origin, Query, QueryContext
 from schemas.record import decode, encode
 from schemas.reward import Reward, reward_id
 from streams.runtime import kafka_clients
@@ -60,7 +60,7 @@ class Around:
         self.loop, self.topics = loop, loop.topics
         self.encoder = encoder_of(loop.settings)
         self.rng = np.random.default_rng(5)
-        self.contexts: dict[str, Context] = {}
+        self.contexts: dict[str, QueryContext] = {}
         self.decisions: dict[str, bytes] = {}
         self.terms: dict[str, dict[str, float]] = {}
         self.log: dict[bytes, bytes] = {}
@@ -102,7 +102,7 @@ class Around:
         row = self.rng.normal(size=self.encoder.dimension)
         query = Query(query_id=f"q{at}", text=f"Question {at}?")
         origin = self._producer.send(self.topics.query, key=b"0", value=encode(query), partition=0).get(60)
-        context = Context(
+        context = QueryContext(
             query=query, embedding=(row / np.linalg.norm(row)).astype("<f4").tobytes(),
             encoder=encoder_id(self.encoder),
             origin=Origin(topic=self.topics.query, partition=0, offset=origin.offset),
@@ -111,7 +111,7 @@ class Around:
         self._send(self.topics.context, context)
         return query.query_id
 
-    def send(self, context: Context) -> None:
+    def send(self, context: QueryContext) -> None:
         """Send one Context as it is."""
         self._send(self.topics.context, context)
 

@@ -22,7 +22,7 @@ from schemas.control import ObjectiveEntry
 from schemas.dead_letter import DeadLetter
 from schemas.decision import Decision
 from schemas.objective import Weights
-from schemas.query import Context, Query
+from schemas.query import Query, QueryContext
 from schemas.record import decode, encode, load
 from schemas.reward import Feedback, Reward
 from schemas.search import SearchStep, Verification
@@ -62,7 +62,7 @@ def by_id(records: list[Any]) -> dict[str, list[Any]]:
 def test_every_query_has_one_record_of_each_kind_under_its_id(loop: Any) -> None:
     t = loop.topics
     ids = {f"q{n}" for n in range(QUERIES)}
-    contexts, decisions = loop.read(t.context, Context), loop.read(t.decision, Decision)
+    contexts, decisions = loop.read(t.context, QueryContext), loop.read(t.decision, Decision)
     answers, rewards = loop.read(t.answer, Answer), loop.read(t.reward, Reward)
     steps, scored = loop.read(t.search_step, SearchStep), loop.read(t.verification_for("mini"), Verification)
     for records in (contexts, decisions, answers, rewards):

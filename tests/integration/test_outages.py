@@ -21,7 +21,7 @@ from schemas.answer import Answer
 from schemas.control import Heartbeat
 from schemas.query import Query
 from schemas.reward import Reward
-from streams.local.broker import Broker, free_port, kafka_home, listening
+from streams.local.broker import LocalBroker, free_port, kafka_home, listening
 from streams.local.deployment import python
 from tests.support.http_servers import Server
 from tests.support.recorded import recorded_paths
@@ -192,7 +192,7 @@ class Embeddings:
 
 @pytest.mark.parametrize("outage_s", [60.0])
 def test_an_embedding_server_that_is_down(
-    broker: Broker, deploy: Callable[..., Any], ask: Callable[[int], Query], outage_s: float
+    broker: LocalBroker, deploy: Callable[..., Any], ask: Callable[[int], Query], outage_s: float
 ) -> None:
     server = Embeddings()
     server.start()

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from streams.local.broker import Broker
+from streams.local.broker import LocalBroker
 from streams.local.deployment import Supervisor
 
 pytestmark = [pytest.mark.broker, pytest.mark.kafka("the embedded broker has no TLS or SASL listener")]
@@ -25,7 +25,9 @@ VALIDATOR = f"{_OAUTH}.internals.unsecured.OAuthBearerUnsecuredValidatorCallback
 
 
 @pytest.fixture(scope="module")
-def secured(broker: Broker, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Broker, Path]]:
+def secured(
+    broker: LocalBroker, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[LocalBroker, Path]]:
     """An Apache Kafka whose only listener is SASL_SSL, and the certificate it shows."""
     if shutil.which("openssl") is None:
         pytest.skip("needs openssl to make a certificate")
@@ -37,7 +39,7 @@ def secured(broker: Broker, tmp_path_factory: pytest.TempPathFactory) -> Iterato
     )  # fmt: skip
     store = folder / "store.pem"
     store.write_text((folder / "key.pem").read_text() + (folder / "cert.pem").read_text())
-    safe = Broker("kafka", directory=folder / "kafka", home=broker.home)
+    safe = LocalBroker("kafka", directory=folder / "kafka", home=broker.home)
     safe.directory.mkdir()
     properties = safe._format()
     jaas = (
@@ -67,7 +69,7 @@ def properties_line(properties: Path, name: str) -> str:
     return next(line for line in properties.read_text().splitlines() if line.startswith(f"{name}="))
 
 
-def secrets(secured: tuple[Broker, Path], **other: str) -> Mapping[str, Any]:
+def secrets(secured: tuple[LocalBroker, Path], **other: str) -> Mapping[str, Any]:
     running, certificate = secured
     return {
         "bootstrap": running.bootstrap, "security_protocol": "SASL_SSL", "ssl_cafile": str(certificate),
@@ -101,7 +103,7 @@ def streams(environ: Mapping[str, str], *words: str) -> "subprocess.CompletedPro
 
 
 def test_commands_and_rooms_connect_by_tls_and_password(
-    secured: tuple[Broker, Path], recorded: Callable[..., Any], tmp_path: Path
+    secured: tuple[LocalBroker, Path], recorded: Callable[..., Any], tmp_path: Path
 ) -> None:
     settings = recorded(tmp_path, **secrets(secured))
     environ = settings.environ()
@@ -119,7 +121,7 @@ def test_commands_and_rooms_connect_by_tls_and_password(
 
 
 def test_commands_and_rooms_connect_by_token(
-    secured: tuple[Broker, Path], recorded: Callable[..., Any], tmp_path: Path
+    secured: tuple[LocalBroker, Path], recorded: Callable[..., Any], tmp_path: Path
 ) -> None:
     environ = recorded(tmp_path, prefix="token.", **secrets(secured, **tokens(tmp_path, 600))).environ()
     done = streams(environ, "topics", "create")
@@ -145,7 +147,7 @@ def test_commands_and_rooms_connect_by_token(
     ids=["password", "authority", "file"],
 )
 def test_what_is_refused_names_the_settings(
-    secured: tuple[Broker, Path],
+    secured: tuple[LocalBroker, Path],
     recorded: Callable[..., Any],
     tmp_path: Path,
     other: dict[str, str],

@@ -23,7 +23,7 @@ from bench.gateway import GatewayPlan, measure
 from bench.streams import recording
 from streams.client.questions import read_questions
 from streams.demo.run import QUESTIONS
-from streams.local.broker import Broker
+from streams.local.broker import LocalBroker
 from streams.settings import Settings
 
 pytestmark = [pytest.mark.broker, pytest.mark.timeout(600)]
@@ -161,7 +161,7 @@ def test_bench_stream(tmp_path: Path) -> None:
 @pytest.mark.thorough
 def test_bench_gateway() -> None:
     plan = GatewayPlan(seconds=0.5, rounds=1, connections=(1, 4), sides=("ours",))
-    with Broker.choose("embedded", os.environ) as broker:
+    with LocalBroker.choose("embedded", os.environ) as broker:
         found = measure(Settings(), broker, plan, None, lambda line: None)
     # That every request was answered and is on the broker, `measure` checks; how many were is the machine's affair.
     assert set(found["ours"]) == {"1", "4"}

@@ -15,17 +15,17 @@ from kafka.admin import ConfigResource, ConfigResourceType
 from schemas.dead_letter import DeadLetter
 from schemas.query import Query
 from schemas.reward import Reward
-from streams.local.broker import Broker
+from streams.local.broker import LocalBroker
 from streams.local.deployment import python
 from streams.runtime import kafka_admin, kafka_clients
 from streams.runtime.kafka_worker import changed_counts
-from streams.settings import Kafka, Settings
+from streams.settings import KafkaSettings, Settings
 from streams.topics import Topics
 
 pytestmark = pytest.mark.broker
 
 
-def fresh(broker: Broker) -> Settings:
+def fresh(broker: LocalBroker) -> Settings:
     return Settings().replace(
         bootstrap=broker.bootstrap, prefix=f"c{uuid.uuid4().hex[:8]}.", join_partitions=2, group_partitions=2
     )
@@ -36,7 +36,7 @@ SETTINGS = pytest.mark.kafka("the embedded broker keeps no settings of a topic")
 GROWTH = pytest.mark.kafka("the embedded broker cannot add partitions")
 
 
-def test_topics_that_are_missing_and_wrong_counts_are_each_named(broker: Broker) -> None:
+def test_topics_that_are_missing_and_wrong_counts_are_each_named(broker: LocalBroker) -> None:
     settings = fresh(broker)
     topics = Topics(settings)
     declared = topics.declared(["g"])
@@ -55,7 +55,7 @@ def test_topics_that_are_missing_and_wrong_counts_are_each_named(broker: Broker)
 
 
 @SETTINGS
-def test_wrong_partitions_retention_compaction_and_size_are_each_named(broker: Broker) -> None:
+def test_wrong_partitions_retention_compaction_and_size_are_each_named(broker: LocalBroker) -> None:
     settings = fresh(broker)
     topics = Topics(settings)
     declared = topics.declared(["g"])
@@ -82,7 +82,7 @@ def test_wrong_partitions_retention_compaction_and_size_are_each_named(broker: B
         kafka_admin.require(settings, declared)
 
 
-def test_what_was_created_is_as_declared_and_longer_retention_is_no_fault(broker: Broker) -> None:
+def test_what_was_created_is_as_declared_and_longer_retention_is_no_fault(broker: LocalBroker) -> None:
     settings = fresh(broker)
     declared = Topics(settings).declared(["g"])
     longer = [
@@ -93,7 +93,7 @@ def test_what_was_created_is_as_declared_and_longer_retention_is_no_fault(broker
 
 
 def test_a_worker_refuses_topics_that_are_wrong(
-    broker: Broker, tmp_path_factory: pytest.TempPathFactory
+    broker: LocalBroker, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     settings = fresh(broker)
     topics = Topics(settings)
@@ -110,15 +110,15 @@ def test_a_worker_refuses_topics_that_are_wrong(
     assert f"{topics.answer}: missing; run `python -m streams topics create`" in done.stderr
 
 
-def test_lag_is_what_the_groups_have_not_committed(broker: Broker) -> None:
+def test_lag_is_what_the_groups_have_not_committed(broker: LocalBroker) -> None:
     settings = fresh(broker)
     assert kafka_admin.lag(settings, ["nobody"]) == {}
     with pytest.raises(kafka_clients.BrokerUnreachable):
-        kafka_admin.check(Settings(kafka=Kafka(bootstrap="127.0.0.1:1")), [])
+        kafka_admin.check(Settings(kafka=KafkaSettings(bootstrap="127.0.0.1:1")), [])
 
 
 @SETTINGS
-def test_what_lets_acknowledged_records_be_lost_is_named(broker: Broker) -> None:
+def test_what_lets_acknowledged_records_be_lost_is_named(broker: LocalBroker) -> None:
     settings = fresh(broker)
     declared = Topics(settings).declared(["g"])
     kafka_admin.create(settings, declared)
@@ -140,7 +140,7 @@ def test_what_lets_acknowledged_records_be_lost_is_named(broker: Broker) -> None
 
 
 @GROWTH
-def test_a_topic_that_grows_while_it_is_in_use_is_named_with_its_setting(broker: Broker) -> None:
+def test_a_topic_that_grows_while_it_is_in_use_is_named_with_its_setting(broker: LocalBroker) -> None:
     settings = fresh(broker)
     topics = Topics(settings)
     declared = topics.declared(["g"])
@@ -171,7 +171,7 @@ def test_a_topic_that_grows_while_it_is_in_use_is_named_with_its_setting(broker:
 @GROWTH
 @pytest.mark.slow
 def test_a_running_room_stops_when_a_topic_grows_and_does_not_start_again(
-    broker: Broker, deploy: Callable[..., Any]
+    broker: LocalBroker, deploy: Callable[..., Any]
 ) -> None:
     loop = deploy(only=("aggregator",))
     client = kafka_clients.admin(loop.settings)
@@ -191,7 +191,7 @@ def test_a_running_room_stops_when_a_topic_grows_and_does_not_start_again(
 @GROWTH
 @pytest.mark.slow
 def test_partition_counts_are_raised_as_the_manual_says(
-    broker: Broker, deploy: Callable[..., Any], ask: Callable[[int], Query]
+    broker: LocalBroker, deploy: Callable[..., Any], ask: Callable[[int], Query]
 ) -> None:
     loop = deploy()
     early = [ask(n) for n in range(12)]

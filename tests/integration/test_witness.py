@@ -10,7 +10,7 @@ import pytest
 
 from schemas.query import Query
 from schemas.reward import Reward
-from streams.local.broker import Broker
+from streams.local.broker import LocalBroker
 
 pytestmark = [
     pytest.mark.broker,
@@ -20,7 +20,7 @@ pytestmark = [
 ]
 
 
-def tool(broker: Broker, name: str, *arguments: str) -> str:
+def tool(broker: LocalBroker, name: str, *arguments: str) -> str:
     assert broker.home is not None
     done = subprocess.run(
         [str(broker.home / "bin" / name), "--bootstrap-server", broker.bootstrap, *arguments],
@@ -31,7 +31,7 @@ def tool(broker: Broker, name: str, *arguments: str) -> str:
 
 
 def test_kafkas_own_tools_see_decisions_rewards_no_lag_and_the_declared_settings(
-    broker: Broker, deploy: Callable[..., Any], ask: Callable[[int], Query]
+    broker: LocalBroker, deploy: Callable[..., Any], ask: Callable[[int], Query]
 ) -> None:
     loop = deploy()
     t = loop.topics

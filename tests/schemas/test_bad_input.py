@@ -12,7 +12,7 @@ from schemas.control import ControlRecord, PriceEntry, decode_control
 from schemas.dead_letter import HEAD_BYTES, DeadLetter
 from schemas.errors import InvalidField, UnknownSchema, UnreadableRecord
 from schemas.objective import CostRange, ObjectiveInForce, Weights
-from schemas.query import MAX_TEXT, Context, Origin, Query
+from schemas.query import MAX_TEXT, Origin, Query, QueryContext
 from schemas.record import Record, decode, encode, load
 from schemas.reward import Reward
 from schemas.search import SearchStep, Verification
@@ -141,7 +141,7 @@ def test_an_embedding_that_would_poison_the_policy_is_refused(embedding: str) ->
     plain = {"schema": "context.v1", "query": GOOD, "embedding": embedding}
     plain["origin"] = {"topic": "q", "partition": 0, "offset": 0}
     with pytest.raises(InvalidField) as caught:
-        decode(orjson.dumps(plain), Context)
+        decode(orjson.dumps(plain), QueryContext)
     assert caught.value.field == "embedding"
 
 

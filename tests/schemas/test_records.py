@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 
 from schemas.action import Action
 from schemas.dead_letter import DeadLetter
-from schemas.decision import Candidate, Decision, PolicyState
+from schemas.decision import Decision, PolicyState, ScoredAction
 from schemas.errors import InvalidField, RecordTooLarge, UniscaleError, UnknownSchema, UnreadableRecord
 from schemas.forest import Draft, Forest, Limits
 from schemas.objective import CostRange, ObjectiveInForce, Weights
-from schemas.query import Budget, Context, Message, Origin, Query, pack, unpack
+from schemas.query import Budget, Message, Origin, Query, QueryContext, pack, unpack
 from schemas.record import MAX_VALUE, Record, decode, encode, load, readable_id
 from schemas.reward import Feedback
 from schemas.search import SearchStep
@@ -55,10 +55,10 @@ def test_a_query_survives_the_wire(query: Query) -> None:
 
 @given(query=queries, vector=st.lists(st.floats(width=32, allow_nan=False, allow_infinity=False), min_size=1))
 def test_a_context_keeps_every_bit_of_its_embedding(query: Query, vector: list[float]) -> None:
-    context = Context(
+    context = QueryContext(
         query=query, embedding=pack(array("f", vector)), origin=Origin(topic="q", partition=0, offset=1)
     )
-    back = decode(encode(context), Context)
+    back = decode(encode(context), QueryContext)
     assert back == context
     assert back.vector().tolist() == vector
 
@@ -114,7 +114,7 @@ def test_another_version_and_a_missing_one_are_told_apart(
 
 @pytest.mark.parametrize("number", [math.nan, math.inf, -math.inf])
 def test_a_number_that_is_not_finite_never_leaves(number: float) -> None:
-    weighed = Candidate(action="m/1/1/1", mean=0.0, width=number, score=0.0)
+    weighed = ScoredAction(action="m/1/1/1", mean=0.0, width=number, score=0.0)
     plan = Decision(
         query=Query(query_id="q", text="x"),
         origin=Origin(topic="q", partition=0, offset=1),

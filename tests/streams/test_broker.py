@@ -13,11 +13,11 @@ from aiokafka.consumer.fetcher import Fetcher
 
 from schemas.query import Query
 from streams.client.client import Client
-from streams.local.broker import Broker, BrokerError, kafka_home, listening
+from streams.local.broker import BrokerError, LocalBroker, kafka_home, listening
 from streams.runtime import kafka_admin, kafka_clients, kafka_reading
-from streams.runtime.kafka import Follower, consumer_of, create_app, sender_of
+from streams.runtime.kafka import TopicFollower, consumer_of, create_app, sender_of
 from streams.runtime.kafka_rewrite import rewrite
-from streams.settings import Kafka, Settings
+from streams.settings import KafkaSettings, Settings
 from streams.topics import Topics
 
 
@@ -37,13 +37,13 @@ def test_kafka_is_looked_for_beside_the_checkout(root: Path) -> None:
 def test_missing_java_is_said_with_the_way_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(BrokerError, match="Java 17"):
-        Broker("kafka", directory=tmp_path / "data", home=tmp_path).start()
+        LocalBroker("kafka", directory=tmp_path / "data", home=tmp_path).start()
 
 
 def test_a_broker_that_is_given_up_while_it_starts_is_stopped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    broker = Broker("embedded", directory=tmp_path / "data")
+    broker = LocalBroker("embedded", directory=tmp_path / "data")
     monkeypatch.setattr(broker, "_command", lambda: [sys.executable, "-c", "import time; time.sleep(60)"])
 
     def pressed(port: int) -> bool:
@@ -63,7 +63,7 @@ def test_a_taken_port_is_said() -> None:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         with pytest.raises(BrokerError, match="is taken"):
-            Broker("embedded", port=taken.getsockname()[1]).start()
+            LocalBroker("embedded", port=taken.getsockname()[1]).start()
 
 
 def on_embedded(test: Any) -> Any:
@@ -73,8 +73,8 @@ def on_embedded(test: Any) -> Any:
 
 @on_embedded
 def test_the_embedded_broker_serves_checks_partitions_and_stops() -> None:
-    with Broker.choose("embedded", os.environ) as broker:
-        settings = Settings(kafka=Kafka(bootstrap=broker.bootstrap))
+    with LocalBroker.choose("embedded", os.environ) as broker:
+        settings = Settings(kafka=KafkaSettings(bootstrap=broker.bootstrap))
         declared = Topics(settings).declared(["a"])
         assert len(kafka_admin.create(settings, declared)) == len(declared)
         assert kafka_admin.create(settings, declared) == []
@@ -89,8 +89,8 @@ def test_the_embedded_broker_serves_checks_partitions_and_stops() -> None:
 @pytest.fixture(scope="module")
 def embedded() -> Iterator[Settings]:
     """The settings of a client that was told nothing but the address of an embedded broker, with topics."""
-    with Broker.choose("embedded", os.environ) as broker:
-        settings = Settings(kafka=Kafka(bootstrap=broker.bootstrap))
+    with LocalBroker.choose("embedded", os.environ) as broker:
+        settings = Settings(kafka=KafkaSettings(bootstrap=broker.bootstrap))
         kafka_admin.create(settings, Topics(settings).declared(["a"]))
         yield settings
 
@@ -98,8 +98,8 @@ def embedded() -> Iterator[Settings]:
 @pytest.fixture(scope="module")
 def apache() -> Iterator[Settings]:
     """The same for Apache Kafka."""
-    with Broker.choose("kafka", os.environ) as broker:
-        settings = Settings(kafka=Kafka(bootstrap=broker.bootstrap))
+    with LocalBroker.choose("kafka", os.environ) as broker:
+        settings = Settings(kafka=KafkaSettings(bootstrap=broker.bootstrap))
         kafka_admin.create(settings, Topics(settings).declared(["a"]))
         yield settings
 
@@ -156,7 +156,7 @@ def waits_ms(settings: Settings) -> dict[str, int]:
     async def asynchronous() -> tuple[int, int, int]:
         # What a room is assigned, what it follows, what it reads once.
         thread: Any = consumer_of(create_app(settings, "embedder"))._new_consumer_thread()
-        follower = Follower(settings, [topic], lambda record: None, begin="end")
+        follower = TopicFollower(settings, [topic], lambda record: None, begin="end")
         reader = kafka_clients.follower(settings)
         await thread.on_start()
         await follower.start()

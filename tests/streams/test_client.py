@@ -18,10 +18,10 @@ from schemas.objective import CostRange, ObjectiveInForce, Weights
 from schemas.query import Origin, Query
 from schemas.record import decode, encode
 from schemas.reward import Feedback, Reward
-from streams.client.client import Asked, Client, IdTaken, NoAnswer, Pace
-from streams.client.events import Follower, Kind
+from streams.client.client import Client, IdTaken, NoAnswer, SendSchedule, SentQueries
+from streams.client.events import EventFollower, Kind
 from streams.client.questions import query_from
-from streams.local.broker import Broker
+from streams.local.broker import LocalBroker
 from streams.local.deployment import settings_for
 from streams.runtime import kafka_admin, kafka_clients
 from streams.settings import Settings
@@ -34,13 +34,13 @@ OBJECTIVE = ObjectiveInForce(
 
 
 @pytest.fixture(scope="module")
-def broker() -> Iterator[Broker]:
-    with Broker.choose("embedded", os.environ) as running:
+def broker() -> Iterator[LocalBroker]:
+    with LocalBroker.choose("embedded", os.environ) as running:
         yield running
 
 
 @pytest.fixture
-def settings(broker: Broker) -> Settings:
+def settings(broker: LocalBroker) -> Settings:
     found = settings_for(Settings().replace(timeout_s=20.0), broker).replace(
         prefix=f"c{uuid.uuid4().hex[:6]}."
     )
@@ -167,11 +167,11 @@ def test_sending_keeps_the_pace_and_answers_are_read_meanwhile(client: Client) -
     queries = [Query(query_id=f"p{n}", text="a") for n in range(4)]
     early: list[int] = []
 
-    def progress(asked: Asked) -> None:
+    def progress(asked: SentQueries) -> None:
         if asked.sent < asked.total:
             early.append(asked.answered)
 
-    asked = client.ask_all(queries, pace=Pace(per_s=0.4), progress=progress)
+    asked = client.ask_all(queries, pace=SendSchedule(per_s=0.4), progress=progress)
     assert asked.wall_s >= 7.5
     assert max(early) > 0
 
@@ -181,13 +181,13 @@ def test_a_query_that_is_too_large_is_refused_before_any_is_sent(client: Client,
     msgspec.structs.force_setattr(large, "text", "x" * 5_000_000)  # as no client could make it
     with pytest.raises(RecordTooLarge):
         client.send([small, large])
-    with Follower(settings, ["query"], tail=-1) as follower:
+    with EventFollower(settings, ["query"], tail=-1) as follower:
         assert list(follower.catch_up()) == []
 
 
 def test_feedback_arrives_with_its_grade_and_source(client: Client, settings: Settings) -> None:
     client.feedback("q-9", 0.5, source="teacher", lesson=3)
-    with Follower(settings, ["feedback"], tail=-1) as follower:
+    with EventFollower(settings, ["feedback"], tail=-1) as follower:
         [event] = follower.catch_up()
     assert event.record == Feedback(query_id="q-9", correct=0.5, source="teacher", metadata={"lesson": 3})
     with pytest.raises(InvalidField, match="correct"):
@@ -199,7 +199,7 @@ def test_a_follower_sees_every_kind_it_asked_for_and_skips_what_it_cannot_read(
 ) -> None:
     bad: list[str] = []
     kinds: tuple[Kind, ...] = ("query", "decision", "answer", "reward")
-    with Follower(settings, kinds, on_unreadable=lambda where, error: bad.append(where)) as follower:
+    with EventFollower(settings, kinds, on_unreadable=lambda where, error: bad.append(where)) as follower:
         producer = kafka_clients.producer(settings, batch_size=0)
         producer.send(Topics(settings).answer, key=b"x", value=b"not json").get(timeout=30)
         producer.close()
@@ -220,7 +220,7 @@ def test_answers_are_the_first_of_each_query(client: Client) -> None:
     assert {answer.text for answer in found} == {"7"}
 
 
-def test_missing_topics_are_named_at_once(broker: Broker) -> None:
+def test_missing_topics_are_named_at_once(broker: LocalBroker) -> None:
     settings = settings_for(Settings(), broker).replace(prefix="none.")
     with Client(settings) as client, pytest.raises(LookupError, match="topics create"):
         client.send([Query(query_id="q", text="a")])

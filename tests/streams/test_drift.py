@@ -7,7 +7,7 @@ from schemas.decision import Decision, PolicyState, Reason
 from schemas.objective import CostRange, ObjectiveInForce, Weights
 from schemas.query import Origin, Query
 from schemas.reward import Price, Reward
-from streams.client.events import Event, Timelines
+from streams.client.events import QueryEvent, Timelines
 from streams.demo import report as drift
 from streams.demo.report import render, summarise
 
@@ -46,7 +46,7 @@ class Run:
                 learn=query.learn,
             )  # fmt: skip
             for kind, record in (("decision", decision), ("reward", reward)):
-                self.timelines.take(Event(kind=kind, query_id=query.query_id, record=record, at_ms=n))  # type: ignore[arg-type]
+                self.timelines.take(QueryEvent(kind=kind, query_id=query.query_id, record=record, at_ms=n))  # type: ignore[arg-type]
         return [query.query_id for query in queries]
 
 

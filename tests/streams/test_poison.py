@@ -15,7 +15,7 @@ from msgspec import structs
 
 from agents.decider.log import Row as LearnerRow
 from agents.decider.log import own_row
-from agents.reward.join import Row, decode_row, dues
+from agents.reward.join import JoinRow, decode_row, dues
 from schemas.answer import Answer
 from schemas.control import Cancel, CatalogueEntry, CostBoundsEntry, KeyEntry, ObjectiveEntry
 from schemas.dead_letter import DeadLetter
@@ -107,7 +107,7 @@ def learned(cluster: Cluster) -> set[str]:
     }
 
 
-def joined(cluster: Cluster) -> list[Row]:
+def joined(cluster: Cluster) -> list[JoinRow]:
     """Return the rows of the join. What else lies in its changelog, or in a foreign partition, is nobody's row."""
     found = []
     partitions = cluster.settings.kafka.join_partitions

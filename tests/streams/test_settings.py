@@ -2,7 +2,7 @@
 
 import pytest
 
-from streams.settings import SECRETS, Kafka, Settings, SettingsError, variable
+from streams.settings import SECRETS, KafkaSettings, Settings, SettingsError, variable
 
 
 def test_environment_gives_settings_and_settings_give_the_environment_back() -> None:
@@ -61,14 +61,14 @@ def test_lists_and_objects_are_parsed_and_given_back() -> None:
 
 
 def test_replacing_checks_what_it_is_given_and_leaves_the_original() -> None:
-    settings = Settings(kafka=Kafka(prefix="a."))
+    settings = Settings(kafka=KafkaSettings(prefix="a."))
     other = settings.replace(prefix="b.", sasl_password="hunter2")
     assert (settings.kafka.prefix, other.kafka.prefix) == ("a.", "b.")
     assert other.replace(prefix="a.", sasl_password="") == settings
     with pytest.raises(SettingsError, match="UNISCALE_REPLICATION: must be at least 1, is 0"):
         settings.replace(replication=0)
     with pytest.raises(SettingsError, match="UNISCALE_REPLICATION: must be at least 1, is 0"):
-        Kafka(replication=0)
+        KafkaSettings(replication=0)
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from schemas.decision import Decision
 from schemas.query import Query
 from schemas.record import decode, encode
 from streams.audit.run import Report
-from streams.runtime.memory import Broker, Effect, run
+from streams.runtime.memory import Effect, MemoryBroker, run
 from streams.runtime.memory_cluster import Cluster
 from streams.services import ROOMS
 from streams.services.decider import DeciderRoom, policy_of
@@ -85,9 +85,9 @@ def test_the_log_is_read_once_at_a_start(
     in_memory: InMemory, ask: Ask, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     read: list[tuple[str, int]] = []
-    changelog = Broker.changelog
+    changelog = MemoryBroker.changelog
 
-    def counted(broker: Broker, topic: str, partition: int, begin: int = 0) -> dict[bytes, bytes]:
+    def counted(broker: MemoryBroker, topic: str, partition: int, begin: int = 0) -> dict[bytes, bytes]:
         read.append((topic, begin))
         return changelog(broker, topic, partition, begin)
 
@@ -95,7 +95,7 @@ def test_the_log_is_read_once_at_a_start(
         settings = in_memory(policy="contextual", snapshot_every=EVERY)
         cluster, state = await lived(settings, [ask(n) for n in range(QUERIES)])
         start = start_of(log_of(cluster))
-        monkeypatch.setattr(Broker, "changelog", counted)
+        monkeypatch.setattr(MemoryBroker, "changelog", counted)
         fresh = await restarted(cluster)
         t = cluster.topics
         assert read == [(t.snapshot, 0), (t.changelog("decider", "pending"), start)]

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streams.runtime import kafka
-from streams.runtime.base import Record
+from streams.runtime.base import ConsumerRecord
 from streams.runtime.kafka import changelogged, consumer_of, create_app
 from streams.runtime.kafka_consumer import _MOVING_S, Consumer, Course
 from streams.runtime.memory import run
@@ -136,7 +136,7 @@ class Receiver:
         if bound:
             self.consumer.bind(TP_.topic, Binding(self._take))
 
-    async def _take(self, records: Sequence[Record]) -> None:
+    async def _take(self, records: Sequence[ConsumerRecord]) -> None:
         self.given += [record.offset for record in records]
 
     async def hand_over(self, *offsets: int, active: frozenset[TP] = frozenset({TP_})) -> bool:
@@ -281,7 +281,7 @@ def test_tables_start_without_a_pause_and_by_then_every_topic_is_named(
     async def main() -> None:
         app: Any = create_app(Settings(), "aggregator")
 
-        async def handle(records: Sequence[Record]) -> None:
+        async def handle(records: Sequence[ConsumerRecord]) -> None:
             raise AssertionError("nothing is fetched here")
 
         for topic in ("answer", "feedback"):

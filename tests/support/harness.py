@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Protocol
 
-from streams.runtime.base import Record
+from streams.runtime.base import ConsumerRecord
 from streams.settings import Settings
 from tests.support.toys import TOYS, asked
 
@@ -28,7 +28,7 @@ class Harness(Protocol):
         It is restarted whenever it ends. A topic of the room in the place of its first one may precede the query.
         """
 
-    def read(self, topic: str) -> list[Record]:
+    def read(self, topic: str) -> list[ConsumerRecord]:
         """Return what is on a topic, in offset order within each partition."""
 
     def rows(self) -> dict[bytes, bytes]:
@@ -50,7 +50,7 @@ class InMemory:
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
         self.deaths = 0
-        self.log: dict[str, list[Record]] = {}
+        self.log: dict[str, list[ConsumerRecord]] = {}
         self.table: dict[bytes, bytes] = {}
 
     def run(
@@ -93,7 +93,7 @@ class InMemory:
 
         run(main())
 
-    def read(self, topic: str) -> list[Record]:
+    def read(self, topic: str) -> list[ConsumerRecord]:
         return self.log[self.settings.kafka.prefix + topic]
 
     def rows(self) -> dict[bytes, bytes]:
@@ -137,11 +137,11 @@ class OnKafka:
                 assert time.monotonic() < deadline, (self.folder / "log").read_text()[-3000:]
                 time.sleep(0.3)
 
-    def read(self, topic: str) -> list[Record]:
+    def read(self, topic: str) -> list[ConsumerRecord]:
         from streams.runtime import kafka_clients
 
         found = kafka_clients.read_all(self.settings, [self.settings.kafka.prefix + topic])
-        return [Record(r.topic, r.partition, r.offset, r.timestamp, r.key, r.value) for r in found]
+        return [ConsumerRecord(r.topic, r.partition, r.offset, r.timestamp, r.key, r.value) for r in found]
 
     def rows(self) -> dict[bytes, bytes]:
         latest = {record.key or b"": record.value for record in self.read("aggregator-join-changelog")}

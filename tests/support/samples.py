@@ -14,11 +14,11 @@ from schemas.control import (
     PriceEntry,
 )
 from schemas.dead_letter import DeadLetter
-from schemas.decision import Candidate, Decision, PolicyState, Predicted
+from schemas.decision import Decision, PolicyState, Predicted, ScoredAction
 from schemas.errors import InvalidField
 from schemas.forest import Draft, Forest, Limits
 from schemas.objective import CostRange, ObjectiveInForce, Weights
-from schemas.query import Budget, Context, Message, Origin, Query, pack
+from schemas.query import Budget, Message, Origin, Query, QueryContext, pack
 from schemas.record import Record
 from schemas.reward import Due, Feedback, Price, Reward
 from schemas.search import Scored, SearchStep, Served, Spent, Verification
@@ -72,7 +72,7 @@ SAMPLES: tuple[Record, ...] = (
     QUERY,
     CHAT,
     ASKED,
-    Context(
+    QueryContext(
         query=QUERY,
         embedding=pack(array("f", [0.6, -0.8, 0.0])),
         origin=ORIGIN,
@@ -93,7 +93,7 @@ SAMPLES: tuple[Record, ...] = (
         width=0.2,
         score=0.81,
         predicted=Predicted(correct=0.5, score=0.6, log_cost=23.5),
-        runners_up=(Candidate(action="mini-4/1/1/1", mean=0.5, width=0.3, score=0.8),),
+        runners_up=(ScoredAction(action="mini-4/1/1/1", mean=0.5, width=0.3, score=0.8),),
         candidates=56,
         masked_models=("mini-6",),
         reason="floor",

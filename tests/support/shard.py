@@ -18,8 +18,7 @@ from agents.decider.decider import Decider, Surroundings
 from agents.decider.log import Row, decode_row
 from agents.decider.snapshot import START_KEY, is_record, manifests, start_of
 from schemas.decision import Decision
-from schemas.query import Context as ContextRecord
-from schemas.query import Origin, Query
+from schemas.query import Origin, Query, QueryContext
 from schemas.record import decode
 from schemas.reward import Kind, Price, Reward
 from tests.support.worlds import QUALITY, unit
@@ -107,16 +106,16 @@ class Shard:
         assert isinstance(row, Row)
         return row
 
-    def context(self, query_id: str | None = None, **query: Any) -> tuple[ContextRecord, Origin]:
+    def context(self, query_id: str | None = None, **query: Any) -> tuple[QueryContext, Origin]:
         at, self.asked = self.asked, self.asked + 1
-        record = ContextRecord(
+        record = QueryContext(
             query=Query(query_id=query_id or f"q{at}", text="1 + 1?", **query),
             embedding=unit(self.rng.normal(size=12)).astype("<f4").tobytes(),
             origin=Origin(topic="query", partition=0, offset=at),
         )
         return record, Origin(topic="context", partition=0, offset=at)
 
-    def ask(self, *contexts: tuple[ContextRecord, Origin]) -> list[Any]:
+    def ask(self, *contexts: tuple[QueryContext, Origin]) -> list[Any]:
         made = self.decider.decide(contexts, self.row, self.around)
         self.table |= [d.row for d in made if d.row]
         return made

@@ -26,7 +26,7 @@ from pathlib import Path
 
 from schemas.errors import UniscaleError
 from schemas.query import Origin
-from streams.runtime.base import Outgoing, Record, RoomSpec, Runtime, Torn
+from streams.runtime.base import ConsumerRecord, Outgoing, RoomSpec, Runtime, Torn
 
 HOUR_MS = 3_600_000
 
@@ -38,7 +38,7 @@ def asked(key: bytes, what: bytes) -> bytes:
     return json.dumps({"query_id": key.decode(), "do": what.decode()}).encode()
 
 
-def _what(record: Record | None) -> bytes:
+def _what(record: ConsumerRecord | None) -> bytes:
     """Return what a record asks for; other bytes are returned as they are."""
     value = b"" if record is None else record.value or b""
     try:
@@ -55,7 +55,7 @@ async def build_copier(runtime: Runtime) -> None:
     freeing, freed = asyncio.Event(), asyncio.Event()
     copied = 0
 
-    async def on_query(record: Record) -> None:
+    async def on_query(record: ConsumerRecord) -> None:
         nonlocal copied
         value = _obey(record)
         once = runtime.settings.state_path("once")
@@ -100,7 +100,7 @@ async def build_counter(runtime: Runtime) -> None:
         "join", runtime.settings.kafka.join_partitions, source=runtime.topics.answer, recovered=recovered
     )
 
-    async def on_answer(record: Record) -> None:
+    async def on_answer(record: ConsumerRecord) -> None:
         _obey(record)
         key = record.key or b""
         last, count = map(int, (table.get(key) or b"-1 0").split())
@@ -110,13 +110,13 @@ async def build_counter(runtime: Runtime) -> None:
         await runtime.send(Outgoing(runtime.topics.due, key, row))
         await table.put(key, row, record.partition)
 
-    async def on_feedback(record: Record) -> None:
+    async def on_feedback(record: ConsumerRecord) -> None:
         for word in (b"begin", b"end"):
             value = b"%s %s/%d" % (word, record.topic.encode(), record.offset)
             await runtime.send(Outgoing(runtime.topics.due, record.key, value))
             await runtime.sleep(0.02)
 
-    async def beside(record: Record) -> None:
+    async def beside(record: ConsumerRecord) -> None:
         await (on_feedback if _what(record) == b"beside" else on_answer)(record)
 
     runtime.each(runtime.topics.answer, beside, stage="count")
@@ -140,7 +140,7 @@ async def build_keeper(runtime: Runtime) -> None:
         "pending", 1, source=topics.context, recovered=recovered, one_writer=True, begins=begins
     )
 
-    async def on_context(record: Record) -> None:
+    async def on_context(record: ConsumerRecord) -> None:
         key = record.key or b""
         last, count = map(int, (table.get(key) or b"-1 0").split())
         if record.offset <= last:
@@ -156,7 +156,7 @@ async def build_keeper(runtime: Runtime) -> None:
     runtime.each(topics.context, on_context, stage="keep")
 
 
-def _obey(record: Record) -> bytes:
+def _obey(record: ConsumerRecord) -> bytes:
     what = _what(record)
     if what == b"fail":
         raise ZeroDivisionError("a fault nobody thought of")

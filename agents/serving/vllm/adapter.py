@@ -18,7 +18,7 @@ from vllm.sampling_params import RequestOutputKind
 from vllm.v1.engine.llm_engine import LLMEngine
 
 from agents.serving.errors import EngineFaultError, RequestRefusedError
-from agents.serving.vllm.requests import SEED_LIMIT, Completion, Generation, Output, Pooled, Request
+from agents.serving.vllm.requests import SEED_LIMIT, GeneratedDraft, Generation, Output, Pooled, Request
 from agents.serving.vllm.settings import HostedModel
 
 STEP_TOKENS = 8192  # prompt tokens that enter one step; more wait for the next
@@ -116,7 +116,7 @@ def output_of(reply: Any) -> Output:
         draft = reply.outputs[0]
         if draft.finish_reason not in ("stop", "length"):
             raise EngineFaultError(f"vllm ended a request with {draft.finish_reason!r}; try again")
-        return Completion(
+        return GeneratedDraft(
             text=draft.text,
             token_ids=tuple(draft.token_ids),
             finish=draft.finish_reason,

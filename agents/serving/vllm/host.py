@@ -23,14 +23,14 @@ from agents.serving.errors import (
     ServingError,
 )
 from agents.serving.vllm.requests import (
-    Completion,
     EngineStatistics,
+    GeneratedDraft,
     Generation,
-    Group,
     Output,
     Pooled,
     Pooling,
     Request,
+    RequestGroup,
 )
 from agents.serving.vllm.settings import HostedModel, HostSettings, prepare_environment
 
@@ -114,19 +114,19 @@ class EngineHost:
         if not requests:
             future.set_result([])
             return future
-        group = Group(next(self._numbers), list(requests), future)
+        group = RequestGroup(next(self._numbers), list(requests), future)
         self._send(lambda loop: loop.submit(model, group), future)
         future.add_done_callback(lambda done: self._abort(model, group) if done.cancelled() else None)
         return future
 
     @overload
-    async def run(self, model: str, requests: Sequence[Generation]) -> list[Completion]: ...
+    async def run(self, model: str, requests: Sequence[Generation]) -> list[GeneratedDraft]: ...
     @overload
     async def run(self, model: str, requests: Sequence[Pooling]) -> list[Pooled]: ...
-    async def run(self, model: str, requests: Sequence[Request]) -> list[Completion] | list[Pooled]:
+    async def run(self, model: str, requests: Sequence[Request]) -> list[GeneratedDraft] | list[Pooled]:
         """Await outputs in the order of the requests. Cancelling the task aborts them; errors as `submit`."""
         outputs = await asyncio.wrap_future(self.submit(model, requests))
-        return cast("list[Completion] | list[Pooled]", outputs)
+        return cast("list[GeneratedDraft] | list[Pooled]", outputs)
 
     def load(self, model: HostedModel) -> "Future[int]":
         """Load one more model; the future has its context length. Other models pause meanwhile."""
@@ -188,7 +188,7 @@ class EngineHost:
             error = self._over
         future.set_exception(error)
 
-    def _abort(self, model: str, group: Group) -> None:
+    def _abort(self, model: str, group: RequestGroup) -> None:
         with self._lock:
             if self._over is None:
                 self._inbox.put(lambda loop: loop.abort(model, group))

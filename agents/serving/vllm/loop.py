@@ -19,7 +19,7 @@ from agents.serving.errors import (
     UnknownEngineError,
 )
 from agents.serving.vllm import adapter
-from agents.serving.vllm.requests import Completion, EngineStatistics, Group
+from agents.serving.vllm.requests import EngineStatistics, GeneratedDraft, RequestGroup
 from agents.serving.vllm.settings import HostedModel
 
 log = logging.getLogger(__name__)
@@ -34,11 +34,11 @@ class OwnedEngine:
         self.name = model.name
         self.engine = adapter.build_engine(model)
         self.context_tokens = adapter.context_tokens(self.engine)
-        self.in_flight: dict[str, tuple[Group, int]] = {}
+        self.in_flight: dict[str, tuple[RequestGroup, int]] = {}
         self.died: EngineDiedError | None = None
         self.statistics = statistics
 
-    def add(self, group: Group) -> None:
+    def add(self, group: RequestGroup) -> None:
         """Add all requests of a group, or none."""
         added: list[str] = []
         try:
@@ -52,7 +52,7 @@ class OwnedEngine:
         self.in_flight |= {request_id: (group, index) for index, request_id in enumerate(group.ids)}
         self.statistics.requests += len(added)
 
-    def abort(self, group: Group) -> None:
+    def abort(self, group: RequestGroup) -> None:
         """Forget what is left of a group whose caller no longer waits."""
         left = [request_id for request_id in group.ids if self.in_flight.pop(request_id, None)]
         if left and self.died is None:
@@ -85,7 +85,7 @@ class OwnedEngine:
             self.abort(group)
             return
         self.statistics.prompt_tokens += output.prompt_tokens
-        if isinstance(output, Completion):
+        if isinstance(output, GeneratedDraft):
             self.statistics.generated_tokens += len(output.token_ids)
             self.statistics.cached_tokens += output.cached_tokens
         group.take(index, output)
@@ -145,7 +145,7 @@ class EngineLoop:
         owned.fail_all(UnknownEngineError(f"{name}: unloaded while a request was in flight"))
         self._free(owned)
 
-    def submit(self, name: str, group: Group) -> None:
+    def submit(self, name: str, group: RequestGroup) -> None:
         """Add a group to an engine's batch, unless its caller has gone already."""
         if group.future.cancelled():
             return
@@ -160,7 +160,7 @@ class EngineLoop:
             self._mark_dead(owned, error)
             group.fail(owned.died or EngineDiedError(f"{name}: died"))
 
-    def abort(self, name: str, group: Group) -> None:
+    def abort(self, name: str, group: RequestGroup) -> None:
         """Stop working on a group."""
         if name in self.engines:
             self.engines[name].abort(group)

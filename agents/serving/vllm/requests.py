@@ -42,7 +42,7 @@ class Generation(msgspec.Struct, frozen=True, kw_only=True):
     stop: tuple[str, ...] = ()
 
 
-class Completion(msgspec.Struct, frozen=True, kw_only=True):
+class GeneratedDraft(msgspec.Struct, frozen=True, kw_only=True):
     """One generated draft, as vLLM reports it.
 
     Attributes:
@@ -86,13 +86,13 @@ class Pooled(msgspec.Struct, frozen=True, kw_only=True):
 
 
 Request = Generation | Pooling
-Output = Completion | Pooled
+Output = GeneratedDraft | Pooled
 
 
 # Requests asked together: the unit between a caller's future and an engine's batch. Imports no vLLM.
 
 
-class Group:
+class RequestGroup:
     """Requests answered together by one future.
 
     Args:

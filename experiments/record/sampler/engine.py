@@ -49,7 +49,7 @@ class Wanted:
 
 
 @dataclass
-class Row:
+class BatchRow:
     """One row of a batch: what all its drafts have drawn so far after one prompt."""
 
     plan: Continuation
@@ -109,7 +109,7 @@ class TorchEngine:
 
     @torch.inference_mode()
     def run(self, items: Sequence[Wanted]) -> list[list[Drafted]]:
-        """Sample a batch: the drafts of each prefix; see `Worker`."""
+        """Sample a batch: the drafts of each prefix; see `BatchRunner`."""
         made: list[list[Drafted]] = [[] for _ in items]
         for sampling in dict.fromkeys(item.sampling for item in items):
             groups: dict[Ids, list[int]] = {}
@@ -137,7 +137,7 @@ class TorchEngine:
         most = max(plan.max_tokens for plan in plans)
         pieces = [self._pieces(plan.prompt_ids) for plan in plans]
         cache, size = self._decoder.cache(pieces, range(len(plans)), ROOM), self._decoder.vocabulary
-        rows = [Row(plan, ()) for plan in plans]
+        rows = [BatchRow(plan, ()) for plan in plans]
         tokens = torch.tensor([plan.prompt_ids[-1] for plan in plans], device=self._decoder.device)
         found = np.empty(len(seeds), dtype=object)
         going = np.arange(len(seeds))  # drafts that go on, and the row of each
@@ -173,8 +173,8 @@ class TorchEngine:
         return list(found)
 
     def _advance(
-        self, rows: Sequence[Row], pairs: NDArray[np.int64], length: int, delimiter: str
-    ) -> tuple[list[tuple[int, int, Row, Finish]], list[tuple[int, int, Row]]]:
+        self, rows: Sequence[BatchRow], pairs: NDArray[np.int64], length: int, delimiter: str
+    ) -> tuple[list[tuple[int, int, BatchRow, Finish]], list[tuple[int, int, BatchRow]]]:
         """Return (pair, row, longer row, finish) where drafts end, and (pair, row, longer row) where they go on.
 
         Args:
@@ -184,11 +184,11 @@ class TorchEngine:
             delimiter: Ends a step.
         """
         size, enders = self._decoder.vocabulary, self._ending(delimiter)
-        ends: list[tuple[int, int, Row, Finish]] = []
-        above: list[tuple[int, int, Row]] = []
+        ends: list[tuple[int, int, BatchRow, Finish]] = []
+        above: list[tuple[int, int, BatchRow]] = []
         told = zip((pairs // size).tolist(), (pairs % size).tolist(), strict=True)
         for pair, (row, token) in enumerate(told):
-            longer = Row(rows[row].plan, (*rows[row].ids, token))
+            longer = BatchRow(rows[row].plan, (*rows[row].ids, token))
             finish = self._finish(longer.ids, delimiter) if enders[token] else None
             if finish is None and length >= longer.plan.max_tokens:
                 finish = "length"
@@ -198,7 +198,7 @@ class TorchEngine:
                 ends.append((pair, row, longer, finish))
         return ends, above
 
-    def _draft(self, row: Row, finish: Finish, delimiter: str) -> Drafted:
+    def _draft(self, row: BatchRow, finish: Finish, delimiter: str) -> Drafted:
         text = self._text(row.ids)
         if finish == "separator":
             text = text[: text.index(delimiter) + len(delimiter)]
@@ -223,7 +223,7 @@ class TorchEngine:
         assert chain is not None, "read before"
         return [piece.values for piece in chain]
 
-    def _keep(self, cache: Cache, ended: Sequence[tuple[int, Row]]) -> None:
+    def _keep(self, cache: Cache, ended: Sequence[tuple[int, BatchRow]]) -> None:
         """Keep the keys and values of drafts that a path can go on from: all but those of their last token."""
         going = [(row, each) for row, each in ended if each.ids[-1] != self._decoder.shape.eos]
         if not going:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 
-class Worker(Protocol):
+class BatchRunner(Protocol):
     """Whoever runs a batch. It blocks: while one batch runs, nothing else could.
 
     Attributes:
@@ -30,10 +30,10 @@ class Pump:
     def __init__(self) -> None:
         self.batches = 0
         self.items = 0
-        self._queues: dict[Worker, list[tuple[Sequence[Any], asyncio.Future[list[Any]]]]] = {}
+        self._queues: dict[BatchRunner, list[tuple[Sequence[Any], asyncio.Future[list[Any]]]]] = {}
         self._running: asyncio.Task[None] | None = None
 
-    async def submit(self, worker: Worker, items: Sequence[Any]) -> list[Any]:
+    async def submit(self, worker: BatchRunner, items: Sequence[Any]) -> list[Any]:
         """Return the results of items, whatever batch they were run in; a failed batch fails its callers."""
         if not items:
             return []
@@ -59,7 +59,9 @@ class Pump:
                 self._queues[worker] = queue[taken:]
             self._finish(worker, [call for call in queue[:taken] if not call[1].done()])
 
-    def _finish(self, worker: Worker, calls: list[tuple[Sequence[Any], asyncio.Future[list[Any]]]]) -> None:
+    def _finish(
+        self, worker: BatchRunner, calls: list[tuple[Sequence[Any], asyncio.Future[list[Any]]]]
+    ) -> None:
         if not calls:
             return
         items = [item for call, _ in calls for item in call]
@@ -75,7 +77,7 @@ class Pump:
         for call, future in calls:
             future.set_result([next(results) for _ in call])
 
-    def _waiting(self, worker: Worker) -> int:
+    def _waiting(self, worker: BatchRunner) -> int:
         return sum(len(items) for items, _ in self._queues[worker])
 
     async def _settle(self) -> None:

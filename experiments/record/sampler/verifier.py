@@ -153,5 +153,5 @@ class _Batch:
         self._source = source
 
     def run(self, items: Sequence[Ids]) -> list[NDArray[np.float32]]:
-        """Score a batch; see `Worker`."""
+        """Score a batch; see `BatchRunner`."""
         return self._source.score(items)

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agents.catalogue.eflops import INTENSITY, Part, price
+from agents.catalogue.eflops import INTENSITY, PhaseCost, price
 from agents.catalogue.models import Architecture
 
 DOC = Path(__file__).parents[3] / "docs" / "eflops.md"
@@ -117,7 +117,7 @@ def test_closed_form_equals_the_sum_over_single_tokens(
     got = price(prompt, rows, generator, verifier)
     expected = token_by_token(prompt, rows, generator, verifier)
     for phase, (flops, moved) in expected.items():
-        assert getattr(got, phase) == Part(flops, moved)  # type: ignore[arg-type]  # exact
+        assert getattr(got, phase) == PhaseCost(flops, moved)  # type: ignore[arg-type]  # exact
     total = sum(flops + moved * Fraction(INTENSITY) for flops, moved in expected.values())
     assert got.eflops == pytest.approx(float(total), rel=1e-12)
     assert got.compute_flops == sum(flops for flops, _ in expected.values())
@@ -140,7 +140,7 @@ def test_weights_are_loaded_once_per_position_and_once_per_verified_step() -> No
 def test_a_draft_that_was_never_scored_costs_no_verification() -> None:
     generator, verifier = architecture(), architecture(parameters=500)
     got = price(10, [Row(-1, 8, score=None)], generator, verifier)
-    assert got.verification == Part()
+    assert got.verification == PhaseCost()
     assert got.decoding == price(10, [Row(-1, 8)], generator, verifier).decoding
 
 

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from agents.reward.join import (
     Arrival,
+    JoinRow,
     Orphan,
-    Row,
     Turn,
     Valued,
     Waits,
@@ -42,7 +42,7 @@ class Join:
     """A row with what came out of it; `correct` is what the grader would find."""
 
     def __init__(self, correct: float | None = None, waits: Waits = WAITS) -> None:
-        self.row: Row | None = None
+        self.row: JoinRow | None = None
         self.correct = correct
         self.waits = waits
         self.rewards: list[Reward] = []
@@ -265,7 +265,7 @@ def test_an_answer_that_was_not_valued_is_a_mistake() -> None:
 
 
 def test_an_unreadable_row_is_refused() -> None:
-    whole = encode_row(Row(query_id="q"))
+    whole = encode_row(JoinRow(query_id="q"))
     for bad in (
         b"", b"{}", b'{"schema":"join-row.v2","query_id":"q"}', b'{"schema":"join-row.v1"}', b"\xff" * 64,
         whole.replace(b'"q"', b'"\xc0\x80"'), b"[" * 50_000, whole[:-1] + b',"a":' + b"[" * 50_000,

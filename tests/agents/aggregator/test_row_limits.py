@@ -8,8 +8,8 @@ from msgspec.structs import replace
 from agents.catalogue.models import Architecture
 from agents.reward.join import (
     Arrival,
+    JoinRow,
     Orphan,
-    Row,
     Turn,
     Valued,
     Waits,
@@ -36,7 +36,7 @@ class Join:
     """A row and the rewards that came out of it."""
 
     def __init__(self, waits: Waits) -> None:
-        self.row: Row | None = None
+        self.row: JoinRow | None = None
         self.waits = waits
         self.rewards: list[Reward] = []
         self.counts: list[str] = []

@@ -9,9 +9,9 @@ import pytest
 from agents.catalogue.actions import uis_space
 from agents.catalogue.descriptions import describe_actions
 from agents.catalogue.file import load_catalogue
-from agents.embedding import Arrival, Vectors, embed, embed_actions, embedded_text, encoder_id
+from agents.embedding import ArrivedQuery, Vectors, embed, embed_actions, embedded_text, encoder_id
 from agents.minilm import MiniLM
-from schemas.query import Context, Message, Origin, Query
+from schemas.query import Message, Origin, Query, QueryContext
 from schemas.record import decode, encode
 
 
@@ -20,8 +20,8 @@ def encoder() -> MiniLM:
     return MiniLM()
 
 
-def arrival(query_id: str, text: str, offset: int = 0) -> Arrival:
-    return Arrival(
+def arrival(query_id: str, text: str, offset: int = 0) -> ArrivedQuery:
+    return ArrivedQuery(
         Query(query_id=query_id, text=text), Origin(topic="query", partition=0, offset=offset), 1_700
     )
 
@@ -34,7 +34,7 @@ def test_a_context_carries_the_query_its_vector_and_where_it_came_from(encoder: 
     assert first.appended_ms == 1_700
     assert first.encoder == encoder_id(encoder)
     assert np.array_equal(np.array(first.vector(), np.float32), encoder.encode(["What is 2 + 2?"])[0])
-    assert decode(encode(first), Context) == first
+    assert decode(encode(first), QueryContext) == first
 
 
 def test_a_context_is_the_same_alone_as_among_others(encoder: MiniLM) -> None:
@@ -54,9 +54,11 @@ def test_the_newest_message_comes_first() -> None:
 
 
 def test_a_long_system_prompt_does_not_hide_the_question(encoder: MiniLM) -> None:
-    def asked(question: str) -> Arrival:
+    def asked(question: str) -> ArrivedQuery:
         said = (Message(role="system", content="rule " * 2_000), Message(role="user", content=question))
-        return Arrival(Query(query_id="q", messages=said), Origin(topic="query", partition=0, offset=0), 0)
+        return ArrivedQuery(
+            Query(query_id="q", messages=said), Origin(topic="query", partition=0, offset=0), 0
+        )
 
     one, other = embed([asked("What is 2 + 2?"), asked("Name a river in France.")], encoder=encoder)
     assert one.embedding != other.embedding

@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 import pytest
 from msgspec.structs import replace
 
-from agents.catalogue.models import Anchor, Architecture, Endpoint, Model, Sampling
+from agents.catalogue.models import Architecture, BenchmarkScore, Endpoint, Model, Sampling
 from agents.serving.errors import EngineStartError
 from agents.serving.http import Breaker, JsonServer, ServerSettings
 from agents.serving.registry import Fleet, Loaded
@@ -127,7 +127,7 @@ def test_a_changed_entry_is_loaded_anew_unless_only_its_description_changed() ->
         loader = Loader()
         fleet: Fleet[Engine] = Fleet(loader)
         first = await fleet.get(model("a"))
-        described = replace(model("a"), anchors=(Anchor(label="math", score=50.0, source="x"),))
+        described = replace(model("a"), anchors=(BenchmarkScore(label="math", score=50.0, source="x"),))
         assert await fleet.get(described) is first
         assert await fleet.get(replace(model("a"), price_factor=3.0)) is first
         second = await fleet.get(model("a", "elsewhere"))

@@ -5,7 +5,7 @@ import asyncio
 import msgspec
 import pytest
 
-from agents.catalogue.models import Architecture, EngineSettings, StepTags, Verifier
+from agents.catalogue.models import Architecture, EngineSettings, StepTags, VerifierModel
 from agents.serving.errors import PromptTooLongError
 from agents.serving.prompts import ChatPrompts
 from agents.serving.vllm.requests import Pooling
@@ -26,9 +26,9 @@ def prompts(micro):
     return ChatPrompts.load(micro.path("micro-prm"))
 
 
-def entry(name: str, micro, *, tag_id: int | None = None, context_tokens: int = 256) -> Verifier:
+def entry(name: str, micro, *, tag_id: int | None = None, context_tokens: int = 256) -> VerifierModel:
     tags = StepTags(tag="<|step|>", tag_id=tag_id) if tag_id is not None else None
-    return Verifier(
+    return VerifierModel(
         name=name,
         checkpoint=micro.path(name),
         architecture=SHAPE,

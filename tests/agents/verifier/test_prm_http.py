@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from agents.catalogue.models import Architecture, Endpoint, EngineSettings, StepTags, Verifier
+from agents.catalogue.models import Architecture, Endpoint, EngineSettings, StepTags, VerifierModel
 from agents.serving.errors import EngineReplyError, EngineUnreachableError
 from agents.serving.http import JsonServer, Retries, ServerSettings
 from agents.serving.prompts import ChatPrompts
@@ -67,7 +67,7 @@ def server(micro, prompts) -> Iterator[PoolingServer]:
 
 
 def ask(server: PoolingServer, micro, prompts: ChatPrompts):
-    found = Verifier(
+    found = VerifierModel(
         name="prm",
         checkpoint=micro.path("micro-prm"),
         architecture=Architecture(parameters=1, layers=2, query_heads=2, kv_heads=1, head_dim=32),

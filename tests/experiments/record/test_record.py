@@ -16,7 +16,7 @@ from agents.catalogue.file import load_catalogue
 from experiments.__main__ import cli
 from experiments.loop import best_route_space
 from experiments.record import table
-from experiments.record.journal import Journal, JournalError, journals
+from experiments.record.journal import JournalError, SearchJournal, journals
 from experiments.record.plan import RecordingPlan, estimate, record, search_id, take_over
 from experiments.record.questions import (
     FILE,
@@ -66,7 +66,7 @@ def test_derived_runs_equal_real_ones(whole: int | None, tiny: Path, tmp_path: P
     """Early exit, the other verifier and best of N, taken from memory, against engines that know nothing."""
     bench = bench_of(tiny)
     plan = RecordingPlan.of_mixed(bench, QUESTIONS, 1, 0) if whole is None else small_plan(bench, whole=whole)
-    journal = Journal(tmp_path / "j.jsonl", {})
+    journal = SearchJournal(tmp_path / "j.jsonl", {})
     asyncio.run(record(plan, bench, journal, in_flight=2))
     rows = list(journal.rows())
     assert len(rows) == plan.searches()
@@ -92,7 +92,7 @@ def test_derived_runs_equal_real_ones(whole: int | None, tiny: Path, tmp_path: P
 
 
 def test_early_exit_saves_on_some_searches(tiny: Path, tmp_path: Path) -> None:
-    bench, journal = bench_of(tiny), Journal(tmp_path / "j.jsonl", {})
+    bench, journal = bench_of(tiny), SearchJournal(tmp_path / "j.jsonl", {})
     asyncio.run(record(small_plan(bench), bench, journal))
     rows = [row for row in journal.rows() if row["verifier"] == "prm-a" and (row["qp"], row["cp"]) == (64, 1)]
     for question in QUESTIONS:
@@ -106,14 +106,14 @@ def test_early_exit_saves_on_some_searches(tiny: Path, tmp_path: Path) -> None:
 
 def test_a_kill_at_any_moment_loses_only_what_was_in_flight(tiny: Path, tmp_path: Path) -> None:
     bench = bench_of(tiny)
-    whole = Journal(tmp_path / "whole.jsonl", {"seed": 0})
+    whole = SearchJournal(tmp_path / "whole.jsonl", {"seed": 0})
     asyncio.run(record(small_plan(bench, NARROW), bench, whole))
     content = whole.path.read_bytes()
     ends = [at for at, byte in enumerate(content) if byte == 10]
     for cut in (1, ends[0] + 1, ends[1] - 5, ends[1] + 1, ends[2] - 1):
         path = tmp_path / f"cut-{cut}.jsonl"
         path.write_bytes(content[:cut])
-        journal = Journal(path, {"seed": 0})
+        journal = SearchJournal(path, {"seed": 0})
         asyncio.run(record(small_plan(bench, NARROW), bench, journal))
         table.write(tmp_path / "cut.parquet", map(timed, journal.rows()), QUESTIONS, {})
         table.write(tmp_path / "whole.parquet", map(timed, whole.rows()), QUESTIONS, {})
@@ -122,11 +122,11 @@ def test_a_kill_at_any_moment_loses_only_what_was_in_flight(tiny: Path, tmp_path
 
 def test_parts_record_what_one_process_records(tiny: Path, tmp_path: Path) -> None:
     plan = small_plan(bench_of(tiny), NARROW)
-    whole = Journal(tmp_path / "whole.jsonl", {"seed": 0})
+    whole = SearchJournal(tmp_path / "whole.jsonl", {"seed": 0})
     asyncio.run(record(plan, bench_of(tiny), whole))
     folder = tmp_path / "parts"
     for number in (1, 2):
-        journal = Journal(folder / f"math-{number}-of-2.jsonl", {"seed": 0}, journals(folder, "math"))
+        journal = SearchJournal(folder / f"math-{number}-of-2.jsonl", {"seed": 0}, journals(folder, "math"))
         part = replace(plan, part=(number, 2))
         assert sum(1 for _ in part.shards()) == 1
         asyncio.run(record(part, bench_of(tiny), journal))
@@ -144,11 +144,11 @@ def test_parts_record_what_one_process_records(tiny: Path, tmp_path: Path) -> No
 def test_a_recording_is_made_longer_from_its_file_alone(tiny: Path, tmp_path: Path) -> None:
     bench, settings = bench_of(tiny), {"seed": 0, "questions": "some", "verifiers": ["prm-a"]}
     plan = replace(small_plan(bench, NARROW, whole=1), questions=QUESTIONS[:1], others=())
-    short, file = Journal(tmp_path / "short.jsonl", settings), tmp_path / "short.parquet"
+    short, file = SearchJournal(tmp_path / "short.jsonl", settings), tmp_path / "short.parquet"
     asyncio.run(record(plan, bench, short))
     table.write(file, short.rows(), QUESTIONS[:1], {**settings, "samples": 1})
     # Further questions, and a further verifier.
-    longer = Journal(
+    longer = SearchJournal(
         tmp_path / "longer.jsonl", {**settings, "questions": "all", "verifiers": ["prm-a", "prm-b"]}
     )
     take_over(longer, file, QUESTIONS)
@@ -175,23 +175,26 @@ def test_a_recording_of_other_settings_is_not_continued(
 ) -> None:
     settings = {"seed": 0, "questions": "some", "verifiers": ["prm-a"]}
     table.write(tmp_path / "short.parquet", [], QUESTIONS[:1], {**settings, "samples": 1})
-    journal = Journal(tmp_path / "longer.jsonl", {**settings, **changed})
+    journal = SearchJournal(tmp_path / "longer.jsonl", {**settings, **changed})
     with pytest.raises(JournalError, match=message):
         take_over(journal, tmp_path / "short.parquet", QUESTIONS)
     with pytest.raises(JournalError, match="a-0 is another question now; record anew"):
-        take_over(Journal(tmp_path / "same.jsonl", settings), tmp_path / "short.parquet", QUESTIONS[1:])
+        take_over(SearchJournal(tmp_path / "same.jsonl", settings), tmp_path / "short.parquet", QUESTIONS[1:])
 
 
 def test_a_recording_is_given_further_variants_later(tiny: Path, tmp_path: Path) -> None:
     whole = replace(small_plan(bench_of(tiny)), samples=2)
     few = replace(whole, whole=(), compared={QUESTIONS[1].question_id}, samples=1)
-    later, at_once = Journal(tmp_path / "later.jsonl", {}), Journal(tmp_path / "at-once.jsonl", {})
+    later, at_once = (
+        SearchJournal(tmp_path / "later.jsonl", {}),
+        SearchJournal(tmp_path / "at-once.jsonl", {}),
+    )
     asyncio.run(record(few, bench_of(tiny), later))
     assert later.done == few.runs() < whole.runs()
     first = {key_of(row): row for row in later.rows()}
     assert len(first) == few.searches()
     # Another process takes it up, and has only what is missing to make.
-    later = Journal(later.path, {})
+    later = SearchJournal(later.path, {})
     made: list[int] = []
     asyncio.run(record(whole, bench_of(tiny), later, progress=made.append))
     assert sum(made) == whole.searches() - few.searches()
@@ -217,13 +220,13 @@ def timed(row: dict[str, object]) -> dict[str, object]:
 
 
 def test_a_journal_of_other_settings_is_refused(tmp_path: Path) -> None:
-    Journal(tmp_path / "j.jsonl", {"seed": 0, "task": "math"})
+    SearchJournal(tmp_path / "j.jsonl", {"seed": 0, "task": "math"})
     with pytest.raises(JournalError, match=r"setting seed: begun with 0, now 1; choose another folder"):
-        Journal(tmp_path / "j.jsonl", {"seed": 1, "task": "math"})
+        SearchJournal(tmp_path / "j.jsonl", {"seed": 1, "task": "math"})
 
 
 def test_the_file_holds_questions_and_settings(tmp_path: Path, tiny: Path) -> None:
-    bench, journal = bench_of(tiny), Journal(tmp_path / "j.jsonl", {})
+    bench, journal = bench_of(tiny), SearchJournal(tmp_path / "j.jsonl", {})
     asyncio.run(record(small_plan(bench, NARROW), bench, journal))
     table.write(tmp_path / "o.parquet", journal.rows(), QUESTIONS, {"seed": 0})
     read = pq.read_table(tmp_path / "o.parquet")

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from agents.catalogue.file import load_catalogue
-from agents.catalogue.models import Sampling, Verifier
+from agents.catalogue.models import Sampling, VerifierModel
 from agents.serving.engine import Continuer, EngineCounts, Prefix
 from agents.serving.prompts import ChatPrompts
 from agents.verifier.formats import StepTagFormat
@@ -26,7 +26,7 @@ PATHS = [
 
 @pytest.mark.parametrize("steps", PATHS)
 @pytest.mark.parametrize("verifier", MINI.verifiers, ids=lambda each: each.name)
-def test_verifier_prompts(verifier: Verifier, steps: tuple[str, ...]) -> None:
+def test_verifier_prompts(verifier: VerifierModel, steps: tuple[str, ...]) -> None:
     whole = StepTagFormat(ChatPrompts.load(str(ROOT / verifier.checkpoint)), "<|step|>")
     stepwise = Stepwise(whole)
     for _ in range(2):  # the second is remembered

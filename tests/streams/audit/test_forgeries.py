@@ -15,7 +15,7 @@ from agents.reward.join import encode_row as encode_join
 from schemas.answer import Answer
 from schemas.decision import Decision
 from schemas.forest import Limits
-from schemas.query import Context, Query
+from schemas.query import Query, QueryContext
 from schemas.record import decode, encode
 from schemas.reward import Reward, reward_id
 from streams.audit.checks import statements
@@ -52,7 +52,7 @@ def never_decided(log: Any, value: bytes | None = None) -> str:
     """Append a Query that its embedder passed over, and one after it that the embedder took up."""
     skipped = Query(query_id="skipped", text="Was this ever asked?")
     log.append(log.topics.query, b"skipped", encode(skipped) if value is None else value)
-    real = log.find(log.topics.context, Context, "h199")
+    real = log.find(log.topics.context, QueryContext, "h199")
     taken = Query(query_id="taken", text="And this?")
     log.put(log.topics.query, "taken", taken)
     at = log.records[log.topics.query, 0][-1].offset
@@ -77,7 +77,7 @@ def skipped_context(log: Any) -> set[str]:
     log.put(log.topics.query, "skipped", skipped)
     at = log.records[log.topics.query, 0][-1].offset
     raws = log.records[log.topics.context, 0]
-    context = decode(raws[50].value, Context)
+    context = decode(raws[50].value, QueryContext)
     instead = replace(context, query=skipped, origin=replace(context.origin, offset=at))
     raws[50] = raws[50]._replace(value=encode(instead))
     return {"skipped"}
@@ -287,8 +287,8 @@ def another_decision_in_the_row(log: Any) -> set[str]:
 
 @names("row_embedding")
 def changed_embedding(log: Any) -> set[str]:
-    real = log.find(log.topics.context, Context, "h43")
-    log.change(log.topics.context, Context, "h43", embedding=real.embedding[4:] + real.embedding[:4])
+    real = log.find(log.topics.context, QueryContext, "h43")
+    log.change(log.topics.context, QueryContext, "h43", embedding=real.embedding[4:] + real.embedding[:4])
     return {"h43"}
 
 
@@ -362,7 +362,7 @@ def query_without_a_trace(log: Any) -> set[str]:
     """A query of which no record is left."""
     row = row_of(log, "h195")
     for topic, _ in list(log.records):
-        kept = {log.topics.context: Context, log.topics.reward: Reward}
+        kept = {log.topics.context: QueryContext, log.topics.reward: Reward}
         kind = kept.get(topic)
         log.cut(
             topic,
@@ -390,7 +390,7 @@ def flipped_bit(log: Any) -> set[str]:
 
 def query_id(value: bytes, kind: type[Any]) -> bytes:
     record = decode(value, kind)
-    return str(record.query.query_id if isinstance(record, Context) else record.query_id).encode()
+    return str(record.query.query_id if isinstance(record, QueryContext) else record.query_id).encode()
 
 
 def rows(log: Any) -> Iterator[Row]:

@@ -12,7 +12,7 @@ from schemas.action import Action
 from schemas.answer import Answer
 from schemas.forest import Draft
 from schemas.search import Served
-from streams.audit.price import Catalogue, Numbers, price
+from streams.audit.price import Numbers, PriceList, price
 
 
 def by_position(prompt: int, trace: list[dict[str, Any]], m: Numbers, v: Numbers, i: float) -> float:
@@ -87,7 +87,7 @@ def test_the_example_of_the_docs() -> None:
 @pytest.mark.parametrize("name", ["mini", "qwen3"])
 def test_both_readings_of_a_shipped_catalogue_price_alike(name: str) -> None:
     path = Path(f"infra/catalogue/{name}.yaml")
-    catalogue, second = load_catalogue(path), Catalogue(path)
+    catalogue, second = load_catalogue(path), PriceList(path)
     pricing = Pricing.of(catalogue)
     trace = (
         Draft(parent=-1, depth=1, tokens=40, finish="separator", score=0.5),
@@ -113,7 +113,7 @@ def test_both_readings_of_a_shipped_catalogue_price_alike(name: str) -> None:
 
 
 def test_a_model_that_was_replaced_keeps_the_numbers_its_answers_were_priced_with() -> None:
-    catalogue = Catalogue(Path("infra/catalogue/qwen3.yaml"))
+    catalogue = PriceList(Path("infra/catalogue/qwen3.yaml"))
     name = next(iter(catalogue.models))
     architecture = {"parameters": 10, "layers": 1, "query_heads": 1, "kv_heads": 1, "head_dim": 1}
     for _ in range(2):

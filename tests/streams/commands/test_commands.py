@@ -8,7 +8,7 @@ from schemas.action import Action
 from schemas.answer import Answer
 from streams.cli import main
 from streams.cli.queries import show
-from streams.client.client import Pace
+from streams.client.client import SendSchedule
 
 COMMANDS = [
     "answers", "ask", "audit", "broker", "catalogue", "dead-letters", "demo", "explain", "feedback", "keys", "learner",
@@ -58,9 +58,9 @@ def test_settings_hide_secrets() -> None:
 
 
 def test_a_pace_is_a_rate_or_the_recorded_times() -> None:
-    assert [Pace(20.0).due_s(n) for n in (0, 1, 10)] == [0.0, 0.05, 0.5]
-    assert Pace().due_s(7) == 0.0
-    assert [Pace(at_s=(0.0, 0.1, 3.0)).due_s(n) for n in range(3)] == [0.0, 0.1, 3.0]
+    assert [SendSchedule(20.0).due_s(n) for n in (0, 1, 10)] == [0.0, 0.05, 0.5]
+    assert SendSchedule().due_s(7) == 0.0
+    assert [SendSchedule(at_s=(0.0, 0.1, 3.0)).due_s(n) for n in range(3)] == [0.0, 0.1, 3.0]
 
 
 def test_a_score_of_zero_is_shown(capsys: pytest.CaptureFixture[str]) -> None:

@@ -10,7 +10,7 @@ from schemas.answer import Answer
 from schemas.errors import RecordError
 from schemas.query import Query
 from streams.gateway.openai import ApiError, of_answer
-from streams.gateway.request import MAX_BODY, Asked, ChatRequest, asked, parse, to_query
+from streams.gateway.request import MAX_BODY, ChatRequest, ModelChoice, asked, parse, to_query
 
 HELLO = {"model": "auto", "messages": [{"role": "user", "content": "What is 2 + 3?"}]}
 
@@ -19,8 +19,10 @@ def request(**more: object) -> ChatRequest:
     return parse(orjson.dumps({**HELLO, **more}))
 
 
-def query(parsed: ChatRequest, name: Asked | None = None) -> Query:
-    return to_query(parsed, name or Asked(), query_id="q-1", tenant="shop", kept={"key": "", "digest": "d"})
+def query(parsed: ChatRequest, name: ModelChoice | None = None) -> Query:
+    return to_query(
+        parsed, name or ModelChoice(), query_id="q-1", tenant="shop", kept={"key": "", "digest": "d"}
+    )
 
 
 def test_a_plain_request() -> None:
@@ -224,9 +226,9 @@ def test_a_body_that_is_no_json_object(body: bytes) -> None:
 
 
 def test_a_pinned_configuration_cannot_give_more_choices_than_it_drafts_paths() -> None:
-    assert query(request(n=4), Asked(pin="mini-1/2/2/1")).n == 4
+    assert query(request(n=4), ModelChoice(pin="mini-1/2/2/1")).n == 4
     with pytest.raises(ApiError, match="drafts 4 paths") as refused:
-        query(request(n=5), Asked(pin="mini-1/2/2/1"))
+        query(request(n=5), ModelChoice(pin="mini-1/2/2/1"))
     assert (refused.value.status, refused.value.param) == (400, "n")
 
 
@@ -246,9 +248,9 @@ def test_a_body_that_is_too_large() -> None:
 
 def test_the_model_name_and_the_extension_do_not_contradict_each_other() -> None:
     with pytest.raises(ApiError, match="one of the two"):
-        query(request(uniscale={"accuracy": 0.9}), Asked(objective="frugal"))
+        query(request(uniscale={"accuracy": 0.9}), ModelChoice(objective="frugal"))
     with pytest.raises(ApiError, match="one of the two"):
-        query(request(uniscale={"allowed_models": ["a"]}), Asked(model="b"))
+        query(request(uniscale={"allowed_models": ["a"]}), ModelChoice(model="b"))
 
 
 JSON = st.recursive(
@@ -281,10 +283,10 @@ def test_any_json_gives_a_query_or_an_api_error(fields: dict[str, object]) -> No
 
 def test_model_names() -> None:
     known = (["mini-1", "org/mini-2"], ["frugal"], ["mini-1/4/16/4", "org/mini-2/1/1/1"])
-    assert asked("auto", *known) == Asked()
-    assert asked("auto:frugal", *known) == Asked(objective="frugal")
-    assert asked("org/mini-2", *known) == Asked(model="org/mini-2")
-    assert asked("org/mini-2/1/1/1", *known) == Asked(pin="org/mini-2/1/1/1")
+    assert asked("auto", *known) == ModelChoice()
+    assert asked("auto:frugal", *known) == ModelChoice(objective="frugal")
+    assert asked("org/mini-2", *known) == ModelChoice(model="org/mini-2")
+    assert asked("org/mini-2/1/1/1", *known) == ModelChoice(pin="org/mini-2/1/1/1")
     for wrong in ("", "auto:", "auto:rich", "mini-9", "mini-1/3/3/3", "mini-1/4/16", "AUTO"):
         with pytest.raises(ApiError) as refused:
             asked(wrong, *known)

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from agents.reward.join import Row, decode_row
+from agents.reward.join import JoinRow, decode_row
 from schemas.answer import Answer
 from schemas.control import Cancel
 from schemas.dead_letter import DeadLetter
@@ -44,7 +44,7 @@ def closing(cluster: Cluster) -> dict[str, Reward]:
     return {r.query_id: r for r in read(cluster, cluster.topics.reward, Reward) if r.closes}
 
 
-def joined(cluster: Cluster) -> list[tuple[int, Row]]:
+def joined(cluster: Cluster) -> list[tuple[int, JoinRow]]:
     """Return the rows of the join with the partition each lies in."""
     name = cluster.topics.changelog("aggregator", "join")
     return [

@@ -10,7 +10,7 @@ from schemas.record import encode
 from streams import flow
 from streams.cli.running import worker
 from streams.local.deployment import room_commands
-from streams.runtime.base import Outgoing, Record, RoomSpec, Runtime
+from streams.runtime.base import ConsumerRecord, Outgoing, RoomSpec, Runtime
 from streams.runtime.memory import run
 from streams.runtime.memory_cluster import Cluster
 from streams.services import ROOMS
@@ -61,7 +61,7 @@ def test_the_command_line_the_launcher_and_the_page_name_every_room() -> None:
 
 
 async def build_echo(runtime: Runtime) -> None:
-    async def on_query(record: Record) -> None:
+    async def on_query(record: ConsumerRecord) -> None:
         await runtime.send(Outgoing(runtime.topics.prefix + "echo", record.key, (record.value or b"")[:10]))
 
     runtime.each(runtime.topics.query, on_query, stage="echo")

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from agents.embedding import EncoderUnavailable, Vectors
-from agents.reward.join import Opened, Row, encode_row
+from agents.reward.join import JoinRow, Opened, encode_row
 from schemas.action import Action
 from schemas.answer import Answer
 from schemas.control import Heartbeat
@@ -18,7 +18,7 @@ from schemas.record import Record as Wire
 from schemas.record import decode, encode
 from schemas.reward import Due, Reward
 from streams.control import Control
-from streams.runtime.base import Record
+from streams.runtime.base import ConsumerRecord
 from streams.runtime.memory import run
 from streams.runtime.memory_cluster import Cluster
 from streams.services import ROOMS
@@ -127,7 +127,7 @@ def test_heartbeats_are_judged_without_comparing_two_clocks(in_memory: InMemory)
 
     def beat(instance: str, model: str, appended_ms: int) -> None:
         value = encode(Heartbeat(group="mini", instance=instance, models=(model,), every_s=2.0))
-        control._on_heartbeat(Record("m.heartbeat", 0, 0, appended_ms, b"", value))
+        control._on_heartbeat(ConsumerRecord("m.heartbeat", 0, 0, appended_ms, b"", value))
 
     beat("0", "small", 1_000)  # the broker's clock is decades behind this machine's
     beat("1", "large", 1_500)
@@ -230,7 +230,7 @@ def test_a_deadline_that_nothing_comes_of_shows_in_a_metric(in_memory: InMemory,
 
 def opened(query_id: str, at_ms: int) -> bytes:
     return encode_row(
-        Row(
+        JoinRow(
             query_id=query_id,
             opened=Opened(
                 seq=0, action=Action(model="small", qp=1, cp=1, bs=1),

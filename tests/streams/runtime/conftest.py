@@ -48,15 +48,15 @@ def harness(
 
 @pytest.fixture(scope="session")
 def embedded_broker() -> Iterator[Any]:
-    from streams.local.broker import Broker
+    from streams.local.broker import LocalBroker
 
-    with Broker.choose("embedded", os.environ) as running:
+    with LocalBroker.choose("embedded", os.environ) as running:
         yield running
 
 
 @pytest.fixture(scope="session")
 def kafka_broker() -> Iterator[Any]:
-    from streams.local.broker import Broker
+    from streams.local.broker import LocalBroker
 
-    with Broker.choose("kafka", os.environ) as running:
+    with LocalBroker.choose("kafka", os.environ) as running:
         yield running

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from schemas.record import quick_id, readable_id
-from streams.runtime.base import Moved, Record
+from streams.runtime.base import ConsumerRecord, Moved
 from streams.runtime.kafka import consumer_of, create_app
 from streams.runtime.kafka_consumer import Consumer, Course
 from streams.runtime.queues import AbandonedRecord, Binding, Offsets
@@ -60,7 +60,7 @@ class Worker:
         assert isinstance(tp, TP), "aiokafka takes no other"
         self.told.append(f"resume {tp.partition}")
 
-    async def _handle(self, records: Sequence[Record]) -> None:
+    async def _handle(self, records: Sequence[ConsumerRecord]) -> None:
         call = [(record.topic, record.partition, record.offset) for record in records]
         self.calls.append(call)
         self.open[call[0]] = asyncio.get_running_loop().create_future()
@@ -291,7 +291,7 @@ def test_an_effect_waits_while_partitions_move_and_is_refused_where_they_have(
         consumer._generation = 0
         before = consumer._epoch
         consumer._assigned_epoch = before
-        gone, stays = (Record(TOPIC, partition, 0, 0, None, None, before) for partition in (0, 1))
+        gone, stays = (ConsumerRecord(TOPIC, partition, 0, 0, None, None, before) for partition in (0, 1))
         await consumer.keep_ours(gone)
         worker.seek(0, 1)
         await worker.hand_over(Fetched(0, of("a")), partition=1)

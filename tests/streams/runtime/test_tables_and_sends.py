@@ -6,7 +6,7 @@ from collections.abc import Callable
 import pytest
 
 from streams.metrics import Metrics
-from streams.runtime.base import Moved, Outgoing, Record, RoomSpec, RowTooLarge, Runtime, SendFailed
+from streams.runtime.base import ConsumerRecord, Moved, Outgoing, RoomSpec, RowTooLarge, Runtime, SendFailed
 from streams.runtime.kafka import KafkaRuntime
 from streams.runtime.memory import run
 from streams.runtime.memory_cluster import Cluster
@@ -37,7 +37,7 @@ def test_a_row_that_is_too_large_is_refused_before_anything_is_written(
         async def build(runtime: Runtime) -> None:
             table = runtime.table("join", 2, source=runtime.topics.answer, recovered=recovered)
 
-            async def on_answer(record: Record) -> None:
+            async def on_answer(record: ConsumerRecord) -> None:
                 try:
                     await table.put_all(ROWS)
                 except RowTooLarge as error:
@@ -69,7 +69,7 @@ def test_a_send_the_broker_refuses_raises_and_is_not_counted_against_the_record(
     raised: list[SendFailed] = []
 
     async def build(runtime: Runtime) -> None:
-        async def on_query(record: Record) -> None:
+        async def on_query(record: ConsumerRecord) -> None:
             try:
                 await runtime.send(Outgoing(runtime.topics.context, b"0", b"v"))
             except SendFailed as error:
@@ -105,7 +105,7 @@ def test_no_effect_of_a_handler_whose_partition_has_moved_is_applied(
     async def build(runtime: Runtime) -> None:
         table = runtime.table("join", 2, source=runtime.topics.answer, recovered=recovered)
 
-        async def on_answer(record: Record) -> None:
+        async def on_answer(record: ConsumerRecord) -> None:
             nonlocal lives
             lives += 1
             if lives > 2:  # of the two records, one stays and the other is redelivered elsewhere

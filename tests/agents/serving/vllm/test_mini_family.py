@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from agents.catalogue.checkpoint import read_family
-from agents.catalogue.models import Model, Verifier
+from agents.catalogue.models import Model, VerifierModel
 from agents.serving.engine import Prefix
 from agents.serving.registry import EngineOptions, engine_for, hosted_model
 from agents.verifier.prm import VerifierOptions, start_verifier
@@ -21,14 +21,14 @@ pytestmark = [pytest.mark.vllm, pytest.mark.timeout(300)]
 
 
 @pytest.fixture(scope="module")
-def family() -> tuple[list[Model], list[Verifier]]:
+def family() -> tuple[list[Model], list[VerifierModel]]:
     import msgspec
 
     generators, verifiers = read_family(FAMILY, folder="models")
     for entry in (*generators, *verifiers):
         entry["engine"] |= {"dtype": "float32", "context_tokens": 1024}
         entry["architecture"] |= {"weight_bytes": 4, "kv_bytes": 4}
-    return msgspec.convert(generators, list[Model]), msgspec.convert(verifiers, list[Verifier])
+    return msgspec.convert(generators, list[Model]), msgspec.convert(verifiers, list[VerifierModel])
 
 
 def test_every_generator_drafts_steps_and_every_verifier_scores_them(host, family) -> None:
