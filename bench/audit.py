@@ -66,9 +66,13 @@ def measure(
     """
     with tempfile.TemporaryDirectory(prefix="uniscale-bench-") as folder:
         settings = settings.replace(
-            prefix=f"audit-{uuid.uuid4().hex[:6]}.", encoder="hashed", encoder_dimension=half,
-            warm_up=0, state_dir=folder, feedback_wait_s=1.0,
-        )  # fmt: skip
+            prefix=f"audit-{uuid.uuid4().hex[:6]}.",
+            encoder="hashed",
+            encoder_dimension=half,
+            warm_up=0,
+            state_dir=folder,
+            feedback_wait_s=1.0,
+        )
         began_s = time.monotonic()
         history = SyntheticHistory(settings, int(time.time() * 1000))
         write = _to_broker if on_broker else _to_files

@@ -61,11 +61,15 @@ def measure(
     lived = min(lived, queries)
     with tempfile.TemporaryDirectory() as folder:
         settings = settings.replace(
-            prefix=f"closed-{uuid.uuid4().hex[:6]}.", encoder="hashed", encoder_dimension=half,
-            state_dir=folder, warm_up=0, heartbeat_grace_s=0.1,
+            prefix=f"closed-{uuid.uuid4().hex[:6]}.",
+            encoder="hashed",
+            encoder_dimension=half,
+            state_dir=folder,
+            warm_up=0,
+            heartbeat_grace_s=0.1,
             # The ids of those that did not live here are in a snapshot and nowhere else.
             snapshot_every=min(settings.policy.snapshot_every or lived, lived),
-        )  # fmt: skip
+        )
         topics = Topics(settings)
         kafka_admin.create(settings, topics.declared(load_catalogue(Path(settings.catalogue)).groups))
         say(f"writing the log of {queries:,} queries, {lived:,} of them decided and learned")
@@ -80,9 +84,13 @@ def measure(
         )
         say("starting the decider")
         return {
-            "queries": queries, "lived": lived, "d": 2 * half, "log_records": writer.ends[writer.changelog],
-            "rows_left": len(writer.rows), **_started(settings, encoder, queries, seq, Path(folder) / "decider.log"),
-        }  # fmt: skip
+            "queries": queries,
+            "lived": lived,
+            "d": 2 * half,
+            "log_records": writer.ends[writer.changelog],
+            "rows_left": len(writer.rows),
+            **_started(settings, encoder, queries, seq, Path(folder) / "decider.log"),
+        }
 
 
 class _Writer:
@@ -185,10 +193,13 @@ def _context(
 ) -> QueryContext:
     row = rng.normal(size=encoder.dimension)
     return QueryContext(
-        query=Query(query_id=f"c{number}", text=f"Question {number}: how many are there of them together? " * 4),
-        embedding=(row / np.linalg.norm(row)).astype("<f4").tobytes(), encoder=encoder_id(encoder),
+        query=Query(
+            query_id=f"c{number}", text=f"Question {number}: how many are there of them together? " * 4
+        ),
+        embedding=(row / np.linalg.norm(row)).astype("<f4").tobytes(),
+        encoder=encoder_id(encoder),
         origin=Origin(topic=Topics(settings).query, partition=0, offset=at),
-    )  # fmt: skip
+    )
 
 
 def _started(settings: Settings, encoder: Encoder, queries: int, seq: int, log: Path) -> dict[str, Any]:
@@ -199,11 +210,16 @@ def _started(settings: Settings, encoder: Encoder, queries: int, seq: int, log: 
         refused = _again(settings, encoder, queries, seq)
         now = _memory_mb(pid)
     return {
-        "ready_s": round(ready_s, 2), "ready_cpu_s": round(cpu_s, 2), "read_s": round(took["read"], 3),
+        "ready_s": round(ready_s, 2),
+        "ready_cpu_s": round(cpu_s, 2),
+        "read_s": round(took["read"], 3),
         "fold_s": round(took["fold"], 3),
-        "rss_mb": max(at_start["VmRSS"], now["VmRSS"]), "peak_mb": now["VmHWM"],
-        "duplicates_sent": _AGAIN, "duplicates_refused": refused, "duplicates_decided": 0,
-    }  # fmt: skip
+        "rss_mb": max(at_start["VmRSS"], now["VmRSS"]),
+        "peak_mb": now["VmHWM"],
+        "duplicates_sent": _AGAIN,
+        "duplicates_refused": refused,
+        "duplicates_decided": 0,
+    }
 
 
 def _again(settings: Settings, encoder: Encoder, queries: int, seq: int) -> int:

@@ -95,8 +95,11 @@ def _process(part: str, folder: Path) -> None:
     environ = {**os.environ, "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
     done = subprocess.run(
         [sys.executable, "-m", "bench.engine", part, str(folder)],
-        env=environ, capture_output=True, text=True, check=False,
-    )  # fmt: skip
+        env=environ,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     if done.returncode:
         raise LookupError(f"bench.engine {part} ended with {done.returncode}:\n{done.stderr[-3000:]}")
 
@@ -127,12 +130,18 @@ def decisions_of(catalogue: Catalogue, plan: EnginePlan) -> list[Decision]:
     asked = list(read_questions(Path(plan.questions)))[: plan.queries]
     return [
         Decision(
-            query=Query(query_id=f"e{at}", text=query.text), origin=Origin(topic="bench", partition=0, offset=at),
-            action=action, group=largest(catalogue).group, seq=at, seed=at, objective=objective, reason="pinned",
+            query=Query(query_id=f"e{at}", text=query.text),
+            origin=Origin(topic="bench", partition=0, offset=at),
+            action=action,
+            group=largest(catalogue).group,
+            seq=at,
+            seed=at,
+            objective=objective,
+            reason="pinned",
             policy=PolicyState(name="pinned", version=0),
         )
         for at, query in enumerate(asked)
-    ]  # fmt: skip
+    ]
 
 
 Scorer = Callable[[SearchStep], Coroutine[Any, Any, Sequence[Scored]]]

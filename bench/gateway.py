@@ -114,8 +114,10 @@ def measure(
                 figures, cpu = _turn(served, plan)
             for connections_, one in figures.items():
                 taken[side][connections_].append(one)
-                say(f"round {at + 1}, {side}, {connections_} connections: {one.requests_per_s:.1f} requests/s, "
-                    f"p50 {one.p50_ms} ms, p99 {one.p99_ms} ms")  # fmt: skip
+                say(
+                    f"round {at + 1}, {side}, {connections_} connections: {one.requests_per_s:.1f} requests/s, "
+                    f"p50 {one.p50_ms} ms, p99 {one.p99_ms} ms"
+                )
             spent[side].append(cpu)
     found: dict[str, Any] = {
         side: {str(c): summary(runs) for c, runs in taken[side].items()} for side in sides
@@ -158,9 +160,12 @@ def one_by_one(settings: Settings, kind: str, queries: int, folder: Path) -> dic
             system.terminate()
             system.wait()
     return {
-        "first": taken[0], "median": {name: median(each[name] for each in taken) for name in taken[0]},
-        "last": taken[-1], "slowest_rest_s": max(each["rest_s"] for each in taken), "queries": queries,
-    }  # fmt: skip
+        "first": taken[0],
+        "median": {name: median(each[name] for each in taken) for name in taken[0]},
+        "last": taken[-1],
+        "slowest_rest_s": max(each["rest_s"] for each in taken),
+        "queries": queries,
+    }
 
 
 def _wait_ready(system: "subprocess.Popen[bytes]", client: httpx.Client, log: Path) -> None:
@@ -182,8 +187,11 @@ def _asked(client: httpx.Client, question: str) -> dict[str, float]:
     timings = response.json()["uniscale"]["timings"]
     models_s = sum(timings[name] for name in ("queue_s", "generate_s", "verify_s"))
     return {
-        "client_s": client_s, "total_s": timings["total_s"], "models_s": models_s, "rest_s": client_s - models_s,
-    }  # fmt: skip
+        "client_s": client_s,
+        "total_s": timings["total_s"],
+        "models_s": models_s,
+        "rest_s": client_s - models_s,
+    }
 
 
 def summary(runs: Sequence[LoadFigures]) -> dict[str, Any]:
@@ -270,10 +278,13 @@ def _ours(
     questions = [f"Question {n}: how many are {n % 97} and {n % 89} together?" for n in range(50)]
     write_paths(folder / "recording.jsonl", recording(catalogue, questions, 1))
     settings = settings_for(settings, broker).replace(
-        prefix=f"bench-{uuid.uuid4().hex[:6]}.", encoder=encoder,
-        recorded=str(folder / "recording.jsonl"), state_dir=str(folder / "state"), gateway_port=free_port(),
+        prefix=f"bench-{uuid.uuid4().hex[:6]}.",
+        encoder=encoder,
+        recorded=str(folder / "recording.jsonl"),
+        state_dir=str(folder / "state"),
+        gateway_port=free_port(),
         max_in_flight=max(CONNECTIONS),
-    )  # fmt: skip
+    )
     groups, topics = list(catalogue.groups), Topics(settings)
     kafka_admin.create(settings, topics.declared(groups))
     environ = {**os.environ, **settings.environ(), "OMP_NUM_THREADS": "1"}
@@ -287,9 +298,11 @@ def _ours(
             groups_of["broker"] = broker.process.pid
         # One path a search: the figure is of the plumbing, not of wide forests.
         yield ServerUnderLoad(
-            f"http://127.0.0.1:{settings.gateway.port}/v1", f"{catalogue.smallest.name}/1/1/1", groups_of,
+            f"http://127.0.0.1:{settings.gateway.port}/v1",
+            f"{catalogue.smallest.name}/1/1/1",
+            groups_of,
             lambda: _stored(settings, topics),
-        )  # fmt: skip
+        )
 
 
 def _stored(settings: Settings, topics: Topics) -> dict[str, int]:

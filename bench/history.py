@@ -140,30 +140,53 @@ class SyntheticHistory:
     def _answer(self, number: int, decision: Decision) -> Answer:
         if number % 10 == 9:
             return Answer(
-                query_id=decision.query_id, status="failed", by="executor", action=decision.action,
-                group=decision.group, seq=decision.seq, error="EngineFault: drawn by lot",
-            )  # fmt: skip
+                query_id=decision.query_id,
+                status="failed",
+                by="executor",
+                action=decision.action,
+                group=decision.group,
+                seq=decision.seq,
+                error="EngineFault: drawn by lot",
+            )
         width, depth = min(4, decision.action.qp * decision.action.cp), int(self.rng.integers(1, 5))
         tokens, scores = self.rng.integers(4, 40, depth * width), self.rng.uniform(0.2, 0.95, depth * width)
         trace = tuple(
             Draft(
-                parent=max(-1, at - width), depth=at // width + 1, tokens=int(tokens[at]), slot=at % width,
-                finish="eos" if at // width == depth - 1 else "separator", text="A step.\n\n" if not at % width else "",
-                score=float(scores[at]), fate="finished" if at // width == depth - 1 else "kept",
+                parent=max(-1, at - width),
+                depth=at // width + 1,
+                tokens=int(tokens[at]),
+                slot=at % width,
+                finish="eos" if at // width == depth - 1 else "separator",
+                text="A step.\n\n" if not at % width else "",
+                score=float(scores[at]),
+                fate="finished" if at // width == depth - 1 else "kept",
             )
             for at in range(depth * width)
-        )  # fmt: skip
+        )
         path = tuple(range(0, depth * width, width))
         right = self.rng.random() < 0.6
         said = str(number % 97 if right else number % 97 + 1)
         return Answer(
-            query_id=decision.query_id, status="ok", by="executor", action=decision.action, group=decision.group,
-            seq=decision.seq, text="A step.\n\n" * depth + f"So \\boxed{{{said}}}", complete=True, extracted=said,
-            score=sum(trace[at].score or 0.0 for at in path) / depth, path=path, trace=trace,
-            limits=Limits(depth_limit=10, step_tokens=64), prompt_tokens=40, depth=depth, steps=depth,
-            completed=width, spent=Spent(verify_s=float(self.rng.random())),
+            query_id=decision.query_id,
+            status="ok",
+            by="executor",
+            action=decision.action,
+            group=decision.group,
+            seq=decision.seq,
+            text="A step.\n\n" * depth + f"So \\boxed{{{said}}}",
+            complete=True,
+            extracted=said,
+            score=sum(trace[at].score or 0.0 for at in path) / depth,
+            path=path,
+            trace=trace,
+            limits=Limits(depth_limit=10, step_tokens=64),
+            prompt_tokens=40,
+            depth=depth,
+            steps=depth,
+            completed=width,
+            spent=Spent(verify_s=float(self.rng.random())),
             verifier=Served(name="drawn", model=self.catalogue.verifier),
-        )  # fmt: skip
+        )
 
     def _valued(self, decision: Decision, answer: Answer) -> Valued:
         correct = None
@@ -171,9 +194,12 @@ class SyntheticHistory:
             correct = float(answer.extracted == decision.query.reference)
         score = answer.score if answer.text is not None else None
         return Valued(
-            status=answer.status, score=score, price=price_of(answer, self.pricing), correct=correct,
+            status=answer.status,
+            score=score,
+            price=price_of(answer, self.pricing),
+            correct=correct,
             grader="drawn" if correct is not None else "",
-        )  # fmt: skip
+        )
 
     def _put(self, topic: str, key: bytes, value: bytes) -> Written:
         self._ends[topic] = self._ends.get(topic, 0) + 1

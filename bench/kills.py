@@ -87,9 +87,11 @@ def measure(
         recorded = Path(folder) / "recording.jsonl"
         write_paths(recorded, recording(catalogue, _QUESTIONS, _STEPS))
         settings = settings.replace(
-            prefix=f"kills-{uuid.uuid4().hex[:6]}.", state_dir=folder, recorded="" if engines else str(recorded),
+            prefix=f"kills-{uuid.uuid4().hex[:6]}.",
+            state_dir=folder,
+            recorded="" if engines else str(recorded),
             engine_threads=1,
-        )  # fmt: skip
+        )
         groups = list(catalogue.groups)
         commands = room_commands(groups)
         if unknown := set(rooms) - set(commands):
@@ -106,11 +108,13 @@ def measure(
                 with _others(client, rewards, _queries("other-", pin), rate):
                     kills = list(
                         killed(
-                            supervisor, list(rooms or commands) * rounds,
-                            lambda: _rewarded(client, rewards, next(queries)), say,
+                            supervisor,
+                            list(rooms or commands) * rounds,
+                            lambda: _rewarded(client, rewards, next(queries)),
+                            say,
                             _LIVED_S if lived_s is None else lived_s,
                         )
-                    )  # fmt: skip
+                    )
     return {
         "cpus": os.cpu_count(),
         "versions": versions(Path.cwd()),
@@ -151,9 +155,12 @@ def killed(
         seconds = time.monotonic() - began_s
         supervisor.wait_ready(_PATIENCE_S)  # a reward can be closed before the room says that it is ready
         kill = Kill(
-            room=name, ready_s=round(ready.after_s(), 2), seconds=round(seconds, 2),
-            cpu_s=round(cpu_s(room.pid), 2), lived_s=round(began_s - before, 1),
-        )  # fmt: skip
+            room=name,
+            ready_s=round(ready.after_s(), 2),
+            seconds=round(seconds, 2),
+            cpu_s=round(cpu_s(room.pid), 2),
+            lived_s=round(began_s - before, 1),
+        )
         say(f"{name}: ready after {kill.ready_s:.2f} s, rewarded after {kill.seconds:.2f} s")
         yield kill
 

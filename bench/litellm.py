@@ -102,9 +102,13 @@ def running(python: Path, folder: Path, workers: int) -> Iterator[tuple[str, int
     }
     with log.open("wb") as out:
         process = subprocess.Popen(
-            [*argv, "--num_workers", str(workers)], env=environ, stdin=subprocess.DEVNULL, stdout=out,
-            stderr=subprocess.STDOUT, start_new_session=True,
-        )  # fmt: skip
+            [*argv, "--num_workers", str(workers)],
+            env=environ,
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
     try:
         _wait(process, f"http://127.0.0.1:{port}/health/liveliness", log)
         yield f"http://127.0.0.1:{port}/v1", process.pid

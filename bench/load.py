@@ -89,9 +89,13 @@ async def measure(load: ChatLoad) -> LoadFigures:
     # Requests in flight at the end are finished, not measured: dropping them would cancel searches.
     latencies = [latency for at, latency in ended if begin <= at < end]
     return LoadFigures(
-        requests=len(latencies), requests_per_s=round(len(latencies) / load.seconds, 2),
-        p50_ms=_percentile(latencies, 50), p99_ms=_percentile(latencies, 99), sent=len(ended), errors=dict(errors),
-    )  # fmt: skip
+        requests=len(latencies),
+        requests_per_s=round(len(latencies) / load.seconds, 2),
+        p50_ms=_percentile(latencies, 50),
+        p99_ms=_percentile(latencies, 99),
+        sent=len(ended),
+        errors=dict(errors),
+    )
 
 
 def _percentile(latencies_s: Sequence[float], percent: float) -> float | None:

@@ -78,8 +78,11 @@ def measure(settings: Settings, queries: int, in_flight: int, broker: Any = "emb
     """
     with tempfile.TemporaryDirectory(prefix="uniscale-bench-") as folder:
         settings = settings.replace(
-            max_in_flight=in_flight, query_partitions=1, state_dir=folder, engine_threads=1,
-        )  # fmt: skip
+            max_in_flight=in_flight,
+            query_partitions=1,
+            state_dir=folder,
+            engine_threads=1,
+        )
         with Deployment(settings, broker=broker, log_path=Path(folder) / "log", environ=THREADS) as rooms:
 
             def pids() -> dict[str, int]:

@@ -55,9 +55,13 @@ def measure(settings: Settings, rows: int, half: int, say: Callable[[str], None]
     """
     with tempfile.TemporaryDirectory() as folder:
         settings = settings.replace(
-            prefix=f"recovery-{uuid.uuid4().hex[:6]}.", encoder="hashed", encoder_dimension=half,
-            state_dir=folder, warm_up=0, snapshot_every=0,
-        )  # fmt: skip
+            prefix=f"recovery-{uuid.uuid4().hex[:6]}.",
+            encoder="hashed",
+            encoder_dimension=half,
+            state_dir=folder,
+            warm_up=0,
+            snapshot_every=0,
+        )
         topics = Topics(settings)
         catalogue = load_catalogue(Path(settings.catalogue))
         kafka_admin.create(settings, topics.declared(catalogue.groups))
@@ -118,9 +122,10 @@ def _context(encoder: Encoder, rng: np.random.Generator, number: int) -> QueryCo
         query=Query(
             query_id=f"r{number}", text=f"Question {number}: how many are there of them together? " * 4
         ),
-        embedding=(row / np.linalg.norm(row)).astype("<f4").tobytes(), encoder=encoder_id(encoder),
+        embedding=(row / np.linalg.norm(row)).astype("<f4").tobytes(),
+        encoder=encoder_id(encoder),
         origin=Origin(topic="query", partition=0, offset=number),
-    )  # fmt: skip
+    )
 
 
 def drawn_reward(decided: Decided, rng: np.random.Generator) -> Reward:
@@ -128,11 +133,18 @@ def drawn_reward(decided: Decided, rng: np.random.Generator) -> Reward:
     assert decided.value is not None, decided.error
     decision = decode(decided.value, Decision)
     return Reward(
-        reward_id=reward_id(decided.query_id, "final"), query_id=decided.query_id, kind="final",
-        seq=decision.seq, action=decision.action, status="ok", correct=float(rng.random() < 0.5),
-        score=float(rng.random()), log_cost=float(rng.uniform(26.0, 36.0)), price=None,
+        reward_id=reward_id(decided.query_id, "final"),
+        query_id=decided.query_id,
+        kind="final",
+        seq=decision.seq,
+        action=decision.action,
+        status="ok",
+        correct=float(rng.random() < 0.5),
+        score=float(rng.random()),
+        log_cost=float(rng.uniform(26.0, 36.0)),
+        price=None,
         objective=decision.objective,
-    )  # fmt: skip
+    )
 
 
 def _write(settings: Settings, topic: str, log: dict[bytes, bytes]) -> None:

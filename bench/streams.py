@@ -47,18 +47,23 @@ def recording(
     rng = random.Random(seed)
     return [
         RecordedPath(
-            question=question, model=model, path=0, prompt_tokens=60,
+            question=question,
+            model=model,
+            path=0,
+            prompt_tokens=60,
             steps=tuple(
                 RecordedStep(
-                    text=f"Step {at} of {model}: " + "so there are more of them. " * 3 + "\n\n", tokens=30,
-                    score=rng.random(), finish="eos" if at == steps else "separator",
+                    text=f"Step {at} of {model}: " + "so there are more of them. " * 3 + "\n\n",
+                    tokens=30,
+                    score=rng.random(),
+                    finish="eos" if at == steps else "separator",
                 )
                 for at in range(1, steps + 1)
             ),
         )
         for question in questions
         for model in catalogue.model_names
-    ]  # fmt: skip
+    ]
 
 
 def run_once(
@@ -85,9 +90,12 @@ def run_once(
     ]
     write_paths(folder / "recording.jsonl", recording(catalogue, questions[:50], plan.steps))
     settings = settings_for(settings, broker).replace(
-        prefix=f"bench-{uuid.uuid4().hex[:6]}.", encoder=encoder,
-        recorded=str(folder / "recording.jsonl"), state_dir=str(folder / "state"), max_in_flight=plan.in_flight,
-    )  # fmt: skip
+        prefix=f"bench-{uuid.uuid4().hex[:6]}.",
+        encoder=encoder,
+        recorded=str(folder / "recording.jsonl"),
+        state_dir=str(folder / "state"),
+        max_in_flight=plan.in_flight,
+    )
     groups = list(catalogue.groups)
     topics = Topics(settings)
     kafka_admin.create(settings, topics.declared(groups))

@@ -114,16 +114,25 @@ def round_in(checkout: Path, kind: Kind, settings: Settings, plan: StreamPlan) -
     environ = {**os.environ, **settings.environ(), **({"KAFKA_HOME": str(home)} if home else {})}
     with tempfile.TemporaryDirectory(prefix="uniscale-bench-") as folder:
         out = Path(folder) / "round.json"
-        words = [
-            *command, "--queries", str(queries), "--steps", str(plan.steps), "--in-flight", str(plan.in_flight),
-            "--broker", kind, "--runs", "1", "--no-engine", "--out", str(out),
-        ]  # fmt: skip
+        flags = {
+            "--queries": str(queries),
+            "--steps": str(plan.steps),
+            "--in-flight": str(plan.in_flight),
+            "--broker": kind,
+            "--runs": "1",
+            "--out": str(out),
+        }
+        words = [*command, *(word for flag in flags.items() for word in flag), "--no-engine"]
         done = _ended(
             subprocess.Popen(
-                [python_of(checkout), "-m", *words], cwd=checkout, env=environ,
-                stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+                [python_of(checkout), "-m", *words],
+                cwd=checkout,
+                env=environ,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
             )
-        )  # fmt: skip
+        )
         if done.returncode or not out.is_file():
             raise BenchFailed(f"{checkout}: {kind}: exit code {done.returncode}:\n{done.stdout[-2000:]}")
         found: dict[str, Any] = orjson.loads(out.read_bytes())["brokers"][kind]

@@ -38,9 +38,16 @@ def server_of(runtime: Runtime, app: Any, **where: Any) -> Server:
         where: `host` and `port`, unless `serve` is given a socket.
     """
     config = uvicorn.Config(
-        app, log_level="warning", access_log=False, http="h11", lifespan="off",
-        h11_max_incomplete_event_size=HEAD_BYTES, timeout_keep_alive=30, server_header=False, **where,
-    )  # fmt: skip
+        app,
+        log_level="warning",
+        access_log=False,
+        http="h11",
+        lifespan="off",
+        h11_max_incomplete_event_size=HEAD_BYTES,
+        timeout_keep_alive=30,
+        server_header=False,
+        **where,
+    )
     server = Server(config)
 
     async def stop() -> None:

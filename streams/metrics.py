@@ -101,7 +101,7 @@ class Metrics:
         self.eflops = counter("eflops", "Equivalent FLOPs spent", "part")
         self.reward = histogram(
             "reward", "Scalar reward", "kind", buckets=tuple(x / 10 for x in range(-5, 16))
-        )  # fmt: skip
+        )
         self.reward_term = histogram(
             "reward_term",
             "Raw terms of the reward",

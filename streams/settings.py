@@ -78,15 +78,20 @@ class KafkaSettings(Section, frozen=True):
     def __post_init__(self) -> None:
         """Refuse what cannot work."""
         self._require(
-            self.guarantee == "at_least_once", "guarantee",
+            self.guarantee == "at_least_once",
+            "guarantee",
             "must be 'at_least_once' (faust's exactly-once mode loses and repeats records, and every handler here "
             "is idempotent)",
-        )  # fmt: skip
+        )
         listed = all(part.strip() for part in self.bootstrap.split(","))
         self._require(listed, "bootstrap", "must be HOST:PORT[,HOST:PORT…]")
         for field in (
-            "replication", "query_partitions", "join_partitions", "group_partitions", "concurrency",
-        ):  # fmt: skip
+            "replication",
+            "query_partitions",
+            "join_partitions",
+            "group_partitions",
+            "concurrency",
+        ):
             self._require(getattr(self, field) >= 1, field, "must be at least 1")
         for field in ("session_timeout_s", "rebalance_timeout_s", "commit_interval_s"):
             self._require(getattr(self, field) > 0, field, "must be above 0 seconds")

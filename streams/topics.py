@@ -115,10 +115,16 @@ class Topics:
             compacted: bool = False,
         ) -> Topic:
             return Topic(
-                name=name, record=record, key=key, partitions=getattr(kafka, setting) if setting else 1,
-                setting=setting, compacted=compacted, retention_ms=-1 if compacted else retention_ms,
-                max_bytes=kafka.max_record_bytes, replication=kafka.replication,
-            )  # fmt: skip
+                name=name,
+                record=record,
+                key=key,
+                partitions=getattr(kafka, setting) if setting else 1,
+                setting=setting,
+                compacted=compacted,
+                retention_ms=-1 if compacted else retention_ms,
+                max_bytes=kafka.max_record_bytes,
+                replication=kafka.replication,
+            )
 
         page = [
             topic(self.query, "Query", "query_id", queries),

@@ -24,8 +24,17 @@ from agents.catalogue.models import (
 from schemas.errors import InvalidField
 
 KEYS = (
-    "name", "hardware", "verifier", "cost_range", "family", "parallelism", "prior", "defaults", "models", "verifiers",
-)  # fmt: skip
+    "name",
+    "hardware",
+    "verifier",
+    "cost_range",
+    "family",
+    "parallelism",
+    "prior",
+    "defaults",
+    "models",
+    "verifiers",
+)
 T = TypeVar("T")
 _MADE = {"family": "train the family", "prior": "make it with `python -m experiments prior`"}
 _AT = re.compile(r"^(?P<what>.*?)(?: - at `(?:key in )?\$\.?(?P<field>.*)`)?$", re.DOTALL)

@@ -137,9 +137,15 @@ def choose(
     made = []
     for i, ((record, origin), objective, choice) in enumerate(zip(asked, objectives, choices, strict=True)):
         decision = decision_of(
-            record, choice, objective, around,
-            policy=policy.name, seq=seq + i, seed=seed, price_factors=price_factors,
-        )  # fmt: skip
+            record,
+            choice,
+            objective,
+            around,
+            policy=policy.name,
+            seq=seq + i,
+            seed=seed,
+            price_factors=price_factors,
+        )
         value = encode(decision)
         row = Row(
             query_id=record.query_id,
@@ -491,9 +497,15 @@ class Decider:
         """
         offsets = {"context_offset": self.context_offset, "reward_offset": self.reward_offset}
         written = snapshot.write(
-            self.policy.state(), version=self.seq - 1, clock=self.clock, **offsets, chunk_bytes=chunk_bytes,
-            prior=prior, carried=carried, present=present,
-        )  # fmt: skip
+            self.policy.state(),
+            version=self.seq - 1,
+            clock=self.clock,
+            **offsets,
+            chunk_bytes=chunk_bytes,
+            prior=prior,
+            carried=carried,
+            present=present,
+        )
         return list(written)
 
     def _decide_fresh(
@@ -505,9 +517,16 @@ class Decider:
             part = asked[start : start + step]
             try:
                 made = choose(
-                    self.policy, part, around, seq=self.seq, clock=self.clock, seed=self.seed, encoder=self.encoder,
-                    price_factors=self.price_factors, limit=self.limit - GROWTH,
-                )  # fmt: skip
+                    self.policy,
+                    part,
+                    around,
+                    seq=self.seq,
+                    clock=self.clock,
+                    seed=self.seed,
+                    encoder=self.encoder,
+                    price_factors=self.price_factors,
+                    limit=self.limit - GROWTH,
+                )
             except UniscaleError as error:
                 if len(part) == 1:
                     results.append(Decided(part[0][0].query_id, error=error))

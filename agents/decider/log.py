@@ -67,9 +67,13 @@ class ActionRow(Struct, frozen=True, kw_only=True, tag="decider-action.v1", tag_
         """Return the row of an action that is offered for the first time."""
         embedding = np.asarray(action.embedding).astype("<f4").tobytes()
         return cls(
-            action=action.action_id, model=action.model, position=position, anchor=anchor, embedding=embedding,
+            action=action.action_id,
+            model=action.model,
+            position=position,
+            anchor=anchor,
+            embedding=embedding,
             size=action.size,
-        )  # fmt: skip
+        )
 
     @property
     def key(self) -> bytes:

@@ -230,9 +230,15 @@ def tell_drafts(
         text, finish = _ended(forest, parent, draft)
         new.append(
             Draft(
-                parent=parent, depth=step, tokens=draft.tokens, finish=finish, tree=tree, slot=index % n, text=text
+                parent=parent,
+                depth=step,
+                tokens=draft.tokens,
+                finish=finish,
+                tree=tree,
+                slot=index % n,
+                text=text,
             )
-        )  # fmt: skip
+        )
     known = prompt_tokens if step == 1 and prompt_tokens else forest.prompt_tokens
     return msgspec.structs.replace(forest, drafts=(*forest.drafts, *new), step=step, prompt_tokens=known)
 

@@ -419,8 +419,16 @@ def _next(
 # whole paths contains best-of-N for every N, and a run without early exit nearly always contains the run with it.
 
 _SAMPLING = (
-    "step_tokens", "temperature", "top_p", "top_k", "delimiter", "thinking", "max_tokens", "stop", "seeded",
-)  # fmt: skip
+    "step_tokens",
+    "temperature",
+    "top_p",
+    "top_k",
+    "delimiter",
+    "thinking",
+    "max_tokens",
+    "stop",
+    "seeded",
+)
 
 Place = tuple[int, ...]  # (tree, slot, slot, …)
 

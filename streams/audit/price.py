@@ -175,9 +175,14 @@ def numbers(entry: Mapping[str, Any]) -> Numbers:
     a = entry["architecture"]
     width = _WIDTH.get((entry.get("engine") or {}).get("dtype", "bfloat16"), 2)
     return Numbers(
-        a["parameters"], a["layers"], a["query_heads"], a["kv_heads"], a["head_dim"],
-        a.get("weight_bytes", width), a.get("kv_bytes", width),
-    )  # fmt: skip
+        a["parameters"],
+        a["layers"],
+        a["query_heads"],
+        a["kv_heads"],
+        a["head_dim"],
+        a.get("weight_bytes", width),
+        a.get("kv_bytes", width),
+    )
 
 
 def _family(path: Path, wanted: str) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:

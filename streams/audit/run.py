@@ -168,11 +168,18 @@ def audit(log: Log, settings: Settings, now_ms: int | None = None) -> Report:
 def _names(topics: Topics) -> dict[str, str]:
     """Return the topic of each kind, effects before causes."""
     return {
-        "learner": topics.changelog("decider", "pending"), "snapshot": topics.snapshot,
+        "learner": topics.changelog("decider", "pending"),
+        "snapshot": topics.snapshot,
         "join": topics.changelog("aggregator", "join"),
-        "reward": topics.reward, "feedback": topics.feedback, "answer": topics.answer, "decision": topics.decision,
-        "context": topics.context, "query": topics.query, "control": topics.control, "dead_letter": topics.dead_letter,
-    }  # fmt: skip
+        "reward": topics.reward,
+        "feedback": topics.feedback,
+        "answer": topics.answer,
+        "decision": topics.decision,
+        "context": topics.context,
+        "query": topics.query,
+        "control": topics.control,
+        "dead_letter": topics.dead_letter,
+    }
 
 
 def _read(

@@ -77,9 +77,12 @@ def show(settings: Settings) -> None:
     )
     for m in found.catalogue.models:
         table.add_row(
-            m.name, m.group, f"{m.architecture.parameters:,}", m.endpoint.url or m.endpoint.kind,
+            m.name,
+            m.group,
+            f"{m.architecture.parameters:,}",
+            m.endpoint.url or m.endpoint.kind,
             f"{m.price_factor:g}",
-        )  # fmt: skip
+        )
     Console().print(table)
 
 
@@ -245,8 +248,15 @@ def keys() -> None:
 @keys.command("add")
 @click.argument("name")
 @click.option("--tenant", required=True, help="Who its queries belong to.")
-@click.option("--scope", "scopes", multiple=True, type=click.Choice(get_args(Scope)),
-              default=("ask", "feedback", "read"), show_default=True, help="What it may do.")  # fmt: skip
+@click.option(
+    "--scope",
+    "scopes",
+    multiple=True,
+    type=click.Choice(get_args(Scope)),
+    default=("ask", "feedback", "read"),
+    show_default=True,
+    help="What it may do.",
+)
 @click.option(
     "--model", "models", multiple=True, help="A model name it may ask for; may be repeated. Default: all."
 )
@@ -279,10 +289,17 @@ def add(
         return
     key, digest = make_key()
     entry = KeyEntry(
-        name=name, op="add", sha256=digest, tenant=tenant, scopes=scopes, allowed_models=models or None,
-        allowed_objectives=objectives or None, per_minute=per_minute, in_flight=in_flight,
+        name=name,
+        op="add",
+        sha256=digest,
+        tenant=tenant,
+        scopes=scopes,
+        allowed_models=models or None,
+        allowed_objectives=objectives or None,
+        per_minute=per_minute,
+        in_flight=in_flight,
         eflops_per_day=eflops_per_day,
-    )  # fmt: skip
+    )
     _send_key(settings, entry)
     click.echo(f"key {name!r} of tenant {tenant!r} added; it is not shown again:", err=True)
     click.echo(key)
@@ -310,8 +327,10 @@ def list_keys(settings: Settings) -> None:
         )
     for entry in known.values():
         limits = {
-            "a minute": entry.per_minute, "in flight": entry.in_flight, "eFLOPs a day": entry.eflops_per_day
-        }  # fmt: skip
+            "a minute": entry.per_minute,
+            "in flight": entry.in_flight,
+            "eFLOPs a day": entry.eflops_per_day,
+        }
         said = ", ".join(f"{most:g} {what}" for what, most in limits.items() if most is not None)
         click.echo(f"{entry.name}\t{entry.tenant}\t{','.join(entry.scopes)}\t{said or 'no limits'}")
 

@@ -108,9 +108,11 @@ class _Log:
         """Return a fresh decider of the settings."""
         encoder = encoder_of(self.settings)
         return Decider(
-            policy_of(self.settings, encoder), seed=self.settings.policy.seed, encoder=encoder_id(encoder),
+            policy_of(self.settings, encoder),
+            seed=self.settings.policy.seed,
+            encoder=encoder_id(encoder),
             ended=EndedIds(self.settings.policy.remembered_ids),
-        )  # fmt: skip
+        )
 
     def refused(self) -> list[Refused]:
         """Return everything for which the decider of these settings refuses the log."""

@@ -99,8 +99,17 @@ def show(settings: Settings, as_json: bool) -> None:
     found = letters(settings)
     if as_json:
         for x in found:
-            line = {"origin": x.key, "room": x.room, "error": x.error, "field": x.field, "reason": x.reason,
-                    "query_id": x.query_id, "size": x.size, "sha256": x.sha256, "attempts": x.attempts}  # fmt: skip
+            line = {
+                "origin": x.key,
+                "room": x.room,
+                "error": x.error,
+                "field": x.field,
+                "reason": x.reason,
+                "query_id": x.query_id,
+                "size": x.size,
+                "sha256": x.sha256,
+                "attempts": x.attempts,
+            }
             click.echo(orjson.dumps(line).decode())
         return
     for x in found:

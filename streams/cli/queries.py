@@ -55,8 +55,11 @@ def send_and_wait(settings: Settings, queries: Sequence[Query], pace: SendSchedu
     ends = ", ".join(f"{end} {count}" for end, count in asked.ends.items())
     click.echo(f"{len(queries)} queries: {ends or 'no Answer'}", err=True)
     if asked.taken:
-        click.echo(f"error: {len(asked.taken)} query ids, e.g. {min(asked.taken)}, were used before and keep "
-                   "their first Answer; to send the file again, give --run NAME", err=True)  # fmt: skip
+        click.echo(
+            f"error: {len(asked.taken)} query ids, e.g. {min(asked.taken)}, were used before and keep "
+            "their first Answer; to send the file again, give --run NAME",
+            err=True,
+        )
     if asked.missing:
         click.echo(
             f"error: {len(asked.missing)} queries have no Answer, e.g. {asked.missing[0]}; are the rooms running?",
@@ -110,16 +113,35 @@ def _weights(text: str | None) -> Weights | None:
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the whole Answer as JSON.")
 @click.pass_obj
-def ask(settings: Settings, text: str, objective: str | None, weights: str | None,
-        mean_cost: float | None, accuracy: float | None, n: int, reference: str | None,
-        pin_action: str | None, models: tuple[str, ...], learn: bool, timeout_s: float,
-        as_json: bool) -> None:  # fmt: skip
+def ask(
+    settings: Settings,
+    text: str,
+    objective: str | None,
+    weights: str | None,
+    mean_cost: float | None,
+    accuracy: float | None,
+    n: int,
+    reference: str | None,
+    pin_action: str | None,
+    models: tuple[str, ...],
+    learn: bool,
+    timeout_s: float,
+    as_json: bool,
+) -> None:
     """Send one question and wait for its Answer. Exits with 0 if the Answer is `ok`, with 1 otherwise."""
     query = query_from(
-        text, objective=objective, weights=_weights(weights), mean_cost=mean_cost, accuracy=accuracy, n=n,
-        reference=reference, pin_action=pin_action, learn=learn,
-        allowed_models=models or None, timeout_s=timeout_s,
-    )  # fmt: skip
+        text,
+        objective=objective,
+        weights=_weights(weights),
+        mean_cost=mean_cost,
+        accuracy=accuracy,
+        n=n,
+        reference=reference,
+        pin_action=pin_action,
+        learn=learn,
+        allowed_models=models or None,
+        timeout_s=timeout_s,
+    )
     patience_s = _PATIENCE_S
 
     def progress(asked: SentQueries) -> None:
@@ -179,8 +201,17 @@ def show(answer: Answer, as_json: bool) -> None:
     help="Wait until every query has its Answer; exit with 1 if one has none in time or its id was in use.",
 )
 @click.pass_obj
-def produce(settings: Settings, file: Path, rate: float, limit: int | None, objective: str | None,
-            timeout_s: float | None, feedback_wait_s: float | None, run: str, wait: bool) -> None:  # fmt: skip
+def produce(
+    settings: Settings,
+    file: Path,
+    rate: float,
+    limit: int | None,
+    objective: str | None,
+    timeout_s: float | None,
+    feedback_wait_s: float | None,
+    run: str,
+    wait: bool,
+) -> None:
     """Send the questions of a JSON-lines file.
 
     A line holds `text`, `question`, `problem` or `prompt` and, if known, `reference` or `answer`; or it is a whole
@@ -218,11 +249,15 @@ def answers(settings: Settings, everything: bool, follow: bool, text: bool) -> N
     with Client(settings) as client:
         for answer in client.answers(everything=everything, follow=follow, on_unreadable=_unreadable):
             line = {
-                "query_id": answer.query_id, "status": answer.status,
+                "query_id": answer.query_id,
+                "status": answer.status,
                 "action": str(answer.action) if answer.action else None,
-                "score": answer.score, "extracted": answer.extracted, "tokens": answer.generated_tokens,
-                "steps": answer.steps, "error": answer.error,
-            }  # fmt: skip
+                "score": answer.score,
+                "extracted": answer.extracted,
+                "tokens": answer.generated_tokens,
+                "steps": answer.steps,
+                "error": answer.error,
+            }
             if text:
                 line["text"] = answer.text
             click.echo(orjson.dumps(line).decode())
@@ -362,19 +397,33 @@ def _search(console: Console, answer: Answer, drafts: bool) -> None:
 def _steps(steps: Sequence[StepExplained]) -> Table:
     """Return a row a step: how many drafts met which fate, and what search control knew after it."""
     table = Table(
-        "step", "drafts", "tokens", "best", "mean", "V_max", "D_best", "H_max", "fates",
-        title="the search, by step", **_NARROW,
-    )  # fmt: skip
+        "step",
+        "drafts",
+        "tokens",
+        "best",
+        "mean",
+        "V_max",
+        "D_best",
+        "H_max",
+        "fates",
+        title="the search, by step",
+        **_NARROW,
+    )
     for step in steps:
         scores = [draft.score for draft in step.drafts if draft.score is not None]
         counts = Counter(draft.fate for draft in step.drafts)
         control = step.control
         table.add_row(
-            str(control.step), str(len(step.drafts)), str(sum(draft.tokens for draft in step.drafts)),
-            _n(max(scores, default=None)), _n(fmean(scores) if scores else None), _n(control.v_max),
-            str(control.best_depth or "–"), str(control.limit),
+            str(control.step),
+            str(len(step.drafts)),
+            str(sum(draft.tokens for draft in step.drafts)),
+            _n(max(scores, default=None)),
+            _n(fmean(scores) if scores else None),
+            _n(control.v_max),
+            str(control.best_depth or "–"),
+            str(control.limit),
             ", ".join(f"{number} {fate}" for fate, number in counts.items()),
-        )  # fmt: skip
+        )
     return table
 
 
@@ -400,9 +449,14 @@ def _forest(steps: Sequence[StepExplained], each: bool) -> Table:
         for draft in step.drafts:
             if each or draft.chosen:
                 table.add_row(
-                    str(step.control.step), str(draft.index), draft.place, str(draft.tokens), _n(draft.score),
-                    _n(draft.path_score), f"answered: {draft.why}" if draft.chosen else draft.why,
-                )  # fmt: skip
+                    str(step.control.step),
+                    str(draft.index),
+                    draft.place,
+                    str(draft.tokens),
+                    _n(draft.score),
+                    _n(draft.path_score),
+                    f"answered: {draft.why}" if draft.chosen else draft.why,
+                )
     return table
 
 
@@ -450,17 +504,26 @@ def _n(value: float | None) -> str:
     help="Queries per second; 0 sends as fast as the broker accepts them.",
 )
 @click.option(
-    "--speed", type=click.FloatRange(min=0, min_open=True),
+    "--speed",
+    type=click.FloatRange(min=0, min_open=True),
     help="Keep the recorded pace, but this many times faster, instead of --rate.",
-)  # fmt: skip
+)
 @click.option("--limit", type=click.IntRange(min=1), help="Replay at most this many, the oldest first.")
 @click.option("--objective", help="Use this objective instead of their own.")
 @click.option("--run", help="Name of the run, put before every id. [a new name]")
 @click.option("--from-prefix", help="Replay the queries of another deployment on this broker.")
 @click.option("--wait/--no-wait", default=True, show_default=True, help="Wait for all Answers.")
 @click.pass_obj
-def replay(settings: Settings, rate: float, speed: float | None, limit: int | None, objective: str | None,
-           run: str | None, from_prefix: str | None, wait: bool) -> None:  # fmt: skip
+def replay(
+    settings: Settings,
+    rate: float,
+    speed: float | None,
+    limit: int | None,
+    objective: str | None,
+    run: str | None,
+    from_prefix: str | None,
+    wait: bool,
+) -> None:
     """Send the recorded queries of the `query` topic again, under ids RUN:<old id>, never mixed with the originals.
 
     Queries that are replays themselves are skipped. References and pins are kept; deadlines restart.

@@ -41,11 +41,27 @@ from streams.topics import Topic, Topics
 # `demo`: the whole system on this machine, in one command.
 
 _SHOWN = (
-    "broker", "engine", "queries", "answers", "unanswered", "rewards", "dead_letters", "duplicates", "mode", "accuracy",
+    "broker",
+    "engine",
+    "queries",
+    "answers",
+    "unanswered",
+    "rewards",
+    "dead_letters",
+    "duplicates",
+    "mode",
+    "accuracy",
     "accuracy_last_third",
-    "mean_reward_warmup", "mean_reward_policy", "mean_reward_first_third", "mean_reward_last_third",
-    "mean_cost_eflops_first_third", "mean_cost_eflops_last_third", "distinct_actions", "adapted_after", "wall_s",
-)  # fmt: skip
+    "mean_reward_warmup",
+    "mean_reward_policy",
+    "mean_reward_first_third",
+    "mean_reward_last_third",
+    "mean_cost_eflops_first_third",
+    "mean_cost_eflops_last_third",
+    "distinct_actions",
+    "adapted_after",
+    "wall_s",
+)
 
 
 @click.command()
@@ -105,8 +121,13 @@ _SHOWN = (
     show_default=True,
     help="Questions asked again once the model that was chosen most costs three times as much; 0 for none.",
 )
-@click.option("--broker", type=click.Choice(["embedded", "kafka", "auto"]), default="embedded", show_default=True,
-              help="`kafka` needs KAFKA_HOME and Java.")  # fmt: skip
+@click.option(
+    "--broker",
+    type=click.Choice(["embedded", "kafka", "auto"]),
+    default="embedded",
+    show_default=True,
+    help="`kafka` needs KAFKA_HOME and Java.",
+)
 @click.option(
     "--recording", default="", help="Answer from a recording (JSON lines) instead of loading engines."
 )
@@ -119,10 +140,23 @@ _SHOWN = (
     help="Folder for the summary and the report.",
 )
 @click.pass_obj
-def demo(settings: Settings, count: int, questions_file: Path, seed: int, in_flight: int, warm_up: int | None,
-         policy: str, accuracy: float, objective: str | None, control: str,
-         drift: int, broker: Literal["auto", "kafka", "embedded"], recording: str, gateway: bool,
-         out: Path) -> None:  # fmt: skip
+def demo(
+    settings: Settings,
+    count: int,
+    questions_file: Path,
+    seed: int,
+    in_flight: int,
+    warm_up: int | None,
+    policy: str,
+    accuracy: float,
+    objective: str | None,
+    control: str,
+    drift: int,
+    broker: Literal["auto", "kafka", "embedded"],
+    recording: str,
+    gateway: bool,
+    out: Path,
+) -> None:
     """Stream questions through the whole loop on this machine and see the choices improve.
 
     Starts a broker and all rooms with the six mini models and sends the questions with several in flight. The policy
@@ -136,10 +170,20 @@ def demo(settings: Settings, count: int, questions_file: Path, seed: int, in_fli
         settings = settings.replace(objective=objective)
     weighted = objective is not None or policy != "contextual"
     what = Demo(
-        out=out, questions=questions_file, count=count, seed=seed, in_flight=in_flight, warm_up=warm_up, broker=broker,
-        recording=recording, policy=policy, accuracy=None if weighted else accuracy,
-        control="" if control == "none" else control, gateway=gateway, drift=drift,
-    )  # fmt: skip
+        out=out,
+        questions=questions_file,
+        count=count,
+        seed=seed,
+        in_flight=in_flight,
+        warm_up=warm_up,
+        broker=broker,
+        recording=recording,
+        policy=policy,
+        accuracy=None if weighted else accuracy,
+        control="" if control == "none" else control,
+        gateway=gateway,
+        drift=drift,
+    )
     with bars(console) as bar:
         answered, rewarded = bar.add_task("answered", total=None), bar.add_task("rewarded", total=None)
 
@@ -200,9 +244,11 @@ def monitor(settings: Settings, refresh: float, seconds: float | None, once: boo
     apps = [app for spec in ROOMS.values() for app in spec.apps(topics, groups)]
     seen = MonitoredQueries()
     follower = EventFollower(
-        settings, ["query", "decision", "answer", "reward", "dead-letter"], tail=_WINDOW,
+        settings,
+        ["query", "decision", "answer", "reward", "dead-letter"],
+        tail=_WINDOW,
         on_unreadable=lambda where, error: None,
-    )  # fmt: skip
+    )
     began = last_lag = time.monotonic()
     try:
         for event in follower.catch_up():
@@ -265,8 +311,11 @@ def numbers(timelines: Timelines, lag: dict[str, dict[str, int]]) -> dict[str, A
     waits = [s.at_ms["answer"] - s.at_ms["query"] for s in queries if s.answer and "query" in s.at_ms]
     chosen = {}
     for action, count in Counter(s.decision.action.id for s in queries if s.decision).most_common(8):
-        own = [s.closing.reward for s in queries if s.decision and s.decision.action.id == action
-               and s.closing and s.closing.reward is not None]  # fmt: skip
+        own = [
+            s.closing.reward
+            for s in queries
+            if s.decision and s.decision.action.id == action and s.closing and s.closing.reward is not None
+        ]
         chosen[action] = {"times": count, "reward": _mean(own)}
     return {
         "queries": len(queries),
@@ -355,9 +404,14 @@ def worker(settings: Settings, room: str, group: str, instance: str, metrics_por
 
 
 @click.command()
-@click.option("--broker", "kind", type=click.Choice(["none", "auto", "kafka", "embedded"]), default="none",
-              show_default=True,
-              help="Also start a broker: Apache Kafka from KAFKA_HOME, or the embedded one.")  # fmt: skip
+@click.option(
+    "--broker",
+    "kind",
+    type=click.Choice(["none", "auto", "kafka", "embedded"]),
+    default="none",
+    show_default=True,
+    help="Also start a broker: Apache Kafka from KAFKA_HOME, or the embedded one.",
+)
 @click.option("--port", default=9092, show_default=True, help="Port of the broker, if one is started.")
 @click.option(
     "--log",
@@ -497,16 +551,20 @@ def show_topics(settings: Settings, groups: tuple[str, ...]) -> None:
 @topics.command("acls")
 @_group
 @click.option(
-    "--principal", default="User:{worker}", show_default=True,
+    "--principal",
+    default="User:{worker}",
+    show_default=True,
     help="Principal of each process; {worker} stands for decider, executor.GROUP, …, client or operator.",
-)  # fmt: skip
+)
 @click.option(
     "--tool", default="kafka-acls.sh", show_default=True, help="Kafka's tool, as your shell finds it."
 )
 @click.option(
-    "--command-config", default="admin.properties", show_default=True,
+    "--command-config",
+    default="admin.properties",
+    show_default=True,
     help="File with the security settings under which the tool connects.",
-)  # fmt: skip
+)
 @click.pass_obj
 def acls(settings: Settings, groups: tuple[str, ...], principal: str, tool: str, command_config: str) -> None:
     """Print the commands that give each room's principal the rights it needs, and no others; needs no broker."""

@@ -339,15 +339,21 @@ def render(timelines: Timelines, summary: Mapping[str, Any]) -> str:
             f"<p><strong>{html.escape(str(summary.get('sentence', '')))}</strong></p>",
             f"<p>{html.escape(gained(summary))}</p>",
             *_against_control_group(queries),
-            "<h2>Reward</h2>", curve(rewards, warm),
-            "<h2>Cost, eFLOPs a query</h2>", curve(_costs(queries), warm, _costs(twins)),
-            "<h2>Accuracy</h2>", curve(_correct(queries), warm, _correct(twins)),
-            "<h2>Choices by level</h2>", choices(queries),
+            "<h2>Reward</h2>",
+            curve(rewards, warm),
+            "<h2>Cost, eFLOPs a query</h2>",
+            curve(_costs(queries), warm, _costs(twins)),
+            "<h2>Accuracy</h2>",
+            curve(_correct(queries), warm, _correct(twins)),
+            "<h2>Choices by level</h2>",
+            choices(queries),
             *_after_the_price_rose(queries, further, summary),
-            "<h2>Where the time goes</h2>", latency_table(summary["latency_ms"]),
-            "<h2>Numbers</h2>", numbers({k: v for k, v in summary.items() if k not in _SHOWN_ABOVE}),
+            "<h2>Where the time goes</h2>",
+            latency_table(summary["latency_ms"]),
+            "<h2>Numbers</h2>",
+            numbers({k: v for k, v in summary.items() if k not in _SHOWN_ABOVE}),
         ]
-    )  # fmt: skip
+    )
 
 
 def _against_control_group(queries: Sequence[Timeline]) -> list[str]:
@@ -368,17 +374,23 @@ def _after_the_price_rose(
     return [
         f"<h2>{html.escape(model)} costs {summary['drift']['times']:g} times as much</h2>",
         f"<p>{html.escape(summary['drift_sentence'])} The dashed line is the moment of the change.</p>",
-        "<h3>Its share of the choices</h3>", curve(share, len(before)),
-        "<h3>Cost, eFLOPs a query</h3>", curve(_costs(part), len(before)),
-    ]  # fmt: skip
+        "<h3>Its share of the choices</h3>",
+        curve(share, len(before)),
+        "<h3>Cost, eFLOPs a query</h3>",
+        curve(_costs(part), len(before)),
+    ]
 
 
 def gained(summary: Mapping[str, Any]) -> str:
     """Return what the learner gained, in a few sentences; empty if a figure is missing."""
     names = (
-        "mean_reward_warmup", "mean_reward_last_third", "mean_cost_eflops_first_third",
-        "mean_cost_eflops_last_third", "accuracy", "accuracy_last_third",
-    )  # fmt: skip
+        "mean_reward_warmup",
+        "mean_reward_last_third",
+        "mean_cost_eflops_first_third",
+        "mean_cost_eflops_last_third",
+        "accuracy",
+        "accuracy_last_third",
+    )
     told = [summary.get(name) for name in names]
     if any(value is None for value in told) or not told[2]:
         return ""

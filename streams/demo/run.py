@@ -154,12 +154,18 @@ def run(
     both = [each for pair in zip(queries, twins, strict=True) for each in pair] if twins else queries
     demo.out.mkdir(parents=True, exist_ok=True)
     settings = settings.replace(
-        prefix=f"demo-{uuid.uuid4().hex[:6]}.", seed=demo.seed, policy=demo.policy,
+        prefix=f"demo-{uuid.uuid4().hex[:6]}.",
+        seed=demo.seed,
+        policy=demo.policy,
         warm_up=50 if demo.warm_up is None else demo.warm_up,
         prior=settings.policy.prior if demo.warm_up is None else "none",
-        max_in_flight=demo.in_flight, query_partitions=1,
-        state_dir=str(demo.out / "state"), recorded=demo.recording, engine_threads=1, timeout_s=demo.timeout_s,
-    )  # fmt: skip
+        max_in_flight=demo.in_flight,
+        query_partitions=1,
+        state_dir=str(demo.out / "state"),
+        recorded=demo.recording,
+        engine_threads=1,
+        timeout_s=demo.timeout_s,
+    )
     log = demo.out / "rooms.log"
     log.unlink(missing_ok=True)
     optional = ("gateway",) if demo.gateway else ()
@@ -194,9 +200,12 @@ def run(
             say(f"audit: wrong: {each['query_id']}: {each['what']}")
     say("rooms stopped")
     summary = summarise(
-        timelines, [q.query_id for q in queries], broker=broker.version, mode=_mode(demo, settings),
+        timelines,
+        [q.query_id for q in queries],
+        broker=broker.version,
+        mode=_mode(demo, settings),
         wall_s=asked.wall_s,
-    )  # fmt: skip
+    )
     summary |= {"seed": demo.seed, **NOT_COMPARED}
     if twins:
         pairs = [(query.query_id, twin.query_id) for query, twin in zip(queries, twins, strict=True)]

@@ -34,9 +34,16 @@ NOT_COMPARED: dict[str, None] = dict.fromkeys(("policy", "control", "accuracy_di
 def twin_of(query: Query, action: str) -> Query:
     """Return the twin of a query: pinned to an action, without an objective of its own."""
     return msgspec.structs.replace(
-        query, query_id=f"{query.query_id}-control", pin_action=action, learn=False, objective=None, weights=None,
-        mean_cost=None, accuracy=None, metadata={**query.metadata, "baseline_of": query.query_id},
-    )  # fmt: skip
+        query,
+        query_id=f"{query.query_id}-control",
+        pin_action=action,
+        learn=False,
+        objective=None,
+        weights=None,
+        mean_cost=None,
+        accuracy=None,
+        metadata={**query.metadata, "baseline_of": query.query_id},
+    )
 
 
 class Pair(msgspec.Struct, frozen=True):

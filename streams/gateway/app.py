@@ -137,9 +137,10 @@ class Routes:
         if "origin" in request.headers:
             wanted = request.headers.get("access-control-request-headers", "authorization, content-type")
             headers |= {
-                "access-control-allow-methods": allow, "access-control-allow-headers": wanted,
+                "access-control-allow-methods": allow,
+                "access-control-allow-headers": wanted,
                 "access-control-max-age": "600",
-            }  # fmt: skip
+            }
         return Response(status_code=204, headers=headers)
 
     async def nothing(self, request: Request, who: Credential, request_id: str) -> Response:
@@ -148,9 +149,11 @@ class Routes:
         if allowed := self._methods(request.scope):
             allow = ", ".join(allowed)
             raise ApiError(
-                405, f"{method} is not allowed on {path[:200]}; use {allow}", code="method_not_allowed",
+                405,
+                f"{method} is not allowed on {path[:200]}; use {allow}",
+                code="method_not_allowed",
                 headers={"allow": allow},
-            )  # fmt: skip
+            )
         hint = ""
         if path in ("/v1/completions", "/v1/responses"):
             hint = "; ask with POST /v1/chat/completions"

@@ -76,9 +76,13 @@ class Usage:
             (key, now_ms // HOUR_MS - _DAY_HOURS - 1),
         ).fetchone()
         return Used(
-            minute=minute, in_flight=in_flight, eflops=eflops, reserved=reserved, mean=self._mean(key),
+            minute=minute,
+            in_flight=in_flight,
+            eflops=eflops,
+            reserved=reserved,
+            mean=self._mean(key),
             reset_s=max(1, math.ceil((oldest_ms + MINUTE_MS - now_ms) / 1000)) if minute else 0,
-        )  # fmt: skip
+        )
 
     def reservation(self, key: str, query: Query) -> float:
         """Return what a query reserves: the mean cost of its key's answers, its own budget at most."""
@@ -164,9 +168,11 @@ class Credential(Struct, frozen=True):
         """Refuse what the key was not made for. Raises ApiError 403."""
         if self.entry is not None and scope not in self.entry.scopes:
             raise ApiError(
-                403, f"this key may not {scope}; ask its owner for a key with that scope",
-                type="permission_error", code="insufficient_scope",
-            )  # fmt: skip
+                403,
+                f"this key may not {scope}; ask its owner for a key with that scope",
+                type="permission_error",
+                code="insufficient_scope",
+            )
 
     def may_see(self, tenant: str | None) -> bool:
         """Return whether a query of a tenant is this caller's to see."""
@@ -239,10 +245,13 @@ class Gate:
             for field in ("weights", "mean_cost", "accuracy"):
                 if getattr(query, field) is not None:
                     raise ApiError(
-                        403, f"this key may not set {field}; name one of its objectives: "
+                        403,
+                        f"this key may not set {field}; name one of its objectives: "
                         f"{', '.join(entry.allowed_objectives)}",
-                        type="permission_error", param=f"uniscale.{field}", code="objective_not_allowed",
-                    )  # fmt: skip
+                        type="permission_error",
+                        param=f"uniscale.{field}",
+                        code="objective_not_allowed",
+                    )
 
     def admit(self, who: Credential, model: str, query: Query, used: Used) -> None:
         """Admit a request, or raise an error that names the limit it exceeds.
@@ -264,11 +273,14 @@ class Gate:
             taken = used.eflops + used.reserved
             if taken >= entry.eflops_per_day or taken + reserved(used.mean, query) > entry.eflops_per_day:
                 raise ApiError(
-                    429, f"this key may spend {entry.eflops_per_day:.3g} eFLOPs in 24 hours: {used.eflops:.3g} are "
+                    429,
+                    f"this key may spend {entry.eflops_per_day:.3g} eFLOPs in 24 hours: {used.eflops:.3g} are "
                     f"spent, {used.reserved:.3g} reserved for queries in flight, and this one takes about "
                     f"{reserved(used.mean, query):.3g}; give it a smaller uniscale.budget.eflops, or wait",
-                    type="insufficient_quota", code="insufficient_quota", headers=dict(NO_RETRY),
-                )  # fmt: skip
+                    type="insufficient_quota",
+                    code="insufficient_quota",
+                    headers=dict(NO_RETRY),
+                )
         if entry.per_minute is not None and used.minute >= entry.per_minute:
             raise _rate(f"{entry.per_minute} requests a minute", used.reset_s, self.headers(who, used))
         if entry.in_flight is not None and used.in_flight >= entry.in_flight:
@@ -302,9 +314,11 @@ def check_host(host: str | None, origin: str | None, allowed: frozenset[str]) ->
     for name, value in given.items():
         if _name(value) not in allowed:
             raise ApiError(
-                403, f"{name} {value!r} is not allowed here; add it to UNISCALE_GATEWAY_HOSTS", type="permission_error",
+                403,
+                f"{name} {value!r} is not allowed here; add it to UNISCALE_GATEWAY_HOSTS",
+                type="permission_error",
                 code="host_not_allowed",
-            )  # fmt: skip
+            )
 
 
 def is_local(address: str) -> bool:
@@ -325,6 +339,9 @@ def _name(value: str) -> str:
 
 def _rate(what: str, wait_s: int, headers: dict[str, str]) -> ApiError:
     return ApiError(
-        429, f"this key may have {what}; try again in {wait_s} s", type="rate_limit_error",
-        code="rate_limit_exceeded", headers={**headers, "retry-after": str(wait_s)},
-    )  # fmt: skip
+        429,
+        f"this key may have {what}; try again in {wait_s} s",
+        type="rate_limit_error",
+        code="rate_limit_exceeded",
+        headers={**headers, "retry-after": str(wait_s)},
+    )

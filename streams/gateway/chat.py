@@ -226,8 +226,12 @@ class _Turn:
         text = answer.text or ""
         if not text.startswith(shown):
             # Streamed text cannot be retracted: better an error than a text that no path produced.
-            error = ApiError(502, "the answer does not begin with what was streamed; ask again without stream",
-                             type="api_error", code="stream_diverged")  # fmt: skip
+            error = ApiError(
+                502,
+                "the answer does not begin with what was streamed; ask again without stream",
+                type="api_error",
+                code="stream_diverged",
+            )
             return [openai.event({"error": error.fields()})]
         parts = [self._chunk({"content": text[len(shown) :]})] if len(text) > len(shown) else []
         details = openai.details(answer, self.decision, self._pricing, self._took_s)
@@ -235,12 +239,18 @@ class _Turn:
         parts.append(self._chunk({}, openai.finish_reason(answer), uniscale=details))
         if self._with_usage:
             parts.append(
-                openai.event({
-                    "id": self.admitted.query_id, "object": "chat.completion.chunk", "created": self.admitted.created,
-                    "model": self._model, "system_fingerprint": openai.fingerprint(self.decision), "choices": [],
-                    "usage": openai.usage(answer),
-                })
-            )  # fmt: skip
+                openai.event(
+                    {
+                        "id": self.admitted.query_id,
+                        "object": "chat.completion.chunk",
+                        "created": self.admitted.created,
+                        "model": self._model,
+                        "system_fingerprint": openai.fingerprint(self.decision),
+                        "choices": [],
+                        "usage": openai.usage(answer),
+                    }
+                )
+            )
         return [*parts, openai.DONE]
 
     def _progress(self, step: SearchStep) -> bytes:
@@ -271,9 +281,14 @@ class _Turn:
         if self._with_usage:
             more["usage"] = None
         return openai.chunk(
-            self.admitted.query_id, self.admitted.created, self._model, openai.fingerprint(self.decision),
-            delta=delta, finish=finish, **more,
-        )  # fmt: skip
+            self.admitted.query_id,
+            self.admitted.created,
+            self._model,
+            openai.fingerprint(self.decision),
+            delta=delta,
+            finish=finish,
+            **more,
+        )
 
     def _headers(self) -> dict[str, str]:
         ignored = {"x-uniscale-ignored": ", ".join(self.asked.ignored)} if self.asked.ignored else {}

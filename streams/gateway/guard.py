@@ -94,7 +94,7 @@ def cross_origin(request: Request) -> dict[str, str]:
         "access-control-expose-headers": "x-request-id, x-uniscale-query-id, x-uniscale-model, x-uniscale-action, "
         "x-uniscale-ignored, retry-after, x-should-retry",
         "vary": "origin",
-    }  # fmt: skip
+    }
 
 
 def _refusal(error: ApiError) -> Response:

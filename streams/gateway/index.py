@@ -238,10 +238,17 @@ class Index:
             " reserved = excluded.reserved, groups = excluded.groups, baseline_of = excluded.baseline_of, asked = 1"
             " where asked = 0 returning eflops",
             (
-                query.query_id, query.tenant, key, kept.get("digest", ""), created_ms, until_ms,
-                self.usage.reservation(key, query), self._groups(query), baseline_of(query),
+                query.query_id,
+                query.tenant,
+                key,
+                kept.get("digest", ""),
+                created_ms,
+                until_ms,
+                self.usage.reservation(key, query),
+                self._groups(query),
+                baseline_of(query),
             ),
-        ).fetchone()  # fmt: skip
+        ).fetchone()
         if done is None:
             return
         if done[0] is not None:
@@ -266,10 +273,15 @@ class Index:
                 "update queries set question = ?, action = ?, objective = ?, cohort = ?, randomised = ?,"
                 " reason = ? where query_id = ?",
                 (
-                    decision.query.question[:200], decision.action.id, name, decision.cohort, decision.randomised,
-                    decision.reason, decision.query_id,
+                    decision.query.question[:200],
+                    decision.action.id,
+                    name,
+                    decision.cohort,
+                    decision.randomised,
+                    decision.reason,
+                    decision.query_id,
                 ),
-            )  # fmt: skip
+            )
 
     def answer(self, answer: Answer, value: bytes, at_ms: int) -> bool:
         """Add an Answer and return whether it is the first, which counts.

@@ -413,5 +413,8 @@ def _has_objective(extension: Extension) -> bool:
 
 def _same(value: Any, neutral: Any) -> bool:
     return (type(value) is type(neutral) and value == neutral) or (
-        isinstance(value, float) and isinstance(neutral, int) and not isinstance(neutral, bool) and value == neutral
-    )  # fmt: skip
+        isinstance(value, float)
+        and isinstance(neutral, int)
+        and not isinstance(neutral, bool)
+        and value == neutral
+    )

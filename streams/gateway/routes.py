@@ -91,9 +91,13 @@ def body(found: Preview) -> dict[str, Any]:
 
 def _configuration(each: Configuration) -> dict[str, Any]:
     return {
-        "action": each.action, "mean": each.mean, "width": each.width, "score": each.score,
-        "propensity": each.propensity, "predicted": None if each.predicted is None else _predicted(each.predicted),
-    }  # fmt: skip
+        "action": each.action,
+        "mean": each.mean,
+        "width": each.width,
+        "score": each.score,
+        "propensity": each.propensity,
+        "predicted": None if each.predicted is None else _predicted(each.predicted),
+    }
 
 
 def _predicted(terms: Predicted) -> dict[str, float | None]:
@@ -129,12 +133,19 @@ class Letters:
         who.require("admin")
         data = [
             {
-                "object": "dead-letter", "created": at_ms // 1000, "room": letter.room, "error": letter.error,
-                "reason": letter.reason, "field": letter.field, "origin": letter.key, "query_id": letter.query_id,
-                "attempts": letter.attempts, "retried": retried,
+                "object": "dead-letter",
+                "created": at_ms // 1000,
+                "room": letter.room,
+                "error": letter.error,
+                "reason": letter.reason,
+                "field": letter.field,
+                "origin": letter.key,
+                "query_id": letter.query_id,
+                "attempts": letter.attempts,
+                "retried": retried,
             }
             for at_ms, letter, retried in self.service.index.letters(whole(request, "limit", 100, 1000))
-        ]  # fmt: skip
+        ]
         return reply({"object": "list", "data": data})
 
     async def retry(self, request: Request, who: Credential, request_id: str) -> Response:
@@ -153,10 +164,13 @@ class Letters:
             found = await self.service.runtime.send_again(letter.origin)
         except NotAllowed:
             raise ApiError(
-                403, f"the broker does not let the gateway send {letter.origin.topic} again; do it as an operator: "
+                403,
+                f"the broker does not let the gateway send {letter.origin.topic} again; do it as an operator: "
                 f"`python -m streams dead-letters retry {origin}`",
-                type="permission_error", param="origin", code="not_allowed",
-            ) from None  # fmt: skip
+                type="permission_error",
+                param="origin",
+                code="not_allowed",
+            ) from None
         finally:
             if not found:
                 index.retried(origin, False)
@@ -246,16 +260,18 @@ class Now:
         runtime = self.service.runtime
         latest = self.service.index.latest(whole(request, "limit", 1000, 10_000), who.sees)
         minute, in_flight = self.service.index.activity(runtime.now_ms(), who.sees)
-        return reply({
-            "per_second": round(minute / 60, 3),
-            "in_flight": in_flight,
-            **statistics.now(latest, self.service.index.group_by),
-            "uplift": self._uplift(who.sees),
-            "models": models(runtime.control),
-            # What waits is everybody's.
-            "rooms": await self._rooms() if who.sees is None else [],
-            "marks": self.service.marks.listed(),
-        })  # fmt: skip
+        return reply(
+            {
+                "per_second": round(minute / 60, 3),
+                "in_flight": in_flight,
+                **statistics.now(latest, self.service.index.group_by),
+                "uplift": self._uplift(who.sees),
+                "models": models(runtime.control),
+                # What waits is everybody's.
+                "rooms": await self._rooms() if who.sees is None else [],
+                "marks": self.service.marks.listed(),
+            }
+        )
 
     async def _rooms(self) -> list[dict[str, Any]]:
         """Return each room with its workers and waiting records, as the broker told within the last seconds."""
@@ -299,9 +315,15 @@ def models(control: Control) -> list[dict[str, Any]]:
     found = []
     for model in control.catalogue.models:
         state, why = told.get(model.name, ("ready", "") if model.name in serving else ("silent", ""))
-        found.append({
-            "name": model.name, "group": model.group, "serving": model.name in serving, "state": state, "why": why,
-        })  # fmt: skip
+        found.append(
+            {
+                "name": model.name,
+                "group": model.group,
+                "serving": model.name in serving,
+                "state": state,
+                "why": why,
+            }
+        )
     return found
 
 
@@ -563,10 +585,17 @@ class Queries:
 
 def _listed(each: Listed) -> dict[str, Any]:
     return {
-        "id": each.query_id, "object": "query", "created": each.created_ms // 1000,
-        "status": each.status or "pending", "question": each.question, "action": each.action,
-        "objective": each.objective, "cohort": each.cohort, "eflops": each.eflops, "correct": each.correct,
-    }  # fmt: skip
+        "id": each.query_id,
+        "object": "query",
+        "created": each.created_ms // 1000,
+        "status": each.status or "pending",
+        "question": each.question,
+        "action": each.action,
+        "objective": each.objective,
+        "cohort": each.cohort,
+        "eflops": each.eflops,
+        "correct": each.correct,
+    }
 
 
 def _named(name: str, body: Any) -> bytes:

@@ -200,9 +200,12 @@ class Following:
                     raise ClientGone
             if now_s > until:
                 raise ApiError(
-                    504, f"no answer came within {admitted.timeout_s:.0f} s", type="timeout_error", code="expired",
+                    504,
+                    f"no answer came within {admitted.timeout_s:.0f} s",
+                    type="timeout_error",
+                    code="expired",
                     headers=dict(NO_RETRY),
-                )  # fmt: skip
+                )
 
     async def rewards(
         self, answer: Answer, queue: "asyncio.Queue[Seen]", gone: Callable[[], Awaitable[bool]]
@@ -244,10 +247,13 @@ class Following:
             if self.runtime.monotonic() > until_s:
                 self.index.forget(query_id)
                 raise ApiError(
-                    409, f"a query with the id {query_id} was answered before, and its answer is no longer kept; use "
+                    409,
+                    f"a query with the id {query_id} was answered before, and its answer is no longer kept; use "
                     "a new Idempotency-Key",
-                    param="Idempotency-Key", code="id_taken", headers=dict(NO_RETRY),
-                )  # fmt: skip
+                    param="Idempotency-Key",
+                    code="id_taken",
+                    headers=dict(NO_RETRY),
+                )
             await asyncio.sleep(0.01)
 
     async def _decision_behind(self, answer: Answer) -> Decision | None:
@@ -266,9 +272,12 @@ class Following:
 def other_body() -> ApiError:
     """Return the 422 for a key that came with another body before."""
     return ApiError(
-        422, "this Idempotency-Key came with another body before; use a new key for a new request",
-        param="Idempotency-Key", code="idempotency_mismatch", headers=dict(NO_RETRY),
-    )  # fmt: skip
+        422,
+        "this Idempotency-Key came with another body before; use a new key for a new request",
+        param="Idempotency-Key",
+        code="idempotency_mismatch",
+        headers=dict(NO_RETRY),
+    )
 
 
 class ClientGone(Exception):
@@ -309,10 +318,12 @@ class KnownIds:
         oldest_ms, asked_ms = self.index.oldest_ms, time_of(query_id)
         if oldest_ms is not None and asked_ms is not None and asked_ms < oldest_ms:
             raise ApiError(
-                410, f"id {query_id!r} is older than the {self.index.most} queries that this gateway keeps; its "
+                410,
+                f"id {query_id!r} is older than the {self.index.most} queries that this gateway keeps; its "
                 "records are on the topics for as long as their retention says",
-                param="id", code="gone",
-            )  # fmt: skip
+                param="id",
+                code="gone",
+            )
         raise not_found("id", query_id[:200])
 
     async def exists(self, query_id: str, who: Credential) -> None:
@@ -619,8 +630,11 @@ class Service:
         await self.ids.exists(query_id, who)
         try:
             record = Feedback(
-                query_id=query_id, correct=value, source=who.name, metadata={"comment": comment} if comment else {}
-            )  # fmt: skip
+                query_id=query_id,
+                correct=value,
+                source=who.name,
+                metadata={"comment": comment} if comment else {},
+            )
             sent = encode(record)
         except RecordError as error:
             raise of_record(error) from None

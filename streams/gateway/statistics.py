@@ -155,12 +155,14 @@ def series(listed: Sequence[Listed]) -> list[dict[str, Any]]:
         group = ordered[start : start + size]
         graded = [each.correct for each in group if each.correct is not None]
         costs = [each.eflops for each in group if each.eflops is not None]
-        found.append({
-            "at": group[-1].created_ms // 1000,
-            "queries": len(group),
-            "accuracy": sum(graded) / len(graded) if graded else None,
-            "eflops": sum(costs) / len(costs) if costs else None,
-        })  # fmt: skip
+        found.append(
+            {
+                "at": group[-1].created_ms // 1000,
+                "queries": len(group),
+                "accuracy": sum(graded) / len(graded) if graded else None,
+                "eflops": sum(costs) / len(costs) if costs else None,
+            }
+        )
     return found
 
 

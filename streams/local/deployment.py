@@ -339,9 +339,13 @@ class Supervisor:
             room.ready.clear()
             room.started_at = time.monotonic()
             process = subprocess.Popen(
-                room.argv, env=room.environ, stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True,
-            )  # fmt: skip
+                room.argv,
+                env=room.environ,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
             room.process, room.due_at = process, None
             try:
                 threading.Thread(target=self._read, args=(room, process), daemon=True).start()

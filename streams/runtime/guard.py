@@ -390,9 +390,14 @@ class HandlerGuard:
         """Send a record to the dead-letter topic; see `Runtime.dead_letter`."""
         runtime, topics = self.runtime, self.runtime.topics
         letter = letter_of(
-            record.value, error, room=runtime.room, origin=record.origin, attempts=attempts,
-            query_origin=query_origin, keep_bytes=runtime.settings.kafka.dead_letter_bytes,
-        )  # fmt: skip
+            record.value,
+            error,
+            room=runtime.room,
+            origin=record.origin,
+            attempts=attempts,
+            query_origin=query_origin,
+            keep_bytes=runtime.settings.kafka.dead_letter_bytes,
+        )
         log.warning("dead letter %s: %s: %s", letter.key, letter.error, letter.reason)
         outgoing = [Outgoing(topics.dead_letter, letter.key.encode(), encode(letter))]
         # A query does not end with these.

@@ -257,9 +257,15 @@ def create_app(settings: Settings, room: str, group: str = "", instance: str = "
         embedded=lambda: kafka_clients.embedded(settings),
     )
     app.fail = lambda error: crash(f"a handler failed: {error}", error)
-    for name in ("aiokafka", "aiokafka.conn", "aiokafka.cluster", "aiokafka.consumer.fetcher",
-                 "aiokafka.producer.sender",
-                 "aiokafka.consumer.group_coordinator", "faust.transport.drivers.aiokafka"):  # fmt: skip
+    for name in (
+        "aiokafka",
+        "aiokafka.conn",
+        "aiokafka.cluster",
+        "aiokafka.consumer.fetcher",
+        "aiokafka.producer.sender",
+        "aiokafka.consumer.group_coordinator",
+        "faust.transport.drivers.aiokafka",
+    ):
         logging.getLogger(name).addFilter(RateLimit())
     return app
 
@@ -646,9 +652,13 @@ class KafkaRuntime(KafkaLookups):
     ) -> KafkaTable:
         """Declare a table; see the protocol."""
         return self._tables.declare(
-            name, partitions,
-            owned=lambda: self.assigned(source), recovered=recovered, one_writer=one_writer, begins=begins,
-        )  # fmt: skip
+            name,
+            partitions,
+            owned=lambda: self.assigned(source),
+            recovered=recovered,
+            one_writer=one_writer,
+            begins=begins,
+        )
 
     async def follow(
         self, topics: Sequence[str], on_record: Callable[[ConsumerRecord], None], *, begin: Begin

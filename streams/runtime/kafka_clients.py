@@ -178,9 +178,11 @@ def admin(settings: Settings) -> KafkaAdminClient:
     """Return an admin client. Raises BrokerUnreachable."""
     try:
         client = KafkaAdminClient(
-            client_id="uniscale-admin", request_timeout_ms=_REQUEST_MS, bootstrap_timeout_ms=_BOOTSTRAP_MS,
+            client_id="uniscale-admin",
+            request_timeout_ms=_REQUEST_MS,
+            bootstrap_timeout_ms=_BOOTSTRAP_MS,
             **_shared(settings),
-        )  # fmt: skip
+        )
     except (KafkaError, OSError) as error:
         raise unreachable(settings, error) from None
     # Not `client.api_versions()`, which fails at a request that kafka-python does not know yet.

@@ -56,9 +56,13 @@ class _InSession(FetchRequest):  # type: ignore[misc]
 
     def __init__(self, whole: FetchRequest, session: "_Session") -> None:
         super().__init__(
-            whole._max_wait_ms, whole._min_bytes, whole._max_bytes, whole._isolation_level, whole._topics,
+            whole._max_wait_ms,
+            whole._min_bytes,
+            whole._max_bytes,
+            whole._isolation_level,
+            whole._topics,
             whole._rack_id,
-        )  # fmt: skip
+        )
         self._session = session
         self._topics: Any = whole._topics
 

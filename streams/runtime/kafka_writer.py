@@ -199,8 +199,9 @@ class Fence:
             if not self._transactions:
                 log.warning(
                     "%s: the embedded broker has no transactions: nothing keeps a second process from writing this "
-                    "log; run a single decider", self.topic,
-                )  # fmt: skip
+                    "log; run a single decider",
+                    self.topic,
+                )
             producer = self._connect(writer_of(self.topic) if self._transactions else None)
             await producer.start()
             self._producer = producer

@@ -80,10 +80,17 @@ class Cluster:
         app = self.topics.app_id(room, group)
         name = (app, instance)
         worker = MemoryRuntime(
-            self.settings, self.broker, spec, group=group, instance=instance,
-            crashes=self._counts.setdefault(name, Crashes(None)), left=self._left.pop(name, ()), errors=self._errors,
-            rng=self._rng, dies_after=self._dies_after,
-        )  # fmt: skip
+            self.settings,
+            self.broker,
+            spec,
+            group=group,
+            instance=instance,
+            crashes=self._counts.setdefault(name, Crashes(None)),
+            left=self._left.pop(name, ()),
+            errors=self._errors,
+            rng=self._rng,
+            dies_after=self._dies_after,
+        )
         self.workers.append(worker)
         try:
             await worker.control.start(worker)

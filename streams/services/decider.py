@@ -218,14 +218,18 @@ class Pacing:
             log.warning(
                 "objective %s: a mean cost of %.4g eFLOPs cannot be met; recent queries cost %.4g at least. "
                 "Raise the target, or offer cheaper configurations",
-                name, objective.mean_cost, best,
-            )  # fmt: skip
+                name,
+                objective.mean_cost,
+                best,
+            )
         elif not before:
             log.warning(
                 "objective %s: %.4g of the accuracy within reach cannot be met; %.4g can be had on recent "
                 "queries. Lower the target",
-                name, objective.accuracy, best,
-            )  # fmt: skip
+                name,
+                objective.accuracy,
+                best,
+            )
         return True
 
 
@@ -342,8 +346,9 @@ class ShardLearner:
             if asked and decider.prior != digest(await self.runtime.in_thread(lambda: read_prior(path))):
                 log.warning(
                     "the log began from %s; the prior %s counts for an empty log only",
-                    f"prior {decider.prior}" if decider.prior else "nothing", path,
-                )  # fmt: skip
+                    f"prior {decider.prior}" if decider.prior else "nothing",
+                    path,
+                )
             return
         prior = await self.runtime.in_thread(lambda: read_prior(path))
         catalogue = self.runtime.control.catalogue

@@ -204,9 +204,13 @@ class ExecutorRoom:
         """Say that no more comes, so that the decider masks this group's models at once."""
         runtime = self.runtime
         beat = Heartbeat(
-            group=runtime.group, instance=runtime.instance, models=(), every_s=runtime.settings.executor.heartbeat_s,
-            in_flight=len(self.busy), stopping=True,
-        )  # fmt: skip
+            group=runtime.group,
+            instance=runtime.instance,
+            models=(),
+            every_s=runtime.settings.executor.heartbeat_s,
+            in_flight=len(self.busy),
+            stopping=True,
+        )
         # A broker that is away holds up no stop: without this beat the models are masked three beats later.
         with contextlib.suppress(Unavailable, TimeoutError):
             last = Outgoing(runtime.topics.heartbeat, beat.key.encode(), encode(beat))

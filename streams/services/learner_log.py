@@ -82,9 +82,15 @@ class LearnerLog:
         log.info(
             "%d records; snapshot %d and %d decisions, %d updates after it folded in %.2f s: "
             "policy version %d, next sequence number %d, %d ended queries remembered",
-            len(records) + len(snapshots), found.snapshot_version, found.folded.decisions, found.folded.updates,
-            fold_s, decider.policy.version, decider.seq, len(decider.ended),
-        )  # fmt: skip
+            len(records) + len(snapshots),
+            found.snapshot_version,
+            found.folded.decisions,
+            found.folded.updates,
+            fold_s,
+            decider.policy.version,
+            decider.seq,
+            len(decider.ended),
+        )
         await self._remove_foreign(found, {**dict(records), **snapshots})
         if decider.seq:
             await self._hold_back(found)
@@ -127,8 +133,10 @@ class LearnerLog:
                 log.warning(
                     "%d ids of ended queries forgotten for want of room, although their Queries are still on the "
                     "broker: raise remembered_ids (%d), or shorten the retention of %s",
-                    crowded, decider.ended.most, topics.query,
-                )  # fmt: skip
+                    crowded,
+                    decider.ended.most,
+                    topics.query,
+                )
             return decider.snapshot(self.chunk_bytes, carried=carried, present=self._present), ended
 
         records, ended = await self.runtime.in_thread(made)
@@ -162,9 +170,10 @@ class LearnerLog:
         end = (await self.runtime.end_offsets((self.changelog,)))[self.changelog, 0]
         if start > end:
             raise CorruptState(
-                f"{self.changelog}, which {self.topic} says is read from offset {start}", f"end {end}",
+                f"{self.changelog}, which {self.topic} says is read from offset {start}",
+                f"end {end}",
                 "the log that these snapshots stand for",
-            )  # fmt: skip
+            )
         return start
 
     async def _remove_foreign(self, found: Recovered, values: Mapping[bytes, bytes]) -> None:
@@ -174,8 +183,10 @@ class LearnerLog:
                 log.error(
                     "%s: the record under key %s is not the learner's and is deleted; it began with %r. Only the "
                     "decider may write to this topic: see SECURITY.md for its ACLs",
-                    topic, shown(key), values[key][:80],
-                )  # fmt: skip
+                    topic,
+                    shown(key),
+                    values[key][:80],
+                )
         rows, records = found.foreign
         await self.table.put_all((key, found.carried[key], 0) for key in rows if key in found.carried)
         await self.table.drop_all((key, 0) for key in rows if key not in found.carried)
@@ -190,8 +201,10 @@ class LearnerLog:
             # Usually these are records that left no row, and will again leave none.
             log.info(
                 "%s: the group has committed %d, the log ends before %d: reading again from there",
-                topic, committed, ends[topic],
-            )  # fmt: skip
+                topic,
+                committed,
+                ends[topic],
+            )
 
     async def _report_expired(self, found: Recovered) -> None:
         """Log which records retention removed before the learner read them: they are never decided or learned."""
@@ -204,8 +217,11 @@ class LearnerLog:
                 log.error(
                     "%s: up to %d records expired unread (offsets %d to %d): the room was down for longer than the "
                     "topic's retention; their queries were never answered; send them again",
-                    topic, lost, read, read + lost - 1,
-                )  # fmt: skip
+                    topic,
+                    lost,
+                    read,
+                    read + lost - 1,
+                )
 
 
 def _slices(keys: Sequence[bytes]) -> Iterator[Sequence[bytes]]:

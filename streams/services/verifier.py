@@ -46,10 +46,15 @@ class VerifierRoom:
             if error.fatal:
                 raise Crash(f"{step.query_id}/{step.step}: {error}") from error
             answer = Answer(
-                query_id=step.query_id, status="failed", by="verifier", action=step.forest.action, group=step.group,
-                seq=step.seq, error=f"{type(error).__name__}: {error}",
+                query_id=step.query_id,
+                status="failed",
+                by="verifier",
+                action=step.forest.action,
+                group=step.group,
+                seq=step.seq,
+                error=f"{type(error).__name__}: {error}",
                 fault="infrastructure" if error.infrastructure else "",
-            )  # fmt: skip
+            )
             await runtime.send(Outgoing(runtime.topics.answer, key_of(step.query_id), encode(answer)))
             return
         await runtime.send(Outgoing(topic, key_of(step.query_id), encode(verification)))
