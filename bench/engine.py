@@ -21,9 +21,9 @@ from agents.catalogue.file import load_catalogue
 from agents.catalogue.models import Catalogue, Model
 from agents.search.search import Job, SearchRules, begin, draft, resume
 from agents.serving.registry import EngineOptions, engine_for, hosted_model
-from agents.serving.vllm.host import EngineHost
-from agents.serving.vllm.requests import GeneratedDraft, Generation
-from agents.serving.vllm.settings import HostSettings, prepare_environment
+from agents.serving.vllm_host import EngineHost
+from agents.serving.vllm_requests import GeneratedDraft, Generation
+from agents.serving.vllm_settings import HostSettings, prepare_environment
 from agents.verifier.prm import VerifierOptions, start_verifier
 from schemas.action import Action
 from schemas.decision import Decision, PolicyState
@@ -244,9 +244,9 @@ def time_raw(plan: EnginePlan, folder: Path) -> None:
     calls = msgspec.json.decode((folder / "calls.json").read_bytes(), type=list[list[Generation]])
     hosted = hosted_model(largest(catalogue), EngineOptions(threads=1))
     prepare_environment(HostSettings(models=(hosted,), offline=True, threads=1), os.environ, sys.modules)
-    from agents.serving.vllm import adapter  # imports vLLM, which reads that environment
+    from agents.serving import vllm_adapter  # imports vLLM, which reads that environment
 
-    engine = adapter.build_engine(hosted)
+    engine = vllm_adapter.build_engine(hosted)
     _drive(engine, calls[:8], plan.in_flight)
     engine.reset_prefix_cache()
     began, before_s = time.perf_counter(), time.process_time()
@@ -257,7 +257,7 @@ def time_raw(plan: EnginePlan, folder: Path) -> None:
 
 def _drive(engine: Any, calls: Sequence[Sequence[Generation]], in_flight: int) -> int:
     """Step an engine through calls, `in_flight` of them open at once; return the tokens it made."""
-    from agents.serving.vllm import adapter
+    from agents.serving import vllm_adapter
 
     waiting, tokens = list(reversed(calls)), 0
     left: dict[int, int] = {}
@@ -268,7 +268,7 @@ def _drive(engine: Any, calls: Sequence[Sequence[Generation]], in_flight: int) -
             left[number] = len(call)
             for at, request in enumerate(call):
                 call_of[f"{number}-{at}"] = number
-                adapter.add(engine, f"{number}-{at}", request)
+                vllm_adapter.add(engine, f"{number}-{at}", request)
         for reply in engine.step():
             if reply.finished:
                 tokens += len(reply.outputs[0].token_ids)

@@ -38,7 +38,7 @@ class DraftNumbers(Protocol):
 
 @dataclass(frozen=True)
 class PhaseCost:
-    """One term of the price."""
+    """What one phase of a search takes, and one term of its price: operations, and bytes moved."""
 
     flops: float = 0.0
     bytes: float = 0.0

@@ -1,7 +1,13 @@
 """Model serving, below the executor and the verifier: engines in this process, servers elsewhere, and their states.
 
 engine    the engine protocol: prefixes in, drafts of one step out
-vllm      vLLM in this process: one thread hosts every engine
+vllm_*    vLLM in this process: callers submit from any thread, and one thread owns and steps every engine
+  settings    what to host, the environment variables vLLM needs, and how much KV cache an engine gets
+  host        the thread-safe face: submit, run, load, unload, close
+  loop        the engine thread's body; steps every engine with work in turn
+  adapter     the one file that speaks vLLM's API
+  requests    token ids in, text or class probabilities out; what is answered together; counters of one engine
+  skywork     a process reward model vLLM has no class for
 http      models served elsewhere, over HTTP; the one retry policy, and what a deadline cuts off
 recorded  recorded searches, looked up instead of computed
 registry  from a catalogue entry to one of these; the models of a process, loaded in the background, and their states
@@ -16,9 +22,9 @@ from agents.serving.errors import (
     RequestRefusedError,
     ServingError,
 )
-from agents.serving.vllm.host import EngineHost
-from agents.serving.vllm.requests import GeneratedDraft, Generation, Pooled, Pooling
-from agents.serving.vllm.settings import HostedModel, HostSettings
+from agents.serving.vllm_host import EngineHost
+from agents.serving.vllm_requests import GeneratedDraft, Generation, Pooled, Pooling
+from agents.serving.vllm_settings import HostedModel, HostSettings
 
 __all__ = [
     "GeneratedDraft",

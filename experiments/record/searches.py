@@ -24,10 +24,10 @@ from agents.serving.registry import EngineOptions, start_engines
 from agents.verifier.formats import StepTagFormat
 from agents.verifier.prm import ProcessRewardModel, Verifier, VerifierOptions, start_verifier
 from experiments.record.questions import Question
-from experiments.record.sampler.engine import TorchEngine
-from experiments.record.sampler.pump import Pump
-from experiments.record.sampler.texts import Stepwise
-from experiments.record.sampler.verifier import TorchRows
+from experiments.sampler.engine import TorchEngine
+from experiments.sampler.pump import Pump
+from experiments.sampler.texts import Stepwise
+from experiments.sampler.verifier import TorchRows
 from schemas.action import Action
 from schemas.forest import Forest
 from schemas.query import Message

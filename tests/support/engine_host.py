@@ -16,8 +16,8 @@ class HostKeeper:
         self.host: Any = None
 
     def living(self) -> Any:
-        from agents.serving.vllm.host import EngineHost
-        from agents.serving.vllm.settings import HostedModel, HostSettings
+        from agents.serving.vllm_host import EngineHost
+        from agents.serving.vllm_settings import HostedModel, HostSettings
 
         if self.host is None or self.host.failure is not None:
             step_tag_id = make_tokenizer().convert_tokens_to_ids("<|step|>")

@@ -8,7 +8,7 @@ import pytest
 from agents.catalogue.models import Architecture, EngineSettings, StepTags, VerifierModel
 from agents.serving.errors import PromptTooLongError
 from agents.serving.prompts import ChatPrompts
-from agents.serving.vllm.requests import Pooling
+from agents.serving.vllm_requests import Pooling
 from agents.verifier.formats import SkyworkFormat, StepTagFormat
 from agents.verifier.prm import ScoreCountError, VerifierOptions, start_verifier
 from schemas.search import Scored

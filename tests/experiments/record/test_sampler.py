@@ -10,11 +10,11 @@ import torch
 from agents.catalogue.models import Sampling
 from agents.serving.engine import Drafted, Prefix
 from agents.serving.prompts import ChatPrompts
-from experiments.record.sampler.decoder import Decoder
-from experiments.record.sampler.draws import bits, cumulative, draw, uniforms
-from experiments.record.sampler.engine import TorchEngine
-from experiments.record.sampler.pump import Pump
-from experiments.record.sampler.verifier import TorchRows
+from experiments.sampler.decoder import Decoder
+from experiments.sampler.draws import bits, cumulative, draw, uniforms
+from experiments.sampler.engine import TorchEngine
+from experiments.sampler.pump import Pump
+from experiments.sampler.verifier import TorchRows
 from schemas.query import Message
 
 SAMPLING = Sampling(temperature=1.0, step_tokens=10, depth_limit=5)

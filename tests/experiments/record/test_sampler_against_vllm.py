@@ -19,8 +19,8 @@ from agents.catalogue.file import load_catalogue
 from agents.catalogue.models import Catalogue, Sampling
 from agents.serving.engine import Prefix
 from agents.serving.prompts import ChatPrompts
-from experiments.record.sampler.decoder import Decoder
 from experiments.record.searches import Bench, open_bench
+from experiments.sampler.decoder import Decoder
 from schemas.query import Message
 
 ROOT = Path(__file__).parents[3]

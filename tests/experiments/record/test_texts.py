@@ -9,7 +9,7 @@ from agents.catalogue.models import Sampling, VerifierModel
 from agents.serving.engine import Continuer, EngineCounts, Prefix
 from agents.serving.prompts import ChatPrompts
 from agents.verifier.formats import StepTagFormat
-from experiments.record.sampler.texts import Reencoding, Stepwise, closes
+from experiments.sampler.texts import Reencoding, Stepwise, closes
 from schemas.query import Message
 
 ROOT = Path(__file__).parents[3]

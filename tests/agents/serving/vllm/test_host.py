@@ -16,9 +16,9 @@ from agents.serving.errors import (
     UnknownEngineError,
 )
 from agents.serving.prompts import ChatPrompts
-from agents.serving.vllm.host import EngineHost
-from agents.serving.vllm.requests import Generation, Pooling
-from agents.serving.vllm.settings import HostedModel, HostSettings
+from agents.serving.vllm_host import EngineHost
+from agents.serving.vllm_requests import Generation, Pooling
+from agents.serving.vllm_settings import HostedModel, HostSettings
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(300)]
 

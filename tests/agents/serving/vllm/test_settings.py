@@ -5,7 +5,7 @@ import pytest
 from agents.catalogue.models import Architecture, EngineSettings, Model, Sampling
 from agents.serving.errors import EngineEnvironmentError
 from agents.serving.registry import HostingOptions, hosted_model
-from agents.serving.vllm.settings import (
+from agents.serving.vllm_settings import (
     GIB,
     HostedModel,
     HostSettings,

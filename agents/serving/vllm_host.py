@@ -22,7 +22,7 @@ from agents.serving.errors import (
     HostClosedError,
     ServingError,
 )
-from agents.serving.vllm.requests import (
+from agents.serving.vllm_requests import (
     EngineStatistics,
     GeneratedDraft,
     Generation,
@@ -32,10 +32,10 @@ from agents.serving.vllm.requests import (
     Request,
     RequestGroup,
 )
-from agents.serving.vllm.settings import HostedModel, HostSettings, prepare_environment
+from agents.serving.vllm_settings import HostedModel, HostSettings, prepare_environment
 
 if TYPE_CHECKING:
-    from agents.serving.vllm.loop import Command, EngineLoop
+    from agents.serving.vllm_loop import Command, EngineLoop
 
 
 T = TypeVar("T")
@@ -202,8 +202,8 @@ class EngineHost:
     def _serve(self) -> None:
         """Run the engine thread: import vLLM, load, serve, and let nobody wait for a dead thread."""
         try:
-            from agents.serving.vllm import adapter
-            from agents.serving.vllm.loop import EngineLoop
+            from agents.serving import vllm_adapter
+            from agents.serving.vllm_loop import EngineLoop
         except BaseException as missing:  # whatever it is, nobody must wait for a thread that is gone
             error = EngineEnvironmentError(
                 f"vllm cannot be imported ({type(missing).__name__}: {missing}); install vllm or, without a GPU, "
@@ -216,11 +216,11 @@ class EngineHost:
         ended: ServingError | None = None
         try:
             if self._settings.threads is not None:
-                adapter.set_threads(self._settings.threads)
-            adapter.register_models()
+                vllm_adapter.set_threads(self._settings.threads)
+            vllm_adapter.register_models()
             for model in self._settings.models:
                 self.context_tokens[model.name] = loop.load(model)
-            self.vllm_name, self.vllm_version = adapter.distribution()
+            self.vllm_name, self.vllm_version = vllm_adapter.distribution()
             with self._lock:
                 self._over = self._over if self._closing else None
             self._ready.set_result(None)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from experiments.record.sampler.cache import Cache
+from experiments.sampler.cache import Cache
 
 HIDDEN = -1e30  # finite: a prefix of nothing must not become NaN
 # e to this is nothing beside 1 in float32, and still a normal number: exp takes 20 to 60 times as long to underflow.

@@ -25,12 +25,12 @@ from torch import Tensor
 from agents.catalogue.models import Sampling
 from agents.serving.engine import Continuation, Drafted, EngineCounts, Prefix, check_seeds
 from agents.serving.prompts import ChatPrompts
-from experiments.record.sampler.cache import Cache
-from experiments.record.sampler.decoder import Decoder
-from experiments.record.sampler.draws import cumulative, draw, uniforms
-from experiments.record.sampler.kept import Ids, Kept
-from experiments.record.sampler.pump import Pump
-from experiments.record.sampler.texts import STEPS, Reencoding
+from experiments.sampler.cache import Cache
+from experiments.sampler.decoder import Decoder
+from experiments.sampler.draws import cumulative, draw, uniforms
+from experiments.sampler.kept import Ids, Kept
+from experiments.sampler.pump import Pump
+from experiments.sampler.texts import STEPS, Reencoding
 from schemas.forest import Finish
 from schemas.search import Served
 

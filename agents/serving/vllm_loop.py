@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable
 from queue import Empty, SimpleQueue
 from typing import Any
 
+from agents.serving import vllm_adapter
 from agents.serving.errors import (
     EngineDiedError,
     EngineFaultError,
@@ -18,9 +19,8 @@ from agents.serving.errors import (
     ServingError,
     UnknownEngineError,
 )
-from agents.serving.vllm import adapter
-from agents.serving.vllm.requests import EngineStatistics, GeneratedDraft, RequestGroup
-from agents.serving.vllm.settings import HostedModel
+from agents.serving.vllm_requests import EngineStatistics, GeneratedDraft, RequestGroup
+from agents.serving.vllm_settings import HostedModel
 
 log = logging.getLogger(__name__)
 
@@ -32,8 +32,8 @@ class OwnedEngine:
 
     def __init__(self, model: HostedModel, statistics: EngineStatistics) -> None:
         self.name = model.name
-        self.engine = adapter.build_engine(model)
-        self.context_tokens = adapter.context_tokens(self.engine)
+        self.engine = vllm_adapter.build_engine(model)
+        self.context_tokens = vllm_adapter.context_tokens(self.engine)
         self.in_flight: dict[str, tuple[RequestGroup, int]] = {}
         self.died: EngineDiedError | None = None
         self.statistics = statistics
@@ -43,7 +43,7 @@ class OwnedEngine:
         added: list[str] = []
         try:
             for request_id, request in zip(group.ids, group.requests, strict=True):
-                adapter.add(self.engine, request_id, request)
+                vllm_adapter.add(self.engine, request_id, request)
                 added.append(request_id)
         except ServingError as error:
             self.engine.abort_request(added)
@@ -79,7 +79,7 @@ class OwnedEngine:
             return
         group, index = waiting
         try:
-            output = adapter.output_of(reply)
+            output = vllm_adapter.output_of(reply)
         except EngineFaultError as error:
             group.fail(error)
             self.abort(group)
@@ -182,7 +182,7 @@ class EngineLoop:
             self._free(owned)
         if self.engines:
             self.engines.clear()
-            adapter.shut_down()
+            vllm_adapter.shut_down()
 
     def _owned(self, name: str) -> OwnedEngine:
         if self._over is not None:
@@ -212,7 +212,7 @@ class EngineLoop:
 
     def _free(self, owned: OwnedEngine) -> None:
         try:
-            adapter.free(owned.engine)
+            vllm_adapter.free(owned.engine)
         except Exception:  # a dead engine may not even be able to leave
             log.exception("%s: vllm did not free everything", owned.name)
 

@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from agents.serving.prompts import ChatPrompts
-from experiments.record.sampler.decoder import Decoder
-from experiments.record.sampler.kept import Ids, Kept
-from experiments.record.sampler.pump import Pump
+from experiments.sampler.decoder import Decoder
+from experiments.sampler.kept import Ids, Kept
+from experiments.sampler.pump import Pump
 
 ROWS = 512
 SIBLINGS = 8

@@ -14,9 +14,9 @@ from safetensors.torch import load_file
 from torch import Tensor
 from torch.nn import functional
 
-from experiments.record.sampler.attention import LEAST, View, part
-from experiments.record.sampler.cache import Cache
-from experiments.record.sampler.checkpoint import CheckpointError, Shape
+from experiments.sampler.attention import LEAST, View, part
+from experiments.sampler.cache import Cache
+from experiments.sampler.checkpoint import CheckpointError, Shape
 
 
 class Decoder:

@@ -3,7 +3,7 @@
 A Qwen2 body and one linear value head over every hidden state; the score of a position is the sigmoid of
 its value. Weights are named `model.*` and `v_head.summary.*`. The engine host registers the class itself;
 a separate `vllm serve --runner pooling` finds it through the entry point group `vllm.general_plugins`, which
-`pyproject.toml` points at `agents.serving.vllm.adapter:register_models`.
+`pyproject.toml` points at `agents.serving.vllm_adapter:register_models`.
 """
 
 from collections.abc import Iterable

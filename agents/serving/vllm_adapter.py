@@ -18,15 +18,15 @@ from vllm.sampling_params import RequestOutputKind
 from vllm.v1.engine.llm_engine import LLMEngine
 
 from agents.serving.errors import EngineFaultError, RequestRefusedError
-from agents.serving.vllm.requests import SEED_LIMIT, GeneratedDraft, Generation, Output, Pooled, Request
-from agents.serving.vllm.settings import HostedModel
+from agents.serving.vllm_requests import SEED_LIMIT, GeneratedDraft, Generation, Output, Pooled, Request
+from agents.serving.vllm_settings import HostedModel
 
 STEP_TOKENS = 8192  # prompt tokens that enter one step; more wait for the next
 
 
 def register_models() -> None:
     """Add the architectures vLLM lacks. Registered as classes: by name vLLM would start a process to look."""
-    from agents.serving.vllm.skywork import ARCHITECTURE, Qwen2ForPrmModel
+    from agents.serving.vllm_skywork import ARCHITECTURE, Qwen2ForPrmModel
 
     ModelRegistry.register_model(ARCHITECTURE, Qwen2ForPrmModel)
 
