@@ -301,7 +301,7 @@ class Settings(Section, frozen=True):
 
     >>> settings = Settings(kafka=KafkaSettings(prefix="trial."))
     >>> settings.replace(policy_options='{"alpha": 0.5}')
-    Settings(kafka=KafkaSettings(prefix='trial.'), policy=Policy(options={'alpha': 0.5}))
+    Settings(kafka=KafkaSettings(prefix='trial.'), policy=PolicySettings(options={'alpha': 0.5}))
     """
 
     catalogue: str = "infra/catalogue/mini.yaml"

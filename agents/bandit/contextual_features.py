@@ -47,6 +47,8 @@ class ContextualFeatures(FeatureMap):
         names: Of the features, J of them: `one`, a coordinate, `model …`, `shape …`.
         anchors: A cost for each action, shape (n,): what costs are measured in, so that dear and cheap actions share
             a scale.
+        scale, scales: What a guess of a cost is multiplied by, for any model and for those of which a cost is known. An
+            action has the same anchor whether it came before its model's costs were known or after.
         offset, directions: The projection, shapes (query_dim,) and (rank - 1, query_dim); the counts come first.
     """
 
@@ -55,7 +57,8 @@ class ContextualFeatures(FeatureMap):
         self.names: list[str] = []
         self.sizes: list[float] = []
         self.anchors: Vector = np.zeros(0)
-        self._size_range = (0.0, 0.0)
+        self.scale, self.scales = 1.0, dict[str, float]()
+        self._size_range, self._first_shape = (0.0, 0.0), ""
         self.transform(*_usual_projection(settings, settings.query_rank))
 
     @property
@@ -136,6 +139,9 @@ class ContextualFeatures(FeatureMap):
             "sizes": self.sizes,
             "names": self.names,
             "size_range": self._size_range,
+            "first_shape": self._first_shape,
+            "scale": self.scale,
+            "scales": self.scales,
         }
         arrays = {
             "sides": self.sides,
@@ -149,7 +155,8 @@ class ContextualFeatures(FeatureMap):
         """Become the map that `snapshot` saved."""
         self.ids, self.models, self.active = list(meta["ids"]), list(meta["models"]), list(meta["active"])
         self.sizes, self.names = list(meta["sizes"]), list(meta["names"])
-        self._size_range = tuple(meta["size_range"])
+        self._size_range, self._first_shape = tuple(meta["size_range"]), meta["first_shape"]
+        self.scale, self.scales = meta["scale"], dict(meta["scales"])
         self.index = {action_id: i for i, action_id in enumerate(self.ids)}
         self.sides, self.anchors = arrays["sides"], arrays["anchors"]
         self.transform(arrays["offset"], arrays["directions"])
@@ -168,15 +175,20 @@ class ContextualFeatures(FeatureMap):
             known = [math.log(size) for size in self.sizes if size > 0]
             self._size_range = (min(known, default=0.0), max(known, default=0.0))
             self.names = ["one", *self._varying()]
-        shapes = list(dict.fromkeys(map(_shape, self.ids)))
+            shapes = set(map(_shape, self.ids))
+            self._first_shape = shapes.pop() if len(shapes) == 1 else ""
         found = [f"model {model}" for model in dict.fromkeys(self.models)]
-        found += [f"shape {shape}" for shape in shapes if len(shapes) > 1]
+        # Where there was one shape at first, it is what others differ from: rows from then have no column of theirs.
+        found += [f"shape {s}" for s in dict.fromkeys(map(_shape, self.ids)) if s != self._first_shape]
         self.names += [name for name in found if name not in self.names]
         if first and self.dim > MOST_COLUMNS:
             rank = min(len(self.directions), max(MOST_COLUMNS // len(self.names) - 1, len(COUNTS)))
             self.transform(self.offset, self.directions[:rank])
         self.sides = np.array([self._features(i) for i in range(len(self.ids))]).reshape(len(self.ids), -1)
-        fresh = [self._anchor(i) for i in range(len(self.anchors), len(self.ids))]
+        fresh = [
+            self.guess(i) * self.scales.get(self.models[i], self.scale)
+            for i in range(len(self.anchors), len(self.ids))
+        ]
         self.anchors = np.concatenate([self.anchors, fresh])
         self.coordinates = np.zeros((len(self.ids), 0))
 
@@ -209,15 +221,6 @@ class ContextualFeatures(FeatureMap):
             f"shape {_shape(self.ids[at])}": 1.0,
         }
         return [plain.get(name, 0.0) for name in self.names]
-
-    def _anchor(self, at: int) -> float:
-        """Return a guess of an action's cost: parameters times paths, in the unit of the existing anchors."""
-        guess = self.guess(at)
-        if not len(self.anchors):
-            return guess
-        # The anchors of a prior are measured: the new action's guess is brought to their scale.
-        guesses = [self.guess(i) for i in range(len(self.anchors))]
-        return guess * math.exp(float(np.median(np.log(self.anchors) - np.log(guesses))))
 
     def guess(self, at: int) -> float:
         """Return parameters times paths of an action: what it may cost, up to a factor that all share."""

@@ -86,30 +86,29 @@ DOUBT: Final = (1.0, 10.0)
 
 
 def set_anchors(features: ContextualFeatures, history: History) -> None:
-    """Set each action's anchor to its mean cost, shrunk towards that of its model, and that towards its guess.
-
-    The guess is the previous anchor, rescaled to the costs that were seen.
-    """
-    guess = features.anchors
-    n = len(guess)
+    """Set each action's anchor to its mean cost, shrunk towards that of its model, and that towards a guess."""
+    n = len(features.ids)
+    guess = np.array([features.guess(action) for action in range(n)])
     weights = 1.0 / history.propensity
     cost = np.exp(history.log_cost - np.log(guess[history.action]))  # in units of the guess
     counts = np.bincount(history.action, minlength=n)
     found = np.bincount(history.action, weights * cost, n)
     whole = np.bincount(history.action, weights, n)
-    level = math.exp(float(np.average(np.log(found[counts > 0] / whole[counts > 0]))))
+    features.scale = math.exp(float(np.average(np.log(found[counts > 0] / whole[counts > 0]))))
+    features.scales = {}
     of_models, of_actions = DOUBT
     models = np.array(features.models)
     for model in dict.fromkeys(features.models):
         own = models == model
-        trust = counts[own].sum() / (counts[own].sum() + of_models)
-        mine = level
-        if trust:
-            mine *= math.exp(trust * math.log(found[own].sum() / whole[own].sum() / level))
+        scale = features.scale
+        if seen := int(counts[own].sum()):
+            apart = math.log(found[own].sum() / whole[own].sum() / features.scale)
+            scale *= math.exp(seen / (seen + of_models) * apart)
+            features.scales[model] = scale
         for action in np.flatnonzero(own):
             trust = counts[action] / (counts[action] + of_actions)
-            apart = math.log(found[action] / whole[action] / mine) if trust else 0.0
-            features.anchors[action] = guess[action] * mine * math.exp(trust * apart)
+            apart = math.log(found[action] / whole[action] / scale) if trust else 0.0
+            features.anchors[action] = guess[action] * scale * math.exp(trust * apart)
 
 
 def fit_directions(features: ContextualFeatures, history: History, targets: Matrix) -> Matrix:
@@ -196,8 +195,10 @@ def _departures(features: ContextualFeatures, history: History, targets: Matrix)
     """
     n, questions = len(features.ids), len(history.queries)
     sides = features.sides[history.action]  # (m, J)
-    kinds = [name.split(" ")[0] for name in features.names]
-    lengths = np.zeros((questions, sides.shape[1]))
+    # What no row has, an action that nobody tried yet, must change nothing of what the others say.
+    seen = np.flatnonzero(sides.any(axis=0))
+    sides, kinds = sides[:, seen], [features.names[j].split(" ")[0] for j in seen]
+    lengths = np.zeros((questions, len(seen)))
     np.add.at(lengths, history.question, sides**2 * history.weights[:, None])
     found = []
     for observed in targets.T:

@@ -35,7 +35,7 @@ def test_every_configuration_has_its_terms_before_the_first_query_and_after(aliv
     assert fresh["candidates"] == len(fresh["configurations"]) == 56
     assert fresh["policy"]["version"] == 0
     with alive.http() as client:
-        for _ in range(4):
+        for _ in range(16):  # until both models have been tried twice
             said = {"model": "auto", "messages": QUESTION, "uniscale": {"reference": "5"}}
             assert client.post("/v1/chat/completions", json=said).status_code == 200
     found = decided(alive).json()

@@ -437,3 +437,31 @@ def test_a_state_is_loaded_to_the_byte_and_goes_on_alike(refits: tuple[int, ...]
         each.add_actions([ActionVector("new/1/1/1", "new", np.ones(4), NEW[1])])
         live(each, 300, aim=aim, traffic=questions)
     assert other.state() == policy.state()
+
+
+@pytest.mark.parametrize("first", [3, 1], ids=["searches", "one shape"])
+def test_what_is_offered_later_changes_nothing_of_what_was_learned_before(first: int) -> None:
+    """A log is read back with every action it ever offered there from the start: both must come to the same."""
+    early, late, traffic = contextual(), contextual(), Traffic(6)
+    known = [each for each in actions() if int(each.action_id.split("/")[1]) in (1, 4, 16)[:first]]
+    ids = {each.action_id for each in known}
+    added = [each for each in actions() if each.action_id not in ids]
+    added += [ActionVector(f"new/{qp}/1/1", "new", np.ones(4), NEW[1]) for qp in (1, 4)]
+    for policy in (early, late):
+        policy.add_actions(known)
+    early.add_actions(added)
+    early.remove_actions([each.action_id for each in added])
+    for at in range(400):
+        if at == 333:  # after a refit, before the next
+            for policy in (early, late):
+                policy.add_actions(added)
+        query_id, query, hard = traffic.question()
+        chosen = late.features.ids[int(traffic.rng.integers(len(late.features.ids)))]
+        correct, log_cost = traffic.outcome(chosen, hard)
+        seen = Observation(query_id, query, chosen, correct, correct, log_cost, correct, _plain())
+        for policy in (early, late):
+            policy.expect([Pending(query_id, query, chosen)])
+            policy.update([seen])
+        if at in (150, 332, 340, 399):
+            one, other = (p.estimates.predicted(p.features.short(query)) for p in (early, late))
+            assert one[: len(other)] == pytest.approx(other, rel=1e-8), at
