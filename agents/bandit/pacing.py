@@ -188,8 +188,9 @@ EVERY: Final = 20
 """Decisions between two solutions for λ; one solution takes about 5 ms with 168 actions."""
 
 CATCH_UP: Final = 50.0
-"""Decisions over which earlier overspending or underspending is compensated. Where λ jumps between two mixes, spend swings
-about the target by as much as it takes to reach the next: with 100, by up to 14 % after 1,000 queries, with 50 by 3."""
+"""Decisions over which earlier overspending or underspending is compensated. Where λ jumps between two mixes, spend
+swings about the target by as much as it takes to reach the next: with 100, by up to 14 % after 1,000 queries, with 50
+by 3."""
 
 TRUST: Final = 20.0
 """Weight of the predictions, in outcomes, against the account's correction of them."""
