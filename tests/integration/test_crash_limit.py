@@ -25,7 +25,7 @@ import asyncio, os, signal, sys
 from streams.metrics import Metrics
 from streams.runtime.base import Crash
 from streams.runtime.kafka import KafkaRuntime
-from streams.runtime.base import Record
+from streams.runtime.base import ConsumerRecord
 from streams.settings import Settings
 
 async def main():
@@ -33,7 +33,7 @@ async def main():
     runtime = KafkaRuntime(settings, Metrics("embedder"), room="embedder")
     await runtime.app.producer.start()
     def record(offset, name):
-        return Record(runtime.topics.query, 0, offset, 0, b"k", b'{"query_id": "%s"}' % name)
+        return ConsumerRecord(runtime.topics.query, 0, offset, 0, b"k", b'{"query_id": "%s"}' % name)
     async def poison(records):
         await asyncio.sleep(0.05)
         if sys.argv[1] == "error":

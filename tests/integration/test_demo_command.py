@@ -71,7 +71,9 @@ def test_make_demo_streams_its_questions_serves_the_page_and_leaves_a_summary_an
     assert audit["learner"]["updates"] == audit["learner"]["applied"] == QUESTIONS + AGAIN
     assert f"audit: {2 * QUESTIONS + AGAIN} queries, 0 discrepancies" in said
     assert "adapted_after" in summary
-    assert (summary["drift"]["queries"], summary["drift"]["times"]) == (AGAIN, 3.0)
+    # One that tries a model of which hardly anything is known yet is no choice between the two prices.
+    assert summary["drift"]["times"] == 3.0
+    assert 0 < summary["drift"]["queries"] <= AGAIN
     assert summary["drift_sentence"] in " ".join(said.split())
     assert summary["control"]["queries"] == summary["policy"]["queries"] == QUESTIONS
     assert f"of always asking {CONTROL}" in " ".join(said.split())

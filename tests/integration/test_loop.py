@@ -88,7 +88,9 @@ def test_the_order_of_decisions_and_updates_has_no_gap_among_decisions_before_th
     assert versions == sorted(versions)
     assert decisions[0].reason == "warm-up"
     assert decisions[0].propensity == pytest.approx(1 / 56)
-    assert {d.reason for d in decisions[10:]} == {"policy"}
+    # After the warm-up, a model with fewer than two outcomes is still tried now and then.
+    assert {d.reason for d in decisions[10:]} <= {"policy", "warm-up"}
+    assert decisions[-1].reason == "policy"
 
 
 def test_the_learners_log_calls_for_every_decision_and_a_forged_one_is_found(loop: Any) -> None:
