@@ -359,7 +359,7 @@ def write_results(
         shutil.copyfile(path, folder / path.name)
     page = folder / "README.md"
     figures = "\n\n".join(f"![{name}]({path.name})" for name, path in drawn.items())
-    blocks = "\n\n".join(f"<!-- made: {name} -->\n<!-- /made -->" for name in MADE)
+    blocks = "\n\n".join(f"<!-- made: {name} -->\n<!-- /made -->" for name in ("main", "frontier"))
     begun = f"# Results on {tables['outcomes']['name']}\n\n{blocks}\n\n{figures}\n"
     page.write_text(
         filled(page.read_text(encoding="utf-8") if page.is_file() else begun, tables), encoding="utf-8"
