@@ -142,11 +142,10 @@ class Regression:
         self.variances, noises = estimated([each for each, _ in levels], blocks, usual, self._term, ROUNDS)
         # A row alone has the noise of a row, and of its share of what its model and its question have of their own.
         rows = len(history.question)
-        self.noise, total = noises[0], sum(each.count for each, _ in levels)
-        left = total
+        self.noise, left = noises[0], float(rows)
         for at in range(1, len(noises)):
             left -= levels[at - 1][0].count  # means at this level
-            self.noise += max(noises[at] - noises[at - 1], 0.0) * left / total
+            self.noise += max(noises[at] - noises[at - 1], 0.0) * left / rows
         a, b, self.square = np.zeros_like(levels[0][0].gram), np.zeros((len(blocks), targets.shape[1])), 0.0
         for (each, moment), noise in zip(levels, noises, strict=True):
             a += each.gram * (self.noise / noise)

@@ -9,13 +9,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
-from scipy.linalg import lapack
 
 from agents.bandit.contextual_features import ContextualFeatures, bounded, surface_directions
 from agents.bandit.errors import CorruptState, InvalidObservation, PriorRefused
 from agents.bandit.features import COUNTS
 from agents.bandit.learner import header, pack, plain, unpack, values
 from agents.bandit.policy import ActionVector, Matrix, Observation, Vector
+from agents.bandit.ridge import inverted
 
 if TYPE_CHECKING:
     from agents.bandit.contextual import Contextual
@@ -404,15 +404,6 @@ def _means(x: Matrix, y: Matrix, starts: np.ndarray) -> tuple[Matrix, Matrix]:
 
 CHUNK: Final = 64
 """Questions whose rows are held at a time."""
-
-
-def inverted(matrix: Matrix) -> Matrix:
-    """Return the inverse of a symmetric, positive definite matrix."""
-    low, info = lapack.dpotrf(matrix, lower=1, clean=1)
-    if info:
-        raise np.linalg.LinAlgError(f"the matrix is not positive definite at pivot {info}")
-    half, _ = lapack.dpotri(low, lower=1)
-    return np.asarray(np.tril(half) + np.tril(half, -1).T)
 
 
 # The memory: how a policy that began without a prior learns directions, anchors and variances from its own outcomes.

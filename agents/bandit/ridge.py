@@ -369,11 +369,7 @@ class Ridge:
         Raises:
             LinAlgError: A is no longer positive definite; fold the log again.
         """
-        low, info = lapack.dpotrf(self.a, lower=1, clean=1)
-        if info:
-            raise np.linalg.LinAlgError(f"A is not positive definite at pivot {info}; fold the log again")
-        half, _ = lapack.dpotri(low, lower=1)
-        self.inverse = np.tril(half) + np.tril(half, -1).T
+        self.inverse = inverted(self.a)
         self.theta = self.inverse @ self.b
 
     def snapshot(self) -> dict[str, np.ndarray]:
@@ -409,4 +405,22 @@ def _whole(lower: Vector, dim: int) -> Matrix:
     """Return the symmetric matrix of a lower triangle."""
     matrix = np.zeros((dim, dim))
     matrix[np.tril_indices(dim)] = lower
-    return np.asarray(matrix + np.tril(matrix, -1).T)
+    return _mirrored(matrix)
+
+
+def inverted(a: Matrix) -> Matrix:
+    """Return the inverse of a symmetric, positive definite matrix, symmetric to the bit.
+
+    Raises:
+        LinAlgError: A is no longer positive definite; fold the log again.
+    """
+    low, info = lapack.dpotrf(a, lower=1, clean=1)
+    if info:
+        raise np.linalg.LinAlgError(f"A is not positive definite at pivot {info}; fold the log again")
+    half, _ = lapack.dpotri(low, lower=1)
+    return _mirrored(half)
+
+
+def _mirrored(matrix: Matrix) -> Matrix:
+    """Return the symmetric matrix whose lower triangle stands in this one."""
+    return np.asarray(np.tril(matrix) + np.tril(matrix, -1).T)
