@@ -27,6 +27,18 @@ with_catalogue = click.option(
     "--catalogue", type=PATH, default=CATALOGUE, show_default=True, help="The models and verifiers."
 )
 with_jobs = click.option("--jobs", type=click.IntRange(min=1), help="Processes; default: one per core.")
+with_half = click.option(
+    "--half",
+    type=click.IntRange(0, 1),
+    help="For development: half of history is history, this half is judged, no live question is used.",
+)
+with_batch = click.option(
+    "--batch",
+    type=click.IntRange(min=1),
+    default=1,
+    show_default=True,
+    help="Queries that the policy decides together.",
+)
 with_cache = click.option(
     "--cache",
     type=PATH,
@@ -253,18 +265,8 @@ def prior(
     help="Questions of history that rows learn from: a number, drawn anew in each order, or `third`, all of it.",
 )
 @click.option("--live", type=click.IntRange(min=10), help="Ask about this many of the live questions only.")
-@click.option(
-    "--half",
-    type=click.IntRange(0, 1),
-    help="For development: half of history is history, this half is judged, no live question is used.",
-)
-@click.option(
-    "--batch",
-    type=click.IntRange(min=1),
-    default=1,
-    show_default=True,
-    help="Queries that a policy decides together.",
-)
+@with_half
+@with_batch
 @click.option(
     "--policy", "policies", multiple=True, help="Only these policies, next to the fixed mix and the ceilings."
 )
@@ -392,18 +394,8 @@ def frontier(
     show_default=True,
     help="Number of random orders.",
 )
-@click.option(
-    "--half",
-    type=click.IntRange(0, 1),
-    help="For development: half of history is history, this half is asked, no live question is used.",
-)
-@click.option(
-    "--batch",
-    type=click.IntRange(min=1),
-    default=1,
-    show_default=True,
-    help="Queries that the policy decides together.",
-)
+@with_half
+@with_batch
 @with_cache
 def changes(
     source: Path,
