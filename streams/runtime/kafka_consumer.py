@@ -475,6 +475,8 @@ class Consumer(aiokafka.Consumer):
         self._recovering = 0
         self.moved = 0
         """Counts records handed over, read or handled: while it does not change, nothing progresses."""
+        self.fetched: set[Any] = set()
+        """Partitions with records that have been fetched and not yet handed over."""
 
     def _new_consumer_thread(self) -> InLoop:
         return InLoop(self, loop=self.loop, beacon=self.beacon)
@@ -624,10 +626,12 @@ class Consumer(aiokafka.Consumer):
                     await asyncio.sleep(_MOVING_S)  # faust would look again after a second
                     continue
                 records, active = await self._wait_next_records(_MOVING_S if moving else 1.0)
+                self.fetched = set(records or ())
                 for tp, batch in (records or {}).items():
                     if not await self._hand_over(tp, batch, active) and (course := self._courses.get(tp)):
                         with contextlib.suppress(IllegalStateError, AssertionError):  # it moves elsewhere
                             await self._thread.seek_wait({tp: course.due})
+                    self.fetched.discard(tp)
         except (ConsumerStoppedError, asyncio.CancelledError):
             if not self.app.should_stop:
                 raise
