@@ -48,7 +48,7 @@ def extract_boxed(text: str) -> str | None:
 # List programs, the language of answers to code questions: a pipeline of list or text operations, run on given inputs.
 #
 # A program is operations joined by " | ", such as `keep even | add 3 | take 2`. It is safe by construction: no
-# evaluation of text, no loops, every value bounded in length and size. The rooms run it in a process of its own
+# evaluation of text, no loops, every value bounded in length and size. The services run it in a process of its own
 # all the same (`grading_pool`), because many tests on long inputs take seconds.
 
 Value: TypeAlias = list[int] | str

@@ -1,11 +1,11 @@
 """Measurements of the product, of its parts, and of what it is compared with. Nothing of the product imports them.
 
 - `commands`: the command line, `python -m bench`
-- `streams`: one run of all rooms with engines that answer at once; `turns`: runs in alternation, and their medians
+- `streams`: one run of all services with engines that answer at once; `turns`: runs in alternation, and their medians
 - `engine`: search beside bare vLLM
 - `gateway`: the gateway beside LiteLLM's proxy; `load`: the client of both; `litellm`: the peer
 - `learner`: decide, update, fold, beside public libraries
-- `recovery`: how long a learner takes to recover; `closed`: after a long life; `kills`: any room, after kill -9
+- `recovery`: how long a learner takes to recover; `closed`: after a long life; `kills`: any service, after kill -9
 - `audit`: what the audit of a log takes; `history`: the log that it reads
 - `echo`: what the runtime alone costs
 - `memory`: the memory of a whole deployment

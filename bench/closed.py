@@ -55,7 +55,7 @@ def measure(
 
     Raises:
         BrokerUnreachable: no broker answers.
-        RoomFailed: the decider does not start.
+        ServiceFailed: the decider does not start.
         LookupError: the decider does not recover, or decides a duplicate.
     """
     lived = min(lived, queries)
@@ -97,9 +97,9 @@ class _Writer:
     """What `LearnerLog` needs of a runtime and of its table, on one plain producer."""
 
     def __init__(self, settings: Settings) -> None:
-        self.settings, self.topics, self.room = settings, Topics(settings), "decider"
-        self.changelog = self.topics.changelog(self.room, "pending")
-        self.metrics = Metrics(self.room)
+        self.settings, self.topics, self.service = settings, Topics(settings), "decider"
+        self.changelog = self.topics.changelog(self.service, "pending")
+        self.metrics = Metrics(self.service)
         self.rows: dict[bytes, bytes] = {}
         self.ends = {self.changelog: 0, self.topics.snapshot: 0}
         self.producer = kafka_clients.producer(settings, linger_ms=20, batch_size=1 << 19)

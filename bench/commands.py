@@ -50,8 +50,8 @@ def main(ctx: click.Context, /, **flags: Any) -> None:
 def audit(settings: Settings, queries: int, half: int, on_broker: bool) -> None:
     """Measure the audit of a log: its seconds and its peak memory, in a process of its own.
 
-    The log is made by the rooms' own code without engines, and written to temporary files (about 13 KB a query) or to
-    topics of their own on a broker. Prints one JSON object; exits with 1 if the audit finds a discrepancy.
+    The log is made by the services' own code without engines, and written to temporary files (about 13 KB a query) or
+    to topics of their own on a broker. Prints one JSON object; exits with 1 if the audit finds a discrepancy.
     """
     from bench.audit import measure
 
@@ -165,7 +165,7 @@ def measure_gateway(
     click.echo(f"wrote {out}")
 
 
-# `recovery`, `closed`, `kills`: recovery of the learner, a learner after a long life, any room.
+# `recovery`, `closed`, `kills`: recovery of the learner, a learner after a long life, any service.
 
 _BROKER: Final = click.option(
     "--broker",
@@ -234,9 +234,11 @@ def closed(ctx: click.Context, queries: int, lived: int, half: int, kind: str | 
     type=click.IntRange(min=1),
     default=5,
     show_default=True,
-    help="How often each room is killed.",
+    help="How often each service is killed.",
 )
-@click.option("--room", "rooms", multiple=True, help="Kill only this room; may be repeated. [all rooms]")
+@click.option(
+    "--service", "services", multiple=True, help="Kill only this service; may be repeated. [all services]"
+)
 @click.option(
     "--rate",
     type=click.FloatRange(min=0.0),
@@ -261,16 +263,16 @@ def closed(ctx: click.Context, queries: int, lived: int, half: int, kind: str | 
 def kills(
     ctx: click.Context,
     rounds: int,
-    rooms: tuple[str, ...],
+    services: tuple[str, ...],
     rate: float,
     lived_s: float | None,
     engines: bool,
     kind: str | None,
 ) -> None:
-    """Kill every room in turn (kill -9) and measure the seconds until it serves again; the last line is JSON.
+    """Kill every service in turn (kill -9) and measure the seconds until it serves again; the last line is JSON.
 
     A recovery counts from the kill until the reward of a query sent at that moment is closed; `ready_s` of it pass
-    until the room's next process is ready. Each process lives for a minute before it is killed, so a round takes
+    until the service's next process is ready. Each process lives for a minute before it is killed, so a round takes
     little more than that. All queries sent in between must end with a closed reward.
     """
     from bench.kills import measure
@@ -279,7 +281,7 @@ def kills(
         ctx,
         kind,
         lambda settings, say: measure(
-            settings, rounds, rate=rate, engines=engines, say=say, rooms=rooms, lived_s=lived_s
+            settings, rounds, rate=rate, engines=engines, say=say, services=services, lived_s=lived_s
         ),
     )
 
@@ -477,7 +479,7 @@ def runtime(records: int, in_flight: int, rate: float, repeats: int, profile: st
 )
 @click.pass_obj
 def memory(settings: Settings, queries: int, in_flight: int, kind: str) -> None:
-    """Measure the memory of broker, rooms and engines together while questions of the demo are answered."""
+    """Measure the memory of broker, services and engines together while questions of the demo are answered."""
     from bench.memory import measure
 
     found = measure(settings, queries, in_flight, kind)

@@ -154,7 +154,7 @@ def _serve(warm: int, out: Path) -> None:
     asyncio.set_event_loop_policy(uvloop.EventLoopPolicy())
     loop = asyncio.new_event_loop()
     asyncio.set_event_loop(loop)
-    runtime = KafkaRuntime(settings, Metrics("echo"), room="echo")
+    runtime = KafkaRuntime(settings, Metrics("echo"), service="echo")
     there, back = _topics(settings)
     handled, before = 0, 0.0
 

@@ -27,7 +27,7 @@ from bench import litellm
 from bench.load import ChatLoad, LoadFigures
 from bench.streams import BenchFailed, recording
 from streams.local.broker import LocalBroker, free_port
-from streams.local.deployment import Supervisor, room_commands, settings_for
+from streams.local.deployment import Supervisor, service_commands, settings_for
 from streams.runtime import kafka_admin, kafka_clients
 from streams.settings import Settings
 from streams.topics import Topics
@@ -92,7 +92,7 @@ def measure(
         say: Called with a line for each measurement.
 
     Raises:
-        RoomFailed: a room did not become ready.
+        ServiceFailed: a service did not become ready.
         BenchFailed: a request failed, or its Answer is not on the broker.
     """
     sides = [side for side in plan.sides if side != "litellm" or python is not None]
@@ -169,7 +169,7 @@ def one_by_one(settings: Settings, kind: str, queries: int, folder: Path) -> dic
 
 
 def _wait_ready(system: "subprocess.Popen[bytes]", client: httpx.Client, log: Path) -> None:
-    """Wait until `up` says that all rooms are ready, then until every model is served."""
+    """Wait until `up` says that all services are ready, then until every model is served."""
     assert system.stdout is not None
     if not any(line.startswith(b"gateway: ") for line in system.stdout):
         raise BenchFailed(f"`up` ended: {log.read_text()[-2000:] if log.exists() else 'it has no log'}")
@@ -288,12 +288,12 @@ def _ours(
     groups, topics = list(catalogue.groups), Topics(settings)
     kafka_admin.create(settings, topics.declared(groups))
     environ = {**os.environ, **settings.environ(), "OMP_NUM_THREADS": "1"}
-    rooms = Supervisor(
-        room_commands(groups, optional=("gateway",)), environ=environ, log_path=folder / "rooms.log"
+    services = Supervisor(
+        service_commands(groups, optional=("gateway",)), environ=environ, log_path=folder / "services.log"
     )
-    with rooms as supervisor:
+    with services as supervisor:
         supervisor.wait_ready(300)
-        groups_of = {name: room.pid for name, room in supervisor.rooms.items()}
+        groups_of = {name: service.pid for name, service in supervisor.services.items()}
         if broker.process is not None:
             groups_of["broker"] = broker.process.pid
         # One path a search: the figure is of the plumbing, not of wide forests.

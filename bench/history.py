@@ -1,4 +1,4 @@
-"""A whole history of queries, record by record, made by the rooms' own pure code without a broker or an engine.
+"""A whole history of queries, record by record, made by the services' own pure code without a broker or an engine.
 
 Searches are drawn, everything else is real: the policy decides and learns, the join makes the rewards. Of every ten
 queries seven are graded by their reference, one by a client, one by nobody, and one fails.

@@ -1,8 +1,8 @@
-"""How long a deployment takes to recover when a room is killed: from kill -9 to the closed reward of a query sent then.
+"""How long recovery takes when a service is killed: from kill -9 to the closed reward of a query of then.
 
-The rooms are those of a whole deployment, under the supervisor that restarts them, and other queries keep coming at a
-steady rate. The rooms are killed in turn, each after it has lived for a minute: the supervisor restarts one that died
-young after a longer pause. While one recovers the others age, so a round takes little more than that minute.
+The services are those of a whole deployment, under a supervisor that restarts them, and other queries keep coming at
+a steady rate. The services are killed in turn, each after it has lived for a minute: the supervisor restarts one that
+died young after a longer pause. While one recovers the others age, so a round takes little more than that minute.
 """
 
 import os
@@ -26,7 +26,7 @@ from bench.turns import versions
 from schemas.query import Query
 from streams.client.client import Client
 from streams.client.events import EventFollower
-from streams.local.deployment import STEADY_S, Room, Supervisor, room_commands
+from streams.local.deployment import STEADY_S, Service, Supervisor, service_commands
 from streams.runtime import kafka_admin
 from streams.settings import Settings
 from streams.topics import Topics
@@ -42,14 +42,14 @@ class Kill(msgspec.Struct, frozen=True, kw_only=True):
     """One recovery.
 
     Attributes:
-        room: The room that was killed.
+        service: The service that was killed.
         ready_s: Seconds from the kill until its successor was ready.
         seconds: Seconds from the kill until the reward of the query sent at that moment was closed.
         cpu_s: Processor seconds that the successor had used by then.
         lived_s: How long the killed process had lived.
     """
 
-    room: str
+    service: str
     ready_s: float
     seconds: float
     cpu_s: float
@@ -63,24 +63,24 @@ def measure(
     rate: float,
     engines: bool,
     say: Callable[[str], None],
-    rooms: Sequence[str] = (),
+    services: Sequence[str] = (),
     lived_s: float | None = None,
 ) -> dict[str, Any]:
-    """Return the seconds of every recovery by room, with their medians and the worst.
+    """Return the seconds of every recovery by service, with their medians and the worst.
 
     Args:
         settings: The deployment, whose broker runs.
-        rounds: How often each room is killed.
+        rounds: How often each service is killed.
         rate: Other queries per second.
         engines: Whether the catalogue's engines run; otherwise searches take five steps from a recording.
         say: Called with a line for each kill.
-        rooms: The rooms to kill; empty for all of them.
-        lived_s: Seconds that a room lives before it is killed; None: so long that it is restarted without a pause.
+        services: The services to kill; empty for all of them.
+        lived_s: Seconds that a service lives before it is killed; None: so long that it is restarted without a pause.
 
     Raises:
         BrokerUnreachable: no broker answers.
-        RoomFailed: a room does not start.
-        BenchFailed: there is no such room, or a query has no closed reward five minutes after it was sent.
+        ServiceFailed: a service does not start.
+        BenchFailed: there is no such service, or a query has no closed reward five minutes after it was sent.
     """
     with tempfile.TemporaryDirectory(prefix="uniscale-bench-") as folder:
         catalogue = load_catalogue(Path(settings.catalogue))
@@ -93,9 +93,9 @@ def measure(
             engine_threads=1,
         )
         groups = list(catalogue.groups)
-        commands = room_commands(groups)
-        if unknown := set(rooms) - set(commands):
-            raise BenchFailed(f"no room {', '.join(sorted(unknown))}; there are {', '.join(commands)}")
+        commands = service_commands(groups)
+        if unknown := set(services) - set(commands):
+            raise BenchFailed(f"no service {', '.join(sorted(unknown))}; there are {', '.join(commands)}")
         kafka_admin.create(settings, Topics(settings).declared(groups))
         environ = {**os.environ, **_ONE_THREAD, **settings.environ()}
         with Supervisor(commands, environ=environ, log_path=Path(folder) / "log") as supervisor:
@@ -109,7 +109,7 @@ def measure(
                     kills = list(
                         killed(
                             supervisor,
-                            list(rooms or commands) * rounds,
+                            list(services or commands) * rounds,
                             lambda: _rewarded(client, rewards, next(queries)),
                             say,
                             _LIVED_S if lived_s is None else lived_s,
@@ -132,33 +132,33 @@ def killed(
     say: Callable[[str], None],
     lived_s: float = _LIVED_S,
 ) -> Iterator[Kill]:
-    """Kill rooms in this order and yield how long each recovery took.
+    """Kill services in this order and yield how long each recovery took.
 
     Args:
-        supervisor: Of the rooms.
-        order: Which room is killed; one that comes again is killed again.
+        supervisor: Of the services.
+        order: Which service is killed; one that comes again is killed again.
         recovered: Called right after each kill; returns when the deployment serves again.
         say: Called with a line for each kill.
-        lived_s: A room is not killed before it has lived for this long.
+        lived_s: A service is not killed before it has lived for this long.
 
     Raises:
-        RoomFailed: a room does not come back.
+        ServiceFailed: a service does not come back.
     """
     for name in order:
         supervisor.wait_ready(_PATIENCE_S)
-        room = supervisor.rooms[name]
-        time.sleep(max(0.0, room.started_at + lived_s - time.monotonic()))
-        before, began_s = room.started_at, time.monotonic()
+        service = supervisor.services[name]
+        time.sleep(max(0.0, service.started_at + lived_s - time.monotonic()))
+        before, began_s = service.started_at, time.monotonic()
         supervisor.kill(name)
-        ready = _Noted(room, began_s)
+        ready = _Noted(service, began_s)
         recovered()
         seconds = time.monotonic() - began_s
-        supervisor.wait_ready(_PATIENCE_S)  # a reward can be closed before the room says that it is ready
+        supervisor.wait_ready(_PATIENCE_S)  # a reward can be closed before the service says that it is ready
         kill = Kill(
-            room=name,
+            service=name,
             ready_s=round(ready.after_s(), 2),
             seconds=round(seconds, 2),
-            cpu_s=round(cpu_s(room.pid), 2),
+            cpu_s=round(cpu_s(service.pid), 2),
             lived_s=round(began_s - before, 1),
         )
         say(f"{name}: ready after {kill.ready_s:.2f} s, rewarded after {kill.seconds:.2f} s")
@@ -166,21 +166,21 @@ def killed(
 
 
 def figures(kills: Sequence[Kill]) -> dict[str, Any]:
-    """Return what is reported of recoveries: of each room, and of all together."""
-    by_room: dict[str, list[Kill]] = {}
+    """Return what is reported of recoveries: of each service, and of all together."""
+    by_service: dict[str, list[Kill]] = {}
     for kill in kills:
-        by_room.setdefault(kill.room, []).append(kill)
+        by_service.setdefault(kill.service, []).append(kill)
     return {
         "kills": len(kills),
         **_spread(kills),
-        "rooms": {
+        "services": {
             name: {
                 **_spread(each),
                 "ready_s": round(median(k.ready_s for k in each), 2),
                 "cpu_s": round(median(k.cpu_s for k in each), 2),
                 "seconds": [k.seconds for k in each],
             }
-            for name, each in by_room.items()
+            for name, each in by_service.items()
         },
         "least_lived_s": min(k.lived_s for k in kills),
     }
@@ -194,15 +194,15 @@ def _spread(kills: Sequence[Kill]) -> dict[str, float]:
 
 
 class _Noted:
-    """Note when a room's next process is ready, while something else is waited for."""
+    """Note when a service's next process is ready, while something else is waited for."""
 
-    def __init__(self, room: Room, began_s: float) -> None:
+    def __init__(self, service: Service, began_s: float) -> None:
         self._ready_s = 0.0
-        self._thread = threading.Thread(target=self._wait, args=(room, began_s), daemon=True)
+        self._thread = threading.Thread(target=self._wait, args=(service, began_s), daemon=True)
         self._thread.start()
 
-    def _wait(self, room: Room, began_s: float) -> None:
-        room.ready.wait(_PATIENCE_S)
+    def _wait(self, service: Service, began_s: float) -> None:
+        service.ready.wait(_PATIENCE_S)
         self._ready_s = time.monotonic() - began_s
 
     def after_s(self) -> float:

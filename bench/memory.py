@@ -1,7 +1,7 @@
-"""The memory of a whole deployment: broker, rooms and engines on this machine, while questions are answered.
+"""The memory of a whole deployment: broker, services and engines on this machine, while questions are answered.
 
 Counted is the proportional set size (Linux): a page that several processes share counts once in all. It is read twice
-a second from before the rooms start until the last Answer; the figure of a process is its highest, that of the whole
+a second from before the services start until the last Answer; the figure of a process is its highest, that of the whole
 the highest sum at one moment.
 
     python -m bench memory --queries 60
@@ -74,7 +74,7 @@ def measure(settings: Settings, queries: int, in_flight: int, broker: Any = "emb
         broker: `embedded`, `kafka` or `auto`.
 
     Raises:
-        BrokerError, RoomFailed: the deployment does not start.
+        BrokerError, ServiceFailed: the deployment does not start.
     """
     with tempfile.TemporaryDirectory(prefix="uniscale-bench-") as folder:
         settings = settings.replace(
@@ -83,21 +83,24 @@ def measure(settings: Settings, queries: int, in_flight: int, broker: Any = "emb
             state_dir=folder,
             engine_threads=1,
         )
-        with Deployment(settings, broker=broker, log_path=Path(folder) / "log", environ=THREADS) as rooms:
+        with Deployment(settings, broker=broker, log_path=Path(folder) / "log", environ=THREADS) as services:
 
             def pids() -> dict[str, int]:
-                running = {room.name: room.process for room in rooms.supervisor.rooms.values()}
+                running = {service.name: service.process for service in services.supervisor.services.values()}
                 found = {name: process.pid for name, process in running.items() if process is not None}
-                return {**found, **({"broker": rooms.broker.process.pid} if rooms.broker.process else {})}
+                return {
+                    **found,
+                    **({"broker": services.broker.process.pid} if services.broker.process else {}),
+                }
 
             heights, ended = Heights(pids), threading.Event()
             watcher = threading.Thread(target=heights.watch, args=(ended,), daemon=True)
             watcher.start()
             try:
-                rooms.supervisor.wait_ready(600)
+                services.supervisor.wait_ready(600)
                 heights.look()
                 idle = heights.together
-                with Client(rooms.settings) as client:
+                with Client(services.settings) as client:
                     asked = client.ask_all(list(read_questions(QUESTIONS))[:queries], timeout_s=900.0)
             finally:
                 ended.set()

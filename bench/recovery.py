@@ -30,7 +30,7 @@ from schemas.query import Origin, Query, QueryContext
 from schemas.record import decode
 from schemas.reward import Reward, reward_id
 from streams.local.broker import free_port
-from streams.local.deployment import Supervisor, room_commands
+from streams.local.deployment import Supervisor, service_commands
 from streams.runtime import kafka_admin, kafka_clients
 from streams.services.decider import action_vectors, policy_of
 from streams.services.embedder import encoder_of
@@ -51,7 +51,7 @@ def measure(settings: Settings, rows: int, half: int, say: Callable[[str], None]
 
     Raises:
         BrokerUnreachable: no broker answers.
-        RoomFailed: the decider does not start.
+        ServiceFailed: the decider does not start.
     """
     with tempfile.TemporaryDirectory() as folder:
         settings = settings.replace(
@@ -181,7 +181,7 @@ def recovered_decider(settings: Settings, log: Path) -> Iterator[RecoveredDecide
         LookupError: it did not recover in ten minutes; the message ends with its log.
     """
     port = free_port()
-    command = [*room_commands([])["decider"], "--metrics-port", str(port)]
+    command = [*service_commands([])["decider"], "--metrics-port", str(port)]
     environ = {"OMP_NUM_THREADS": "1", **os.environ, **settings.environ()}
     began_s = time.monotonic()
     with Supervisor({"decider": command}, environ=environ, log_path=log) as supervisor:
@@ -190,7 +190,7 @@ def recovered_decider(settings: Settings, log: Path) -> Iterator[RecoveredDecide
             if time.monotonic() - began_s > 600:
                 raise LookupError(f"the decider did not recover in 600 s:\n{log.read_text()[-2000:]}")
             time.sleep(0.05)
-        yield RecoveredDecider(supervisor.rooms["decider"].pid, time.monotonic() - began_s, took)
+        yield RecoveredDecider(supervisor.services["decider"].pid, time.monotonic() - began_s, took)
 
 
 def recovery_seconds(port: int) -> dict[str, float]:

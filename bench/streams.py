@@ -1,4 +1,4 @@
-"""One measured run of the streams: all rooms, with engines that answer at once, on one broker.
+"""One measured run of the streams: all services, with engines that answer at once, on one broker.
 
 The engine's own speed is not measured here, see `engine.py`. `turns.py` takes medians of such runs in alternation.
 """
@@ -21,7 +21,7 @@ from streams.client.client import Client, SendSchedule
 from streams.client.events import read_timelines
 from streams.demo.report import latencies
 from streams.local.broker import LocalBroker
-from streams.local.deployment import Supervisor, room_commands, settings_for
+from streams.local.deployment import Supervisor, service_commands, settings_for
 from streams.runtime import kafka_admin
 from streams.settings import Settings
 from streams.topics import Topics
@@ -69,7 +69,7 @@ def recording(
 def run_once(
     settings: Settings, broker: LocalBroker, plan: StreamPlan, folder: Path, encoder: str, rate: float
 ) -> dict[str, Any]:
-    """Return the figures of one run: start the rooms, warm them up, send the queries, wait for all Answers.
+    """Return the figures of one run: start the services, warm them up, send the queries, wait for all Answers.
 
     Args:
         settings: What all runs share.
@@ -80,7 +80,7 @@ def run_once(
         rate: Queries per second, open loop; 0 sends everything at once, and admission holds the rest back.
 
     Raises:
-        RoomFailed: a room did not become ready.
+        ServiceFailed: a service did not become ready.
         BenchFailed: a query has no Answer.
     """
     folder.mkdir(parents=True)
@@ -105,12 +105,16 @@ def run_once(
         Query(query_id=f"b{n}", text=text, reference="0", pin_action=pin) for n, text in enumerate(questions)
     ]
     environ = {**os.environ, **settings.environ(), "OMP_NUM_THREADS": "1"}
-    with Supervisor(room_commands(groups), environ=environ, log_path=folder / "rooms.log") as supervisor:
+    with Supervisor(
+        service_commands(groups), environ=environ, log_path=folder / "services.log"
+    ) as supervisor:
         supervisor.wait_ready(300)
         _answered(settings, queries[: plan.warm], 0.0)
-        before = {name: cpu_s(room.pid) for name, room in supervisor.rooms.items()}
+        before = {name: cpu_s(service.pid) for name, service in supervisor.services.items()}
         wall_s = _answered(settings, queries[plan.warm :], rate)
-        spent = {name: round(cpu_s(room.pid) - before[name], 2) for name, room in supervisor.rooms.items()}
+        spent = {
+            name: round(cpu_s(service.pid) - before[name], 2) for name, service in supervisor.services.items()
+        }
     timelines = read_timelines(settings, groups)
     asked = [timelines.by_id[q.query_id] for q in queries[plan.warm :]]
     steps = [len({s.step for s in timeline.steps}) for timeline in asked]
@@ -118,7 +122,7 @@ def run_once(
         "queries_per_s": round(plan.queries / wall_s, 2),
         "steps_per_query": sum(steps) / len(steps),
         "bytes_per_query": round(timelines.bytes / len(queries)),
-        "cpu_s_by_room": spent,
+        "cpu_s_by_service": spent,
         "latency_ms": latencies(asked),
     }
 

@@ -87,7 +87,7 @@ def round_here(kind: Kind, settings: Settings, plan: StreamPlan) -> dict[str, An
         "runs": {name: [run["queries_per_s"]] for name, run in taken.items()},
         "steps_per_query": full["steps_per_query"],
         "bytes_per_query": full["bytes_per_query"],
-        "cpu_s_by_room": full["cpu_s_by_room"],
+        "cpu_s_by_service": full["cpu_s_by_service"],
         "open_loop_per_s": rate,
         **{f"{name}_ms": spread for name, spread in paced["latency_ms"].items()},
     }

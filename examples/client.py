@@ -1,6 +1,6 @@
 """A client: ask a question, give feedback, see why this configuration was chosen.
 
-python examples/client.py                    starts a broker and all rooms, with a recording instead of models
+python examples/client.py                    starts a broker and all services, with a recording instead of models
 python examples/client.py 127.0.0.1:9092     asks a deployment that is running
 """
 
@@ -40,9 +40,9 @@ with ExitStack() as stack:
         settings = Settings().replace(
             recorded=str(recording(folder)), encoder="hashed", state_dir=str(folder / "state")
         )
-        run = Deployment(settings, broker="embedded", log_path=folder / "rooms.log")
+        run = Deployment(settings, broker="embedded", log_path=folder / "services.log")
         deployment = stack.enter_context(run)
-        print(f"starting {len(deployment.supervisor.rooms)} rooms on {deployment.broker.version}")
+        print(f"starting {len(deployment.supervisor.services)} services on {deployment.broker.version}")
         deployment.supervisor.wait_ready()
         settings = deployment.settings
 

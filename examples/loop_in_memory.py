@@ -1,6 +1,6 @@
-"""The whole loop in memory: every room, from Query to Reward, without Kafka and without a model, deterministically.
+"""The whole loop in memory: every service, from Query to Reward, without Kafka and without a model, deterministically.
 
-The rooms are those of a deployment; the memory runtime takes Kafka's place, and a recording takes the models'. Its
+The services are those of a deployment; the memory runtime takes Kafka's place, and a recording takes the models'. Its
 clock jumps to the next timer, so waiting takes no time.
 """
 
@@ -19,7 +19,7 @@ from schemas.record import decode, encode
 from schemas.reward import Reward
 from streams.runtime.memory import run
 from streams.runtime.memory_cluster import Cluster
-from streams.services import ROOMS
+from streams.services import SERVICES
 from streams.settings import Settings
 
 COUNT = 20
@@ -51,8 +51,8 @@ def recording(folder: Path) -> str:
 
 
 async def loop(settings: Settings) -> tuple[Cluster, float]:
-    """Start every room, ask the questions, and return when every reward is closed, with the seconds it took."""
-    cluster = Cluster(settings, ROOMS)
+    """Start every service, ask the questions, and return when every reward is closed, with the seconds it took."""
+    cluster = Cluster(settings, SERVICES)
     await cluster.up()
     began = time.process_time()
     for n in range(COUNT):

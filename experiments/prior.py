@@ -67,7 +67,7 @@ def prior_of_outcomes(
 def control_of(outcomes: Outcomes, catalogue: Catalogue, *, history_only: bool = False) -> str:
     """Return the arm that traffic is best compared with: of the largest model, the most accurate on history.
 
-    The cheaper of two that are equal; the demo's twins take it.
+    The cheaper of two that are equal; the demo's baselines take it.
     """
     kept = [
         i for i, each in enumerate(outcomes.questions) if not history_only or is_history(each.question_id)

@@ -377,7 +377,7 @@ async def run_again(
         known: What is returned as it is, of searches that were run again before.
     """
     bench, variant = recording.bench, Variant(recording.verifier, early_exit)
-    room = asyncio.Semaphore(IN_FLIGHT)
+    service = asyncio.Semaphore(IN_FLIGHT)
     literal = replace(bench, rules=replace(bench.rules, cut_completes=True))
 
     async def one(cell: Cell, s: int, q: int, a: int) -> dict[str, Any]:
@@ -386,7 +386,7 @@ async def run_again(
             return dict(known[cell])
         question, arm, memory = recording.questions[cell[0]], o.arms[a], Memory()
         told = (question, action_of(arm), variant, recording.search_id(question, arm, s))
-        async with room:
+        async with service:
             kept, _ = await search(*told, bench, memory)
             completed, _ = await search(*told, literal, memory)
         done()

@@ -46,7 +46,7 @@ class Answer(Record, frozen=True, kw_only=True, tag="answer.v1"):
     Attributes:
         query_id: The query's id.
         status: How it ended.
-        by: The room that wrote it.
+        by: The service that wrote it.
         action: What was run; None when nothing was chosen.
         group: The executor group that ran it; empty when none did.
         seq: The Decision's sequence number; None without one.

@@ -18,7 +18,7 @@ class DeadLetter(Record, frozen=True, kw_only=True, tag="dead-letter.v1"):
     """A record that could not be handled. Key: origin.
 
     Attributes:
-        room: Who could not.
+        service: Who could not.
         origin: Where it lies; `dead-letters retry` reads it again there.
         error: Name of the error's type.
         reason: What is wrong and what to do.
@@ -32,7 +32,7 @@ class DeadLetter(Record, frozen=True, kw_only=True, tag="dead-letter.v1"):
             counts, so this one gets none.
     """
 
-    room: str
+    service: str
     origin: Origin
     error: str
     reason: str
@@ -50,7 +50,7 @@ class DeadLetter(Record, frozen=True, kw_only=True, tag="dead-letter.v1"):
         value: bytes | None,
         error: Exception,
         *,
-        room: str,
+        service: str,
         origin: Origin,
         query_id: str | None = None,
         attempts: int = 1,
@@ -61,7 +61,7 @@ class DeadLetter(Record, frozen=True, kw_only=True, tag="dead-letter.v1"):
         Args:
             value: The failed value, whole.
             error: Why it failed.
-            room: Who could not handle it.
+            service: Who could not handle it.
             origin: Where it lies.
             query_id: Its query where known; otherwise it is read from the value when it can be.
             attempts: How often it was tried.
@@ -69,7 +69,7 @@ class DeadLetter(Record, frozen=True, kw_only=True, tag="dead-letter.v1"):
         """
         data = value or b""
         return cls(
-            room=room,
+            service=service,
             origin=origin,
             error=type(error).__name__,
             # A message may quote bytes that are not UTF-8; the letter must be writable all the same.

@@ -1,4 +1,4 @@
 """The wiring: the only package that imports faust, aiokafka, kafka and prometheus_client.
 
-Read `flow.py` first: it says which room reads and writes which topic.
+Read `flow.py` first: it says which service reads and writes which topic.
 """

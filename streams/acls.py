@@ -1,9 +1,9 @@
 """What each process may do on the broker, as access control lists of Apache Kafka.
 
-Derived from the rooms' specs and the names of the topics. Each worker gets what its room does and nothing else, so
-that no other room, and no client, can write the learner's log, its snapshots, or what the learner learns from:
+Derived from the services' specs and the names of the topics. Each worker gets what its service does and nothing else,
+so that no other service, and no client, can write the learner's log, its snapshots, or what the learner learns from:
 
-    worker      embedder, executor.<group>, …: reads what its room handles and follows, writes what its room sends
+    worker      embedder, executor.<group>, …: reads what its service handles and follows, writes what its service sends
     client      a program that asks: sends queries and feedback, reads what became of them
     operator    every command of `python -m streams`, creating the topics included
 
@@ -17,8 +17,8 @@ from typing import Final, Literal, TypeAlias
 from msgspec import Struct
 
 from streams.client.events import KINDS, topic_names
-from streams.runtime.base import RoomSpec
-from streams.services import ROOMS
+from streams.runtime.base import ServiceSpec
+from streams.services import SERVICES
 from streams.topics import Topics, writer_of
 
 Resource: TypeAlias = Literal["topic", "group", "transactional-id"]
@@ -54,13 +54,13 @@ def grants(topics: Topics, groups: Iterable[str]) -> dict[str, list[Grant]]:
         groups: Its executor groups.
     """
     found = {}
-    for spec in ROOMS.values():
+    for spec in SERVICES.values():
         for group in sorted(set(groups)) if spec.grouped else ("",):
             found[f"{spec.name}.{group}" if group else spec.name] = list(_worker(topics, spec, group))
     return found | {CLIENT: list(_client(topics)), OPERATOR: list(_operator(topics))}
 
 
-def _worker(topics: Topics, spec: RoomSpec, group: str) -> Iterator[Grant]:
+def _worker(topics: Topics, spec: ServiceSpec, group: str) -> Iterator[Grant]:
     yield _looks(topics)
     own: tuple[tuple[Resource, str], ...] = ()
     if spec.inputs:

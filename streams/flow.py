@@ -1,4 +1,4 @@
-"""The page to read first: which room reads and writes which topic.
+"""The page to read first: which service reads and writes which topic.
 
     query ──────────────▶ embedder ──▶ context ──▶ decider ──▶ action-decision, action-decision.<group>
                              ▲                        ▲                     │
@@ -8,27 +8,27 @@
     action-decision ─────▶ aggregator ────┘                     └─ verifier ◀────────────────────────┘
                              │    │                                         ▼
                              │    └──▶ answer (expired), due              answer
-    control and heartbeat are followed by every process that needs them; every room may write `answer`
+    control and heartbeat are followed by every process that needs them; every service may write `answer`
     (rejected, failed) and `dead-letter`.
 
-The same as a table is `page()`, from `streams.services.ROOMS`. A record is acknowledged when its handler returns, and a
-handler returns when everything the record caused has been delivered. Handlers are idempotent by identity, so a second
-delivery changes nothing.
+The same as a table is `page()`, from `streams.services.SERVICES`. A record is acknowledged when its handler returns,
+and a handler returns when everything the record caused has been delivered. Handlers are idempotent by identity, so a
+second delivery changes nothing.
 """
 
 from streams.runtime.base import Runtime
-from streams.services import ROOMS
+from streams.services import SERVICES
 
 
 async def connect(runtime: Runtime) -> None:
-    """Build the room of this worker and bind its handlers to its topics."""
-    await ROOMS[runtime.room].build(runtime)
+    """Build the service of this worker and bind its handlers to its topics."""
+    await SERVICES[runtime.service].build(runtime)
 
 
 def page() -> str:
-    """Return one line a room: what it handles and what it writes."""
-    width = max(map(len, ROOMS))
+    """Return one line a service: what it handles and what it writes."""
+    width = max(map(len, SERVICES))
     return "\n".join(
         f"{spec.name:<{width}}  {', '.join(spec.inputs)}  ->  {', '.join(spec.outputs)}"
-        for spec in ROOMS.values()
+        for spec in SERVICES.values()
     )

@@ -1,4 +1,4 @@
-"""What a process answers over HTTP (`/metrics`, `/health/live`, `/health/ready`), and uvicorn in a room's loop."""
+"""What a process answers over HTTP (`/metrics`, `/health/live`, `/health/ready`), and uvicorn in a service's loop."""
 
 import asyncio
 import contextlib
@@ -14,7 +14,7 @@ from prometheus_client import CollectorRegistry, make_wsgi_app
 
 from streams.runtime.base import Runtime
 
-# uvicorn in the event loop of a room, which has its own way to stop.
+# uvicorn in the event loop of a service, which has its own way to stop.
 
 HEAD_BYTES: Final = 64 * 1024
 """Most bytes of a request's head: whoever sends more is cut off."""
@@ -30,10 +30,10 @@ class Server(uvicorn.Server):
 
 
 def server_of(runtime: Runtime, app: Any, **where: Any) -> Server:
-    """Return a server that ends when the room does; the caller runs its `serve`.
+    """Return a server that ends when the service does; the caller runs its `serve`.
 
     Args:
-        runtime: The room's.
+        runtime: The service's.
         app: An ASGI application.
         where: `host` and `port`, unless `serve` is given a socket.
     """

@@ -11,13 +11,13 @@ _SECONDS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2
 
 
 class Metrics:
-    """Every counter, gauge and histogram of the system; a process touches those of its room."""
+    """Every counter, gauge and histogram of the system; a process touches those of its service."""
 
-    def __init__(self, room: str) -> None:
-        self.room = room
+    def __init__(self, service: str) -> None:
+        self.service = service
         self.registry = CollectorRegistry()
         counter, gauge, histogram = self._counter, self._gauge, self._histogram
-        self.records = counter("records", "Records handled to the end", "room", "topic")
+        self.records = counter("records", "Records handled to the end", "service", "topic")
         self.stage = histogram(
             "stage_seconds", "Append of the input until everything it caused was delivered", "stage"
         )
@@ -89,7 +89,9 @@ class Metrics:
 
         self.tokens = counter("tokens", "Tokens generated", "model")
         self.drafts = counter("drafts", "Drafts generated", "model")
-        self.engine_faults = counter("engine_faults", "Attempts of an engine or verifier that failed", "room")
+        self.engine_faults = counter(
+            "engine_faults", "Attempts of an engine or verifier that failed", "service"
+        )
         self.suspended = gauge(
             "suspended_models",
             "1 while the breaker of a model is open: its endpoint failed repeatedly",

@@ -59,7 +59,7 @@ class KafkaSettings(Section, frozen=True):
     prefix: str = "uniscale."
     guarantee: str = "at_least_once"
     replication: int = 1
-    # Partitions only spread work over workers: a room can have as many workers as its topics have partitions.
+    # Partitions only spread work over workers: a service can have as many workers as its topics have partitions.
     query_partitions: int = 2
     join_partitions: int = 2
     group_partitions: int = 2

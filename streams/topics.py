@@ -93,13 +93,13 @@ class Topics:
         """Return the topic on which the executors of `group` learn which searches to drop."""
         return f"{self.prefix}cancel.{group}"
 
-    def app_id(self, room: str, group: str = "") -> str:
-        """Return the consumer group of a room."""
-        return f"{self.prefix}{room}" + (f".{group}" if group else "")
+    def app_id(self, service: str, group: str = "") -> str:
+        """Return the consumer group of a service."""
+        return f"{self.prefix}{service}" + (f".{group}" if group else "")
 
-    def changelog(self, room: str, table: str) -> str:
-        """Return the name faust gives to the changelog of a room's table."""
-        return f"{self.app_id(room)}-{table}-changelog"
+    def changelog(self, service: str, table: str) -> str:
+        """Return the name faust gives to the changelog of a service's table."""
+        return f"{self.app_id(service)}-{table}-changelog"
 
     def declared(self, groups: Iterable[str]) -> list[Topic]:
         """Return every topic of a deployment with these executor groups."""

@@ -1,4 +1,4 @@
-"""One room as one process: prepare, then hand the event loop to faust. The only module that exits.
+"""One service as one process: prepare, then hand the event loop to faust. The only module that exits.
 
 Order matters. Topics are checked before anything is read, `control` is read to its end before the first
 record is handled, and engines are loaded before partitions are asked for, so that no query waits in a
@@ -25,11 +25,11 @@ from streams.runtime.kafka_consumer import InstanceName
 from streams.runtime.kafka_worker import (
     KafkaWorker,
     notice_growth,
-    notice_standstill,
     run_without_handlers,
+    watch_liveness,
     watch_partitions,
 )
-from streams.services import ROOMS
+from streams.services import SERVICES
 from streams.settings import Settings
 from streams.topics import Topics
 
@@ -38,16 +38,16 @@ log = logging.getLogger("streams.worker")
 CRASH_EXIT = 70
 
 
-def run_room(
-    settings: Settings, room: str, *, group: str = "", instance: str = "0", metrics_port: int = 0
+def run_service(
+    settings: Settings, service: str, *, group: str = "", instance: str = "0", metrics_port: int = 0
 ) -> NoReturn:
-    """Run one room until it is asked to stop.
+    """Run one service until it is asked to stop.
 
     Args:
         settings: The settings of the process.
-        room: One of `streams.services.ROOMS`.
+        service: One of `streams.services.SERVICES`.
         group: The executor group, for an executor.
-        instance: Stable name of this worker among those of its room.
+        instance: Stable name of this worker among those of its service.
         metrics_port: Port for Prometheus and for health probes; 0 serves none.
     """
     _log_to_stdout(settings.log_level)
@@ -56,14 +56,14 @@ def run_room(
     asyncio.set_event_loop_policy(uvloop.EventLoopPolicy())
     loop = asyncio.new_event_loop()
     asyncio.set_event_loop(loop)
-    metrics = Metrics(room)
+    metrics = Metrics(service)
     health = Health()
     if metrics_port:
         serve(metrics_port, metrics.registry, health)
-    name = InstanceName(settings, Topics(settings).app_id(room, group), instance)
-    if ROOMS[room].inputs:
+    name = InstanceName(settings, Topics(settings).app_id(service, group), instance)
+    if SERVICES[service].inputs:
         name.lock()  # before the files of its crash counts are opened
-    runtime = KafkaRuntime(settings, metrics, room=room, group=group, instance=instance)
+    runtime = KafkaRuntime(settings, metrics, service=service, group=group, instance=instance)
     app: Any = runtime.app
     app.replaced = lambda: name.replaced(crash)
 
@@ -78,10 +78,10 @@ def run_room(
         loop.run_until_complete(_prepare(runtime, name))
     except Crash as error:
         end(str(error), error.__cause__)
-    handles = bool(ROOMS[room].inputs)
+    handles = bool(SERVICES[service].inputs)
     tasks: set[Coroutine[Any, Any, None]] = {health.beat(), notice_growth(runtime)}
     if handles:
-        tasks |= {watch_partitions(runtime.app, metrics, health.stalled), notice_standstill(runtime)}
+        tasks |= {watch_partitions(runtime.app, metrics, health.stalled), watch_liveness(runtime)}
     if parent := os.environ.get("STREAMS_PARENT_PID"):
         tasks.add(_end_with(int(parent), end))
     kept = {_forever(loop, task, end) for task in tasks}

@@ -168,7 +168,7 @@ def walked(root: Path) -> list[str]:
     from schemas.reward import Reward
     from streams.runtime.memory import run
     from streams.runtime.memory_cluster import Cluster
-    from streams.services import ROOMS
+    from streams.services import SERVICES
     from streams.settings import Settings
     from tests.support.recorded import CATALOGUE, question, recorded_paths
 
@@ -179,7 +179,7 @@ def walked(root: Path) -> list[str]:
             seen.add(frame.f_code.co_filename)
 
     async def ask(settings: Settings) -> None:
-        cluster = Cluster(settings, ROOMS)
+        cluster = Cluster(settings, SERVICES)
 
         def rewarded(queries: int) -> bool:
             return len(cluster.broker.records(cluster.topics.reward)) >= queries

@@ -172,8 +172,8 @@ def test_what_is_skipped_without_kafka_is_listed_with_its_reason_and_with_kafka_
     at = next(n for n, line in enumerate(without) if re.fullmatch(r"=+ 5 skipped =+", line))
     assert without[at + 1 : at + 5] == [
         "  5 needs Apache Kafka (make test-kafka): the embedded broker has no TLS or SASL listener",
-        f"      {where}::test_commands_and_rooms_connect_by_tls_and_password",
-        f"      {where}::test_commands_and_rooms_connect_by_token",
+        f"      {where}::test_commands_and_services_connect_by_tls_and_password",
+        f"      {where}::test_commands_and_services_connect_by_token",
         f"      {where}::test_what_is_refused_names_the_settings (3)",
     ]
     refused = suite(str(tmp_path), where, "--broker", "kafka")

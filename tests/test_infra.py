@@ -83,7 +83,7 @@ def test_no_image_of_ours_runs_as_root_or_shares_what_is_the_host_s(
             assert "docker.sock" not in volume, name
 
 
-def test_every_rooms_command_is_one_of_the_command_line(services: dict[str, dict[str, Any]]) -> None:
+def test_every_services_command_is_one_of_the_command_line(services: dict[str, dict[str, Any]]) -> None:
     from streams.cli import main
 
     for name, service in of_image(services, "uniscale-streams").items():
@@ -97,13 +97,13 @@ def test_every_rooms_command_is_one_of_the_command_line(services: dict[str, dict
         command.make_context(name, args)
 
 
-def test_every_room_runs_once_and_every_group_has_an_executor(
+def test_every_service_runs_once_and_every_group_has_an_executor(
     services: dict[str, dict[str, Any]], gpu_services: dict[str, dict[str, Any]]
 ) -> None:
-    from streams.services import ROOMS
+    from streams.services import SERVICES
 
     plain = {n: s for n, s in of_image(services, "uniscale-streams").items() if "profiles" not in s}
-    assert sorted(s["command"][1] for s in plain.values() if s["command"][0] == "worker") == sorted(ROOMS)
+    assert sorted(s["command"][1] for s in plain.values() if s["command"][0] == "worker") == sorted(SERVICES)
     served = [s["command"][3] for s in gpu_services.values() if s.get("command", [])[1:2] == ["executor"]]
     assert sorted(served) == sorted(gpu_catalogue().groups)
 
@@ -187,7 +187,7 @@ def test_servers_start_one_after_the_other(services: dict[str, dict[str, Any]]) 
 def test_the_gpu_profile_can_fetch_tokenizers_keep_them_and_ask_for_a_box(
     services: dict[str, dict[str, Any]], gpu_services: dict[str, dict[str, Any]], project: Path
 ) -> None:
-    """Prompts are rendered in the rooms: without the checkpoints' tokenizers no room with an engine can start."""
+    """Prompts are rendered in the services: without the checkpoints' tokenizers no service with an engine can start."""
     dockerfile = (INFRA / "docker" / "Dockerfile").read_text()
     cache = re.findall(r"^ENV HF_HOME=(\S+)$", dockerfile, re.MULTILINE)[0]
     assert "chown uniscale out $HF_HOME" in dockerfile
@@ -217,17 +217,17 @@ FIXED = {
 
 
 @pytest.mark.parametrize("profile", [{}, env_of(GPU_ENV)], ids=["mini", "qwen3.env"])
-def test_every_setting_in_the_env_file_reaches_every_room(profile: dict[str, str], project: Path) -> None:
+def test_every_setting_in_the_env_file_reaches_every_service(profile: dict[str, str], project: Path) -> None:
     mine = {name: f"my {name}" for name in Settings().variables()}
     (project / ".env").write_text("".join(f"{name}='{text}'\n" for name, text in mine.items()))
     # `--env-file infra/qwen3.env --env-file .env`, or neither, when Compose takes `.env`.
-    for room, service in of_image(services_of({**profile, **mine}), "uniscale-streams").items():
+    for name, service in of_image(services_of({**profile, **mine}), "uniscale-streams").items():
         given = environment_of(service, project)
         changed = {name for name, text in mine.items() if given.get(name) != text}
-        assert changed == {variable("bootstrap"), *FIXED.get(room, ())}, room
+        assert changed == {variable("bootstrap"), *FIXED.get(name, ())}, name
 
 
-def test_a_room_with_an_embedding_server_starts(project: Path) -> None:
+def test_a_service_with_an_embedding_server_starts(project: Path) -> None:
     lines = ["ENCODER=http", "ENCODER_URL=http://host:8000/v1", "ENCODER_MODEL=e", "ENCODER_DIMENSION=1024"]
     options = """POLICY_OPTIONS='{"alpha": 2.0}'"""
     (project / ".env").write_text("".join(f"UNISCALE_{line}\n" for line in [*lines, options]))
@@ -244,7 +244,7 @@ def test_an_env_file_that_is_named_and_missing_is_refused(project: Path) -> None
         environment_of(service, project)
 
 
-def test_settings_given_to_rooms_exist(services: dict[str, dict[str, Any]], project: Path) -> None:
+def test_settings_given_to_services_exist(services: dict[str, dict[str, Any]], project: Path) -> None:
     for name, service in of_image(services, "uniscale-streams").items():
         assert settings_of(service, project).kafka.bootstrap == "kafka:9092", name
 
@@ -263,7 +263,7 @@ def test_the_broker_takes_records_of_the_declared_size_and_makes_no_topics(
     assert broker["KAFKA_AUTO_CREATE_TOPICS_ENABLE"] == "false"
 
 
-def test_prometheus_scrapes_every_room_and_every_server(services: dict[str, dict[str, Any]]) -> None:
+def test_prometheus_scrapes_every_service_and_every_server(services: dict[str, dict[str, Any]]) -> None:
     config = yaml.safe_load((INFRA / "prometheus" / "prometheus.yml").read_text())
     scraped = {
         (job["job_name"], name)
@@ -271,15 +271,17 @@ def test_prometheus_scrapes_every_room_and_every_server(services: dict[str, dict
         for dns in job["dns_sd_configs"]
         for name in dns["names"]
     }
-    rooms = {n for n, s in of_image(services, "uniscale-streams").items() if "--metrics-port" in s["command"]}
+    workers = {
+        n for n, s in of_image(services, "uniscale-streams").items() if "--metrics-port" in s["command"]
+    }
     servers = set(of_image(services, "uniscale-vllm"))
-    assert scraped == {("rooms", name) for name in rooms} | {("vllm", name) for name in servers}
+    assert scraped == {("services", name) for name in workers} | {("vllm", name) for name in servers}
     for file in config["rule_files"]:
         assert (INFRA / "prometheus" / file).exists()
 
 
 def exported() -> set[str]:
-    """Return every series name that a scrape of all rooms can hold."""
+    """Return every series name that a scrape of all services can hold."""
     from streams.metrics import Metrics
 
     names = {"up"}

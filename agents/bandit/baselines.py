@@ -214,12 +214,12 @@ class MLP(Learner):
         Adam is not invariant under rotation, so the shorter basis of the linear policies would be a different method.
         """
         vectors = self.features.vectors[places]
-        room = self.features.settings.action_dim
-        if vectors.shape[1] > room:
+        service = self.features.settings.action_dim
+        if vectors.shape[1] > service:
             raise ValueError(
-                f"action_dim is {room} but {vectors.shape[1]} one-hot actions are known; raise action_dim"
+                f"action_dim is {service} but {vectors.shape[1]} one-hot actions are known; raise action_dim"
             )
-        padding = np.zeros((len(vectors), room - vectors.shape[1]))
+        padding = np.zeros((len(vectors), service - vectors.shape[1]))
         return np.concatenate([queries, vectors, padding], axis=1)
 
     def entered(self, x: Matrix) -> None:

@@ -12,7 +12,7 @@ import numpy as np
 from agents.bandit.contextual_features import ContextualFeatures
 from agents.bandit.features import COUNTS, FeatureSettings
 from agents.bandit.learner import Learner, pick
-from agents.bandit.pacing import Forecast, Outlook, Pacer
+from agents.bandit.pacing import Forecast, Pacer, RecentContexts
 from agents.bandit.policy import (
     Account,
     ActionVector,
@@ -504,7 +504,9 @@ class Contextual(Learner):
         self.settings = settings or ContextualSettings()
         self.estimates = Estimates(features)
         self.pacer = Pacer()
-        self.outlook = Outlook(self._forecast, self.pacer, reachable=self.settings.accuracy_of == "reachable")
+        self.recent = RecentContexts(
+            self._forecast, self.pacer, reachable=self.settings.accuracy_of == "reachable"
+        )
         self.memory = Memory(self.settings.refits)
 
     def grown(self, kept: Sequence[int]) -> None:
@@ -585,11 +587,11 @@ class Contextual(Learner):
     def price(self, aim: Aim) -> float:
         """Return λ of an aim: the one in force, or a new solution on the window for a new aim or price of a model."""
         found = self.pacer.price(aim, self.estimates.price_factors)
-        return self.outlook.price(aim) if found is None else found
+        return self.recent.price(aim) if found is None else found
 
     def shortfall(self, aim: Aim) -> float | None:
         """Return the least mean cost, or the largest share of accuracy, on the window, if an aim asks for more."""
-        return self.outlook.shortfall(aim)
+        return self.recent.shortfall(aim)
 
     def account(self, aim: Aim) -> Account | None:
         """Return what an aim's decisions came to since its target was set."""
@@ -606,8 +608,8 @@ class Contextual(Learner):
                 cost, accuracy = float(terms[COST]), float(np.clip(terms[CORRECT], 0.0, 1.0))
                 factors = self.estimates.price_factors
                 if self.pacer.decided(aim, decision.observation_id, cost, accuracy, price, factors):
-                    self.pacer.paces[aim.key].price = self.outlook.price(aim)
-            self.outlook.window.append(z)
+                    self.pacer.paces[aim.key].price = self.recent.price(aim)
+            self.recent.window.append(z)
 
     def abandon(self, decisions: Sequence[Pending]) -> None:
         """Close the account of decisions that will have no reward."""
@@ -648,20 +650,20 @@ class Contextual(Learner):
         # In the order of the traffic: a question stands once for its rows in a run, as a table has them, and again
         # where it was asked again later.
         begins = np.flatnonzero(np.diff(history.question, prepend=-1))
-        self.outlook.replace(z[history.question[begins]])
+        self.recent.replace(z[history.question[begins]])
 
     def saved(self) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
         """Return regressions, window, accounts and memory, all bit for bit."""
         learned, arrays = self.estimates.snapshot()
         ahead, outcomes = self.memory.snapshot()
-        window = np.array(self.outlook.window).reshape(-1, self.features.rank)
+        window = np.array(self.recent.window).reshape(-1, self.features.rank)
         meta = {"estimates": learned, "pacer": self.pacer.snapshot()} | ahead
         return meta, arrays | {"window": window} | outcomes
 
     def restored(self, meta: dict[str, Any], arrays: dict[str, np.ndarray]) -> None:
         """Restore them."""
         self.estimates.restore(meta["estimates"], arrays)
-        self.outlook.replace(arrays["window"])
+        self.recent.replace(arrays["window"])
         self.pacer.restore(meta["pacer"])
         self.memory.restore(meta, arrays)
 

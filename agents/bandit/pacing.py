@@ -120,7 +120,7 @@ WINDOW: Final = 500
 """Number of recent contexts on which λ is solved."""
 
 
-class Outlook:
+class RecentContexts:
     """The last contexts, and the present predictions for each of them.
 
     Args:

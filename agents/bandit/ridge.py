@@ -233,10 +233,10 @@ class Gram:
         low = np.tril(inverse[q:, q:])
         self._r = np.ascontiguousarray(low + np.tril(low, -1).T)
         self._k = 0
-        room = BLOCK + BATCH
-        self._sign = np.ones(room)
-        self._x = np.zeros((room, self.dim))
-        self._gq, self._ga = np.zeros((room, q)), np.zeros((room, self.e))
+        service = BLOCK + BATCH
+        self._sign = np.ones(service)
+        self._x = np.zeros((service, self.dim))
+        self._gq, self._ga = np.zeros((service, q)), np.zeros((service, self.e))
         self._ready()
 
     def _ready(self) -> None:

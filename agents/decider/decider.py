@@ -38,11 +38,11 @@ from agents.decider.log import (
     Row,
     aim_of,
     applied,
+    call,
     decode_row,
     encode_row,
     offer,
     policy_objective,
-    tell,
 )
 from agents.decider.recovery import Records, restore
 from agents.decider.snapshot import EndedIds
@@ -293,7 +293,7 @@ def seed_of(seed: int, query: Query) -> int:
 # The decider: Context in, Decision out; Reward in, learning (Alg. 1).
 #
 # It works on lists and does no I/O. Every call returns the rows that must be durable before anything is sent or
-# acknowledged; the room writes them, waits, then sends. If a call raises, or a write fails, the learner may be
+# acknowledged; the service writes them, waits, then sends. If a call raises, or a write fails, the learner may be
 # ahead of its log and must not be used again: only `recover`, in a new one, knows what counts. Each record has its
 # own result, so one bad record in a batch does not affect the others.
 
@@ -535,7 +535,7 @@ class Decider:
                         results += self._decide_fresh([one], around)
                 continue
             # Every row is known to fit. What raises from here on is no record's fault.
-            tell(self.policy, "expect", [row for _, row in made])
+            call(self.policy, "expect", [row for _, row in made])
             self.seq += len(made)
             self.clock += len(made)
             self.context_offset = max([self.context_offset, *(origin.offset for _, origin in part)])
@@ -558,5 +558,5 @@ class Decider:
 
     def _tell(self, moves: Sequence[Move]) -> None:
         """Tell the policy in order, runs of one kind together."""
-        for told, group in groupby(moves, key=attrgetter("tell")):
-            tell(self.policy, told, [move.row for move in group])
+        for method, group in groupby(moves, key=attrgetter("tell")):
+            call(self.policy, method, [move.row for move in group])

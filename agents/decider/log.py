@@ -461,9 +461,9 @@ def _factor(reward: Reward) -> float:
 # The live run, recovery and `verify-decisions` all tell a policy through `tell` and `offers.offer`; the latter two
 # take the events from `events`. So the three cannot diverge.
 
-Told = Literal["offer", "expect", "update", "correct", "price", "abandon", "nothing"]
+PolicyCall = Literal["offer", "expect", "update", "correct", "price", "abandon", "nothing"]
 
-_ENDS: Final[dict[str, Told]] = {"abandoned": "abandon", "priced": "price"}
+_ENDS: Final[dict[str, PolicyCall]] = {"abandoned": "abandon", "priced": "price"}
 
 
 class LogEvent(NamedTuple):
@@ -471,12 +471,12 @@ class LogEvent(NamedTuple):
 
     Attributes:
         seq: Its sequence number; an offer precedes the decision with the same number.
-        told: The method by which the policy is told.
+        call: The method by which the policy is told.
         row: The present row.
     """
 
     seq: int
-    told: Told
+    call: PolicyCall
     row: Row | OfferRow
 
 
@@ -500,12 +500,12 @@ def events(rows: Iterable[AnyRow], after: int = -1) -> list[LogEvent]:
                 LogEvent(row.ended_seq, ended, row),
             ]
     kept = (event for event in found if event.seq > after)
-    return sorted(kept, key=lambda event: (event.seq, event.told != "offer"))
+    return sorted(kept, key=lambda event: (event.seq, event.call != "offer"))
 
 
-def tell(policy: Policy, told: Told, rows: Sequence[Row]) -> None:
+def call(policy: Policy, method: PolicyCall, rows: Sequence[Row]) -> None:
     """Tell a policy, in order, about decisions or outcomes of one kind."""
-    match told:
+    match method:
         case "expect":
             policy.expect([row.pending() for row in rows])
         case "update":
@@ -557,11 +557,11 @@ def fold(
     whole = list(rows)
     if actions and not policy.order_free:
         resume_offer(policy, whole, after, actions)
-    told = [event for event in events(whole, after) if event.told != "nothing"]
+    told = [event for event in events(whole, after) if event.call != "nothing"]
     if policy.order_free:
         order = {"expect": 0, "abandon": 1, "price": 1, "update": 2, "correct": 3}
-        told = sorted((e for e in told if e.told != "offer"), key=lambda e: (order[e.told], e.seq))
-    for kind, group in groupby(told, key=attrgetter("told")):
+        told = sorted((e for e in told if e.call != "offer"), key=lambda e: (order[e.call], e.seq))
+    for kind, group in groupby(told, key=attrgetter("call")):
         rows_of_kind = [event.row for event in group]
         if actions:
             for row in rows_of_kind:
@@ -569,8 +569,8 @@ def fold(
                     offer(policy, row, actions)
         alike = [row for row in rows_of_kind if isinstance(row, Row)]
         for start in range(0, len(alike), BATCH):
-            tell(policy, kind, alike[start : start + BATCH])
-    counted = Counter(event.told for event in told)
+            call(policy, kind, alike[start : start + BATCH])
+    counted = Counter(event.call for event in told)
     decided = [row for row in whole if isinstance(row, Row)]
     return Folded(
         decisions=counted["expect"],

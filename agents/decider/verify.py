@@ -24,16 +24,16 @@ from agents.decider.log import (
     AnyRow,
     LogEvent,
     OfferRow,
+    PolicyCall,
     Row,
-    Told,
     aim_of,
+    call,
     decode_row,
     events,
     introduce,
     offer,
     policy_objective,
     resume_offer,
-    tell,
     untold,
 )
 from agents.decider.snapshot import is_prior, is_record
@@ -117,15 +117,15 @@ def mismatches(policy: Policy, rows: Iterable[AnyRow], seed: int, after: int = -
         if kind == "expect":
             # Decided together, so from one state: the prices too.
             yield from _compared(policy, decided, offered, seed)
-        tell(policy, kind, decided)
+        call(policy, kind, decided)
 
 
-def _together(event: LogEvent) -> tuple[Told, int]:
+def _together(event: LogEvent) -> tuple[PolicyCall, int]:
     """Return what events of one batch share: decisions made from one state, updates one at a time."""
     row = event.row
-    if event.told == "expect" and isinstance(row, Row):
+    if event.call == "expect" and isinstance(row, Row):
         return "expect", row.batch
-    return event.told, event.seq
+    return event.call, event.seq
 
 
 def _compared(policy: Policy, rows: Sequence[Row], offered: OfferRow, seed: int) -> Iterator[Mismatch]:

@@ -278,7 +278,7 @@ def _completion(forest: Forest, at: int) -> Completion:
 # `Progress` only remembers which step of a query was done last, so that a record delivered twice is dropped.
 
 Price = Callable[[Forest], float]
-"""Returns the price of a search so far, in eFLOPs. The aggregator owns pricing, so the room passes it in."""
+"""Returns the price of a search so far, in eFLOPs. The aggregator owns pricing, so the service passes it in."""
 
 
 def begin(

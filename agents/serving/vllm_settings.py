@@ -104,7 +104,7 @@ def checkpoint_path(checkpoint: str, folder: str) -> str:
 # The process environment vLLM needs, set in one place before vLLM is imported.
 #
 # vLLM takes part of its configuration from environment variables alone. This is the only file below the
-# rooms that touches them, and it only writes: no setting of ours is read from the environment here.
+# services that touches them, and it only writes: no setting of ours is read from the environment here.
 
 # Without it one thread cannot own several engines: vLLM starts a process for each, silently, and a further
 # model costs 35 s instead of 0.3 s.

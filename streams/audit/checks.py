@@ -61,7 +61,7 @@ class Checks:
         ledger: Flushed.
         topics: The topic of each kind of record.
         known: What the statements know besides the facts, by the names of their parameters: times in ms, and how far
-            each room had come.
+            each service had come.
     """
 
     def __init__(self, ledger: Ledger, topics: dict[type, str], known: dict[str, Any]) -> None:

@@ -2,7 +2,7 @@
 -- another subject, and words. Tables are those of `reading.py` and `timeline.sql`.
 --
 -- A record before the first capture of the ends (`early`) must agree with the records before the second. A missing
--- record is a discrepancy only if a later record of the same room proves that the room has moved past it (`Embedded`,
+-- record is a discrepancy only if a later record of the same service proves that the service has moved past it (`Embedded`,
 -- :contexts_done, :decisions_done, :rewards_done); the decider has finished with whatever lies :batch records behind its
 -- newest row. A record that retention has removed does not count as missing: what was appended after :kept_… must be
 -- there.
@@ -64,7 +64,7 @@ AND EXISTS (
 SELECT DISTINCT o.query_id, 'two Answers with status ' || a.status || ' that differ'
 FROM Answer o JOIN Timeline t USING (query_id) JOIN Answer a ON a.rowid = t.answer
 WHERE a.early AND o.rowid <> a.rowid AND o.error IS NULL AND o.early
-AND o.status = a.status AND o.room = a.room AND o.said <> a.said;
+AND o.status = a.status AND o.service = a.service AND o.said <> a.said;
 
 -- name: answer_score
 SELECT t.query_id, 'the Answer''s score is ' || a.score || ', the mean of its path ' || a.path_score

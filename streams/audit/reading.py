@@ -20,7 +20,7 @@ from streams.settings import Settings
 # What is kept of each record: one NamedTuple per kind, stored in a table of the ledger with the same columns.
 #
 # `early` says that the record lies before the first capture of the ends (see `run`). Fields of type bytes, such as
-# `whole`, are digests unless their class says otherwise: equal for equal content. The tables of records that a room
+# `whole`, are digests unless their class says otherwise: equal for equal content. The tables of records that a service
 # may give up have one column more, `error`: why it did (`timeline.sql` fills it in).
 
 
@@ -91,7 +91,7 @@ class AnswerFact(NamedTuple):
     whole: bytes
     said: bytes
     status: str
-    room: str
+    service: str
     action: str | None
     seq: int | None
     text: bool
@@ -366,7 +366,7 @@ class Ledger:
 MAX_PLAIN: Final = 16 * 1024 * 1024
 """Most bytes of a decompressed zstd frame, twice what the product writes: a hostile frame must not fill the memory."""
 
-# In one record, twice what a room reads: millions of empty lists take seconds each.
+# In one record, twice what a service reads: millions of empty lists take seconds each.
 _MOST_VALUES: Final = 256 * 1024
 _STRINGS: Final = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)
 _ZSTD_MAGIC: Final = b"\x28\xb5\x2f\xfd"
@@ -474,7 +474,7 @@ def _is_crowded(value: bytes) -> bool:
 
 # From raw records to facts: the fields that the checks need, decoded without the product's own schemas.
 #
-# A record that cannot be read leaves no fact. If its room should have given it up, the checks look for its dead
+# A record that cannot be read leaves no fact. If its service should have given it up, the checks look for its dead
 # letter.
 
 SNAPSHOT: Final = (b"\x00snapshot/", b"\x00ended/", b"\x00start")

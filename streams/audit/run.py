@@ -2,7 +2,7 @@
 
 **Why twice.** Records keep arriving while the end offsets are being read. Records before the first capture must be
 accounted for; records before the second may explain them. Every record before the first capture was written before the
-second capture began, and so was everything that precedes it: its cause, and whatever its room had to finish first.
+second capture began, and so was everything that precedes it: its cause, and whatever its service had to finish first.
 Within a capture, the ends of effects are read before those of their causes: the learner's log, its snapshots, then
 rewards, answers, decisions, contexts, queries, dead letters. So a Reward, for instance, cannot seem to lack a Decision
 that was written between the two reads.

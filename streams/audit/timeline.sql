@@ -64,7 +64,7 @@ CREATE TABLE State AS
 WITH Fact AS (
     SELECT
         t.*,
-        a.status, a.room, a.ts AS answered_ms, l.stage, c.status AS closing_status,
+        a.status, a.service, a.ts AS answered_ms, l.stage, c.status AS closing_status,
         CASE WHEN t.query IS NOT NULL THEN q.ts WHEN t.decision IS NOT NULL THEN d.appended_ms ELSE t.since_ms END
             AS asked_ms,
         coalesce(iif(t.decision IS NULL, q.timeout_ms, d.timeout_ms), :timeout_ms) AS timeout_ms,
@@ -132,7 +132,7 @@ SELECT
     query_id,
     state,
     CASE state
-        WHEN 'rejected' THEN coalesce(iif(answer IS NULL, no_context, no_query), no_query, no_context, 'by the ' || room)
+        WHEN 'rejected' THEN coalesce(iif(answer IS NULL, no_context, no_query), no_query, no_context, 'by the ' || service)
         WHEN 'expired' THEN iif(ending = 'lost', coalesce(no_answer, no_decision, no_reward), NULL)
         WHEN 'answered, not learnable' THEN CASE ending
             WHEN 'lost' THEN coalesce(no_answer, no_decision, no_reward, status)

@@ -95,13 +95,13 @@ def dead_letters() -> None:
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object per line.")
 @click.pass_obj
 def show(settings: Settings, as_json: bool) -> None:
-    """Print every dead letter: where the record is, which room could not handle it, and why."""
+    """Print every dead letter: where the record is, which service could not handle it, and why."""
     found = letters(settings)
     if as_json:
         for x in found:
             line = {
                 "origin": x.key,
-                "room": x.room,
+                "service": x.service,
                 "error": x.error,
                 "field": x.field,
                 "reason": x.reason,
@@ -114,7 +114,7 @@ def show(settings: Settings, as_json: bool) -> None:
         return
     for x in found:
         query = f", query {x.query_id}" if x.query_id else ""
-        click.echo(f"{x.key}  {x.error} in the {x.room}{query}, {x.size} bytes, tried {x.attempts}x")
+        click.echo(f"{x.key}  {x.error} in the {x.service}{query}, {x.size} bytes, tried {x.attempts}x")
         click.echo(f"    {x.reason[:500]}")
     click.echo(f"{len(found)} dead letters")
 

@@ -62,7 +62,7 @@ def send_and_wait(settings: Settings, queries: Sequence[Query], pace: SendSchedu
         )
     if asked.missing:
         click.echo(
-            f"error: {len(asked.missing)} queries have no Answer, e.g. {asked.missing[0]}; are the rooms running?",
+            f"error: {len(asked.missing)} queries have no Answer, e.g. {asked.missing[0]}; are the services running?",
             err=True,
         )
     return 1 if asked.missing or asked.taken else 0
@@ -148,7 +148,7 @@ def ask(
         nonlocal patience_s
         if asked.waited_s > patience_s:
             patience_s = float("inf")
-            click.echo(f"no Answer to {query.query_id} yet; are the rooms running?", err=True)
+            click.echo(f"no Answer to {query.query_id} yet; are the services running?", err=True)
 
     with Client(settings) as client:
         answer = client.ask(query, progress=progress)
@@ -338,11 +338,11 @@ def explain(settings: Settings, query_id: str, groups: tuple[str, ...], drafts: 
     if timeline.answer is not None:
         _search(console, timeline.answer, drafts)
     else:
-        console.print("\nno Answer on record: the search is still running, or the rooms are not")
+        console.print("\nno Answer on record: the search is still running, or the services are not")
     for reward in timeline.rewards:
         _reward(console, reward)
     for letter in letters:
-        console.print(f"\ndead letter {letter.key} of the {letter.room}: {letter.error}: {letter.reason}")
+        console.print(f"\ndead letter {letter.key} of the {letter.service}: {letter.error}: {letter.reason}")
     _times(console, timeline)
 
 

@@ -28,13 +28,13 @@ from streams.demo.run import CONTROL, QUESTIONS, Demo, run
 from streams.local.broker import LocalBroker
 from streams.local.deployment import (
     Supervisor,
-    room_commands,
+    service_commands,
     settings_for,
     stopped_by_signals,
     with_previews,
 )
 from streams.runtime import kafka_admin
-from streams.services import ROOMS
+from streams.services import SERVICES
 from streams.settings import Settings
 from streams.topics import Topic, Topics
 
@@ -112,7 +112,7 @@ _SHOWN = (
     "--control",
     default=CONTROL,
     show_default=True,
-    help="Configuration that a twin of every question takes, for comparison; `none` asks each question once.",
+    help="Configuration that a baseline of every question takes, for comparison; `none` asks each question once.",
 )
 @click.option(
     "--drift",
@@ -159,11 +159,12 @@ def demo(
 ) -> None:
     """Stream questions through the whole loop on this machine and see the choices improve.
 
-    Starts a broker and all rooms with the six mini models and sends the questions with several in flight. The policy
-    chooses for each question; its twin takes the control's configuration and is not learned from. Then the model chosen
-    most costs three times as much, and some questions are asked again. Audits the log and stops everything it started.
-    Prints what the policy is worth against the control, how it follows the price, and the figures, in this order;
-    writes summary.json and report.html. Exits with 1 if a query has no Answer or the audit finds a discrepancy.
+    Starts a broker and all services with the six mini models and sends the questions with several in flight. The policy
+    chooses for each question; its baseline takes the control's configuration and is not learned from. Then the model
+    chosen most costs three times as much, and some questions are asked again. Audits the log and stops everything it
+    started. Prints what the policy is worth against the control, how it follows the price, and the figures, in this
+    order; writes summary.json and report.html. Exits with 1 if a query has no Answer or the audit finds a
+    discrepancy.
     """
     console = Console()
     if objective is not None:
@@ -233,15 +234,15 @@ _LAG_EVERY_S = 5.0
 def monitor(settings: Settings, refresh: float, seconds: float | None, once: bool, as_json: bool) -> None:
     """Watch throughput, lag, choices, accuracy, cost and reward of the latest queries.
 
-    It reads alongside the rooms and commits nothing. It starts with the latest records of every topic. Where there is a
-    control group, the policy is compared with it over everything seen since the start; the intervals stay valid
+    It reads alongside the services and commits nothing. It starts with the latest records of every topic. Where there
+    is a control group, the policy is compared with it over everything seen since the start; the intervals stay valid
     however often you look.
     """
     if as_json and not once:
         raise click.UsageError("--json needs --once")
     topics = Topics(settings)
     groups = tuple(load_catalogue(Path(settings.catalogue)).groups)
-    apps = [app for spec in ROOMS.values() for app in spec.apps(topics, groups)]
+    apps = [app for spec in SERVICES.values() for app in spec.apps(topics, groups)]
     seen = MonitoredQueries()
     follower = EventFollower(
         settings,
@@ -351,7 +352,7 @@ def picture(now: Mapping[str, Any]) -> Group:
     for app, by_topic in now["lag"].items():
         behind.add_row(app, str(sum(by_topic.values())))
     if not now["lag"]:
-        behind.add_row("no room has committed anything yet", "–")
+        behind.add_row("no service has committed anything yet", "–")
     compared: list[Table | str] = []
     if uplift := now.get("uplift"):
         groups = Table("cohort", "queries", "failed", "graded", title="policy and control group")
@@ -376,30 +377,30 @@ _BROKER = click.Choice(["auto", "kafka", "embedded"])
 
 
 @click.command()
-@click.argument("room", type=click.Choice(list(ROOMS)))
+@click.argument("service", type=click.Choice(list(SERVICES)))
 @click.option("--group", default="", help="Executor group, for `executor`: one of the catalogue's.")
 @click.option(
-    "--instance", default="0", show_default=True, help="Stable name of this worker within its room."
+    "--instance", default="0", show_default=True, help="Stable name of this worker within its service."
 )
 @click.option(
     "--metrics-port", default=0, help="Port for Prometheus metrics and health probes; 0 serves none."
 )
 @click.pass_obj
-def worker(settings: Settings, room: str, group: str, instance: str, metrics_port: int) -> None:
-    """Run one room in this process until SIGTERM or Ctrl-C.
+def worker(settings: Settings, service: str, group: str, instance: str, metrics_port: int) -> None:
+    """Run one service in this process until SIGTERM or Ctrl-C.
 
     Topics must exist (`topics create`). A worker that exits by itself has failed: run it under something that restarts
     it (`up`, systemd, Docker). Keep its --instance across restarts, so that it gets its partitions back without a
     wait.
     """
-    from streams.worker import run_room
+    from streams.worker import run_service
 
-    if ROOMS[room].grouped:
+    if SERVICES[service].grouped:
         groups = load_catalogue(Path(settings.catalogue)).groups
         if not group:
-            raise click.UsageError(f"`{room}` needs --group: one of {', '.join(groups)}")
-    run_room(
-        settings, room, group=group, instance=instance, metrics_port=metrics_port or settings.metrics_port
+            raise click.UsageError(f"`{service}` needs --group: one of {', '.join(groups)}")
+    run_service(
+        settings, service, group=group, instance=instance, metrics_port=metrics_port or settings.metrics_port
     )
 
 
@@ -419,7 +420,7 @@ def worker(settings: Settings, room: str, group: str, instance: str, metrics_por
     type=click.Path(path_type=Path),
     default=Path("out/up.log"),
     show_default=True,
-    help="Log file of all rooms; rotated at 50 MB.",
+    help="Log file of all services; rotated at 50 MB.",
 )
 @click.option(
     "--metrics-port",
@@ -432,7 +433,7 @@ def worker(settings: Settings, room: str, group: str, instance: str, metrics_por
 def up(
     settings: Settings, kind: str, port: int, log_path: Path, metrics_port: int, gateway: bool, quiet: bool
 ) -> None:
-    """Run all rooms on this machine, supervised, with one log. Ctrl-C stops everything it started.
+    """Run all services on this machine, supervised, with one log. Ctrl-C stops everything it started.
 
     With your Kafka: `python -m streams --bootstrap kafka:9092 up`.
 
@@ -449,14 +450,16 @@ def up(
         for note in kafka_admin.require(settings, page):
             click.echo(f"note: {note}")
         optional = ("gateway",) if gateway else ()
-        rooms = room_commands(groups, metrics_port=metrics_port or settings.metrics_port, optional=optional)
+        services = service_commands(
+            groups, metrics_port=metrics_port or settings.metrics_port, optional=optional
+        )
         if gateway:
             settings = with_previews(settings)
         environ = {**os.environ, **settings.environ()}
         echo = None if quiet else click.echo
-        supervisor = stack.enter_context(Supervisor(rooms, environ=environ, log_path=log_path, echo=echo))
+        supervisor = stack.enter_context(Supervisor(services, environ=environ, log_path=log_path, echo=echo))
         supervisor.wait_ready(600)
-        click.echo(f"all {len(rooms)} rooms are ready; log in {log_path}")
+        click.echo(f"all {len(services)} services are ready; log in {log_path}")
         if gateway:
             click.echo(f"gateway: http://{settings.gateway.host}:{settings.gateway.port}/")
         while True:
@@ -567,7 +570,7 @@ def show_topics(settings: Settings, groups: tuple[str, ...]) -> None:
 )
 @click.pass_obj
 def acls(settings: Settings, groups: tuple[str, ...], principal: str, tool: str, command_config: str) -> None:
-    """Print the commands that give each room's principal the rights it needs, and no others; needs no broker."""
+    """Print the commands that give each service's principal the rights it needs, and no others; needs no broker."""
     known = load_catalogue(Path(settings.catalogue)).groups
     connection = [tool, "--bootstrap-server", settings.kafka.bootstrap, "--command-config", command_config]
     for worker, granted in grants(Topics(settings), [*known, *groups]).items():

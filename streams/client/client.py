@@ -241,7 +241,7 @@ class SentQueries:
 
 # The client: send queries, wait for their Answers, give feedback, follow and explain what happened.
 
-# How long after a query's deadline to keep waiting: the rooms then still write an `expired` Answer.
+# How long after a query's deadline to keep waiting: the services then still write an `expired` Answer.
 _MARGIN_S = 60.0
 # If all queries are answered and no record has arrived for this long, the open rewards wait for feedback.
 _REWARDS_IDLE_S = 10.0
@@ -249,7 +249,7 @@ _POLL_S = 0.3
 
 
 class NoAnswer(UniscaleError):
-    """A query got no Answer in time. Check that the rooms are running (`python -m streams monitor`)."""
+    """A query got no Answer in time. Check that the services are running (`python -m streams monitor`)."""
 
 
 class IdTaken(UniscaleError):
@@ -259,7 +259,7 @@ class IdTaken(UniscaleError):
 class Client:
     """Connection to a deployment of UniScale-Streams, for programs that ask questions.
 
-    A Client only produces and reads records, as any Kafka client could; it needs no access to the rooms or to
+    A Client only produces and reads records, as any Kafka client could; it needs no access to the services or to
     the models. Use it as a context manager, or call `close`. Sending and feedback are safe from several
     threads; `ask` and `ask_all` run one at a time, and each follower belongs to the thread that reads it.
 
@@ -331,7 +331,7 @@ class Client:
                 f"{query.query_id}: this id was used before and keeps its first Answer; use a new one"
             )
         if asked.missing:
-            raise NoAnswer(f"{query.query_id}: no Answer in {asked.wall_s:.0f} s; are the rooms running?")
+            raise NoAnswer(f"{query.query_id}: no Answer in {asked.wall_s:.0f} s; are the services running?")
         return asked.answers[query.query_id]
 
     def ask_all(

@@ -126,9 +126,9 @@ log = logging.getLogger("streams.client")
 class EventFollower:
     """Iterator over the records of some kinds, from now on.
 
-    It has no consumer group, so it takes nothing away from the rooms, and every follower sees every record. Records of
-    one query and kind arrive in order; across kinds, the order is that of the broker's responses. Use a follower from
-    one thread only.
+    It has no consumer group, so it takes nothing away from the services, and every follower sees every record. Records
+    of one query and kind arrive in order; across kinds, the order is that of the broker's responses. Use a follower
+    from one thread only.
 
     Args:
         settings: The deployment.

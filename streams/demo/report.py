@@ -50,7 +50,7 @@ def thirds(queries: Sequence[Query], count: int, seed: int) -> list[Query]:
 # reach back over the change, so a policy that never chooses it again needs about ten. It is null where that does
 # not happen, and that is no verdict: a model may be worth three times its price.
 #
-# A choice is the model of a query that the policy decided itself. Twins, the warm-up, the control group and draws
+# A choice is the model of a query that the policy decided itself. Baselines, the warm-up, the control group and draws
 # of the exploration floor are none.
 
 FACTOR: Final = 3.0
@@ -128,7 +128,7 @@ def followed(timelines: Timelines, before: Iterable[str], after: Iterable[str], 
 
     Args:
         timelines: The run's log.
-        before: The ids of the first part's queries, without twins.
+        before: The ids of the first part's queries, without baselines.
         after: Those of the second part.
         model: The favourite.
     """
@@ -325,7 +325,7 @@ def render(timelines: Timelines, summary: Mapping[str, Any]) -> str:
     )
     further = [s for s in closed if is_further(s)]
     queries = [s for s in closed if s.decision and s.decision.query.learn and not is_further(s)]
-    twins = [s for s in closed if s.decision and not s.decision.query.learn]
+    baselines = [s for s in closed if s.decision and not s.decision.query.learn]
     rewards = [s.closing.reward for s in queries if s.closing and s.closing.reward is not None]
     warm = sum(1 for s in queries if s.decision and s.decision.reason == "warm-up")
     return "\n".join(
@@ -342,9 +342,9 @@ def render(timelines: Timelines, summary: Mapping[str, Any]) -> str:
             "<h2>Reward</h2>",
             curve(rewards, warm),
             "<h2>Cost, eFLOPs a query</h2>",
-            curve(_costs(queries), warm, _costs(twins)),
+            curve(_costs(queries), warm, _costs(baselines)),
             "<h2>Accuracy</h2>",
-            curve(_correct(queries), warm, _correct(twins)),
+            curve(_correct(queries), warm, _correct(baselines)),
             "<h2>Choices by level</h2>",
             choices(queries),
             *_after_the_price_rose(queries, further, summary),

@@ -1,9 +1,9 @@
-"""The demo: a broker, all rooms, questions with several in flight, and a summary of the outcome.
+"""The demo: a broker, all services, questions with several in flight, and a summary of the outcome.
 
 It stops everything it starts. Questions are shuffled with the levels alike in each third, so that their order
-cannot look like learning. Every question is asked twice: the policy chooses for the one, its twin takes the control's
-configuration and is not learned from. Then the price of the model that was chosen most rises, and some questions are
-asked again: see `drift`.
+cannot look like learning. Every question is asked twice: the policy chooses for the one, its baseline takes the
+control's configuration and is not learned from. Then the price of the model that was chosen most rises, and some
+questions are asked again: see `drift`.
 """
 
 import importlib.util
@@ -27,9 +27,9 @@ from streams.client.events import read_timelines
 from streams.client.questions import read_questions
 from streams.control import Control, default_objective
 from streams.demo import report
+from streams.demo.paired import NOT_COMPARED, baseline_for, compared
+from streams.demo.paired import sentence as paired_sentence
 from streams.demo.report import render, summarise, thirds
-from streams.demo.twins import NOT_COMPARED, compared, twin_of
-from streams.demo.twins import sentence as twins_sentence
 from streams.local.deployment import Deployment, stopped_by_signals, with_previews
 from streams.settings import Settings
 from streams.topics import Topics
@@ -37,10 +37,10 @@ from streams.topics import Topics
 QUESTIONS = Path("models/mini-mixed-test.jsonl")
 
 CONTROL = "mini-4m/1/4/2"
-"""What every twin takes: of the largest model's configurations on offer the most accurate one on the history of the
+"""What every baseline takes: of the largest model's configurations on offer the most accurate one on the history of the
 recording `mixed`, the cheaper of two that are equal; fixed before the demo was run."""
 
-# The rooms share the cores: one thread each, so that no room's BLAS takes them all.
+# The services share the cores: one thread each, so that no service's BLAS takes them all.
 THREADS = {
     "OMP_NUM_THREADS": "1",
     "OPENBLAS_NUM_THREADS": "1",
@@ -50,7 +50,7 @@ THREADS = {
 
 
 NEEDS_GB = 4.0
-"""Memory that a whole `up` with the mini family takes: broker, five rooms, six generators and a verifier.
+"""Memory that a whole `up` with the mini family takes: broker, five services, six generators and a verifier.
 
 `python -m bench memory` measures it: 3.2 GB together after 12 questions, 3.8 GB after 200; the demo's own
 process is beside that.
@@ -73,10 +73,10 @@ class Demo(msgspec.Struct, frozen=True, kw_only=True):
         questions: Question file.
         count: How many of its questions are asked.
         seed: Of their order and of every choice.
-        in_flight: How many queries, twins included, are in flight.
+        in_flight: How many queries, baselines included, are in flight.
         policy: The policy that chooses; `contextual` begins from the catalogue's prior, if it fits.
         accuracy: The objective of every query, as `Query.accuracy`; None: the deployment's own.
-        control: The action that the twins take; empty: no twins.
+        control: The action that the baselines take; empty: no baselines.
         warm_up: Queries decided uniformly at random first, by a policy that begins from nothing; None: none if
             there is a prior that fits, else 50.
         broker: `embedded`, `kafka` or `auto`.
@@ -126,8 +126,8 @@ def check_machine(demo: Demo, settings: Settings) -> None:
     available_gb = psutil.virtual_memory().available / 2**30
     if available_gb < NEEDS_GB:
         raise DemoCannotRun(
-            f"{available_gb:.1f} GB of memory are available and the rooms with the mini family take {NEEDS_GB:g} GB; "
-            "close something, or answer from a recording with --recording FILE"
+            f"{available_gb:.1f} GB of memory are available and the services with the mini family take "
+            f"{NEEDS_GB:g} GB; close something, or answer from a recording with --recording FILE"
         )
 
 
@@ -143,15 +143,15 @@ def run(
         progress: Called with the present state of the queries.
 
     Raises:
-        DemoCannotRun, BrokerError, RoomFailed: see there.
+        DemoCannotRun, BrokerError, ServiceFailed: see there.
     """
     check_machine(demo, settings)
-    Control(settings)  # refuses a catalogue or an objective that every room would refuse
+    Control(settings)  # refuses a catalogue or an objective that every service would refuse
     queries = thirds(list(read_questions(demo.questions)), demo.count, demo.seed)
     if demo.accuracy is not None:
         queries = [msgspec.structs.replace(query, accuracy=demo.accuracy) for query in queries]
-    twins = [twin_of(query, demo.control) for query in queries] if demo.control else []
-    both = [each for pair in zip(queries, twins, strict=True) for each in pair] if twins else queries
+    baselines = [baseline_for(query, demo.control) for query in queries] if demo.control else []
+    both = [each for pair in zip(queries, baselines, strict=True) for each in pair] if baselines else queries
     demo.out.mkdir(parents=True, exist_ok=True)
     settings = settings.replace(
         prefix=f"demo-{uuid.uuid4().hex[:6]}.",
@@ -166,7 +166,7 @@ def run(
         engine_threads=1,
         timeout_s=demo.timeout_s,
     )
-    log = demo.out / "rooms.log"
+    log = demo.out / "services.log"
     log.unlink(missing_ok=True)
     optional = ("gateway",) if demo.gateway else ()
     if demo.gateway:
@@ -177,10 +177,10 @@ def run(
         broker, supervisor = deployment.broker, deployment.supervisor
         say(f"broker: {broker.version} on {broker.bootstrap}")
         say(
-            f"starting {len(supervisor.rooms)} rooms and loading the models, which takes a moment (log: {log})"
+            f"starting {len(supervisor.services)} services and loading the models, which takes a moment (log: {log})"
         )
         supervisor.wait_ready(600)
-        say("all rooms are ready")
+        say("all services are ready")
         if demo.gateway:
             say(f"the page: http://{settings.gateway.host}:{settings.gateway.port}/")
         with Client(deployment.settings) as client:
@@ -198,7 +198,7 @@ def run(
         say(f"audit: {audited.line}")
         for each in audited.discrepancies:
             say(f"audit: wrong: {each['query_id']}: {each['what']}")
-    say("rooms stopped")
+    say("services stopped")
     summary = summarise(
         timelines,
         [q.query_id for q in queries],
@@ -207,11 +207,13 @@ def run(
         wall_s=asked.wall_s,
     )
     summary |= {"seed": demo.seed, **NOT_COMPARED}
-    if twins:
-        pairs = [(query.query_id, twin.query_id) for query, twin in zip(queries, twins, strict=True)]
+    if baselines:
+        pairs = [
+            (query.query_id, baseline.query_id) for query, baseline in zip(queries, baselines, strict=True)
+        ]
         summary |= compared(timelines, pairs, action=demo.control, seed=demo.seed)
-        summary["sentence"] = twins_sentence(summary)
-        summary["unanswered"] += len(set(asked.missing) & {twin.query_id for twin in twins})
+        summary["sentence"] = paired_sentence(summary)
+        summary["unanswered"] += len(set(asked.missing) & {baseline.query_id for baseline in baselines})
     summary["adapted_after"] = None
     if later is not None:
         ids = [query.query_id for query in queries], [query.query_id for query in later.queries]

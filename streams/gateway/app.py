@@ -1,4 +1,4 @@
-"""The gateway as a room: it follows the topics into its index, and serves all routes as one ASGI application."""
+"""The gateway as a service: it follows the topics into its index, and serves all routes as one ASGI application."""
 
 import contextlib
 import logging
@@ -23,11 +23,11 @@ from schemas.reward import Feedback, Reward
 from schemas.search import SearchStep
 from streams.gateway.auth import Credential, Gate, check_host, is_local
 from streams.gateway.chat import chat
+from streams.gateway.exchange import Deciders, Exchange
 from streams.gateway.guard import RouteGuard, body_of, cross_origin, reply
 from streams.gateway.index import Index
 from streams.gateway.openai import ApiError
 from streams.gateway.routes import Decide, Letters, Models, Now, ObjectiveRoutes, Page, Queries
-from streams.gateway.service import Deciders, Service
 from streams.health import Server, server_of
 from streams.runtime.base import ConsumerRecord, Runtime
 
@@ -38,11 +38,11 @@ class Probes:
     """What orchestrators and Prometheus ask.
 
     Args:
-        service: What the routes look at.
+        exchange: What the routes look at.
     """
 
-    def __init__(self, service: Service) -> None:
-        self.service = service
+    def __init__(self, exchange: Exchange) -> None:
+        self.exchange = exchange
 
     def routes(self) -> list[BaseRoute]:
         """Return the routes."""
@@ -58,13 +58,13 @@ class Probes:
 
     async def ready(self, request: Request) -> Response:
         """GET /health/ready: topics are read to their ends. Says too how many models an executor serves now."""
-        control = self.service.runtime.control
+        control = self.exchange.runtime.control
         serving = control.serving()
         return reply(
             {
                 "status": "ready",
-                "queries": len(self.service.index),
-                "waiting": len(self.service.waiting),
+                "queries": len(self.exchange.index),
+                "waiting": len(self.exchange.waiting),
                 "models": {
                     "ready": sum(name in serving for name in control.catalogue.model_names),
                     "of": len(control.catalogue.model_names),
@@ -74,7 +74,7 @@ class Probes:
 
     async def metrics(self, request: Request) -> Response:
         """GET /metrics."""
-        return Response(self.service.runtime.metrics.text(), media_type="text/plain; version=0.0.4")
+        return Response(self.exchange.runtime.metrics.text(), media_type="text/plain; version=0.0.4")
 
 
 # All routes of the gateway as one ASGI application.
@@ -87,35 +87,35 @@ class Routes:
     """The HTTP side of one gateway.
 
     Args:
-        service: What the routes call.
+        exchange: What the routes call.
         deciders: Who says what would be chosen.
         hosts: Host names that requests may be addressed to.
         started: When the gateway started, in seconds since the epoch; models are listed as created then.
     """
 
-    def __init__(self, service: Service, deciders: Deciders, hosts: frozenset[str], started: int) -> None:
-        self.service = service
+    def __init__(self, exchange: Exchange, deciders: Deciders, hosts: frozenset[str], started: int) -> None:
+        self.exchange = exchange
         self.deciders = deciders
-        self.page = Page(service.gate, hosts)
-        self.guard = RouteGuard(service.gate, hosts, self.page.key_of)
+        self.page = Page(exchange.gate, hosts)
+        self.guard = RouteGuard(exchange.gate, hosts, self.page.key_of)
         self.started = started
 
     def app(self) -> ASGIApp:
         """Return the ASGI application."""
-        service = self.service
+        exchange = self.exchange
         listed = [
             ("POST", "/v1/chat/completions", self.chat),
-            *Decide(service, self.deciders).routes(),
-            *Models(service, self.started).routes(),
-            *Queries(service).routes(),
-            *Now(service).routes(),
-            *Letters(service).routes(),
-            *ObjectiveRoutes(service).routes(),
+            *Decide(exchange, self.deciders).routes(),
+            *Models(exchange, self.started).routes(),
+            *Queries(exchange).routes(),
+            *Now(exchange).routes(),
+            *Letters(exchange).routes(),
+            *ObjectiveRoutes(exchange).routes(),
         ]
         self._listed: list[BaseRoute] = [
             Route(path, self.guard(handle), methods=[method]) for method, path, handle in listed
         ]
-        self._listed += [*self.page.routes(), *Probes(service).routes()]
+        self._listed += [*self.page.routes(), *Probes(exchange).routes()]
         rest = [
             Route("/{rest:path}", self.options, methods=["OPTIONS"]),
             Route("/{rest:path}", self.guard(self.nothing), methods=_METHODS),
@@ -124,7 +124,7 @@ class Routes:
 
     async def chat(self, request: Request, who: Credential, request_id: str) -> Response:
         """POST /v1/chat/completions."""
-        return await chat(request, await body_of(request), who, self.service, request_id)
+        return await chat(request, await body_of(request), who, self.exchange, request_id)
 
     async def options(self, request: Request) -> Response:
         """OPTIONS of any path: what a browser asks before a page of another origin may call it. Needs no key."""
@@ -183,7 +183,7 @@ def _without_slash(app: ASGIApp) -> ASGIApp:
     return called
 
 
-# The gateway as a room: it follows the topics into its index, and serves HTTP.
+# The gateway as a service: it follows the topics into its index, and serves HTTP.
 
 log = logging.getLogger("streams.gateway")
 
@@ -200,7 +200,7 @@ class AddressTaken(UniscaleError):
     """The gateway's address cannot be listened on. Choose another port."""
 
 
-class GatewayRoom:
+class GatewayService:
     """One gateway.
 
     Args:
@@ -214,7 +214,7 @@ class GatewayRoom:
         self.gate = Gate()
         settings = runtime.settings
         self.index = Index(recent, timeout_s=settings.queries.timeout_s, group_by=settings.gateway.group_by)
-        self.service = Service(runtime, self.index, self.gate)
+        self.exchange = Exchange(runtime, self.index, self.gate)
         self.deciders = Deciders.of(runtime.settings)
         runtime.on_stop(self.deciders.close)
 
@@ -236,7 +236,7 @@ class GatewayRoom:
 
     def routes(self, hosts: frozenset[str] = frozenset()) -> Routes:
         """Return the HTTP side."""
-        return Routes(self.service, self.deciders, LOCAL_HOSTS | hosts, self.runtime.now_ms() // 1000)
+        return Routes(self.exchange, self.deciders, LOCAL_HOSTS | hosts, self.runtime.now_ms() // 1000)
 
     def check_address(self, host: str) -> None:
         """Refuse to listen beyond this machine without keys.
@@ -257,7 +257,7 @@ class GatewayRoom:
             entry = decode_control(record.value)
             if isinstance(entry, KeyEntry):
                 self.gate.change(entry)
-            self.service.marks.note(entry, record.timestamp_ms)
+            self.exchange.marks.note(entry, record.timestamp_ms)
 
     def _on_query(self, record: ConsumerRecord) -> None:
         with contextlib.suppress(UniscaleError):  # the embedder makes a dead letter of it
@@ -266,15 +266,15 @@ class GatewayRoom:
     def _on_decision(self, record: ConsumerRecord) -> None:
         with contextlib.suppress(UniscaleError):
             decision = decode(record.value, Decision)
-            self.service.on_decision(decision, record.value or b"", record.timestamp_ms)
+            self.exchange.on_decision(decision, record.value or b"", record.timestamp_ms)
 
     def _on_answer(self, record: ConsumerRecord) -> None:
         with contextlib.suppress(UniscaleError):
-            self.service.on_answer(decode(record.value, Answer), record.value or b"", record.timestamp_ms)
+            self.exchange.on_answer(decode(record.value, Answer), record.value or b"", record.timestamp_ms)
 
     def _on_reward(self, record: ConsumerRecord) -> None:
         with contextlib.suppress(UniscaleError):
-            self.service.on_reward(decode(record.value, Reward), record.value or b"")
+            self.exchange.on_reward(decode(record.value, Reward), record.value or b"")
 
     def _on_feedback(self, record: ConsumerRecord) -> None:
         with contextlib.suppress(UniscaleError):
@@ -284,31 +284,31 @@ class GatewayRoom:
     def _on_letter(self, record: ConsumerRecord) -> None:
         with contextlib.suppress(UniscaleError):
             letter = decode(record.value, DeadLetter)
-            self.service.on_letter(letter, record.value or b"", record.timestamp_ms)
+            self.exchange.on_letter(letter, record.value or b"", record.timestamp_ms)
 
     def _on_step(self, record: ConsumerRecord) -> None:
         key = record.key.decode(errors="replace") if record.key else ""
-        if key in self.service.waiting:
+        if key in self.exchange.waiting:
             with contextlib.suppress(UniscaleError):
-                self.service.waiting.seen(key, decode(record.value, SearchStep))
+                self.exchange.waiting.seen(key, decode(record.value, SearchStep))
 
 
-async def serve(room: GatewayRoom, host: str, port: int, hosts: frozenset[str] = frozenset()) -> Server:
-    """Serve HTTP beside the room until it stops, and return the server.
+async def serve(service: GatewayService, host: str, port: int, hosts: frozenset[str] = frozenset()) -> Server:
+    """Serve HTTP beside the service until it stops, and return the server.
 
     Raises:
         OpenGateway: see `check_address`.
         AddressTaken: see `listen`.
     """
-    room.check_address(host)
+    service.check_address(host)
     bound = listen(host, port)
-    server = server_of(room.runtime, room.routes(hosts).app())
+    server = server_of(service.runtime, service.routes(hosts).app())
 
     async def run() -> None:
         with bound:
             await server.serve(sockets=[bound])
 
-    room.runtime.background("http", run)
+    service.runtime.background("http", run)
     return server
 
 

@@ -16,9 +16,9 @@ from schemas.forest import Forest, first_stop
 from schemas.search import SearchStep
 from streams.gateway import openai
 from streams.gateway.auth import Credential
+from streams.gateway.exchange import Admitted, ClientGone, Exchange, Seen
 from streams.gateway.openai import ApiError, of_answer
 from streams.gateway.request import ChatRequest, digest, parse
-from streams.gateway.service import Admitted, ClientGone, Seen, Service
 
 # The part of a running search that may already be shown: the steps shared by every path that can still win.
 
@@ -65,16 +65,18 @@ _BEAT_LOOKS: Final = 10
 """Polls without news between two heartbeats of a stream: five seconds."""
 
 
-async def chat(request: Request, body: bytes, who: Credential, service: Service, request_id: str) -> Response:
+async def chat(
+    request: Request, body: bytes, who: Credential, exchange: Exchange, request_id: str
+) -> Response:
     """Answer one request.
 
     Raises:
         ApiError: before anything was sent.
     """
-    began_s = service.runtime.monotonic()
+    began_s = exchange.runtime.monotonic()
     who.require("ask")
-    asked = parse(body, strict=service.runtime.settings.gateway.strict)
-    admitted = await service.admit(
+    asked = parse(body, strict=exchange.runtime.settings.gateway.strict)
+    admitted = await exchange.admit(
         asked,
         who,
         digest=digest(body),
@@ -82,7 +84,7 @@ async def chat(request: Request, body: bytes, who: Credential, service: Service,
         is_retry=_retries(request) > 0,
     )
     debug = request.headers.get("x-uniscale-debug", "").lower() in ("1", "true")
-    turn = _Turn(request, asked, admitted, who, service, request_id, debug, began_s)
+    turn = _Turn(request, asked, admitted, who, exchange, request_id, debug, began_s)
     return await (turn.stream() if asked.stream else turn.whole())
 
 
@@ -95,7 +97,7 @@ class _Turn:
         asked: ChatRequest,
         admitted: Admitted,
         who: Credential,
-        service: Service,
+        exchange: Exchange,
         request_id: str,
         debug: bool,
         began_s: float,
@@ -104,7 +106,7 @@ class _Turn:
         self.asked = asked
         self.admitted = admitted
         self.who = who
-        self.service = service
+        self.exchange = exchange
         self.request_id = request_id
         self.debug = debug
         self.decision: Decision | None = None
@@ -121,16 +123,16 @@ class _Turn:
 
     @property
     def _took_s(self) -> float:
-        return self.service.runtime.monotonic() - self._began_s
+        return self.exchange.runtime.monotonic() - self._began_s
 
     @property
     def _pricing(self) -> Pricing:
-        return self.service.runtime.control.pricing
+        return self.exchange.runtime.control.pricing
 
     async def whole(self) -> Response:
         """Return the completion once the search has ended."""
-        with self.service.open(self.admitted, self._may_return) as queue:
-            async for what in self.service.following.events(
+        with self.exchange.open(self.admitted, self._may_return) as queue:
+            async for what in self.exchange.following.events(
                 self.admitted, queue, self.request.is_disconnected
             ):
                 if isinstance(what, Decision):
@@ -153,9 +155,9 @@ class _Turn:
 
         What ends before the Decision has a status of its own; later errors are events of the stream.
         """
-        opened = self.service.open(self.admitted, self._may_return)
+        opened = self.exchange.open(self.admitted, self._may_return)
         queue = opened.__enter__()
-        events = self.service.following.events(self.admitted, queue, self.request.is_disconnected)
+        events = self.exchange.following.events(self.admitted, queue, self.request.is_disconnected)
         try:
             first = await self._until_chosen(events)
         except BaseException:
@@ -295,7 +297,7 @@ class _Turn:
         return {
             **ignored,
             **openai.headers(self.decision, self.admitted.query_id, self.request_id, debug=self.debug),
-            **self.service.limits(self.who),
+            **self.exchange.limits(self.who),
         }
 
 

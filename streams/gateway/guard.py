@@ -11,9 +11,9 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
 from streams.gateway.auth import Credential, Gate, check_host
+from streams.gateway.exchange import ClientGone
 from streams.gateway.openai import ApiError, invalid
 from streams.gateway.request import MAX_BODY
-from streams.gateway.service import ClientGone
 from streams.runtime.base import Unavailable
 
 log = logging.getLogger("streams.gateway")

@@ -28,13 +28,13 @@ from schemas.search import SearchStep
 from streams.control import Control
 from streams.gateway import openai, request, statistics
 from streams.gateway.auth import Credential, Gate, Tenants, check_host
+from streams.gateway.exchange import Admitted, ClientGone, Deciders, Exchange
 from streams.gateway.guard import Listing, body_of, object_of, reply, whole
 from streams.gateway.index import Listed
 from streams.gateway.openai import ApiError, invalid, no_model, not_found, of_json, of_record
 from streams.gateway.request import parse, to_query
-from streams.gateway.service import Admitted, ClientGone, Deciders, Service
 from streams.runtime.base import NotAllowed, Outgoing, Unavailable
-from streams.services import ROOMS
+from streams.services import SERVICES
 
 # `/v1/decide`: which configuration a request would run, and why. Runs nothing and learns nothing.
 
@@ -43,12 +43,12 @@ class Decide:
     """Previews of decisions.
 
     Args:
-        service: Model names and limits.
+        exchange: Model names and limits.
         deciders: Who answers.
     """
 
-    def __init__(self, service: Service, deciders: Deciders) -> None:
-        self.service = service
+    def __init__(self, exchange: Exchange, deciders: Deciders) -> None:
+        self.exchange = exchange
         self.deciders = deciders
 
     def routes(self) -> Listing:
@@ -58,10 +58,10 @@ class Decide:
     async def decide(self, request: Request, who: Credential, request_id: str) -> Response:
         """POST /v1/decide: the body of a completion."""
         who.require("ask")
-        asked = parse(await body_of(request), strict=self.service.runtime.settings.gateway.strict)
-        wanted = self.service.asked(asked.model)
+        asked = parse(await body_of(request), strict=self.exchange.runtime.settings.gateway.strict)
+        wanted = self.exchange.asked(asked.model)
         query = to_query(asked, wanted, query_id=PREVIEW, tenant=who.tenant, kept={})
-        self.service.gate.check(who, asked.model, query)
+        self.exchange.gate.check(who, asked.model, query)
         return reply(body(await self.deciders.preview(query)))
 
 
@@ -115,11 +115,11 @@ class Letters:
     """Dead letters.
 
     Args:
-        service: What the routes call.
+        exchange: What the routes call.
     """
 
-    def __init__(self, service: Service) -> None:
-        self.service = service
+    def __init__(self, exchange: Exchange) -> None:
+        self.exchange = exchange
 
     def routes(self) -> Listing:
         """Return the routes."""
@@ -135,7 +135,7 @@ class Letters:
             {
                 "object": "dead-letter",
                 "created": at_ms // 1000,
-                "room": letter.room,
+                "service": letter.service,
                 "error": letter.error,
                 "reason": letter.reason,
                 "field": letter.field,
@@ -144,7 +144,7 @@ class Letters:
                 "attempts": letter.attempts,
                 "retried": retried,
             }
-            for at_ms, letter, retried in self.service.index.letters(whole(request, "limit", 100, 1000))
+            for at_ms, letter, retried in self.exchange.index.letters(whole(request, "limit", 100, 1000))
         ]
         return reply({"object": "list", "data": data})
 
@@ -154,14 +154,14 @@ class Letters:
         origin = (await object_of(request, "origin")).get("origin")
         if not isinstance(origin, str):
             raise invalid("origin", "origin is missing; give the origin of a dead letter")
-        index = self.service.index
+        index = self.exchange.index
         if (letter := index.letter_of(origin)) is None:
             raise not_found("origin", origin[:200])
         if not index.retried(origin):
             return reply({"object": "dead-letter.retry", "origin": origin, "duplicate": True})
         found = False
         try:
-            found = await self.service.runtime.send_again(letter.origin)
+            found = await self.exchange.runtime.send_again(letter.origin)
         except NotAllowed:
             raise ApiError(
                 403,
@@ -189,12 +189,12 @@ class Models:
     """The model lists.
 
     Args:
-        service: What they call.
+        exchange: What they call.
         started: When models are listed as created, in seconds since the epoch.
     """
 
-    def __init__(self, service: Service, started: int) -> None:
-        self.service = service
+    def __init__(self, exchange: Exchange, started: int) -> None:
+        self.exchange = exchange
         self.started = started
 
     def routes(self) -> Listing:
@@ -214,11 +214,11 @@ class Models:
         raise no_model(name)
 
     def _listing(self, who: Credential) -> list[dict[str, Any]]:
-        control = self.service.runtime.control
+        control = self.exchange.runtime.control
         found = request.listing(
             control.catalogue.model_names,
             control.objectives.named,
-            self.service.configurations(),
+            self.exchange.configurations(),
             self.started,
         )
         return [each for each in found if _may_use(who, each["id"])]
@@ -230,8 +230,8 @@ def _may_use(who: Credential, name: str) -> bool:
 
 # `/v1/now`: what the deployment does, as the page's first view shows it.
 
-_ROOMS_S: Final = 10.0
-"""Seconds for which what the broker says of the rooms is shown before it is asked again."""
+_SERVICES_S: Final = 10.0
+"""Seconds for which what the broker says of the services is shown before it is asked again."""
 
 _FRESH_S: Final = 3.0
 """Seconds for which a comparison of policy and control group is shown before new answers are counted in."""
@@ -241,13 +241,13 @@ class Now:
     """Current activity.
 
     Args:
-        service: What the route calls.
+        exchange: What the route calls.
     """
 
-    def __init__(self, service: Service) -> None:
-        self.service = service
+    def __init__(self, exchange: Exchange) -> None:
+        self.exchange = exchange
         self._looked_s = -math.inf
-        self._rooms_seen: list[dict[str, Any]] = []
+        self._services_seen: list[dict[str, Any]] = []
         self._uplifts: dict[Tenants, tuple[int, float, dict[str, Any]]] = {}
 
     def routes(self) -> Listing:
@@ -257,50 +257,50 @@ class Now:
     async def now(self, request: Request, who: Credential, request_id: str) -> Response:
         """GET /v1/now."""
         who.require("read")
-        runtime = self.service.runtime
-        latest = self.service.index.latest(whole(request, "limit", 1000, 10_000), who.sees)
-        minute, in_flight = self.service.index.activity(runtime.now_ms(), who.sees)
+        runtime = self.exchange.runtime
+        latest = self.exchange.index.latest(whole(request, "limit", 1000, 10_000), who.sees)
+        minute, in_flight = self.exchange.index.activity(runtime.now_ms(), who.sees)
         return reply(
             {
                 "per_second": round(minute / 60, 3),
                 "in_flight": in_flight,
-                **statistics.now(latest, self.service.index.group_by),
+                **statistics.now(latest, self.exchange.index.group_by),
                 "uplift": self._uplift(who.sees),
                 "models": models(runtime.control),
                 # What waits is everybody's.
-                "rooms": await self._rooms() if who.sees is None else [],
-                "marks": self.service.marks.listed(),
+                "services": await self._services() if who.sees is None else [],
+                "marks": self.exchange.marks.listed(),
             }
         )
 
-    async def _rooms(self) -> list[dict[str, Any]]:
-        """Return each room with its workers and waiting records, as the broker told within the last seconds."""
-        runtime = self.service.runtime
+    async def _services(self) -> list[dict[str, Any]]:
+        """Return each service with its workers and waiting records, as the broker told within the last seconds."""
+        runtime = self.exchange.runtime
         now_s = runtime.monotonic()
-        if now_s - self._looked_s >= _ROOMS_S:
+        if now_s - self._looked_s >= _SERVICES_S:
             self._looked_s = now_s
             executors = tuple(dict.fromkeys(model.group for model in runtime.control.catalogue.models))
             names = {
-                app: spec.name for spec in ROOMS.values() for app in spec.apps(runtime.topics, executors)
+                app: spec.name for spec in SERVICES.values() for app in spec.apps(runtime.topics, executors)
             }
             try:
                 found = await runtime.groups(list(names))
             except Unavailable as error:
                 log.warning("the consumer groups could not be read: %s", error)
                 found = {}
-            self._rooms_seen = [
+            self._services_seen = [
                 {
-                    "room": app.removeprefix(runtime.settings.kafka.prefix),
+                    "service": app.removeprefix(runtime.settings.kafka.prefix),
                     "workers": found[app].members if app in found else None,
                     "waiting": sum(found[app].waiting.values()) if app in found else None,
                 }
                 for app in names
             ]
-        return self._rooms_seen
+        return self._services_seen
 
     def _uplift(self, tenants: Tenants) -> dict[str, Any]:
         """Return the comparison over all that is known, once for all who look at the same queries."""
-        index, now_s = self.service.index, self.service.runtime.monotonic()
+        index, now_s = self.exchange.index, self.exchange.runtime.monotonic()
         kept = self._uplifts.get(tenants)
         if kept is not None and (kept[0] == index.changes or now_s - kept[1] < _FRESH_S):
             return kept[2]
@@ -334,11 +334,11 @@ class ObjectiveRoutes:
     """Objectives by name.
 
     Args:
-        service: What the routes call.
+        exchange: What the routes call.
     """
 
-    def __init__(self, service: Service) -> None:
-        self.service = service
+    def __init__(self, exchange: Exchange) -> None:
+        self.exchange = exchange
 
     def routes(self) -> Listing:
         """Return the routes."""
@@ -349,7 +349,7 @@ class ObjectiveRoutes:
 
     async def objectives(self, request: Request, who: Credential, request_id: str) -> Response:
         """GET /v1/objectives."""
-        objectives = self.service.runtime.control.objectives
+        objectives = self.exchange.runtime.control.objectives
         data = [_objective(objectives, name) for name in sorted(objectives.named)]
         return reply({"object": "list", "data": data, "default": objectives.default})
 
@@ -366,7 +366,7 @@ class ObjectiveRoutes:
             raise of_record(error) from None
         except msgspec.ValidationError as error:
             raise of_json(error) from None
-        runtime = self.service.runtime
+        runtime = self.exchange.runtime
         await runtime.send(Outgoing(runtime.topics.control, record.key.encode(), value))
         return reply({"object": "objective", "name": record.name, "accepted": True}, status=202)
 
@@ -490,11 +490,11 @@ class Queries:
     """Queries by id.
 
     Args:
-        service: What the routes call.
+        exchange: What the routes call.
     """
 
-    def __init__(self, service: Service) -> None:
-        self.service = service
+    def __init__(self, exchange: Exchange) -> None:
+        self.exchange = exchange
 
     def routes(self) -> Listing:
         """Return the routes."""
@@ -516,8 +516,8 @@ class Queries:
             raise invalid("value", "value must be true, false or a number from 0 to 1")
         if not isinstance(comment, str) or len(comment) > 4000:
             raise invalid("comment", "comment must be a text of at most 4000 characters")
-        known, reward = self.service.index.find(query_id), self.service.index.reward_of(query_id)
-        duplicate = await self.service.feedback(query_id, value, comment, who)
+        known, reward = self.exchange.index.find(query_id), self.exchange.index.reward_of(query_id)
+        duplicate = await self.exchange.feedback(query_id, value, comment, who)
         # Of a query that has left the index only the aggregator knows.
         late = None if known is None else reward is not None and reward.closes
         return reply({"id": query_id, "object": "feedback", "duplicate": duplicate, "late": late})
@@ -525,7 +525,7 @@ class Queries:
     async def queries(self, request: Request, who: Credential, request_id: str) -> Response:
         """GET /v1/queries: the newest of this tenant."""
         who.require("read")
-        latest = self.service.index.latest(whole(request, "limit", 50, 1000), who.sees)
+        latest = self.exchange.index.latest(whole(request, "limit", 50, 1000), who.sees)
         return reply({"object": "list", "data": [_listed(each) for each in latest]})
 
     async def query(self, request: Request, who: Credential, request_id: str) -> Response:
@@ -537,9 +537,9 @@ class Queries:
         """GET /v1/queries/{id}/events: server-sent events decision, step, answer and reward, up to the closing one."""
         who.require("read")
         query_id = self._visible(request, who)
-        known = self.service.index.find(query_id)
+        known = self.exchange.index.find(query_id)
         created = known.created_ms // 1000 if known else 0
-        admitted = Admitted(query_id, created, True, self.service.runtime.settings.queries.timeout_s)
+        admitted = Admitted(query_id, created, True, self.exchange.runtime.settings.queries.timeout_s)
         return StreamingResponse(
             self._events(request, admitted),
             media_type="text/event-stream",
@@ -549,10 +549,10 @@ class Queries:
     async def _events(self, request: Request, admitted: Admitted) -> AsyncIterator[bytes]:
         with (
             contextlib.suppress(ClientGone, ApiError),
-            self.service.waiting.on(admitted.query_id) as queue,
+            self.exchange.waiting.on(admitted.query_id) as queue,
         ):
             answer = None
-            async for what in self.service.following.events(admitted, queue, request.is_disconnected):
+            async for what in self.exchange.following.events(admitted, queue, request.is_disconnected):
                 match what:
                     case Decision():
                         yield _named("decision", self._query(admitted.query_id)["decision"])
@@ -566,7 +566,7 @@ class Queries:
             if answer is None:
                 return
             quiet = 0
-            async for reward in self.service.following.rewards(answer, queue, request.is_disconnected):
+            async for reward in self.exchange.following.rewards(answer, queue, request.is_disconnected):
                 if reward is not None:
                     yield _named("reward", openai.reward(reward))
                 elif (quiet := quiet + 1) % _BEAT_LOOKS == 0:
@@ -574,12 +574,12 @@ class Queries:
 
     def _query(self, query_id: str) -> dict[str, Any]:
         return openai.query_object(
-            self.service.index.timeline(query_id), self.service.runtime.control.pricing
+            self.exchange.index.timeline(query_id), self.exchange.runtime.control.pricing
         )
 
     def _visible(self, request: Request, who: Credential) -> str:
         query_id: str = request.path_params["id"]
-        self.service.ids.visible(query_id, who)
+        self.exchange.ids.visible(query_id, who)
         return query_id
 
 

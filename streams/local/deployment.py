@@ -1,4 +1,4 @@
-"""A whole deployment on this machine: broker, topics and rooms, started, supervised and stopped together."""
+"""A whole deployment on this machine: broker, topics and services, started, supervised and stopped together."""
 
 import contextlib
 import logging
@@ -20,7 +20,7 @@ from agents.catalogue.file import load_catalogue
 from schemas.errors import UniscaleError
 from streams.local.broker import LocalBroker
 from streams.runtime import kafka_admin
-from streams.services import ROOMS
+from streams.services import SERVICES
 from streams.settings import Settings
 from streams.topics import Topics
 
@@ -108,11 +108,11 @@ class LogFile(RotatingFileHandler):
 
     def _write(self, text: str) -> bool:
         self._failed = False
-        self.emit(logging.LogRecord("rooms", logging.INFO, "", 0, text, None, None))
+        self.emit(logging.LogRecord("services", logging.INFO, "", 0, text, None, None))
         return not self._failed
 
 
-# The commands of the rooms, and the settings that a local broker needs.
+# The commands of the services, and the settings that a local broker needs.
 
 
 def settings_for(settings: Settings, broker: LocalBroker) -> Settings:
@@ -135,32 +135,32 @@ def with_previews(settings: Settings) -> Settings:
         return settings.replace(decider_port=free.getsockname()[1])
 
 
-def room_commands(
+def service_commands(
     groups: Iterable[str], *, metrics_port: int = 0, optional: Iterable[str] = ()
 ) -> dict[str, Sequence[str]]:
-    """Return the command of every room, one process each, one executor per group, and of these optional rooms."""
+    """Return the command of every service, one process each, one executor per group, and of these optional services."""
     groups, asked = tuple(groups), set(optional)
-    # Against the stream: what a room writes finds its reader started.
-    rooms = [
+    # Against the stream: what a service writes finds its reader started.
+    services = [
         (spec.name, group)
-        for spec in reversed(ROOMS.values())
+        for spec in reversed(SERVICES.values())
         if not spec.optional or spec.name in asked
         for group in (groups if spec.grouped else ("",))
     ]
     commands: dict[str, Sequence[str]] = {}
-    for at, (room, group) in enumerate(rooms):
-        argv = [*python(), "worker", room]
+    for at, (service, group) in enumerate(services):
+        argv = [*python(), "worker", service]
         if group:
             argv += ["--group", group]
         if metrics_port:
             argv += ["--metrics-port", str(metrics_port + at)]
-        commands[f"{room}.{group}" if group else room] = argv
+        commands[f"{service}.{group}" if group else service] = argv
     return commands
 
 
-# Run the rooms as processes on this machine: one readable log, restarts with growing pauses.
+# Run the services as processes on this machine: one readable log, restarts with growing pauses.
 #
-# A room that dies loses nothing: its offsets have not moved past what failed, and its successor continues there.
+# A service that dies loses nothing: its offsets have not moved past what failed, and its successor continues there.
 # `streams/runtime` counts the failures at one record.
 
 READY = "uniscale: ready"
@@ -171,11 +171,11 @@ STEADY_S = 60.0
 """A process that has run for this long has recovered: its successor starts at once, the pause after that is short."""
 
 
-class RoomFailed(UniscaleError):
-    """A room did not become ready; the message ends with the last lines of its log."""
+class ServiceFailed(UniscaleError):
+    """A service did not become ready; the message ends with the last lines of its log."""
 
 
-class Room:
+class Service:
     """One supervised process."""
 
     def __init__(self, name: str, argv: Sequence[str], environ: Mapping[str, str]) -> None:
@@ -190,7 +190,7 @@ class Room:
         self.last_lines: list[str] = []
         # When it is to be started again, in monotonic seconds; None while it runs.
         self.due_at: float | None = None
-        # Set while the room is meant to be down: it is not restarted.
+        # Set while the service is meant to be down: it is not restarted.
         self.parked = False
 
     @property
@@ -211,12 +211,12 @@ class Room:
 
 
 class Supervisor:
-    """Context manager that starts rooms, restarts those that end, and writes their output to one log.
+    """Context manager that starts services, restarts those that end, and writes their output to one log.
 
     Nothing stops it from restarting: neither a spawn that fails (no memory, a missing file) nor a full disk.
 
     Args:
-        rooms: The command of each room, by name.
+        services: The command of each service, by name.
         environ: Environment of the processes.
         log_path: The log file, rotated at `log_bytes`.
         echo: Also called with each line of the log.
@@ -225,7 +225,7 @@ class Supervisor:
 
     def __init__(
         self,
-        rooms: Mapping[str, Sequence[str]],
+        services: Mapping[str, Sequence[str]],
         *,
         environ: Mapping[str, str],
         log_path: Path,
@@ -233,7 +233,7 @@ class Supervisor:
         log_bytes: int = LOG_BYTES,
     ) -> None:
         own = {**environ, "PYTHONUNBUFFERED": "1", "STREAMS_PARENT_PID": str(os.getpid())}
-        self.rooms = {name: Room(name, argv, own) for name, argv in rooms.items()}
+        self.services = {name: Service(name, argv, own) for name, argv in services.items()}
         self.log_path = log_path
         self.echo = echo
         self.log_bytes = log_bytes
@@ -243,15 +243,15 @@ class Supervisor:
         self._watcher = threading.Thread(target=self._watch, name="supervisor", daemon=True)
 
     def start(self) -> Self:
-        """Start every room, without waiting until they are ready.
+        """Start every service, without waiting until they are ready.
 
         Raises:
             OSError: the log cannot be opened, or a command cannot be run; nothing is left running.
         """
         self._log = LogFile(self.log_path, most_bytes=self.log_bytes, echo=self.echo)
         try:
-            for room in self.rooms.values():
-                self._spawn(room)
+            for service in self.services.values():
+                self._spawn(service)
             self._watcher.start()
         except BaseException:  # KeyboardInterrupt too: `__exit__` is not called when `__enter__` fails
             self.stop()
@@ -259,65 +259,67 @@ class Supervisor:
         return self
 
     def wait_ready(self, timeout_s: float = 300.0, tick: Callable[[list[str]], None] | None = None) -> None:
-        """Wait until every room has reported that it is ready.
+        """Wait until every service has reported that it is ready.
 
         Args:
             timeout_s: How long to wait.
-            tick: Called five times a second with the names of the rooms that are not ready.
+            tick: Called five times a second with the names of the services that are not ready.
 
         Raises:
-            RoomFailed: a room is not ready in time, or has exited five times.
+            ServiceFailed: a service is not ready in time, or has exited five times.
         """
-        before = {room.name: room.restarts for room in self.rooms.values()}
+        before = {service.name: service.restarts for service in self.services.values()}
         deadline = time.monotonic() + timeout_s
         while True:
-            waiting = [r for r in self.rooms.values() if not r.ready.is_set()]
+            waiting = [r for r in self.services.values() if not r.ready.is_set()]
             if tick:
                 tick([r.name for r in waiting])
             if not waiting:
                 return
-            for room in waiting:
-                if (ended := room.restarts - before[room.name]) >= 5:
-                    raise RoomFailed(f"{room.name} exited {ended} times while starting:\n" + _tail(room))
+            for service in waiting:
+                if (ended := service.restarts - before[service.name]) >= 5:
+                    raise ServiceFailed(
+                        f"{service.name} exited {ended} times while starting:\n" + _tail(service)
+                    )
             if time.monotonic() > deadline:
                 names = ", ".join(r.name for r in waiting)
-                raise RoomFailed(
+                raise ServiceFailed(
                     f"not ready after {timeout_s:.0f} s: {names}\n" + "\n".join(_tail(r) for r in waiting)
                 )
             time.sleep(0.2)
 
     def kill(self, name: str) -> None:
-        """Kill a room as a crash would; it is restarted like any other that exits."""
-        room = self.rooms[name]
-        room.ready.clear()
-        os.killpg(room.pid, signal.SIGKILL)
+        """Kill a service as a crash would; it is restarted like any other that exits."""
+        service = self.services[name]
+        service.ready.clear()
+        os.killpg(service.pid, signal.SIGKILL)
 
     def park(self, name: str) -> None:
-        """Kill a room and keep it down until `unpark`."""
-        self.rooms[name].parked = True
+        """Kill a service and keep it down until `unpark`."""
+        self.services[name].parked = True
         self.kill(name)
 
     def unpark(self, name: str) -> None:
-        """Start a parked room again."""
-        room = self.rooms[name]
-        room.parked = False
-        self._spawn(room)
+        """Start a parked service again."""
+        service = self.services[name]
+        service.parked = False
+        self._spawn(service)
 
     def stop(self, grace_s: float = 20.0) -> None:
-        """Ask every room to stop, kill those that have not after `grace_s`, and close the log."""
+        """Ask every service to stop, kill those that have not after `grace_s`, and close the log."""
         with self._starting:
             self._stopping.set()  # nothing is started from here on
         if self._watcher.is_alive():
             self._watcher.join()
-        running = [(r, p) for r in self.rooms.values() if (p := r.process) and p.poll() is None]
+        running = [(r, p) for r in self.services.values() if (p := r.process) and p.poll() is None]
         for _, process in running:
             _signal(process, signal.SIGTERM)
         deadline = time.monotonic() + grace_s
-        for room, process in running:
+        for service, process in running:
             try:
                 process.wait(max(0.1, deadline - time.monotonic()))
             except subprocess.TimeoutExpired:
-                self._write("supervisor", f"{room.name} did not stop within {grace_s:.0f} s: killed")
+                self._write("supervisor", f"{service.name} did not stop within {grace_s:.0f} s: killed")
                 _signal(process, signal.SIGKILL)
                 process.wait()
         for _, process in running:
@@ -332,39 +334,39 @@ class Supervisor:
     def __exit__(self, *raised: object) -> None:
         self.stop()
 
-    def _spawn(self, room: Room) -> None:
+    def _spawn(self, service: Service) -> None:
         with self._starting:
-            if self._stopping.is_set() or room.parked:
+            if self._stopping.is_set() or service.parked:
                 return
-            room.ready.clear()
-            room.started_at = time.monotonic()
+            service.ready.clear()
+            service.started_at = time.monotonic()
             process = subprocess.Popen(
-                room.argv,
-                env=room.environ,
+                service.argv,
+                env=service.environ,
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
-            room.process, room.due_at = process, None
+            service.process, service.due_at = process, None
             try:
-                threading.Thread(target=self._read, args=(room, process), daemon=True).start()
+                threading.Thread(target=self._read, args=(service, process), daemon=True).start()
             except RuntimeError:
                 _signal(process, signal.SIGKILL)
                 process.wait()
-                room.process = None
+                service.process = None
                 raise
 
-    def _read(self, room: Room, process: subprocess.Popen[bytes]) -> None:
+    def _read(self, service: Service, process: subprocess.Popen[bytes]) -> None:
         assert process.stdout is not None
         for raw in process.stdout:
             line = raw.decode(errors="replace").rstrip()
             if not line:
                 continue
-            if READY in line and room.process is process:
-                room.ready.set()
-            room.last_lines = [*room.last_lines[-29:], line]
-            self._write(room.name, line)
+            if READY in line and service.process is process:
+                service.ready.set()
+            service.last_lines = [*service.last_lines[-29:], line]
+            self._write(service.name, line)
         process.stdout.close()
 
     def _write(self, name: str, line: str) -> None:
@@ -374,35 +376,35 @@ class Supervisor:
     def _watch(self) -> None:
         """Restart what exits, from one thread: where no process can be started, no thread may be either."""
         while not self._stopping.wait(0.1):
-            for room in self.rooms.values():
-                if room.parked:
+            for service in self.services.values():
+                if service.parked:
                     continue
-                process = room.process
+                process = service.process
                 if process is None:
-                    if room.due_at is not None and time.monotonic() >= room.due_at:
-                        self._respawn(room)
+                    if service.due_at is not None and time.monotonic() >= service.due_at:
+                        self._respawn(service)
                 elif process.poll() is not None:
-                    lived_s = time.monotonic() - room.started_at
-                    room.ready.clear()
-                    room.restarts += 1
-                    room.process = None
-                    pause_s = room.later(lived_s)
+                    lived_s = time.monotonic() - service.started_at
+                    service.ready.clear()
+                    service.restarts += 1
+                    service.process = None
+                    pause_s = service.later(lived_s)
                     self._write(
                         "supervisor",
-                        f"{room.name} exited with code {process.returncode} after {lived_s:.1f} s; "
+                        f"{service.name} exited with code {process.returncode} after {lived_s:.1f} s; "
                         f"restarting in {pause_s:.1f} s",
                     )
 
-    def _respawn(self, room: Room) -> None:
+    def _respawn(self, service: Service) -> None:
         try:
-            self._spawn(room)
+            self._spawn(service)
         except (
             OSError,
             RuntimeError,
         ) as error:  # no memory, no process, no thread, or the command is missing
-            pause_s = room.later(0.0)
+            pause_s = service.later(0.0)
             self._write(
-                "supervisor", f"{room.name} cannot be started ({error}); trying again in {pause_s:.1f} s"
+                "supervisor", f"{service.name} cannot be started ({error}); trying again in {pause_s:.1f} s"
             )
 
 
@@ -416,11 +418,11 @@ def _signal(process: subprocess.Popen[bytes], number: signal.Signals) -> None:
         os.killpg(process.pid, number)
 
 
-def _tail(room: Room) -> str:
-    return f"--- {room.name}\n" + "\n".join(room.last_lines[-12:])
+def _tail(service: Service) -> str:
+    return f"--- {service.name}\n" + "\n".join(service.last_lines[-12:])
 
 
-# A whole deployment on this machine: a broker, the topics and every room, started together and stopped together.
+# A whole deployment on this machine: a broker, the topics and every service, started together and stopped together.
 
 
 class Deployment:
@@ -429,15 +431,15 @@ class Deployment:
     Args:
         settings: The deployment. Its address is replaced by that of the broker that is started.
         broker: `embedded`, `kafka` (needs KAFKA_HOME and Java) or `auto`.
-        log_path: Where the output of the rooms goes.
-        environ: Environment of the rooms besides this process's own, for instance thread counts.
-        optional: Rooms to start that no deployment needs, for instance `gateway`.
+        log_path: Where the output of the services goes.
+        environ: Environment of the services besides this process's own, for instance thread counts.
+        optional: Services to start that no deployment needs, for instance `gateway`.
 
     Attributes:
         settings: The settings that clients of this deployment need.
         groups: Its executor groups.
         broker: The broker that was started.
-        supervisor: The rooms.
+        supervisor: The services.
 
     Raises:
         BrokerError: on entering, when the broker cannot be started.
@@ -455,7 +457,7 @@ class Deployment:
         settings: Settings,
         *,
         broker: Literal["auto", "kafka", "embedded"] = "auto",
-        log_path: Path = Path("out/rooms.log"),
+        log_path: Path = Path("out/services.log"),
         environ: Mapping[str, str] | None = None,
         optional: Iterable[str] = (),
     ) -> None:
@@ -476,9 +478,9 @@ class Deployment:
             self.settings = settings_for(self.settings, self.broker)
             kafka_admin.create(self.settings, Topics(self.settings).declared(self.groups))
             environ = {**os.environ, **self._environ, **self.settings.environ()}
-            commands = room_commands(self.groups, optional=self._optional)
-            rooms = Supervisor(commands, environ=environ, log_path=self._log_path)
-            self.supervisor = stack.enter_context(rooms)
+            commands = service_commands(self.groups, optional=self._optional)
+            services = Supervisor(commands, environ=environ, log_path=self._log_path)
+            self.supervisor = stack.enter_context(services)
             self._stack = stack.pop_all()
         return self
 

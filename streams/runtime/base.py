@@ -1,4 +1,4 @@
-"""The Runtime protocol: records in, records out, tables, time and control. A room knows nothing else of the world."""
+"""The Runtime protocol: records in, records out, tables, time and control: all a service knows of the world."""
 
 import functools
 import struct
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 # │   ├── SendFailed      the broker did not accept a record
 # │   │   └── NotAllowed  its access control lists do not say that this process may
 # │   └── Moved           the record's partition has moved to another worker
-# ├── Torn                what the room knows is ahead of what it has written: counted, and its process ends
-# └── Crash               the room cannot continue, and its process ends
+# ├── Torn                what the service knows is ahead of what it has written: counted, and its process ends
+# └── Crash               the service cannot continue, and its process ends
 #
 # UniscaleError           in a handler: the record is at fault, and goes to the dead-letter topic
 # ├── RowTooLarge         a row would exceed the record limit
@@ -60,7 +60,7 @@ class UnknownTopic(UniscaleError, LookupError):
 
 
 class Torn(Exception):
-    """A handler failed after it had changed what the room knows, and before that was durable. Its cause says why.
+    """A handler failed after it had changed what the service knows, and before that was durable. Its cause says why.
 
     The guard counts the failure as any other, but even the third ends the process: no record may be handled with what
     nobody will find in the log. The next process sends a record that has failed three times to the dead-letter topic
@@ -69,7 +69,7 @@ class Torn(Exception):
 
 
 class Crash(Exception):
-    """This room cannot continue. `streams.worker` ends the process; in memory the caller restarts the room.
+    """This service cannot continue. `streams.worker` ends the process; in memory the caller restarts the service.
 
     Nothing between a handler and its runtime catches it, so no offset moves past the failure.
     """
@@ -172,12 +172,12 @@ def murmur2(key: bytes) -> int:
     return found ^ found >> 15
 
 
-# The Runtime protocol: records in, records out, tables, time and control. A room knows nothing else of the world.
+# The Runtime protocol: records in, records out, tables, time and control: all a service knows of the world.
 #
 # Two implementations exist: `runtime.kafka` for deployments and `runtime.memory` for tests, examples and proofs.
 # `tests/streams/runtime` holds both to one contract:
 #
-# - Records of one query are handled one call at a time, from whichever of the room's topics they come, and those of
+# - Records of one query are handled one call at a time, from whichever of the service's topics they come, and those of
 #   one partition in order. Records of different queries are handled concurrently, up to `UNISCALE_CONCURRENCY` in a
 #   worker.
 # - A topic that is handled in batches has one order: the records of a partition are handled one call at a time.
@@ -190,7 +190,7 @@ def murmur2(key: bytes) -> int:
 # - When a handler has failed three times on one record, the record goes to the dead-letter topic and its query goes
 #   on without it.
 #
-# What rooms receive and send is in `records`, what can go wrong in `errors`.
+# What services receive and send is in `records`, what can go wrong in `errors`.
 
 T = TypeVar("T")
 
@@ -247,18 +247,18 @@ class Table(Protocol):
 
 
 class Runtime(Protocol):
-    """One worker of one room.
+    """One worker of one service.
 
     Attributes:
         settings: The settings of the process.
         topics: The names of all topics.
         metrics: Counters and gauges.
         control: Catalogue, objectives and heartbeats.
-        room: The room's name.
-        group: The executor group, where the room has one.
-        instance: Stable name of this worker among those of its room.
+        service: The service's name.
+        group: The executor group, where the service has one.
+        instance: Stable name of this worker among those of its service.
         limit: Most bytes of a record's value.
-        answers_for: Whether this room answers a query whose record it sent to the dead-letter topic; a room may
+        answers_for: Whether this service answers a query whose record it sent to the dead-letter topic; a service may
             replace it.
     """
 
@@ -266,7 +266,7 @@ class Runtime(Protocol):
     topics: "Topics"
     metrics: "Metrics"
     control: "Control"
-    room: str
+    service: str
     group: str
     instance: str
     limit: int
@@ -291,10 +291,10 @@ class Runtime(Protocol):
         """Declare a table.
 
         Args:
-            name: With the room's name, the changelog's.
+            name: With the service's name, the changelog's.
             partitions: Of the changelog; equal to those of the topics whose handlers write it.
             source: One of these topics: who owns its partition owns the rows of that partition.
-            recovered: Awaited after each recovery, before the first record is handled; its errors end the room.
+            recovered: Awaited after each recovery, before the first record is handled; its errors end the service.
             one_writer: For a table of one partition: the broker refuses the writes of a worker that does not own it any
                 more, even where it does not know that yet. Each call of `put_all` and `drop_all` is then written whole
                 or not at all, and a recovery sees everything that any worker has written before it.
@@ -419,30 +419,30 @@ class Runtime(Protocol):
         """Run slow, blocking work in a thread, off the event loop."""
 
     def background(self, name: str, run: Callable[[], Awaitable[None]]) -> None:
-        """Run a task alongside the handlers once records can be sent; its errors end the room."""
+        """Run a task alongside the handlers once records can be sent; its errors end the service."""
 
     def on_stop(self, close: Callable[[], Awaitable[None]]) -> None:
-        """Close something when the room stops in order."""
+        """Close something when the service stops in order."""
 
     def crash(self, reason: str, error: BaseException | None = None) -> NoReturn:
-        """End this room immediately, so that no offset moves past the failure."""
+        """End this service immediately, so that no offset moves past the failure."""
 
 
-# What the rest of the product needs to know about a room, without importing the room's code.
+# What the rest of the product needs to know about a service, without importing the service's code.
 
 
-class RoomSpec(Struct, frozen=True, kw_only=True):
-    """One room as the command line, the launcher, the monitor and the tests know it.
+class ServiceSpec(Struct, frozen=True, kw_only=True):
+    """One service as the command line, the launcher, the monitor and the tests know it.
 
     Attributes:
         name: Its name on the command line, in consumer groups and in metrics.
         inputs: The topics it handles, by their names without the prefix. `.<group>` stands for its own group.
         outputs: The topics it writes. `.<group>` stands for the group of a Decision.
         follows: The topics it reads beside its inputs, without a consumer group. `control` and `heartbeat`, which every
-            room follows, are not named.
+            service follows, are not named.
         state: The topics of its own state: it alone writes them, and reads them when it starts.
         one_writer: Whether one of its workers at a time may write its state, in transactions.
-        build: Loads what the room needs and binds its handlers. It imports the room's code only when called.
+        build: Loads what the service needs and binds its handlers. It imports the service's code only when called.
         grouped: Whether there is one deployment of it for each executor group.
         optional: Whether `up` starts it only on request.
     """

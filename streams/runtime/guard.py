@@ -55,7 +55,7 @@ _REASON = 500
 
 
 class KilledProcess(UniscaleError):
-    """The process died repeatedly while handling this record. Check the room's log before you retry it."""
+    """The process died repeatedly while handling this record. Check the service's log before you retry it."""
 
 
 class _Count(msgspec.Struct, omit_defaults=True):
@@ -200,7 +200,7 @@ class InFlightFile:
         slots = []
         for each in coordinates:
             if not self._free:
-                break  # more at once than any room handles; these go uncounted
+                break  # more at once than any service handles; these go uncounted
             slots.append(self._free.pop())
             start = slots[-1] * _SLOT
             self._slots[start : start + _SLOT] = each.encode()[:_SLOT].ljust(_SLOT, b"\0")
@@ -268,7 +268,7 @@ def letter_of(
     value: bytes | None,
     error: Exception,
     *,
-    room: str,
+    service: str,
     origin: Origin,
     keep_bytes: int,
     attempts: int = 1,
@@ -279,7 +279,7 @@ def letter_of(
     Args:
         value: The record's bytes; they may be anything.
         error: Why it could not be handled.
-        room: The room that could not handle it.
+        service: The service that could not handle it.
         origin: The record's topic, partition and offset.
         keep_bytes: How much of the value is kept, at most.
         attempts: How often it was tried.
@@ -288,7 +288,7 @@ def letter_of(
     letter = DeadLetter.of(
         value,
         error,
-        room=room,
+        service=service,
         origin=origin,
         attempts=attempts,
         query_id=readable_id(value),
@@ -306,7 +306,7 @@ def answer_of(letter: DeadLetter, status: Literal["rejected", "failed"]) -> Answ
     """Return the Answer for a query whose record became a dead letter, or None if its id cannot be read."""
     if not letter.query_id:
         return None
-    return Answer(query_id=letter.query_id, status=status, by=letter.room, error=letter.reason)
+    return Answer(query_id=letter.query_id, status=status, by=letter.service, error=letter.reason)
 
 
 def _sendable(text: str) -> str:
@@ -316,13 +316,13 @@ def _sendable(text: str) -> str:
 
 # The guard around each handler: counts failures, retries, and sends a record to the dead-letter topic.
 #
-# The guard ends no process itself: it raises `Crash` where the room must not continue. Exceptions fall into three
+# The guard ends no process itself: it raises `Crash` where the service must not continue. Exceptions fall into three
 # kinds:
 #
 #     UniscaleError   the record is at fault: dead letter at once
 #     Unavailable     the broker or an encoder is at fault: not counted; the guard waits and calls the handler again
-#     anything else   the cause is unknown: the failure is counted and the room crashes, so that a fresh process tries
-#                     again; after the third failure the record goes to the dead-letter topic: at once, or, if the
+#     anything else   the cause is unknown: the failure is counted and the service crashes, so that a fresh process
+#                     tries again; after the third failure the record goes to the dead-letter topic: at once, or, if the
 #                     process cannot go on (`Torn`), from the next one
 
 log = logging.getLogger("streams.runtime.guard")
@@ -357,7 +357,7 @@ class HandlerGuard:
         """Handle records, and return when they are done: handled, or in the dead-letter topic.
 
         Raises:
-            Crash: the room must not continue.
+            Crash: the service must not continue.
         """
         await self._unless_stopping()
         if len(records) > 1 and any(record.coordinates in self.crashes for record in records):
@@ -392,7 +392,7 @@ class HandlerGuard:
         letter = letter_of(
             record.value,
             error,
-            room=runtime.room,
+            service=runtime.service,
             origin=record.origin,
             attempts=attempts,
             query_origin=query_origin,
@@ -426,7 +426,7 @@ class HandlerGuard:
         if deaths := self.crashes.guilty(first.coordinates):
             reason = self.crashes.reason(first.coordinates)
             why = KilledProcess(
-                f"{first.coordinates}: the process of the {self.runtime.room} died {deaths} times with this "
+                f"{first.coordinates}: the process of the {self.runtime.service} died {deaths} times with this "
                 f"record in flight ({reason or 'a segmentation fault, no memory left, or a kill'}); fix the cause, "
                 "then retry it"
             )
@@ -448,7 +448,7 @@ class HandlerGuard:
             if not asyncio.current_task().cancelling():  # type: ignore[union-attr]
                 # Nobody cancelled this handler: what it waited for was, and it would end silently.
                 raise Crash(
-                    f"{first.coordinates}: what the {self.runtime.room} waited for was cancelled"
+                    f"{first.coordinates}: what the {self.runtime.service} waited for was cancelled"
                 ) from error
             raise
         except (Unavailable, Crash):
@@ -464,7 +464,7 @@ class HandlerGuard:
             self.runtime.metrics.crashes.labels(first.topic).inc()
             if counts[0] < LIMIT or len(records) > 1 or isinstance(error, Torn):
                 raise Crash(
-                    f"{first.coordinates}: failure {counts[0]} of {LIMIT} in the {self.runtime.room}"
+                    f"{first.coordinates}: failure {counts[0]} of {LIMIT} in the {self.runtime.service}"
                 ) from error
             await self.dead_letter(first, error, attempts=counts[0])
             self.crashes.forget(first.coordinates)

@@ -1,4 +1,4 @@
-"""The Runtime protocol on Kafka: faust's app, handlers, tables and followers, composed for one room."""
+"""The Runtime protocol on Kafka: faust's app, handlers, tables and followers, composed for one service."""
 
 import asyncio
 import contextlib
@@ -129,11 +129,11 @@ def consumer_of(app: Any) -> Consumer:
     return consumer
 
 
-# One faust app per room, with the settings that this system's guarantees depend on.
+# One faust app per service, with the settings that this system's guarantees depend on.
 #
 # Delivery is at least once. A record counts as done only when everything it caused has been delivered. An unknown
-# error ends the process before the offset moves. Records reach the rooms as raw bytes, so a bad payload never reaches
-# faust's own decoder, which would acknowledge and skip it.
+# error ends the process before the offset moves. Records reach the services as raw bytes, so a bad payload never
+# reaches faust's own decoder, which would acknowledge and skip it.
 
 log = logging.getLogger("streams")
 
@@ -144,7 +144,7 @@ on_crash: list[Callable[[str, BaseException | None], NoReturn]] = []
 
 
 def crash(reason: str, error: BaseException | None = None) -> NoReturn:
-    """End this room immediately, so that no offset moves past the failure.
+    """End this service immediately, so that no offset moves past the failure.
 
     Call it where raising is not enough: faust swallows exceptions raised in its callbacks, agents and tasks.
     """
@@ -206,16 +206,16 @@ class RateLimit(logging.Filter):
         return True
 
 
-def create_app(settings: Settings, room: str, group: str = "", instance: str = "0") -> faust.App:
-    """Return the faust app of one room (and executor group). Nothing is connected or started.
+def create_app(settings: Settings, service: str, group: str = "", instance: str = "0") -> faust.App:
+    """Return the faust app of one service (and executor group). Nothing is connected or started.
 
     Args:
         settings: The settings of the process.
-        room: embedder, decider, executor, verifier or aggregator.
-        group: The executor group; empty for other rooms.
+        service: embedder, decider, executor, verifier or aggregator.
+        group: The executor group; empty for other services.
         instance: Stable name of this worker: a static member rejoins without waiting for its old session to expire.
     """
-    app_id = Topics(settings).app_id(room, group)
+    app_id = Topics(settings).app_id(service, group)
     app = App(
         app_id,
         broker=kafka_clients.faust_brokers(settings),
@@ -303,13 +303,13 @@ def bind(app: faust.App, topic: str, binding: Binding, *, name: str) -> None:
     app.agent(channel, name=name)(agent)
 
 
-# What a room asks the broker outside its consumer group, with a connection of its own for each question.
+# What a service asks the broker outside its consumer group, with a connection of its own for each question.
 #
-# These questions are rare, and the room's own consumer reads only what it is assigned.
+# These questions are rare, and the service's own consumer reads only what it is assigned.
 
 
 class KafkaLookups:
-    """The questions of `streams.runtime.base.Runtime` that need nothing of the room but its settings."""
+    """The questions of `streams.runtime.base.Runtime` that need nothing of the service but its settings."""
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
@@ -372,17 +372,17 @@ class KafkaLookups:
         return ConsumerRecord(topic, tp.partition, record.offset, record.timestamp, record.key, record.value)
 
 
-# Declare a room's tables: one that faust recovers, or one with a single writer, which recovers by itself.
+# Declare a service's tables: one that faust recovers, or one with a single writer, which recovers by itself.
 
 
 class Tables:
-    """Declares the tables of one room.
+    """Declares the tables of one service.
 
     Args:
-        app: The room's app.
+        app: The service's app.
         settings: Of the process.
         metrics: Of the process; how long each recovery reads is recorded.
-        room: The room's name, for error messages.
+        service: The service's name, for error messages.
         keep_ours: Awaited before rows are written: it refuses those of a handler whose partition has moved.
     """
 
@@ -391,13 +391,13 @@ class Tables:
         app: faust.App,
         settings: Settings,
         metrics: Metrics,
-        room: str,
+        service: str,
         keep_ours: Callable[[], Awaitable[None]],
     ) -> None:
         self.app = app
         self.settings = settings
         self.metrics = metrics
-        self.room = room
+        self.service = service
         self._keep_ours = keep_ours
 
     def declare(
@@ -413,7 +413,7 @@ class Tables:
         """Declare a table; see `streams.runtime.base.Runtime.table`.
 
         Args:
-            name: With the room's name, the changelog's.
+            name: With the service's name, the changelog's.
             partitions: Of the changelog.
             owned: Returns the partitions that this worker owns.
             recovered: Awaited after each recovery.
@@ -489,13 +489,13 @@ class Tables:
         return table
 
     def _or_crash(self, recover: Callable[[], Awaitable[None]]) -> Callable[[], Awaitable[None]]:
-        """End the room if recovery fails: faust drops exceptions of its callbacks, and would continue without rows."""
+        """End the service if recovery fails: faust drops its callbacks' exceptions, and would continue without rows."""
 
         async def whole() -> None:
             try:
                 await recover()
             except Exception as error:
-                crash(f"the {self.room} cannot recover: {error}", error)
+                crash(f"the {self.service} cannot recover: {error}", error)
 
         return whole
 
@@ -569,33 +569,33 @@ class TopicFollower:
             crash(f"following {', '.join(self.topics)} failed", error)
 
 
-# The Runtime protocol on Kafka: composes app, consumer, outbox and tables for one room.
+# The Runtime protocol on Kafka: composes app, consumer, outbox and tables for one service.
 #
-# What a room asks the broker outside its consumer group is in `lookups`.
+# What a service asks the broker outside its consumer group is in `lookups`.
 
 T = TypeVar("T")
 
-# Those of the room with the most.
+# Those of the service with the most.
 _TOPICS = 4
 
 
 class KafkaRuntime(KafkaLookups):
-    """One worker of one room on Kafka; see `streams.runtime.base.Runtime` for what each method promises."""
+    """One worker of one service on Kafka; see `streams.runtime.base.Runtime` for what each method promises."""
 
     def __init__(
-        self, settings: Settings, metrics: Metrics, *, room: str, group: str = "", instance: str = "0"
+        self, settings: Settings, metrics: Metrics, *, service: str, group: str = "", instance: str = "0"
     ) -> None:
         super().__init__(settings)
         self.metrics = metrics
-        self.room = room
+        self.service = service
         self.group = group
         self.instance = instance
         self.topics = Topics(settings)
-        self.app = create_app(settings, room, group, instance)
+        self.app = create_app(settings, service, group, instance)
         self.control = Control(settings, self.monotonic)
         self.limit = settings.kafka.max_record_bytes - (MAX_RECORD - MAX_VALUE)
         self.answers_for: Callable[[str], bool] = lambda query_id: True
-        name = self.topics.app_id(room, group)
+        name = self.topics.app_id(service, group)
         self.in_flight = InFlightFile(
             settings.state_path("crashes", f"{name}.{instance}.in-hand"),
             slots=2 * _TOPICS * settings.kafka.concurrency,
@@ -604,11 +604,11 @@ class KafkaRuntime(KafkaLookups):
             self, Crashes(settings.state_path("crashes", f"{name}.{instance}.json")), self.in_flight
         )
         self._outbox = Outbox(sender_of(self.app), settings)
-        self._tables = Tables(self.app, settings, metrics, room, self._keep_ours)
+        self._tables = Tables(self.app, settings, metrics, service, self._keep_ours)
         self._tasks: set[asyncio.Task[None]] = set()
         self._closers: list[Callable[[], Awaitable[None]]] = []
         self._counters = functools.cache(
-            lambda topic, stage: (metrics.records.labels(room, topic), metrics.stage.labels(stage))
+            lambda topic, stage: (metrics.records.labels(service, topic), metrics.stage.labels(stage))
         )
         self._progress = functools.cache(lambda topic, at: metrics.progress.labels(topic, str(at)))
 
@@ -618,7 +618,7 @@ class KafkaRuntime(KafkaLookups):
         async def guarded(records: Sequence[ConsumerRecord]) -> None:
             await self._guarded(records, lambda records: handle(records[0]), stage)
 
-        bind(self.app, topic, Binding(guarded), name=f"{self.room}-{stage}")
+        bind(self.app, topic, Binding(guarded), name=f"{self.service}-{stage}")
 
     def batches(self, topic: str, handle: BatchHandler, *, stage: str, most: int) -> None:
         """Bind a handler of batches; see the protocol."""
@@ -626,7 +626,7 @@ class KafkaRuntime(KafkaLookups):
         async def guarded(records: Sequence[ConsumerRecord]) -> None:
             await self._guarded(records, handle, stage)
 
-        bind(self.app, topic, Binding(guarded, most, ordered=True), name=f"{self.room}-{stage}")
+        bind(self.app, topic, Binding(guarded, most, ordered=True), name=f"{self.service}-{stage}")
 
     async def _guarded(self, records: Sequence[ConsumerRecord], handle: BatchHandler, stage: str) -> None:
         try:
@@ -690,7 +690,7 @@ class KafkaRuntime(KafkaLookups):
         return partition_for(key, partitions)
 
     async def send_again(self, origin: Origin) -> bool:
-        """Read and send with separate clients: this is rare, and the room's consumer reads only what it is assigned."""
+        """Read and send with separate clients: this is rare, and its consumer reads only what it is assigned."""
 
         def again() -> bool:
             with Again(self.settings) as found:
@@ -773,11 +773,11 @@ class KafkaRuntime(KafkaLookups):
         task.add_done_callback(self._tasks.discard)
 
     def on_stop(self, close: Callable[[], Awaitable[None]]) -> None:
-        """Close it when the room stops."""
+        """Close it when the service stops."""
         self._closers.append(close)
 
     def crash(self, reason: str, error: BaseException | None = None) -> NoReturn:
-        """End the room; see the protocol."""
+        """End the service; see the protocol."""
         crash(reason, error)
 
     async def stop(self, settle_s: float) -> None:

@@ -86,7 +86,7 @@ def asynchronous_token(file: TokenFile) -> "AsyncTokenProvider":
 
 # Connections: the one place that turns the settings into arguments of kafka-python, aiokafka and faust.
 #
-# Clients and commands use kafka-python to send, read and administer. A room uses aiokafka to read topics outside its
+# Clients and commands use kafka-python to send, read and administer. A service uses aiokafka to read topics outside its
 # consumer group, and to write in transactions.
 
 # A command that only asks or sends must not pay for importing faust and aiokafka.

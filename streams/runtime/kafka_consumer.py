@@ -418,7 +418,7 @@ class InLoop(AIOKafkaConsumerThread):
 # without faust's events, streams, queues and reference counts. The changelogs that faust recovers still go through
 # faust.
 
-# How long records in flight may continue when a room stops or loses partitions; longer work is repeated elsewhere.
+# How long records in flight may continue when a service stops or loses partitions; longer work is repeated elsewhere.
 SETTLE_S = 3.0
 
 # How long to wait for records while partitions are assigned and tables recovered: which ones are wanted changes soon.

@@ -1,4 +1,4 @@
-"""Change the log of a room that is stopped. The command takes the right to write, so a room that still runs exits."""
+"""Change the log of a service that is stopped. The command takes the right to write, so one that still runs exits."""
 
 import asyncio
 from collections.abc import Iterable, Mapping, Sequence
@@ -18,7 +18,7 @@ _LARGE = 65_536
 
 
 class StillRunning(UniscaleError):
-    """The room whose log is to be changed is running. Stop it, wait for its session to end, and try again."""
+    """The service whose log is to be changed is running. Stop it, wait for its session to end, and try again."""
 
 
 def require_stopped(settings: Settings, group: str) -> None:

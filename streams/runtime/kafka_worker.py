@@ -1,4 +1,4 @@
-"""One room as one process: it starts, stops without losing records, ends itself when nothing moves."""
+"""One service as one process: it starts, stops without losing records, ends itself when nothing moves."""
 
 import asyncio
 import contextlib
@@ -26,7 +26,7 @@ from streams.topics import Topic
 # Time without progress of each partition. The totals of a process do not show that one of its partitions is stuck.
 
 
-class Stalls:
+class PartitionProgress:
     """Remembers how long each partition has had records waiting without making progress."""
 
     def __init__(self) -> None:
@@ -113,7 +113,7 @@ def broken(consumer: Consumer) -> str:
 log = logging.getLogger("streams.worker")
 
 
-async def notice_standstill(runtime: KafkaRuntime) -> None:
+async def watch_liveness(runtime: KafkaRuntime) -> None:
     """End the process if records wait, none is in flight and nothing moves; its successor continues from there.
 
     Overlapping rebalances can leave the consumer library waiting forever. A record that stays in flight for long is
@@ -170,12 +170,12 @@ async def watch_partitions(
     """Update the gauges of lag and of time without progress for each partition of this process, forever.
 
     Args:
-        app: The room's app.
+        app: The service's app.
         metrics: The process's metrics.
         stalled: Called with the seconds without progress by "topic/partition", for partitions where records wait.
         period_s: Seconds between two updates.
     """
-    stalls = Stalls()
+    progress = PartitionProgress()
     shown: set[tuple[str, str]] = set()
     while True:
         await asyncio.sleep(period_s)
@@ -184,7 +184,7 @@ async def watch_partitions(
             found = standing(consumer)
         except ConsumerNotStarted:
             continue  # faust reports itself started before it has connected
-        ages = stalls.look(found, time.monotonic())
+        ages = progress.look(found, time.monotonic())
         labels = {(tp.topic, str(tp.partition)) for tp in ages}
         for gone in shown - labels:  # another worker owns it now, so the values from here mean nothing
             for gauge in (metrics.lag, metrics.stalled, metrics.progress):
@@ -234,7 +234,7 @@ async def changed_counts(client: Any, declared: Iterable[Topic]) -> list[str]:
     return kafka_admin.miscounted(declared, lambda name: len(cluster.partitions_for_topic(name) or ()))
 
 
-# faust's worker for one room: it reports when it is ready, and stops without losing records.
+# faust's worker for one service: it reports when it is ready, and stops without losing records.
 
 
 class KafkaWorker(faust.Worker):
@@ -281,7 +281,7 @@ class KafkaWorker(faust.Worker):
 async def run_without_handlers(
     runtime: KafkaRuntime, *, ready: Callable[[], None], ended: Callable[[], NoReturn]
 ) -> NoReturn:
-    """Run a room that handles no records until SIGTERM or SIGINT. faust cannot: its consumer needs a topic."""
+    """Run a service that handles no records until SIGTERM or SIGINT. faust cannot: its consumer needs a topic."""
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):

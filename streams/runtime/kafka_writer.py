@@ -259,9 +259,9 @@ class Fence:
 
 # A table with a single writer, which recovers from its changelog without faust.
 #
-# faust assigns the changelog together with the topics of the room but reads none of it. faust's own recovery would
+# faust assigns the changelog together with the topics of the service but reads none of it. faust's own recovery would
 # start at the oldest offset, and would wait forever for a last record whose offset belongs to a transaction's
-# marker. Here reading starts at the offset that the room names, after this process has taken the right to write.
+# marker. Here reading starts at the offset that the service names, after this process has taken the right to write.
 # From then on, no earlier writer can commit anything more.
 
 
@@ -318,7 +318,7 @@ class FencedTable(KafkaTable):
         self._one_at_a_time = asyncio.Lock()
 
     async def recover(self) -> None:
-        """Read the rows and let the room recover, once per assignment; return when the present assignment is recovered.
+        """Read the rows and let the service recover, once per assignment; return when the present one is recovered.
 
         faust can call this while partitions are being reassigned, and calls it again afterwards, without waiting for
         the first call to return.
@@ -494,7 +494,7 @@ class Sender:
 
 
 class Outbox:
-    """Sends a room's records, within the size limit, and waits for delivery."""
+    """Sends a service's records, within the size limit, and waits for delivery."""
 
     def __init__(self, sender: Sender, settings: Settings) -> None:
         self._sender = sender

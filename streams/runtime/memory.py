@@ -1,4 +1,4 @@
-"""The Runtime protocol over lists, with a clock of its own: a worker of a room, which can die after any effect."""
+"""The Runtime protocol over lists, with a clock of its own: a worker of a service, which can die after any effect."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ from streams.runtime.base import (
     Handler,
     Moved,
     Outgoing,
-    RoomSpec,
     RowTooLarge,
     SendFailed,
+    ServiceSpec,
     UnknownTopic,
     partition_for,
 )
@@ -385,24 +385,24 @@ def follow(
     broker.watch(runtime, topics, show_later)
 
 
-# What a room asks the broker outside its consumer group.
+# What a service asks the broker outside its consumer group.
 
 
 class MemoryLookups:
-    """The questions of `streams.runtime.base.Runtime` that need nothing of the room but what its RoomSpec names."""
+    """The questions of `streams.runtime.base.Runtime` that need of the service only what its ServiceSpec names."""
 
-    def __init__(self, settings: Settings, broker: MemoryBroker, spec: RoomSpec, group: str) -> None:
+    def __init__(self, settings: Settings, broker: MemoryBroker, spec: ServiceSpec, group: str) -> None:
         self.settings = settings
         self.broker = broker
         self.spec = spec
-        self.room = spec.name
+        self.service = spec.name
         self.group = group
         self.topics = Topics(settings)
 
     def require_read(self, topic: str) -> None:
-        """Refuse to read a topic that the RoomSpec does not name."""
+        """Refuse to read a topic that the ServiceSpec does not name."""
         if topic not in self.spec.looks_at(self.topics, self.group):
-            raise ValueError(f"{self.room}: reads {topic}, which its RoomSpec does not name")
+            raise ValueError(f"{self.service}: reads {topic}, which its ServiceSpec does not name")
 
     async def first_offsets(self, topics: Sequence[str]) -> Mapping[tuple[str, int], int]:
         """Ask the broker; see the protocol."""
@@ -446,9 +446,9 @@ class MemoryLookups:
         return None
 
 
-# The Runtime protocol over lists: one worker of one room, which can die after any single effect.
+# The Runtime protocol over lists: one worker of one service, which can die after any single effect.
 #
-# What a room asks the broker outside its consumer group is in `lookups`.
+# What a service asks the broker outside its consumer group is in `lookups`.
 
 
 _LATENCY_S = 0.02
@@ -471,13 +471,13 @@ class Subscription:
 
 
 class MemoryRuntime(MemoryLookups):
-    """One worker of one room; see `streams.runtime.base.Runtime` for what each method promises."""
+    """One worker of one service; see `streams.runtime.base.Runtime` for what each method promises."""
 
     def __init__(
         self,
         settings: Settings,
         broker: MemoryBroker,
-        spec: RoomSpec,
+        spec: ServiceSpec,
         *,
         group: str = "",
         instance: str = "0",
@@ -524,7 +524,9 @@ class MemoryRuntime(MemoryLookups):
 
     def _bind(self, topic: str, handle: BatchHandler, most: int, *, ordered: bool) -> None:
         if topic not in self.spec.reads(self.topics, self.group):
-            raise ValueError(f"{self.room}: reads {topic}, which is not among the inputs of its RoomSpec")
+            raise ValueError(
+                f"{self.service}: reads {topic}, which is not among the inputs of its ServiceSpec"
+            )
         self.broker.partitions(topic)
         self.subscriptions.append(Subscription(topic, handle, most, ordered))
 
@@ -541,10 +543,10 @@ class MemoryRuntime(MemoryLookups):
         """Declare a table; see the protocol."""
         if begins is not None and not one_writer:
             raise ValueError(f"{name}: only a table of one writer begins at an offset")
-        changelog = self.topics.changelog(self.room, name)
+        changelog = self.topics.changelog(self.service, name)
         self.require_own(changelog)
         if one_writer != self.spec.one_writer:
-            raise ValueError(f"{self.room}: one_writer of {name} differs from its RoomSpec")
+            raise ValueError(f"{self.service}: one_writer of {name} differs from its ServiceSpec")
         self.broker.create(changelog, partitions)
         table = MemoryTable(self, changelog, source, recovered, begins)
         self.tables.append(table)
@@ -557,9 +559,9 @@ class MemoryRuntime(MemoryLookups):
         follow(self, topics, on_record, begin)
 
     def require_own(self, topic: str) -> None:
-        """Refuse to write a topic that is not of the room's own state."""
+        """Refuse to write a topic that is not of the service's own state."""
         if topic not in self.spec.keeps(self.topics):
-            raise ValueError(f"{self.room}: {topic} is not among the state of its RoomSpec")
+            raise ValueError(f"{self.service}: {topic} is not among the state of its ServiceSpec")
 
     async def send(self, *records: Outgoing) -> None:
         """Append in order, each an effect of its own; see the protocol."""
@@ -571,7 +573,7 @@ class MemoryRuntime(MemoryLookups):
                 raise RecordTooLarge(record.topic, "", why)
             if not self.spec.writes(self.topics, record.topic):
                 raise ValueError(
-                    f"{self.room}: writes {record.topic}, which is not among the outputs of its RoomSpec"
+                    f"{self.service}: writes {record.topic}, which is not among the outputs of its ServiceSpec"
                 )
         for record in records:
             await self.effect("send", record.topic, record.key, record.value, record.partition)

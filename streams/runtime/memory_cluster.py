@@ -1,4 +1,4 @@
-"""A deployment in memory: workers of rooms on one broker, who handles what when, deaths and restarts."""
+"""A deployment in memory: workers of services on one broker, who handles what when, deaths and restarts."""
 
 import asyncio
 import contextlib
@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from agents.catalogue.file import load_catalogue
-from streams.runtime.base import ConsumerRecord, Crash, RoomSpec
+from streams.runtime.base import ConsumerRecord, Crash, ServiceSpec
 from streams.runtime.guard import Crashes
 from streams.runtime.memory import BEGAN_MS, Died, Effect, MemoryBroker, MemoryRuntime, Subscription
 from streams.runtime.queues import WINDOW, Binding, Offsets
@@ -28,7 +28,7 @@ class Cluster:
 
     Args:
         settings: Of every worker.
-        rooms: The rooms by name.
+        services: The services by name.
         seed: Draws the latency of every effect and which commits are late. None: no latency, each record is
             committed, and one record is handled at a time, the oldest first.
         dies_after: Asked after each effect whether its worker dies now.
@@ -41,14 +41,14 @@ class Cluster:
     def __init__(
         self,
         settings: Settings,
-        rooms: Mapping[str, RoomSpec],
+        services: Mapping[str, ServiceSpec],
         *,
         seed: int | None = None,
         dies_after: Callable[[Effect], bool] = lambda effect: False,
         began_ms: int = BEGAN_MS,
     ) -> None:
         self.settings = settings
-        self.rooms = dict(rooms)
+        self.services = dict(services)
         self.groups = tuple(load_catalogue(Path(settings.catalogue)).groups)
         self.topics = Topics(settings)
         declared = {topic.name: topic.partitions for topic in self.topics.declared(self.groups)}
@@ -69,15 +69,15 @@ class Cluster:
         self._keep(self._dispatch())
 
     async def up(self) -> None:
-        """Start one worker of each room that is not optional, and of each group of grouped ones, against the stream."""
-        for spec in reversed(self.rooms.values()):
+        """Start one worker of each service that is not optional, and of each group of grouped ones, upstream."""
+        for spec in reversed(self.services.values()):
             for group in () if spec.optional else self.groups if spec.grouped else ("",):
                 await self.start(spec.name, group)
 
-    async def start(self, room: str, group: str = "", instance: str = "0") -> MemoryRuntime:
-        """Start a worker: control is read, the room built, partitions assigned and tables recovered."""
-        spec = self.rooms[room]
-        app = self.topics.app_id(room, group)
+    async def start(self, service: str, group: str = "", instance: str = "0") -> MemoryRuntime:
+        """Start a worker: control is read, the service built, partitions assigned and tables recovered."""
+        spec = self.services[service]
+        app = self.topics.app_id(service, group)
         name = (app, instance)
         worker = MemoryRuntime(
             self.settings,
@@ -150,7 +150,7 @@ class Cluster:
         return bool(handling or self._starting or self._waiting())
 
     async def close(self) -> None:
-        """Close what the rooms opened and end every task. Nothing is sent or committed any more."""
+        """Close what the services opened and end every task. Nothing is sent or committed any more."""
         for worker in self.workers:
             worker.die()
             for close in worker.closers:
@@ -204,7 +204,7 @@ class Cluster:
             for record in records:
                 if worker.is_ours(record):
                     subscription.offsets[partition].handled(record.offset)
-                    worker.metrics.records.labels(worker.room, subscription.topic).inc()
+                    worker.metrics.records.labels(worker.service, subscription.topic).inc()
             if self._rng is None or self._rng.random() < 0.5:
                 await worker.commit(subscription, partition)
         except (Crash, Died) as error:
@@ -241,7 +241,7 @@ class Cluster:
     async def _restart(self, worker: MemoryRuntime, pause_s: float) -> None:
         if pause_s:
             await asyncio.sleep(pause_s)
-        await self.start(worker.room, worker.group, worker.instance)
+        await self.start(worker.service, worker.group, worker.instance)
 
     def _leave(self, worker: MemoryRuntime) -> None:
         worker.dead = True

@@ -1,19 +1,19 @@
-"""The rooms, in stream order: what each reads and writes. ROOMS is the one list; importing it loads no engine."""
+"""The services, in stream order: what each reads and writes. SERVICES is the one list; importing it loads no engine."""
 
-from streams.runtime.base import RoomSpec, Runtime
+from streams.runtime.base import Runtime, ServiceSpec
 
 # The embedder: admits queries, and encodes each Query into a Context.
 
 
 async def _build_embedder(runtime: Runtime) -> None:
-    """Load what the room needs and bind its handlers."""
-    from streams.services.embedder import EmbedderRoom
+    """Load what the service needs and bind its handlers."""
+    from streams.services.embedder import EmbedderService
 
-    room = await EmbedderRoom.build(runtime)
-    runtime.each(runtime.topics.query, room.on_query, stage="embed")
+    service = await EmbedderService.build(runtime)
+    runtime.each(runtime.topics.query, service.on_query, stage="embed")
 
 
-EMBEDDER = RoomSpec(
+EMBEDDER = ServiceSpec(
     name="embedder",
     inputs=("query",),
     outputs=("context", "answer", "dead-letter"),
@@ -26,20 +26,20 @@ EMBEDDER = RoomSpec(
 
 
 async def _build_decider(runtime: Runtime) -> None:
-    """Load what the room needs and bind its handlers."""
-    from streams.services.decider import DeciderRoom
+    """Load what the service needs and bind its handlers."""
+    from streams.services.decider import DeciderService
     from streams.services.previews import Previews
 
-    room = await DeciderRoom.build(runtime)
+    service = await DeciderService.build(runtime)
     topics = runtime.topics
     # One partition each: learning has one order. Batches share one delivery and one pass of BLAS.
-    runtime.batches(topics.context, room.on_contexts, stage="decide", most=32)
-    runtime.batches(topics.reward, room.on_rewards, stage="learn", most=32)
+    runtime.batches(topics.context, service.on_contexts, stage="decide", most=32)
+    runtime.batches(topics.reward, service.on_rewards, stage="learn", most=32)
     if runtime.settings.previews.port:
-        runtime.background("previews", Previews(room).serve)
+        runtime.background("previews", Previews(service).serve)
 
 
-DECIDER = RoomSpec(
+DECIDER = ServiceSpec(
     name="decider",
     inputs=("context", "reward"),
     outputs=("action-decision", "action-decision.<group>", "answer", "dead-letter"),
@@ -53,18 +53,18 @@ DECIDER = RoomSpec(
 
 
 async def _build_executor(runtime: Runtime) -> None:
-    """Load what the room needs and bind its handlers."""
-    from streams.services.executor import CANCELS, ExecutorRoom
+    """Load what the service needs and bind its handlers."""
+    from streams.services.executor import CANCELS, ExecutorService
 
-    room = await ExecutorRoom.build(runtime)
+    service = await ExecutorService.build(runtime)
     topics, group = runtime.topics, runtime.group
     begin = CANCELS // runtime.settings.kafka.group_partitions  # of each partition
-    await runtime.follow([topics.cancel_for(group)], room.on_cancel, begin=begin)
-    runtime.each(topics.decision_for(group), room.on_decision, stage="begin")
-    runtime.each(topics.verification_for(group), room.on_verification, stage="search")
+    await runtime.follow([topics.cancel_for(group)], service.on_cancel, begin=begin)
+    runtime.each(topics.decision_for(group), service.on_decision, stage="begin")
+    runtime.each(topics.verification_for(group), service.on_verification, stage="search")
 
 
-EXECUTOR = RoomSpec(
+EXECUTOR = ServiceSpec(
     name="executor",
     inputs=("action-decision.<group>", "verification.<group>"),
     outputs=("search-step", "answer", "heartbeat", "dead-letter"),
@@ -78,14 +78,14 @@ EXECUTOR = RoomSpec(
 
 
 async def _build_verifier(runtime: Runtime) -> None:
-    """Load what the room needs and bind its handlers."""
-    from streams.services.verifier import VerifierRoom
+    """Load what the service needs and bind its handlers."""
+    from streams.services.verifier import VerifierService
 
-    room = await VerifierRoom.build(runtime)
-    runtime.each(runtime.topics.search_step, room.on_step, stage="verify")
+    service = await VerifierService.build(runtime)
+    runtime.each(runtime.topics.search_step, service.on_step, stage="verify")
 
 
-VERIFIER = RoomSpec(
+VERIFIER = ServiceSpec(
     name="verifier",
     inputs=("search-step",),
     outputs=("verification.<group>", "answer", "dead-letter"),
@@ -97,19 +97,19 @@ VERIFIER = RoomSpec(
 
 
 async def _build_aggregator(runtime: Runtime) -> None:
-    """Load what the room needs and bind its handlers."""
-    from streams.services.aggregator import AggregatorRoom
+    """Load what the service needs and bind its handlers."""
+    from streams.services.aggregator import AggregatorService
 
-    room = await AggregatorRoom.build(runtime)
+    service = await AggregatorService.build(runtime)
     topics = runtime.topics
     # Four topics with equal partitions meet in one table, one record of a query at a time.
-    runtime.each(topics.decision, room.on_decision, stage="open")
-    runtime.each(topics.answer, room.on_answer, stage="close")
-    runtime.each(topics.feedback, room.on_feedback, stage="feedback")
-    runtime.each(topics.due, room.on_due, stage="due")
+    runtime.each(topics.decision, service.on_decision, stage="open")
+    runtime.each(topics.answer, service.on_answer, stage="close")
+    runtime.each(topics.feedback, service.on_feedback, stage="feedback")
+    runtime.each(topics.due, service.on_due, stage="due")
 
 
-AGGREGATOR = RoomSpec(
+AGGREGATOR = ServiceSpec(
     name="aggregator",
     inputs=("action-decision", "answer", "feedback", "due"),
     outputs=("reward", "answer", "due", "feedback", "dead-letter"),
@@ -123,15 +123,15 @@ AGGREGATOR = RoomSpec(
 
 async def _build_gateway(runtime: Runtime) -> None:
     """Read the topics into the index, then serve HTTP."""
-    from streams.gateway.app import GatewayRoom, serve
+    from streams.gateway.app import GatewayService, serve
 
     settings = runtime.settings.gateway
-    room = GatewayRoom(runtime, settings.recent)
-    await room.follow()
-    await serve(room, settings.host, settings.port, frozenset(settings.hosts))
+    service = GatewayService(runtime, settings.recent)
+    await service.follow()
+    await serve(service, settings.host, settings.port, frozenset(settings.hosts))
 
 
-GATEWAY = RoomSpec(
+GATEWAY = ServiceSpec(
     name="gateway",
     inputs=(),
     outputs=("query", "feedback", "control", "cancel.<group>"),
@@ -141,14 +141,14 @@ GATEWAY = RoomSpec(
 )
 
 
-# The rooms: each binds the pure code of one package of `agents` to its topics.
+# The services: each binds the pure code of one package of `agents` to its topics.
 #
-# ROOMS is the one list of rooms. A room is a folder (or a file) with a `SPEC`, and one line
-# here. Importing this package loads no engine, encoder or policy: a room's `build` does.
+# SERVICES is the one list of services. A service is a folder (or a file) with a `SPEC`, and one line
+# here. Importing this package loads no engine, encoder or policy: a service's `build` does.
 
-__all__ = ["ROOMS", "RoomSpec"]
+__all__ = ["SERVICES", "ServiceSpec"]
 
-ROOMS: dict[str, RoomSpec] = {
+SERVICES: dict[str, ServiceSpec] = {
     spec.name: spec
     for spec in (
         EMBEDDER,
@@ -159,4 +159,4 @@ ROOMS: dict[str, RoomSpec] = {
         GATEWAY,
     )
 }
-"""Every room by name, in stream order."""
+"""Every service by name, in stream order."""

@@ -1,4 +1,4 @@
-"""The aggregator's room: joins Decision, Answer, Feedback and Due in one table; writes Rewards and expired Answers.
+"""The aggregator's service: joins Decision, Answer, Feedback and Due in one table; writes Rewards and expired Answers.
 
 The four topics have equal partition counts, so that the records of a query meet in one worker, which handles them one
 at a time: the row that one reads is the row that the one before it wrote. A client with
@@ -57,10 +57,10 @@ class OversizedFeedback(UniscaleError):
 
 
 class MisplacedRecord(UniscaleError):
-    """A record of the rooms lies in another partition than its query. Only a foreign producer can have sent it."""
+    """A record of the services lies in another partition than its query. Only a foreign producer can have sent it."""
 
 
-class AggregatorRoom:
+class AggregatorService:
     """The join of one deployment."""
 
     def __init__(self, runtime: Runtime) -> None:
@@ -82,10 +82,10 @@ class AggregatorRoom:
 
     @classmethod
     async def build(cls, runtime: Runtime) -> Self:
-        """Make the room and start its timer."""
-        room = cls(runtime)
-        runtime.background("the aggregator's timer", room._tick)
-        return room
+        """Make the service and start its timer."""
+        service = cls(runtime)
+        runtime.background("the aggregator's timer", service._tick)
+        return service
 
     async def on_decision(self, record: ConsumerRecord) -> None:
         """Open a query's row: its deadline is known from here on."""
@@ -128,9 +128,9 @@ class AggregatorRoom:
         if record.partition != (partition := self._partition_of(key)):
             error = MisplacedRecord(
                 f"{query_id}: lies in partition {record.partition} of {record.topic}, its query's is {partition}; "
-                "only the rooms may write this topic, see SECURITY.md"
+                "only the services may write this topic, see SECURITY.md"
             )
-            # The query goes on without it: what the rooms themselves wrote lies in its partition.
+            # The query goes on without it: what the services themselves wrote lies in its partition.
             await self.runtime.dead_letter(record, error, answer=False)
             return
         data = self.table.get(key)
@@ -169,7 +169,7 @@ class AggregatorRoom:
         letter = DeadLetter.of(
             encode(out.feedback),
             why,
-            room="aggregator",
+            service="aggregator",
             origin=out.origin or record.origin,
             query_id=query_id,
             keep_bytes=self.runtime.settings.kafka.dead_letter_bytes,

@@ -1,4 +1,4 @@
-"""The decider's room: Context in, Decision out; Reward in, learning; its metrics, and the policy in use."""
+"""The decider's service: Context in, Decision out; Reward in, learning; its metrics, and the policy in use."""
 
 import asyncio
 import logging
@@ -233,14 +233,14 @@ class Pacing:
         return True
 
 
-# The learner that the room decides with: recovered from its log, and with the catalogue in force on offer.
+# The learner that the service decides with: recovered from its log, and with the catalogue in force on offer.
 
 
 class ShardLearner:
-    """Keeps the learner of this shard ready, and writes its rows. Its caller holds the room's lock.
+    """Keeps the learner of this shard ready, and writes its rows. Its caller holds the service's lock.
 
     Args:
-        runtime: The room's runtime.
+        runtime: The service's runtime.
         encoder: Embeds the actions.
         pending: Told how many decisions the log leaves open.
         recovered: Awaited when the log's table has been read.
@@ -332,7 +332,7 @@ class ShardLearner:
             raise
 
     async def write(self, rows: Sequence[tuple[bytes, bytes]]) -> None:
-        """Write rows and wait until they are durable; end the room if the broker does not take them."""
+        """Write rows and wait until they are durable; end the service if the broker does not take them."""
         try:
             await self.log.table.put_all((*row, 0) for row in rows)
         except SendFailed as error:
@@ -377,14 +377,14 @@ class ShardLearner:
         log.info("on offer: %s", ", ".join(catalogue.model_names))
 
 
-# The decider's room: Context in, Decision out; Reward in, learning.
+# The decider's service: Context in, Decision out; Reward in, learning.
 #
 # One partition and one lock give decisions and updates one order. The state behind a decision is on the broker
 # before the decision is made: rows are delivered first, then Decisions are sent. A redelivered Context gets the
 # stored bytes; a redelivered Reward changes nothing. `agents.decider` does the deciding and learning.
 
 
-class DeciderRoom:
+class DeciderService:
     """The handlers of one shard, which take turns with its learner.
 
     Attributes:
@@ -404,11 +404,11 @@ class DeciderRoom:
     @classmethod
     async def build(cls, runtime: Runtime) -> Self:
         """Load the encoder and embed the actions, which a new catalogue takes from the cache."""
-        room = cls(runtime, await runtime.in_thread(lambda: encoder_of(runtime.settings)))
+        service = cls(runtime, await runtime.in_thread(lambda: encoder_of(runtime.settings)))
         catalogue = runtime.control.catalogue
-        check_control_group(policy_of(runtime.settings, room.encoder), runtime.control.space(catalogue))
-        await runtime.in_thread(lambda: room.learner.vectors(catalogue))
-        return room
+        check_control_group(policy_of(runtime.settings, service.encoder), runtime.control.space(catalogue))
+        await runtime.in_thread(lambda: service.learner.vectors(catalogue))
+        return service
 
     async def on_contexts(self, records: Sequence[ConsumerRecord]) -> None:
         """Decide for each context that is new; send the stored Decision again for one that is not."""

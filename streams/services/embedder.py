@@ -1,4 +1,4 @@
-"""The embedder's room: Query in, Context out, and the only room that makes queries wait (admission)."""
+"""The embedder's service: Query in, Context out, and the only service that makes queries wait (admission)."""
 
 import asyncio
 import hashlib
@@ -148,13 +148,13 @@ class Admission:
             self.leave(query_id)
 
 
-# The embedder's room: Query in, Context out, and the only room that makes queries wait (admission).
+# The embedder's service: Query in, Context out, and the only service that makes queries wait (admission).
 
 # A query whose Answer is never seen frees its slot this long after the query's deadline.
 _MARGIN_S = 60.0
 
 
-class EmbedderRoom:
+class EmbedderService:
     """Forward queries with their vectors while there is room for more in flight."""
 
     def __init__(self, runtime: Runtime, encoder: Encoder) -> None:
@@ -172,11 +172,11 @@ class EmbedderRoom:
     @classmethod
     async def build(cls, runtime: Runtime) -> Self:
         """Load the encoder and begin to watch how queries end."""
-        room = cls(runtime, await runtime.in_thread(lambda: encoder_of(runtime.settings)))
+        service = cls(runtime, await runtime.in_thread(lambda: encoder_of(runtime.settings)))
         # Their Answers are in one partition, at worst.
-        await runtime.follow([runtime.topics.answer], room._on_answer, begin=room._again)
-        await runtime.follow([runtime.topics.dead_letter], room._on_dead_letter, begin=room._again)
-        return room
+        await runtime.follow([runtime.topics.answer], service._on_answer, begin=service._again)
+        await runtime.follow([runtime.topics.dead_letter], service._on_dead_letter, begin=service._again)
+        return service
 
     async def on_query(self, record: ConsumerRecord) -> None:
         """Embed one query and hand it on.

@@ -1,4 +1,4 @@
-"""The room of one executor group: Decision or Verification in, SearchStep or Answer out.
+"""The service of one executor group: Decision or Verification in, SearchStep or Answer out.
 
 Each handler awaits the engine, and all share one continuous batch: `UNISCALE_CONCURRENCY` is how many queries a worker
 has in flight.
@@ -44,7 +44,7 @@ CANCELS = 32_000
 """Cancel records that are remembered, and at most read again at the start."""
 
 
-class ExecutorRoom:
+class ExecutorService:
     """The searches of one group; keeps nothing that a restart would miss."""
 
     def __init__(self, runtime: Runtime, engines: GroupEngines) -> None:
@@ -67,13 +67,13 @@ class ExecutorRoom:
         Raises:
             ServingError: not one of them can be loaded.
         """
-        room = cls(runtime, engines_of(runtime.settings, runtime.control.base))
-        runtime.on_stop(room._last_beat)
-        runtime.on_stop(room.engines.close)
-        room.engines.want(room._models())
-        await room.engines.settled()
-        runtime.background("the heartbeat", room._beat)
-        return room
+        service = cls(runtime, engines_of(runtime.settings, runtime.control.base))
+        runtime.on_stop(service._last_beat)
+        runtime.on_stop(service.engines.close)
+        service.engines.want(service._models())
+        await service.engines.settled()
+        runtime.background("the heartbeat", service._beat)
+        return service
 
     async def on_decision(self, record: ConsumerRecord) -> None:
         """Begin a search."""

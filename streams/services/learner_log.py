@@ -35,7 +35,7 @@ class LearnerLog:
         self.runtime = runtime
         self.settings = runtime.settings
         self.topic = runtime.topics.snapshot
-        self.changelog = runtime.topics.changelog(runtime.room, "pending")
+        self.changelog = runtime.topics.changelog(runtime.service, "pending")
         self.table = runtime.table(
             "pending",
             1,
@@ -131,7 +131,7 @@ class LearnerLog:
             _, crowded = decider.ended.forget(queries, first[topics.context, 0])
             if crowded:
                 log.warning(
-                    "%d ids of ended queries forgotten for want of room, although their Queries are still on the "
+                    "%d ids of ended queries forgotten for want of service, although their Queries are still on the "
                     "broker: raise remembered_ids (%d), or shorten the retention of %s",
                     crowded,
                     decider.ended.most,
@@ -215,7 +215,7 @@ class LearnerLog:
             if (lost := first.get((topic, 0), 0) - read) > 0:
                 self.runtime.metrics.expired.labels(topic).inc(lost)
                 log.error(
-                    "%s: up to %d records expired unread (offsets %d to %d): the room was down for longer than the "
+                    "%s: up to %d records expired unread (offsets %d to %d): the service was down for longer than the "
                     "topic's retention; their queries were never answered; send them again",
                     topic,
                     lost,

@@ -32,7 +32,7 @@ from streams.health import server_of
 from streams.runtime.base import Unavailable
 
 if TYPE_CHECKING:
-    from streams.services.decider import DeciderRoom
+    from streams.services.decider import DeciderService
 
 log = logging.getLogger("streams.decider")
 
@@ -53,14 +53,14 @@ class NotNow(Unavailable):
 
 
 class Previews:
-    """Answers what the learner of a room would choose.
+    """Answers what the learner of a service would choose.
 
     Args:
-        room: The decider's room.
+        service: The decider's service.
     """
 
-    def __init__(self, room: "DeciderRoom") -> None:
-        self.room = room
+    def __init__(self, service: "DeciderService") -> None:
+        self.service = service
         self._waiting = 0
         self._encoding = asyncio.Lock()
         self._vectors: OrderedDict[str, bytes] = OrderedDict()
@@ -79,26 +79,26 @@ class Previews:
         try:
             context = await self._context(anonymous(query))
             # Between two batches: a snapshot reads the learner in a thread, and an offer of actions is not one step.
-            async with self.room.lock:
+            async with self.service.lock:
                 return await self._read(context)
         finally:
             self._waiting -= 1
 
     async def _read(self, context: QueryContext) -> Preview:
-        room, control = self.room, self.room.runtime.control
-        decider, catalogue = room.decider, control.catalogue
-        if decider is None or not room.learner.log.assigned:
+        service, control = self.service, self.service.runtime.control
+        decider, catalogue = service.decider, control.catalogue
+        if decider is None or not service.learner.log.assigned:
             raise NotNow("this decider does not hold the policy: another one does, or it is still recovering")
-        if not room.learner.offers(control.catalogue_version):
+        if not service.learner.offers(control.catalogue_version):
             decider = await self._offering(decider, catalogue)
-        return preview(decider, context, room.surroundings(context, catalogue))
+        return preview(decider, context, service.surroundings(context, catalogue))
 
     async def _offering(self, decider: Decider, catalogue: Catalogue) -> Decider:
         """Return a copy with this catalogue: the learner takes it over at its next decision, with a row in its log."""
         kept, version = self._copy, catalogue.version
         if kept is not None and kept[0] is decider and kept[1:3] == (decider.seq, version):
             return kept[3]
-        vectors = await self.room.runtime.in_thread(lambda: self.room.learner.vectors(catalogue))
+        vectors = await self.service.runtime.in_thread(lambda: self.service.learner.vectors(catalogue))
         made = offering(decider, vectors, catalogue.price_factors)
         self._copy = (decider, decider.seq, version, made)
         return made
@@ -108,9 +108,11 @@ class Previews:
         arrival = ArrivedQuery(query, _NOWHERE, 0)
         async with self._encoding:
             if (vector := self._vectors.pop(text, None)) is None:
-                encoder = self.room.encoder
+                encoder = self.service.encoder
                 try:
-                    (context,) = await self.room.runtime.in_thread(lambda: embed([arrival], encoder=encoder))
+                    (context,) = await self.service.runtime.in_thread(
+                        lambda: embed([arrival], encoder=encoder)
+                    )
                 except EncoderUnavailable as error:
                     raise NotNow(f"the encoder: {error}") from error
             else:
@@ -118,7 +120,7 @@ class Previews:
                     query=query,
                     embedding=vector,
                     origin=_NOWHERE,
-                    encoder=encoder_id(self.room.encoder),
+                    encoder=encoder_id(self.service.encoder),
                     appended_ms=0,
                 )
             self._vectors[text] = context.embedding
@@ -150,8 +152,8 @@ class Previews:
         return Response(msgspec.json.encode(found), media_type="application/json")
 
     async def serve(self) -> None:
-        """Serve the endpoint until the room stops. While the port is taken, decisions go on and this waits for it."""
-        runtime, settings = self.room.runtime, self.room.runtime.settings.previews
+        """Serve the endpoint until the service stops. While the port is taken, this waits and decisions go on."""
+        runtime, settings = self.service.runtime, self.service.runtime.settings.previews
         told = False
         while True:
             try:

@@ -1,4 +1,4 @@
-"""The verifier's room: SearchStep in, Verification out, to the group the step came from."""
+"""The verifier's service: SearchStep in, Verification out, to the group the step came from."""
 
 from typing import Self
 
@@ -16,7 +16,7 @@ class UnknownGroup(UniscaleError):
     """A step names an executor group that does not exist. Only the executors may write steps, see SECURITY.md."""
 
 
-class VerifierRoom:
+class VerifierService:
     """Scores steps. A redelivered step is scored again; its first Verification counts."""
 
     def __init__(self, runtime: Runtime, verifier: Verifier) -> None:
@@ -27,9 +27,9 @@ class VerifierRoom:
     async def build(cls, runtime: Runtime) -> Self:
         """Load the catalogue's verifier in use."""
         entry = runtime.control.catalogue.verifier_named()
-        room = cls(runtime, await verifier_of(runtime.settings, entry, runtime.control.base))
-        runtime.on_stop(room.verifier.close)
-        return room
+        service = cls(runtime, await verifier_of(runtime.settings, entry, runtime.control.base))
+        runtime.on_stop(service.verifier.close)
+        return service
 
     async def on_step(self, record: ConsumerRecord) -> None:
         """Score one step."""

@@ -94,7 +94,7 @@ def test_what_was_measured_is_kept_when_a_later_part_fails(tmp_path: Path) -> No
     one = found["brokers"]["embedded"]
     assert one["steps_per_query"] == 2
     assert min(one[name] for name in ("queries_per_s", "queries_per_s_one_step")) > 0
-    assert set(one["cpu_s_by_room"]) == {"aggregator", "decider", "verifier", "executor.mini", "embedder"}
+    assert set(one["cpu_s_by_service"]) == {"aggregator", "decider", "verifier", "executor.mini", "embedder"}
 
 
 @pytest.mark.broker
@@ -113,7 +113,7 @@ def test_what_was_started_ends_with_it(tmp_path: Path, against: bool) -> None:
         argv = [sys.executable, "-m", "bench", *words]
     with subprocess.Popen(argv, cwd=Path(__file__).parents[2], env=os.environ) as measuring:
         whole = psutil.Process(measuring.pid)
-        # Broker and rooms are there: the embedder is one of them.
+        # Broker and services are there: the embedder is one of them.
         while not any("embedder" in each.cmdline() for each in _living(whole)):
             assert measuring.poll() is None
             time.sleep(0.1)

@@ -35,7 +35,7 @@ _running: list[Deployment] = []
 
 @pytest.fixture(autouse=True)
 def _ended_with_its_test() -> Iterator[None]:
-    """Stop what a test itself has deployed: rooms without work still ask the broker, and slow down the next test."""
+    """Stop what a test itself has deployed: services without work still ask the broker, and slow down the next test."""
     before = len(_running)
     yield
     while len(_running) > before:
@@ -44,7 +44,7 @@ def _ended_with_its_test() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def deploy_on(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deploy]:
-    """Start rooms on a broker; stopped with the test, or with the module where one of its fixtures starts them."""
+    """Start services on a broker; stopped with the test, or with the module where one of its fixtures starts them."""
 
     def start(
         broker: Any,
@@ -56,7 +56,7 @@ def deploy_on(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deploy]:
     ) -> Deployment:
         folder = tmp_path_factory.mktemp("deployment")
         settings = settings_for(recorded_in(folder, **fields), broker)
-        deployment = Deployment(settings, folder / "rooms.log", only, commands)
+        deployment = Deployment(settings, folder / "services.log", only, commands)
         deployment.supervisor.start()
         _running.append(deployment)
         if wait:
@@ -71,7 +71,7 @@ def deploy_on(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deploy]:
 
 @pytest.fixture(scope="module")
 def deploy(broker: LocalBroker, deploy_on: Deploy) -> Deploy:
-    """Start rooms on the session's broker."""
+    """Start services on the session's broker."""
     return partial(deploy_on, broker)
 
 

@@ -1,4 +1,4 @@
-"""The rights that `topics acls` prints are enough for every room, and keep everyone else out of the learner's log."""
+"""The rights that `topics acls` prints suffice for every service, and keep everyone else out of the learner's log."""
 
 import asyncio
 import os
@@ -17,7 +17,7 @@ from schemas.query import Query
 from streams.acls import grants
 from streams.client.client import Client
 from streams.local.broker import LocalBroker, free_port
-from streams.local.deployment import Supervisor, room_commands
+from streams.local.deployment import Supervisor, service_commands
 from streams.runtime import kafka_clients
 from streams.settings import Settings
 from streams.topics import Topics, writer_of
@@ -127,17 +127,17 @@ def kafka_acls(broker: LocalBroker, folder: Path) -> Path:
     return own
 
 
-def test_each_room_can_do_its_work_and_nobody_else_writes_what_the_learner_learns_from(
+def test_each_service_can_do_its_work_and_nobody_else_writes_what_the_learner_learns_from(
     guarded: Guarded, ask: Callable[[int], Query], tmp_path: Path
 ) -> None:
     topics = Topics(guarded.settings)
     guarded.run("operator", "topics", "create")
-    rooms = {
+    services = {
         name: ["env", *(f"{key}={value}" for key, value in guarded.as_(name).environ().items()), *argv]
-        for name, argv in room_commands(["mini"], optional=["gateway"]).items()
+        for name, argv in service_commands(["mini"], optional=["gateway"]).items()
     }
     environ = {**os.environ, "PYTHONPATH": str(ROOT)}
-    with Supervisor(rooms, environ=environ, log_path=tmp_path / "log") as running:
+    with Supervisor(services, environ=environ, log_path=tmp_path / "log") as running:
         running.wait_ready(240)
         with Client(guarded.as_("client")) as client:
             assert client.ask_all([ask(n) for n in range(12)], rewards=True, timeout_s=120).missing == []
@@ -148,8 +148,10 @@ def test_each_room_can_do_its_work_and_nobody_else_writes_what_the_learner_learn
         ) as gateway:
             body = {"model": "auto", "messages": [{"role": "user", "content": ask(3).text}]}
             assert gateway.post("/v1/chat/completions", json=body).status_code == 200
-            rooms_seen = {each["room"]: each["workers"] for each in gateway.get("/v1/now").json()["rooms"]}
-            assert rooms_seen["decider"] == rooms_seen["executor.mini"] == 1
+            services_seen = {
+                each["service"]: each["workers"] for each in gateway.get("/v1/now").json()["services"]
+            }
+            assert services_seen["decider"] == services_seen["executor.mini"] == 1
             guarded.put("operator", topics.context)
             running_letters: list[Any] = []
             while not running_letters:

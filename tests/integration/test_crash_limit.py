@@ -19,7 +19,7 @@ from streams.worker import CRASH_EXIT
 
 pytestmark = pytest.mark.broker
 
-# One room's guard around handlers of two records, of which one cannot be handled; a new process each time.
+# One service's guard around handlers of two records, of which one cannot be handled; a new process each time.
 PROCESS = """
 import asyncio, os, signal, sys
 from streams.metrics import Metrics
@@ -30,7 +30,7 @@ from streams.settings import Settings
 
 async def main():
     settings = Settings.from_env(os.environ)
-    runtime = KafkaRuntime(settings, Metrics("embedder"), room="embedder")
+    runtime = KafkaRuntime(settings, Metrics("embedder"), service="embedder")
     await runtime.app.producer.start()
     def record(offset, name):
         return ConsumerRecord(runtime.topics.query, 0, offset, 0, b"k", b'{"query_id": "%s"}' % name)

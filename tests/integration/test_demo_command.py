@@ -50,22 +50,27 @@ def test_make_demo_streams_its_questions_serves_the_page_and_leaves_a_summary_an
     ) as running:  # fmt: skip
         assert running.stdout is not None
         said = ""
-        served: dict[str, Any] = {"models": [], "rooms": []}
+        served: dict[str, Any] = {"models": [], "services": []}
         for line in running.stdout:
             said += line
             if f"the page: http://127.0.0.1:{port}/" in line:
                 served = looked_at(f"http://127.0.0.1:{port}")
         assert running.wait() == 0, said[-3000:]
     assert {model["name"] for model in served["models"]} == set(models)
-    assert {room["room"] for room in served["rooms"]} > {"embedder", "decider", "verifier", "aggregator"}
+    assert {service["service"] for service in served["services"]} > {
+        "embedder",
+        "decider",
+        "verifier",
+        "aggregator",
+    }
     assert not listening(port)
-    assert "rooms stopped" in said
+    assert "services stopped" in said
     summary = json.loads((out / "summary.json").read_text())
     counted = {name: summary[name] for name in ("queries", "answers", "rewards", "unanswered")}
     assert counted == {"queries": QUESTIONS, "answers": QUESTIONS, "rewards": QUESTIONS, "unanswered": 0}
     audit = summary["audit"]
     assert audit["discrepancies"] == audit["pending"] == []
-    # Every question has a twin, which is answered and not learned from.
+    # Every question has a baseline, which is answered and not learned from.
     assert audit["queries"] == sum(audit["states"].values()) == 2 * QUESTIONS + AGAIN
     assert audit["states"]["answered, not learnable (learn: false)"] == QUESTIONS
     assert audit["learner"]["updates"] == audit["learner"]["applied"] == QUESTIONS + AGAIN
@@ -81,7 +86,7 @@ def test_make_demo_streams_its_questions_serves_the_page_and_leaves_a_summary_an
     assert words_said.index("of always asking") < words_said.index("mean_reward_warmup"), "figures come after"
     assert {"broker", "engine", "mean_reward_warmup", "mean_reward_last_third", "latency_ms"} <= set(summary)
     assert "Choices by level" in (out / "report.html").read_text()
-    pooled = [sys.executable, "-m", "streams.demo.twins", str(out / "summary.json")]
+    pooled = [sys.executable, "-m", "streams.demo.paired", str(out / "summary.json")]
     ran = subprocess.run(pooled, cwd=root, capture_output=True, text=True, check=True)
     assert f"of always asking {CONTROL}" in ran.stdout
 

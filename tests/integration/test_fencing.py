@@ -149,14 +149,14 @@ def test_a_decider_that_stood_still_past_its_session_writes_no_row(
     first = [ask(n) for n in range(40)]
     loop.send(*first)
     loop.until(lambda: closed(loop) >= {q.query_id for q in first}, what="the first rewards")
-    rooms = loop.supervisor.rooms
+    services = loop.supervisor.services
     log = loop.log.read_text()
     held = next(name for name in ("decider", "decider-1") if f"{name} " in log and decides(log, name))
     other = {"decider": "decider-1", "decider-1": "decider"}[held]
     more = [ask(n) for n in range(40, 140)]
     loop.send(*more)
     loop.until(lambda: len(loop.raw(loop.topics.decision)) > 45, what="some of the second decisions")
-    pid = rooms[held].pid
+    pid = services[held].pid
     os.kill(pid, signal.SIGSTOP)
     try:
         wanted = {q.query_id for q in [*first, *more]}
@@ -175,7 +175,7 @@ def test_a_decider_that_stood_still_past_its_session_writes_no_row(
     places = [r.seq for r in loop.learner_rows() if isinstance(r, Row)]
     assert len(places) == len(set(places)), "two rows have one sequence number"
     os.kill(
-        rooms[other].pid, signal.SIGKILL
+        services[other].pid, signal.SIGKILL
     )  # whoever comes reads the log, and refuses one that is not whole
     goes_on(loop, wanted, [ask(n) for n in range(170, 180)])
 

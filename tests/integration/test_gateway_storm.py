@@ -1,4 +1,4 @@
-"""256 streaming clients before one gateway, a quarter of them hanging up, while the rooms behind it are killed."""
+"""256 streaming clients before one gateway, a quarter of them hanging up, while the services behind it are killed."""
 
 import asyncio
 import json
@@ -72,10 +72,10 @@ class Wave:
 async def stormed(url: str, number: int, deployment: Any) -> Wave:
     wave = Wave(url, number)
     running = asyncio.create_task(wave.run())
-    for room in KILLED:
+    for service in KILLED:
         await asyncio.sleep(1.5)
-        if deployment.supervisor.rooms[room].ready.is_set():
-            deployment.supervisor.kill(room)
+        if deployment.supervisor.services[service].ready.is_set():
+            deployment.supervisor.kill(service)
     await running
     return wave
 
@@ -99,7 +99,7 @@ def test_every_query_ends_and_the_gateway_keeps_nothing(
         timeout_s=240.0,
     )  # fmt: skip
     url = f"http://127.0.0.1:{port}"
-    gateway = deployment.supervisor.rooms["gateway"].pid
+    gateway = deployment.supervisor.services["gateway"].pid
 
     def quiet() -> bool:
         # The probes themselves have one connection.
@@ -111,17 +111,17 @@ def test_every_query_ends_and_the_gateway_keeps_nothing(
         deployment.until(quiet, what="no request waits")
         report = deployment.settled()
         after.append(held(gateway))
-    assert deployment.supervisor.rooms["gateway"].pid == gateway, "the gateway itself was never killed"
+    assert deployment.supervisor.services["gateway"].pid == gateway, "the gateway itself was never killed"
 
     sent = {query.query_id for query in deployment.read(deployment.topics.query, Query)}
     ended: dict[str, str] = {}
     for answer in deployment.read(deployment.topics.answer, Answer):
         ended.setdefault(answer.query_id, answer.status)
     statuses = Counter(ended[query_id] for query_id in sent)
-    restarts = sum(deployment.supervisor.rooms[room].restarts for room in KILLED)
+    restarts = sum(deployment.supervisor.services[service].restarts for service in KILLED)
     with capsys.disabled():
         print(
-            f"\n{len(sent)} queries of {WAVES} waves of {CLIENTS} clients; {restarts} rooms killed; "
+            f"\n{len(sent)} queries of {WAVES} waves of {CLIENTS} clients; {restarts} services killed; "
             f"clients: {[dict(wave.ends) for wave in waves]}; answers: {dict(statuses)}; audit: {report.states}; "
             f"descriptors and MB after each wave: {[(n, round(mb, 1)) for n, mb in after]}"
         )

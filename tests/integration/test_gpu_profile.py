@@ -87,7 +87,7 @@ def here(entry: Any, url: str, checkpoint: str) -> Any:
     return replace(entry, checkpoint=checkpoint, endpoint=endpoint, engine=engine)
 
 
-def test_a_room_of_the_profile_drafts_and_scores(servers: dict[str, str], micro: Any) -> None:
+def test_a_service_of_the_profile_drafts_and_scores(servers: dict[str, str], micro: Any) -> None:
     settings = Settings.from_env(profile_environment())
     catalogue: Catalogue = load_catalogue(ROOT / settings.catalogue)
     known: list[Any] = [*catalogue.models, *catalogue.verifiers]

@@ -1,4 +1,4 @@
-"""kill -9 of each room, mid-flight: afterwards every query has one Answer that counts and one closed reward."""
+"""kill -9 of each service, mid-flight: afterwards every query has one Answer that counts and one closed reward."""
 
 from collections import Counter
 from collections.abc import Callable
@@ -21,32 +21,32 @@ pytestmark = pytest.mark.broker
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-def test_killing_each_room_in_turn_loses_and_repeats_nothing(
+def test_killing_each_service_in_turn_loses_and_repeats_nothing(
     deploy: Callable[..., Any], ask: Callable[[int], Query]
 ) -> None:
-    # Small enough in flight that a backlog waits in `query` while each room dies.
+    # Small enough in flight that a backlog waits in `query` while each service dies.
     loop = deploy(max_in_flight=32, group_partitions=16)
     t = loop.topics
     ids: set[str] = set()
-    for at, room in enumerate(loop.supervisor.rooms):
+    for at, service in enumerate(loop.supervisor.services):
         batch = [ask(n) for n in range(at * 80, at * 80 + 80)]
         before = len(loop.raw(t.answer))
         loop.send(*batch)
         ids |= {q.query_id for q in batch}
         loop.until(
-            lambda n=before: len(loop.raw(t.answer)) >= n + 8, what=f"some answers before {room} is killed"
+            lambda n=before: len(loop.raw(t.answer)) >= n + 8, what=f"some answers before {service} is killed"
         )
-        loop.supervisor.kill(room)
+        loop.supervisor.kill(service)
         loop.until(
             lambda wanted=frozenset(ids): (
                 {r.query_id for r in loop.read(t.reward, Reward) if r.closes} >= wanted
             ),
-            what=f"all rewards after {room}",
+            what=f"all rewards after {service}",
         )
     loop.supervisor.wait_ready(240)
     conserved(loop, ids)
     loop.settled()
-    assert all(r.restarts >= 1 for r in loop.supervisor.rooms.values())
+    assert all(r.restarts >= 1 for r in loop.supervisor.services.values())
     assert loop.raw(t.dead_letter) == []
     rows = learned(loop, len(ids))
     policy = policy_of(loop.settings, encoder_of(loop.settings))

@@ -1,6 +1,6 @@
 """The learner killed under load: after each restart it is the fold of its log, and no reward counts twice or not.
 
-The decider's process is real; this test plays the rooms around it. It asks, and answers each Decision with the
+The decider's process is real; this test plays the services around it. It asks, and answers each Decision with the
 rewards of one of six lives: some in two stages, some out of order, some repeated, some never learned.
 """
 
@@ -54,7 +54,7 @@ def read(log: dict[bytes, bytes]) -> list[AnyRow]:
 
 
 class Around:
-    """The rooms around the decider: contexts in, decisions out, rewards in; what was sent is remembered."""
+    """The services around the decider: contexts in, decisions out, rewards in; what was sent is remembered."""
 
     def __init__(self, loop: Any) -> None:
         self.loop, self.topics = loop, loop.topics
@@ -273,14 +273,14 @@ def around(deploy: Callable[..., Any]) -> Iterator[Around]:
 
 def revived(around: Around, die: Callable[[], None]) -> None:
     """Let the decider run under load, die and come back, then check it."""
-    room = around.loop.supervisor.rooms["decider"]
+    service = around.loop.supervisor.services["decider"]
     before = len(around.decisions)
-    # A supervisor waits longer after each death, and gives up after some; these here are no fault of the room.
-    room.restarts, room.pause_s = 0, 0.1
+    # A supervisor waits longer after each death, and gives up after some; these here are no fault of the service.
+    service.restarts, service.pause_s = 0, 0.1
     around.asking.set()
     around.until(lambda: len(around.decisions) >= before + 20, what="decisions under load")
     die()
-    around.until(lambda: room.restarts > 0, what="its death")
+    around.until(lambda: service.restarts > 0, what="its death")
     around.loop.supervisor.wait_ready(240)
     check(around)
 

@@ -172,7 +172,7 @@ def test_a_second_identical_delivery_of_any_record_changes_no_result(loop: Any) 
     for name in names:
         for record in before[name][:6] + before[name][-6:]:
             loop.put(name, record.key, record.value)
-    # What was sent last went through all rooms before a fresh query has its reward.
+    # What was sent last went through all services before a fresh query has its reward.
     probe = Query(query_id="probe", text="What is 2 + 3, number 0?", reference="5")
     loop.send(probe)
     loop.until(
@@ -330,7 +330,7 @@ def test_a_query_that_nobody_searches_expires_with_an_answer(loop: Any) -> None:
     )
     counted = [a for a in loop.read(t.answer, Answer) if a.query_id == "alone"]
     assert counted[0].status == "expired"
-    # A test before this one has put copies of Answers there, which no room does.
+    # A test before this one has put copies of Answers there, which no service does.
     values = Counter(r.value for r in loop.raw(t.answer))
     report = loop.settled(wrong={decode(v, Answer).query_id for v, count in values.items() if count > 1})
     assert report.states["expired"] == 1

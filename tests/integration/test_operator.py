@@ -55,7 +55,7 @@ def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     (folder / "my-model.yaml").write_text(MODEL)
     (folder / "my.yaml").write_text(CATALOGUE)
     up = operator.start(*UP, "--port", str(port), "--log", "up.log")
-    read_until(up, "rooms are ready")
+    read_until(up, "services are ready")
     # Nobody may let the pipe of a talkative process fill up.
     assert up.stdout is not None
     threading.Thread(target=up.stdout.read, daemon=True).start()
@@ -201,7 +201,7 @@ def test_dead_letters_are_listed_and_sent_again(live: Any) -> None:
     live.run("ask", "What?", "--model", "none-such", code=1)
     listed = [json.loads(x) for x in live.run("dead-letters", "list", "--json").stdout.splitlines()]
     last = listed[-1]
-    assert (last["room"], last["error"]) == ("decider", "ActionError")
+    assert (last["service"], last["error"]) == ("decider", "ActionError")
     assert last["origin"] in live.run("dead-letters", "list").stdout
     live.run("dead-letters", "retry", last["origin"])
     # Wrong in itself, it comes back; behind a fresh answer it has.

@@ -1,6 +1,6 @@
-"""All rooms at once told to stop, as an upgrade does, or killed, with records in hand and a backlog: nothing is lost.
+"""All services at once told to stop, as an upgrade does, or killed, with records in hand and waiting: nothing is lost.
 
-faust would lose the records that wait when a room starts; see `streams/runtime/kafka_consumer.py`.
+faust would lose the records that wait when a service starts; see `streams/runtime/kafka_consumer.py`.
 """
 
 import os
@@ -25,14 +25,14 @@ from tests.support.conservation import conserved, learned
 
 pytestmark = pytest.mark.broker
 
-# A room whose consumer fails once, between the broker and the first handler.
+# A service whose consumer fails once, between the broker and the first handler.
 FAULTY = """
 import asyncio, os, pathlib, sys
 from streams.settings import Settings
 from streams.runtime.kafka_consumer import Consumer
-from streams.worker import run_room
+from streams.worker import run_service
 
-room, how, topic, once = *sys.argv[1:4], pathlib.Path(sys.argv[4])
+service, how, topic, once = *sys.argv[1:4], pathlib.Path(sys.argv[4])
 into_queues, resume_flow = Consumer._into_queues, Consumer.resume_flow
 
 def is_it(tp, batch):
@@ -59,25 +59,25 @@ if how in ("fails", "ends"):
 elif not once.exists():
     once.touch()
     Consumer.resume_flow = stands_still
-run_room(Settings.from_env(os.environ), room)
+run_service(Settings.from_env(os.environ), service)
 """
 
 
-# A room that takes its time between reading its table and going on, while records arrive.
+# A service that takes its time between reading its table and going on, while records arrive.
 SLOW = """
 import asyncio, os
-from streams.services.decider import DeciderRoom
+from streams.services.decider import DeciderService
 from streams.settings import Settings
-from streams.worker import run_room
+from streams.worker import run_service
 
-recovered = DeciderRoom._recovered
+recovered = DeciderService._recovered
 
 async def slowly(self):
     await recovered(self)
     await asyncio.sleep(2)
 
-DeciderRoom._recovered = slowly
-run_room(Settings.from_env(os.environ), "decider")
+DeciderService._recovered = slowly
+run_service(Settings.from_env(os.environ), "decider")
 """
 
 
@@ -86,7 +86,7 @@ def closed(loop: Any) -> set[str]:
     return {r.query_id for r in loop.read(loop.topics.reward, Reward) if r.closes}
 
 
-def test_all_rooms_ended_in_flight_lose_nothing(
+def test_all_services_ended_in_flight_lose_nothing(
     deploy: Callable[..., Any], ask: Callable[[int], Query]
 ) -> None:
     """Told to stop, killed, and told to stop again, with what the ends before have left."""
@@ -98,8 +98,8 @@ def test_all_rooms_ended_in_flight_lose_nothing(
         loop.send(*batch)
         ids |= {q.query_id for q in batch}
         loop.until(lambda n=before: len(loop.raw(loop.topics.answer)) >= n + 10, what="some answers")
-        for room in loop.supervisor.rooms.values():
-            os.kill(room.pid, how)
+        for service in loop.supervisor.services.values():
+            os.kill(service.pid, how)
         loop.until(lambda wanted=frozenset(ids): closed(loop) >= wanted, what="all rewards")
     loop.settled()
     assert loop.raw(loop.topics.dead_letter) == []
@@ -110,10 +110,10 @@ def test_all_rooms_ended_in_flight_lose_nothing(
     loop.close()
     log = loop.log.read_text()
     assert "was lost between" not in log
-    assert log.count("exited with code 0") == 2 * len(loop.supervisor.rooms)
+    assert log.count("exited with code 0") == 2 * len(loop.supervisor.services)
 
 
-# Of each room: what its consumer does once, at records of which topic, and what the room says of it.
+# Of each service: what its consumer does once, at records of which topic, and what the service says of it.
 FAULTS = {
     "decider": ("fails", "context", "crash: faust failed"),
     "aggregator": ("ends", "answer", "crash: the Kafka consumer: the fetcher ended"),
@@ -121,12 +121,12 @@ FAULTS = {
 }
 
 
-def test_a_fault_inside_the_consumer_ends_the_room_and_loses_nothing(
+def test_a_fault_inside_the_consumer_ends_the_service_and_loses_nothing(
     deploy: Callable[..., Any], ask: Callable[[int], Query], tmp_path: Path
 ) -> None:
     commands = {
-        room: [sys.executable, "-c", FAULTY, room, how, topic, str(tmp_path / room)]
-        for room, (how, topic, _) in FAULTS.items()
+        service: [sys.executable, "-c", FAULTY, service, how, topic, str(tmp_path / service)]
+        for service, (how, topic, _) in FAULTS.items()
     }
     loop = deploy(max_in_flight=32, group_partitions=16, commands=commands)
     batch = [ask(n) for n in range(100)]
@@ -134,13 +134,13 @@ def test_a_fault_inside_the_consumer_ends_the_room_and_loses_nothing(
     loop.until(lambda: closed(loop) >= {q.query_id for q in batch}, what="all rewards")
     loop.settled()
     log = loop.log.read_text()
-    for room, (_, _, said) in FAULTS.items():
+    for service, (_, _, said) in FAULTS.items():
         assert said in log
-        assert f"{room} exited with code {CRASH_EXIT}" in log
+        assert f"{service} exited with code {CRASH_EXIT}" in log
 
 
 @pytest.mark.thorough
-def test_a_room_that_recovers_while_records_arrive_misses_none(
+def test_a_service_that_recovers_while_records_arrive_misses_none(
     deploy: Callable[..., Any], ask: Callable[[int], Query]
 ) -> None:
     # Nothing is committed before the end, so there is nothing to go back to but the beginning.
@@ -187,10 +187,10 @@ def test_workers_that_join_and_leave_in_flight_lose_nothing(
     with (tmp_path / "joined.log").open("w+") as log:
         workers = [
             subprocess.Popen(
-                [sys.executable, "-m", "streams", "worker", *room, "--instance", "1"], env=loop.environ,
+                [sys.executable, "-m", "streams", "worker", *service, "--instance", "1"], env=loop.environ,
                 stdout=log, stderr=log,
             )
-            for room in (("executor", "--group", "mini"), ("verifier",), ("aggregator",))
+            for service in (("executor", "--group", "mini"), ("verifier",), ("aggregator",))
         ]  # fmt: skip
         try:
             loop.until(joined, what="more workers")

@@ -1,4 +1,4 @@
-"""Outages of what the rooms depend on: only poison is dead-lettered, and work resumes by itself."""
+"""Outages of what the services depend on: only poison is dead-lettered, and work resumes by itself."""
 
 import json
 import os
@@ -201,7 +201,7 @@ def test_an_embedding_server_that_is_down(
         first = [ask(n) for n in range(10)]
         loop.send(*first)
         loop.until(lambda: closed(loop) >= {q.query_id for q in first}, what="the first rewards")
-        pids = {name: room.pid for name, room in loop.supervisor.rooms.items()}
+        pids = {name: service.pid for name, service in loop.supervisor.services.items()}
         server.stop()
         more = [ask(n) for n in range(10, 40)]
         loop.send(*more)
@@ -213,7 +213,7 @@ def test_an_embedding_server_that_is_down(
         loop.until(lambda: closed(loop) >= ids, what="the rewards after the outage")
         print(f"all rewards {time.monotonic() - began:.0f} s after the encoder was back")
         answered_well(loop, ids)
-        assert {name: room.pid for name, room in loop.supervisor.rooms.items()} == pids
+        assert {name: service.pid for name, service in loop.supervisor.services.items()} == pids
         assert "waiting" in loop.log.read_text()
     finally:
         server.stop()
@@ -315,7 +315,7 @@ def test_an_engine_that_refuses_our_key(
             commands={"executor.mini": executor}, warm_up=200,
         )  # fmt: skip
         t = loop.topics
-        pids = {name: room.pid for name, room in loop.supervisor.rooms.items()}
+        pids = {name: service.pid for name, service in loop.supervisor.services.items()}
 
         def states() -> dict[str, str]:
             beats = loop.read(t.heartbeat, Heartbeat)
@@ -353,7 +353,7 @@ def test_an_engine_that_refuses_our_key(
         assert {a.action.model for a in later} == {"small", "large"}
         assert suspended() == 0.0
         assert loop.raw(t.dead_letter) == []
-        assert {name: room.pid for name, room in loop.supervisor.rooms.items()} == pids
+        assert {name: service.pid for name, service in loop.supervisor.services.items()} == pids
         report = loop.settled()
         assert report.learner["updates"] == len(asked) + len(more) - len(failed), (
             "nothing is learned from failures"

@@ -1,4 +1,4 @@
-"""10,000 poison records on all topics of a real broker: no room ends, and every good query between them is learned."""
+"""10,000 poison records on all topics of a real broker: no service ends, every good query between is learned."""
 
 from collections.abc import Callable
 from typing import Any
@@ -52,7 +52,7 @@ def samples_of(loop: Any) -> dict[str, list[tuple[bytes | None, bytes | None]]]:
 
 
 @pytest.mark.parametrize("count", [pytest.param(10_000, marks=[pytest.mark.slow, pytest.mark.timeout(1800)])])
-def test_poison_ends_no_room_and_touches_no_good_query(
+def test_poison_ends_no_service_and_touches_no_good_query(
     deploy: Callable[..., Any], ask: Callable[[int], Query], count: int
 ) -> None:
     loop = deploy(timeout_s=60.0, snapshot_every=4)
@@ -60,7 +60,7 @@ def test_poison_ends_no_room_and_touches_no_good_query(
     samples = samples_of(loop)
     log, own = t.changelog("decider", "pending"), {key for key, _ in samples[t.snapshot]}
     own |= {key for key, _ in samples[t.changelog("decider", "pending")]}
-    pids = {name: room.pid for name, room in loop.supervisor.rooms.items()}
+    pids = {name: service.pid for name, service in loop.supervisor.services.items()}
     good = [ask(n) for n in range(GOOD)]
     producer = kafka_clients.producer(loop.settings)
     for at, dose in enumerate(poison.doses(count, seed=13)):
@@ -79,14 +79,16 @@ def test_poison_ends_no_room_and_touches_no_good_query(
         lambda: {r.query_id for r in readable(loop, t.reward, Reward) if r.closes} >= wanted,
         what="the good queries",
     )
-    # What was sent last has gone through every room when a query sent after it has.
+    # What was sent last has gone through every service when a query sent after it has.
     loop.send(ask(GOOD))
     wanted.add(f"q{GOOD}")
     loop.until(
         lambda: {r.query_id for r in readable(loop, t.reward, Reward) if r.closes} >= wanted,
         what="one more query",
     )
-    assert {name: room.pid for name, room in loop.supervisor.rooms.items()} == pids, "no room has ended"
+    assert {name: service.pid for name, service in loop.supervisor.services.items()} == pids, (
+        "no service has ended"
+    )
     letters = readable(loop, t.dead_letter, DeadLetter)
     assert len(letters) > count // 4
     assert not {letter.query_id for letter in letters} & wanted

@@ -1,4 +1,4 @@
-"""Every room is restarted in turn under load, the decider with a standby: nothing is lost, and the audit is clean."""
+"""Every service is restarted in turn under load, the decider with a standby: nothing is lost, the audit is clean."""
 
 import os
 import random
@@ -29,17 +29,19 @@ def test_a_rolling_restart_under_load(
     t = loop.topics
     ids: set[str] = set()
     rng = random.Random(seed)  # in which order, and how much is answered before each
-    rooms = list(loop.supervisor.rooms)
-    rng.shuffle(rooms)
-    for at, room in enumerate(rooms):
+    services = list(loop.supervisor.services)
+    rng.shuffle(services)
+    for at, service in enumerate(services):
         batch = [ask(n) for n in range(at * 25, at * 25 + 25)]
         loop.send(*batch)
         ids |= {query.query_id for query in batch}
         before, wanted = len(loop.raw(t.answer)), rng.randint(0, 12)
-        loop.until(lambda n=before + wanted: len(loop.raw(t.answer)) >= n, what=f"load before {room} stops")
-        one = loop.supervisor.rooms[room]
+        loop.until(
+            lambda n=before + wanted: len(loop.raw(t.answer)) >= n, what=f"load before {service} stops"
+        )
+        one = loop.supervisor.services[service]
         os.kill(one.pid, signal.SIGTERM)
-        loop.until(lambda one=one: one.restarts == 1 and one.ready.is_set(), what=f"{room} to be back")
+        loop.until(lambda one=one: one.restarts == 1 and one.ready.is_set(), what=f"{service} to be back")
     loop.until(
         lambda: {r.query_id for r in loop.read(t.reward, Reward) if r.closes} >= ids, what="the rewards"
     )

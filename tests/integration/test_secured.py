@@ -102,7 +102,7 @@ def streams(environ: Mapping[str, str], *words: str) -> "subprocess.CompletedPro
     )
 
 
-def test_commands_and_rooms_connect_by_tls_and_password(
+def test_commands_and_services_connect_by_tls_and_password(
     secured: tuple[LocalBroker, Path], recorded: Callable[..., Any], tmp_path: Path
 ) -> None:
     settings = recorded(tmp_path, **secrets(secured))
@@ -111,26 +111,30 @@ def test_commands_and_rooms_connect_by_tls_and_password(
     assert done.returncode == 0, done.stderr
     assert re.search(r"created (\d+) of \1 topics", done.stdout)
     # faust's consumer and producer, and the aiokafka reader of `control`, in one process.
-    room = {"aggregator": [sys.executable, "-m", "streams", "worker", "aggregator"]}
-    with Supervisor(room, environ={"PATH": "/usr/bin:/bin", **environ}, log_path=tmp_path / "log") as rooms:
-        rooms.wait_ready(200)
+    service = {"aggregator": [sys.executable, "-m", "streams", "worker", "aggregator"]}
+    with Supervisor(
+        service, environ={"PATH": "/usr/bin:/bin", **environ}, log_path=tmp_path / "log"
+    ) as services:
+        services.wait_ready(200)
     assert streams(environ, "feedback", "q-1", "true").returncode == 0
     plain = streams(settings.environ() | {"UNISCALE_SECURITY_PROTOCOL": "PLAINTEXT"}, "topics", "check")
     assert plain.returncode == 1
     assert "accepts connections, but not ours as PLAINTEXT" in plain.stderr
 
 
-def test_commands_and_rooms_connect_by_token(
+def test_commands_and_services_connect_by_token(
     secured: tuple[LocalBroker, Path], recorded: Callable[..., Any], tmp_path: Path
 ) -> None:
     environ = recorded(tmp_path, prefix="token.", **secrets(secured, **tokens(tmp_path, 600))).environ()
     done = streams(environ, "topics", "create")
     assert done.returncode == 0, done.stderr
-    room = {
+    service = {
         "decider": [sys.executable, "-m", "streams", "worker", "decider"]
     }  # it writes in transactions, too
-    with Supervisor(room, environ={"PATH": "/usr/bin:/bin", **environ}, log_path=tmp_path / "log") as rooms:
-        rooms.wait_ready(200)
+    with Supervisor(
+        service, environ={"PATH": "/usr/bin:/bin", **environ}, log_path=tmp_path / "log"
+    ) as services:
+        services.wait_ready(200)
     tokens(tmp_path, -600)
     late = streams(environ, "topics", "check")
     assert late.returncode == 1

@@ -43,7 +43,7 @@ COVERED = {
     "python -m bench kills": "test_bench_kills",
     "python -m bench recovery": "test_bench_recovery",
     "python -m bench memory": "test_bench_memory",
-    "python -m streams.demo.twins": "test_demo_command.py",
+    "python -m streams.demo.paired": "test_demo_command.py",
 }
 """Where each command runs: here or in another file."""
 
@@ -142,9 +142,9 @@ def test_bench_memory(tmp_path: Path) -> None:
 
 @pytest.mark.thorough
 def test_bench_kills() -> None:
-    found = figures("bench", "kills", "--rounds", "1", "--room", "decider", "--lived", "1", *EMBEDDED)
+    found = figures("bench", "kills", "--rounds", "1", "--service", "decider", "--lived", "1", *EMBEDDED)
     assert found["kills"] == 1
-    assert found["rooms"]["decider"]["worst_s"] > 0
+    assert found["services"]["decider"]["worst_s"] > 0
 
 
 @pytest.mark.thorough

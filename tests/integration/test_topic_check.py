@@ -170,7 +170,7 @@ def test_a_topic_that_grows_while_it_is_in_use_is_named_with_its_setting(broker:
 
 @GROWTH
 @pytest.mark.slow
-def test_a_running_room_stops_when_a_topic_grows_and_does_not_start_again(
+def test_a_running_service_stops_when_a_topic_grows_and_does_not_start_again(
     broker: LocalBroker, deploy: Callable[..., Any]
 ) -> None:
     loop = deploy(only=("aggregator",))
@@ -183,7 +183,7 @@ def test_a_running_room_stops_when_a_topic_grows_and_does_not_start_again(
         lambda: (
             f"partition counts have changed: {loop.topics.feedback}: partitions is 3" in loop.log.read_text()
         ),
-        what="the room to notice",
+        what="the service to notice",
     )
     loop.until(lambda: "topics are not as declared" in loop.log.read_text(), what="its successor to refuse")
 
@@ -198,7 +198,7 @@ def test_partition_counts_are_raised_as_the_manual_says(
     loop.send(*early)
     loop.until(lambda: closed(loop) >= {query.query_id for query in early}, what="the rewards")
     loop.settled()  # 1. nothing is pending
-    loop.supervisor.stop()  # 2. all rooms
+    loop.supervisor.stop()  # 2. all services
     counts = {"query_partitions": 3, "join_partitions": 5, "group_partitions": 6}
     settings = loop.settings.replace(**counts)
     grown = {t.name: t.partitions for t in Topics(settings).declared(["mini"]) if t.setting}

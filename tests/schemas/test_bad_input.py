@@ -276,7 +276,7 @@ def test_a_dead_letter_keeps_the_head_and_the_digest_of_anything() -> None:
     origin = Origin(topic="uniscale.query", partition=1, offset=9)
     with pytest.raises(UnreadableRecord) as caught:
         decode(value, Query)
-    letter = DeadLetter.of(value, caught.value, room="embedder", origin=origin)
+    letter = DeadLetter.of(value, caught.value, service="embedder", origin=origin)
     assert letter.head == value[:HEAD_BYTES]
     assert (letter.size, letter.sha256) == (len(value), hashlib.sha256(value).hexdigest())
     assert (letter.error, letter.key) == ("UnreadableRecord", "uniscale.query/1/9")
@@ -289,7 +289,7 @@ def test_a_dead_letter_names_field_and_query() -> None:
     with pytest.raises(InvalidField) as caught:
         decode(value, Query)
     letter = DeadLetter.of(
-        value, caught.value, room="embedder", origin=Origin(topic="q", partition=0, offset=0)
+        value, caught.value, service="embedder", origin=Origin(topic="q", partition=0, offset=0)
     )
     assert (letter.field, letter.query_id) == ("text", "q-1")
     assert letter.reason == "Query: text: is empty; ask something"

@@ -95,7 +95,7 @@ def test_what_is_not_json_is_refused_where_it_is_made(metadata: dict[Any, Any]) 
 def test_a_text_that_is_not_unicode_does_not_end_the_process() -> None:
     with pytest.raises(InvalidField, match="cannot be written as JSON"):
         encode(Answer(query_id="q", status="failed", by="executor", error="\ud800"))
-    letter = DeadLetter.of(b"x", ValueError("bad bytes: \ud800"), room="r", origin=ORIGIN)
+    letter = DeadLetter.of(b"x", ValueError("bad bytes: \ud800"), service="r", origin=ORIGIN)
     assert decode(encode(letter), DeadLetter).reason == "bad bytes: ?"
 
 
@@ -248,7 +248,7 @@ def test_an_id_that_could_not_be_a_key_is_not_read_from_a_nested_record() -> Non
         for carrier in ("query", "search"):
             assert readable_id(orjson.dumps({carrier: {"query_id": bad}})) is None
             letter = DeadLetter.of(
-                orjson.dumps({carrier: {"query_id": bad}}), ValueError("x"), room="r", origin=ORIGIN
+                orjson.dumps({carrier: {"query_id": bad}}), ValueError("x"), service="r", origin=ORIGIN
             )
             assert letter.query_id is None
     # The record's own id counts before the one it carries, and a bad one does not hide it.

@@ -169,7 +169,7 @@ def test_a_truncated_frame_is_refused(samples: tuple[Record, ...]) -> None:
 def test_a_record_over_the_limit_is_refused_with_its_size() -> None:
     origin = Origin(topic="q", partition=0, offset=1)
     big = DeadLetter(
-        room="r", origin=origin, error="E", reason="x" * (MAX_VALUE + 1), head=b"", size=0, sha256=""
+        service="r", origin=origin, error="E", reason="x" * (MAX_VALUE + 1), head=b"", size=0, sha256=""
     )
     with pytest.raises(RecordTooLarge, match=f"of {MAX_VALUE}"):
         encode(big)

@@ -1,4 +1,4 @@
-"""The rights on the broker follow from the rooms, and give nobody what is another's."""
+"""The rights on the broker follow from the services, and give nobody what is another's."""
 
 import shlex
 from collections import defaultdict
@@ -10,7 +10,7 @@ from click.testing import CliRunner
 
 from streams.acls import CLIENT, OPERATOR, grants
 from streams.cli import main
-from streams.services import ROOMS
+from streams.services import SERVICES
 from streams.settings import Settings
 from streams.topics import Topics
 
@@ -31,7 +31,7 @@ def who_may(topics: Topics, operation: str) -> dict[str, set[str]]:
     return found
 
 
-def test_one_room_alone_writes_what_the_learner_learns_from(in_memory: Callable[..., Settings]) -> None:
+def test_one_service_alone_writes_what_the_learner_learns_from(in_memory: Callable[..., Settings]) -> None:
     topics = Topics(in_memory())
     writers = who_may(topics, "Write")
     assert writers[topics.changelog("decider", "pending")] == writers[topics.snapshot] == {"decider"}
@@ -55,7 +55,7 @@ def test_an_executor_reads_and_answers_for_its_own_group(in_memory: Callable[...
         assert writers[topics.verification_for(group)] == {"verifier"}
 
 
-def test_every_room_has_its_own_consumer_group_and_the_decider_its_transactions(
+def test_every_service_has_its_own_consumer_group_and_the_decider_its_transactions(
     in_memory: Callable[..., Settings],
 ) -> None:
     topics = Topics(in_memory())
@@ -65,14 +65,14 @@ def test_every_room_has_its_own_consumer_group_and_the_decider_its_transactions(
             for kind, name in grant.resources:
                 if kind != "topic" and not grant.prefixed:
                     held[kind].add((name.removeprefix(topics.prefix), worker))
-    assert held["group"] == {(worker, worker) for worker in held_by_rooms()}
+    assert held["group"] == {(worker, worker) for worker in held_by_services()}
     assert held["transactional-id"] == {("decider-pending-changelog.writer", "decider")}
 
 
-def held_by_rooms() -> set[str]:
+def held_by_services() -> set[str]:
     return {
         f"{spec.name}.{group}" if group else spec.name
-        for spec in ROOMS.values()
+        for spec in SERVICES.values()
         if spec.inputs
         for group in (GROUPS if spec.grouped else ("",))
     }

@@ -125,7 +125,7 @@ def test_a_client_that_sends_several_queries_at_once_loses_none_on_the_embedded_
 
 
 @on_embedded
-def test_a_room_that_sends_several_records_at_once_loses_none_on_the_embedded_broker(
+def test_a_service_that_sends_several_records_at_once_loses_none_on_the_embedded_broker(
     embedded: Settings, tmp_path: Path
 ) -> None:
     topic = Topics(embedded).context
@@ -154,7 +154,7 @@ def waits_ms(settings: Settings) -> dict[str, int]:
     topic = Topics(settings).query
 
     async def asynchronous() -> tuple[int, int, int]:
-        # What a room is assigned, what it follows, what it reads once.
+        # What a service is assigned, what it follows, what it reads once.
         thread: Any = consumer_of(create_app(settings, "embedder"))._new_consumer_thread()
         follower = TopicFollower(settings, [topic], lambda record: None, begin="end")
         reader = kafka_clients.follower(settings)

@@ -1,4 +1,4 @@
-"""The Client against a real broker: a thread plays the rooms and writes the Answers."""
+"""The Client against a real broker: a thread plays the services and writes the Answers."""
 
 import os
 import threading
@@ -49,13 +49,13 @@ def settings(broker: LocalBroker) -> Settings:
 
 
 def answer_to(query: Query) -> list[tuple[str, Any]]:
-    """What the rooms write about a query: its decision, its answer, twice, and its reward."""
+    """What the services write about a query: its decision, its answer, twice, and its reward."""
     if query.text == "silence":
         return []
     if query.text == "again":
         origin = Origin(topic="query", partition=0, offset=9)
         error = LookupError("used before")
-        letter = DeadLetter.of(b"{}", error, room="decider", origin=origin, query_id=query.query_id)
+        letter = DeadLetter.of(b"{}", error, service="decider", origin=origin, query_id=query.query_id)
         return [("dead_letter", msgspec.structs.replace(letter, error="DuplicateQuery"))]
     decision = Decision(
         query=query, origin=Origin(topic="query", partition=0, offset=1), action=ACTION, group="mini", seq=4,
@@ -71,7 +71,7 @@ def answer_to(query: Query) -> list[tuple[str, Any]]:
     return found if query.text == "no reward" else [*found, ("reward", reward)]
 
 
-class Rooms(threading.Thread):
+class Services(threading.Thread):
     """Answers every query until it is told to stop."""
 
     def __init__(self, settings: Settings, reply: Callable[[Query], list[tuple[str, Any]]]) -> None:
@@ -93,14 +93,14 @@ class Rooms(threading.Thread):
 
 @pytest.fixture
 def client(settings: Settings) -> Iterator[Client]:
-    rooms = Rooms(settings, answer_to)
-    rooms.start()
+    services = Services(settings, answer_to)
+    services.start()
     with Client(settings) as found:
         yield found
-    rooms.stopping.set()
-    rooms.join()
-    rooms.producer.close()
-    rooms.reader.close()
+    services.stopping.set()
+    services.join()
+    services.producer.close()
+    services.reader.close()
 
 
 pytestmark = pytest.mark.broker
@@ -126,7 +126,7 @@ def test_ask_names_the_query_that_nobody_answers_and_the_id_that_is_taken(
     client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("streams.client.client._MARGIN_S", 0.5)
-    with pytest.raises(NoAnswer, match=r"ask-\w+: no Answer in \d+ s; are the rooms running"):
+    with pytest.raises(NoAnswer, match=r"ask-\w+: no Answer in \d+ s; are the services running"):
         client.ask("silence", timeout_s=0.5)
     with pytest.raises(IdTaken, match="q-1: this id was used before"):
         client.ask(Query(query_id="q-1", text="again"))

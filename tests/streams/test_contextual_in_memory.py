@@ -29,7 +29,7 @@ from streams.cli.running import MonitoredQueries
 from streams.client.events import QueryEvent
 from streams.runtime.memory import run
 from streams.runtime.memory_cluster import Cluster
-from streams.services import ROOMS
+from streams.services import SERVICES
 from streams.services.decider import action_vectors, policy_of
 from streams.services.embedder import encoder_of
 from streams.settings import Settings
@@ -56,14 +56,14 @@ async def served(cluster: Cluster, queries: list[Query]) -> None:
 
 def cohorts_in_metrics(cluster: Cluster) -> dict[str, int]:
     """Return how many queries of each cohort the aggregator counted."""
-    (aggregator,) = (worker for worker in cluster.workers if worker.room == "aggregator")
+    (aggregator,) = (worker for worker in cluster.workers if worker.service == "aggregator")
     counted = aggregator.metrics.cohort_queries
     return {name: int(counted.labels(name, "all")._value.get()) for name in ("policy", "control")}
 
 
 def gain_in_metrics(cluster: Cluster) -> dict[str, float]:
     """Return the difference of accuracy that the aggregator shows, by bound."""
-    (aggregator,) = (worker for worker in cluster.workers if worker.room == "aggregator")
+    (aggregator,) = (worker for worker in cluster.workers if worker.service == "aggregator")
     shown = aggregator.metrics.uplift_accuracy
     return {bound: shown.labels(bound)._value.get() for bound in ("mean", "low", "high")}
 
@@ -86,7 +86,7 @@ def test_targets_a_control_group_and_n_answers_through_the_loop(in_memory: InMem
     queries = [ask(n, **aims[n % 4]) for n in range(24)]
 
     async def life() -> Cluster:
-        cluster = Cluster(settings, ROOMS)
+        cluster = Cluster(settings, SERVICES)
         await cluster.up()
         for at in range(0, len(queries), 6):
             await served(cluster, queries[at : at + 6])
@@ -163,12 +163,12 @@ def test_a_learner_begins_from_a_prior_and_its_log_gives_it_back(
     states: list[bytes] = []
 
     async def life() -> Cluster:
-        cluster = Cluster(settings, ROOMS)
+        cluster = Cluster(settings, SERVICES)
         await cluster.up()
         await served(cluster, [ask(n, mean_cost=3e9) for n in range(20)])
-        (worker,) = (each for each in cluster.workers if each.room == "decider")
-        room = worker.subscriptions[0].handle.__self__  # type: ignore[attr-defined]
-        states.append(room.decider.policy.state())
+        (worker,) = (each for each in cluster.workers if each.service == "decider")
+        service = worker.subscriptions[0].handle.__self__  # type: ignore[attr-defined]
+        states.append(service.decider.policy.state())
         await cluster.close()
         return cluster
 
@@ -185,7 +185,7 @@ def test_a_learner_begins_from_a_prior_and_its_log_gives_it_back(
     assert list(mismatches(policy, rows, settings.policy.seed, after)) == []
 
 
-def test_a_prior_that_does_not_fit_stops_the_room_before_it_decides(
+def test_a_prior_that_does_not_fit_stops_the_service_before_it_decides(
     in_memory: InMemory, ask: Ask, prior: Path
 ) -> None:
     settings = in_memory(
@@ -193,7 +193,7 @@ def test_a_prior_that_does_not_fit_stops_the_room_before_it_decides(
     )
 
     async def life() -> None:
-        cluster = Cluster(settings, ROOMS)
+        cluster = Cluster(settings, SERVICES)
         await cluster.up()
         await served(cluster, [ask(1)])
 
@@ -201,7 +201,7 @@ def test_a_prior_that_does_not_fit_stops_the_room_before_it_decides(
         run(life())
 
 
-def test_a_prior_of_other_costs_stops_the_room_before_it_decides(
+def test_a_prior_of_other_costs_stops_the_service_before_it_decides(
     in_memory: InMemory, ask: Ask, prior: Path
 ) -> None:
     settings = in_memory(policy="contextual", warm_up=0, prior=str(prior))
@@ -210,7 +210,7 @@ def test_a_prior_of_other_costs_stops_the_room_before_it_decides(
     prior.write_bytes(pack(*header(prior.read_bytes()), meta | {"pricing": pricing}, arrays))
 
     async def life() -> None:
-        cluster = Cluster(settings, ROOMS)
+        cluster = Cluster(settings, SERVICES)
         await cluster.up()
         await served(cluster, [ask(1)])
 
@@ -227,7 +227,7 @@ def test_the_prior_of_a_catalogue_is_taken_where_it_fits_and_left_where_not(
     settings = in_memory(catalogue=str(catalogue), policy_options=f'{{"query_rank": {rank}}}', warm_up=2)
 
     async def life() -> Cluster:
-        cluster = Cluster(settings, ROOMS)
+        cluster = Cluster(settings, SERVICES)
         await cluster.up()
         await served(cluster, [ask(n) for n in range(4)])
         await cluster.close()
@@ -246,13 +246,13 @@ def test_a_query_that_must_not_be_learned_from_is_priced_and_leaves_no_trace_in_
 ) -> None:
     settings = in_memory(policy="contextual")
     plain = [ask(n, mean_cost=3e9) for n in range(12)]
-    twins = [ask(n, query_id=f"twin-{n}", pin_action="large/2/1/1", learn=False) for n in range(12)]
+    baselines = [ask(n, query_id=f"baseline-{n}", pin_action="large/2/1/1", learn=False) for n in range(12)]
 
     async def life() -> Cluster:
-        cluster = Cluster(settings, ROOMS)
+        cluster = Cluster(settings, SERVICES)
         await cluster.up()
         for at in range(0, 12, 4):
-            await served(cluster, plain[at : at + 4] + twins[at : at + 4])
+            await served(cluster, plain[at : at + 4] + baselines[at : at + 4])
         await cluster.close()
         return cluster
 
@@ -262,11 +262,11 @@ def test_a_query_that_must_not_be_learned_from_is_priced_and_leaves_no_trace_in_
         for each in cluster.broker.records(cluster.topics.reward)
         if (r := decode(each.value, Reward))
     }
-    assert all(not rewards[q.query_id].learn and rewards[q.query_id].price is not None for q in twins)
+    assert all(not rewards[q.query_id].learn and rewards[q.query_id].price is not None for q in baselines)
     policy = policy_of(settings, encoder_of(settings))
     rows, after = opened(policy, log_of(cluster))
     decided = [row for row in rows if isinstance(row, Row)]
-    assert {row.query_id for row in decided if row.stage == "abandoned"} == {q.query_id for q in twins}
+    assert {row.query_id for row in decided if row.stage == "abandoned"} == {q.query_id for q in baselines}
     assert {row.query_id for row in decided if row.paced} == {q.query_id for q in plain}
     assert list(mismatches(policy, rows, settings.policy.seed, after)) == []
     report = audited(cluster)

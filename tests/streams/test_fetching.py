@@ -83,7 +83,7 @@ class Lost(NamedTuple):
 
 
 class Forgotten(NamedTuple):
-    """The broker needs the room of the session for another."""
+    """The broker needs the service of the session for another."""
 
 
 wanted_ = st.dictionaries(

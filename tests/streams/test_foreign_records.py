@@ -17,8 +17,8 @@ from schemas.record import encode
 from streams.audit.run import Report
 from streams.runtime.memory import run
 from streams.runtime.memory_cluster import Cluster
-from streams.services import ROOMS
-from streams.services.decider import DeciderRoom, policy_of
+from streams.services import SERVICES
+from streams.services.decider import DeciderService, policy_of
 from streams.services.embedder import encoder_of
 from streams.settings import Settings
 
@@ -32,10 +32,10 @@ Audit = Callable[[Cluster], Report]
 
 
 def decider_of(cluster: Cluster) -> Decider:
-    (worker,) = (each for each in cluster.workers if each.room == "decider")
-    room: DeciderRoom = worker.subscriptions[0].handle.__self__  # type: ignore[attr-defined]
-    assert room.decider is not None
-    return room.decider
+    (worker,) = (each for each in cluster.workers if each.service == "decider")
+    service: DeciderService = worker.subscriptions[0].handle.__self__  # type: ignore[attr-defined]
+    assert service.decider is not None
+    return service.decider
 
 
 async def answered(cluster: Cluster, queries: list[Query]) -> None:
@@ -58,7 +58,7 @@ def parts(cluster: Cluster) -> tuple[dict[bytes, bytes], dict[bytes, bytes]]:
 
 
 async def restarted(cluster: Cluster) -> None:
-    (worker,) = (each for each in cluster.workers if each.room == "decider")
+    (worker,) = (each for each in cluster.workers if each.service == "decider")
     cluster.kill(worker)
     cluster.deaths.clear()
     await cluster.until(lambda: not cluster.busy or bool(cluster.deaths))
@@ -91,7 +91,7 @@ def test_what_the_decider_did_not_write_is_skipped_and_removed(
     in_memory: InMemory, ask: Ask, audit_of: Audit, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def main() -> Cluster:
-        cluster = Cluster(in_memory(policy="contextual", snapshot_every=EVERY), ROOMS)
+        cluster = Cluster(in_memory(policy="contextual", snapshot_every=EVERY), SERVICES)
         await cluster.up()
         await answered(cluster, [ask(n) for n in range(QUERIES)])
         state, bad = decider_of(cluster).policy.state(), junk(cluster)
@@ -138,7 +138,7 @@ def beside(rows: list[Row]) -> Row:
 def test_a_forged_row_is_refused_by_name_and_repaired(in_memory: InMemory, ask: Ask, forged: Any) -> None:
     async def main() -> None:
         settings = in_memory(policy="contextual", snapshot_every=EVERY)
-        cluster = Cluster(settings, ROOMS)
+        cluster = Cluster(settings, SERVICES)
         await cluster.up()
         await answered(cluster, [ask(n) for n in range(QUERIES)])
         t, broker = cluster.topics, cluster.broker
@@ -149,7 +149,7 @@ def test_a_forged_row_is_refused_by_name_and_repaired(in_memory: InMemory, ask: 
         cluster.produce(log, b"p", encode_row(forged(found)), 0)
         # The row that it contradicts is written again later.
         cluster.produce(log, found[-1].key, rows[found[-1].key], 0)
-        cluster.kill(next(each for each in cluster.workers if each.room == "decider"))
+        cluster.kill(next(each for each in cluster.workers if each.service == "decider"))
         with pytest.raises(CorruptState) as caught:
             await cluster.until(lambda: False)
         await cluster.close()
@@ -166,7 +166,7 @@ def test_a_forged_row_is_refused_by_name_and_repaired(in_memory: InMemory, ask: 
             for key, value in writes:
                 broker.append(topic, key, value, 0)
         assert refused(*parts(cluster)) == []
-        again = Cluster(settings, {"decider": ROOMS["decider"]})
+        again = Cluster(settings, {"decider": SERVICES["decider"]})
         for topic in (log, t.snapshot):
             for record in broker.records(topic):
                 again.broker.append(topic, record.key, record.value, 0)
@@ -183,7 +183,7 @@ def test_a_row_that_a_foreign_record_has_replaced_is_restored(
 ) -> None:
     async def main() -> None:
         settings = in_memory(policy="contextual", snapshot_every=1000)
-        cluster = Cluster(settings, ROOMS)
+        cluster = Cluster(settings, SERVICES)
         await cluster.up()
         await answered(cluster, [ask(n) for n in range(QUERIES)])
         state, (rows, snapshots) = decider_of(cluster).policy.state(), parts(cluster)

@@ -26,8 +26,8 @@ from streams.audit.run import Report
 from streams.runtime.base import Crash
 from streams.runtime.memory import Effect, run
 from streams.runtime.memory_cluster import Cluster
-from streams.services import ROOMS
-from streams.services.decider import DeciderRoom, policy_of
+from streams.services import SERVICES
+from streams.services.decider import DeciderService, policy_of
 from streams.services.embedder import encoder_of
 from streams.settings import Settings
 
@@ -42,12 +42,12 @@ def in_memory(in_memory: InMemory) -> InMemory:
     return lambda **fields: in_memory(**{"policy": "linucb", **fields})
 
 
-def learner(cluster: Cluster) -> DeciderRoom:
-    """Return the room of the running decider."""
-    (worker,) = (each for each in cluster.workers if each.room == "decider")
-    room = worker.subscriptions[0].handle.__self__  # type: ignore[attr-defined]
-    assert isinstance(room, DeciderRoom)
-    return room
+def learner(cluster: Cluster) -> DeciderService:
+    """Return the service of the running decider."""
+    (worker,) = (each for each in cluster.workers if each.service == "decider")
+    service = worker.subscriptions[0].handle.__self__  # type: ignore[attr-defined]
+    assert isinstance(service, DeciderService)
+    return service
 
 
 def closed(cluster: Cluster) -> set[str]:
@@ -71,7 +71,7 @@ async def answered(
     settings: Settings, queries: Iterable[Query], **how: Any
 ) -> tuple[Cluster, dict[str, Any]]:
     """Run queries to their rewards and return the cluster, closed, and the learner's arrays."""
-    cluster = Cluster(settings, ROOMS, **how)
+    cluster = Cluster(settings, SERVICES, **how)
     await cluster.up()
     ids = set()
     for query in queries:
@@ -86,9 +86,9 @@ async def answered(
     return cluster, state
 
 
-def state_of(room: DeciderRoom) -> dict[str, Any]:
+def state_of(service: DeciderService) -> dict[str, Any]:
     """Return everything a learner is compared by."""
-    decider = room.decider
+    decider = service.decider
     assert decider is not None
     found: dict[str, Any] = {
         "bytes": decider.policy.state(), "seq": decider.seq, "clock": decider.clock,
@@ -262,7 +262,7 @@ def test_a_learner_that_failed_while_it_changed_does_not_go_on(
     others = {f"q{n}" for n in (0, 1, 3, 4, 5)}
 
     async def life() -> tuple[Cluster, dict[str, Any]]:
-        cluster = Cluster(settings, ROOMS, seed=seed)
+        cluster = Cluster(settings, SERVICES, seed=seed)
         await cluster.up()
 
         async def serve(numbers: Iterable[int], wanted: set[str]) -> None:
@@ -274,7 +274,7 @@ def test_a_learner_that_failed_while_it_changed_does_not_go_on(
         await serve(range(6), others)
         await cluster.until(lambda: bool(cluster.broker.records(cluster.topics.dead_letter)))
         assert [isinstance(death, Crash) for death in cluster.deaths] == [True] * 3
-        (worker,) = (each for each in cluster.workers if each.room == "decider")
+        (worker,) = (each for each in cluster.workers if each.service == "decider")
         cluster.kill(worker)
         await serve([9], {*others, "q9"})
         # With a seed some commits are late: the record is then delivered, and fails, three times more.
@@ -305,7 +305,7 @@ def test_a_learner_that_failed_while_it_changed_does_not_go_on(
 
 async def refolded(cluster: Cluster) -> dict[str, Any]:
     """Return the learner's arrays as a new process reads them from the log."""
-    fresh = Cluster(cluster.settings, {"decider": ROOMS["decider"]})
+    fresh = Cluster(cluster.settings, {"decider": SERVICES["decider"]})
     changelog = cluster.topics.changelog("decider", "pending")
     fresh.broker.create(changelog, 1)
     for record in cluster.broker.records(changelog):

@@ -12,7 +12,7 @@ from schemas.record import decode, encode
 from streams.control import Control
 from streams.runtime.memory import run
 from streams.runtime.memory_cluster import Cluster
-from streams.services import ROOMS
+from streams.services import SERVICES
 from streams.services.decider import policy_of
 from streams.services.embedder import encoder_of
 from streams.settings import Settings, SettingsError
@@ -38,7 +38,7 @@ def chosen(cluster: Cluster) -> set[tuple[int, int]]:
 def test_only_what_is_on_offer_is_chosen_and_another_offer_is_taken_up(in_memory: InMemory, ask: Ask) -> None:
     async def main() -> None:
         narrow = in_memory(parallelism="1/1,2/2", warm_up=40)
-        first = Cluster(narrow, ROOMS)
+        first = Cluster(narrow, SERVICES)
         await first.up()
         pinned = ask(90, pin_action="large/4/4/2")
         answers = await asked(first, [*(ask(n) for n in range(16)), pinned])
@@ -48,7 +48,7 @@ def test_only_what_is_on_offer_is_chosen_and_another_offer_is_taken_up(in_memory
         assert "qp 4 with cp 4 is not on offer; choose qp/cp from 1/1, 2/2" in str(refused.error)
 
         wide = in_memory(parallelism="1/1,4/1", warm_up=40)
-        second = Cluster(wide, ROOMS)
+        second = Cluster(wide, SERVICES)
         changelog = first.topics.changelog("decider", "pending")
         for record in first.broker.records(changelog):
             second.broker.append(changelog, record.key, record.value, 0)

@@ -26,11 +26,11 @@ from schemas.record import Record as Wire
 from schemas.record import decode, encode
 from schemas.reward import Due, Feedback
 from streams.audit.run import Report
-from streams.gateway.app import GatewayRoom
+from streams.gateway.app import GatewayService
 from streams.runtime.base import Runtime, partition_for
 from streams.runtime.memory import run
 from streams.runtime.memory_cluster import Cluster
-from streams.services import ROOMS
+from streams.services import SERVICES
 from streams.settings import Settings
 from streams.topics import Topics
 from tests.support import poison
@@ -46,10 +46,10 @@ BROKEN = b"{"
 
 async def _index(runtime: Runtime) -> None:
     """Build a gateway without its HTTP server: it reads every topic into its index."""
-    await GatewayRoom(runtime, 1000).follow()
+    await GatewayService(runtime, 1000).follow()
 
 
-WITH_GATEWAY = {**ROOMS, "gateway": structs.replace(ROOMS["gateway"], build=_index, optional=False)}
+WITH_GATEWAY = {**SERVICES, "gateway": structs.replace(SERVICES["gateway"], build=_index, optional=False)}
 
 
 @pytest.fixture(scope="session")
@@ -136,7 +136,7 @@ def readable(cluster: Cluster, topic: str, kind: type[Wire]) -> list[Any]:
 async def poisoned(
     settings: Settings, queries: Sequence[Query], bad: Sequence[tuple[str, Any]], seed: int
 ) -> Cluster:
-    """Run good queries with poison between them, restart every room, and ask once more."""
+    """Run good queries with poison between them, restart every service, and ask once more."""
     loop = asyncio.get_running_loop()
     unseen: list[dict[str, Any]] = []
     loop.set_exception_handler(lambda _, context: unseen.append(context))

@@ -19,7 +19,7 @@ from streams.audit.run import Report
 from streams.demo.report import adapted_after
 from streams.runtime.memory import run
 from streams.runtime.memory_cluster import Cluster
-from streams.services import ROOMS
+from streams.services import SERVICES
 from streams.services.decider import policy_of
 from streams.services.embedder import encoder_of
 from streams.settings import Settings
@@ -68,7 +68,7 @@ def test_a_price_holds_from_the_next_decision_on_and_what_was_decided_keeps_its_
     states: list[bytes] = []
 
     async def life() -> Cluster:
-        cluster = Cluster(settings, ROOMS)
+        cluster = Cluster(settings, SERVICES)
         await cluster.up()
         send(cluster, before[:10])
         await rewarded(cluster, before[:10])
@@ -79,18 +79,18 @@ def test_a_price_holds_from_the_next_decision_on_and_what_was_decided_keeps_its_
         await rewarded(cluster, before)
         send(cluster, after[:7] + pinned[:1])
         await rewarded(cluster, after[:7] + pinned[:1])
-        (worker,) = (each for each in cluster.workers if each.room == "decider")
+        (worker,) = (each for each in cluster.workers if each.service == "decider")
         cluster.kill(worker)
-        await cluster.until(lambda: any(each.room == "decider" for each in cluster.workers))
+        await cluster.until(lambda: any(each.service == "decider" for each in cluster.workers))
         # Pinned, so that the log ends with a row at the new price whatever the policy prefers.
         send(cluster, after[7:] + pinned[1:2])
         await rewarded(cluster, after + pinned[1:2])
         await priced(cluster, "large", 1.0)
         send(cluster, pinned[2:])
         await rewarded(cluster, pinned)
-        (worker,) = (each for each in cluster.workers if each.room == "decider")
-        room = worker.subscriptions[0].handle.__self__  # type: ignore[attr-defined]
-        states.append(room.decider.policy.state())
+        (worker,) = (each for each in cluster.workers if each.service == "decider")
+        service = worker.subscriptions[0].handle.__self__  # type: ignore[attr-defined]
+        states.append(service.decider.policy.state())
         await cluster.close()
         return cluster
 
@@ -133,7 +133,7 @@ def answers(cluster: Cluster) -> dict[str, Answer]:
 
 def test_a_budget_is_spent_at_the_price(in_memory: InMemory, ask: Ask) -> None:
     async def life() -> Cluster:
-        cluster = Cluster(in_memory(policy="linucb"), ROOMS)
+        cluster = Cluster(in_memory(policy="linucb"), SERVICES)
         await cluster.up()
         free = [ask(n, pin_action="large/1/1/1") for n in range(6)]
         send(cluster, free)
@@ -162,7 +162,7 @@ def test_the_default_policy_follows_a_price_at_once_and_linucb_as_it_learns_it(
         settings = in_memory(policy=policy, objective="cost-sensitive", warm_up=30, seed=1)
 
         async def life(settings: Settings = settings) -> Cluster:
-            cluster = Cluster(settings, ROOMS)
+            cluster = Cluster(settings, SERVICES)
             await cluster.up()
             for part in ("before", "after"):
                 for at in range(0, 80, 8):

@@ -60,7 +60,7 @@ def test_up_in_the_background_of_a_script_stops_with_everything_it_started(tmp_p
     pid, said = in_background(tmp_path, *words)
     wait_for(said, "topics: created")
     deadline = time.monotonic() + 240
-    while len(started := psutil.Process(pid).children()) < 6:  # a broker and five rooms
+    while len(started := psutil.Process(pid).children()) < 6:  # a broker and five services
         assert time.monotonic() < deadline
         time.sleep(0.1)
     os.kill(pid, signal.SIGINT)

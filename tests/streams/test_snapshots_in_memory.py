@@ -15,8 +15,8 @@ from schemas.record import decode, encode
 from streams.audit.run import Report
 from streams.runtime.memory import Effect, MemoryBroker, run
 from streams.runtime.memory_cluster import Cluster
-from streams.services import ROOMS
-from streams.services.decider import DeciderRoom, policy_of
+from streams.services import SERVICES
+from streams.services.decider import DeciderService, policy_of
 from streams.services.embedder import encoder_of
 from streams.settings import Settings
 
@@ -28,37 +28,37 @@ Ask = Callable[..., Query]
 Audited = Callable[[Cluster], Report]
 
 
-def room_of(cluster: Cluster) -> DeciderRoom | None:
-    """Return the room of the decider; None while it is being restarted."""
+def service_of(cluster: Cluster) -> DeciderService | None:
+    """Return the service of the decider; None while it is being restarted."""
     for worker in cluster.workers:
-        if worker.room == "decider" and worker.subscriptions:
-            room: DeciderRoom = worker.subscriptions[0].handle.__self__  # type: ignore[attr-defined]
-            return room
+        if worker.service == "decider" and worker.subscriptions:
+            service: DeciderService = worker.subscriptions[0].handle.__self__  # type: ignore[attr-defined]
+            return service
     return None
 
 
 def learned(cluster: Cluster, updates: int) -> bool:
-    room = room_of(cluster)
+    service = service_of(cluster)
     return (
         not cluster.busy
-        and room is not None
-        and room.decider is not None
-        and room.decider.policy.version >= updates
+        and service is not None
+        and service.decider is not None
+        and service.decider.policy.version >= updates
     )
 
 
 async def lived(settings: Settings, queries: list[Query], **how: Any) -> tuple[Cluster, bytes]:
     """Run queries to what is learned of them; return the cluster, running, and the policy's state."""
-    cluster = Cluster(settings, ROOMS, **how)
+    cluster = Cluster(settings, SERVICES, **how)
     await cluster.up()
     for query in queries:
         cluster.produce(cluster.topics.query, query.query_id.encode(), encode(query))
         await cluster.until(lambda: not cluster.busy)
     await cluster.until(lambda: learned(cluster, len(queries)))
-    room = room_of(cluster)
-    assert room is not None
-    assert room.decider is not None
-    return cluster, room.decider.policy.state()
+    service = service_of(cluster)
+    assert service is not None
+    assert service.decider is not None
+    return cluster, service.decider.policy.state()
 
 
 def log_of(cluster: Cluster) -> dict[bytes, bytes]:
@@ -73,7 +73,7 @@ def rows(cluster: Cluster) -> set[str]:
 
 async def restarted(cluster: Cluster) -> Cluster:
     """Return another deployment whose decider finds the same log."""
-    fresh = Cluster(cluster.settings, {"decider": ROOMS["decider"]})
+    fresh = Cluster(cluster.settings, {"decider": SERVICES["decider"]})
     for topic in (cluster.topics.changelog("decider", "pending"), cluster.topics.snapshot):
         for record in cluster.broker.records(topic):
             fresh.broker.append(topic, record.key, record.value, 0)
@@ -99,10 +99,10 @@ def test_the_log_is_read_once_at_a_start(
         fresh = await restarted(cluster)
         t = cluster.topics
         assert read == [(t.snapshot, 0), (t.changelog("decider", "pending"), start)]
-        room = room_of(fresh)
-        assert room is not None
-        assert room.decider is not None
-        assert room.decider.policy.state() == state
+        service = service_of(fresh)
+        assert service is not None
+        assert service.decider is not None
+        assert service.decider.policy.state() == state
         await fresh.close()
         await cluster.close()
 
@@ -132,12 +132,12 @@ def test_rows_leave_and_what_comes_again_is_recognised(
         (letter,) = (decode(r.value, DeadLetter) for r in broker.records(t.dead_letter))
         assert (letter.error, letter.query_id) == ("DuplicateQuery", queries[0].query_id)
         assert len(broker.records(t.decision)) == decisions
-        room = room_of(cluster)
-        assert room is not None
-        assert room.decider is not None
-        assert room.decider.policy.state() == state
+        service = service_of(cluster)
+        assert service is not None
+        assert service.decider is not None
+        assert service.decider.policy.state() == state
         again = await restarted(cluster)
-        found = room_of(again)
+        found = service_of(again)
         assert found is not None
         assert found.decider is not None
         assert found.decider.policy.state() == state
@@ -163,10 +163,10 @@ def test_a_death_after_any_effect_of_a_snapshot_changes_nothing(
     async def once(dies_after: Callable[[Effect], bool]) -> tuple[Cluster, bytes, bytes]:
         cluster, state = await lived(settings, queries, dies_after=dies_after)
         again = await restarted(cluster)
-        room = room_of(again)
-        assert room is not None
-        assert room.decider is not None
-        found = room.decider.policy.state()
+        service = service_of(again)
+        assert service is not None
+        assert service.decider is not None
+        found = service.decider.policy.state()
         await again.close()
         await cluster.close()
         return cluster, state, found
@@ -194,7 +194,7 @@ def test_a_log_that_is_shorter_than_its_snapshots_say_is_refused(in_memory: InMe
         cluster, _ = await lived(
             in_memory(policy="contextual", snapshot_every=EVERY), [ask(n) for n in range(QUERIES)]
         )
-        fresh = Cluster(cluster.settings, {"decider": ROOMS["decider"]})
+        fresh = Cluster(cluster.settings, {"decider": SERVICES["decider"]})
         for record in cluster.broker.records(cluster.topics.snapshot):
             fresh.broker.append(record.topic, record.key, record.value, 0)
         await fresh.start("decider")

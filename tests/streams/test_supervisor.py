@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from streams.local.deployment import READY, STEADY_S, LogFile, Room, RoomFailed, Supervisor
+from streams.local.deployment import READY, STEADY_S, LogFile, Service, ServiceFailed, Supervisor
 
 READY_THEN_SLEEP = f"import time; print({READY!r}, flush=True); time.sleep(60)"
 
@@ -25,14 +25,14 @@ def until(condition: Callable[[], bool], timeout_s: float = 120.0) -> None:
         time.sleep(0.02)
 
 
-def test_a_killed_room_comes_back_and_a_stopped_supervisor_leaves_none(tmp_path: Path) -> None:
-    log = tmp_path / "rooms.log"
+def test_a_killed_service_comes_back_and_a_stopped_supervisor_leaves_none(tmp_path: Path) -> None:
+    log = tmp_path / "services.log"
     with Supervisor({"a": command(READY_THEN_SLEEP)}, environ=os.environ, log_path=log) as supervisor:
         supervisor.wait_ready(30)
-        first = supervisor.rooms["a"].pid
+        first = supervisor.services["a"].pid
         supervisor.kill("a")
-        until(lambda: supervisor.rooms["a"].ready.is_set())
-        second = supervisor.rooms["a"].pid
+        until(lambda: supervisor.services["a"].ready.is_set())
+        second = supervisor.services["a"].pid
         assert second != first
     with pytest.raises(ProcessLookupError):
         os.kill(second, 0)
@@ -41,40 +41,40 @@ def test_a_killed_room_comes_back_and_a_stopped_supervisor_leaves_none(tmp_path:
     assert text.count(READY) == 2
 
 
-def test_a_room_that_was_steady_starts_again_at_once_and_one_that_dies_young_ever_later() -> None:
-    room = Room("a", [], {})
+def test_a_service_that_was_steady_starts_again_at_once_and_one_that_dies_young_ever_later() -> None:
+    service = Service("a", [], {})
     lived_s = [1.0, 1.0, STEADY_S + 1, 1.0, 1.0, STEADY_S + 1, STEADY_S + 1]
-    assert [room.later(s) for s in lived_s] == [1.0, 2.0, 0.0, 1.0, 2.0, 0.0, 0.0]
-    assert [room.later(1.0) for _ in range(8)][-3:] == [30.0, 30.0, 30.0]
+    assert [service.later(s) for s in lived_s] == [1.0, 2.0, 0.0, 1.0, 2.0, 0.0, 0.0]
+    assert [service.later(1.0) for _ in range(8)][-3:] == [30.0, 30.0, 30.0]
 
 
-def test_a_parked_room_stays_dead_until_it_is_unparked(tmp_path: Path) -> None:
+def test_a_parked_service_stays_dead_until_it_is_unparked(tmp_path: Path) -> None:
     with Supervisor(
         {"a": command(READY_THEN_SLEEP)}, environ=os.environ, log_path=tmp_path / "l"
     ) as supervisor:
         supervisor.wait_ready(30)
-        process = supervisor.rooms["a"].process
+        process = supervisor.services["a"].process
         assert process is not None
         supervisor.park("a")
         process.wait(10)
         time.sleep(0.5)
-        assert supervisor.rooms["a"].process is process
+        assert supervisor.services["a"].process is process
         supervisor.unpark("a")
         supervisor.wait_ready(30)
-        assert supervisor.rooms["a"].process is not process
+        assert supervisor.services["a"].process is not process
 
 
 @pytest.mark.seconds
-def test_a_room_that_cannot_start_is_reported_with_its_last_lines(tmp_path: Path) -> None:
-    rooms = {"a": command("print('no such model'); raise SystemExit(3)")}
-    with Supervisor(rooms, environ=os.environ, log_path=tmp_path / "l") as supervisor:
-        supervisor.rooms["a"].restarts = 4
-        with pytest.raises(RoomFailed, match="no such model"):
+def test_a_service_that_cannot_start_is_reported_with_its_last_lines(tmp_path: Path) -> None:
+    services = {"a": command("print('no such model'); raise SystemExit(3)")}
+    with Supervisor(services, environ=os.environ, log_path=tmp_path / "l") as supervisor:
+        supervisor.services["a"].restarts = 4
+        with pytest.raises(ServiceFailed, match="no such model"):
             supervisor.wait_ready(30)
 
 
-def test_a_room_comes_back_after_a_spawn_that_failed(tmp_path: Path) -> None:
-    script, hidden, log = tmp_path / "room", tmp_path / "hidden", tmp_path / "rooms.log"
+def test_a_service_comes_back_after_a_spawn_that_failed(tmp_path: Path) -> None:
+    script, hidden, log = tmp_path / "service", tmp_path / "hidden", tmp_path / "services.log"
     script.write_text(f"#!{sys.executable}\n{READY_THEN_SLEEP}\n")
     script.chmod(0o755)
     with Supervisor({"a": [str(script)]}, environ=os.environ, log_path=log) as supervisor:
@@ -92,19 +92,19 @@ needs_full = pytest.mark.skipif(
 
 
 @needs_full
-def test_a_full_disk_stops_neither_rooms_nor_restarts() -> None:
+def test_a_full_disk_stops_neither_services_nor_restarts() -> None:
     full = Path("/dev/full")
     with Supervisor({"a": command(READY_THEN_SLEEP)}, environ=os.environ, log_path=full) as supervisor:
         supervisor.wait_ready(30)
-        first = supervisor.rooms["a"].pid
+        first = supervisor.services["a"].pid
         supervisor.kill("a")
         supervisor.wait_ready(30)
-        assert supervisor.rooms["a"].pid != first
+        assert supervisor.services["a"].pid != first
 
 
 @needs_full
 def test_lines_that_could_not_be_written_are_counted(tmp_path: Path) -> None:
-    log = LogFile(tmp_path / "rooms.log")
+    log = LogFile(tmp_path / "services.log")
     log.line("a", "first")
     full = Path("/dev/full").open("a")  # noqa: SIM115 - closing it fails
     stream, log.stream = log.stream, full
@@ -114,7 +114,7 @@ def test_lines_that_could_not_be_written_are_counted(tmp_path: Path) -> None:
         full.close()
     log.line("a", "last")
     log.close()
-    told = [line.partition(" | ")[2] for line in (tmp_path / "rooms.log").read_text().splitlines()]
+    told = [line.partition(" | ")[2] for line in (tmp_path / "services.log").read_text().splitlines()]
     assert told == ["first", "1 lines could not be written", "last"]
 
 
@@ -122,19 +122,24 @@ def test_the_log_is_rotated_by_size(tmp_path: Path) -> None:
     chatty = (
         f"print({READY!r}, flush=True)\nfor n in range(4000): print('x' * 100)\nimport time; time.sleep(60)"
     )
-    log = tmp_path / "rooms.log"
+    log = tmp_path / "services.log"
     with Supervisor({"a": command(chatty)}, environ=os.environ, log_path=log, log_bytes=50_000) as supervisor:
         supervisor.wait_ready(30)
-        until(lambda: log.with_name("rooms.log.3").exists())
+        until(lambda: log.with_name("services.log.3").exists())
     files = sorted(tmp_path.iterdir())
-    assert [file.name for file in files] == ["rooms.log", "rooms.log.1", "rooms.log.2", "rooms.log.3"]
+    assert [file.name for file in files] == [
+        "services.log",
+        "services.log.1",
+        "services.log.2",
+        "services.log.3",
+    ]
     assert all(file.stat().st_size <= 50_000 for file in files)
 
 
 def test_a_command_that_cannot_run_leaves_nothing_behind(tmp_path: Path) -> None:
-    rooms = {"a": command(READY_THEN_SLEEP), "b": [str(tmp_path / "missing")]}
-    supervisor = Supervisor(rooms, environ=os.environ, log_path=tmp_path / "l")
+    services = {"a": command(READY_THEN_SLEEP), "b": [str(tmp_path / "missing")]}
+    supervisor = Supervisor(services, environ=os.environ, log_path=tmp_path / "l")
     with pytest.raises(FileNotFoundError, match="missing"):
         supervisor.start()
     with pytest.raises(ProcessLookupError):
-        os.kill(supervisor.rooms["a"].pid, 0)
+        os.kill(supervisor.services["a"].pid, 0)

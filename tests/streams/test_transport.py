@@ -155,11 +155,11 @@ class Reader:
         self.partition = TP(table.changelog_topic.get_topic_name(), 3)
         self.consumer = consumer_of(app)
         self.given: list[int] = []
-        self.room = asyncio.Event()
+        self.service = asyncio.Event()
         self.consumer.callback = self._take
 
     async def _take(self, message: Any) -> None:
-        await self.room.wait()
+        await self.service.wait()
         self.given.append(message.offset)
 
     async def hand_over(self, *offsets: int, active: bool = True) -> bool:
@@ -198,7 +198,7 @@ def test_what_comes_when_an_assignment_ends_has_to_come_again(end: str) -> None:
             consumer.stop_flow()
         elif end == "generation":
             consumer.app.consumer_generation_id += 1
-        reader.room.set()
+        reader.service.set()
         assert await coming is (end == "paused")
         came = reader.given[-1] + 1
         assert course.due == came

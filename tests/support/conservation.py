@@ -1,4 +1,4 @@
-"""What holds of a log whatever happened to the rooms: one decision, one answer and one closed reward of each query."""
+"""What holds of a log whatever happened to the services: of each query one decision, answer and closed reward."""
 
 from collections import Counter
 from typing import Any

@@ -1,4 +1,4 @@
-"""All rooms as processes on a real broker, answering from a recording, and what their log says."""
+"""All services as processes on a real broker, answering from a recording, and what their log says."""
 
 import os
 import time
@@ -18,7 +18,7 @@ from schemas.record import Record, decode
 from streams.audit.reading import BrokerLog
 from streams.audit.run import Report, audit
 from streams.client.client import Client
-from streams.local.deployment import Supervisor, room_commands
+from streams.local.deployment import Supervisor, service_commands
 from streams.runtime import kafka_admin, kafka_clients
 from streams.settings import Settings
 from streams.topics import Topics
@@ -31,7 +31,7 @@ PATIENCE_S = 300.0
 
 
 class Deployment:
-    """All rooms on one broker under a prefix of their own."""
+    """All services on one broker under a prefix of their own."""
 
     def __init__(
         self,
@@ -48,12 +48,12 @@ class Deployment:
         self._reader: Any = None
         self._parts: dict[str, list[TopicPartition]] = {}
         self._seen: dict[str, list[Any]] = {}
-        rooms = room_commands(groups)
+        services = service_commands(groups)
         if only is not None:
-            rooms = {name: argv for name, argv in rooms.items() if name in only}
-        rooms |= commands or {}
+            services = {name: argv for name, argv in services.items() if name in only}
+        services |= commands or {}
         self.environ = {"PYTHONPATH": str(Path(__file__).parents[2]), **os.environ, **settings.environ()}
-        self.supervisor = Supervisor(rooms, environ=self.environ, log_path=log)
+        self.supervisor = Supervisor(services, environ=self.environ, log_path=log)
         self.log = log
 
     def send(self, *queries: Query) -> None:
@@ -113,7 +113,7 @@ class Deployment:
         return found[-1]
 
     def close(self) -> None:
-        """Stop the rooms and the reader."""
+        """Stop the services and the reader."""
         self.supervisor.stop()
         if self._reader is not None:
             self._reader.close()

@@ -1,4 +1,4 @@
-"""One harness for each runtime: start a toy room that dies after so many effects, send to it, read what came out."""
+"""One harness for each runtime: start a toy service that dies after so many effects, send to it, read what came out."""
 
 import os
 import sys
@@ -12,20 +12,20 @@ from tests.support.toys import TOYS, asked
 
 
 class Harness(Protocol):
-    """A deployment of one toy room."""
+    """A deployment of one toy service."""
 
     deaths: int
 
     def run(
         self,
-        room: str,
+        service: str,
         sent: list[Any],
         enough: Callable[["Harness"], bool],
         dies_after: int = 0,
     ) -> None:
-        """Send records (query, what they ask for) to the room and let it run until there is enough.
+        """Send records (query, what they ask for) to the service and let it run until there is enough.
 
-        It is restarted whenever it ends. A topic of the room in the place of its first one may precede the query.
+        It is restarted whenever it ends. A topic of the service in the place of its first one may precede the query.
         """
 
     def read(self, topic: str) -> list[ConsumerRecord]:
@@ -38,10 +38,10 @@ class Harness(Protocol):
 INPUTS = {"embedder": "query", "aggregator": "answer", "decider": "context"}
 
 
-def placed(settings: Settings, room: str, sent: list[Any]) -> Iterator[tuple[str, bytes, bytes]]:
+def placed(settings: Settings, service: str, sent: list[Any]) -> Iterator[tuple[str, bytes, bytes]]:
     """Return the topic, key and value of each record."""
     for *topic, key, what in sent:
-        yield settings.kafka.prefix + (topic[0] if topic else INPUTS[room]), key, asked(key, what)
+        yield settings.kafka.prefix + (topic[0] if topic else INPUTS[service]), key, asked(key, what)
 
 
 class InMemory:
@@ -55,7 +55,7 @@ class InMemory:
 
     def run(
         self,
-        room: str,
+        service: str,
         sent: list[Any],
         enough: Callable[[Harness], bool],
         dies_after: int = 0,
@@ -67,18 +67,18 @@ class InMemory:
             left = iter(range(1, 1 << 30))
             cluster = Cluster(
                 self.settings,
-                {room: TOYS[room]},
+                {service: TOYS[service]},
                 seed=1,
                 dies_after=lambda effect: effect.kind != "commit" and next(left) == dies_after,
             )
             await cluster.up()
-            for topic, key, value in placed(self.settings, room, sent):
+            for topic, key, value in placed(self.settings, service, sent):
                 cluster.produce(topic, key, value)
 
             def look() -> bool:
                 topics = [t.name for t in cluster.topics.declared(cluster.groups)]
                 self.log = {topic: cluster.broker.records(topic) for topic in topics}
-                if room == "aggregator":
+                if service == "aggregator":
                     name = cluster.topics.changelog("aggregator", "join")
                     self.table = {
                         key: value
@@ -110,7 +110,7 @@ class OnKafka:
 
     def run(
         self,
-        room: str,
+        service: str,
         sent: list[Any],
         enough: Callable[[Harness], bool],
         dies_after: int = 0,
@@ -123,17 +123,17 @@ class OnKafka:
 
         kafka_admin.create(self.settings, Topics(self.settings).declared(["mini"]))
         producer = kafka_clients.producer(self.settings)
-        for topic, key, value in placed(self.settings, room, sent):
+        for topic, key, value in placed(self.settings, service, sent):
             producer.send(topic, key=key, value=value)
         producer.flush()
         producer.close()
         root = Path(__file__).parents[2]
         environ = {"PYTHONPATH": str(root), **os.environ, **self.settings.environ()}
-        argv = [sys.executable, "-m", "tests.support.toys", room, str(dies_after)]
-        with Supervisor({room: argv}, environ=environ, log_path=self.folder / "log") as supervisor:
+        argv = [sys.executable, "-m", "tests.support.toys", service, str(dies_after)]
+        with Supervisor({service: argv}, environ=environ, log_path=self.folder / "log") as supervisor:
             deadline = time.monotonic() + 300
             while not enough(self):
-                self.deaths = supervisor.rooms[room].restarts
+                self.deaths = supervisor.services[service].restarts
                 assert time.monotonic() < deadline, (self.folder / "log").read_text()[-3000:]
                 time.sleep(0.3)
 

@@ -1,4 +1,4 @@
-"""A whole deployment in memory, behind real HTTP: rooms, topics and gateway in one event loop of a thread."""
+"""A whole deployment in memory, behind real HTTP: services, topics and gateway in one event loop of a thread."""
 
 import asyncio
 import contextlib
@@ -12,7 +12,7 @@ from schemas.control import KeyEntry
 from schemas.record import Record, decode, encode
 from streams.cli.control import make_key
 from streams.runtime.memory_cluster import Cluster
-from streams.services import ROOMS
+from streams.services import SERVICES
 from streams.settings import Settings
 
 R = TypeVar("R", bound=Record)
@@ -26,24 +26,24 @@ class House:
         cluster: The deployment. Touch it only through `call`.
     """
 
-    def __init__(self, settings: Settings, rooms: tuple[str, ...]) -> None:
+    def __init__(self, settings: Settings, services: tuple[str, ...]) -> None:
         self.settings = settings
         self.url = f"http://127.0.0.1:{settings.gateway.port}"
         self.cluster: Cluster
         self._loop = asyncio.new_event_loop()
         self._ready = threading.Event()
-        self._thread = threading.Thread(target=self._run, args=(rooms,), daemon=True)
+        self._thread = threading.Thread(target=self._run, args=(services,), daemon=True)
         self._thread.start()
         assert self._ready.wait(60), "the deployment did not start"
 
-    def _run(self, rooms: tuple[str, ...]) -> None:
+    def _run(self, services: tuple[str, ...]) -> None:
         asyncio.set_event_loop(self._loop)
 
         async def up() -> None:
-            self.cluster = Cluster(self.settings, ROOMS)
-            for room in reversed(rooms):
-                for group in self.cluster.groups if ROOMS[room].grouped else ("",):
-                    await self.cluster.start(room, group)
+            self.cluster = Cluster(self.settings, SERVICES)
+            for service in reversed(services):
+                for group in self.cluster.groups if SERVICES[service].grouped else ("",):
+                    await self.cluster.start(service, group)
             for _ in range(200):
                 with contextlib.suppress(OSError):
                     _, writer = await asyncio.open_connection("127.0.0.1", self.settings.gateway.port)
@@ -63,9 +63,9 @@ class House:
 
         return asyncio.run_coroutine_threadsafe(run(), self._loop).result(timeout_s)
 
-    def start(self, room: str, group: str = "") -> None:
-        """Start one more room."""
-        asyncio.run_coroutine_threadsafe(self.cluster.start(room, group), self._loop).result(30)
+    def start(self, service: str, group: str = "") -> None:
+        """Start one more service."""
+        asyncio.run_coroutine_threadsafe(self.cluster.start(service, group), self._loop).result(30)
 
     def read(self, topic: str, kind: type[R]) -> list[R]:
         """Return every record of a topic, decoded."""

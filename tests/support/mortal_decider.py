@@ -24,9 +24,9 @@ from agents.decider.snapshot import SNAPSHOT_KEY, START_KEY
 from streams.runtime.base import Outgoing
 from streams.runtime.kafka import KafkaRuntime
 from streams.runtime.kafka_writer import KafkaTable
-from streams.services.decider import DeciderRoom
+from streams.services.decider import DeciderService
 from streams.settings import Settings
-from streams.worker import run_room
+from streams.worker import run_service
 
 SETTINGS = Settings.from_env(os.environ)
 STATE = SETTINGS.state_path()
@@ -46,21 +46,21 @@ def pass_by(point: str) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-def show(room: DeciderRoom) -> None:
-    if room.decider is None or not taken("show"):
+def show(service: DeciderService) -> None:
+    if service.decider is None or not taken("show"):
         return
-    gram = room.decider.policy.inner.gram  # type: ignore[attr-defined]
+    gram = service.decider.policy.inner.gram  # type: ignore[attr-defined]
     gram.flush()
     file = Path(STATE / "showing.npz")
     np.savez(
-        file, a=np.tril(gram.a) + np.tril(gram.a, -1).T, b=gram.b, theta=gram.theta, seq=room.decider.seq,
-        clock=room.decider.clock, version=room.decider.policy.version,
+        file, a=np.tril(gram.a) + np.tril(gram.a, -1).T, b=gram.b, theta=gram.theta, seq=service.decider.seq,
+        clock=service.decider.clock, version=service.decider.policy.version,
     )  # fmt: skip
     file.rename(STATE / "shown.npz")
 
 
 send, post = KafkaRuntime.send, KafkaTable.post
-on_contexts, on_rewards = DeciderRoom.on_contexts, DeciderRoom.on_rewards
+on_contexts, on_rewards = DeciderService.on_contexts, DeciderService.on_rewards
 
 
 async def mortal_send(self: KafkaRuntime, *records: Outgoing) -> None:
@@ -78,21 +78,21 @@ async def mortal_post(self: KafkaTable, topic: str, records: Iterable[tuple[byte
         pass_by("start")
 
 
-async def mortal_on_contexts(self: DeciderRoom, records: Any) -> None:
+async def mortal_on_contexts(self: DeciderService, records: Any) -> None:
     await on_contexts(self, records)
     pass_by("decision")
     show(self)
 
 
-async def mortal_on_rewards(self: DeciderRoom, records: Any) -> None:
+async def mortal_on_rewards(self: DeciderService, records: Any) -> None:
     await on_rewards(self, records)
     pass_by("reward")
     show(self)
 
 
 KafkaRuntime.send, KafkaTable.post = mortal_send, mortal_post  # type: ignore[method-assign]
-DeciderRoom.on_contexts, DeciderRoom.on_rewards = mortal_on_contexts, mortal_on_rewards  # type: ignore[method-assign]
+DeciderService.on_contexts, DeciderService.on_rewards = mortal_on_contexts, mortal_on_rewards  # type: ignore[method-assign]
 
 if __name__ == "__main__":
     sys.argv[1:] = []  # faust's worker reads them
-    run_room(SETTINGS, "decider")
+    run_service(SETTINGS, "decider")

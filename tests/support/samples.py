@@ -222,6 +222,6 @@ SAMPLES: tuple[Record, ...] = (
         engine=VERIFIER,
     ),
     DeadLetter.of(
-        b'{"query_id": 3}', InvalidField("Query", "query_id", "is 3"), room="embedder", origin=ORIGIN
+        b'{"query_id": 3}', InvalidField("Query", "query_id", "is 3"), service="embedder", origin=ORIGIN
     ),
 )

@@ -1,4 +1,4 @@
-"""Rooms for the contract of the runtimes, and their worker as a process of its own on Kafka.
+"""Services for the contract of the runtimes, and their worker as a process of its own on Kafka.
 
     copier    query -> context, one send a record; what it handles is known by the order on `context`
     counter   answer -> due, with a row a key: the count of records seen, idempotent by offset; feedback -> due
@@ -12,7 +12,7 @@ an `again` once more, for a `lost` one that the topic does not hold; what it cop
 `free` has begun, `stuck` when it ends, five seconds later, with the number of records copied until then; `once` never
 ends, but for the second time.
 The counter sends `begin` and `end` around its work, so that what runs beside what is known by the order on `due`.
-As a process: `python -m tests.support.toys ROOM DIES_AFTER [METRICS_PORT]`, which kills itself after so many effects
+As a process: `python -m tests.support.toys SERVICE DIES_AFTER [METRICS_PORT]`, which kills itself after so many effects
 (0: never).
 """
 
@@ -26,7 +26,7 @@ from pathlib import Path
 
 from schemas.errors import UniscaleError
 from schemas.query import Origin
-from streams.runtime.base import ConsumerRecord, Outgoing, RoomSpec, Runtime, Torn
+from streams.runtime.base import ConsumerRecord, Outgoing, Runtime, ServiceSpec, Torn
 
 HOUR_MS = 3_600_000
 
@@ -81,7 +81,7 @@ async def build_copier(runtime: Runtime) -> None:
             known = await runtime.find(record.topic, b"k", *span)
             value = b"gone" if known is None else _what(known)
         if value == b"groups":
-            own = runtime.topics.app_id(runtime.room)
+            own = runtime.topics.app_id(runtime.service)
             found = await runtime.groups([own, "no such group"])
             waiting = sum(found[own].waiting.values()) if own in found else -1
             value = b"%d in %d" % (waiting, len(set(found) - {own}))
@@ -126,7 +126,7 @@ async def build_counter(runtime: Runtime) -> None:
 async def build_keeper(runtime: Runtime) -> None:
     kept: dict[bytes, bytes] = {}
     topics = runtime.topics
-    changelog = topics.changelog(runtime.room, "pending")
+    changelog = topics.changelog(runtime.service, "pending")
 
     async def begins() -> int:
         kept.clear()
@@ -168,17 +168,17 @@ def _obey(record: ConsumerRecord) -> bytes:
 
 
 TOYS = {
-    "embedder": RoomSpec(
+    "embedder": ServiceSpec(
         name="embedder", inputs=("query",), outputs=("context", "answer", "dead-letter"), build=build_copier
     ),
-    "aggregator": RoomSpec(
+    "aggregator": ServiceSpec(
         name="aggregator",
         inputs=("answer", "feedback"),
         outputs=("due", "answer", "dead-letter"),
         state=("aggregator-join-changelog",),
         build=build_counter,
     ),
-    "decider": RoomSpec(
+    "decider": ServiceSpec(
         name="decider",
         inputs=("context",),
         outputs=("action-decision", "answer", "dead-letter"),
@@ -189,15 +189,15 @@ TOYS = {
 }
 
 
-def main(room: str, dies_after: int, metrics_port: int = 0) -> None:
+def main(service: str, dies_after: int, metrics_port: int = 0) -> None:
     """Run a toy on Kafka by the product's own worker; die after so many effects, once."""
     from streams.runtime.kafka import KafkaRuntime
     from streams.runtime.kafka_writer import KafkaTable
-    from streams.services import ROOMS
+    from streams.services import SERVICES
     from streams.settings import Settings
-    from streams.worker import run_room
+    from streams.worker import run_service
 
-    ROOMS.update(TOYS)
+    SERVICES.update(TOYS)
     settings = Settings.from_env(os.environ)
     once = Path(settings.state_path("died"))
     left = dies_after if dies_after and not once.exists() else 1 << 30
@@ -212,7 +212,7 @@ def main(room: str, dies_after: int, metrics_port: int = 0) -> None:
     _after(KafkaRuntime, "send", done)
     _after(KafkaTable, "put", done)
     sys.argv[1:] = []
-    run_room(settings, room, metrics_port=metrics_port)
+    run_service(settings, service, metrics_port=metrics_port)
 
 
 def _after(kind: type, name: str, done: Callable[[], None]) -> None:

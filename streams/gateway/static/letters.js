@@ -10,8 +10,8 @@ export async function letters(view) {
     el('p', {}, 'Records that could not be handled. Fix the cause, then send the record again: here, or with ', el('code', {}, 'python -m streams dead-letters retry ORIGIN'), '.'),
     said,
     found.length
-      ? table('Dead letters', ['Again', 'Reason', 'Time', 'Room', 'Error', 'Origin', 'Query'], found.map((l) => [
-        again(l, said), el('td', { class: 'text' }, l.reason), clock(l.created), l.room, l.error, l.origin, l.query_id]))
+      ? table('Dead letters', ['Again', 'Reason', 'Time', 'Service', 'Error', 'Origin', 'Query'], found.map((l) => [
+        again(l, said), el('td', { class: 'text' }, l.reason), clock(l.created), l.service, l.error, l.origin, l.query_id]))
       : el('p', { class: 'quiet' }, 'None.'));
 }
 
@@ -38,7 +38,7 @@ function again(letter, said) {
 function confirmed(letter) {
   const dialog = el('dialog', { 'aria-labelledby': 'confirm' },
     el('h2', { id: 'confirm' }, 'Send this record again?'),
-    el('p', {}, `It lies at ${letter.origin}. The ${letter.room} refused it: ${letter.reason}`),
+    el('p', {}, `It lies at ${letter.origin}. The ${letter.service} refused it: ${letter.reason}`),
     el('p', { class: 'quiet' }, 'Fix the cause first, otherwise it becomes a dead letter again.'),
     el('form', { method: 'dialog', class: 'row' },
       el('button', { class: 'main', value: 'yes' }, 'Send again'), el('button', { value: 'no' }, 'Cancel')));

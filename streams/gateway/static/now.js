@@ -92,8 +92,8 @@ function tables(found, latest) {
     ...[...found.group_by, 'objective'].flatMap((kind) => chosenFor(found.by[kind], kind) ?? []),
     el('h2', {}, 'Models'),
     table('Models', ['Model', 'Group', 'State'], found.models.map((m) => [m.name, m.group, state(m)])),
-    ...(found.rooms.length ? [el('h2', {}, 'Rooms'),
-      table('Rooms', ['Room', 'Workers', 'Waiting records'], found.rooms.map((r) => [r.room, workers(r.workers), r.waiting === null ? null : String(r.waiting)]))] : []),
+    ...(found.services.length ? [el('h2', {}, 'Services'),
+      table('Services', ['Service', 'Workers', 'Waiting records'], found.services.map((r) => [r.service, workers(r.workers), r.waiting === null ? null : String(r.waiting)]))] : []),
     el('h2', {}, 'Latest queries'),
     latest.length ? list(latest) : el('p', { class: 'quiet' }, 'Nothing yet: ask something.'),
   ];

@@ -131,7 +131,7 @@ def finite(state: bytes) -> bool:
 
 
 class Life:
-    """One policy in one world, as the decider's room runs it."""
+    """One policy in one world, as the decider's service runs it."""
 
     def __init__(self, name: str, world: World, make_shard: Callable[..., Any]) -> None:
         self.name, self.world = name, world

@@ -118,8 +118,8 @@ def test_a_row_over_the_record_limit_cannot_be_encoded(make_shard: Any, spare: i
     made = shard.ask(shard.context())[0]
     row = decode_row(b"", shard.row(made.query_id))
     assert isinstance(row, Row)
-    room = MAX_VALUE - len(encode_row(row))
-    padded = msgspec.structs.replace(row, action=row.action + "x" * (room + 1 - spare))
+    service = MAX_VALUE - len(encode_row(row))
+    padded = msgspec.structs.replace(row, action=row.action + "x" * (service + 1 - spare))
     if spare:
         assert len(encode_row(padded)) == MAX_VALUE
     else:

@@ -122,7 +122,7 @@ def test_a_rejected_query_and_an_unreadable_one_have_their_dead_letters(log: Any
     ends = len(log.records[log.topics.query, 0])
     for offset, value in ((ends - 2, b"{}"), (ends - 1, b"{")):
         origin = Origin(topic=log.topics.query, partition=0, offset=offset)
-        letter = DeadLetter.of(value, ValueError("no"), room="embedder", origin=origin)
+        letter = DeadLetter.of(value, ValueError("no"), service="embedder", origin=origin)
         log.append(log.topics.dead_letter, letter.key.encode(), encode(letter))
     log.put(log.topics.answer, "bad", Answer(query_id="bad", status="rejected", by="embedder", error="text"))
     report = log.audit()

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from streams.local.broker import free_port
-from streams.services import ROOMS
+from streams.services import SERVICES
 from streams.settings import Settings
 from tests.support.house import House
 
@@ -16,9 +16,9 @@ def house(in_memory: Callable[..., Settings]) -> Iterator[Callable[..., House]]:
     """Start deployments in memory; closed when the module's tests are done."""
     made: list[House] = []
 
-    def start(rooms: tuple[str, ...] = tuple(ROOMS), **fields: Any) -> House:
+    def start(services: tuple[str, ...] = tuple(SERVICES), **fields: Any) -> House:
         ports = {"gateway_port": free_port(), "decider_port": free_port()}
-        made.append(House(in_memory(**{**ports, **fields}), rooms))
+        made.append(House(in_memory(**{**ports, **fields}), services))
         return made[-1]
 
     yield start

@@ -174,7 +174,7 @@ def test_names_and_numbers_in_addresses(client: httpx.Client) -> None:
     refused(client.get("/v1/models/none"), 404, "model")
     refused(client.get("/v1/embeddings"), 404)
     assert refused(client.delete("/v1/models"), 405)["code"] == "method_not_allowed"
-    for path in ("/static/../http.py", "/static/%2e%2e/room.py", "/static//etc/passwd"):
+    for path in ("/static/../http.py", "/static/%2e%2e/service.py", "/static//etc/passwd"):
         assert client.get(path).status_code in (404, 405)
 
 

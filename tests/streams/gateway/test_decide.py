@@ -12,7 +12,7 @@ from schemas.query import Query
 from schemas.record import decode, encode
 from streams.runtime.memory import run
 from streams.runtime.memory_cluster import Cluster
-from streams.services import ROOMS
+from streams.services import SERVICES
 from streams.services.previews import NotNow, Previews
 from streams.settings import Settings
 
@@ -157,11 +157,11 @@ def test_a_log_with_previews_is_the_log_without_byte_by_byte(
     settings = in_memory(policy=policy, snapshot_every=5)
 
     async def log(previews: int) -> tuple[list[Any], bytes]:
-        cluster = Cluster(settings, ROOMS)
+        cluster = Cluster(settings, SERVICES)
         await cluster.up()
-        (worker,) = (each for each in cluster.workers if each.room == "decider")
-        room: Any = worker.subscriptions[0].handle
-        asked = Previews(room.__self__)
+        (worker,) = (each for each in cluster.workers if each.service == "decider")
+        service: Any = worker.subscriptions[0].handle
+        asked = Previews(service.__self__)
         done: set[str] = set()
         for number in range(8):
             query = ask(number)
@@ -174,7 +174,7 @@ def test_a_log_with_previews_is_the_log_without_byte_by_byte(
                 lambda: {decode(r.value, Decision).query_id for r in cluster.broker.records(cluster.topics.decision)}
                 >= done and not cluster.busy
             )  # fmt: skip
-        state = room.__self__.decider.policy.state()
+        state = service.__self__.decider.policy.state()
         names = [
             topic.name
             for topic in cluster.topics.declared(["mini"])
@@ -195,12 +195,12 @@ def test_a_decider_that_does_not_hold_the_policy_says_so(
     in_memory: Callable[..., Settings], ask: Callable[..., Query]
 ) -> None:
     async def refused() -> None:
-        cluster = Cluster(in_memory(), ROOMS)
+        cluster = Cluster(in_memory(), SERVICES)
         await cluster.up()
         second = await cluster.start("decider", instance="1")
-        room: Any = second.subscriptions[0].handle
+        service: Any = second.subscriptions[0].handle
         with pytest.raises(NotNow, match="does not hold"):
-            await Previews(room.__self__).preview(ask(0))
+            await Previews(service.__self__).preview(ask(0))
         await cluster.close()
 
     run(refused())

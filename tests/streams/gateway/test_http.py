@@ -19,7 +19,7 @@ from agents.catalogue.file import load_catalogue
 from schemas.query import Query
 from schemas.record import encode
 from schemas.reward import Reward
-from streams.gateway import routes, service
+from streams.gateway import exchange, routes
 from streams.gateway.app import AddressTaken, listen
 
 ASK = "/v1/chat/completions"
@@ -117,11 +117,11 @@ def test_an_id_that_is_too_old_is_gone_and_an_unknown_one_is_not_found(
     site: Any, client: httpx.Client
 ) -> None:
     made = client.post(ASK, json=PLAIN).json()["id"]
-    assert abs((service.time_of(made) or 0) - site.call(lambda cluster: cluster.broker.now_ms())) < 60_000
+    assert abs((exchange.time_of(made) or 0) - site.call(lambda cluster: cluster.broker.now_ms())) < 60_000
     for path in ("/v1/queries/{}", "/v1/queries/{}/events"):
-        assert code(client.get(path.format(service.new_id(1_000_000))), 410) == "gone"
-        assert code(client.get(path.format(service.new_id(int(2e12)))), 404) == "not_found"
-    told = {"id": service.new_id(1_000_000), "value": True}
+        assert code(client.get(path.format(exchange.new_id(1_000_000))), 410) == "gone"
+        assert code(client.get(path.format(exchange.new_id(int(2e12)))), 404) == "not_found"
+    told = {"id": exchange.new_id(1_000_000), "value": True}
     assert code(client.post("/v1/feedback", json=told), 410) == "gone"
 
 
@@ -140,7 +140,7 @@ def test_feedback_reaches_a_query_that_has_left_the_index_for_its_own_tenant_alo
         told = {"id": first, "value": True}
         # As for an id that nobody has.
         assert code(other.post("/v1/feedback", json=told), 410) == "gone"
-        nobody = {"id": service.new_id(service.time_of(first) or 0), "value": True}
+        nobody = {"id": exchange.new_id(exchange.time_of(first) or 0), "value": True}
         assert code(mine.post("/v1/feedback", json=nobody), 410) == "gone"
         assert small.records(topics.feedback) == []
         answer = mine.post("/v1/feedback", json=told)
@@ -197,7 +197,7 @@ def test_a_broker_that_refuses_leaves_no_query_to_wait_for(site: Any, client: ht
 def test_an_id_whose_answer_is_no_longer_kept_is_taken(
     house: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(service, "_BEHIND_S", 0.3)
+    monkeypatch.setattr(exchange, "_BEHIND_S", 0.3)
     small = house(gateway_recent=1)
     with small.http() as client:
         first = client.post(ASK, json=PLAIN, headers={"idempotency-key": "k"})
@@ -213,7 +213,7 @@ def test_an_id_whose_answer_is_no_longer_kept_is_taken(
 def test_the_same_key_with_another_body_at_another_gateway_is_refused(house: Callable[..., Any]) -> None:
     """Both gateways send a query before either has read the other's: the first one on the topic counts."""
     site = house()
-    query_id = service.keyed_id(None, "k")
+    query_id = exchange.keyed_id(None, "k")
     theirs = Query(
         query_id=query_id,
         text="What is 2 + 3, number 1?",
@@ -221,16 +221,16 @@ def test_the_same_key_with_another_body_at_another_gateway_is_refused(house: Cal
     )
 
     def overtake(cluster: Any) -> None:
-        room = cluster.broker
-        plain = room.append
+        service = cluster.broker
+        plain = service.append
 
         def append(topic: str, key: bytes | None, value: bytes | None, partition: int | None = None) -> Any:
             if topic == cluster.topics.query and key == query_id.encode():
-                room.append = plain
+                service.append = plain
                 plain(topic, key, encode(theirs), partition)
             return plain(topic, key, value, partition)
 
-        room.append = append
+        service.append = append
 
     site.call(overtake)
     with site.http() as client:
@@ -238,7 +238,9 @@ def test_the_same_key_with_another_body_at_another_gateway_is_refused(house: Cal
     assert (code(answer, 422), answer.headers["x-should-retry"]) == ("idempotency_mismatch", "false")
 
 
-def test_the_first_view_counts_everything_and_names_rooms_and_models(site: Any, client: httpx.Client) -> None:
+def test_the_first_view_counts_everything_and_names_services_and_models(
+    site: Any, client: httpx.Client
+) -> None:
     assert client.post(ASK, json=PLAIN).is_success
     found = client.get("/v1/now?limit=1").json()
     assert found["queries"] == 1
@@ -246,9 +248,9 @@ def test_the_first_view_counts_everything_and_names_rooms_and_models(site: Any, 
     assert found["in_flight"] == 0
     assert {each["name"]: each["state"] for each in found["models"]} == {"small": "ready", "large": "ready"}
     assert client.get("/health/ready").json()["models"] == {"ready": 2, "of": 2}
-    rooms = {each["room"]: each["waiting"] for each in found["rooms"]}
-    assert set(rooms) == {"embedder", "decider", "executor.mini", "verifier", "aggregator"}
-    assert all(waiting is None or waiting >= 0 for waiting in rooms.values())
+    services = {each["service"]: each["waiting"] for each in found["services"]}
+    assert set(services) == {"embedder", "decider", "executor.mini", "verifier", "aggregator"}
+    assert all(waiting is None or waiting >= 0 for waiting in services.values())
 
 
 def test_a_port_that_is_taken_is_named_with_its_setting() -> None:

@@ -161,7 +161,7 @@ def test_a_paired_baseline_is_named_in_the_metadata() -> None:
 def test_a_dead_letter_is_sent_again_once() -> None:
     index = Index(100)
     origin = Origin(topic="t", partition=0, offset=7)
-    letter = DeadLetter.of(b"x", ValueError("no"), room="embedder", origin=origin)
+    letter = DeadLetter.of(b"x", ValueError("no"), service="embedder", origin=origin)
     index.letter(letter, encode(letter), 5)
     assert index.letters(10) == [(5, letter, False)]
     assert index.letter_of("t/0/7") == letter

@@ -16,7 +16,7 @@ def test_a_dead_letter_is_sent_again_once_and_only_while_its_topic_holds_it(
     topics = alive.cluster.topics
     alive.produce(topics.query, b"bad", b"no query at all")
     gone = DeadLetter.of(
-        b"x", ValueError("no"), room="embedder", origin=Origin(topic=topics.query, partition=1, offset=99)
+        b"x", ValueError("no"), service="embedder", origin=Origin(topic=topics.query, partition=1, offset=99)
     )
     alive.produce(topics.dead_letter, gone.key.encode(), encode(gone))
     with alive.http() as client:
@@ -36,7 +36,7 @@ def test_a_dead_letter_is_sent_again_once_and_only_while_its_topic_holds_it(
 
         wait_for(1)
         (letter,) = letters()
-        assert (letter["room"], letter["retried"]) == ("embedder", False)
+        assert (letter["service"], letter["retried"]) == ("embedder", False)
         assert retry(letter["origin"]).json()["duplicate"] is False
         assert retry(letter["origin"]).json()["duplicate"] is True
         assert [record.value for record in alive.records(topics.query)] == [b"no query at all"] * 2

@@ -16,10 +16,10 @@ import pytest
 from schemas.answer import Answer
 from schemas.control import Cancel
 from schemas.query import Query
-from streams.services import ROOMS
+from streams.services import SERVICES
 
 NODE = Path(__file__).parent / "node"
-ROOMS_BUT_THE_EXECUTOR = tuple(room for room in ROOMS if room != "executor")
+SERVICES_BUT_THE_EXECUTOR = tuple(service for service in SERVICES if service != "executor")
 
 
 class Site:
@@ -60,7 +60,7 @@ def site(house: Callable[..., Any]) -> Site:
 @pytest.fixture
 def held(house: Callable[..., Any]) -> Site:
     """A deployment without an executor: nothing is answered before it starts."""
-    return Site(house(ROOMS_BUT_THE_EXECUTOR), {"node": "any"})
+    return Site(house(SERVICES_BUT_THE_EXECUTOR), {"node": "any"})
 
 
 Node = Callable[..., "subprocess.Popen[str]"]

@@ -100,7 +100,7 @@ def full(house: Callable[..., Any], model: Any) -> Any:
                 cluster.produce(topic, query_id.encode(), value)
         for at in range(200):
             letter = DeadLetter.of(
-                b"{", ValueError("not JSON: the record ends too early"), room="embedder",
+                b"{", ValueError("not JSON: the record ends too early"), service="embedder",
                 origin=Origin(topic="m.query", partition=0, offset=at),
             )  # fmt: skip
             cluster.produce(topics.dead_letter, letter.key.encode(), encode(letter))

@@ -13,11 +13,11 @@ from schemas.control import Cancel
 from schemas.decision import Decision
 from schemas.query import Query
 from schemas.record import encode
-from streams.gateway import service
-from streams.services import ROOMS
+from streams.gateway import exchange
+from streams.services import SERVICES
 
-ROOMS_BUT_THE_EXECUTOR = tuple(room for room in ROOMS if room != "executor")
-LOOKED_S = 3 * service.LOOK_S
+SERVICES_BUT_THE_EXECUTOR = tuple(service for service in SERVICES if service != "executor")
+LOOKED_S = 3 * exchange.LOOK_S
 
 
 def body(text: str) -> bytes:
@@ -65,7 +65,7 @@ def until(condition: Callable[[], bool]) -> None:
 
 
 def test_a_client_that_timed_out_returns_to_its_search(house: Callable[..., Any]) -> None:
-    held = house(ROOMS_BUT_THE_EXECUTOR)
+    held = house(SERVICES_BUT_THE_EXECUTOR)
     query_id = gone(held, "2 + 3", 0.5, x_stainless_read_timeout="0.5", x_stainless_retry_count="0")
     time.sleep(LOOKED_S)
     held.start("executor", "mini")
@@ -78,8 +78,8 @@ def test_a_client_that_timed_out_returns_to_its_search(house: Callable[..., Any]
 def test_a_client_that_timed_out_and_stays_away_cancels_its_search(
     house: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(service, "REJOIN_S", 0.2)
-    held = house(ROOMS_BUT_THE_EXECUTOR)
+    monkeypatch.setattr(exchange, "REJOIN_S", 0.2)
+    held = house(SERVICES_BUT_THE_EXECUTOR)
     query_id = gone(held, "2 + 3", 0.5, x_stainless_timeout="0")
     time.sleep(LOOKED_S)
     held.start("executor", "mini")
@@ -89,7 +89,7 @@ def test_a_client_that_timed_out_and_stays_away_cancels_its_search(
 def test_a_client_that_hung_up_cancels_its_search_and_its_retry_is_a_new_one(
     house: Callable[..., Any],
 ) -> None:
-    held = house(ROOMS_BUT_THE_EXECUTOR)
+    held = house(SERVICES_BUT_THE_EXECUTOR)
     query_id = gone(held, "2 + 3", 0.5, x_stainless_read_timeout="600")
     time.sleep(LOOKED_S)
     held.start("executor", "mini")

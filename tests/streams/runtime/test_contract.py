@@ -1,4 +1,4 @@
-"""What both runtimes promise a room: order, what runs beside what, redelivery, tables that recover, dead letters."""
+"""What both runtimes promise a service: order, what runs beside what, redelivery, tables that recover, dead letters."""
 
 from collections import defaultdict
 from typing import Any

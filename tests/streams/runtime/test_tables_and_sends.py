@@ -1,4 +1,4 @@
-"""What a room gets back when a row is too large, the broker takes nothing, or its partition has moved."""
+"""What a service gets back when a row is too large, the broker takes nothing, or its partition has moved."""
 
 import asyncio
 from collections.abc import Callable
@@ -6,7 +6,15 @@ from collections.abc import Callable
 import pytest
 
 from streams.metrics import Metrics
-from streams.runtime.base import ConsumerRecord, Moved, Outgoing, RoomSpec, RowTooLarge, Runtime, SendFailed
+from streams.runtime.base import (
+    ConsumerRecord,
+    Moved,
+    Outgoing,
+    RowTooLarge,
+    Runtime,
+    SendFailed,
+    ServiceSpec,
+)
 from streams.runtime.kafka import KafkaRuntime
 from streams.runtime.memory import run
 from streams.runtime.memory_cluster import Cluster
@@ -25,7 +33,7 @@ def test_a_row_that_is_too_large_is_refused_before_anything_is_written(
     settings = in_memory(max_record_bytes=65_536, state_dir=str(tmp_path))
 
     async def on_kafka() -> None:
-        runtime = KafkaRuntime(settings, Metrics("aggregator"), room="aggregator")
+        runtime = KafkaRuntime(settings, Metrics("aggregator"), service="aggregator")
         table = runtime.table("join", 2, source=runtime.topics.answer, recovered=recovered)
         with pytest.raises(RowTooLarge, match="large"):
             await table.put_all(ROWS)  # no producer was started: nothing could have been sent
@@ -45,7 +53,7 @@ def test_a_row_that_is_too_large_is_refused_before_anything_is_written(
 
             runtime.each(runtime.topics.answer, on_answer, stage="put")
 
-        spec = RoomSpec(
+        spec = ServiceSpec(
             name="aggregator",
             inputs=("answer",),
             outputs=(),
@@ -79,7 +87,7 @@ def test_a_send_the_broker_refuses_raises_and_is_not_counted_against_the_record(
         runtime.each(runtime.topics.query, on_query, stage="send")
 
     async def main() -> None:
-        spec = RoomSpec(name="embedder", inputs=("query",), outputs=("context",), build=build)
+        spec = ServiceSpec(name="embedder", inputs=("query",), outputs=("context",), build=build)
         cluster = Cluster(in_memory(), {"embedder": spec})
         cluster.broker.refuses = lambda topic, key: "not enough replicas"
         await cluster.up()
@@ -128,7 +136,7 @@ def test_no_effect_of_a_handler_whose_partition_has_moved_is_applied(
         runtime.each(runtime.topics.answer, on_answer, stage="put")
 
     async def main() -> None:
-        spec = RoomSpec(
+        spec = ServiceSpec(
             name="aggregator",
             inputs=("answer",),
             outputs=("due",),

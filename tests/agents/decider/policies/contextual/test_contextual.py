@@ -104,7 +104,7 @@ def test_where_nothing_was_right_yet_an_accuracy_sets_no_price_and_the_policy_ke
         log_cost = float(np.log(1e3 * known[model]))
         policy.update([Observation(f"q{at}", query, action, correct, 0.0, log_cost, correct, objective)])
         if at == 99:
-            assert policy.price(aim) == policy.outlook.price(aim) == 0.0
+            assert policy.price(aim) == policy.recent.price(aim) == 0.0
             assert policy.shortfall(aim) is None
         chosen.append(model)
     assert chosen[300:].count("large") > 50
@@ -406,7 +406,7 @@ def test_a_share_is_of_what_can_be_reached_or_of_the_best_single_configuration()
             log_cost = float(np.log(1e11 if chosen.startswith("dear") else 1e9))
             policy.update([Observation(f"q{at}", query, chosen, correct, 0.5, log_cost, correct, objective)])
             right.append(correct)
-        forecast = policy.outlook.forecast()
+        forecast = policy.recent.forecast()
         assert forecast is not None
         single, every = (forecast.best_accuracy(reachable=each) for each in (False, True))
         assert single == pytest.approx(0.65, abs=0.1)

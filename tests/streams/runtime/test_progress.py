@@ -15,31 +15,31 @@ import pytest
 
 from streams.health import STALLED_S, Health
 from streams.local.broker import free_port
-from streams.runtime.kafka_worker import Stalls
+from streams.runtime.kafka_worker import PartitionProgress
 from streams.settings import Settings
 
 ROOT = Path(__file__).parents[3]
 
 
 def test_time_without_progress_is_each_partitions_own() -> None:
-    stalls = Stalls()
-    assert stalls.look({"still": (7, True), "moves": (1, True), "idle": (4, False)}, 100.0) == {
+    progress = PartitionProgress()
+    assert progress.look({"still": (7, True), "moves": (1, True), "idle": (4, False)}, 100.0) == {
         "still": 0.0, "moves": 0.0, "idle": 0.0,
     }  # fmt: skip
-    assert stalls.look({"still": (7, True), "moves": (9, True), "idle": (4, False)}, 400.0) == {
+    assert progress.look({"still": (7, True), "moves": (9, True), "idle": (4, False)}, 400.0) == {
         "still": 300.0, "moves": 0.0, "idle": 0.0,
     }  # fmt: skip
     # What has been idle for long begins to stand still when a record comes.
-    assert stalls.look({"still": (8, True), "moves": (9, True), "idle": (4, True)}, 410.0) == {
+    assert progress.look({"still": (8, True), "moves": (9, True), "idle": (4, True)}, 410.0) == {
         "still": 0.0, "moves": 10.0, "idle": 0.0,
     }  # fmt: skip
 
 
 def test_a_partition_that_was_away_begins_anew() -> None:
-    stalls = Stalls()
-    stalls.look({"p": (7, True)}, 0.0)
-    assert stalls.look({}, 100.0) == {}
-    assert stalls.look({"p": (7, True)}, 200.0) == {"p": 0.0}
+    progress = PartitionProgress()
+    progress.look({"p": (7, True)}, 0.0)
+    assert progress.look({}, 100.0) == {}
+    assert progress.look({"p": (7, True)}, 200.0) == {"p": 0.0}
 
 
 def test_a_process_whose_partition_stands_still_is_alive_and_not_ready() -> None:

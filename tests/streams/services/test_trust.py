@@ -1,4 +1,4 @@
-"""What the rooms do when a client, a broker, an encoder or a former owner misbehaves; each in the memory runtime."""
+"""What the services do when a client, a broker, an encoder or a former owner misbehaves; each in the memory runtime."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -21,7 +21,7 @@ from streams.control import Control
 from streams.runtime.base import ConsumerRecord
 from streams.runtime.memory import run
 from streams.runtime.memory_cluster import Cluster
-from streams.services import ROOMS
+from streams.services import SERVICES
 from streams.services.embedder import HashedEncoder
 from streams.settings import Settings
 
@@ -43,7 +43,7 @@ def answered(cluster: Cluster) -> set[str]:
 
 
 async def deployment(settings: Settings, seed: int = 3, **how: Any) -> Cluster:
-    cluster = Cluster(settings, ROOMS, seed=seed, **how)
+    cluster = Cluster(settings, SERVICES, seed=seed, **how)
     await cluster.up()
     return cluster
 
@@ -142,8 +142,8 @@ def test_heartbeats_are_judged_without_comparing_two_clocks(in_memory: InMemory)
 def test_an_executor_that_stops_in_order_is_masked_at_once(in_memory: InMemory) -> None:
     async def main() -> None:
         cluster = await deployment(in_memory())
-        (executor,) = (worker for worker in cluster.workers if worker.room == "executor")
-        (decider,) = (worker for worker in cluster.workers if worker.room == "decider")
+        (executor,) = (worker for worker in cluster.workers if worker.service == "executor")
+        (decider,) = (worker for worker in cluster.workers if worker.service == "decider")
         await cluster.until(lambda: decider.control.serving() == {"small", "large"}, 10)
         began = asyncio.get_running_loop().time()
         await cluster.stop(executor)
@@ -162,7 +162,7 @@ def test_contexts_that_expired_unread_are_reported(
         cluster = await deployment(in_memory())
         send(cluster, ask(0))
         await cluster.until(lambda: len(answered(cluster)) == 1)
-        (decider,) = (worker for worker in cluster.workers if worker.room == "decider")
+        (decider,) = (worker for worker in cluster.workers if worker.service == "decider")
         await cluster.stop(decider)
         send(cluster, *(ask(n) for n in range(1, 4)))
         await cluster.until(lambda: cluster.broker.end(cluster.topics.context, 0) == 4)
@@ -206,10 +206,10 @@ def test_a_dead_letter_keeps_as_much_of_a_prompt_as_the_deployment_says(
 
 def test_a_deadline_that_nothing_comes_of_shows_in_a_metric(in_memory: InMemory, ask: Ask) -> None:
     async def main() -> None:
-        rooms = {name: spec for name, spec in ROOMS.items() if name != "executor"}
-        cluster = Cluster(in_memory(timeout_s=30.0), rooms, seed=3)
+        services = {name: spec for name, spec in SERVICES.items() if name != "executor"}
+        cluster = Cluster(in_memory(timeout_s=30.0), services, seed=3)
         await cluster.up()
-        (aggregator,) = (worker for worker in cluster.workers if worker.room == "aggregator")
+        (aggregator,) = (worker for worker in cluster.workers if worker.service == "aggregator")
         overdue_s = lambda: next(iter(aggregator.metrics.overdue.collect())).samples[0].value  # noqa: E731
         cluster.broker.refuses = lambda topic, key: "full" if topic == cluster.topics.due else ""
         send(cluster, ask(0))
@@ -245,7 +245,7 @@ def opened(query_id: str, at_ms: int) -> bytes:
 
 def test_a_bad_row_does_not_stop_the_deadlines_of_others(in_memory: InMemory) -> None:
     async def main() -> None:
-        cluster = Cluster(in_memory(), {"aggregator": ROOMS["aggregator"]}, seed=1)
+        cluster = Cluster(in_memory(), {"aggregator": SERVICES["aggregator"]}, seed=1)
         changelog = cluster.topics.changelog("aggregator", "join")
         cluster.broker.create(changelog, 2)
         for partition, key, bad in ((0, b"q0", b"bad2"), (1, b"q4", b"bad0")):
@@ -262,7 +262,7 @@ def test_a_bad_row_does_not_stop_the_deadlines_of_others(in_memory: InMemory) ->
 
 def test_a_former_owner_sends_no_deadlines_of_rows_that_have_left(in_memory: InMemory, ask: Ask) -> None:
     async def main() -> None:
-        cluster = Cluster(in_memory(timeout_s=20.0), {"aggregator": ROOMS["aggregator"]}, seed=1)
+        cluster = Cluster(in_memory(timeout_s=20.0), {"aggregator": SERVICES["aggregator"]}, seed=1)
         changelog = cluster.topics.changelog("aggregator", "join")
         cluster.broker.create(changelog, 2)
         for partition, key in ((0, b"q0"), (1, b"q4")):

@@ -16,7 +16,7 @@ from streams.audit.run import Report
 from streams.runtime.base import partition_for
 from streams.runtime.memory import Effect, run
 from streams.runtime.memory_cluster import Cluster
-from streams.services import ROOMS
+from streams.services import SERVICES
 from streams.settings import Settings
 
 InMemory = Callable[..., Settings]
@@ -55,7 +55,7 @@ def joined(cluster: Cluster) -> list[tuple[int, JoinRow]]:
 
 
 async def deployment(settings: Settings, queries: Sequence[Query], aggregators: int, **how: Any) -> Cluster:
-    cluster = Cluster(settings, ROOMS, **how)
+    cluster = Cluster(settings, SERVICES, **how)
     await cluster.up()
     for at in range(1, aggregators):
         await cluster.start("aggregator", instance=str(at))
@@ -139,7 +139,7 @@ def test_queries_and_cancels_may_lie_in_any_partition(
     in_memory: InMemory, ask: Ask, audited: Audited
 ) -> None:
     async def main() -> None:
-        cluster = Cluster(in_memory(), ROOMS, seed=1)
+        cluster = Cluster(in_memory(), SERVICES, seed=1)
         await cluster.up()
         topics = cluster.topics
         stop = encode(Cancel(query_id="q1", by="test", reason="not wanted"))
@@ -160,7 +160,7 @@ def test_queries_and_cancels_may_lie_in_any_partition(
     run(main())
 
 
-def test_a_record_of_the_rooms_in_another_partition_is_a_dead_letter(
+def test_a_record_of_the_services_in_another_partition_is_a_dead_letter(
     in_memory: InMemory, ask: Ask, audited: Audited
 ) -> None:
     async def main() -> None:

@@ -1,9 +1,9 @@
-"""What the policy is worth: every query against a twin that always takes one configuration of the largest model.
+"""What the policy is worth: every query against a baseline that always takes one configuration of the largest model.
 
-The twin asks the same question, is pinned to the control's action and is not learned from (`Query.learn`), so that
+The baseline asks the same question, is pinned to the control's action and is not learned from (`Query.learn`), so that
 accuracy and cost are compared question by question. Runs with other seeds are pooled by
 
-    python -m streams.demo.twins out/demo-3/summary.json out/demo-23/summary.json …
+    python -m streams.demo.paired out/demo-3/summary.json out/demo-23/summary.json …
 """
 
 import sys
@@ -28,11 +28,11 @@ DRAWS = 2_000
 LEVEL = (2.5, 97.5)
 
 NOT_COMPARED: dict[str, None] = dict.fromkeys(("policy", "control", "accuracy_difference", "cost_ratio"))
-"""What a run without twins says of the comparison, in place of what `compared` returns."""
+"""What a run without baselines says of the comparison, in place of what `compared` returns."""
 
 
-def twin_of(query: Query, action: str) -> Query:
-    """Return the twin of a query: pinned to an action, without an objective of its own."""
+def baseline_for(query: Query, action: str) -> Query:
+    """Return the baseline of a query: pinned to an action, without an objective of its own."""
     return msgspec.structs.replace(
         query,
         query_id=f"{query.query_id}-control",
@@ -65,7 +65,7 @@ def compared(
 
     Args:
         timelines: The run's log.
-        pairs: The ids of each query and its twin.
+        pairs: The ids of each query and its baseline.
         action: The control's.
         seed: Of the bootstrap.
 
@@ -131,11 +131,11 @@ def sentence(report: dict[str, Any]) -> str:
     )
 
 
-def _pair(timeline: Timeline, twin: Timeline) -> Pair:
+def _pair(timeline: Timeline, baseline: Timeline) -> Pair:
     question = (
         timeline.query.text if timeline.query is not None and timeline.query.text else timeline.query_id
     )
-    return Pair(question, _right(timeline), _right(twin), timeline.eflops or 0.0, twin.eflops or 0.0)
+    return Pair(question, _right(timeline), _right(baseline), timeline.eflops or 0.0, baseline.eflops or 0.0)
 
 
 def _right(timeline: Timeline) -> float:

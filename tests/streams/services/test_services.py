@@ -1,4 +1,4 @@
-"""The list of rooms is the only one: what reads, writes, starts and watches derives from it."""
+"""The list of services is the only one: what reads, writes, starts and watches derives from it."""
 
 from collections.abc import Callable
 
@@ -9,33 +9,33 @@ from schemas.query import Query
 from schemas.record import encode
 from streams import flow
 from streams.cli.running import worker
-from streams.local.deployment import room_commands
-from streams.runtime.base import ConsumerRecord, Outgoing, RoomSpec, Runtime
+from streams.local.deployment import service_commands
+from streams.runtime.base import ConsumerRecord, Outgoing, Runtime, ServiceSpec
 from streams.runtime.memory import run
 from streams.runtime.memory_cluster import Cluster
-from streams.services import ROOMS
+from streams.services import SERVICES
 from streams.settings import Settings
 from streams.topics import Topics
 
 
-def test_every_topic_is_written_and_read_by_a_room_or_a_client(in_memory: Callable[..., Settings]) -> None:
+def test_every_topic_is_written_and_read_by_a_service_or_a_client(in_memory: Callable[..., Settings]) -> None:
     topics = Topics(in_memory())
     declared = {t.name.removeprefix(topics.prefix) for t in topics.declared(["<group>"])}
-    read = {name for spec in ROOMS.values() for name in spec.inputs}
-    written = {name for spec in ROOMS.values() for name in spec.outputs}
+    read = {name for spec in SERVICES.values() for name in spec.inputs}
+    written = {name for spec in SERVICES.values() for name in spec.outputs}
     assert read | written <= declared
     by_clients = {"query", "feedback", "control", "cancel.<group>"}
-    followed = {"control", "heartbeat"} | {name for spec in ROOMS.values() for name in spec.follows}
+    followed = {"control", "heartbeat"} | {name for spec in SERVICES.values() for name in spec.follows}
     # The learner's snapshots lie beside its log.
-    kept = {name for spec in ROOMS.values() for name in spec.state}
+    kept = {name for spec in SERVICES.values() for name in spec.state}
     assert kept == {name for name in declared if name.endswith("-changelog")} | {"learner-snapshot"}
     assert declared - written - kept <= by_clients
     assert declared - read - followed - kept == set()
 
 
-def test_a_room_binds_exactly_the_topics_of_its_spec(in_memory: Callable[..., Settings]) -> None:
+def test_a_service_binds_exactly_the_topics_of_its_spec(in_memory: Callable[..., Settings]) -> None:
     async def main() -> None:
-        cluster = Cluster(in_memory(), ROOMS)
+        cluster = Cluster(in_memory(), SERVICES)
         await cluster.up()
         for each in cluster.workers:
             assert {s.topic for s in each.subscriptions} == set(each.spec.reads(cluster.topics, each.group))
@@ -44,20 +44,20 @@ def test_a_room_binds_exactly_the_topics_of_its_spec(in_memory: Callable[..., Se
     run(main())
 
 
-def test_the_command_line_the_launcher_and_the_page_name_every_room() -> None:
-    (argument,) = (p for p in worker.params if p.name == "room")
+def test_the_command_line_the_launcher_and_the_page_name_every_service() -> None:
+    (argument,) = (p for p in worker.params if p.name == "service")
     assert isinstance(argument.type, click.Choice)
-    assert list(argument.type.choices) == list(ROOMS)
-    started = room_commands(["a", "b"])
+    assert list(argument.type.choices) == list(SERVICES)
+    started = service_commands(["a", "b"])
     names = [
         f"{s.name}.{g}" if g else s.name
-        for s in ROOMS.values()
+        for s in SERVICES.values()
         if not s.optional
         for g in (("a", "b") if s.grouped else ("",))
     ]
     assert sorted(started) == sorted(names)
     lines = flow.page().splitlines()
-    assert [line.split()[0] for line in lines] == list(ROOMS)
+    assert [line.split()[0] for line in lines] == list(SERVICES)
 
 
 async def build_echo(runtime: Runtime) -> None:
@@ -67,19 +67,19 @@ async def build_echo(runtime: Runtime) -> None:
     runtime.each(runtime.topics.query, on_query, stage="echo")
 
 
-def test_a_room_is_added_to_a_running_deployment_by_its_spec_alone(
+def test_a_service_is_added_to_a_running_deployment_by_its_spec_alone(
     in_memory: Callable[..., Settings], ask: Callable[..., Query]
 ) -> None:
-    echo = RoomSpec(name="echo", inputs=("query",), outputs=("echo",), build=build_echo)
+    echo = ServiceSpec(name="echo", inputs=("query",), outputs=("echo",), build=build_echo)
 
     async def main() -> None:
-        cluster = Cluster(in_memory(), ROOMS, seed=4)
+        cluster = Cluster(in_memory(), SERVICES, seed=4)
         await cluster.up()
         for n in range(4):
             cluster.produce(cluster.topics.query, b"q%d" % n, encode(ask(n)))
         await cluster.until(lambda: len(cluster.broker.records(cluster.topics.answer)) >= 2)
         cluster.broker.create("m.echo", 1)
-        cluster.rooms["echo"] = echo
+        cluster.services["echo"] = echo
         await cluster.start("echo")
         await cluster.until(
             lambda: (
@@ -93,12 +93,12 @@ def test_a_room_is_added_to_a_running_deployment_by_its_spec_alone(
     run(main())
 
 
-def test_a_room_that_goes_beyond_its_spec_is_refused(in_memory: Callable[..., Settings]) -> None:
-    async def main(spec: RoomSpec) -> None:
+def test_a_service_that_goes_beyond_its_spec_is_refused(in_memory: Callable[..., Settings]) -> None:
+    async def main(spec: ServiceSpec) -> None:
         cluster = Cluster(in_memory(), {"echo": spec})
         cluster.produce(cluster.topics.query, b"q", b"x")
         await cluster.up()
         await cluster.until(lambda: not cluster.busy, 5)
 
     with pytest.raises(ValueError, match="not among the inputs"):
-        run(main(RoomSpec(name="echo", inputs=("answer",), outputs=("echo",), build=build_echo)))
+        run(main(ServiceSpec(name="echo", inputs=("answer",), outputs=("echo",), build=build_echo)))

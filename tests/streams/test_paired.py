@@ -15,8 +15,8 @@ from schemas.record import encode
 from schemas.reward import Kind, Price, Reward
 from streams.cli.running import show_demo
 from streams.client.events import Timelines
+from streams.demo.paired import NOT_COMPARED, baseline_for, compared, pooled, sentence
 from streams.demo.report import render, summarise
-from streams.demo.twins import NOT_COMPARED, compared, pooled, sentence, twin_of
 from streams.settings import Settings
 from streams.topics import Topics
 
@@ -63,25 +63,29 @@ def asked(count: int) -> tuple[list[Query], list[Query], list[tuple[str, str]]]:
     queries = [
         Query(query_id=f"q{n}", text=f"x {n}", accuracy=0.98, metadata={"level": "l1"}) for n in range(count)
     ]
-    twins = [twin_of(query, CONTROL) for query in queries]
-    return queries, twins, [(a.query_id, b.query_id) for a, b in zip(queries, twins, strict=True)]
+    baselines = [baseline_for(query, CONTROL) for query in queries]
+    return queries, baselines, [(a.query_id, b.query_id) for a, b in zip(queries, baselines, strict=True)]
 
 
-def test_a_twin_asks_the_same_and_is_pinned_and_not_learned_from() -> None:
-    (query,), (twin,), _ = asked(1)
-    assert (twin.text, twin.reference, twin.metadata["level"]) == (query.text, query.reference, "l1")
-    assert (twin.pin_action, twin.learn, twin.accuracy) == (CONTROL, False, None)
-    assert twin.query_id != query.query_id
+def test_a_baseline_asks_the_same_and_is_pinned_and_not_learned_from() -> None:
+    (query,), (baseline,), _ = asked(1)
+    assert (baseline.text, baseline.reference, baseline.metadata["level"]) == (
+        query.text,
+        query.reference,
+        "l1",
+    )
+    assert (baseline.pin_action, baseline.learn, baseline.accuracy) == (CONTROL, False, None)
+    assert baseline.query_id != query.query_id
 
 
 def test_differences_are_paired_and_failures_count_as_wrong() -> None:
-    queries, twins, pairs = asked(40)
+    queries, baselines, pairs = asked(40)
     outcomes: dict[str, tuple[Query, float | None, float | None]] = {}
-    for n, (query, twin) in enumerate(zip(queries, twins, strict=True)):
+    for n, (query, baseline) in enumerate(zip(queries, baselines, strict=True)):
         # Right on the same questions but for one in ten, where the policy's search failed.
         right = float(n % 2)
         outcomes[query.query_id] = (query, None if n % 10 == 1 else right, None if n % 10 == 1 else 10.0)
-        outcomes[twin.query_id] = (twin, right, 40.0)
+        outcomes[baseline.query_id] = (baseline, right, 40.0)
     report = compared(timelines_of(outcomes), pairs, action=CONTROL, seed=1)
     assert report["policy"] == {"queries": 40, "accuracy": 0.4, "mean_cost": 9.0}
     assert report["control"] == {"action": CONTROL, "queries": 40, "accuracy": 0.5, "mean_cost": 40.0}
@@ -98,11 +102,11 @@ def test_differences_are_paired_and_failures_count_as_wrong() -> None:
 
 
 def test_runs_are_pooled_and_a_question_asked_twice_is_one_draw() -> None:
-    queries, twins, pairs = asked(40)
+    queries, baselines, pairs = asked(40)
     outcomes: dict[str, tuple[Query, float | None, float | None]] = {}
-    for n, (query, twin) in enumerate(zip(queries, twins, strict=True)):
+    for n, (query, baseline) in enumerate(zip(queries, baselines, strict=True)):
         outcomes[query.query_id] = (query, float(n % 3 > 0), 10.0 + n)
-        outcomes[twin.query_id] = (twin, float(n % 2), 40.0)
+        outcomes[baseline.query_id] = (baseline, float(n % 2), 40.0)
     one = orjson.loads(orjson.dumps(compared(timelines_of(outcomes), pairs, action=CONTROL, seed=0)))
     both = pooled([one, one])
     assert both["policy"] == {**one["policy"], "queries": 80}
@@ -141,10 +145,10 @@ def test_nothing_to_compare_is_said() -> None:
     assert "nothing to compare" in sentence(report)
 
 
-def test_the_report_shows_the_policy_and_leaves_the_twins_out_of_its_choices() -> None:
-    queries, twins, pairs = asked(30)
+def test_the_report_shows_the_policy_and_leaves_the_baselines_out_of_its_choices() -> None:
+    queries, baselines, pairs = asked(30)
     outcomes: dict[str, tuple[Query, float | None, float | None]] = {
-        each.query_id: (each, 1.0, 7.0) for pair in zip(queries, twins, strict=True) for each in pair
+        each.query_id: (each, 1.0, 7.0) for pair in zip(queries, baselines, strict=True) for each in pair
     }
     timelines = timelines_of(outcomes)
     summary = summarise(timelines, [q.query_id for q in queries], broker="b", mode="m", wall_s=1.0)

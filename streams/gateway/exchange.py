@@ -406,7 +406,7 @@ class Deciders:
                 text = f"{field}: {message}" if field else message
                 raise ApiError(400, text, param=field or None, code="invalid_value")
             why.append(f"{url}: {message}")
-        fix = "To fix this: check that the room `decider` runs, with UNISCALE_DECIDER_PORT"
+        fix = "To fix this: check that the service `decider` runs, with UNISCALE_DECIDER_PORT"
         raise _unavailable(f"no decider can say what would run: {'; '.join(why)}. {fix}")
 
     async def close(self) -> None:
@@ -436,7 +436,7 @@ REJOIN_S: Final = 10.0
 """Seconds that a search goes on after its client timed out: the official clients repeat a request within eight."""
 
 
-class Service:
+class Exchange:
     """What the routes call.
 
     Args:
