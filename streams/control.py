@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Protocol
 
 from agents.catalogue.actions import ActionSpace, parse_pairs, uis_space
-from agents.catalogue.file import load_catalogue, parallelism_of_catalogue
+from agents.catalogue.file import beside_catalogue, load_catalogue
 from agents.catalogue.models import ActionError, Catalogue, Model
 from agents.catalogue.objectives import CAREFUL, DEFAULT_MODE, Objectives, Steering
 from agents.reward.outcome import Pricing
@@ -60,14 +60,15 @@ class Control:
 
     def __init__(self, settings: Settings, monotonic: Callable[[], float] = time.monotonic) -> None:
         self.base = load_catalogue(Path(settings.catalogue))
+        beside = beside_catalogue(Path(settings.catalogue))
         asked, named_by = settings.policy.parallelism, variable("parallelism")
         if not asked:
-            asked, named_by = parallelism_of_catalogue(Path(settings.catalogue)), settings.catalogue
+            asked, named_by = beside.parallelism, settings.catalogue
         try:
             self.pairs = parse_pairs(asked)
         except ActionError as error:
             raise SettingsError(f"{named_by}: {error}") from None
-        steering = Steering.of(self.base)
+        steering = Steering.of(self.base, beside.objectives)
         self.steering = replace(
             steering, objectives=replace(steering.objectives, default=default_objective(settings))
         )

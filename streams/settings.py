@@ -6,6 +6,7 @@ from typing import Any, Final, Literal, TypeVar, get_args, get_origin
 
 import msgspec
 
+from agents.catalogue.file import beside_catalogue
 from schemas.dead_letter import HEAD_BYTES
 from schemas.errors import UniscaleError
 from schemas.record import MAX_RECORD
@@ -320,17 +321,32 @@ class Settings(Section, frozen=True):
 
     @classmethod
     def from_env(cls, environ: Mapping[str, str], **flags: Any) -> "Settings":
-        """Return the settings of `environ`, overridden by the flags that are not None.
+        """Return the settings of the catalogue's file, over them those of `environ`, over these the flags not None.
 
         Raises:
-            SettingsError: a variable names no setting, or its value does not fit.
+            SettingsError: a variable or the file names no setting, or a value does not fit.
+            CatalogueError: the file is not a catalogue.
         """
         given = {
             name.removeprefix(ENV_PREFIX).lower(): text
             for name, text in environ.items()
             if name.startswith(ENV_PREFIX)
         }
-        return cls().replace(**given | {name: value for name, value in flags.items() if value is not None})
+        given |= {name: value for name, value in flags.items() if value is not None}
+        return cls._of_file(given.get("catalogue", cls().catalogue)).replace(**given)
+
+    @classmethod
+    def _of_file(cls, catalogue: str) -> "Settings":
+        """Return the settings that a catalogue's file holds; the defaults where there is no such file here."""
+        if not Path(catalogue).exists():  # a client may know the broker alone
+            return cls()
+        held = beside_catalogue(Path(catalogue)).settings
+        if "catalogue" in held:
+            raise SettingsError(f"{catalogue}, field settings.catalogue: is this file; leave it out")
+        try:
+            return cls().replace(**held)
+        except SettingsError as error:
+            raise SettingsError(f"{catalogue}, field settings: {error}") from None
 
     def replace(self, **values: Any) -> "Settings":
         """Return these settings with others in place of the named ones.
@@ -370,7 +386,8 @@ class Settings(Section, frozen=True):
 
     def environ(self) -> dict[str, str]:
         """Return the variables that make `from_env` give these settings again."""
-        plain = Settings().variables(secrets=True)
+        plain = self._of_file(self.catalogue).variables(secrets=True)
+        plain[variable("catalogue")] = type(self)().catalogue
         return {name: text for name, text in self.variables(secrets=True).items() if text != plain[name]}
 
     def state_path(self, *parts: str) -> Path:

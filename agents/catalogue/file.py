@@ -1,13 +1,13 @@
 """Catalogues and their entries read from YAML, every error naming file, model, field and fix.
 
 A file may point at a family of checkpoints (`family: models/family.json`) instead of typing their numbers again: see
-`family.py`. It may also name a prior and the parallelism on offer, which are no part of the `Catalogue`.
+`family.py`. It may also hold the rest of a deployment: see `Beside`.
 """
 
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 import yaml
@@ -21,7 +21,29 @@ from agents.catalogue.models import (
     Model,
     VerifierModel,
 )
+from schemas.control import ObjectiveEntry
 from schemas.errors import InvalidField
+
+T = TypeVar("T")
+_MADE = {"family": "train the family", "prior": "make it with `python -m experiments prior`"}
+_AT = re.compile(r"^(?P<what>.*?)(?: - at `(?:key in )?\$\.?(?P<field>.*)`)?$", re.DOTALL)
+
+
+class Beside(NamedTuple):
+    """What a catalogue file says beside its models: a deployment can be described in this one file.
+
+    Attributes:
+        prior: The file with what a learner of these models knows before its first decision; None: there is none.
+        parallelism: Question and candidate parallelism on offer, as QP/CP; empty: all.
+        objectives: What queries may ask for by name, until a record on `control` says otherwise.
+        settings: Settings by their names, as in the environment without `UNISCALE_`, which wins.
+    """
+
+    prior: Path | None
+    parallelism: tuple[str, ...]
+    objectives: dict[str, ObjectiveEntry]
+    settings: dict[str, Any]
+
 
 KEYS = (
     "name",
@@ -29,15 +51,11 @@ KEYS = (
     "verifier",
     "cost_range",
     "family",
-    "parallelism",
-    "prior",
+    *Beside._fields,
     "defaults",
     "models",
     "verifiers",
 )
-T = TypeVar("T")
-_MADE = {"family": "train the family", "prior": "make it with `python -m experiments prior`"}
-_AT = re.compile(r"^(?P<what>.*?)(?: - at `(?:key in )?\$\.?(?P<field>.*)`)?$", re.DOTALL)
 
 
 def load_catalogue(path: Path, version: int = -1) -> Catalogue:
@@ -52,7 +70,7 @@ def load_catalogue(path: Path, version: int = -1) -> Catalogue:
         CatalogueError: naming the file, the model, the field and the fix.
     """
     entry = _read(path)
-    for beside in ("prior", "parallelism"):
+    for beside in Beside._fields:
         entry.pop(beside, None)
     models = _entries(entry.pop("models", []), f"{path}, field models")
     verifiers = _entries(entry.pop("verifiers", []), f"{path}, field verifiers")
@@ -77,24 +95,8 @@ def load_catalogue(path: Path, version: int = -1) -> Catalogue:
     return _convert(content, Catalogue, f"{path}")
 
 
-def prior_of_catalogue(path: Path) -> Path | None:
-    """Return the prior that a catalogue file names: what a learner of these models knows before its first decision.
-
-    Args:
-        path: The YAML file.
-
-    Returns:
-        The prior's file; None if the catalogue names none.
-
-    Raises:
-        CatalogueError: naming the file, and the field if what it names is not there.
-    """
-    named = _read(path).get("prior")
-    return None if named is None else _locate(path, "prior", named)
-
-
-def parallelism_of_catalogue(path: Path) -> tuple[str, ...]:
-    """Return the question and candidate parallelism that a catalogue file offers, as QP/CP; empty if it does not say.
+def beside_catalogue(path: Path) -> Beside:
+    """Return what a catalogue file says beside its models.
 
     Args:
         path: The YAML file.
@@ -102,12 +104,29 @@ def parallelism_of_catalogue(path: Path) -> tuple[str, ...]:
     Raises:
         CatalogueError: naming the file and the field.
     """
-    given = _read(path).get("parallelism", [])
-    if not isinstance(given, list) or not all(isinstance(each, str) for each in given):
+    content = _read(path)
+    parallelism = content.get("parallelism", [])
+    if not isinstance(parallelism, list) or not all(isinstance(each, str) for each in parallelism):
         raise CatalogueError(
-            f"{path}, field parallelism: expected a list of QP/CP, got {given!r}; write it like [1/1, 4/16]"
+            f"{path}, field parallelism: expected a list of QP/CP, got {parallelism!r}; write it like [1/1, 4/16]"
         )
-    return tuple(given)
+    objectives = _mapping(content.get("objectives", {}), f"{path}, field objectives")
+    return Beside(
+        None if (prior := content.get("prior")) is None else _locate(path, "prior", prior),
+        tuple(parallelism),
+        {
+            name: _objective(name, goal, f"{path}, field objectives.{name}")
+            for name, goal in objectives.items()
+        },
+        _mapping(content.get("settings", {}), f"{path}, field settings"),
+    )
+
+
+def _objective(name: str, goal: Any, where: str) -> ObjectiveEntry:
+    if unknown := _mapping(goal, where).keys() - {"weights", "mean_cost", "accuracy"}:
+        why = "is unknown; use one of weights, mean_cost, accuracy"  # a record ignores what a later release may add
+        raise CatalogueError(f"{where}, field {min(unknown)}: {why}")
+    return _convert({"name": name, "op": "set", **_mapping(goal, where)}, ObjectiveEntry, where)
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -176,9 +176,16 @@ class Steering:
     offset: int = -1
 
     @classmethod
-    def of(cls, catalogue: Catalogue) -> "Steering":
-        """Return the deployment's own setting: the catalogue's file, and the paper's four modes."""
-        return cls(catalogue, Objectives(cost_range=catalogue.cost_range))
+    def of(cls, catalogue: Catalogue, own: Mapping[str, ObjectiveEntry] | None = None) -> "Steering":
+        """Return what is in force before any record: a catalogue, the paper's four modes, `careful`, and its own.
+
+        Args:
+            catalogue: The models.
+            own: The deployment's own objectives by name, as its catalogue file sets them.
+        """
+        objectives = Objectives(cost_range=catalogue.cost_range)
+        goals = {name: goal for name, entry in (own or {}).items() if (goal := goal_of(entry)) is not None}
+        return cls(catalogue, replace(objectives, named={**objectives.named, **goals}))
 
     def after(self, record: ControlRecord, offset: int) -> "Steering":
         """Return what is in force after one more record; one that was folded in before changes nothing.

@@ -15,7 +15,7 @@ from agents.bandit.prior import digest
 from agents.bandit.registry import build_policy
 from agents.catalogue.actions import PAIRS, ActionSpace, uis_space
 from agents.catalogue.descriptions import describe_actions
-from agents.catalogue.file import prior_of_catalogue
+from agents.catalogue.file import beside_catalogue
 from agents.catalogue.models import ActionError, Catalogue
 from agents.decider.decider import Decider, Surroundings
 from agents.decider.log import Decided, aim_of
@@ -77,7 +77,9 @@ def prior_of(settings: Settings) -> Path | None:
     if settings.policy.prior == "none":
         return None
     return (
-        Path(settings.policy.prior) if settings.policy.prior else prior_of_catalogue(Path(settings.catalogue))
+        Path(settings.policy.prior)
+        if settings.policy.prior
+        else beside_catalogue(Path(settings.catalogue)).prior
     )
 
 

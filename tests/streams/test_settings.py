@@ -1,5 +1,8 @@
 """Settings are parsed once and refuse what cannot work, naming the field."""
 
+import re
+from pathlib import Path
+
 import pytest
 
 from streams.settings import SECRETS, KafkaSettings, Settings, SettingsError, variable
@@ -24,6 +27,47 @@ def test_environment_gives_settings_and_settings_give_the_environment_back() -> 
 def test_flags_override_the_environment_and_absent_flags_do_not() -> None:
     settings = Settings.from_env({"UNISCALE_SEED": "5", "UNISCALE_WARM_UP": "9"}, seed=6, warm_up=None)
     assert (settings.policy.seed, settings.policy.warm_up) == (6, 9)
+
+
+FILE = """
+name: mine
+settings:
+  bootstrap: "kafka:9092"
+  policy: linucb
+  policy_options: {alpha: 0.5}
+  gateway_group_by: [family]
+  seed: 7
+"""
+
+
+def test_a_catalogue_s_file_holds_settings_and_the_environment_wins(tmp_path: Path) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text(FILE)
+    environ = {"UNISCALE_CATALOGUE": str(path), "UNISCALE_POLICY": "contextual", "UNISCALE_SEED": "8"}
+    settings = Settings.from_env(environ, seed=9)
+    assert (settings.kafka.bootstrap, settings.gateway.group_by) == ("kafka:9092", ("family",))
+    assert (settings.policy.name, settings.policy.options, settings.policy.seed) == (
+        "contextual",
+        {"alpha": 0.5},
+        9,
+    )
+    # A process that is started with them reads the same file: what the environment set back to a default stays so.
+    assert Settings.from_env(settings.environ()) == settings
+
+
+@pytest.mark.parametrize(
+    ("line", "complaint"),
+    [
+        ("sead: 3", "mine.yaml, field settings: UNISCALE_SEAD: there is no such setting"),
+        ("seed: many", "mine.yaml, field settings: UNISCALE_SEED: must be a value of type int, is 'many'"),
+        ("catalogue: x.yaml", "mine.yaml, field settings.catalogue: is this file"),
+    ],
+)
+def test_a_setting_in_the_file_that_cannot_be_is_refused(tmp_path: Path, line: str, complaint: str) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text(f"settings:\n  {line}\n")
+    with pytest.raises(SettingsError, match=re.escape(complaint)):
+        Settings.from_env({}, catalogue=str(path))
 
 
 NAMES = [

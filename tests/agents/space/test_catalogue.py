@@ -8,8 +8,10 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from agents.catalogue.file import decode_model, load_catalogue, prior_of_catalogue
+from agents.catalogue.file import beside_catalogue, decode_model, load_catalogue
 from agents.catalogue.models import Catalogue, CatalogueError
+from agents.catalogue.objectives import Steering
+from schemas.control import ObjectiveEntry
 
 Load = Callable[[dict[str, Any]], Catalogue]
 
@@ -260,6 +262,34 @@ def test_a_prior_that_a_catalogue_names_must_be_there(
     with pytest.raises(
         CatalogueError, match=r"cat.yaml, field prior: no file 'prior.bin' in .* make it with"
     ):
-        prior_of_catalogue(tmp_path / "cat.yaml")
+        beside_catalogue(tmp_path / "cat.yaml")
     (tmp_path / "prior.bin").touch()
-    assert prior_of_catalogue(tmp_path / "cat.yaml") == tmp_path / "prior.bin"
+    assert beside_catalogue(tmp_path / "cat.yaml").prior == tmp_path / "prior.bin"
+
+
+def test_objectives_of_a_file_are_in_force_until_control_says_otherwise(
+    qwen3: Catalogue, tmp_path: Path
+) -> None:
+    path = tmp_path / "cat.yaml"
+    path.write_text("objectives: {thrifty: {accuracy: 0.9}, careful: {mean_cost: 1.0e+12}}")
+    start = Steering.of(qwen3, beside_catalogue(path).objectives)
+    assert start.objectives.in_force("thrifty").accuracy == 0.9
+    assert start.objectives.in_force("careful").mean_cost == 1e12
+    after = start.after(ObjectiveEntry(name="thrifty", op="set", accuracy=0.8), 0)
+    assert after.objectives.in_force("thrifty").accuracy == 0.8
+
+
+@pytest.mark.parametrize(
+    ("goal", "complaint"),
+    [
+        ("{accuracy: 2}", "objectives.o.*accuracy"),
+        ("{}", "objectives.o, field weights: is missing"),
+        ("{speed: 1}", "objectives.o, field speed: is unknown; use one of weights, mean_cost, accuracy"),
+        ("3", "objectives.o: expected a mapping"),
+    ],
+)
+def test_an_objective_of_a_file_that_cannot_be_is_refused(tmp_path: Path, goal: str, complaint: str) -> None:
+    path = tmp_path / "cat.yaml"
+    path.write_text(f"objectives: {{o: {goal}}}")
+    with pytest.raises(CatalogueError, match=complaint):
+        beside_catalogue(path)
