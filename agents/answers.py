@@ -49,7 +49,7 @@ def extract_boxed(text: str) -> str | None:
 #
 # A program is operations joined by " | ", such as `keep even | add 3 | take 2`. It is safe by construction: no
 # evaluation of text, no loops, every value bounded in length and size. The services run it in a process of its own
-# all the same (`grading_pool`), because many tests on long inputs take seconds.
+# all the same (`GradingPool`), because many tests on long inputs take seconds.
 
 Value: TypeAlias = list[int] | str
 Tests: TypeAlias = Sequence[tuple[Value, Value] | Sequence[Value]]
@@ -360,7 +360,7 @@ def _kill(process: "subprocess.Popen[str] | None") -> None:
 #
 # Three kinds of reference: a number, a mathematical answer as text (plain, LaTeX, GSM8K's "… #### N", or a
 # solution that boxes it), and `{"tests": [[input, output], …]}` for a program. Integers and identical texts
-# are decided here; other mathematics and programs go to `grading_pool`. The grader alone shifts accuracy, so its
+# are decided here; other mathematics and programs go to `GradingPool`. The grader alone shifts accuracy, so its
 # name and version go with every result.
 
 GRADER = "boxed"

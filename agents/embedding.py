@@ -48,7 +48,7 @@ class BadEmbedding(EncoderError):
 
 # Text to unit vector: what an encoder promises, whichever it is.
 #
-# `minilm.py` runs one here; `openai_http.py` asks a server. Both keep these promises, and the policy relies on
+# `minilm.py` runs one here; `HttpEncoder` asks a server. Both keep these promises, and the policy relies on
 # them: rows have unit length (their norm sets the scale of α), none is zero or not finite, and a text has the
 # same vector alone as among others.
 
@@ -89,7 +89,7 @@ class Encoder(Protocol):
         """Return one unit row a text, shape (len(texts), dimension), float32.
 
         Raises:
-            EncoderError: see `errors.py` for which.
+            EncoderError: which of its kinds says what to do.
         """
         ...
 

@@ -1,4 +1,4 @@
-"""A process of `grading_pool`: one JSON line in, one out.
+"""A process of `GradingPool`: one JSON line in, one out.
 
 It runs alone because grading may never end: math-verify's own time-outs need the main thread of a process,
 and a signal handler cannot interrupt compiled code. So they are off, and the process dies instead: its parent

@@ -34,7 +34,7 @@ from agents.bandit.policy import Context, Observation, Pending
 from agents.catalogue.actions import MAX_DRAFTS, PAIRS
 from agents.catalogue.models import Catalogue, Sampling
 from agents.embedding import Encoder
-from agents.search.forest import h_max
+from agents.search.pruning import h_max
 from agents.search.search import SearchRules, limits
 from agents.serving.engine import Drafted, Engine, Prefix
 from agents.verifier.prm import Verifier
@@ -377,7 +377,7 @@ async def run_again(
         known: What is returned as it is, of searches that were run again before.
     """
     bench, variant = recording.bench, Variant(recording.verifier, early_exit)
-    service = asyncio.Semaphore(IN_FLIGHT)
+    slots = asyncio.Semaphore(IN_FLIGHT)
     literal = replace(bench, rules=replace(bench.rules, cut_completes=True))
 
     async def one(cell: Cell, s: int, q: int, a: int) -> dict[str, Any]:
@@ -386,7 +386,7 @@ async def run_again(
             return dict(known[cell])
         question, arm, memory = recording.questions[cell[0]], o.arms[a], Memory()
         told = (question, action_of(arm), variant, recording.search_id(question, arm, s))
-        async with service:
+        async with slots:
             kept, _ = await search(*told, bench, memory)
             completed, _ = await search(*told, literal, memory)
         done()

@@ -214,12 +214,12 @@ class MLP(Learner):
         Adam is not invariant under rotation, so the shorter basis of the linear policies would be a different method.
         """
         vectors = self.features.vectors[places]
-        service = self.features.settings.action_dim
-        if vectors.shape[1] > service:
+        width = self.features.settings.action_dim
+        if vectors.shape[1] > width:
             raise ValueError(
-                f"action_dim is {service} but {vectors.shape[1]} one-hot actions are known; raise action_dim"
+                f"action_dim is {width} but {vectors.shape[1]} one-hot actions are known; raise action_dim"
             )
-        padding = np.zeros((len(vectors), service - vectors.shape[1]))
+        padding = np.zeros((len(vectors), width - vectors.shape[1]))
         return np.concatenate([queries, vectors, padding], axis=1)
 
     def entered(self, x: Matrix) -> None:

@@ -280,9 +280,9 @@ class History:
         """Become the rows that `snapshot` saved."""
         self.ids = list(meta["ids"])
         self.index = {observation_id: i for i, observation_id in enumerate(self.ids)}
-        service = max(64, len(self.ids))
-        self._queries = np.zeros((service, arrays["queries"].shape[1]))
-        self._places, self._rewards = np.zeros(service, dtype=np.intp), np.zeros(service)
+        capacity = max(64, len(self.ids))
+        self._queries = np.zeros((capacity, arrays["queries"].shape[1]))
+        self._places, self._rewards = np.zeros(capacity, dtype=np.intp), np.zeros(capacity)
         n = len(self.ids)
         self._queries[:n], self._places[:n] = arrays["queries"], arrays["places"]
         self._rewards[:n] = arrays["rewards"]

@@ -51,7 +51,7 @@ class LinUCBSettings:
 
 
 class LinUCB(Learner):
-    """Exact LinUCB over joint features; see the module's docstring."""
+    """Exact LinUCB over joint features; see the comment above."""
 
     def __init__(
         self, features: FeatureMap, settings: LinUCBSettings | None = None, *, name: str = "linucb"

@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from agents.bandit.errors import InvalidObjective, InvalidObservation
 
-# What policies are asked and told, and what they answer (UniScale §3.2, Alg. 1); `policy.py` has their protocol.
+# What policies are asked and told, and what they answer (UniScale §3.2, Alg. 1); their protocol is `Policy`.
 
 Vector = npt.NDArray[np.float64]
 Matrix = npt.NDArray[np.float64]
@@ -269,7 +269,7 @@ def generator(seed: int, query_id: str, purpose: str) -> np.random.Generator:
 # no I/O. The same state, contexts and seed give the same choices for any batch size, because every context has its
 # own random generator, derived from the seed and the query_id.
 #
-# Policies do not detect repeated rewards: `log.rewards.applied` makes every `update` and `correct` happen once.
+# Policies do not detect repeated rewards: `agents.decider.log.applied` makes every `update` and `correct` happen once.
 
 
 @runtime_checkable

@@ -233,10 +233,10 @@ class Gram:
         low = np.tril(inverse[q:, q:])
         self._r = np.ascontiguousarray(low + np.tril(low, -1).T)
         self._k = 0
-        service = BLOCK + BATCH
-        self._sign = np.ones(service)
-        self._x = np.zeros((service, self.dim))
-        self._gq, self._ga = np.zeros((service, q)), np.zeros((service, self.e))
+        capacity = BLOCK + BATCH
+        self._sign = np.ones(capacity)
+        self._x = np.zeros((capacity, self.dim))
+        self._gq, self._ga = np.zeros((capacity, q)), np.zeros((capacity, self.e))
         self._ready()
 
     def _ready(self) -> None:
@@ -289,7 +289,7 @@ class Gram:
 
 # Ridge regression with few dimensions, row by row: A = Λ + Σ w x xᵀ, B = Σ w x tᵀ, Θ = A⁻¹B, Λ diagonal.
 #
-# `gram` is fast at a thousand dimensions and exact up to rounding. This is exact to the bit: a row is added by the
+# `Gram` is fast at a thousand dimensions and exact up to rounding. This is exact to the bit: a row is added by the
 # same operations whether it comes alone or in a batch, live or from the log, and the inverse is saved with the
 # state. So everything computed from it, such as a price λ, is the same after a recovery as without one.
 

@@ -1,7 +1,7 @@
 """Catalogues and their entries read from YAML, every error naming file, model, field and fix.
 
 A file may point at a family of checkpoints (`family: models/family.json`) instead of typing their numbers again: see
-`family.py`. It may also hold the rest of a deployment: see `Beside`.
+`checkpoint.py`. It may also hold the rest of a deployment: see `Beside`.
 """
 
 import re

@@ -33,7 +33,7 @@ class ActionError(UniscaleError):
 
 # What is known of a model: its architecture (Table 11), anchors (App. B.2), sampling and where it is served.
 #
-# Every struct here is frozen and refuses unknown fields; `catalogue.py` fills them from files. Numbers that the
+# Every struct here is frozen and refuses unknown fields; `file.py` fills them from files. Numbers that the
 # price needs (App. D.3) are in `Architecture` and nowhere else.
 
 Positive = Annotated[int, Meta(ge=1)]
@@ -215,7 +215,7 @@ def first_repeated(names: Iterable[str]) -> str | None:
 
 # The catalogue: which models can be chosen, which verifier scores them, and what one FLOP is worth a byte.
 #
-# A file under `infra/catalogue/` becomes one frozen `Catalogue` (`catalogue_file.py`). Adding or removing a model
+# A file under `infra/catalogue/` becomes one frozen `Catalogue` (`file.py`). Adding or removing a model
 # gives a new one with a higher version, so a decision can say which catalogue it chose from.
 
 

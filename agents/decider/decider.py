@@ -376,19 +376,19 @@ class Decider:
         """
         results: dict[int, Decided] = {}
         fresh: dict[str, tuple[int, QueryContext, Origin]] = {}
-        twins: list[tuple[int, QueryContext]] = []
+        repeated: list[tuple[int, QueryContext]] = []
         for at, (context, origin) in enumerate(asked):
             if (value := rows(context.query_id)) is not None:
                 results[at] = again(context, value)
             elif (place := self.ended.find(context.query_id)) is not None:
                 results[at] = over(context, place)
             elif context.query_id in fresh:
-                twins.append((at, context))
+                repeated.append((at, context))
             else:
                 fresh[context.query_id] = (at, context, origin)
         places, records = [at for at, _, _ in fresh.values()], [(c, o) for _, c, o in fresh.values()]
         results |= zip(places, self._decide_fresh(records, around), strict=True)
-        for at, context in twins:
+        for at, context in repeated:
             first = results[fresh[context.query_id][0]]
             results[at] = again(context, first.row[1]) if first.row else first
         return [results[at] for at in range(len(asked))]

@@ -151,7 +151,7 @@ def introduce(policy: Policy, actions: Iterable[ActionRow]) -> None:
     policy.add_actions([row.vector() for row in known if not row.anchor])
 
 
-# The rows of the learner's log: one per decision, rewritten when a reward changes it; see `offers` for the others.
+# The rows of the learner's log: one per decision, rewritten when a reward changes it; see `OfferRow` for the others.
 #
 # State is a fold over rows, never a matrix on the wire. A row is written when its decision is made (`pending`, with
 # the whole Decision, so that a redelivered Context sends the same bytes again) and rewritten when a reward changes
@@ -458,7 +458,7 @@ def _factor(reward: Reward) -> float:
 
 # The events of a log, in their single order: what a policy is told, one event after the other.
 #
-# The live run, recovery and `verify-decisions` all tell a policy through `tell` and `offers.offer`; the latter two
+# The live run, recovery and `verify-decisions` all tell a policy through `call` and `offer`; the latter two
 # take the events from `events`. So the three cannot diverge.
 
 PolicyCall = Literal["offer", "expect", "update", "correct", "price", "abandon", "nothing"]

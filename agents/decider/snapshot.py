@@ -414,8 +414,8 @@ def obsolete(keys: Iterable[bytes], known: Mapping[int, Manifest]) -> list[bytes
 # A snapshot replaces the learner's log up to an offset. It holds the state of the policy, the rows from before that
 # offset that are still needed (open ones, the actions, what is on offer), and the ids of the queries that have
 # ended. Snapshots have a topic of their own. A version consists of arrays of ids, which later versions share, of
-# chunks, and of a manifest, which is written last and makes the version complete. `retention` says which versions
-# stay.
+# chunks, and of a manifest, which is written last and makes the version complete. The list above says which
+# versions stay.
 #
 # Nothing here does I/O: keys and values in, keys and values out.
 

@@ -38,13 +38,13 @@ class Decoder:
         half = torch.arange(0, self.shape.head_dim, 2, device=self.device).float() / self.shape.head_dim
         self._frequencies = 1.0 / self.shape.theta**half
 
-    def cache(self, prefixes: Sequence[Sequence[Tensor]], prefix_of: Sequence[int], service: int) -> Cache:
+    def cache(self, prefixes: Sequence[Sequence[Tensor]], prefix_of: Sequence[int], capacity: int) -> Cache:
         """Return a batch's cache from kept pieces.
 
         Args:
             prefixes: For each prefix its pieces in order, each of shape (layers, 2, kv_heads, tokens, head_dim).
             prefix_of: The prefix of each row.
-            service: Own columns to begin with.
+            capacity: Own columns to begin with.
         """
         s = self.shape
         lengths = [sum(piece.shape[3] for piece in pieces) for pieces in prefixes]
@@ -57,7 +57,7 @@ class Decoder:
                 held[:, :, row, :, at : at + piece.shape[3]] = piece
                 at += piece.shape[3]
         own = torch.empty(
-            s.layers, 2, len(prefix_of), s.kv_heads, max(service, 1), s.head_dim, device=self.device
+            s.layers, 2, len(prefix_of), s.kv_heads, max(capacity, 1), s.head_dim, device=self.device
         )
         return Cache(
             held,

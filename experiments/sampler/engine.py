@@ -36,7 +36,7 @@ from schemas.search import Served
 
 PREFIXES = 4096  # in a batch; those of similar length are read together, `TOGETHER` at a time
 TOGETHER = 256
-SERVICE = 16  # tokens of a step that service is made for at first
+INITIAL_COLUMNS = 16  # tokens of a step that space is made for at first
 
 
 @dataclass(frozen=True)
@@ -136,7 +136,10 @@ class TorchEngine:
         self._read([plan.prompt_ids for plan in plans])
         most = max(plan.max_tokens for plan in plans)
         pieces = [self._pieces(plan.prompt_ids) for plan in plans]
-        cache, size = self._decoder.cache(pieces, range(len(plans)), SERVICE), self._decoder.vocabulary
+        cache, size = (
+            self._decoder.cache(pieces, range(len(plans)), INITIAL_COLUMNS),
+            self._decoder.vocabulary,
+        )
         rows = [BatchRow(plan, ()) for plan in plans]
         tokens = torch.tensor([plan.prompt_ids[-1] for plan in plans], device=self._decoder.device)
         found = np.empty(len(seeds), dtype=object)

@@ -146,7 +146,7 @@ def completion(
     total_s: float,
     ignored: Sequence[str] = (),
 ) -> dict[str, Any]:
-    """Return a chat completion. The Answer must have a text; see `errors.of_answer`.
+    """Return a chat completion. The Answer must have a text; see `of_answer`.
 
     Args:
         answer: How the query ended.

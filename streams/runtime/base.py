@@ -189,8 +189,6 @@ def murmur2(key: bytes) -> int:
 # - A table has the rows that were written before the crash, whole, before the first record is handled.
 # - When a handler has failed three times on one record, the record goes to the dead-letter topic and its query goes
 #   on without it.
-#
-# What services receive and send is in `records`, what can go wrong in `errors`.
 
 T = TypeVar("T")
 

@@ -40,8 +40,9 @@ from streams.runtime.base import (
 from streams.runtime.guard import Crashes, HandlerGuard, InFlightFile, handling
 from streams.runtime.kafka_clients import Again
 from streams.runtime.kafka_consumer import Consumer, wait_while
+from streams.runtime.kafka_fencing import Fence, FencedTable
 from streams.runtime.kafka_reading import assign, connected, to_ends
-from streams.runtime.kafka_writer import Changelogged, Fence, FencedTable, KafkaTable, Outbox, Sender
+from streams.runtime.kafka_writer import Changelogged, KafkaTable, Outbox, Sender
 from streams.runtime.queues import Binding
 from streams.settings import Settings
 from streams.topics import Topics
@@ -211,7 +212,7 @@ def create_app(settings: Settings, service: str, group: str = "", instance: str 
 
     Args:
         settings: The settings of the process.
-        service: embedder, decider, executor, verifier or aggregator.
+        service: Its name in `SERVICES`.
         group: The executor group; empty for other services.
         instance: Stable name of this worker: a static member rejoins without waiting for its old session to expire.
     """
@@ -570,8 +571,6 @@ class TopicFollower:
 
 
 # The Runtime protocol on Kafka: composes app, consumer, outbox and tables for one service.
-#
-# What a service asks the broker outside its consumer group is in `lookups`.
 
 T = TypeVar("T")
 

@@ -19,7 +19,7 @@ from schemas.errors import UniscaleError
 from streams.runtime.base import UnknownTopic
 from streams.settings import Settings, SettingsError
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # a command that only asks or sends must not pay for importing faust and aiokafka
     from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
     from aiokafka.abc import AbstractTokenProvider as AsyncTokenProvider
 
@@ -28,8 +28,6 @@ if TYPE_CHECKING:
 # A token expires, so a setting cannot hold it. Kubernetes projects service account tokens into files, and identity
 # providers come with agents that write them. The file is read again for every connection. A broker ends a connection
 # whose token has expired (KIP-368), and the client connects anew.
-
-# As in connections.py: a command that only asks or sends must not pay for importing it.
 
 log = logging.getLogger("streams.tokens")
 
@@ -88,8 +86,6 @@ def asynchronous_token(file: TokenFile) -> "AsyncTokenProvider":
 #
 # Clients and commands use kafka-python to send, read and administer. A service uses aiokafka to read topics outside its
 # consumer group, and to write in transactions.
-
-# A command that only asks or sends must not pay for importing faust and aiokafka.
 
 # On a machine that is busy with models, a broker can take long to answer.
 _REQUEST_MS = 90_000

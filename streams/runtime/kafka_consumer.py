@@ -25,7 +25,7 @@ from schemas.errors import UniscaleError
 from streams.runtime import kafka_clients
 from streams.runtime.base import ConsumerRecord, Moved
 from streams.runtime.kafka_clients import EMBEDDED_WAIT_MS
-from streams.runtime.kafka_writer import Fence
+from streams.runtime.kafka_fencing import Fence
 from streams.runtime.queues import WINDOW, Binding, Offsets, Queues
 from streams.settings import Settings
 
@@ -451,7 +451,7 @@ class Course:
 
 
 class Consumer(aiokafka.Consumer):
-    """faust's consumer with our own hand-over and offset bookkeeping; see the module."""
+    """faust's consumer with our own hand-over and offset bookkeeping, as the comment above says."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -465,7 +465,7 @@ class Consumer(aiokafka.Consumer):
         self._full_above = self._window - app.conf.broker_max_poll_records
         self._full: set[Any] = set()
         self.fences: dict[str, Fence] = {}
-        """By changelog, the right to write it, for tables with a single writer (`writing/fenced.py`)."""
+        """By changelog, the right to write it, for tables with a single writer (`Fence`)."""
         self._may_hand_over = asyncio.Event()
         self._may_hand_over.set()
         self._epoch = 0
@@ -718,7 +718,7 @@ class Consumer(aiokafka.Consumer):
         return True
 
     async def verify_all_partitions_active(self) -> None:
-        """Do nothing: faust would ask streams, which get no records here. `process/watch.py` detects a standstill."""
+        """Do nothing: faust would ask streams, which get no records here. `watch_liveness` detects a standstill."""
 
 
 async def wait_while(busy: Callable[[], int], most_s: float) -> None:

@@ -71,7 +71,7 @@ async def read(settings: Settings, topic: str, begin: int = 0) -> AsyncIterator[
 
 
 async def latest(settings: Settings, topic: str, begin: int = 0) -> dict[bytes, bytes]:
-    """Return the newest value of each key of a compacted topic, as `connections.latest` does.
+    """Return the newest value of each key of a compacted topic, as `kafka_clients.latest` does.
 
     Raises:
         BrokerUnreachable: no broker answers.

@@ -10,7 +10,7 @@ from kafka.structs import OffsetAndMetadata
 
 from schemas.errors import UniscaleError
 from streams.runtime import kafka_clients
-from streams.runtime.kafka_writer import Fence, Row
+from streams.runtime.kafka_fencing import Fence, Row
 from streams.settings import Settings
 
 _AT_ONCE = 500

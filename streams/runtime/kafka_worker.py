@@ -51,7 +51,7 @@ class PartitionProgress:
         return {tp: now_s - self._since[tp][1] if tp in self._since else 0.0 for tp in found}
 
 
-# Questions to a consumer for `watch.py`: do records wait, how far is each partition, has a task inside it ended?
+# Questions to a consumer for `watch_liveness`: do records wait, how far is each partition, has a task inside it ended?
 
 
 def waited_for(consumer: Consumer) -> bool:

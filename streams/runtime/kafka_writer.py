@@ -1,22 +1,17 @@
-"""Everything a process writes: records, rows of tables, and a changelog with a single writer, in transactions."""
+"""What a process writes: records, batched across handlers, and rows of tables, awaited."""
 
 import asyncio
 import functools
-import logging
-import time
 from collections.abc import Awaitable, Callable, Iterable, MutableMapping, Sequence
-from contextlib import AbstractContextManager
-from typing import Any, Protocol
+from typing import Any
 
 import faust
 from aiokafka.errors import KafkaError
 
 from schemas.errors import RecordTooLarge
 from schemas.record import MAX_RECORD, MAX_VALUE
-from streams.runtime import kafka_clients, kafka_reading
-from streams.runtime.base import Crash, Outgoing, RowTooLarge, SendFailed, partition_for
+from streams.runtime.base import Outgoing, RowTooLarge, SendFailed, partition_for
 from streams.settings import Settings
-from streams.topics import writer_of
 
 # Changelog-backed tables whose writes can be awaited.
 #
@@ -24,7 +19,7 @@ from streams.topics import writer_of
 # offset committed anyway. `put_all` waits for the delivery and only then makes the rows visible.
 #
 # faust recovers tables whose partitions are shared among workers (`Changelogged`). Tables with a single writer
-# recover by themselves (`fenced.py`).
+# recover by themselves (`FencedTable`).
 
 Owned = Callable[[], frozenset[int]]
 Write = Callable[[str, Sequence[tuple[bytes, bytes | None, int]]], Awaitable[None]]
@@ -149,205 +144,6 @@ class KafkaTable:
             raise RowTooLarge(
                 f"{self.changelog}: row {key!r} has {len(value)} bytes, the record limit is {self._limit}"
             )
-
-
-# One writer per changelog, enforced by the broker: rows are written in transactions under one transactional id.
-#
-# The worker that is assigned the partition takes over the id. From then on the broker refuses every write of the
-# previous holder: a process that was suspended past its session and resumes, or a second one with the same name.
-# The rows it had started to write are aborted, and readers of committed records never see them. An epoch in the
-# rows could not do this: in a compacted topic, the old writer's late row would replace the valid one.
-
-log = logging.getLogger("streams.fence")
-
-Row = tuple[bytes, bytes | None]
-
-
-class Fence:
-    """The right to write one changelog.
-
-    Args:
-        topic: The changelog; it has one partition.
-        connect: Returns a producer, not started, for a transactional id or for None.
-        transactions: Says, once there is a broker, whether it has transactions; where it has none, nothing enforces a
-            single writer.
-    """
-
-    def __init__(
-        self,
-        topic: str,
-        connect: Callable[[str | None], Any],
-        *,
-        transactions: Callable[[], bool] = lambda: True,
-    ) -> None:
-        self.topic = topic
-        self._connect = connect
-        self._has_transactions = transactions
-        self._transactions = True
-        self._producer: Any = None
-        self._one_at_a_time = asyncio.Lock()
-
-    async def take(self) -> None:
-        """Take the right from whichever process holds it.
-
-        Raises:
-            KafkaError: the broker refused.
-        """
-        async with self._one_at_a_time:
-            await self._drop()
-            self._transactions = self._has_transactions()
-            if not self._transactions:
-                log.warning(
-                    "%s: the embedded broker has no transactions: nothing keeps a second process from writing this "
-                    "log; run a single decider",
-                    self.topic,
-                )
-            producer = self._connect(writer_of(self.topic) if self._transactions else None)
-            await producer.start()
-            self._producer = producer
-
-    async def release(self) -> None:
-        """Give up the right, if this process holds it."""
-        async with self._one_at_a_time:
-            await self._drop()
-
-    async def write(self, rows: Sequence[Row], topic: str = "") -> None:
-        """Write rows, all or none of them, and wait until they are committed.
-
-        Args:
-            rows: Keys and values; None deletes a key.
-            topic: A topic with one partition that only the holder of the right writes; the default is the changelog.
-
-        Raises:
-            Crash: another process holds the right, or it is unknown whether the rows were committed.
-        """
-        async with self._one_at_a_time:
-            if self._producer is None:
-                raise Crash(
-                    f"{self.topic}: this process may not write it, because another one owns the partition"
-                )
-            try:
-                if not self._transactions:
-                    await self._post(rows, topic)
-                    return
-                await self._producer.begin_transaction()
-                await self._post(rows, topic)
-                await self._producer.commit_transaction()
-            except Exception as error:
-                # KafkaError, or an AssertionError if aiokafka has already given up the transaction. Only the log tells
-                # whether the commit arrived: a restart reads it.
-                raise Crash(
-                    f"{self.topic}: another process writes it, or a commit is uncertain: {error!r}"
-                ) from error
-
-    async def _post(self, rows: Sequence[Row], topic: str = "") -> None:
-        rest = list(rows)
-        while rest:
-            batch, taken = self._producer.create_batch(), 0
-            for key, value in rest:
-                if batch.append(key=key, value=value, timestamp=None) is None:
-                    break
-                taken += 1
-            await (await self._producer.send_batch(batch, topic or self.topic, partition=0))
-            del rest[:taken]
-
-    async def _drop(self) -> None:
-        producer, self._producer = self._producer, None
-        if producer is not None:
-            await kafka_reading.stop(producer)
-
-
-# A table with a single writer, which recovers from its changelog without faust.
-#
-# faust assigns the changelog together with the topics of the service but reads none of it. faust's own recovery would
-# start at the oldest offset, and would wait forever for a last record whose offset belongs to a transaction's
-# marker. Here reading starts at the offset that the service names, after this process has taken the right to write.
-# From then on, no earlier writer can commit anything more.
-
-
-class Assignment(Protocol):
-    """What a table needs to know of its worker's partitions; the consumer implements it."""
-
-    moved: int
-
-    async def settled(self) -> int:
-        """Wait while partitions are being reassigned, and return the epoch of the assignment."""
-
-    def is_ours(self, epoch: int) -> bool:
-        """Return whether partitions have stayed where they were in this epoch."""
-
-    def at_work(self) -> AbstractContextManager[None]:
-        """Count as busy, so that a rebalance waits briefly."""
-
-
-class FencedTable(KafkaTable):
-    """A table of one partition that only one process may write, and that recovers by itself.
-
-    Args:
-        settings: Of the process.
-        fence: The right to write it.
-        assignment: Says whether the partition still belongs to this worker, and counts what was read.
-        owned: Returns the partitions that this worker owns.
-        begins: Returns the offset at which reading starts.
-        recovered: Awaited when all rows have been read.
-
-    Attributes:
-        read_s: Seconds that the last recovery spent reading.
-    """
-
-    def __init__(
-        self,
-        settings: Settings,
-        fence: Fence,
-        assignment: Assignment,
-        owned: Callable[[], frozenset[int]],
-        *,
-        begins: Callable[[], Awaitable[int]],
-        recovered: Callable[[], Awaitable[None]],
-    ) -> None:
-        async def write(topic: str, rows: Sequence[tuple[bytes, bytes | None, int]]) -> None:
-            await fence.write([(key, value) for key, value, _ in rows], topic)
-
-        super().__init__(fence.topic, {}, {}, write, owned, settings.kafka.max_record_bytes)
-        self.settings = settings
-        self.read_s = 0.0
-        self._assignment = assignment
-        self._begins = begins
-        self._recovered = recovered
-        self._recovered_epoch = -1
-        self._one_at_a_time = asyncio.Lock()
-
-    async def recover(self) -> None:
-        """Read the rows and let the service recover, once per assignment; return when the present one is recovered.
-
-        faust can call this while partitions are being reassigned, and calls it again afterwards, without waiting for
-        the first call to return.
-
-        Raises:
-            UniscaleError: no broker answers, or the changelog does not exist.
-        """
-        async with self._one_at_a_time:
-            while self._recovered_epoch != (epoch := await self._assignment.settled()):
-                if await self._read(epoch):
-                    with self._assignment.at_work():
-                        await self._recovered()
-                    self._recovered_epoch = epoch
-
-    async def _read(self, epoch: int) -> bool:
-        """Read everything that has been committed; return False if the partition moved in the meantime."""
-        began_s = time.monotonic()
-        found: dict[bytes, bytes] = {}
-        self._rows.clear()  # another process may have written since
-        self._places.clear()
-        if self._owned():
-            async for records in kafka_reading.read(self.settings, self.changelog, await self._begins()):
-                self._assignment.moved += 1
-                if not self._assignment.is_ours(epoch):
-                    return False
-                kafka_clients.apply(found, records)
-        self.seed((key, value, 0) for key, value in found.items())
-        self.read_s = time.monotonic() - began_s
-        return self._assignment.is_ours(epoch)
 
 
 # One producer for all handlers: their records share requests, and each batch in a request has one acknowledgement.

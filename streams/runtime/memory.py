@@ -447,8 +447,6 @@ class MemoryLookups:
 
 
 # The Runtime protocol over lists: one worker of one service, which can die after any single effect.
-#
-# What a service asks the broker outside its consumer group is in `lookups`.
 
 
 _LATENCY_S = 0.02

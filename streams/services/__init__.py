@@ -143,8 +143,8 @@ GATEWAY = ServiceSpec(
 
 # The services: each binds the pure code of one package of `agents` to its topics.
 #
-# SERVICES is the one list of services. A service is a folder (or a file) with a `SPEC`, and one line
-# here. Importing this package loads no engine, encoder or policy: a service's `build` does.
+# SERVICES is the one list of services. A service is a file with a `ServiceSpec`, and one line here.
+# Importing this package loads no engine, encoder or policy: a service's `build` does.
 
 __all__ = ["SERVICES", "ServiceSpec"]
 

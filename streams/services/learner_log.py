@@ -118,7 +118,7 @@ class LearnerLog:
         log.info("snapshot %d written, %d older records dropped", self.snapshot_at, dropped)
 
     async def _write(self, decider: Decider) -> int:
-        """Write a snapshot and drop what is not needed any more, in the order that `log.retention` gives."""
+        """Write a snapshot and drop what is not needed any more, in the order that `agents.decider.snapshot` gives."""
         topics = self.runtime.topics
         first = await self.runtime.first_offsets((topics.query, topics.context))
         end = (await self.runtime.end_offsets((self.changelog,)))[self.changelog, 0]
@@ -131,8 +131,8 @@ class LearnerLog:
             _, crowded = decider.ended.forget(queries, first[topics.context, 0])
             if crowded:
                 log.warning(
-                    "%d ids of ended queries forgotten for want of service, although their Queries are still on the "
-                    "broker: raise remembered_ids (%d), or shorten the retention of %s",
+                    "%d ids of ended queries forgotten to stay within the limit, although their Queries are still on "
+                    "the broker: raise remembered_ids (%d), or shorten the retention of %s",
                     crowded,
                     decider.ended.most,
                     topics.query,

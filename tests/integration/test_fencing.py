@@ -21,7 +21,7 @@ from streams.local.deployment import python
 from streams.runtime import kafka_admin, kafka_clients
 from streams.runtime.base import Crash
 from streams.runtime.kafka import consumer_of, create_app
-from streams.runtime.kafka_writer import Fence, FencedTable
+from streams.runtime.kafka_fencing import Fence, FencedTable
 from streams.settings import KafkaSettings, Settings
 from streams.topics import Topic
 
