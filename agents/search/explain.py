@@ -6,8 +6,8 @@ score that it would have had to beat.
 
 from dataclasses import dataclass
 
+from agents.search.forest import place_of
 from agents.search.pruning import StepControl, history
-from agents.search.search import place_of
 from schemas.answer import Answer
 from schemas.forest import Draft, Fate, Forest
 

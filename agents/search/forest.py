@@ -341,3 +341,12 @@ def prefixes(forest: Forest) -> tuple[list[tuple[int, int]], int]:
 def _tokens_left(forest: Forest) -> int | None:
     budget = forest.limits.budget_tokens
     return None if budget is None else budget - forest.generated_tokens
+
+
+def place_of(forest: Forest, index: int) -> tuple[int, ...]:
+    """Return the identity of a draft in any search: its subtree, then its slot at each step.
+
+    A draft's seed depends on nothing else, so a wider search contains every draft of a narrower one.
+    """
+    path = [forest.drafts[at] for at in forest.path(index)]
+    return (path[0].tree, *(draft.slot for draft in path))

@@ -506,11 +506,6 @@ async def start_engines(models: Sequence[Model], options: EngineOptions) -> Engi
     return EngineSet({model.name: engine_for(model, options, host) for model in models}, host)
 
 
-def recorded_engines(models: Sequence[str], recording: Recording) -> EngineSet:
-    """Return engines that answer from a recording."""
-    return EngineSet({model: RecordedEngine(recording, model) for model in models}, None)
-
-
 def engine_for(model: Model, options: EngineOptions, host: EngineHost | None) -> Engine:
     """Return the engine of one catalogue entry.
 

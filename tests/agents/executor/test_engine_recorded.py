@@ -6,8 +6,7 @@ import pytest
 
 from agents.catalogue.models import Sampling
 from agents.serving.engine import Prefix
-from agents.serving.recorded import RecordedPath, RecordedStep, Recording, RecordingError
-from agents.serving.registry import recorded_engines
+from agents.serving.recorded import RecordedEngine, RecordedPath, RecordedStep, Recording, RecordingError
 from agents.verifier.prm import RecordedVerifier
 from schemas.query import Message
 
@@ -29,7 +28,7 @@ RECORDING = Recording(
 
 
 def test_drafts_are_drawn_by_seed_and_follow_their_prefix() -> None:
-    engine = recorded_engines(["mini-m"], RECORDING)["mini-m"]
+    engine = RecordedEngine(RECORDING, "mini-m")
     first = asyncio.run(engine.generate("q/1", [ROOT], 4, [0, 1, 2, 3], SAMPLING))
     assert [draft.text for draft in first] == [f"step {number}\n\n" for number in range(4)]
     assert {(draft.finish, draft.tokens, draft.prompt_tokens) for draft in first} == {("separator", 4, 9)}
@@ -41,13 +40,13 @@ def test_drafts_are_drawn_by_seed_and_follow_their_prefix() -> None:
 
 
 def test_a_model_that_was_not_recorded_is_an_error() -> None:
-    engine = recorded_engines(["mini-x"], RECORDING)["mini-x"]
+    engine = RecordedEngine(RECORDING, "mini-x")
     with pytest.raises(RecordingError, match="mini-x: not recorded for '2\\+3\\?'; recorded are mini-m"):
         asyncio.run(engine.generate("q/1", [ROOT], 1, [0], SAMPLING))
 
 
 def test_a_step_beyond_the_client_s_most_tokens_is_cut_and_scored_as_the_whole_step() -> None:
-    engine = recorded_engines(["mini-m"], RECORDING)["mini-m"]
+    engine = RecordedEngine(RECORDING, "mini-m")
     bounded = Prefix(messages=ROOT.messages, max_tokens=3)
     (draft,) = asyncio.run(engine.generate("q/1", [bounded], 1, [2], SAMPLING))
     # "step 2\n\n" has 4 tokens and 8 characters.

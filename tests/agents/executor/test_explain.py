@@ -1,20 +1,14 @@
-"""A search derived from a wider recording is the search itself, or is not derived at all."""
+"""What is said of a search: each draft's place and fate, and the bound that pruned it."""
 
 import random
 
-import pytest
-
 from agents.search.explain import explain
-from agents.search.forest import SearchError, ask, outcome, plant, tell_drafts, tell_scores
-from agents.search.search import derive, place_of
+from agents.search.forest import ask, outcome, place_of, plant, tell_drafts, tell_scores
 from agents.serving.engine import Drafted
 from schemas.action import Action
 from schemas.answer import Answer
 from schemas.forest import Forest, Limits
 from schemas.search import Scored
-
-WIDTHS = [(1, 1, 1), (4, 1, 1), (1, 4, 2), (2, 4, 2), (1, 8, 2), (2, 16, 4), (8, 2, 1)]
-OPEN = Limits(depth_limit=6, step_tokens=20, early_exit=False)
 
 
 def search(seed: int, action: Action, limits: Limits) -> Forest:
@@ -39,50 +33,6 @@ def search(seed: int, action: Action, limits: Limits) -> Forest:
 
 def action(qp: int, cp: int, bs: int) -> Action:
     return Action(model="m", qp=qp, cp=cp, bs=bs)
-
-
-def test_early_exit_is_derived_from_a_run_without_it_exactly_or_not_at_all() -> None:
-    derived = pruned = 0
-    for seed in range(140):
-        widths = action(*WIDTHS[seed % len(WIDTHS)])
-        limits = Limits(depth_limit=6, step_tokens=20, eta=(1.0, 1.2, 2.0)[seed % 3])
-        found = derive(search(seed, widths, OPEN), limits=limits)
-        if found is not None:
-            derived += 1
-            pruned += any(draft.fate == "early_exit" for draft in found.drafts)
-            assert found == search(seed, widths, limits)
-    assert derived > 130
-    assert pruned > 20
-
-
-def test_best_of_n_is_derived_from_the_widest_run() -> None:
-    for limits in (OPEN, Limits(depth_limit=6, step_tokens=20)):
-        recorded = search(5, action(16, 1, 1), OPEN)
-        for n in (1, 2, 3, 7, 16):
-            assert derive(recorded, action=action(n, 1, 1), limits=limits) == search(
-                5, action(n, 1, 1), limits
-            )
-
-
-def test_a_token_budget_is_derived_only_while_it_is_not_reached() -> None:
-    recorded = search(5, action(4, 1, 1), OPEN)
-    ample = derive(
-        recorded, limits=Limits(depth_limit=6, step_tokens=20, early_exit=False, budget_tokens=10_000)
-    )
-    assert ample is not None
-    assert ample.drafts == recorded.drafts
-    for budget in (2, 8, recorded.generated_tokens - 1):
-        tight = Limits(depth_limit=6, step_tokens=20, early_exit=False, budget_tokens=budget)
-        assert derive(recorded, limits=tight) is None
-
-
-def test_what_was_not_recorded_is_not_derived() -> None:
-    assert derive(search(5, action(2, 1, 1), OPEN), action=action(3, 1, 1)) is None
-    shallow = (search(seed, action(1, 1, 1), Limits(depth_limit=1, step_tokens=20)) for seed in range(50))
-    unfinished = next(forest for forest in shallow if forest.drafts[0].fate == "cut")
-    assert derive(unfinished, limits=OPEN) is None
-    with pytest.raises(SearchError, match=r"limits\.temperature"):
-        derive(unfinished, limits=Limits(depth_limit=6, step_tokens=20, temperature=0.5))
 
 
 def test_every_fate_is_explained() -> None:
@@ -126,7 +76,7 @@ def test_every_fate_is_explained() -> None:
 
 def test_a_search_that_failed_at_its_verifier_is_explained() -> None:
     forest = tell_drafts(
-        plant(action(2, 1, 1), OPEN),
+        plant(action(2, 1, 1), Limits(depth_limit=6, step_tokens=20, early_exit=False)),
         1,
         [Drafted("a\n\n", 3, "separator"), Drafted("b", 2, "eos")],
         prompt_tokens=7,
