@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from types import NoneType
 from typing import Any, Final, Literal, TypeVar, get_args, get_origin
 
 import msgspec
@@ -227,8 +228,9 @@ class PolicySettings(Section, frozen=True, rename={"name": "policy", "options": 
     # while the learner's log is empty; afterwards the log holds it. Empty: the one that the catalogue names, where it
     # fits policy, encoder and models; `none`: none.
     prior: str = ""
-    # Rounds of uniform choice before the policy decides. With a prior there are none.
-    warm_up: int = 50
+    # Rounds of uniform choice before the policy decides; with a prior there are none. Empty: none where the policy is
+    # `contextual`, which explores by what it does not know yet, else the paper's 50.
+    warm_up: int | None = None
     seed: int = 3
     # Decisions and updates between two snapshots of the learner. Rows that have ended stay in its memory and its log
     # until two snapshots hold them. 0 writes none and keeps every row.
@@ -406,9 +408,11 @@ def _fields() -> Iterator[tuple[str, msgspec.structs.FieldInfo]]:
 
 
 def _parsed(field: msgspec.structs.FieldInfo, value: Any) -> Any:
-    """Return a value whose text is JSON or a list separated by commas; any other value as it is."""
+    """Return a value whose text is JSON, a list separated by commas, or empty for None; any other value as it is."""
     if not isinstance(value, str):
         return value
+    if not value and NoneType in get_args(field.type):
+        return None
     if get_origin(field.type) is tuple:
         return tuple(part.strip() for part in value.split(",") if part.strip())
     if get_origin(field.type) is not dict:
@@ -424,6 +428,8 @@ def _parsed(field: msgspec.structs.FieldInfo, value: Any) -> Any:
 def _text(value: Any) -> str:
     if isinstance(value, dict):
         return msgspec.json.encode(value).decode()
+    if value is None:
+        return ""
     return ",".join(value) if isinstance(value, tuple) else str(value)
 
 
@@ -435,6 +441,9 @@ def _converted(values: Mapping[str, Any], kind: type[S]) -> S:
             raise error.__cause__ from None
         name = str(error).rpartition("`$.")[2].rstrip("`")
         expected = next(field.type for _, field in _fields() if field.encode_name == name)
-        choices = ", ".join(map(str, get_args(expected)))
-        wanted = f"one of {choices}" if choices else f"a value of type {expected.__name__}"
+        choices = [each for each in get_args(expected) or (expected,) if each is not NoneType]
+        kind = choices[0]
+        wanted = (
+            f"a value of type {kind.__name__}" if isinstance(kind, type) else f"one of {', '.join(choices)}"
+        )
         raise SettingsError(f"{variable(name)}: must be {wanted}, is {values[name]!r}") from None

@@ -92,7 +92,7 @@ _SHOWN = (
     "--warm-up",
     type=click.IntRange(min=0),
     help="Queries decided uniformly at random first, by a policy that begins from nothing. "
-    "[none where a prior fits, else 50]",
+    "[none where a prior fits or the policy is `contextual`, else 50]",
 )
 @click.option(
     "--policy",

@@ -77,8 +77,8 @@ class Demo(msgspec.Struct, frozen=True, kw_only=True):
         policy: The policy that chooses; `contextual` begins from the catalogue's prior, if it fits.
         accuracy: The objective of every query, as `Query.accuracy`; None: the deployment's own.
         control: The action that the baselines take; empty: no baselines.
-        warm_up: Queries decided uniformly at random first, by a policy that begins from nothing; None: none if
-            there is a prior that fits, else 50.
+        warm_up: Queries decided uniformly at random first, by a policy that begins from nothing; None: as many as the
+            settings say, and none if there is a prior that fits.
         broker: `embedded`, `kafka` or `auto`.
         recording: Answers come from this file instead of engines.
         timeout_s: Seconds a query may take.
@@ -157,7 +157,7 @@ def run(
         prefix=f"demo-{uuid.uuid4().hex[:6]}.",
         seed=demo.seed,
         policy=demo.policy,
-        warm_up=50 if demo.warm_up is None else demo.warm_up,
+        warm_up=settings.policy.warm_up if demo.warm_up is None else demo.warm_up,
         prior=settings.policy.prior if demo.warm_up is None else "none",
         max_in_flight=demo.in_flight,
         query_partitions=1,

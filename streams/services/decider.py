@@ -36,6 +36,9 @@ from streams.settings import Settings, SettingsError, variable
 
 # The policy that the settings name, and the actions of a catalogue as the policy sees them.
 
+WARM_UP: Final = 50
+"""Rounds of uniform choice with which the paper's policies begin (§5)."""
+
 
 def policy_of(settings: Settings, encoder: Encoder) -> Policy:
     """Return the policy of the settings, without actions yet.
@@ -43,10 +46,13 @@ def policy_of(settings: Settings, encoder: Encoder) -> Policy:
     Raises:
         SettingsError: an unknown policy or option, or a value out of range.
     """
+    warm_up = settings.policy.warm_up
+    if warm_up is None:
+        warm_up = 0 if settings.policy.name == "contextual" else WARM_UP
     try:
         return build_policy(
             settings.policy.name,
-            {"warm_up": settings.policy.warm_up, **settings.policy.options},
+            {"warm_up": warm_up, **settings.policy.options},
             query_dim=encoder.dimension,
             action_dim=encoder.dimension,
             encoder=encoder_id(encoder),

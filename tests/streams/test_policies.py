@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from agents.bandit.exploration import Explored
 from agents.catalogue.actions import uis_space
 from agents.catalogue.file import load_catalogue
 from streams.services.decider import check_control_group, policy_of, prior_of, read_prior
@@ -20,8 +21,15 @@ def of(**settings: object) -> Settings:
 
 @pytest.mark.parametrize("name", ["linucb", "contextual", "random", "sliding-window"])
 def test_any_registered_policy_is_deployed_by_name(name: str) -> None:
-    assert policy_of(of(policy=name), HASHED).name == f"explored-{name}"
+    assert policy_of(of(policy=name, warm_up=9), HASHED).name == f"explored-{name}"
     assert policy_of(of(policy=name, warm_up=0), HASHED).name == name
+
+
+def test_only_the_papers_policies_begin_with_uniform_rounds_unless_told() -> None:
+    assert policy_of(of(policy="contextual"), HASHED).name == "contextual"
+    paper = policy_of(of(policy="linucb"), HASHED)
+    assert isinstance(paper, Explored)
+    assert paper.warm_up == 50
 
 
 @pytest.mark.parametrize(

@@ -70,6 +70,10 @@ def test_a_setting_in_the_file_that_cannot_be_is_refused(tmp_path: Path, line: s
         Settings.from_env({}, catalogue=str(path))
 
 
+def test_an_empty_variable_leaves_a_setting_to_its_default() -> None:
+    assert Settings.from_env({"UNISCALE_WARM_UP": ""}).policy.warm_up is None
+
+
 NAMES = [
     "bootstrap", "catalogue", "commit_interval_s", "concurrency",
     "device", "early_exit", "encoder", "encoder_dimension",
@@ -121,6 +125,7 @@ def test_replacing_checks_what_it_is_given_and_leaves_the_original() -> None:
         ("UNISCALE_GUARANTEE", "exactly_once", "UNISCALE_GUARANTEE: must be 'at_least_once'"),
         ("UNISCALE_MAX_IN_FLIGHT", "0", "UNISCALE_MAX_IN_FLIGHT: must be at least 1, is 0"),
         ("UNISCALE_MAX_IN_FLIGHT", "many", "UNISCALE_MAX_IN_FLIGHT: must be a value of type int, is 'many'"),
+        ("UNISCALE_WARM_UP", "few", "UNISCALE_WARM_UP: must be a value of type int, is 'few'"),
         ("UNISCALE_EARLY_EXIT", "maybe", "UNISCALE_EARLY_EXIT: must be a value of type bool, is 'maybe'"),
         (
             "UNISCALE_SECURITY_PROTOCOL",
