@@ -10,7 +10,7 @@ import numpy as np
 from scipy.linalg import solve_triangular
 
 from agents.bandit.features import FeatureMap
-from agents.bandit.learner import History, Learner, pick
+from agents.bandit.learner import Learner, ReplayBuffer, pick
 from agents.bandit.policy import (
     Context,
     Matrix,
@@ -78,7 +78,7 @@ class KNN(Learner):
     def __init__(self, features: FeatureMap, k: int = 5) -> None:
         super().__init__(features)
         self.k = k
-        self.history = History(features.settings.query_dim)
+        self.history = ReplayBuffer(features.settings.query_dim)
 
     def take(self, observations: Sequence[Observation]) -> None:
         """Keep the rows."""
@@ -183,7 +183,7 @@ class MLP(Learner):
         if f.interactions != "none":
             raise ValueError(f"interactions is {f.interactions!r}; a network learns its own, set 'none'")
         self.network = Network(f.query_dim + f.action_dim, self.settings)
-        self.history = History(f.query_dim)
+        self.history = ReplayBuffer(f.query_dim)
 
     def take(self, observations: Sequence[Observation]) -> None:
         """Append each observation, and train on the whole history after each."""

@@ -217,7 +217,7 @@ def _opened(data: bytes) -> tuple[dict[str, Any], bytes]:
 # They learn the paper's scalar reward: r of Eq. 4 under the objective in force when the decision was made.
 
 
-class History:
+class ReplayBuffer:
     """Rows (s_q, action, r) in the order they were learned; a correction replaces r in its row."""
 
     def __init__(self, query_dim: int) -> None:

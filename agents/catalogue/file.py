@@ -1,7 +1,7 @@
 """Catalogues and their entries read from YAML, every error naming file, model, field and fix.
 
 A file may point at a family of checkpoints (`family: models/family.json`) instead of typing their numbers again: see
-`checkpoint.py`. It may also hold the rest of a deployment: see `Beside`.
+`checkpoint.py`. It may also hold the rest of a deployment: see `CatalogueExtras`.
 """
 
 import re
@@ -29,7 +29,7 @@ _MADE = {"family": "train the family", "prior": "make it with `python -m experim
 _AT = re.compile(r"^(?P<what>.*?)(?: - at `(?:key in )?\$\.?(?P<field>.*)`)?$", re.DOTALL)
 
 
-class Beside(NamedTuple):
+class CatalogueExtras(NamedTuple):
     """What a catalogue file says beside its models: a deployment can be described in this one file.
 
     Attributes:
@@ -51,7 +51,7 @@ KEYS = (
     "verifier",
     "cost_range",
     "family",
-    *Beside._fields,
+    *CatalogueExtras._fields,
     "defaults",
     "models",
     "verifiers",
@@ -70,7 +70,7 @@ def load_catalogue(path: Path, version: int = -1) -> Catalogue:
         CatalogueError: naming the file, the model, the field and the fix.
     """
     entry = _read(path)
-    for beside in Beside._fields:
+    for beside in CatalogueExtras._fields:
         entry.pop(beside, None)
     models = _entries(entry.pop("models", []), f"{path}, field models")
     verifiers = _entries(entry.pop("verifiers", []), f"{path}, field verifiers")
@@ -95,7 +95,7 @@ def load_catalogue(path: Path, version: int = -1) -> Catalogue:
     return _convert(content, Catalogue, f"{path}")
 
 
-def beside_catalogue(path: Path) -> Beside:
+def beside_catalogue(path: Path) -> CatalogueExtras:
     """Return what a catalogue file says beside its models.
 
     Args:
@@ -111,7 +111,7 @@ def beside_catalogue(path: Path) -> Beside:
             f"{path}, field parallelism: expected a list of QP/CP, got {parallelism!r}; write it like [1/1, 4/16]"
         )
     objectives = _mapping(content.get("objectives", {}), f"{path}, field objectives")
-    return Beside(
+    return CatalogueExtras(
         None if (prior := content.get("prior")) is None else _locate(path, "prior", prior),
         tuple(parallelism),
         {
