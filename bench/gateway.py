@@ -148,7 +148,7 @@ def one_by_one(settings: Settings, kind: str, queries: int, folder: Path) -> dic
     settings = settings.replace(state_dir=str(folder / "state"), gateway_port=free_port())
     url, log = f"http://127.0.0.1:{settings.gateway.port}", folder / "up.log"
     argv = [sys.executable, "-m", "streams", "up", "--broker", kind, "--port", str(free_port())]
-    argv += ["--gateway", "--quiet", "--log", str(log)]
+    argv += ["--gateway", "--quiet", "--log", str(log), "--data", str(folder / "broker")]
     taken = []
     with subprocess.Popen(argv, env={**os.environ, **settings.environ()}, stdout=subprocess.PIPE) as system:
         try:

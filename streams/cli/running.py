@@ -2,7 +2,6 @@
 
 import contextlib
 import os
-import signal
 import sys
 import time
 from collections import Counter
@@ -374,6 +373,13 @@ def _n(value: float | None) -> str:
 # `up`, `worker`, `broker`: start processes.
 
 _BROKER = click.Choice(["auto", "kafka", "embedded"])
+_data = click.option(
+    "--data",
+    type=click.Path(path_type=Path),
+    default=Path("data/broker"),
+    show_default=True,
+    help="Folder for the log of the broker that is started. It stays, and the next start goes on with it.",
+)
 
 
 @click.command()
@@ -414,6 +420,7 @@ def worker(settings: Settings, service: str, group: str, instance: str, metrics_
     help="Also start a broker: Apache Kafka from KAFKA_HOME, or the embedded one.",
 )
 @click.option("--port", default=9092, show_default=True, help="Port of the broker, if one is started.")
+@_data
 @click.option(
     "--log",
     "log_path",
@@ -431,7 +438,14 @@ def worker(settings: Settings, service: str, group: str, instance: str, metrics_
 @click.option("--quiet", is_flag=True, help="Write only the log file.")
 @click.pass_obj
 def up(
-    settings: Settings, kind: str, port: int, log_path: Path, metrics_port: int, gateway: bool, quiet: bool
+    settings: Settings,
+    kind: str,
+    port: int,
+    data: Path,
+    log_path: Path,
+    metrics_port: int,
+    gateway: bool,
+    quiet: bool,
 ) -> None:
     """Run all services on this machine, supervised, with one log. Ctrl-C stops everything it started.
 
@@ -440,10 +454,11 @@ def up(
     To try it out: `python -m streams up --broker auto`.
     """
     with stopped_by_signals(), contextlib.ExitStack() as stack:
+        broker = None
         if kind != "none":
-            broker = stack.enter_context(LocalBroker.choose(kind, os.environ, port=port))  # type: ignore[arg-type]
+            broker = stack.enter_context(LocalBroker.choose(kind, os.environ, port=port, directory=data))  # type: ignore[arg-type]
             settings = settings_for(settings, broker)
-            click.echo(f"{broker.version} on {broker.bootstrap}")
+            click.echo(f"{broker.version} on {broker.bootstrap}; {broker.kept}")
         groups = Control(settings).base.groups
         page = Topics(settings).declared(groups)
         click.echo(f"topics: created {len(kafka_admin.create(settings, page))} of {len(page)}")
@@ -458,31 +473,30 @@ def up(
         environ = {**os.environ, **settings.environ()}
         echo = None if quiet else click.echo
         supervisor = stack.enter_context(Supervisor(services, environ=environ, log_path=log_path, echo=echo))
-        supervisor.wait_ready(600)
+
+        def watch(waiting: list[str]) -> None:
+            if broker is not None:
+                broker.revive(click.echo)
+
+        supervisor.wait_ready(600, tick=watch)
         click.echo(f"all {len(services)} services are ready; log in {log_path}")
         if gateway:
             click.echo(f"gateway: http://{settings.gateway.host}:{settings.gateway.port}/")
         while True:
-            signal.pause()
+            watch([])
+            time.sleep(1.0)
 
 
 @click.command("broker")
 @click.option("--kind", type=_BROKER, default="auto", show_default=True, help="Broker to start.")
 @click.option("--port", default=9092, show_default=True, help="The port it listens on.")
-@click.option(
-    "--dir",
-    "directory",
-    type=click.Path(path_type=Path),
-    help="Folder for Kafka's log. [a temporary one]",
-)
+@_data
 @click.pass_obj
-def broker_command(settings: Settings, kind: str, port: int, directory: Path | None) -> None:
+def broker_command(settings: Settings, kind: str, port: int, data: Path) -> None:
     """Run a broker on this machine until Ctrl-C: Apache Kafka if it is installed, else the embedded one."""
-    chosen = LocalBroker.choose(kind, os.environ, port=port)  # type: ignore[arg-type]
-    if directory:
-        chosen = LocalBroker(chosen.kind, port=port, directory=directory, home=chosen.home)
+    chosen = LocalBroker.choose(kind, os.environ, port=port, directory=data)  # type: ignore[arg-type]
     with stopped_by_signals(), chosen as running:
-        click.echo(f"{running.version} on {running.bootstrap}, log in {running.directory}; Ctrl-C stops it")
+        click.echo(f"{running.version} on {running.bootstrap}; {running.kept}; Ctrl-C stops it")
         assert running.process is not None
         code = running.process.wait()
         raise click.ClickException(

@@ -13,7 +13,7 @@ import socket
 import subprocess
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from importlib import metadata
 from pathlib import Path
 from typing import Literal, Self
@@ -25,6 +25,12 @@ Kind = Literal["kafka", "embedded"]
 # A loaded machine takes a minute for what takes two seconds on an idle one.
 _START_S = 180.0
 _STOP_S = 20.0
+
+STEADY_S = 60.0
+"""A broker that has run for this long has started well: the next end counts as its first."""
+
+MOST_ENDS = 3
+"""Ends in a row, none after `STEADY_S`, after which a broker is not started again."""
 
 
 class BrokerError(UniscaleError):
@@ -64,7 +70,14 @@ def listening(port: int) -> bool:
 
 
 class LocalBroker:
-    """One broker process, as a context manager. Starting again after a stop keeps Kafka's log."""
+    """One broker process, as a context manager. Starting again, on any port, goes on with Kafka's log.
+
+    Args:
+        kind: `kafka` or `embedded`.
+        port: What it listens on; 0 for a free one.
+        directory: Folder for its log. Without one it has a temporary folder, which is deleted on leaving.
+        home: An Apache Kafka distribution, for `kafka`.
+    """
 
     def __init__(
         self, kind: Kind, *, port: int = 0, directory: Path | None = None, home: Path | None = None
@@ -72,13 +85,20 @@ class LocalBroker:
         self.kind = kind
         self.port = port or free_port()
         self._own_directory = directory is None
-        self.directory = directory or Path(tempfile.mkdtemp(prefix="uniscale-broker-"))
+        self.directory = (directory or Path(tempfile.mkdtemp(prefix="uniscale-broker-"))).resolve()
         self.home = home
         self.process: subprocess.Popen[bytes] | None = None
+        self._started_s = 0.0
+        self._ends = 0
 
     @classmethod
     def choose(
-        cls, kind: Kind | Literal["auto"], environ: Mapping[str, str], *, port: int = 0
+        cls,
+        kind: Kind | Literal["auto"],
+        environ: Mapping[str, str],
+        *,
+        port: int = 0,
+        directory: Path | None = None,
     ) -> "LocalBroker":
         """Return the broker of a kind; `auto` is Apache Kafka if it and Java are installed, else the embedded one."""
         home = kafka_home(environ) if kind != "embedded" else None
@@ -90,7 +110,7 @@ class LocalBroker:
             )
         if home is not None and kind == "auto" and shutil.which("java") is None:
             home = None
-        return cls("kafka" if home else "embedded", port=port, home=home)
+        return cls("kafka" if home else "embedded", port=port, directory=directory, home=home)
 
     @property
     def bootstrap(self) -> str:
@@ -108,6 +128,13 @@ class LocalBroker:
         found = re.search(r"kafka-clients-([\d.]+\d)", jars[0].name) if jars else None
         return f"Apache Kafka {found.group(1) if found else 'unknown'}"
 
+    @property
+    def kept(self) -> str:
+        """Say where the log is, for whoever relies on it."""
+        if self.kind == "embedded":
+            return "its log is in memory: everything is lost when it ends"
+        return f"its log is in {self.directory}" + (", deleted at the end" if self._own_directory else "")
+
     def start(self) -> Self:
         """Start the process and wait until it accepts connections.
 
@@ -119,7 +146,8 @@ class LocalBroker:
                 f"port {self.port} is taken: stop the process that listens there, or choose another port with --port"
             )
         self.directory.mkdir(parents=True, exist_ok=True)
-        log = self.directory / "broker.log"
+        log = self._output
+        self._started_s = time.monotonic()
         with log.open("ab") as out:
             self.process = subprocess.Popen(
                 self._command(),
@@ -140,6 +168,31 @@ class LocalBroker:
                 )
             time.sleep(0.1)
         return self
+
+    def revive(self, say: Callable[[str], None]) -> None:
+        """Start a broker again that ended by itself. Nothing to do while it runs.
+
+        Args:
+            say: Called with what happened, in words.
+
+        Raises:
+            BrokerError: its log was in memory, or it ends again and again, or it does not start.
+        """
+        if self.process is None or (code := self.process.poll()) is None:
+            return
+        lived_s = time.monotonic() - self._started_s
+        self._ends = 1 if lived_s > STEADY_S else self._ends + 1
+        ended = f"the broker ended by itself after {lived_s:.0f} s (code {code})"
+        if self.kind == "embedded":
+            raise BrokerError(
+                f"{ended}, and with it the log, which it kept in memory; see {self._output}. "
+                "Start again; to keep what is asked and learned, use Apache Kafka (--broker kafka)"
+            )
+        if self._ends >= MOST_ENDS:
+            raise BrokerError(f"{ended}, {self._ends} times in a row: {_tail(self._output)}")
+        say(f"{ended}; starting it again on its log in {self.directory}")
+        self.start()
+        say(f"the broker runs again on {self.bootstrap}")
 
     def stop(self) -> None:
         """Stop cleanly, or kill after 20 s. The log is kept unless its directory is temporary."""
@@ -170,6 +223,10 @@ class LocalBroker:
         except subprocess.TimeoutExpired:
             os.killpg(self.process.pid, signal.SIGKILL)
             self.process.wait()
+
+    @property
+    def _output(self) -> Path:
+        return self.directory / "broker.log"
 
     def _home(self) -> Path:
         if self.home is None:
@@ -203,8 +260,6 @@ class LocalBroker:
 
     def _format(self) -> Path:
         properties = self.directory / "server.properties"
-        if properties.exists():
-            return properties
         controller = free_port()
         written = {
             "process.roles": "broker,controller",
@@ -228,6 +283,8 @@ class LocalBroker:
             "group.min.session.timeout.ms": 3000,
         }
         properties.write_text("".join(f"{name}={value}\n" for name, value in written.items()))
+        if (self.directory / "log" / "meta.properties").exists():
+            return properties  # a log to go on with
         cluster = "uniscale" + "0" * 13 + "A"
         done = subprocess.run(
             [str(self._script("kafka-storage.sh")), "format", "-t", cluster, "-c", str(properties)],
@@ -237,7 +294,6 @@ class LocalBroker:
             env={**os.environ, **self._environ()},
         )
         if done.returncode:
-            properties.unlink()
             raise BrokerError(
                 f"kafka-storage.sh format failed: {(done.stderr or done.stdout).strip()[-600:]}"
             )

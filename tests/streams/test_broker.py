@@ -13,7 +13,7 @@ from aiokafka.consumer.fetcher import Fetcher
 
 from schemas.query import Query
 from streams.client.client import Client
-from streams.local.broker import BrokerError, LocalBroker, kafka_home, listening
+from streams.local.broker import MOST_ENDS, BrokerError, LocalBroker, kafka_home, listening
 from streams.runtime import kafka_admin, kafka_clients, kafka_reading
 from streams.runtime.kafka import TopicFollower, consumer_of, create_app, sender_of
 from streams.runtime.kafka_rewrite import rewrite
@@ -93,6 +93,42 @@ def embedded() -> Iterator[Settings]:
         settings = Settings(kafka=KafkaSettings(bootstrap=broker.bootstrap))
         kafka_admin.create(settings, Topics(settings).declared(["a"]))
         yield settings
+
+
+@on_embedded
+def test_a_broker_that_lost_its_log_with_its_process_is_not_started_again(tmp_path: Path) -> None:
+    with LocalBroker.choose("embedded", os.environ, directory=tmp_path / "data") as broker:
+        broker.revive(pytest.fail)  # it runs
+        broker.kill()
+        with pytest.raises(BrokerError, match="in memory"):
+            broker.revive(pytest.fail)
+        assert not listening(broker.port)
+    assert (tmp_path / "data" / "broker.log").exists()
+
+
+@pytest.mark.broker
+@pytest.mark.kafka("it keeps its log")
+def test_apache_kafka_goes_on_with_its_log_after_a_crash_and_on_another_port(tmp_path: Path) -> None:
+    said: list[str] = []
+    with LocalBroker.choose("kafka", os.environ, directory=tmp_path / "data") as broker:
+        settings = Settings(kafka=KafkaSettings(bootstrap=broker.bootstrap))
+        kafka_admin.create(settings, Topics(settings).declared(["a"]))
+        with Client(settings) as client:
+            client.send([Query(query_id="q", text="What is 1 + 1?")])
+        broker.kill()
+        broker.revive(said.append)
+        assert ends(settings, Topics(settings).query) == 1
+        first = broker.port
+    assert ["starting it again" in said[0], "runs again" in said[1]] == [True, True]
+    with LocalBroker.choose("kafka", os.environ, directory=tmp_path / "data") as broker:
+        assert broker.port != first
+        assert ends(settings.replace(bootstrap=broker.bootstrap), Topics(settings).query) == 1
+        for _ in range(MOST_ENDS - 1):
+            broker.kill()
+            broker.revive(said.append)
+        broker.kill()
+        with pytest.raises(BrokerError, match="in a row"):
+            broker.revive(said.append)
 
 
 @pytest.fixture(scope="module")

@@ -39,12 +39,19 @@ def wait_gone(pid: int, timeout_s: float = 240.0) -> None:
         time.sleep(0.1)
 
 
+def up(folder: Path, port: int) -> tuple[str, ...]:
+    """Return the words that start everything on the embedded broker."""
+    files = ("--log", str(folder / "up.log"), "--data", str(folder / "data"))
+    return ("up", "--broker", "embedded", "--port", str(port), *files)
+
+
 @pytest.mark.broker
 @pytest.mark.embedded
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_broker_in_the_background_of_a_script_stops(tmp_path: Path, number: signal.Signals) -> None:
     port = free_port()
-    pid, said = in_background(tmp_path, "broker", "--kind", "embedded", "--port", str(port))
+    words = ("broker", "--kind", "embedded", "--port", str(port), "--data", str(tmp_path / "data"))
+    pid, said = in_background(tmp_path, *words)
     wait_for(said, "Ctrl-C stops it")
     os.kill(pid, number)
     wait_gone(pid)
@@ -56,8 +63,7 @@ def test_a_broker_in_the_background_of_a_script_stops(tmp_path: Path, number: si
 @pytest.mark.embedded
 def test_up_in_the_background_of_a_script_stops_with_everything_it_started(tmp_path: Path) -> None:
     port = free_port()
-    words = ("up", "--broker", "embedded", "--port", str(port), "--log", str(tmp_path / "up.log"))
-    pid, said = in_background(tmp_path, *words)
+    pid, said = in_background(tmp_path, *up(tmp_path, port))
     wait_for(said, "topics: created")
     deadline = time.monotonic() + 240
     while len(started := psutil.Process(pid).children()) < 6:  # a broker and five services
@@ -69,6 +75,18 @@ def test_up_in_the_background_of_a_script_stops_with_everything_it_started(tmp_p
     for child in started:
         wait_gone(child.pid)
     assert said.read_text().splitlines()[-1] == "stopped"
+
+
+@pytest.mark.broker
+@pytest.mark.embedded
+def test_up_ends_and_says_why_when_a_broker_that_keeps_its_log_in_memory_ends(tmp_path: Path) -> None:
+    pid, said = in_background(tmp_path, *up(tmp_path, free_port()))
+    wait_for(said, "topics: created")
+    assert "its log is in memory" in said.read_text()
+    (broker,) = [each for each in psutil.Process(pid).children() if "streams" not in each.cmdline()]
+    broker.kill()
+    wait_gone(pid)
+    assert "error: the broker ended by itself" in said.read_text().splitlines()[-1]
 
 
 def test_the_second_sigterm_does_not_interrupt_the_stopping() -> None:
