@@ -193,7 +193,7 @@ LOCAL_HOSTS: Final = frozenset({"127.0.0.1", "localhost", "[::1]"})
 
 
 class OpenGateway(UniscaleError):
-    """The gateway would listen beyond this machine without any API key. Add a key first."""
+    """The gateway could be reached from other machines without any API key. Add a key first."""
 
 
 class AddressTaken(UniscaleError):
@@ -238,17 +238,29 @@ class GatewayService:
         """Return the HTTP side."""
         return Routes(self.exchange, self.deciders, LOCAL_HOSTS | hosts, self.runtime.now_ms() // 1000)
 
-    def check_address(self, host: str) -> None:
-        """Refuse to listen beyond this machine without keys.
+    def check_address(self, host: str, hosts: frozenset[str] = frozenset()) -> None:
+        """Refuse to be reached from other machines while no key exists: whoever comes in without one may do everything.
+
+        Args:
+            host: What the gateway listens on.
+            hosts: Host names that requests may be addressed to; a name of its own means a proxy before this machine.
 
         Raises:
-            OpenGateway: saying how to add one.
+            OpenGateway: saying how to add a key.
         """
-        if not is_local(host) and not self.gate.has_keys:
-            raise OpenGateway(
-                f"gateway_host: {host} can be reached from other machines, and there is no API key. Add one "
-                "(`python -m streams keys add NAME --tenant T`), or listen on 127.0.0.1"
-            )
+        if self.gate.has_keys:
+            return
+        foreign = sorted(hosts - LOCAL_HOSTS)
+        if not is_local(host):
+            what = f"gateway_host: {host} can be reached from other machines"
+        elif foreign:
+            what = f"gateway_hosts: {', '.join(foreign)} can be asked from other machines, through a proxy"
+        else:
+            return
+        raise OpenGateway(
+            f"{what}, and there is no API key. Add one (`python -m streams keys add NAME --tenant T`), or listen "
+            "on 127.0.0.1 without UNISCALE_GATEWAY_HOSTS"
+        )
 
     def _on_control(self, record: ConsumerRecord) -> None:
         with contextlib.suppress(UniscaleError):  # `control` itself reports what cannot be read
@@ -300,7 +312,7 @@ async def serve(service: GatewayService, host: str, port: int, hosts: frozenset[
         OpenGateway: see `check_address`.
         AddressTaken: see `listen`.
     """
-    service.check_address(host)
+    service.check_address(host, hosts)
     bound = listen(host, port)
     server = server_of(service.runtime, service.routes(hosts).app())
 

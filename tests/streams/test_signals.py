@@ -45,6 +45,16 @@ def up(folder: Path, port: int) -> tuple[str, ...]:
     return ("up", "--broker", "embedded", "--port", str(port), *files)
 
 
+def all_started(pid: int, said: Path) -> list[psutil.Process]:
+    """Wait until `up` has started a broker and five services, and return them."""
+    wait_for(said, "topics: created")
+    deadline = time.monotonic() + 240
+    while len(started := psutil.Process(pid).children()) < 6:
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    return started
+
+
 @pytest.mark.broker
 @pytest.mark.embedded
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -64,11 +74,7 @@ def test_a_broker_in_the_background_of_a_script_stops(tmp_path: Path, number: si
 def test_up_in_the_background_of_a_script_stops_with_everything_it_started(tmp_path: Path) -> None:
     port = free_port()
     pid, said = in_background(tmp_path, *up(tmp_path, port))
-    wait_for(said, "topics: created")
-    deadline = time.monotonic() + 240
-    while len(started := psutil.Process(pid).children()) < 6:  # a broker and five services
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
+    started = all_started(pid, said)
     os.kill(pid, signal.SIGINT)
     wait_gone(pid)
     assert not listening(port)
@@ -81,9 +87,8 @@ def test_up_in_the_background_of_a_script_stops_with_everything_it_started(tmp_p
 @pytest.mark.embedded
 def test_up_ends_and_says_why_when_a_broker_that_keeps_its_log_in_memory_ends(tmp_path: Path) -> None:
     pid, said = in_background(tmp_path, *up(tmp_path, free_port()))
-    wait_for(said, "topics: created")
+    (broker,) = [each for each in all_started(pid, said) if "streams" not in each.cmdline()]
     assert "its log is in memory" in said.read_text()
-    (broker,) = [each for each in psutil.Process(pid).children() if "streams" not in each.cmdline()]
     broker.kill()
     wait_gone(pid)
     assert "error: the broker ended by itself" in said.read_text().splitlines()[-1]

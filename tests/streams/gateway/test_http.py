@@ -1,5 +1,6 @@
 """What plain HTTP clients run into: methods, paths, other origins, old and taken ids, a broker that refuses."""
 
+import asyncio
 import gzip
 import hashlib
 import json
@@ -16,11 +17,15 @@ import pytest
 
 from agents.catalogue.actions import uis_space
 from agents.catalogue.file import load_catalogue
+from schemas.control import KeyEntry
 from schemas.query import Query
 from schemas.record import encode
 from schemas.reward import Reward
 from streams.gateway import exchange, routes
-from streams.gateway.app import AddressTaken, listen
+from streams.gateway.app import AddressTaken, OpenGateway, listen
+from streams.local.broker import free_port
+from streams.runtime.memory_cluster import Cluster
+from streams.services import SERVICES
 
 ASK = "/v1/chat/completions"
 QUESTION = {"role": "user", "content": "What is 2 + 3, number 0?"}
@@ -251,6 +256,28 @@ def test_the_first_view_counts_everything_and_names_services_and_models(
     services = {each["service"]: each["waiting"] for each in found["services"]}
     assert set(services) == {"embedder", "decider", "executor.mini", "verifier", "aggregator"}
     assert all(waiting is None or waiting >= 0 for waiting in services.values())
+
+
+@pytest.mark.parametrize(
+    ("reach", "named"),
+    [
+        ({"gateway_hosts": ("ai.example.com",)}, "gateway_hosts"),
+        ({"gateway_host": "0.0.0.0"}, "gateway_host:"),
+    ],
+)
+def test_what_others_can_reach_does_not_start_without_a_key(
+    in_memory: Callable[..., Any], reach: dict[str, Any], named: str
+) -> None:
+    async def main() -> None:
+        cluster = Cluster(in_memory(gateway_port=free_port(), **reach), SERVICES)
+        with pytest.raises(OpenGateway, match=named):
+            await cluster.start("gateway")
+        entry = KeyEntry(name="a", op="add", sha256="0" * 64, tenant="t")
+        cluster.produce(cluster.topics.control, entry.key.encode(), encode(entry))
+        await cluster.start("gateway")
+        await cluster.close()
+
+    asyncio.run(main())
 
 
 def test_a_port_that_is_taken_is_named_with_its_setting() -> None:
