@@ -8,7 +8,6 @@ import re
 import select
 import subprocess
 import sys
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
@@ -195,14 +194,18 @@ _PASSED_ON = ("PATH", "LD_LIBRARY_PATH", "LANG", "LC_ALL", "LC_CTYPE", "TZ")
 
 @dataclass(frozen=True)
 class Verdict:
-    """The outcome of one comparison; False with `timeout` or `error`, where there was none."""
+    """The outcome of one comparison."""
 
     correct: bool
-    how: Literal["math-verify", "program", "timeout", "error"]
+    how: Literal["math-verify", "program"]
 
 
 class GradingPoolError(UniscaleError):
     """No grading process starts. Install math-verify with an antlr4 runtime, or free memory."""
+
+
+class GraderFailed(UniscaleError):
+    """A grading process ran out of time, or died: nobody knows whether the answer is right."""
 
 
 class GradingPool:
@@ -236,12 +239,13 @@ class GradingPool:
         for _ in range(workers):
             self._idle.put(None)
         self._mathematicians: set[int] = set()  # pids of those that have imported math-verify
-        self.counts: Counter[str] = Counter()
+        self.started = 0
 
     def judge(self, gold: str, answer: str) -> Verdict:
         """Return whether `answer` equals `gold`, both LaTeX without delimiters. Blocks at most `timeout_s`.
 
         Raises:
+            GraderFailed: it did not say.
             GradingPoolError: no grading process starts.
         """
         return self._verdict("math-verify", {"gold": gold, "answer": answer})
@@ -250,6 +254,7 @@ class GradingPool:
         """Return whether `program` passes every test. Blocks at most `timeout_s`.
 
         Raises:
+            GraderFailed: it did not say.
             GradingPoolError: no grading process starts.
         """
         return self._verdict("program", {"program": program, "tests": tests})
@@ -281,21 +286,20 @@ class GradingPool:
             _kill(process)
             self._idle.put(None)
             raise
-        if reply is None or "error" in reply:
-            how: Literal["timeout", "error"] = (
-                "timeout" if reply is None and process.poll() is None else "error"
+        if reply is None:
+            hung = process.poll() is None
+            _kill(process)
+            self._idle.put(None)
+            raise GraderFailed(
+                f"{kind}: no result in {self._timeout_s:g} s" if hung else f"{kind}: its process died"
             )
-            self.counts[how] += 1
-            if reply is None:
-                _kill(process)
-            self._idle.put(process if reply is not None else None)
-            return Verdict(correct=False, how=how)
-        self.counts[kind] += 1
         self._idle.put(process)
+        if "error" in reply:
+            raise GraderFailed(f"{kind}: {reply['error']}")
         return Verdict(correct=bool(reply["correct"]), how=kind)
 
     def _start(self) -> "subprocess.Popen[str]":
-        self.counts["started"] += 1
+        self.started += 1
         process = subprocess.Popen(
             # -P: the working directory, wherever that is, holds no modules.
             [sys.executable, "-P", "-B", "-m", _WORKER, str(self._timeout_s), str(self._memory_mb)],
@@ -374,7 +378,7 @@ Judge = Callable[[str, str], Verdict]
 Runner = Callable[[str, Tests], Verdict]
 """Runs a program on its tests."""
 
-How = Literal["integer", "text", "math-verify", "program", "no-box", "too-long", "timeout", "error"]
+How = Literal["integer", "text", "math-verify", "program", "no-box", "too-long"]
 
 _INTEGER = re.compile(r"[+-]?[0-9]+(?:\.0*)?")
 _GROUPED = re.compile(r"[+-]?[0-9]{1,3}(?:,[0-9]{3})+(?:\.0*)?")
@@ -434,7 +438,7 @@ def grade(text: str, reference: object, *, judge: Judge, run: Runner = run_here)
         UniscaleError: what `judge` or `run` raise.
 
     >>> from agents.answers import Verdict
-    >>> no_need = lambda gold, answer: Verdict(False, "error")
+    >>> no_need = lambda gold, answer: Verdict(False, "math-verify")
     >>> grade(r"12 + 5 = 17, so \boxed{017}", 17, judge=no_need).how
     'integer'
     """

@@ -35,7 +35,6 @@ class Metrics:
 
         self.in_flight = gauge("in_flight", "Queries forwarded and not yet answered")
         self.admitted = counter("admitted", "Queries forwarded to the decider")
-
         self.admission_wait = histogram("admission_wait_seconds", "Time a query waits for a free slot")
         self.progress = gauge(
             "progress_timestamp_seconds", "When a record was last handled to the end", "topic", "partition"
@@ -100,6 +99,10 @@ class Metrics:
         self.scored = counter("scored_drafts", "Drafts scored", "verifier")
 
         self.answers = counter("answers", "Answers that count", "status")
+        self.ungraded = counter(
+            "ungraded",
+            "Answers with a reference that could not be graded: nobody knows whether they are right",
+        )
         self.eflops = counter("eflops", "Equivalent FLOPs spent", "part")
         self.reward = histogram(
             "reward", "Scalar reward", "kind", buckets=tuple(x / 10 for x in range(-5, 16))

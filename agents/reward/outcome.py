@@ -115,6 +115,11 @@ def price_of(answer: Answer, pricing: Pricing, generator: Architecture | None = 
     )
 
 
+def gradable(reference: object, answer: Answer) -> bool:
+    """Return whether an Answer is to be graded: not for what was cancelled, or cut by the client's own bounds."""
+    return reference is not None and answer.status != "cancelled" and not answer.bounded
+
+
 def value(
     reference: object,
     answer: Answer,
@@ -149,7 +154,7 @@ def value(
     except (UniscaleError, ValueError, ArithmeticError) as error:
         missing.append(f"price: {error}")
     try:
-        if reference is not None and answer.status != "cancelled" and not answer.bounded:
+        if gradable(reference, answer):
             graded = grade(answer.text or "", reference, judge=judge, run=run)
     except Undecided:
         raise

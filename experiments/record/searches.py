@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
-from agents.answers import Grade, Judge, grade
+from agents.answers import Grade, GraderFailed, Judge, extract_boxed, grade, grader_version
 from agents.catalogue import eflops
 from agents.catalogue.models import Catalogue, Sampling
 from agents.search.forest import Ask, ask, outcome, plant, tell_drafts, tell_scores
@@ -194,13 +194,20 @@ async def _scored(
     return tell_scores(forest, wanted.step, scored)
 
 
+def _graded(text: str, question: Question, bench: Bench) -> Grade:
+    try:
+        return grade(text, question.reference, judge=bench.judge)
+    except GraderFailed:  # a recording knows right and wrong only
+        return Grade(correct=False, answer=extract_boxed(text), how="math-verify", version=grader_version())
+
+
 def _worth(
     forest: Forest, question: Question, variant: Variant, seconds: float | None, bench: Bench, known: Known
 ) -> Found:
     ended = outcome(forest)
     text = forest.text(ended.index)
     if text not in known.grades:
-        known.grades[text] = grade(text, question.reference, judge=bench.judge)
+        known.grades[text] = _graded(text, question, bench)
     graded = known.grades[text]
     price = eflops.price(
         forest.prompt_tokens,

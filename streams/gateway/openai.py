@@ -369,6 +369,7 @@ def reward(told: Reward) -> dict[str, Any]:
         "log_cost": told.log_cost,
         "reward": told.reward,
         "graded_by": told.graded_by,
+        "missing": told.missing,
         "latency_s": told.latency_s,
     }
 

@@ -30,7 +30,7 @@ from agents.reward.join import (
     on,
     to_value,
 )
-from agents.reward.outcome import value
+from agents.reward.outcome import gradable, value
 from schemas.answer import FAILURES, UNCOUNTED, Answer
 from schemas.dead_letter import DeadLetter
 from schemas.decision import Decision
@@ -137,6 +137,9 @@ class AggregatorService:
         row = decode_row(data) if data else None
         wanted = to_value(row, message)
         valued = await self._value(*wanted, row) if wanted else None
+        if wanted and valued and valued.correct is None and gradable(*wanted):
+            self.runtime.metrics.ungraded.inc()
+            log.warning("%s: its correctness stays unknown: %s", query_id, valued.missing)
         generator = None
         if isinstance(message, Decision):
             generator = self.runtime.control.pricing.generators.get(message.action.model)

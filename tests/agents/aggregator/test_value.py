@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from agents.answers import GradingPoolError, Undecided, Verdict, ask_later
+from agents.answers import GraderFailed, GradingPoolError, Undecided, Verdict, ask_later
 from agents.catalogue import eflops
 from agents.catalogue.models import Architecture
 from agents.reward.outcome import MAX_MISSING, Pricing, UnpricedAnswer, price_of, value
@@ -142,7 +142,8 @@ def test_a_reference_that_cannot_be_graded_leaves_correct_unknown_and_says_why(
 
 
 @pytest.mark.parametrize(
-    "error", [MemoryError("x" * 9_000), RecursionError("deep"), GradingPoolError("none")]
+    "error",
+    [MemoryError("x" * 9_000), RecursionError("deep"), GradingPoolError("none"), GraderFailed("hung")],
 )
 def test_whatever_a_grader_raises_the_answer_is_valued(error: Exception) -> None:
     def broken(gold: str, given: str) -> Verdict:

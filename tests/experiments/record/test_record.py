@@ -39,7 +39,7 @@ QUESTIONS = [Question("a-0", "a", "12 ox", 3), Question("a-1", "a", "4 d 5", 9)]
 def bench_of(tiny: Path) -> Bench:
     catalogue = load_catalogue(tiny / "tiny.yaml")
     return asyncio.run(
-        open_bench(catalogue, "torch", lambda gold, answer: Verdict(False, "error"), folder=tiny)
+        open_bench(catalogue, "torch", lambda gold, answer: Verdict(False, "math-verify"), folder=tiny)
     )
 
 

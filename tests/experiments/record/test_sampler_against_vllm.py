@@ -38,7 +38,7 @@ class Both:
     def __init__(self, name: str, folder: Path, catalogue: Catalogue) -> None:
         self.name, self.folder, self.catalogue = name, folder, catalogue
         self.runner = asyncio.Runner()
-        judge = lambda gold, answer: Verdict(False, "error")  # noqa: E731
+        judge = lambda gold, answer: Verdict(False, "math-verify")  # noqa: E731
         self.torch: Bench = self.runner.run(open_bench(catalogue, "torch", judge, folder=folder))
         self.vllm: Bench = self.runner.run(open_bench(catalogue, "vllm", judge, folder=folder))
 
