@@ -54,6 +54,9 @@ MAX_STOP = 200
 MAX_CLIENT_SEED = 2**63 - 1
 """A client's seed is a signed integer of 64 bits, as in OpenAI's API."""
 
+GATEWAY = "gateway"
+"""The key in a Query's metadata under which a gateway keeps its own: digests of the API key and of the body."""
+
 MAX_ANSWERS = 64
 """Most answers to one query: the widest search of Table 1 drafts so many paths."""
 
@@ -250,6 +253,13 @@ class Query(Record, frozen=True, kw_only=True, tag="query.v1"):
             why = f"cannot be combined with {given[0]}; give one of {', '.join(names)}"
             raise InvalidField("Query", given[1], why)
         check_aims("Query", mean_cost=self.mean_cost, accuracy=self.accuracy)
+
+    @property
+    def account(self) -> str:
+        """Return to whom its share of the deployment counts: its tenant, or else its API key; "" for neither."""
+        kept = self.metadata.get(GATEWAY)
+        key = kept.get("key") if isinstance(kept, dict) else None
+        return self.tenant or (f"key:{key}" if key else "")
 
     @property
     def question(self) -> str:

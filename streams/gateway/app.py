@@ -211,7 +211,7 @@ class GatewayService:
     def __init__(self, runtime: Runtime, recent: int) -> None:
         self.runtime = runtime
         self.recent = recent
-        self.gate = Gate()
+        self.gate = Gate(runtime.settings.queries.max_in_flight)
         settings = runtime.settings
         self.index = Index(recent, timeout_s=settings.queries.timeout_s, group_by=settings.gateway.group_by)
         self.exchange = Exchange(runtime, self.index, self.gate)

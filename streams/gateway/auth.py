@@ -154,12 +154,6 @@ class Credential(Struct, frozen=True):
         return self.entry.name if self.entry else "local"
 
     @property
-    def is_limited(self) -> bool:
-        """Return whether the key has limits."""
-        entry = self.entry
-        return entry is not None and any((entry.per_minute, entry.in_flight, entry.eflops_per_day))
-
-    @property
     def sees(self) -> Tenants:
         """Return the tenants whose queries this caller may list."""
         return None if self.entry is None or "admin" in self.entry.scopes else (self.entry.tenant,)
@@ -180,9 +174,15 @@ class Credential(Struct, frozen=True):
 
 
 class Gate:
-    """API keys, and what they allow."""
+    """API keys, and what they allow.
 
-    def __init__(self) -> None:
+    Args:
+        in_flight: Requests that a key may have in flight which does not say: more than the deployment admits would
+            wait in front of everybody else's.
+    """
+
+    def __init__(self, in_flight: int = 256) -> None:
+        self._in_flight = in_flight
         self._by_digest: dict[str, KeyEntry] = {}
         self._had_keys = False
         self._digest_of: dict[str, str] = {}
@@ -283,8 +283,8 @@ class Gate:
                 )
         if entry.per_minute is not None and used.minute >= entry.per_minute:
             raise _rate(f"{entry.per_minute} requests a minute", used.reset_s, self.headers(who, used))
-        if entry.in_flight is not None and used.in_flight >= entry.in_flight:
-            raise _rate(f"{entry.in_flight} requests in flight", 1, self.headers(who, used))
+        if used.in_flight >= (most := entry.in_flight or self._in_flight):
+            raise _rate(f"{most} requests in flight", 1, self.headers(who, used))
 
     def headers(self, who: Credential, used: Used) -> dict[str, str]:
         """Return how much of the limit a minute is left, in OpenAI's headers."""

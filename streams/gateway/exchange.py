@@ -16,6 +16,7 @@ from msgspec import Struct
 
 from agents.catalogue.models import Catalogue
 from agents.decider.preview import Preview
+from agents.search.search import cancelled
 from schemas.answer import Answer
 from schemas.control import Cancel
 from schemas.dead_letter import DeadLetter
@@ -521,7 +522,7 @@ class Exchange:
         return Admitted(query_id, now_ms // 1000, False, timeout_s, digest)
 
     def _used(self, who: Credential, now_ms: int) -> Used:
-        return self.index.usage.used(who.key, now_ms) if who.is_limited else Used()
+        return self.index.usage.used(who.key, now_ms) if who.entry is not None else Used()
 
     def limits(self, who: Credential) -> dict[str, str]:
         """Return how much of its limit a minute a key has left, as headers."""
@@ -580,7 +581,10 @@ class Exchange:
             await self.cancel(query_id, "client disconnected")
 
     async def cancel(self, query_id: str, reason: str) -> None:
-        """End a search: its executors drop it at the next step. Before its Decision, this waits for that."""
+        """End a search: its executors drop it at the next step. Before its Decision, this waits for that.
+
+        Where no executor of its model lives, nobody would say so: the Answer then comes from here.
+        """
         decision = self.index.decision_of(query_id)
         if decision is None:
             self._cancelled[query_id] = reason
@@ -588,6 +592,10 @@ class Exchange:
         record = Cancel(query_id=query_id, by="gateway", reason=reason)
         topic = self.runtime.topics.cancel_for(decision.group)
         await self.runtime.send(Outgoing(topic, key_of(query_id), encode(record)))
+        if decision.action.model not in self.runtime.control.serving():
+            ended = cancelled(decision, f"cancelled by gateway: {reason}")
+            answer = msgspec.structs.replace(ended, by="gateway")
+            await self.runtime.send(Outgoing(self.runtime.topics.answer, key_of(query_id), encode(answer)))
 
     def on_decision(self, decision: Decision, value: bytes, at_ms: int) -> None:
         """Process a Decision read from the topic, with its bytes there."""

@@ -12,7 +12,7 @@ from msgspec import Meta, Struct
 from schemas.action import Action
 from schemas.errors import InvalidField, RecordError
 from schemas.objective import Weights
-from schemas.query import MAX_BUDGET_TOKENS, Budget, Message, Query, Reference
+from schemas.query import GATEWAY, MAX_BUDGET_TOKENS, Budget, Message, Query, Reference
 from streams.gateway.openai import ApiError, invalid, no_model, of_json, of_record, unsupported
 
 # Model names of the gateway: which of them are virtual, and what they ask of the decider.
@@ -93,9 +93,6 @@ def _entry(name: str, routing: Literal["virtual", "concrete"], created: int) -> 
 
 MAX_BODY: Final = 2 * 1024 * 1024
 """Bytes of a request's body."""
-
-OWN: Final = "gateway"
-"""The key in a Query's metadata under which the gateway keeps what it needs after a restart."""
 
 BASELINE_OF: Final = "baseline_of"
 """The key in a Query's metadata that makes it the paired baseline of another: the id of that query."""
@@ -300,7 +297,7 @@ def to_query(
             n=1 if request.n is None else request.n,
             learn=extension.learn,
             tenant=tenant,
-            metadata={**metadata, OWN: kept},
+            metadata={**metadata, GATEWAY: kept},
         )
     except RecordError as error:
         raise of_record(error) from None
@@ -308,7 +305,7 @@ def to_query(
 
 def kept_of(query: Query) -> dict[str, str]:
     """Return what a gateway wants back with a query: the digests of API key and body; empty for one of other origin."""
-    kept = query.metadata.get(OWN)
+    kept = query.metadata.get(GATEWAY)
     return {name: str(each) for name, each in kept.items()} if isinstance(kept, dict) else {}
 
 
@@ -354,7 +351,7 @@ def _metadata(request: ChatRequest) -> dict[str, Any]:
     }
     for place, given in places.items():
         for name, value in given.items():
-            if name == OWN:
+            if name == GATEWAY:
                 raise invalid(f"{place}.{name}", f"the name {name!r} is the gateway's own; use another")
             if name in found:
                 raise invalid(f"{place}" if place == name else f"{place}.{name}", f"{name!r} is given twice")

@@ -270,8 +270,15 @@ class Runtime(Protocol):
     limit: int
     answers_for: Callable[[str], bool]
 
-    def each(self, topic: str, handle: Handler, *, stage: str) -> None:
-        """Bind a handler to a topic: one record of a query at a time. `stage` names it in metrics."""
+    def each(self, topic: str, handle: Handler, *, stage: str, waits: bool = False) -> None:
+        """Bind a handler to a topic: one record of a query at a time.
+
+        Args:
+            topic: The topic.
+            handle: Its handler.
+            stage: Names it in metrics.
+            waits: Whether it waits for other queries. One that waits then keeps no other from beginning.
+        """
 
     def batches(self, topic: str, handle: BatchHandler, *, stage: str, most: int) -> None:
         """Bind a handler to a topic of one partition: what waits, up to `most` records at a time."""

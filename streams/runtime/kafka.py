@@ -611,13 +611,13 @@ class KafkaRuntime(KafkaLookups):
         )
         self._progress = functools.cache(lambda topic, at: metrics.progress.labels(topic, str(at)))
 
-    def each(self, topic: str, handle: Handler, *, stage: str) -> None:
+    def each(self, topic: str, handle: Handler, *, stage: str, waits: bool = False) -> None:
         """Bind a handler; see the protocol."""
 
         async def guarded(records: Sequence[ConsumerRecord]) -> None:
             await self._guarded(records, lambda records: handle(records[0]), stage)
 
-        bind(self.app, topic, Binding(guarded), name=f"{self.service}-{stage}")
+        bind(self.app, topic, Binding(guarded, waits=waits), name=f"{self.service}-{stage}")
 
     def batches(self, topic: str, handle: BatchHandler, *, stage: str, most: int) -> None:
         """Bind a handler of batches; see the protocol."""

@@ -459,11 +459,12 @@ class Died(BaseException):
 class Subscription:
     """A handler bound to a topic, with how far each assigned partition was handed over and handled."""
 
-    def __init__(self, topic: str, handle: BatchHandler, most: int, ordered: bool) -> None:
+    def __init__(self, topic: str, handle: BatchHandler, most: int, ordered: bool, waits: bool) -> None:
         self.topic = topic
         self.handle = handle
         self.most = most
         self.ordered = ordered
+        self.waits = waits
         self.positions: dict[int, int] = {}
         self.offsets: dict[int, Offsets] = {}
 
@@ -508,25 +509,27 @@ class MemoryRuntime(MemoryLookups):
         self._dies_after = dies_after
         self._errors = errors
 
-    def each(self, topic: str, handle: Handler, *, stage: str) -> None:
+    def each(self, topic: str, handle: Handler, *, stage: str, waits: bool = False) -> None:
         """Bind a handler; see the protocol."""
 
         async def one(records: Sequence[ConsumerRecord]) -> None:
             await handle(records[0])
 
-        self._bind(topic, one, 1, ordered=False)
+        self._bind(topic, one, 1, ordered=False, waits=waits)
 
     def batches(self, topic: str, handle: BatchHandler, *, stage: str, most: int) -> None:
         """Bind a handler of batches; see the protocol."""
         self._bind(topic, handle, most, ordered=True)
 
-    def _bind(self, topic: str, handle: BatchHandler, most: int, *, ordered: bool) -> None:
+    def _bind(
+        self, topic: str, handle: BatchHandler, most: int, *, ordered: bool, waits: bool = False
+    ) -> None:
         if topic not in self.spec.reads(self.topics, self.group):
             raise ValueError(
                 f"{self.service}: reads {topic}, which is not among the inputs of its ServiceSpec"
             )
         self.broker.partitions(topic)
-        self.subscriptions.append(Subscription(topic, handle, most, ordered))
+        self.subscriptions.append(Subscription(topic, handle, most, ordered, waits))
 
     def table(
         self,

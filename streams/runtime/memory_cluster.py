@@ -290,7 +290,9 @@ class Cluster:
                 for partition, position in subscription.positions.items():
                     subscription.offsets[partition].start(position)
                 handle = partial(self._handle, worker, subscription)
-                self._bindings[subscription] = Binding(handle, subscription.most, subscription.ordered)
+                self._bindings[subscription] = Binding(
+                    handle, subscription.most, subscription.ordered, subscription.waits
+                )
         self._changed.set()
 
     def _keep(

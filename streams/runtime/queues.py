@@ -101,11 +101,13 @@ class Binding(NamedTuple):
         handle: Returns when the records are handled; an exception other than a cancellation ends the worker.
         most: Records in one call at most.
         ordered: Whether the records of a partition are handled in order, one call at a time, instead of by query.
+        waits: Whether calls wait for other queries: `WINDOW` times as many may then be in progress.
     """
 
     handle: Handle
     most: int = 1
     ordered: bool = False
+    waits: bool = False
 
 
 class Watch(Protocol):
@@ -133,6 +135,8 @@ class _Open:
 class Queues:
     """All queues of one worker, and the tasks that handle their records: at most `concurrency` at a time.
 
+    A service whose handlers wait for other queries has `WINDOW` times as many: all that it is handed of a partition.
+
     Args:
         watch: Is notified.
         concurrency: Calls in progress at most.
@@ -141,6 +145,7 @@ class Queues:
     def __init__(self, watch: Watch, concurrency: int) -> None:
         self._watch = watch
         self._concurrency = concurrency
+        self._most = concurrency
         # A key is in `_waiting` while its queue has records waiting or a call in progress, and in `_ready` while it has
         # the first without the second.
         self._waiting: dict[Hashable, deque[tuple[Binding, ConsumerRecord]]] = {}
@@ -150,6 +155,8 @@ class Queues:
 
     def put(self, binding: Binding, record: ConsumerRecord) -> None:
         """Add a record; it is handled after all earlier ones of its key."""
+        if binding.waits:
+            self._most = WINDOW * self._concurrency
         if binding.ordered:
             key: Hashable = (record.topic, record.partition)
         else:
@@ -202,7 +209,7 @@ class Queues:
         return set(self._runners)
 
     def _start(self) -> None:
-        if self._ready and len(self._runners) < self._concurrency:
+        if self._ready and len(self._runners) < self._most:
             task = asyncio.get_running_loop().create_task(self._run())
             self._runners.add(task)
             task.add_done_callback(self._ended)

@@ -10,7 +10,7 @@ async def _build_embedder(runtime: Runtime) -> None:
     from streams.services.embedder import EmbedderService
 
     service = await EmbedderService.build(runtime)
-    runtime.each(runtime.topics.query, service.on_query, stage="embed")
+    runtime.each(runtime.topics.query, service.on_query, stage="embed", waits=True)
 
 
 EMBEDDER = ServiceSpec(
@@ -134,7 +134,7 @@ async def _build_gateway(runtime: Runtime) -> None:
 GATEWAY = ServiceSpec(
     name="gateway",
     inputs=(),
-    outputs=("query", "feedback", "control", "cancel.<group>"),
+    outputs=("query", "answer", "feedback", "control", "cancel.<group>"),
     follows=("query", "action-decision", "answer", "reward", "feedback", "dead-letter", "search-step"),
     build=_build_gateway,
     optional=True,

@@ -2,9 +2,9 @@
 
 import asyncio
 import hashlib
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Sequence
-from typing import Self
+from typing import NamedTuple, Self
 
 import numpy as np
 
@@ -72,27 +72,54 @@ def encoder_of(settings: Settings) -> Encoder:
 #
 # Without it, thousands of decisions would be made before the first reward. A query counts from when its Context is
 # sent until its Answer appears on the `answer` topic. A separate reader watches that topic: handlers that all
-# waited for a record of their own app would never get it. Queries are admitted in the order in which they came.
+# waited for a record of their own app would never get it. Queries of one tenant are admitted in the order in which
+# they came; of several tenants, the one that holds the fewest places is next.
+#
+# A search that nothing serves can last for hours, and takes nothing from the others meanwhile: those queries share
+# places of their own.
+
+
+class _Place(NamedTuple):
+    """A query in flight, or one that waits to be."""
+
+    tenant: str
+    until_s: float
+    origin: Origin | None
+    models: frozenset[str] | None
 
 
 class Admission:
-    """Let at most `most` queries be in flight.
+    """Let at most `most` queries be in flight, and as many more that no living executor can take.
+
+    A tenant alone may hold all places. Where several want some, each is owed its share: it gets that even while others
+    still hold more than theirs, so that up to twice `most` are in flight for a time.
 
     Args:
         most: Queries in flight.
         clock: Seconds, monotonic.
+        serving: Returns the models with a living executor; None takes all to be served.
         remembered: Queries that have ended and are recognised.
     """
 
-    def __init__(self, most: int, clock: Callable[[], float], remembered: int = 4096) -> None:
+    def __init__(
+        self,
+        most: int,
+        clock: Callable[[], float],
+        serving: Callable[[], frozenset[str]] | None = None,
+        remembered: int = 4096,
+    ) -> None:
         self.most = most
         self._remembered = remembered
         self._clock = clock
-        self._open: OrderedDict[str, tuple[float, Origin | None]] = OrderedDict()
+        self._serving = serving
+        self._living: frozenset[str] | None = None
+        self._open: OrderedDict[str, _Place] = OrderedDict()
         # A query redelivered after a restart may already have its Answer: it must not hold a slot forever.
         self._ended: OrderedDict[str, None] = OrderedDict()
-        self._changed = asyncio.Event()
-        self._first = asyncio.Lock()  # held by the query that is admitted next; a lock is fair
+        self._held: Counter[tuple[bool, str]] = Counter()  # places by whether they are served, and tenant
+        # The queries that wait, in order, by the same.
+        self._waiting: dict[tuple[bool, str], dict[str, tuple[_Place, asyncio.Future[None]]]] = {}
+        self.look()
 
     def __len__(self) -> int:
         """Return how many queries are in flight."""
@@ -102,37 +129,45 @@ class Admission:
         """Return whether a query is in flight."""
         return query_id in self._open
 
-    async def enter(self, query_id: str, timeout_s: float, origin: Origin | None = None) -> None:
+    async def enter(
+        self,
+        query_id: str,
+        timeout_s: float,
+        origin: Origin | None = None,
+        *,
+        tenant: str = "",
+        models: frozenset[str] | None = None,
+    ) -> None:
         """Wait for a slot and take it; a query that is already in flight takes no second one.
 
         Args:
             query_id: The query.
             timeout_s: Its slot is freed after this time, should its Answer never be seen.
             origin: Where its record lies, which tells it from a later one of the same id.
+            tenant: Whose places it counts among.
+            models: Those that may answer it; None for all.
         """
         if query_id in self._open or query_id in self._ended:
             return
-        async with self._first:
-            while len(self._open) >= self.most:
-                self._changed.clear()
-                self._expire()
-                if len(self._open) < self.most:
-                    break
-                try:
-                    await asyncio.wait_for(self._changed.wait(), 1.0)
-                except TimeoutError:
-                    continue
-            if query_id not in self._ended:
-                self._open[query_id] = (self._clock() + timeout_s, origin)
+        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._queue(query_id, _Place(tenant, self._clock() + timeout_s, origin, models), turn)
+        self._admit()
+        if not turn.done():
+            self.look()
+        try:
+            await turn
+        finally:
+            self._unqueue(query_id)
 
     def leave(self, query_id: str) -> None:
         """Release the slot of a query. An unknown query is not an error: it belongs to another process."""
-        if self._open.pop(query_id, None) is not None:
-            self._changed.set()
+        if (place := self._open.pop(query_id, None)) is not None:
+            self._held[self._kind(place)] -= 1
+            self._admit()
 
     def refused(self, query_id: str, origin: Origin) -> None:
         """Release the slot taken by the record at `origin`; an earlier query with the same id keeps its own."""
-        if query_id in self._open and self._open[query_id][1] == origin:
+        if query_id in self._open and self._open[query_id].origin == origin:
             self.leave(query_id)
 
     def ended(self, query_id: str) -> None:
@@ -140,12 +175,62 @@ class Admission:
         self._ended[query_id] = None
         while len(self._ended) > self._remembered:
             self._ended.popitem(last=False)
+        if (turn := self._unqueue(query_id)) is not None:
+            turn.set_result(None)
         self.leave(query_id)
 
-    def _expire(self) -> None:
+    def look(self) -> None:
+        """Take note of the time and of the executors that live. Call it every second, if no query comes."""
+        living = self._serving() if self._serving is not None else None
+        if living != self._living:
+            self._living = living
+            self._held = Counter(map(self._kind, self._open.values()))
+            waiting, self._waiting = self._waiting, {}
+            for query_id, (place, turn) in [each for queue in waiting.values() for each in queue.items()]:
+                self._queue(query_id, place, turn)
         now = self._clock()
-        for query_id in [q for q, (until, _) in self._open.items() if until < now]:
+        for query_id in [q for q, place in self._open.items() if place.until_s < now]:
             self.leave(query_id)
+        self._admit()
+
+    def _kind(self, place: _Place) -> tuple[bool, str]:
+        """Return whether anything serves a query, and its tenant.
+
+        A query for any model counts as served: before the first heartbeat, nothing would be.
+        """
+        served = self._living is None or place.models is None or bool(place.models & self._living)
+        return served, place.tenant
+
+    def _queue(self, query_id: str, place: _Place, turn: "asyncio.Future[None]") -> None:
+        self._waiting.setdefault(self._kind(place), {})[query_id] = place, turn
+
+    def _unqueue(self, query_id: str) -> "asyncio.Future[None] | None":
+        for kind, queue in self._waiting.items():
+            if (found := queue.pop(query_id, None)) is not None:
+                if not queue:
+                    del self._waiting[kind]
+                return found[1]
+        return None
+
+    def _admit(self) -> None:
+        for served in (True, False):
+            while (tenant := self._next(served)) is not None:
+                query_id, (place, turn) = next(iter(self._waiting[served, tenant].items()))
+                self._unqueue(query_id)
+                self._open[query_id] = place
+                self._held[served, tenant] += 1
+                turn.set_result(None)
+
+    def _next(self, served: bool) -> str | None:
+        """Return the tenant whose query is next; None if none may enter."""
+        wanting = [tenant for kind, tenant in self._waiting if kind is served]
+        if not wanting:
+            return None
+        held = {tenant: n for (kind, tenant), n in self._held.items() if kind is served and n}
+        tenant = min(wanting, key=lambda each: held.get(each, 0))
+        share = max(1, self.most // len({*wanting, *held}))
+        room = self.most if held.get(tenant, 0) >= share else 2 * self.most
+        return tenant if sum(held.values()) < room else None
 
 
 # The embedder's service: Query in, Context out, and the only service that makes queries wait (admission).
@@ -163,7 +248,9 @@ class EmbedderService:
         kafka, most = runtime.settings.kafka, runtime.settings.queries.max_in_flight
         # So many queries may be read again after a restart.
         self._again = max(4 * most, WINDOW * kafka.concurrency * kafka.query_partitions)
-        self.admission = Admission(most, runtime.monotonic, remembered=4 * self._again)
+        self.admission = Admission(
+            most, runtime.monotonic, runtime.control.serving, remembered=4 * self._again
+        )
         # One text at a time: the encoder is the busiest code of this process and must not starve the heartbeats.
         self._encoding = asyncio.Lock()
         # A query in flight has an Answer coming: a broken second one under its id must not answer it.
@@ -176,6 +263,7 @@ class EmbedderService:
         # Their Answers are in one partition, at worst.
         await runtime.follow([runtime.topics.answer], service._on_answer, begin=service._again)
         await runtime.follow([runtime.topics.dead_letter], service._on_dead_letter, begin=service._again)
+        runtime.background("admission", service._look)
         return service
 
     async def on_query(self, record: ConsumerRecord) -> None:
@@ -188,7 +276,14 @@ class EmbedderService:
         runtime = self.runtime
         timeout_s = query.timeout_s or runtime.settings.queries.timeout_s
         began_s = runtime.monotonic()
-        await self.admission.enter(query.query_id, timeout_s + _MARGIN_S, record.origin)
+        models = (query.pinned.model,) if query.pinned else query.allowed_models
+        await self.admission.enter(
+            query.query_id,
+            timeout_s + _MARGIN_S,
+            record.origin,
+            tenant=query.account,
+            models=None if models is None else frozenset(models),
+        )
         runtime.metrics.admission_wait.observe(runtime.monotonic() - began_s)
         runtime.metrics.in_flight.set(len(self.admission))
         try:
@@ -198,6 +293,11 @@ class EmbedderService:
             raise
         await runtime.send(Outgoing(runtime.topics.context, SHARD, value))
         runtime.metrics.admitted.inc()
+
+    async def _look(self) -> None:
+        while True:
+            await self.runtime.sleep(1.0)
+            self.admission.look()
 
     async def _embed(self, arrival: ArrivedQuery) -> QueryContext:
         async with self._encoding:

@@ -187,3 +187,11 @@ def test_local_addresses() -> None:
     assert not is_local("0.0.0.0")
     assert not is_local("10.0.0.1")
     assert not is_local("example.org")
+
+
+def test_a_key_that_states_no_limit_has_as_many_requests_in_flight_as_the_deployment() -> None:
+    gate = Gate(in_flight=5)
+    gate.change(key("shop", "one"))
+    who = gate.credential("one")
+    gate.admit(who, "auto", query(), Used(in_flight=4))
+    assert refused(gate, who, in_flight=5).status == 429

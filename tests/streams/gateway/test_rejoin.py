@@ -99,6 +99,15 @@ def test_a_client_that_hung_up_cancels_its_search_and_its_retry_is_a_new_one(
     until(lambda: cancelled(held) == [query_id])
 
 
+def test_a_search_that_no_executor_will_begin_is_cancelled_at_once(house: Callable[..., Any]) -> None:
+    held = house(SERVICES_BUT_THE_EXECUTOR)
+    query_id = gone(held, "2 + 3", 0.5, x_stainless_read_timeout="600")
+    until(lambda: held.read(held.cluster.topics.answer, Answer) != [])
+    [answer] = held.read(held.cluster.topics.answer, Answer)
+    assert (answer.query_id, answer.status, answer.by) == (query_id, "cancelled", "gateway")
+    assert cancelled(held) == [query_id], "an executor that comes back does not begin it"
+
+
 def test_an_answer_that_is_read_before_its_decision_waits_for_it(house: Callable[..., Any]) -> None:
     """Topics are followed one by one, so their order is not that of the log."""
     whole = house()

@@ -1,10 +1,17 @@
-"""Admission holds queries back until an earlier one has ended."""
+"""Admission holds queries back until an earlier one has ended, and no tenant's for another's."""
 
 import asyncio
+from collections.abc import Callable
+from pathlib import Path
 
-from schemas.query import Origin
+from schemas.answer import Answer
+from schemas.query import Origin, Query
+from schemas.record import decode, encode
 from streams.runtime.memory import run
+from streams.runtime.memory_cluster import Cluster
+from streams.services import SERVICES
 from streams.services.embedder import Admission
+from streams.settings import Settings
 
 
 def test_the_third_waits_until_one_of_two_leaves() -> None:
@@ -92,3 +99,105 @@ def test_a_refused_duplicate_frees_its_own_place_and_not_that_of_the_first() -> 
         assert len(admission) == 0
 
     run(main())
+
+
+async def entered(admission: Admission, tenant: str, names: str) -> "list[asyncio.Task[None]]":
+    """Ask for a place for each name; return the tasks that wait for one."""
+    asked = [asyncio.create_task(admission.enter(name, 60.0, tenant=tenant)) for name in names]
+    await asyncio.sleep(0.01)
+    return [task for task in asked if not task.done()]
+
+
+def test_a_tenant_gets_its_share_although_another_holds_every_place() -> None:
+    async def scene() -> None:
+        admission = Admission(4, clock=lambda: 0.0)
+        greedy = await entered(admission, "a", "123456")
+        assert len(greedy) == 2, "one tenant alone may hold all places, and no more"
+        modest = await entered(admission, "b", "xyz")
+        assert len(modest) == 1, "half of the places are its share"
+        admission.leave("x")
+        await asyncio.sleep(0.01)
+        assert "z" in admission, "the place of another tenant is not given to the one above its share"
+        for name in "12":
+            admission.leave(name)
+        await asyncio.sleep(0.01)
+        assert ("5" in admission, len(admission)) == (False, 4)
+        admission.leave("3")
+        await asyncio.sleep(0.01)
+        assert "5" in admission
+        for task in (*greedy, *modest):
+            task.cancel()
+
+    run(scene())
+
+
+def test_queries_that_nothing_serves_take_no_place_from_the_others_until_their_model_is_back() -> None:
+    async def scene() -> None:
+        living = {"small"}
+        admission = Admission(2, clock=lambda: 0.0, serving=lambda: frozenset(living))
+        for name in "ab":
+            await admission.enter(name, 60.0, models=frozenset({"large"}))
+        third = asyncio.create_task(admission.enter("c", 60.0, models=frozenset({"large", "huge"})))
+        await asyncio.sleep(0.01)
+        assert not third.done(), "they have as many places as the others"
+        for name in "xy":
+            await asyncio.wait_for(admission.enter(name, 60.0, models=frozenset({"small"})), 1.0)
+        living.add("huge")
+        admission.look()
+        await asyncio.sleep(0.01)
+        assert not third.done(), "it is served, and waits among those that are"
+        admission.leave("x")
+        await asyncio.wait_for(third, 1.0)
+
+    run(scene())
+
+
+def test_a_query_that_ends_while_it_waits_takes_no_place() -> None:
+    async def scene() -> None:
+        admission = Admission(1, clock=lambda: 0.0)
+        await admission.enter("a", 60.0)
+        second = asyncio.create_task(admission.enter("b", 60.0))
+        await asyncio.sleep(0.01)
+        admission.ended("b")
+        await asyncio.wait_for(second, 1.0)
+        assert "b" not in admission
+
+    run(scene())
+
+
+def test_a_flood_of_queries_for_a_model_without_an_executor_holds_nobody_up(
+    in_memory: Callable[..., Settings], ask: Callable[..., Query], tmp_path: Path
+) -> None:
+    """They are more than the places and the handlers together; with or without tenants."""
+    settings = in_memory(max_in_flight=4, concurrency=8)
+    catalogue = tmp_path / "catalogue.yaml"
+    catalogue.write_text(
+        Path(settings.catalogue).read_text().replace("{name: large,", "{name: large, group: gpu,")
+    )
+
+    async def main(evil: str | None, victim: str | None) -> float:
+        cluster = Cluster(settings.replace(catalogue=str(catalogue)), SERVICES, seed=3)
+        for service in ("verifier", "executor", "aggregator", "decider", "embedder"):
+            await cluster.start(service, "mini" if service == "executor" else "")
+
+        def send(query: Query) -> None:
+            cluster.produce(cluster.topics.query, query.query_id.encode(), encode(query))
+
+        def answered() -> set[str]:
+            return {decode(r.value, Answer).query_id for r in cluster.broker.records(cluster.topics.answer)}
+
+        send(ask(0, query_id="warm"))
+        await cluster.until(lambda: "warm" in answered())
+        for n in range(40):
+            pinned = {"pin_action": "large/1/1/1", "timeout_s": 21600.0, "tenant": evil}
+            send(ask(n % 12, query_id=f"evil{n}", **pinned))
+        await asyncio.sleep(60)
+        began_s = asyncio.get_running_loop().time()
+        send(ask(1, query_id="victim", allowed_models=("small",), tenant=victim))
+        await cluster.until(lambda: "victim" in answered(), 30000)
+        took_s = asyncio.get_running_loop().time() - began_s
+        await cluster.close()
+        return took_s
+
+    assert run(main("evil", "victim")) < 60
+    assert run(main(None, None)) < 60
