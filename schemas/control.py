@@ -17,7 +17,7 @@ from schemas.search import Served
 MAX_ENTRY = 64 * 1024
 """Bytes of a catalogue entry's model as JSON."""
 
-Scope: TypeAlias = Literal["ask", "feedback", "read", "admin"]
+Scope: TypeAlias = Literal["ask", "feedback", "read", "teach", "admin"]
 """What an API key may do: send queries; tell whether answers were right; look at its tenant's queries; see every
 tenant's, and set objectives."""
 
@@ -136,7 +136,7 @@ class KeyEntry(Record, frozen=True, kw_only=True, tag="key-entry.v1"):
         op: `add` or `revoke`.
         sha256: SHA-256 of the key, in hex. Absent with `revoke`.
         tenant: Who its queries belong to.
-        scopes: What it may do: ask, give feedback, read queries, administrate.
+        scopes: What it may do: ask, give feedback, read queries, teach the learner, administrate.
         allowed_models: Model names it may ask for, virtual ones included; None allows all.
         allowed_objectives: Objectives it may name; None allows all.
         per_minute: Most requests per minute.
@@ -164,7 +164,7 @@ class KeyEntry(Record, frozen=True, kw_only=True, tag="key-entry.v1"):
             raise InvalidField("KeyEntry", "sha256", "is not a SHA-256 digest; give 64 hexadecimal digits")
         if not self.scopes:
             raise InvalidField(
-                "KeyEntry", "scopes", "is empty; give at least one of ask, feedback, read, admin"
+                "KeyEntry", "scopes", "is empty; give at least one of ask, feedback, read, teach, admin"
             )
         check_finite("KeyEntry", eflops_per_day=self.eflops_per_day)
         for name in ("per_minute", "in_flight", "eflops_per_day"):

@@ -26,12 +26,14 @@ class Feedback(Record, frozen=True, kw_only=True, tag="feedback.v1"):
         query_id: The query's id.
         correct: true, false, or a grade from 0 to 1.
         source: Who says so.
+        learn: Whether the learner may learn from it; False where its source may not teach.
         metadata: Anything worth keeping; at most 16 KiB of JSON.
     """
 
     query_id: str
     correct: bool | float
     source: str = ""
+    learn: bool = True
     metadata: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:

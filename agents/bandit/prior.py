@@ -546,6 +546,15 @@ def require_fit(prior: bytes, name: str, identity: dict[str, Any], actions: Sequ
         raise PriorRefused("catalogue", _models(theirs), _models(ours))
 
 
+def outcomes_of(prior: bytes) -> int:
+    """Return as how many outcomes a prior counts; 0 where it does not say.
+
+    Raises:
+        CorruptState: The bytes are not whole.
+    """
+    return int(values(prior).get("estimates", {}).get("right", {}).get("outcomes", 0))
+
+
 def require_pricing(prior: bytes, pricing: Mapping[str, float | str]) -> None:
     """Refuse a prior whose costs follow from another verifier, precision or hardware.
 

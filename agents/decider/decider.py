@@ -22,7 +22,7 @@ from agents.bandit.errors import (
 )
 from agents.bandit.features import counts
 from agents.bandit.policy import ActionVector, Choice, Context, Policy
-from agents.bandit.prior import require_pricing
+from agents.bandit.prior import outcomes_of, require_pricing
 from agents.catalogue.actions import ActionSpace
 from agents.catalogue.objectives import Steering
 from agents.decider import snapshot
@@ -45,6 +45,7 @@ from agents.decider.log import (
     policy_objective,
 )
 from agents.decider.recovery import Records, restore
+from agents.decider.shares import TeachingShares
 from agents.decider.snapshot import EndedIds
 from schemas.action import Action
 from schemas.decision import MAX_SEED, Decision, PolicyState, Predicted, ScoredAction
@@ -158,6 +159,7 @@ def choose(
             context_origin=origin,
             decision=msgspec.Raw(value),
             batch=seq,
+            tenant=record.query.account,
             paced=choice.cohort == "policy" and record.query.learn and record.query.pinned is None,
         )
         stored = (record.query_id.encode(), encode_row(row, limit))
@@ -319,6 +321,7 @@ class Decider:
         offered: Ids of the actions that can be chosen.
         price_factors: What an eFLOP costs on each model where that is not 1.
         prior: SHA-256 of the prior that the log started from; empty for none.
+        shares: Who taught of late.
         ended: Ids of queries that have ended; they reveal a duplicate whose row has left the log.
         verdicts: Number of rewards by verdict; for metrics.
     """
@@ -337,6 +340,7 @@ class Decider:
     offered: tuple[str, ...] = ()
     price_factors: Mapping[str, float] = field(default_factory=dict)
     prior: str = ""
+    shares: TeachingShares = field(default_factory=TeachingShares)
     ended: EndedIds = field(default_factory=EndedIds)
 
     def offer(
@@ -410,9 +414,8 @@ class Decider:
                 if row is None and self.ended.find(reward.query_id) is not None:
                     results.append(Learned(reward.query_id, "late"))
                     continue
-                verdict, move = applied(row, reward, offset, self.seq + len(moves), self.rules)
-                if move is not None:
-                    self._checked(move)
+                self._checked(row)
+                verdict, move = applied(row, reward, offset, self.seq + len(moves), self.rules, self.shares)
             except DeciderError as error:
                 results.append(Learned(reward.query_id, error=error))
                 continue
@@ -450,7 +453,7 @@ class Decider:
         self.context_offset, self.reward_offset = restored.context_offset, restored.reward_offset
         self.actions, self.offered = restored.actions, restored.offered.actions
         self.price_factors = restored.offered.price_factors
-        self.prior, self.ended = restored.prior, restored.ended
+        self.prior, self.shares, self.ended = restored.prior, restored.shares, restored.ended
         return restored.found
 
     def begin(
@@ -478,6 +481,7 @@ class Decider:
             require_pricing(prior, pricing)
         self.policy.begin(prior, actions)
         self.prior = hashlib.sha256(prior).hexdigest()
+        self.shares = TeachingShares(outcomes_of(prior))
         return self.snapshot(chunk_bytes, prior=self.prior)
 
     def snapshot(
@@ -503,6 +507,7 @@ class Decider:
             **offsets,
             chunk_bytes=chunk_bytes,
             prior=prior,
+            taught=self.shares.window(),
             carried=carried,
             present=present,
         )
@@ -549,12 +554,10 @@ class Decider:
         row = decode_row(query_id.encode(), value)
         return row if isinstance(row, Row) else None
 
-    def _checked(self, move: Move) -> None:
+    def _checked(self, row: Row | None) -> None:
         """Refuse a row whose action the log does not know, before anything has changed."""
-        if move.row.action not in self.actions:
-            raise CorruptState(
-                f"row {move.row.query_id!r} action", move.row.action, "an action row of that id"
-            )
+        if row is not None and row.action not in self.actions:
+            raise CorruptState(f"row {row.query_id!r} action", row.action, "an action row of that id")
 
     def _tell(self, moves: Sequence[Move]) -> None:
         """Tell the policy in order, runs of one kind together."""

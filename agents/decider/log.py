@@ -27,6 +27,7 @@ from agents.bandit.policy import (
     check_outcome,
     check_share,
 )
+from agents.decider.shares import TeachingShares
 from schemas.errors import RecordTooLarge, UniscaleError
 from schemas.objective import ObjectiveInForce
 from schemas.query import Origin
@@ -162,6 +163,7 @@ def introduce(policy: Policy, actions: Iterable[ActionRow]) -> None:
 #     pending ──provisional──▶ learned ──correction, default──▶ closed
 #        ├──final, correction, default──────────────────────────▶ closed
 #        ├──default of an answer that the client's bounds cut───▶ priced      (its cost alone is learned)
+#        ├──the first of a tenant that has taught enough────────▶ priced      (weight 0)
 #        └──a reward without score or cost, or of a query with learn: false──▶ abandoned   (nothing enters A)
 
 Stage = Literal["pending", "learned", "closed", "priced", "abandoned"]
@@ -190,6 +192,8 @@ class Row(Struct, frozen=True, kw_only=True, omit_defaults=True, tag="decider-ro
         kinds: Rewards applied, in order.
         paced: Whether its cost counts against the objective's aim; a control's or a pinned query's does not.
         reward_offset: Offset of the last reward applied.
+        tenant: Among whose outcomes it counts (`Query.account`).
+        weight: 0 where its tenant had taught enough: only its cost is learned then.
         entered: Correct as it entered A; None when the imputed value did.
         correct, score, log_cost, imputed: The present values of the raw terms.
         price_factor: What an eFLOP cost: `log_cost` is ln(eFLOPs) plus its logarithm.
@@ -212,6 +216,8 @@ class Row(Struct, frozen=True, kw_only=True, omit_defaults=True, tag="decider-ro
     kinds: tuple[Kind, ...] = ()
     reward_offset: int = -1
     paced: bool = True
+    tenant: str = ""
+    weight: int = 1
     entered: float | None = None
     correct: float | None = None
     score: float = 0.0
@@ -386,7 +392,7 @@ class Move(Struct, frozen=True):
 
 
 def applied(
-    row: Row | None, reward: Reward, offset: int, seq: int, rules: RewardRules
+    row: Row | None, reward: Reward, offset: int, seq: int, rules: RewardRules, shares: TeachingShares
 ) -> tuple[Verdict, Move | None]:
     """Return the verdict on a reward, and the changed row with what to tell the policy.
 
@@ -396,6 +402,7 @@ def applied(
         offset: The reward's offset in its topic.
         seq: The next sequence number; a returned move has used it.
         rules: What to learn from a reward without correctness.
+        shares: Who taught before; an outcome that enters A, or would have, is added.
 
     Raises:
         InvalidObservation: A term is out of range; nothing has changed.
@@ -431,6 +438,9 @@ def applied(
         "correct": correct,
         "price_factor": _factor(reward),
     }
+    shares.add(row.tenant, weight := shares.weight(row.tenant))
+    if not weight:
+        return "priced", _move("price", row, {**change, "stage": "priced", "weight": 0, "ended_seq": seq})
     change |= {"stage": "closed" if reward.closes else "learned", "learned_seq": seq}
     return "learned", _move("update", row, change)
 
@@ -441,7 +451,7 @@ def _resolved(
     """Close a row that is in A already: replace what was imputed, or let it stand."""
     change["stage"] = "closed"
     correct = reward.correct if reward.kind != "default" else 0.0 if rules.default == "wrong" else None
-    if correct is None:
+    if correct is None or not reward.learn:
         closed = msgspec.structs.replace(row, **change, ended_seq=seq)
         return "closed", Move("nothing", closed)
     check_share(row.query_id, "correct", correct)
@@ -518,6 +528,12 @@ def call(policy: Policy, method: PolicyCall, rows: Sequence[Row]) -> None:
             policy.abandon([row.pending() for row in rows])
         case "offer" | "nothing":
             pass
+
+
+def taught(rows: Iterable[Row], after: int = -1) -> list[tuple[str, int]]:
+    """Return the tenant and the weight of every outcome after a sequence number, in order."""
+    found = [(row.learned_seq if row.weight else row.ended_seq, row.tenant, row.weight) for row in rows]
+    return [(tenant, weight) for seq, tenant, weight in sorted(found) if seq > after]
 
 
 # From rows to policy state: recovery, replay and the live run compute the same function of the log.

@@ -19,8 +19,10 @@ from agents.decider.log import (
     introduce,
     on_offer,
     own_row,
+    taught,
     untold,
 )
+from agents.decider.shares import TeachingShares
 from agents.decider.snapshot import EndedIds, is_record, prior_of
 from schemas.decision import Decision
 from schemas.errors import UniscaleError
@@ -40,6 +42,7 @@ class Restored:
     actions: dict[str, ActionRow]
     offered: OfferRow
     prior: str
+    shares: TeachingShares
     ended: EndedIds
     found: Recovered
 
@@ -70,10 +73,11 @@ def restore(policy: Policy, log: Records, snapshots: Records, ended: EndedIds, *
     if whole and (absent := untold(rows, after)) is not None:
         error = refused[0] if refused and found is None else absent
         raise CorruptState(error.what, error.found, error.wanted, _fix(rows, policy, error.fix))
-    clock = 0
+    clock, shares = 0, TeachingShares()
     contexts, rewards = [row.context_origin.offset for row in rows], [row.reward_offset for row in rows]
     if found is not None:
         ended, clock = found.ended, found.manifest.clock
+        shares = TeachingShares.of(found.manifest.taught)
         contexts.append(found.manifest.context_offset)
         rewards.append(found.manifest.reward_offset)
     if not offers and not rows and found is None:
@@ -86,6 +90,7 @@ def restore(policy: Policy, log: Records, snapshots: Records, ended: EndedIds, *
         raise CorruptState(
             "the rows of the log", f"{error}", "rows of this learner", _fix(rows, policy, FIX_LOG)
         ) from error
+    shares.extend(taught(rows, after))
     context_offset, reward_offset = max(contexts, default=-1), max(rewards, default=-1)
     return Restored(
         seq=max(after, folded.last_seq) + 1,
@@ -95,6 +100,7 @@ def restore(policy: Policy, log: Records, snapshots: Records, ended: EndedIds, *
         actions=actions,
         offered=on_offer(offers),
         prior=prior_of(known),
+        shares=shares,
         ended=ended,
         found=Recovered(
             folded, after, tuple(refused), context_offset + 1, reward_offset + 1, carried, foreign

@@ -15,6 +15,7 @@ from msgspec import Struct
 
 from agents.bandit.errors import CorruptState
 from agents.decider.log import ENDED, ActionRow, AnyRow, OfferRow, Row, decode_row
+from agents.decider.shares import Window
 from schemas.query import Origin
 
 # The keys of a snapshot's records, and its manifests: which versions there are, and what each consists of.
@@ -54,6 +55,7 @@ class Manifest(Struct, frozen=True, kw_only=True, tag="decider-snapshot.v1", tag
         log_offset: First offset of the log that it does not cover; -1 where it needs the whole log, as a prior does.
         rows: SHA-256 of each chunk of the rows from before that offset; a chunk has one JSON row per line.
         ended: The arrays of ids, oldest first.
+        taught: Who taught of late.
     """
 
     version: int
@@ -67,6 +69,7 @@ class Manifest(Struct, frozen=True, kw_only=True, tag="decider-snapshot.v1", tag
     log_offset: int = -1
     rows: tuple[str, ...] = ()
     ended: tuple[IdsPart, ...] = ()
+    taught: Window = Window()
 
 
 def prior_of(records: Mapping[bytes, bytes]) -> str:
@@ -467,6 +470,7 @@ def write(
     reward_offset: int,
     chunk_bytes: int = CHUNK_BYTES,
     prior: str = "",
+    taught: Window | None = None,
     carried: Carried | None = None,
     present: Collection[bytes] = (),
 ) -> Iterator[tuple[bytes, bytes]]:
@@ -480,6 +484,7 @@ def write(
         reward_offset: Newest Reward offset in the state.
         chunk_bytes: Size of a chunk.
         prior: SHA-256 of the prior, for version -1.
+        taught: Who taught of late.
         carried: What it contains besides the state; None for a snapshot that needs the whole log.
         present: Keys that exist already; an array of ids is written only once.
     """
@@ -506,6 +511,7 @@ def write(
         log_offset=carried.log_offset,
         rows=tuple(map(digest, rows)),
         ended=tuple(part for part, _ in arrays),
+        taught=taught or Window(),
     )
     body = msgspec.json.encode(manifest)
     yield manifest_key(version), digest(body).encode() + b"\n" + body

@@ -389,7 +389,15 @@ def _settle(row: JoinRow, at_ms: int, waits: Waits, value: Valued | None) -> Tur
     if value.correct is not None:
         return _close(row, "final", at_ms, waits, value.correct, "reference", counts)
     if row.parked is not None:
-        return _close(row, "final", at_ms, waits, row.parked.feedback.grade, "feedback", counts)
+        return _close(
+            _judged(row, row.parked.feedback),
+            "final",
+            at_ms,
+            waits,
+            row.parked.feedback.grade,
+            "feedback",
+            counts,
+        )
     if value.score is None or wait_ms == 0:
         return _close(row, "default", at_ms, waits, None, "", counts)
     return Turn(replace(row, provisional=True), (_reward(row, "provisional", None, ""),), counts)
@@ -403,7 +411,7 @@ def _on_feedback(row: JoinRow, feedback: Feedback, arrival: Arrival, waits: Wait
     if row.provisional:
         if arrival.at_ms > row.feedback_deadline_ms:
             return Turn(row, counts=("late_feedback",))
-        return _close(row, "correction", arrival.at_ms, waits, feedback.grade, "feedback")
+        return _close(_judged(row, feedback), "correction", arrival.at_ms, waits, feedback.grade, "feedback")
     if row.parked is not None:
         return Turn(row, counts=("duplicate_feedback",))
     wait_ms = waits.feedback_ms if row.opened is None else row.opened.feedback_ms
@@ -443,6 +451,12 @@ def _close(
 ) -> Turn:
     closed = replace(row, provisional=False, parked=None, closed=kind, forget_ms=at_ms + waits.keep_ms)
     return Turn(closed, (_reward(row, kind, correct, graded_by),), counts)
+
+
+def _judged(row: JoinRow, feedback: Feedback) -> JoinRow:
+    """Return a row whose next Reward the learner takes only if the feedback may teach."""
+    assert row.opened is not None
+    return replace(row, opened=replace(row.opened, learn=row.opened.learn and feedback.learn))
 
 
 def _reward(

@@ -149,7 +149,9 @@ FROM Named;
 CREATE TABLE Applied AS
 WITH Own AS (
     SELECT
-        r.rowid AS id, r.query_id, r.off, r.kind, r.correct, r.bounded, l.r_off, l.stage AS row_stage,
+        r.rowid AS id, r.query_id, r.off, r.kind, iif(r.learn, r.correct, NULL) AS correct,
+        -- A tenant that has taught enough teaches the cost alone.
+        r.bounded OR NOT l.weight AS bounded, l.r_off, l.stage AS row_stage,
         r.kind IN ('final', 'correction', 'default') AS closes,
         r.learn AND r.score IS NOT NULL AND r.log_cost IS NOT NULL AS learnable
     FROM Row l JOIN Reward r ON r.query_id = l.query_id AND r.seq = l.seq AND r.action = l.action

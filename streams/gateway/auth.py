@@ -154,6 +154,11 @@ class Credential(Struct, frozen=True):
         return self.entry.name if self.entry else "local"
 
     @property
+    def teaches(self) -> bool:
+        """Return whether the learner may learn from what this caller claims."""
+        return self.entry is None or "teach" in self.entry.scopes
+
+    @property
     def sees(self) -> Tenants:
         """Return the tenants whose queries this caller may list."""
         return None if self.entry is None or "admin" in self.entry.scopes else (self.entry.tenant,)

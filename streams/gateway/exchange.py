@@ -515,6 +515,9 @@ class Exchange:
         query = to_query(
             request, wanted, query_id=query_id, tenant=who.tenant, kept={"key": who.key, "digest": digest}
         )
+        if not who.teaches and (query.reference is not None or query.pinned is not None):
+            # The reference grades the answer for its owner. What everybody is given does not follow from it.
+            query = msgspec.structs.replace(query, learn=False)
         if BASELINE_OF in query.metadata:
             who.require("admin")  # it counts as the control that the policy is compared with
         self.gate.admit(who, request.model, query, self._used(who, now_ms))
@@ -641,6 +644,7 @@ class Exchange:
                 query_id=query_id,
                 correct=value,
                 source=who.name,
+                learn=who.teaches,
                 metadata={"comment": comment} if comment else {},
             )
             sent = encode(record)
