@@ -361,7 +361,16 @@ _DECODER: Final = msgspec.json.Decoder(AnyRow)
 # nothing.
 
 Verdict = Literal[
-    "learned", "corrected", "closed", "priced", "abandoned", "duplicate", "late", "orphan", "unlearnable"
+    "learned",
+    "corrected",
+    "closed",
+    "priced",
+    "abandoned",
+    "duplicate",
+    "differs",
+    "late",
+    "orphan",
+    "unlearnable",
 ]
 Tell = Literal["update", "correct", "price", "abandon", "nothing"]
 
@@ -410,7 +419,7 @@ def applied(
     if row is None or reward.seq != row.seq or reward.action.id != row.action:
         return "orphan", None
     if reward.kind in row.kinds:
-        return "duplicate", None
+        return "differs" if _differs(row, reward) else "duplicate", None
     if row.stage in ENDED or (reward.kind == "provisional" and row.stage == "learned"):
         return "late", None
     change: dict[str, Any] = {"kinds": (*row.kinds, reward.kind), "reward_offset": offset}
@@ -443,6 +452,14 @@ def applied(
         return "priced", _move("price", row, {**change, "stage": "priced", "weight": 0, "ended_seq": seq})
     change |= {"stage": "closed" if reward.closes else "learned", "learned_seq": seq}
     return "learned", _move("update", row, change)
+
+
+def _differs(row: Row, reward: Reward) -> bool:
+    """Return whether a reward contradicts one of its identity that was applied: its worker had lost the partition."""
+    pairs = [(row.correct, reward.correct)]
+    if row.kinds[0] == reward.kind:  # a later one brings no score and no cost
+        pairs += [(row.score, reward.score), (row.log_cost, reward.log_cost)]
+    return any(known is not None and told is not None and known != told for known, told in pairs)
 
 
 def _resolved(

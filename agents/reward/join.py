@@ -1,6 +1,8 @@
 """The reward join: one row a query, a fold over Decision, Answer, Feedback and Due in whatever order; its Rewards."""
 
+import dataclasses
 import math
+import operator
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
@@ -72,6 +74,12 @@ class Parked(Struct, frozen=True, kw_only=True, omit_defaults=True):
     origin: Origin | None = None
 
 
+Offsets = tuple[int, int, int, int]
+"""The highest offset that a row holds the effect of: of Decision, Answer, Feedback and Due; -1 for none."""
+
+_TOPICS = (Decision, Answer, Feedback, Due)
+
+
 class JoinRow(Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="schema", tag="join-row.v1"):
     """One query in the join.
 
@@ -87,6 +95,7 @@ class JoinRow(Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="
         expiry_sent: Whether the `expired` Answer was written.
         closed: The kind of reward that closed it.
         forget_ms: When the row may go.
+        seen: Of the records that made it.
     """
 
     query_id: str
@@ -100,6 +109,7 @@ class JoinRow(Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="
     expiry_sent: bool = False
     closed: Kind | None = None
     forget_ms: int | None = None
+    seen: Offsets = (-1, -1, -1, -1)
 
     @property
     def feedback_deadline_ms(self) -> int:
@@ -139,6 +149,27 @@ def decode_row(value: bytes) -> JoinRow:
     # msgspec's own error covers neither bytes that are not UTF-8 nor a value nested too deeply.
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise UnreadableRecord("join row", "", f"cannot be read ({error}); rebuild the table") from None
+
+
+class _Seen(Struct):
+    seen: Offsets = (-1, -1, -1, -1)
+
+
+def newer(value: bytes, than: bytes) -> bool:
+    """Return whether a stored row holds all that an earlier one of its query holds.
+
+    If not, a worker wrote it that had lost its partition without knowing: its successor was further already. What is no
+    row replaces nothing.
+    """
+    row, before = _offsets(value), _offsets(than)
+    return before is None or (row is not None and all(map(operator.ge, row, before)))
+
+
+def _offsets(value: bytes) -> Offsets | None:
+    try:
+        return msgspec.json.decode(value, type=_Seen).seen
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None
 
 
 # The Reward record of each stage: the raw terms, and the scalar under the objective in force.
@@ -289,7 +320,18 @@ def on(
     Raises:
         ValueError: a value is missing.
     """
-    return _fitted(_fold(row, arrival, waits, value, generator), waits.row_bytes)
+    turn = _fold(row, arrival, waits, value, generator)
+    if turn.row is not None and turn.row != row and arrival.origin is not None:
+        turn = dataclasses.replace(turn, row=replace(turn.row, seen=_seen(turn.row, arrival)))
+    return _fitted(turn, waits.row_bytes)
+
+
+def _seen(row: JoinRow, arrival: Arrival) -> Offsets:
+    seen = list(row.seen)
+    at = _TOPICS.index(type(arrival.record))
+    assert arrival.origin is not None
+    seen[at] = max(seen[at], arrival.origin.offset)
+    return seen[0], seen[1], seen[2], seen[3]
 
 
 def _fold(

@@ -300,7 +300,9 @@ class Index:
         return True
 
     def reward(self, reward: Reward, value: bytes) -> None:
-        """Add a Reward. A later stage replaces an earlier one, but never clears a known correctness."""
+        """Add a Reward. A later stage replaces an earlier one, clears no known correctness; none follows the last."""
+        if (known := self.reward_of(reward.query_id)) is not None and known.closes:
+            return
         self.changes += 1
         self._db.execute(
             "update queries set reward = ?, correct = coalesce(?, correct) where query_id = ?",

@@ -244,6 +244,11 @@ class Table(Protocol):
         """
 
 
+def replaces(before: bytes | None, value: bytes | None, newer: Callable[[bytes, bytes], bool] | None) -> bool:
+    """Return whether a recovery takes a row that comes after another of its key; see `newer` in `Runtime.table`."""
+    return not before or not value or newer is None or newer(value, before)
+
+
 class Runtime(Protocol):
     """One worker of one service.
 
@@ -292,6 +297,7 @@ class Runtime(Protocol):
         recovered: Callable[[], Awaitable[None]],
         one_writer: bool = False,
         begins: Callable[[], Awaitable[int]] | None = None,
+        newer: Callable[[bytes, bytes], bool] | None = None,
     ) -> Table:
         """Declare a table.
 
@@ -305,6 +311,9 @@ class Runtime(Protocol):
                 or not at all, and a recovery sees everything that any worker has written before it.
             begins: For a table of one writer: awaited before each recovery, returns the offset of the changelog at
                 which reading begins. What lies before it must be known otherwise; see `Table.seed`.
+            newer: For a table of several writers: whether a row replaces an earlier one of its key. A worker that was
+                suspended past its session may write a row after its successor has. A recovery leaves that one out, and
+                writes the earlier one again, because compaction keeps only the last.
 
         Raises:
             ValueError: `begins` for a table of several writers.

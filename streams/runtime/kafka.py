@@ -410,6 +410,7 @@ class Tables:
         recovered: Callable[[], Awaitable[None]],
         one_writer: bool,
         begins: Callable[[], Awaitable[int]] | None,
+        newer: Callable[[bytes, bytes], bool] | None,
     ) -> KafkaTable:
         """Declare a table; see `streams.runtime.base.Runtime.table`.
 
@@ -420,6 +421,7 @@ class Tables:
             recovered: Awaited after each recovery.
             one_writer: Whether only the owner may write.
             begins: Returns the offset at which reading begins; for a table with one writer.
+            newer: Whether a row replaces an earlier one; for a table with several.
 
         Raises:
             ValueError: `begins` for a table with several writers.
@@ -427,6 +429,7 @@ class Tables:
         if begins is not None and not one_writer:
             raise ValueError(f"{name}: only a table with one_writer=True can start at an offset")
         rows = changelogged(self.app, name, partitions)
+        rows.newer = newer
         if one_writer:
             return self._fenced(rows, owned, recovered, begins)
         return self._shared(rows, owned, recovered)
@@ -447,6 +450,12 @@ class Tables:
         async def on_recover() -> None:
             self.metrics.recovery_seconds.labels("read").set(time.monotonic() - began_s)
             with consumer_of(self.app).at_work():
+                for key in [key for key in sorted(rows.late) if rows.places[key] in owned()]:
+                    log.warning(
+                        "%s: row %r was written late: the earlier one is written again", changelog, key
+                    )
+                    await table.put(key, bytes(rows.data[key]), rows.places[key])
+                rows.late.clear()
                 await recovered()
 
         async def write(topic: str, rows: Sequence[tuple[bytes, bytes | None, int]]) -> None:
@@ -456,9 +465,10 @@ class Tables:
         rows.on_recover(self._or_crash(on_recover))
         self.app.on_partitions_assigned.connect(on_assigned, weak=False)
         changelog = rows.changelog_topic.get_topic_name()
-        return KafkaTable(
+        table = KafkaTable(
             changelog, rows.data, rows.places, write, owned, self.settings.kafka.max_record_bytes
         )
+        return table
 
     def _fenced(
         self,
@@ -648,6 +658,7 @@ class KafkaRuntime(KafkaLookups):
         recovered: Callable[[], Awaitable[None]],
         one_writer: bool = False,
         begins: Callable[[], Awaitable[int]] | None = None,
+        newer: Callable[[bytes, bytes], bool] | None = None,
     ) -> KafkaTable:
         """Declare a table; see the protocol."""
         return self._tables.declare(
@@ -657,6 +668,7 @@ class KafkaRuntime(KafkaLookups):
             recovered=recovered,
             one_writer=one_writer,
             begins=begins,
+            newer=newer,
         )
 
     async def follow(

@@ -9,11 +9,12 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import IO, Any, NoReturn
+from typing import IO, Any, NoReturn, cast
 
 from aiokafka import TopicPartition
 from aiokafka.errors import CommitFailedError, ConsumerStoppedError, IllegalStateError
 from aiokafka.protocol.fetch import FetchRequest
+from aiokafka.protocol.group import HeartbeatRequest, SyncGroupRequest
 from faust.exceptions import ConsumerNotStarted
 from faust.transport.drivers import aiokafka
 from faust.transport.drivers.aiokafka import AIOKafkaConsumerThread
@@ -23,7 +24,7 @@ from mode.utils.futures import maybe_async
 
 from schemas.errors import UniscaleError
 from streams.runtime import kafka_clients
-from streams.runtime.base import ConsumerRecord, Moved
+from streams.runtime.base import ConsumerRecord, Moved, Unavailable
 from streams.runtime.kafka_clients import EMBEDDED_WAIT_MS
 from streams.runtime.kafka_fencing import Fence
 from streams.runtime.queues import WINDOW, Binding, Offsets, Queues
@@ -196,6 +197,14 @@ log = logging.getLogger("streams.worker")
 # FENCED_INSTANCE_ID, which aiokafka does not know.
 _FENCED = 82
 
+# A member is known to the group also while that is rebalancing.
+_ACCEPTED = (0, 27)
+
+
+def since_boot() -> float:
+    """Return the seconds since the machine started, those in which it slept included."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
 
 class NameInUse(UniscaleError):
     """Another process runs under this instance name. Give each process its own `--instance`, or stop one of them."""
@@ -282,8 +291,48 @@ class InstanceName:
         )
 
 
-def notice(coordinator: Any, replaced: Callable[[], None]) -> None:
-    """Call `replaced` when another process has joined under the instance name of this aiokafka coordinator."""
+class MemberSession:
+    """Whether the group may have given this worker's partitions away: after a session without an accepted heartbeat.
+
+    A process that was stopped, or whose machine was, does not know that. When it goes on, its next effect waits until
+    the broker has accepted a heartbeat, or has refused it and the partitions were assigned again.
+
+    Args:
+        lasts_s: The session.
+        clock: Seconds, also while the machine sleeps.
+    """
+
+    def __init__(self, lasts_s: float, clock: Callable[[], float] = since_boot) -> None:
+        self.clock = clock
+        self._lasts_s = lasts_s
+        self._heard_s = clock()
+
+    def heard(self, sent_s: float) -> None:
+        """Note that the broker has accepted what was sent then: the session begins with its sending, at the latest."""
+        self._heard_s = max(self._heard_s, sent_s)
+
+    def check(self) -> None:
+        """Return if the partitions are still this worker's.
+
+        Raises:
+            Unavailable: that is unknown.
+        """
+        silent_s = self.clock() - self._heard_s
+        if silent_s > self._lasts_s:
+            raise Unavailable(
+                f"the group has accepted no heartbeat for {silent_s:.0f} s, and a session lasts {self._lasts_s:g} s: "
+                "another worker may have the partitions"
+            )
+
+
+def notice(coordinator: Any, replaced: Callable[[], None], session: MemberSession) -> None:
+    """Watch what the group answers this aiokafka coordinator.
+
+    Args:
+        coordinator: The coordinator.
+        replaced: Called when another process has joined under its instance name.
+        session: Told of what the group accepts.
+    """
     reset, send = coordinator.reset_generation, coordinator._send_req
     asked = ""
 
@@ -297,9 +346,13 @@ def notice(coordinator: Any, replaced: Callable[[], None]) -> None:
             asked = coordinator.member_id = member
 
     async def look(request: Any) -> Any:
+        sent_s = session.clock()
         response = await send(request)
-        if getattr(response, "error_code", 0) == _FENCED:
+        code = getattr(response, "error_code", 0)
+        if code == _FENCED:
             replaced()
+        if isinstance(request, HeartbeatRequest | SyncGroupRequest) and code in _ACCEPTED:
+            session.heard(sent_s)
         return response
 
     coordinator.reset_generation, coordinator._send_req = keep_member_id, look
@@ -329,7 +382,8 @@ class InLoop(AIOKafkaConsumerThread):
         consumer = self._ensure_consumer()
         app: Any = self.app
         improve(consumer._fetcher, embedded=app.embedded(), moving=lambda: app.rebalancing)
-        notice(consumer._coordinator, lambda: app.replaced())
+        session = cast("Consumer", self.consumer).session
+        notice(consumer._coordinator, lambda: app.replaced(), session)
 
     async def call_thread(self, fun: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Call the function."""
@@ -472,6 +526,7 @@ class Consumer(aiokafka.Consumer):
         # The epoch of the last assignment; the present one is newer while partitions are being reassigned.
         self._assigned_epoch = -1
         self._generation = -1
+        self.session = MemberSession(app.conf.broker_session_timeout)
         self._recovering = 0
         self.moved = 0
         """Counts records handed over, read or handled: while it does not change, nothing progresses."""
@@ -514,10 +569,13 @@ class Consumer(aiokafka.Consumer):
 
         Raises:
             Moved: another worker owns it now, and gets the record again.
+            Unavailable: another worker may own it.
         """
+        self.session.check()
         if record.epoch == self._epoch:
             return
         await self.settled()
+        self.session.check()
         if TopicPartition(record.topic, record.partition) not in self.assignment():
             raise Moved(f"{record.coordinates}: its partition has moved to another worker")
 

@@ -10,7 +10,7 @@ from aiokafka.errors import KafkaError
 
 from schemas.errors import RecordTooLarge
 from schemas.record import MAX_RECORD, MAX_VALUE
-from streams.runtime.base import Outgoing, RowTooLarge, SendFailed, partition_for
+from streams.runtime.base import Outgoing, RowTooLarge, SendFailed, partition_for, replaces
 from streams.settings import Settings
 
 # Changelog-backed tables whose writes can be awaited.
@@ -33,12 +33,20 @@ class Changelogged(faust.Table[bytes, bytes]):
         super().__init__(*args, **kwargs)
         self.places: dict[bytes, int] = {}
         """The partition of each row."""
+        self.newer: Callable[[bytes, bytes], bool] | None = None
+        self.late: set[bytes] = set()
+        """Keys of rows whose last record was written late, by a worker that had lost the partition."""
 
     def apply_changelog_batch(self, batch: Iterable[Any]) -> None:
-        """Apply recovered rows and remember the partition of each."""
-        batch = list(batch)
-        super().apply_changelog_batch(batch)
-        self.places.update((event.message.key, event.message.partition) for event in batch)
+        """Apply recovered rows, but those written late, and remember the partition of each."""
+        for event in batch:
+            key, value = event.message.key, event.message.value
+            if not replaces(self.data.get(key), value, self.newer):
+                self.late.add(key)
+                continue
+            self.late.discard(key)
+            super().apply_changelog_batch([event])
+            self.places[key] = event.message.partition
 
 
 class KafkaTable:

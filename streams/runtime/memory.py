@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import random
 import selectors
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
@@ -29,11 +30,14 @@ from streams.runtime.base import (
     ServiceSpec,
     UnknownTopic,
     partition_for,
+    replaces,
 )
 from streams.runtime.guard import Crashes, HandlerGuard, handling
 from streams.runtime.queues import Offsets, Queues
 from streams.settings import Settings
 from streams.topics import Topics
+
+log = logging.getLogger("streams.runtime.memory")
 
 # An event loop whose time is its own: it jumps to the next timer when nothing else is to be done.
 
@@ -190,15 +194,33 @@ class MemoryBroker:
         """Return every record of a topic, partition by partition."""
         return [record for part in self._of(topic) for record in part.records]
 
-    def changelog(self, topic: str, partition: int, begin: int = 0) -> dict[bytes, bytes]:
-        """Return the latest value of each key of a compacted partition, from an offset on."""
+    def changelog(
+        self,
+        topic: str,
+        partition: int,
+        begin: int = 0,
+        newer: Callable[[bytes, bytes], bool] | None = None,
+        late: set[bytes] | None = None,
+    ) -> dict[bytes, bytes]:
+        """Return the latest value of each key of a compacted partition, from an offset on.
+
+        Args:
+            topic: The topic.
+            partition: The partition.
+            begin: The offset.
+            newer: Says whether a value replaces an earlier one; see `Runtime.table`.
+            late: Filled with the keys whose last value does not.
+        """
         rows: dict[bytes, bytes] = {}
         part = self._of(topic)[partition]
         for record in part.records[max(0, begin - part.first) :]:
             key = record.key or b""
-            rows.pop(key, None)
-            if record.value is not None:
-                rows[key] = record.value
+            if replaces(rows.get(key), record.value, newer):
+                rows.pop(key, None)
+                if record.value is not None:
+                    rows[key] = record.value
+            if late is not None:
+                (late.discard if rows.get(key) == record.value else late.add)(key)
         return rows
 
     def first(self, topic: str, partition: int) -> int:
@@ -276,23 +298,28 @@ class MemoryTable:
         source: str,
         recovered: Callable[[], Awaitable[None]],
         begins: Callable[[], Awaitable[int]] | None = None,
+        newer: Callable[[bytes, bytes], bool] | None = None,
     ) -> None:
         self.runtime = runtime
         self.changelog = changelog
         self.source = source
         self.recovered = recovered
         self.begins = begins
+        self.newer = newer
         self._rows: dict[bytes, tuple[int, bytes]] = {}
 
     async def recover(self) -> None:
         """Read the changelog of the partitions that are owned now."""
         owned = sorted(self.runtime.assigned(self.source))
         begin = await self.begins() if self.begins and owned else 0
-        self._rows = {
-            key: (partition, value)
-            for partition in owned
-            for key, value in self.runtime.broker.changelog(self.changelog, partition, begin).items()
-        }
+        self._rows, late = {}, set[bytes]()
+        for partition in owned:
+            rows = self.runtime.broker.changelog(self.changelog, partition, begin, self.newer, late)
+            self._rows |= {key: (partition, value) for key, value in rows.items()}
+        for key in sorted(late):
+            log.warning("%s: row %r was written late: the earlier one is written again", self.changelog, key)
+            partition, value = self._rows[key]
+            await self.runtime.effect("row", self.changelog, key, value, partition)
         await self.recovered()
 
     def get(self, key: bytes) -> bytes | None:
@@ -540,6 +567,7 @@ class MemoryRuntime(MemoryLookups):
         recovered: Callable[[], Awaitable[None]],
         one_writer: bool = False,
         begins: Callable[[], Awaitable[int]] | None = None,
+        newer: Callable[[bytes, bytes], bool] | None = None,
     ) -> MemoryTable:
         """Declare a table; see the protocol."""
         if begins is not None and not one_writer:
@@ -549,7 +577,7 @@ class MemoryRuntime(MemoryLookups):
         if one_writer != self.spec.one_writer:
             raise ValueError(f"{self.service}: one_writer of {name} differs from its ServiceSpec")
         self.broker.create(changelog, partitions)
-        table = MemoryTable(self, changelog, source, recovered, begins)
+        table = MemoryTable(self, changelog, source, recovered, begins, newer)
         self.tables.append(table)
         return table
 

@@ -27,6 +27,7 @@ from agents.reward.join import (
     decode_row,
     dues,
     encode_row,
+    newer,
     on,
     to_value,
 )
@@ -67,7 +68,11 @@ class AggregatorService:
         self.runtime = runtime
         settings = runtime.settings
         self.table = runtime.table(
-            "join", settings.kafka.join_partitions, source=runtime.topics.answer, recovered=self._recovered
+            "join",
+            settings.kafka.join_partitions,
+            source=runtime.topics.answer,
+            recovered=self._recovered,
+            newer=newer,
         )
         self.waits = Waits(
             timeout_ms=int(settings.queries.timeout_s * 1000),

@@ -468,6 +468,10 @@ class DeciderService:
                     self.runtime.metrics.rewards_ignored.labels(each.verdict).inc()
                     if each.verdict == "duplicate":
                         self.runtime.metrics.duplicates.labels(record.topic).inc()
+                    elif each.verdict == "differs":
+                        log.warning(
+                            "%s: differs from the one that was learned from: ignored", reward.reward_id
+                        )
             self.pending.show()
             self.runtime.metrics.policy_version.set(decider.policy.version)
             await self.learner.log.snapshot_when_due(decider)

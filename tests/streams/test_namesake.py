@@ -7,8 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from aiokafka.protocol.group import HeartbeatRequest, SyncGroupRequest
 
-from streams.runtime.kafka_consumer import InstanceName, NameInUse, notice
+from streams.runtime.base import Unavailable
+from streams.runtime.kafka_consumer import InstanceName, MemberSession, NameInUse, notice
 from streams.settings import Settings
 
 _HOLD = """
@@ -69,7 +71,7 @@ def test_a_member_that_is_not_known_asks_once_under_its_old_id(
     holder: str | None, noticed: int, asked: list[str]
 ) -> None:
     coordinator, replaced = Coordinator(), []
-    notice(coordinator, lambda: replaced.append(1))
+    notice(coordinator, lambda: replaced.append(1), MemberSession(10.0))
     coordinator.holder = holder  # the name has passed on, or the session has ended
     coordinator.reset_generation()  # as after a heartbeat with UNKNOWN_MEMBER_ID
     assert asyncio.run(coordinator._send_req("join")).error_code == (82 if holder else 25)
@@ -78,3 +80,28 @@ def test_a_member_that_is_not_known_asks_once_under_its_old_id(
         assert asyncio.run(coordinator._send_req("join")).error_code == 0
     assert coordinator.asked == asked
     assert len(replaced) == noticed
+
+
+def test_after_a_session_without_an_accepted_heartbeat_no_effect_passes_until_the_group_has_answered() -> (
+    None
+):
+    now_s = 100.0
+    session = MemberSession(10.0, clock=lambda: now_s)
+    coordinator = Coordinator()
+    notice(coordinator, lambda: None, session)
+    heartbeat = HeartbeatRequest("group", 1, "first")
+    now_s = 109.0
+    asyncio.run(coordinator._send_req(heartbeat))
+    now_s = 119.0
+    session.check()
+    asyncio.run(coordinator._send_req("offsets"))  # whoever is not a member may ask that, too
+    now_s = 120.0  # it was stopped
+    with pytest.raises(Unavailable, match="no heartbeat for 11 s"):
+        session.check()
+    coordinator.holder = None  # and the group has gone on without it
+    asyncio.run(coordinator._send_req(heartbeat))
+    with pytest.raises(Unavailable):
+        session.check()
+    coordinator.holder = "first"
+    asyncio.run(coordinator._send_req(SyncGroupRequest("group", 2, "first", None, [])))
+    session.check()

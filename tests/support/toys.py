@@ -11,6 +11,7 @@ an `again` once more, for a `lost` one that the topic does not hold; what it cop
 `gone`. For `groups` it copies how many records its consumer group has waiting, -1 for none known. `wait` ends when
 `free` has begun, `stuck` when it ends, five seconds later, with the number of records copied until then; `once` never
 ends, but for the second time.
+For `late` the counter writes, once, a row that is older than the one it replaces.
 The counter sends `begin` and `end` around its work, so that what runs beside what is known by the order on `due`.
 As a process: `python -m tests.support.toys SERVICE DIES_AFTER [METRICS_PORT]`, which kills itself after so many effects
 (0: never).
@@ -58,10 +59,7 @@ async def build_copier(runtime: Runtime) -> None:
     async def on_query(record: ConsumerRecord) -> None:
         nonlocal copied
         value = _obey(record)
-        once = runtime.settings.state_path("once")
-        if value == b"hang" or (value == b"once" and not once.exists()):
-            once.parent.mkdir(parents=True, exist_ok=True)
-            once.touch()
+        if value == b"hang" or (value == b"once" and _first_time(runtime)):
             await asyncio.Future()
         if value == b"wait":
             await freeing.wait()
@@ -96,13 +94,18 @@ async def build_counter(runtime: Runtime) -> None:
         for key, _ in table.items():
             assert table.partition_of(key) in runtime.assigned(runtime.topics.answer)
 
-    table = runtime.table(
-        "join", runtime.settings.kafka.join_partitions, source=runtime.topics.answer, recovered=recovered
-    )
+    def newer(value: bytes, than: bytes) -> bool:
+        return int(value.split()[0]) >= int(than.split()[0])
+
+    partitions = runtime.settings.kafka.join_partitions
+    table = runtime.table("join", partitions, source=runtime.topics.answer, recovered=recovered, newer=newer)
 
     async def on_answer(record: ConsumerRecord) -> None:
-        _obey(record)
         key = record.key or b""
+        if _obey(record) == b"late":
+            if _first_time(runtime):
+                await table.put(key, b"-1 0", record.partition)
+            return
         last, count = map(int, (table.get(key) or b"-1 0").split())
         if record.offset <= last:
             return
@@ -154,6 +157,15 @@ async def build_keeper(runtime: Runtime) -> None:
             await table.post(topics.snapshot, [(b"begin", b"%d" % end)])
 
     runtime.each(topics.context, on_context, stage="keep")
+
+
+def _first_time(runtime: Runtime) -> bool:
+    once = runtime.settings.state_path("once")
+    if once.exists():
+        return False
+    once.parent.mkdir(parents=True, exist_ok=True)
+    once.touch()
+    return True
 
 
 def _obey(record: ConsumerRecord) -> bytes:

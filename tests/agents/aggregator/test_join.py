@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from agents.reward.join import (
     Arrival,
@@ -17,12 +18,14 @@ from agents.reward.join import (
     decode_row,
     dues,
     encode_row,
+    newer,
     on,
     to_value,
 )
 from schemas.answer import Answer
 from schemas.decision import Decision
 from schemas.errors import UnreadableRecord
+from schemas.query import Origin
 from schemas.reward import CLOSING, Due, Feedback, Reward
 from tests.support.join_records import ORIGIN, PRICE, answer, decision
 
@@ -84,6 +87,25 @@ def test_a_reference_makes_the_first_reward_final() -> None:
     assert join.row is not None
     assert join.row.opened is not None
     assert join.row.opened.reference is None
+
+
+def test_a_row_says_of_each_topic_what_it_has_seen_and_an_older_one_does_not_replace_it() -> None:
+    def at(offset: int) -> Origin:
+        return Origin(topic="any", partition=0, offset=offset)
+
+    opened = on(None, Arrival(decision(), 1_100, at(7)), WAITS).row
+    assert opened is not None
+    assert opened.seen == (7, -1, -1, -1)
+    told = on(opened, Arrival(answer(), 3_000, at(2)), WAITS, valued(answer(), 1.0)).row
+    assert told is not None
+    assert told.seen == (7, 2, -1, -1)
+    assert on(told, Arrival(decision(), 4_000, at(9)), WAITS).row == told, "a duplicate changes nothing"
+    early, whole = encode_row(opened), encode_row(told)
+    assert newer(whole, early)
+    assert newer(whole, whole)
+    assert not newer(early, whole)
+    assert newer(whole, b"no row")
+    assert not newer(b"no row", whole)
 
 
 def test_without_correctness_a_provisional_waits_for_its_correction() -> None:
@@ -361,4 +383,5 @@ def test_a_row_of_the_first_version_is_read_for_ever() -> None:
     join = Join()
     join.take(decision(), 1_100)
     join.take(answer(), 3_000)
-    assert decode_row(GOLDEN_ROW) == join.row
+    assert join.row is not None
+    assert decode_row(GOLDEN_ROW) == replace(join.row, seen=(-1, -1, -1, -1))

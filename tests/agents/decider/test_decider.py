@@ -228,6 +228,17 @@ def test_duplicate_late_and_orphan_rewards_change_nothing(shard: Any) -> None:
     assert shard.decider.verdicts["orphan"] == 2
 
 
+def test_a_reward_that_contradicts_one_of_its_identity_is_ignored_and_named(shard: Any) -> None:
+    (made,) = shard.ask(shard.context())
+    shard.tell(final := shard.reward(made, correct=1.0))
+    state = shard.decider.policy.state()
+    for change in ({"correct": 0.0}, {"score": 0.123}, {"log_cost": 20.5}):
+        other = msgspec.structs.replace(final[0], **change)
+        (told,) = shard.tell((other, 51))
+        assert (told.verdict, told.row) == ("differs", None)
+    assert shard.decider.policy.state() == state
+
+
 def test_a_correction_that_overtakes_its_provisional_counts_once(plain_shard: Any, make_shard: Any) -> None:
     made = plain_shard.ask(plain_shard.context())[0]
     first = plain_shard.reward(made, "provisional")
@@ -330,14 +341,15 @@ def test_an_answer_that_its_client_cut_is_closed_without_correctness_under_any_r
     live(shard, 4)
     made = shard.ask(shard.context(), shard.context())
     version = shard.decider.policy.version
-    told = shard.tell(*(shard.reward(each, "default", bounded=True, score=0.9) for each in made))
+    rewards = [shard.reward(each, "default", bounded=True, score=0.9) for each in made]
+    told = shard.tell(*rewards)
     assert [one.verdict for one in told] == ["priced", "priced"]
     rows = [shard.entry(each.query_id) for each in made]
     assert {(row.stage, row.correct, row.entered, row.learned_seq) for row in rows} == {
         ("priced", None, None, -1)
     }
     assert shard.decider.policy.version == version
-    assert shard.tell(shard.reward(made[0], "default", bounded=True))[0].verdict == "duplicate"
+    assert shard.tell(rewards[0])[0].verdict == "duplicate"
     live(shard, 2)
     before = shard.decider
     shard.crash()

@@ -101,6 +101,16 @@ def test_a_partition_pauses_while_too_many_of_its_records_lie_above_an_open_one_
     assert int(until_then) < WINDOW * 3
 
 
+def test_a_row_written_late_is_left_out_when_a_table_is_recovered_and_the_one_before_is_written_again(
+    harness: Any,
+) -> None:
+    sent = [(b"k", what) for what in (b"on", b"on", b"late", b"on")]
+    harness.run("aggregator", sent, lambda h: h.rows().get(b"k") == b"3 3", dies_after=5)
+    written = [record.value for record in harness.read("aggregator-join-changelog")]
+    assert written == [b"0 1", b"1 2", b"-1 0", b"1 2", b"3 3"]
+    assert harness.deaths == 1
+
+
 @pytest.mark.parametrize("dies_after", [1, 2, 5, 6])
 def test_a_table_comes_back_whole_so_that_a_count_is_exact_after_a_death(
     harness: Any, dies_after: int
