@@ -21,9 +21,9 @@ from schemas.query import Origin, Query, QueryContext
 # UniscaleError
 # └── EncoderError
 #     ├── EncoderFilesError     a model or tokenizer file that is missing or not the pinned one
-#     ├── EncoderRefused        the server will not take this request (4xx): repeating it is useless
-#     ├── EncoderUnavailable    no answer after the bounded retries: the same request may pass later
-#     └── BadEmbedding          an answer that is no embedding: count, dimension, NaN, zero length
+#     ├── EncoderRefused        the server will not take this text (4xx), but others: repeating it is useless
+#     ├── EncoderUnavailable    it embeds no text at present: the same request may pass later
+#     └── BadEmbedding          for this text, an answer that is no embedding: count, dimension, NaN, zero length
 
 
 class EncoderError(UniscaleError):
@@ -217,17 +217,34 @@ class HttpEncoder:
         """Return one unit row a text, shape (len(texts), dimension), float32.
 
         Raises:
-            EncoderRefused: the server will not take the request.
-            EncoderUnavailable: no usable answer within the attempts.
-            BadEmbedding: the answer holds no embedding for each text.
+            EncoderRefused: the server will not take the texts, but others.
+            EncoderUnavailable: no usable answer within the attempts, to any text.
+            BadEmbedding: the answer holds no embedding for each text; to others it does.
         """
         self.truncated += sum(len(text) > self._max_characters for text in texts)
         cut = [readable(text[: self._max_characters]) for text in texts]
-        rows = [
-            self._read(self._request(some), len(some))
-            for some in (cut[at : at + self._batch] for at in range(0, len(cut), self._batch))
-        ]
+        try:
+            rows = [
+                self._read(self._request(some), len(some))
+                for some in (cut[at : at + self._batch] for at in range(0, len(cut), self._batch))
+            ]
+        except (EncoderRefused, BadEmbedding) as error:
+            self._blame(error)
+            raise
         return np.concatenate([np.zeros((0, self.dimension), np.float32), *rows])
+
+    def _blame(self, error: EncoderError) -> None:
+        """Return if the server embeds another text: then the one that it did not embed is at fault.
+
+        An expired key, an unknown model, a page in place of an answer, another dimension are the same for every text.
+
+        Raises:
+            EncoderUnavailable: it embeds no text.
+        """
+        try:
+            self._read(self._request([EMPTY_TEXT]), 1)
+        except EncoderError:
+            raise EncoderUnavailable(f"{error}; it embeds no other text either") from error
 
     def close(self) -> None:
         """Give the connections back."""

@@ -20,7 +20,7 @@ from agents.catalogue.models import ActionError, Catalogue
 from agents.decider.decider import Decider, Surroundings
 from agents.decider.log import Decided, aim_of
 from agents.decider.snapshot import EndedIds
-from agents.embedding import Encoder, embed_actions, encoder_id
+from agents.embedding import Encoder, EncoderUnavailable, embed_actions, encoder_id
 from schemas.action import Action
 from schemas.decision import Decision
 from schemas.errors import UniscaleError
@@ -29,7 +29,16 @@ from schemas.query import Origin, QueryContext
 from schemas.record import decode
 from schemas.reward import Reward
 from streams.metrics import Metrics
-from streams.runtime.base import ConsumerRecord, Crash, Outgoing, Runtime, SendFailed, Torn, key_of
+from streams.runtime.base import (
+    ConsumerRecord,
+    Crash,
+    Outgoing,
+    Runtime,
+    SendFailed,
+    Torn,
+    Unavailable,
+    key_of,
+)
 from streams.services.embedder import encoder_of
 from streams.services.learner_log import LearnerLog
 from streams.settings import Settings, SettingsError, variable
@@ -241,6 +250,10 @@ class Pacing:
         return True
 
 
+_AGAIN_S: Final = 30.0
+"""Seconds until an encoder that embeds nothing is asked for the actions again: decisions wait meanwhile."""
+
+
 # The learner that the service decides with: recovered from its log, and with the catalogue in force on offer.
 
 
@@ -274,6 +287,7 @@ class ShardLearner:
         self.space: ActionSpace = runtime.control.space(runtime.control.base)
         self._pending = pending
         self._catalogue_version: int | None = None
+        self._next_offer_s = 0.0
 
     async def ready(self) -> Decider:
         """Return the learner, with the catalogue of now on offer.
@@ -283,7 +297,7 @@ class ShardLearner:
         """
         decider = self.decider or await self.rebuild()
         if not self.offers(self.runtime.control.catalogue_version):
-            await self._offer(decider)
+            await self._offer_when_embedded(decider)
         return decider
 
     async def rebuild(self) -> Decider:
@@ -374,6 +388,23 @@ class ShardLearner:
         except SendFailed as error:
             self.runtime.crash("the prior could not be written", error)
         log.info("the learner begins from prior %s", decider.prior)
+
+    async def _offer_when_embedded(self, decider: Decider) -> None:
+        """Offer the catalogue of now; while no server embeds its new actions, what was on offer stays so.
+
+        Raises:
+            Unavailable: nothing is on offer yet.
+        """
+        if self._catalogue_version is not None and self.runtime.monotonic() < self._next_offer_s:
+            return
+        try:
+            await self._offer(decider)
+        except EncoderUnavailable as error:
+            self.runtime.metrics.engine_faults.labels("decider").inc()
+            if self._catalogue_version is None:
+                raise Unavailable(f"the encoder: {error}") from error
+            self._next_offer_s = self.runtime.monotonic() + _AGAIN_S
+            log.warning("the changed catalogue waits for the encoder: %s", error)
 
     async def _offer(self, decider: Decider) -> None:
         control = self.runtime.control

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from agents.embedding import (
+    EMPTY_TEXT,
     BadEmbedding,
     Encoder,
     EncoderRefused,
@@ -169,7 +170,7 @@ def test_a_refusal_is_not_tried_again(encoder: HttpEncoder, server: Embeddings) 
     server.replies = [lambda _: (404, {"error": "no such model"})]
     with pytest.raises(EncoderRefused, match=r"HTTP 404: .*no such model.*; check the model's name"):
         encoder.encode(["a"])
-    assert len(server.bodies) == 1
+    assert [body["input"] for body in server.bodies] == [["a"], [EMPTY_TEXT]], "it embeds another text"
 
 
 def test_a_slow_server_counts_as_unavailable(server: Embeddings) -> None:
@@ -254,7 +255,27 @@ def test_an_answer_that_is_no_embedding_is_refused(
     server.replies = [reply]
     with pytest.raises(BadEmbedding, match=complaint):
         encoder.encode(["a"])
-    assert len(server.bodies) == 1
+    assert [body["input"] for body in server.bodies] == [["a"], [EMPTY_TEXT]], "it embeds another text"
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        lambda _: (401, {"error": {"message": "key expired"}}),
+        lambda _: (403, {"error": "forbidden"}),
+        lambda _: (404, {"error": "model not found"}),
+        lambda _: (200, b"<html>maintenance</html>"),
+        with_rows([1.0, 2.0, 3.0]),
+    ],
+    ids=["401", "403", "404", "page", "dimension"],
+)
+def test_a_server_that_embeds_no_text_is_unavailable_and_no_text_is_to_blame(
+    encoder: HttpEncoder, server: Embeddings, reply: Reply
+) -> None:
+    server.replies = [reply, reply]
+    with pytest.raises(EncoderUnavailable, match="it embeds no other text either"):
+        encoder.encode(["a"])
+    assert encoder.encode(["a"]).shape == (1, DIMENSION), "nothing is remembered against it"
 
 
 @pytest.mark.parametrize(
