@@ -10,6 +10,7 @@ from msgspec import Struct
 
 from schemas.errors import UniscaleError
 from schemas.query import Origin
+from streams.runtime.clock import BrokerClock
 from streams.topics import Topics
 
 if TYPE_CHECKING:
@@ -257,6 +258,7 @@ class Runtime(Protocol):
         topics: The names of all topics.
         metrics: Counters and gauges.
         control: Catalogue, objectives and heartbeats.
+        clock: The broker's, by the append times seen.
         service: The service's name.
         group: The executor group, where the service has one.
         instance: Stable name of this worker among those of its service.
@@ -269,6 +271,7 @@ class Runtime(Protocol):
     topics: "Topics"
     metrics: "Metrics"
     control: "Control"
+    clock: BrokerClock
     service: str
     group: str
     instance: str
@@ -421,7 +424,7 @@ class Runtime(Protocol):
         """
 
     def now_ms(self) -> int:
-        """Return the time in ms since the epoch."""
+        """Return the broker's time in ms since the epoch, as far as the records seen tell."""
 
     def monotonic(self) -> float:
         """Return seconds on a clock that never goes backwards."""

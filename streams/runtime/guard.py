@@ -360,6 +360,7 @@ class HandlerGuard:
             Crash: the service must not continue.
         """
         await self._unless_stopping()
+        self.runtime.clock.handled(records[-1].timestamp_ms)
         if len(records) > 1 and any(record.coordinates in self.crashes for record in records):
             # One by one, so that the one at fault is found.
             for record in records:

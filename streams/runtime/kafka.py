@@ -37,6 +37,7 @@ from streams.runtime.base import (
     Unavailable,
     partition_for,
 )
+from streams.runtime.clock import BrokerClock
 from streams.runtime.guard import Crashes, HandlerGuard, InFlightFile, handling
 from streams.runtime.kafka_clients import Again
 from streams.runtime.kafka_consumer import Consumer, wait_while
@@ -520,6 +521,7 @@ class Tables:
 class TopicFollower:
     """Reads topics from their beginning, their end, or a number of records before the end, and keeps following.
 
+    `arrived` is told of the append times of records that follow: these have just been appended.
     `start` returns when every record that existed at the start has been passed to `on_record`.
     """
 
@@ -530,9 +532,11 @@ class TopicFollower:
         on_record: Callable[[ConsumerRecord], None],
         *,
         begin: Begin,
+        arrived: Callable[[int], None],
     ) -> None:
         self.settings = settings
         self.topics = list(topics)
+        self.arrived = arrived
         self.on_record = on_record
         self.begin = begin
         self._consumer: AIOKafkaConsumer | None = None
@@ -573,6 +577,7 @@ class TopicFollower:
         try:
             while True:
                 for records in (await reader.getmany(timeout_ms=1000)).values():
+                    self.arrived(records[-1].timestamp)
                     self._show(records)
         except asyncio.CancelledError:
             raise
@@ -588,6 +593,11 @@ T = TypeVar("T")
 _TOPICS = 4
 
 
+def wall_ms() -> int:
+    """Return the time of this machine, ms since the epoch."""
+    return int(time.time() * 1000)
+
+
 class KafkaRuntime(KafkaLookups):
     """One worker of one service on Kafka; see `streams.runtime.base.Runtime` for what each method promises."""
 
@@ -601,6 +611,7 @@ class KafkaRuntime(KafkaLookups):
         self.instance = instance
         self.topics = Topics(settings)
         self.app = create_app(settings, service, group, instance)
+        self.clock = BrokerClock(self.monotonic, wall_ms, metrics.clock_skew.set)
         self.control = Control(settings, self.monotonic)
         self.limit = settings.kafka.max_record_bytes - (MAX_RECORD - MAX_VALUE)
         self.answers_for: Callable[[str], bool] = lambda query_id: True
@@ -646,7 +657,7 @@ class KafkaRuntime(KafkaLookups):
             counted, seconds = self._counters(record.topic, stage)
             counted.inc()
             if record.timestamp_ms > 0:
-                seconds.observe(max(0.0, time.time() - record.timestamp_ms / 1000))
+                seconds.observe(max(0, self.now_ms() - record.timestamp_ms) / 1000)
         self._progress(records[-1].topic, records[-1].partition).set(time.time())
 
     def table(
@@ -675,7 +686,7 @@ class KafkaRuntime(KafkaLookups):
         self, topics: Sequence[str], on_record: Callable[[ConsumerRecord], None], *, begin: Begin
     ) -> None:
         """Follow topics outside faust; see the protocol."""
-        follower = TopicFollower(self.settings, topics, on_record, begin=begin)
+        follower = TopicFollower(self.settings, topics, on_record, begin=begin, arrived=self.clock.arrived)
         await follower.start()
         self._closers.append(follower.stop)
 
@@ -749,8 +760,8 @@ class KafkaRuntime(KafkaLookups):
         return {tp.topic: ahead[tp] for tp in back}
 
     def now_ms(self) -> int:
-        """Return the time of this machine."""
-        return int(time.time() * 1000)
+        """Return the broker's time, as far as this worker knows it."""
+        return self.clock.now_ms()
 
     def monotonic(self) -> float:
         """Return the monotonic clock of this machine."""

@@ -32,6 +32,7 @@ from streams.runtime.base import (
     partition_for,
     replaces,
 )
+from streams.runtime.clock import BrokerClock
 from streams.runtime.guard import Crashes, HandlerGuard, handling
 from streams.runtime.queues import Offsets, Queues
 from streams.settings import Settings
@@ -404,6 +405,7 @@ def follow(
 
     def show(record: ConsumerRecord) -> None:
         if not runtime.dead:
+            runtime.clock.arrived(record.timestamp_ms)
             on_record(record)
 
     def show_later(record: ConsumerRecord) -> None:
@@ -517,6 +519,7 @@ class MemoryRuntime(MemoryLookups):
         self.instance = instance
         self.metrics = Metrics(spec.name)
         self.app = self.topics.app_id(spec.name, group)
+        self.clock = BrokerClock(self.monotonic, self.wall_ms, self.metrics.clock_skew.set)
         self.control = Control(settings, self.monotonic)
         self.limit = settings.kafka.max_record_bytes - (MAX_RECORD - MAX_VALUE)
         self.answers_for: Callable[[str], bool] = lambda query_id: True
@@ -658,7 +661,11 @@ class MemoryRuntime(MemoryLookups):
         return ahead
 
     def now_ms(self) -> int:
-        """Return the broker's time: there is one clock."""
+        """Return the broker's time, as far as this worker knows it."""
+        return self.clock.now_ms()
+
+    def wall_ms(self) -> int:
+        """Return the time of this worker's machine, which agrees with the broker's."""
         return self.broker.now_ms()
 
     def monotonic(self) -> float:
