@@ -21,7 +21,7 @@ from schemas.query import Origin, Reference
 from schemas.record import MAX_VALUE
 from schemas.reward import Due, Feedback, Kind, Price, Reward, reward_id
 
-# What is known of a query while its reward is open, and for a while after: a row of the join's table.
+# What is known of a query while its reward is open: a row of the join's table.
 
 DueKind = Literal["timeout", "feedback", "parked", "forget"]
 
@@ -93,8 +93,7 @@ class JoinRow(Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="
         orphaned: Where a Feedback lies whose wait for the Answer was over: it stays a dead letter.
         provisional: Whether a provisional reward waits for its correction.
         expiry_sent: Whether the `expired` Answer was written.
-        closed: The kind of reward that closed it.
-        forget_ms: When the row may go.
+        forget_ms: When a row may go that knows no Decision.
         seen: Of the records that made it.
     """
 
@@ -107,7 +106,6 @@ class JoinRow(Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="
     orphaned: Origin | None = None
     provisional: bool = False
     expiry_sent: bool = False
-    closed: Kind | None = None
     forget_ms: int | None = None
     seen: Offsets = (-1, -1, -1, -1)
 
@@ -227,9 +225,10 @@ def _scalar(
 #     default       correctness did not come in time, nothing could be run, or the client's own bounds cut the answer;
 #                   the row closes with what it has
 #
-# Each kind is made at most once, exactly one of the last three closes the row, and a record seen before changes
-# nothing. Whoever runs the fold sends what it returns *before* it stores the row: after a crash in between,
-# the same record makes the same rewards again, under the same identity.
+# Each kind is made at most once, and exactly one of the last three closes the query: its row goes. A record seen before
+# changes nothing; whoever runs the fold keeps records of closed queries from it (`ClosedQueries`), and sends what it
+# returns *before* the row is stored: after a crash in between, the same record makes the same rewards again, under the
+# same identity.
 #
 # A row always fits a record: what would make it too large is left out, and the turn says so (`oversized`). All
 # times are append times of the broker. Which deadline comes next is read from the row (`dues`); the clock
@@ -254,7 +253,7 @@ class Waits:
 
     timeout_ms: int = 600_000
     feedback_ms: int = 0
-    # A closed row recognises what is delivered again for as long as the topics keep it.
+    # What has no Decision is recognised when it is delivered again, for as long as the topics keep it.
     keep_ms: int = 7 * 24 * 3_600_000
     # Most bytes of a row; its key and the frame of a batch come on top.
     row_bytes: int = MAX_VALUE
@@ -280,11 +279,15 @@ class Orphan:
 
 @dataclass(frozen=True)
 class Turn:
-    """What one record led to: the row to store (None: remove it), what to send first, what to count."""
+    """What one record led to: the row to store (None: remove it), what to send first, what to count.
+
+    `cohort` is that of the query, where the turn closes it.
+    """
 
     row: JoinRow | None
     out: tuple[Reward | Answer | Orphan, ...] = ()
     counts: tuple[Count, ...] = ()
+    cohort: Cohort | Literal[""] = ""
 
 
 def to_value(
@@ -370,7 +373,7 @@ def _fitted(turn: Turn, most_bytes: int) -> Turn:
         row = replace(row, answer=None, valued=valued)
     if row.opened is not None and len(encode_row(row)) > most_bytes:
         row = replace(row, opened=replace(row.opened, reference=None))
-    return Turn(row, out, (*turn.counts, "oversized"))
+    return dataclasses.replace(turn, row=row, out=out, counts=(*turn.counts, "oversized"))
 
 
 def _on_decision(
@@ -427,33 +430,24 @@ def _settle(row: JoinRow, at_ms: int, waits: Waits, value: Valued | None) -> Tur
         # Cancelled: priced, but without score and correctness, so the decider abandons the row. To learn from it would
         # make the searches that people give up on look cheap. Bounded: whoever judges an answer that the client's own
         # bounds cut judges these, not the configuration, so no feedback is awaited and a parked one does not count.
-        return _close(row, "default", at_ms, waits, None, "", counts)
+        return _close(row, "default", None, "", counts)
     if value.correct is not None:
-        return _close(row, "final", at_ms, waits, value.correct, "reference", counts)
+        return _close(row, "final", value.correct, "reference", counts)
     if row.parked is not None:
-        return _close(
-            _judged(row, row.parked.feedback),
-            "final",
-            at_ms,
-            waits,
-            row.parked.feedback.grade,
-            "feedback",
-            counts,
-        )
+        judged = _judged(row, row.parked.feedback)
+        return _close(judged, "final", row.parked.feedback.grade, "feedback", counts)
     if value.score is None or wait_ms == 0:
-        return _close(row, "default", at_ms, waits, None, "", counts)
+        return _close(row, "default", None, "", counts)
     return Turn(replace(row, provisional=True), (_reward(row, "provisional", None, ""),), counts)
 
 
 def _on_feedback(row: JoinRow, feedback: Feedback, arrival: Arrival, waits: Waits) -> Turn:
-    if row.closed is not None:
-        return Turn(row, counts=("late_feedback" if row.closed == "default" else "duplicate_feedback",))
     if arrival.origin is not None and arrival.origin == row.orphaned:
         return Turn(row, counts=("duplicate_feedback",))
     if row.provisional:
         if arrival.at_ms > row.feedback_deadline_ms:
             return Turn(row, counts=("late_feedback",))
-        return _close(_judged(row, feedback), "correction", arrival.at_ms, waits, feedback.grade, "feedback")
+        return _close(_judged(row, feedback), "correction", feedback.grade, "feedback")
     if row.parked is not None:
         return Turn(row, counts=("duplicate_feedback",))
     wait_ms = waits.feedback_ms if row.opened is None else row.opened.feedback_ms
@@ -471,7 +465,7 @@ def _on_due(row: JoinRow | None, due: Due, at_ms: int, waits: Waits) -> Turn:
         assert row.opened is not None
         return Turn(replace(row, expiry_sent=True), (_expired(row, row.opened),))
     if due.kind == "feedback":
-        return _close(row, "default", at_ms, waits, None, "")
+        return _close(row, "default", None, "")
     if due.kind == "forget":
         return Turn(None)
     assert row.parked is not None
@@ -485,14 +479,13 @@ def _on_due(row: JoinRow | None, due: Due, at_ms: int, waits: Waits) -> Turn:
 def _close(
     row: JoinRow,
     kind: Kind,
-    at_ms: int,
-    waits: Waits,
     correct: float | None,
     graded_by: Literal["", "reference", "feedback"],
     counts: tuple[Count, ...] = (),
 ) -> Turn:
-    closed = replace(row, provisional=False, parked=None, closed=kind, forget_ms=at_ms + waits.keep_ms)
-    return Turn(closed, (_reward(row, kind, correct, graded_by),), counts)
+    """Close a query: its row goes, and `ClosedQueries` knows its id."""
+    assert row.opened is not None
+    return Turn(None, (_reward(row, kind, correct, graded_by),), counts, row.opened.cohort)
 
 
 def _judged(row: JoinRow, feedback: Feedback) -> JoinRow:
@@ -519,3 +512,34 @@ def _expired(row: JoinRow, opened: Opened) -> Answer:
         seq=opened.seq,
         error=f"no answer within {opened.timeout_ms / 1000:g} s; is an executor of this model running?",
     )
+
+
+# The queries that are closed: their rows are gone, and what is delivered again must not open another.
+
+
+class ClosedQueries:
+    """The latest closed queries, by the hashes of their ids.
+
+    Of `most` queries, a new one is mistaken for one of them with probability most/2⁶⁴.
+
+    >>> closed = ClosedQueries(most=2)
+    >>> for name in ("a", "b", "c"):
+    ...     closed.add(name)
+    >>> "a" in closed, "c" in closed
+    (False, True)
+    """
+
+    def __init__(self, most: int = 200_000) -> None:
+        """Remember at most so many: a hundred bytes each."""
+        self.most = most
+        self._hashes: dict[int, None] = {}
+
+    def __contains__(self, query_id: object) -> bool:
+        """Return whether a query is known to be closed."""
+        return hash(query_id) in self._hashes
+
+    def add(self, query_id: str) -> None:
+        """Remember a query, and forget the oldest one beyond `most`."""
+        self._hashes[hash(query_id)] = None
+        while len(self._hashes) > self.most:
+            del self._hashes[next(iter(self._hashes))]

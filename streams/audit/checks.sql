@@ -247,18 +247,6 @@ WHERE t.since_ms > :kept_reward AND l.stage = p.stage AND l.kinds = p.kinds AND 
     OR (l.correct IS NOT p.correct AND NOT (p.correct IS NULL AND l.correct = 0))
 );
 
--- name: join_closed_by_nothing
-SELECT t.query_id, 'closed by ' || j.closed || ' in the join, but there is no such Reward'
-FROM Timeline t JOIN JoinRow j ON j.rowid = t.joined
-WHERE j.early AND j.closed <> '' AND t.closing IS NULL AND t.since_ms > :kept_reward
-AND NOT EXISTS (SELECT 1 FROM Reward r WHERE r.query_id = t.query_id AND r.error IS NOT NULL);
-
--- name: join_missing
--- A closed row of the join stays for seven days; one day less allows for clocks that differ.
-SELECT t.query_id, 'the aggregator''s row is missing'
-FROM Timeline t JOIN Reward c ON c.rowid = t.closing
-WHERE t.joined IS NULL AND c.early AND c.ts > :now_ms - 6 * 24 * 3600000;
-
 -- name: sequence_twice
 SELECT query_id, 'sequence number ' || seq || ' of the learner''s log belongs to more than one change'
 FROM Change WHERE seq IN (SELECT seq FROM Change GROUP BY seq HAVING count(*) > 1);

@@ -206,7 +206,6 @@ class JoinRowFact(NamedTuple):
     off: int
     early: bool
     ts: int
-    closed: str | None
 
 
 class Letter(NamedTuple):
@@ -618,7 +617,7 @@ class Facts:
             self.rewards_done = max(self.rewards_done, row.r_off)
 
     def _join(self, r: dict[str, Any], where: tuple[int, int, bool, int]) -> None:
-        self._ledger.add(JoinRowFact(r["query_id"], *where, r.get("closed")))
+        self._ledger.add(JoinRowFact(r["query_id"], *where))
 
 
 _SORTED: Final = orjson.OPT_SORT_KEYS

@@ -23,7 +23,6 @@ WITH Id AS (
         (SELECT r.rowid FROM Reward r WHERE r.query_id = Id.query_id AND r.error IS NULL
             AND r.kind IN ('final', 'correction', 'default') ORDER BY r.part, r.off LIMIT 1) AS closing,
         (SELECT l.rowid FROM Row l WHERE l.query_id = Id.query_id) AS learner,
-        (SELECT j.rowid FROM JoinRow j WHERE j.query_id = Id.query_id) AS joined,
         -- Before this time none of its records was written: without a Query, Decision or row, no query waits longer
         -- than sixty days for its Answer and its feedback.
         coalesce(

@@ -214,9 +214,6 @@ class Table(Protocol):
     def partition_of(self, key: bytes) -> int | None:
         """Return the partition a row lies in, None when there is no such row or its partition is another worker's."""
 
-    def __len__(self) -> int:
-        """Return how many rows `items` has."""
-
     async def put(self, key: bytes, value: bytes, partition: int) -> None:
         """Write one row; see `put_all`."""
 

@@ -92,11 +92,6 @@ class KafkaTable:
         place = self._places.get(key)
         return place if place in self._owned() and key in self._rows else None
 
-    def __len__(self) -> int:
-        """Return the number of rows in owned partitions."""
-        owned, places = self._owned(), self._places
-        return sum(places.get(key) in owned for key in list(self._rows))
-
     async def put(self, key: bytes, value: bytes, partition: int) -> None:
         """Write one row."""
         await self.put_all([(key, value, partition)])

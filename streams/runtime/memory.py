@@ -338,10 +338,6 @@ class MemoryTable:
         found = self._rows.get(key)
         return found[0] if found and found[0] in self.runtime.assigned(self.source) else None
 
-    def __len__(self) -> int:
-        """Return how many rows there are."""
-        return len(self.items())
-
     async def put(self, key: bytes, value: bytes, partition: int) -> None:
         """Write one row."""
         await self.put_all([(key, value, partition)])

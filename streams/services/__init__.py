@@ -113,6 +113,7 @@ AGGREGATOR = ServiceSpec(
     name="aggregator",
     inputs=("action-decision", "answer", "feedback", "due"),
     outputs=("reward", "answer", "due", "feedback", "dead-letter"),
+    follows=("reward",),
     state=("aggregator-join-changelog",),
     build=_build_aggregator,
 )

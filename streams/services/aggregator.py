@@ -6,7 +6,8 @@ another partitioner (librdkafka's default, or no key) breaks that for its Feedba
 its query, and handled there.
 
 The rewards are sent before the row is stored: after a crash in between the same record makes the same rewards,
-under the same identity. The timer writes no row; what it finds overdue takes the ordered way as a Due record.
+under the same identity. A closed query has no row: its worker, or the next one, knows it by its Reward. The timer
+writes no row; what it finds overdue takes the ordered way as a Due record.
 """
 
 import heapq
@@ -19,6 +20,7 @@ from agents.answers import GradingPool, Undecided, ask_later
 from agents.reward.comparison import Uplift
 from agents.reward.join import (
     Arrival,
+    ClosedQueries,
     JoinRow,
     Orphan,
     Turn,
@@ -34,7 +36,7 @@ from agents.reward.join import (
 from agents.reward.outcome import gradable, value
 from schemas.answer import FAILURES, UNCOUNTED, Answer
 from schemas.dead_letter import DeadLetter
-from schemas.decision import Decision
+from schemas.decision import Cohort, Decision
 from schemas.errors import UniscaleError
 from schemas.record import MAX_RECORD, MAX_VALUE, decode, encode
 from schemas.reward import Due, Feedback, Reward
@@ -79,16 +81,19 @@ class AggregatorService:
             feedback_ms=int(settings.queries.feedback_wait_s * 1000),
             row_bytes=settings.kafka.max_record_bytes - (MAX_RECORD - MAX_VALUE),
         )
+        self.closed = ClosedQueries()
         self.pool = GradingPool()
         self.uplift = Uplift()
+        self._rows = 0
         self._due: list[tuple[int, str, str, int]] = []
         # Deadlines that were sent; their rows may still have them.
         self._passed: dict[tuple[str, str], int] = {}
 
     @classmethod
     async def build(cls, runtime: Runtime) -> Self:
-        """Make the service and start its timer."""
+        """Make the service, read which queries are closed, and start its timer."""
         service = cls(runtime)
+        await runtime.follow([runtime.topics.reward], service._on_reward, begin=service.closed.most)
         runtime.background("the aggregator's timer", service._tick)
         return service
 
@@ -123,6 +128,15 @@ class AggregatorService:
         due = decode(record.value, Due)
         await self._turn(due.query_id, record, due)
 
+    def _on_reward(self, record: ConsumerRecord) -> None:
+        try:
+            reward = decode(record.value, Reward)
+        except UniscaleError as error:
+            log.warning("%s: %s", record.coordinates, error)
+            return
+        if reward.closes:
+            self.closed.add(reward.query_id)
+
     def _partition_of(self, key: bytes) -> int:
         return self.runtime.partition_for(key, self.runtime.settings.kafka.join_partitions)
 
@@ -139,6 +153,16 @@ class AggregatorService:
             await self.runtime.dead_letter(record, error, answer=False)
             return
         data = self.table.get(key)
+        if query_id in self.closed:
+            if data is not None:  # its Reward was sent, and the worker ended; or a row was written late
+                await self._drop(key, record.partition)
+            seen = (
+                self.runtime.metrics.late
+                if isinstance(message, Feedback)
+                else self.runtime.metrics.duplicates
+            )
+            seen.labels(record.topic).inc()
+            return
         row = decode_row(data) if data else None
         wanted = to_value(row, message)
         valued = await self._value(*wanted, row) if wanted else None
@@ -153,11 +177,18 @@ class AggregatorService:
         await self.runtime.send(*(self._outgoing(out, record) for out in turn.out))
         if turn.row is None:
             if data is not None:
-                await self.table.drop_all([(key, record.partition)])
+                await self._drop(key, record.partition)
         elif turn.row != row:
             await self.table.put(key, encode_row(turn.row), record.partition)
+            self._rows += data is None
             self._watch(turn.row)
+        if any(isinstance(out, Reward) and out.closes for out in turn.out):
+            self.closed.add(query_id)
         self._count(record, turn, valued)
+
+    async def _drop(self, key: bytes, partition: int) -> None:
+        await self.table.drop_all([(key, partition)])
+        self._rows -= 1
 
     def _outgoing(self, out: Reward | Answer | Orphan, record: ConsumerRecord) -> Outgoing:
         topics = self.runtime.topics
@@ -214,8 +245,8 @@ class AggregatorService:
         for out in turn.out:
             if isinstance(out, Reward):
                 self._observe(out)
-                if out.closes and turn.row is not None:
-                    self._observe_cohort(out, turn.row)
+                if out.closes and turn.cohort:
+                    self._observe_cohort(out, turn.cohort)
 
     def _observe(self, reward: Reward) -> None:
         metrics = self.runtime.metrics
@@ -226,11 +257,9 @@ class AggregatorService:
         if reward.reward is not None:
             metrics.reward.labels(reward.kind).observe(reward.reward)
 
-    def _observe_cohort(self, reward: Reward, row: JoinRow) -> None:
+    def _observe_cohort(self, reward: Reward, cohort: Cohort) -> None:
         """Count a closed query for its cohort, as `Uplift` does: a failure is a wrong answer."""
-        if row.opened is None or not (cohort := row.opened.cohort) or row.valued is None:
-            return
-        status = row.valued.status
+        status = reward.status
         if status in UNCOUNTED:
             return
         metrics, failed = self.runtime.metrics, status in FAILURES
@@ -257,7 +286,9 @@ class AggregatorService:
 
     async def _recovered(self) -> None:
         self._due, self._passed = [], {}
-        for key, data in self.table.items():
+        rows = self.table.items()
+        self._rows = len(rows)
+        for key, data in rows:
             try:
                 self._watch(decode_row(data))
             except UniscaleError as error:
@@ -266,7 +297,7 @@ class AggregatorService:
     async def _tick(self) -> None:
         while True:
             await self.runtime.sleep(_TICK_S)
-            self.runtime.metrics.open_rows.set(len(self.table))
+            self.runtime.metrics.open_rows.set(self._rows)
             now_ms = self.runtime.now_ms()
             try:
                 await self._send_due(now_ms)

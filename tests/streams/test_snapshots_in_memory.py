@@ -141,7 +141,7 @@ def test_rows_leave_and_what_comes_again_is_recognised(
         assert found is not None
         assert found.decider is not None
         assert found.decider.policy.state() == state
-        assert len(found.learner.log.table) < 2 * EVERY + 60
+        assert len(found.learner.log.table.items()) < 2 * EVERY + 60
         assert {query_id for query_id in gone if found.decider.ended.find(query_id) is None} == set()
         await again.close()
         await cluster.close()

@@ -10,6 +10,7 @@ from msgspec.structs import replace
 
 from agents.reward.join import (
     Arrival,
+    ClosedQueries,
     JoinRow,
     Orphan,
     Turn,
@@ -48,10 +49,13 @@ class Join:
         self.row: JoinRow | None = None
         self.correct = correct
         self.waits = waits
+        self.closed = ClosedQueries()
         self.rewards: list[Reward] = []
         self.counts: list[str] = []
 
     def turn(self, record: Decision | Answer | Feedback | Due, at_ms: int) -> Turn:
+        if "q" in self.closed:
+            return Turn(None)
         asked = to_value(self.row, record)
         value = valued(asked[1], self.correct) if asked else None
         return on(self.row, Arrival(record, at_ms, ORIGIN), self.waits, value)
@@ -61,6 +65,9 @@ class Join:
         self.row = None if turn.row is None else decode_row(encode_row(turn.row))
         assert self.row == turn.row
         self.rewards += [out for out in turn.out if isinstance(out, Reward)]
+        if any(reward.closes for reward in self.rewards):
+            assert self.row is None
+            self.closed.add("q")
         self.counts += turn.counts
         return turn
 
@@ -84,9 +91,7 @@ def test_a_reference_makes_the_first_reward_final() -> None:
     assert reward.log_cost == pytest.approx(2.302585)
     assert reward.reward == pytest.approx(0.4 * 1 + 0.4 * 0.5 + 0.2 * (1 - 0.5))
     assert (reward.graded_by, reward.grader, reward.latency_s) == ("reference", "g 1", 2.0)
-    assert join.row is not None
-    assert join.row.opened is not None
-    assert join.row.opened.reference is None
+    assert join.row is None, "what is closed takes no place"
 
 
 def test_a_row_says_of_each_topic_what_it_has_seen_and_an_older_one_does_not_replace_it() -> None:
@@ -96,7 +101,7 @@ def test_a_row_says_of_each_topic_what_it_has_seen_and_an_older_one_does_not_rep
     opened = on(None, Arrival(decision(), 1_100, at(7)), WAITS).row
     assert opened is not None
     assert opened.seen == (7, -1, -1, -1)
-    told = on(opened, Arrival(answer(), 3_000, at(2)), WAITS, valued(answer(), 1.0)).row
+    told = on(opened, Arrival(answer(), 3_000, at(2)), WAITS, valued(answer(), None)).row
     assert told is not None
     assert told.seen == (7, 2, -1, -1)
     assert on(told, Arrival(decision(), 4_000, at(9)), WAITS).row == told, "a duplicate changes nothing"
@@ -135,12 +140,12 @@ def test_feedback_that_never_comes_is_a_default_at_its_deadline() -> None:
     join.take(decision(), 1_100)
     join.take(answer(), 3_000)
     assert join.row is not None
+    assert join.row.opened is not None
+    assert join.row.opened.reference is None, "no text that is not needed any more is kept"
     assert [d.deadline_ms for d in dues(join.row)] == [33_000]
     join.due("feedback", late_ms=5)
-    assert join.kinds() == ["provisional", "default"]
     join.take(feedback(), 34_000)
-    assert join.counts == ["late_feedback"]
-    assert len(join.rewards) == 2
+    assert join.kinds() == ["provisional", "default"]
 
 
 def test_feedback_appended_after_its_deadline_is_late_even_before_the_due() -> None:
@@ -231,7 +236,6 @@ def test_an_answer_that_was_first_in_the_topic_beats_the_expiry() -> None:
     join.take(expired, 61_002)  # type: ignore[arg-type]
     assert join.kinds() == ["final"]
     assert join.rewards[0].status == "ok"
-    assert join.counts == ["duplicate_answer"]
 
 
 def test_no_text_with_a_reference_is_a_wrong_answer() -> None:
@@ -266,17 +270,6 @@ def test_a_clock_that_runs_ahead_expires_nothing() -> None:
     assert on(None, Arrival(Due(query_id="q", kind="forget", deadline_ms=1), 5), WAITS) == Turn(
         None, counts=("stale_due",)
     )
-
-
-def test_a_row_is_forgotten_only_after_its_time() -> None:
-    join = Join(correct=1.0)
-    join.take(decision(reference="4"), 1_100)
-    join.take(answer(), 3_000)
-    assert join.row is not None
-    assert dues(join.row) == (("forget", 1_003_000),)
-    join.take(feedback(), 3_100)
-    assert join.counts == ["duplicate_feedback"]
-    assert join.due("forget").row is None
 
 
 def test_an_answer_that_was_not_valued_is_a_mistake() -> None:

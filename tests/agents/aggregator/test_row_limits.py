@@ -109,14 +109,12 @@ def test_a_row_always_fits(sizes: tuple[int, int, int], order: list[int], most: 
     )
     for at, index in enumerate(order):
         join.take(records[index], 1_000 + at)
-        assert join.row is not None
-        assert len(encode_row(join.row)) <= most
+        assert join.row is None or len(encode_row(join.row)) <= most
     for _ in range(3):
         for kind in [due.kind for due in dues(join.row)] if join.row else []:
             if join.row and kind in {due.kind for due in dues(join.row)} and kind != "forget":
                 join.due(kind)
-    assert join.row is not None
-    assert join.row.closed is not None
+    assert join.row is None
     assert sum(kind in CLOSING for kind in join.kinds()) == 1
 
 

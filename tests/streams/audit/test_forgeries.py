@@ -177,7 +177,7 @@ def reward_of_nobody(log: Any) -> set[str]:
     real = log.find(log.topics.reward, Reward, "h22")
     nobody = replace(real, query_id="nobody", reward_id=reward_id("nobody", "final"))
     log.put(log.topics.reward, "0", nobody)
-    row = decode_join([raw for raw in log.records[log.join, 0] if raw.key == b"h22"][-1].value)
+    row = decode_join(next(raw for raw in log.records[log.join, 0] if raw.key == b"h22").value)
     log.append(log.join, b"nobody", encode_join(replace(row, query_id="nobody")))
     return {"nobody"}
 
@@ -336,21 +336,6 @@ def changed_factor_in_the_row(log: Any) -> set[str]:
     return {"h51"}
 
 
-@names("join_closed_by_nothing")
-def lost_reward(log: Any) -> set[str]:
-    """The last one: nothing was learned after it, so its row may be as it was before."""
-    log.cut(log.topics.reward, lambda raw: b'"h199"' not in raw.value)
-    first = next(raw for raw in log.records[log.learner, 0] if raw.key == b"h199")
-    log.cut(log.learner, lambda raw: raw.key != b"h199" or raw == first)
-    return {"h199"}
-
-
-@names("join_missing")
-def removed_join_row(log: Any) -> set[str]:
-    log.append(log.join, b"h36", None)
-    return {"h36"}
-
-
 @names("sequence_twice")
 def one_number_for_two_changes(log: Any) -> set[str]:
     learned(log, "h70", ended_seq=row_of(log, "h71").seq)
@@ -447,11 +432,3 @@ def test_decisions_forged_ahead_of_the_real_ones_are_named(log: Any) -> None:
         d.query_id for d in log.all(topic, Decision) if d.mean is not None
     }
     assert "policy_version" not in report.checks
-
-
-def test_a_join_row_that_is_older_than_its_reward_is_no_discrepancy(log: Any) -> None:
-    """A crash between the Reward and the row: the same records make the same Reward again."""
-    last = [r for r in log.records[log.join, 0] if r.key == b"h51"][-1]
-    row = decode_join(last.value)
-    log.append(log.join, b"h51", encode_join(replace(row, closed=None, valued=None, answered_ms=None)))
-    assert log.audit().wrong == 0
