@@ -192,7 +192,9 @@ def waits_ms(settings: Settings) -> dict[str, int]:
     async def asynchronous() -> tuple[int, int, int]:
         # What a service is assigned, what it follows, what it reads once.
         thread: Any = consumer_of(create_app(settings, "embedder"))._new_consumer_thread()
-        follower = TopicFollower(settings, [topic], lambda record: None, begin="end")
+        follower = TopicFollower(
+            settings, [topic], lambda record: None, begin="end", arrived=lambda at_ms: None
+        )
         reader = kafka_clients.follower(settings)
         await thread.on_start()
         await follower.start()

@@ -32,8 +32,7 @@ def test_a_cancelled_search_is_priced_and_never_learned_from() -> None:
     assert reward.price == PRICE
     assert reward.log_cost is not None
     assert not reward.learnable
-    late = on(turn.row, Arrival(Feedback(query_id="q", correct=True), 4_000, ORIGIN), WAITS)
-    assert (late.out, late.counts) == ((), ("late_feedback",))
+    assert turn.row is None, "it is closed"
 
 
 @pytest.mark.parametrize(
@@ -63,6 +62,4 @@ def test_what_the_client_s_own_bounds_cut_teaches_cost_and_never_wrong(
         assert reward.log_cost is not None
         assert reward.bounded is bounded
         assert (reward.kind, reward.correct) == (("default", None) if bounded else ("final", 0.0))
-        if bounded:
-            late = on(turn.row, Arrival(Feedback(query_id="q", correct=False), 4_000, ORIGIN), WAITS)
-            assert (late.out, late.counts) == ((), ("late_feedback",))
+        assert turn.row is None, "it is closed"
