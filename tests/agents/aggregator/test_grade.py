@@ -25,6 +25,7 @@ from agents.answers import (
     grade,
     grader_version,
 )
+from bench.streams import cpu_s
 
 QUESTIONS = Path(__file__).parents[4] / "shared" / "data" / "questions"
 SHIFT = {"tests": [[[1, 2, 3], [4, 5, 6]], [[0], [3]]]}
@@ -266,8 +267,9 @@ def test_a_process_that_dies_while_it_grades_says_neither_right_nor_wrong() -> N
         process = pool._idle.get()
         assert process is not None
         pool._idle.put(process)
+        before = cpu_s(process.pid)
         graded = threads.submit(pool.run, slow, tests)
-        while not pool._idle.empty():
+        while cpu_s(process.pid) == before:  # it has not begun
             time.sleep(0.01)
         process.kill()
         assert isinstance(error := graded.exception(), GraderFailed)
