@@ -415,8 +415,8 @@ class Page:
         ]
 
     def key_of(self, request: Request) -> str | None:
-        """Return the API key behind a request's session."""
-        return self._sessions.get(request.cookies.get(COOKIE, ""))
+        """Return the API key behind a request's session; None where another page than ours may have sent it."""
+        return self._sessions.get(request.cookies.get(COOKIE, "")) if is_own(request) else None
 
     async def index(self, request: Request) -> Response:
         """GET /."""
@@ -427,6 +427,11 @@ class Page:
         try:
             check_host(request.headers.get("host"), request.headers.get("origin"), self.hosts)
             if request.method == "POST":
+            if request.method in ("POST", "DELETE") and not is_own(request):
+                why = (
+                    "sessions are begun and ended by the gateway's own page, as JSON; send an API key instead"
+                )
+                raise ApiError(403, why, type="permission_error", code="foreign_page")
                 return await self._begin(request)
         except ApiError as error:
             return Response(error.body(), error.status, error.headers, "application/json")
@@ -466,6 +471,21 @@ class Page:
 
 
 class _Secured:
+def is_own(request: Request) -> bool:
+    """Return whether a request may stand for the session that its cookie names: the gateway's own page sent it.
+
+    Browsers send the cookie with what a page of any port of this host asks, and a form or `text/plain` without asking
+    first. So the origin must be the gateway's own, port included, and what changes anything must be JSON.
+    """
+    site, origin = request.headers.get("sec-fetch-site"), request.headers.get("origin")
+    if site is not None:  # no script can set it, and it holds where a proxy changes the host
+        own = site in ("same-origin", "none")
+    else:
+        own = origin is None or origin.partition("://")[2] == request.headers.get("host")
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    return own and (request.method in ("GET", "HEAD", "DELETE") or kind == "application/json")
+
+
     """Static files with the page's headers."""
 
     def __init__(self, files: StaticFiles) -> None:

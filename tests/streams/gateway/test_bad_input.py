@@ -313,6 +313,36 @@ def test_keys_scopes_and_tenants(house: Callable[..., Any]) -> None:
         refused(boss.post("/v1/dead-letters/retry", json={"origin": "none/0/0"}), 404, "origin")
 
 
+def test_a_session_is_good_for_the_gateways_own_page_alone(house: Callable[..., Any]) -> None:
+    guarded = house()
+    key = guarded.key("boss", scopes=("ask", "feedback", "read", "admin"))
+    own = guarded.url
+    with guarded.http() as page:
+        for foreign in ({"origin": "http://localhost:3000"}, {"sec-fetch-site": "same-site"}):
+            assert page.post("/session", json={"key": key}, headers=foreign).status_code == 403
+        assert page.post("/session", content=b'{"key": 1}').status_code == 403  # not said to be JSON
+        page.post("/session", json={"key": key}, headers={"origin": own}).raise_for_status()
+        change = {"content": b'{"accuracy": 0.5}', "url": "/v1/objectives/x"}
+        plain, in_json = {"content-type": "text/plain"}, {"content-type": "application/json; charset=utf-8"}
+        for headers in (
+            {"origin": own, **plain},
+            {"origin": "http://localhost:3000", **in_json},
+            {"origin": f"{own}0", **in_json},
+            {"origin": own, "sec-fetch-site": "same-site", **in_json},
+        ):
+            assert page.put(**change, headers=headers).status_code in (401, 403), headers
+        assert page.put(**change, headers={"origin": own, **in_json}).status_code == 202
+        # Through a proxy that changes the host, the browser's own word counts.
+        proxied = {"origin": "http://localhost:9999", "sec-fetch-site": "same-origin", **in_json}
+        assert page.put(**change, headers=proxied).status_code == 202
+        assert page.get("/v1/queries").status_code == 200
+        assert page.get("/v1/queries", headers={"sec-fetch-site": "same-site"}).status_code == 401
+        assert page.delete("/session", headers={"origin": "http://localhost:3000"}).status_code == 403
+        assert page.get("/session").json() == {"needed": True, "logged_in": True}
+        assert page.delete("/session", headers={"origin": own}).json() == {"logged_in": False}
+        assert page.get("/v1/queries").status_code == 401
+
+
 def test_feedback_that_cannot_be(client: httpx.Client) -> None:
     made = client.post(ASK, json=PLAIN).json()["id"]
     for told, param in (
