@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import resource
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -9,8 +10,10 @@ from socketserver import ThreadingMixIn
 from typing import Any, Final
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
+import h11
 import uvicorn
 from prometheus_client import CollectorRegistry, make_wsgi_app
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from streams.runtime.base import Runtime
 
@@ -18,6 +21,79 @@ from streams.runtime.base import Runtime
 
 HEAD_BYTES: Final = 64 * 1024
 """Most bytes of a request's head: whoever sends more is cut off."""
+
+
+HEAD_S: Final = 30.0
+"""Seconds in which the whole head of a request must have come, from its connection's beginning or the answer before."""
+
+WRITE_S: Final = 30.0
+"""Seconds in which a client must take something of what is sent to it, once no more fits into the buffers."""
+
+
+class Connection(H11Protocol):
+    """A connection that no client holds for nothing: uvicorn itself waits for ever for a head, and for a reader."""
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Wait for a head. Where connections run out, the one that has waited for longest makes room."""
+        self._timer: asyncio.TimerHandle | None = None
+        self.idle_since: float | None = None
+        super().connection_made(transport)
+        held = [
+            each
+            for each in self.connections
+            if isinstance(each, Connection) and not each.transport.is_closing()
+        ]
+        if len(held) > most_connections():
+            idle = [(each.idle_since, id(each), each) for each in held if each.idle_since is not None]
+            min(idle, default=(0.0, 0, self))[2].transport.abort()
+        self._await_head()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Wait for nothing more."""
+        self._wait(None)
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        """Note when a head is whole."""
+        super().data_received(data)
+        self._note_head()
+
+    def on_response_complete(self) -> None:
+        """Wait for the next head, which may have come already."""
+        self._await_head()
+        super().on_response_complete()
+        self._note_head()
+
+    def pause_writing(self) -> None:
+        """Wait for the client to read."""
+        super().pause_writing()
+        self._wait(WRITE_S)
+
+    def resume_writing(self) -> None:
+        """The client reads."""
+        self._wait(None if self.idle_since is None else HEAD_S)
+        super().resume_writing()
+
+    def _await_head(self) -> None:
+        self.idle_since = self.loop.time()
+        self._wait(HEAD_S)
+
+    def _note_head(self) -> None:
+        if self.idle_since is not None and self.conn.their_state is not h11.IDLE:
+            self.idle_since = None
+            self._wait(None)
+
+    def _wait(self, seconds: float | None) -> None:
+        """Give the connection so many seconds from now; None for any number."""
+        if self._timer is not None:
+            self._timer.cancel()
+        # Not `close`, which would wait until the client has read the rest.
+        self._timer = None if seconds is None else self.loop.call_later(seconds, self.transport.abort)
+
+
+def most_connections() -> int:
+    """Return how many connections a server holds: three of four descriptors, the rest is for the broker and files."""
+    return max(16, resource.getrlimit(resource.RLIMIT_NOFILE)[0] * 3 // 4)
 
 
 class Server(uvicorn.Server):
@@ -41,10 +117,10 @@ def server_of(runtime: Runtime, app: Any, **where: Any) -> Server:
         app,
         log_level="warning",
         access_log=False,
-        http="h11",
+        http=Connection,
         lifespan="off",
         h11_max_incomplete_event_size=HEAD_BYTES,
-        timeout_keep_alive=30,
+        timeout_keep_alive=int(HEAD_S),
         server_header=False,
         **where,
     )
@@ -123,8 +199,8 @@ class Health:
         return "200 OK", "ready"
 
 
-def serve(port: int, registry: CollectorRegistry, health: Health) -> WSGIServer:
-    """Answer on a port of every interface, in threads of their own; any other path than health shows the metrics."""
+def serve(host: str, port: int, registry: CollectorRegistry, health: Health) -> WSGIServer:
+    """Answer on a port, in threads of their own; any other path than health shows the metrics."""
     metrics = make_wsgi_app(registry)
 
     def app(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
@@ -136,7 +212,7 @@ def serve(port: int, registry: CollectorRegistry, health: Health) -> WSGIServer:
         start_response(status, [("Content-Type", "text/plain; charset=utf-8"), ("Cache-Control", "no-store")])
         return [text.encode() + b"\n"]
 
-    server = make_server("", port, app, _Server, _Quiet)
+    server = make_server(host, port, app, _Server, _Quiet)
     threading.Thread(target=server.serve_forever, name="metrics", daemon=True).start()
     return server
 

@@ -321,6 +321,8 @@ class Settings(Section, frozen=True):
     gateway: GatewaySettings = GatewaySettings()
     previews: PreviewSettings = PreviewSettings()
 
+    # Metrics and health probes need no key: whoever reaches them reads them.
+    metrics_host: str = "127.0.0.1"
     @classmethod
     def from_env(cls, environ: Mapping[str, str], **flags: Any) -> "Settings":
         """Return the settings of the catalogue's file, over them those of `environ`, over these the flags not None.

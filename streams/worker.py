@@ -59,7 +59,7 @@ def run_service(
     metrics = Metrics(service)
     health = Health()
     if metrics_port:
-        serve(metrics_port, metrics.registry, health)
+        serve(settings.metrics_host, metrics_port, metrics.registry, health)
     name = InstanceName(settings, Topics(settings).app_id(service, group), instance)
     if SERVICES[service].inputs:
         name.lock()  # before the files of its crash counts are opened

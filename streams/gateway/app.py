@@ -31,11 +31,11 @@ from streams.gateway.routes import Decide, Letters, Models, Now, ObjectiveRoutes
 from streams.health import Server, server_of
 from streams.runtime.base import ConsumerRecord, Runtime
 
-# Probes and metrics. None of them calls a model or needs a key.
+# Probes. They call no model and need no key.
 
 
 class Probes:
-    """What orchestrators and Prometheus ask.
+    """What orchestrators ask.
 
     Args:
         exchange: What the routes look at.
@@ -49,7 +49,6 @@ class Probes:
         return [
             Route("/health/live", self.live),
             Route("/health/ready", self.ready),
-            Route("/metrics", self.metrics),
         ]
 
     async def live(self, request: Request) -> Response:

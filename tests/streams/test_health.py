@@ -14,6 +14,7 @@ import yaml
 from streams.health import STUCK_S, Health, serve
 from streams.local.broker import free_port
 from streams.metrics import Metrics
+from streams.settings import Settings
 
 ROOT = Path(__file__).parents[2]
 
@@ -29,8 +30,9 @@ def get(port: int, path: str) -> tuple[int, str]:
 def test_a_process_is_ready_between_its_start_and_its_stop() -> None:
     port, metrics, health = free_port(), Metrics("decider"), Health()
     metrics.pending.set(3)
-    server = serve(port, metrics.registry, health)
+    server = serve(Settings().metrics_host, port, metrics.registry, health)
     try:
+        assert server.server_address[0] == Settings().metrics_host == "127.0.0.1"
         assert get(port, "/health/live") == (200, "live\n")
         assert get(port, "/health/ready") == (503, "starting\n")
         health.ready()

@@ -11,6 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
+from streams import health
 from streams.gateway import guard
 from streams.gateway.request import MAX_BODY
 
@@ -234,6 +235,53 @@ def test_slow_clients_keep_nobody_waiting(site: Any, client: httpx.Client) -> No
     finally:
         for connection in slow:
             connection.close()
+
+
+def ends(connection: socket.socket) -> int:
+    """Wait until the other side ends a connection; return how many bytes came before."""
+    came = 0
+    try:
+        while part := connection.recv(1 << 16):
+            came += len(part)
+    except ConnectionResetError:
+        pass
+    return came
+
+
+def test_who_sends_no_whole_head_is_cut_off(site: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(health, "HEAD_S", 0.3)
+    with raw(site) as silent, raw(site) as slow, raw(site) as twice:
+        slow.sendall(b"GET /v1/models HTTP/1.1\r\nhost: loc")
+        twice.sendall(b"GET /v1/models HTTP/1.1\r\nhost: localhost\r\n\r\n")
+        assert status_of_next(twice) == 200
+        twice.sendall(b"GET /v1/mod")
+        assert (ends(silent), ends(slow), ends(twice)) == (0, 0, 0)
+
+
+def test_where_connections_run_out_who_waited_longest_makes_room(
+    site: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(health, "most_connections", lambda: 20)
+    waiting = [raw(site) for _ in range(30)]
+    try:
+        for first in waiting[:8]:
+            assert ends(first) == 0
+        waiting[-1].sendall(b"GET /v1/models HTTP/1.1\r\nhost: localhost\r\n\r\n")
+        assert status_of_next(waiting[-1]) == 200
+    finally:
+        for connection in waiting:
+            connection.close()
+
+
+def test_who_reads_nothing_of_what_is_sent_is_cut_off(site: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(health, "WRITE_S", 0.3)
+    path = "/static/vendor/uPlot.esm.js"
+    with site.http() as client:
+        size = len(client.get(path, headers={"accept-encoding": "identity"}).content)
+    with raw(site) as connection:
+        connection.sendall(200 * f"GET {path} HTTP/1.1\r\nhost: localhost\r\n\r\n".encode())
+        time.sleep(2)
+        assert ends(connection) < 200 * size
 
 
 def status_of_next(connection: socket.socket) -> int:
