@@ -264,6 +264,8 @@ class PreviewSettings(
     Section,
     frozen=True,
     rename={"host": "decider_host", "port": "decider_port", "urls": "decider_url"},
+    # Streams that an API key may have open at once.
+    streams: int = 256
 ):
     """Where a decider says what it would choose, and where a gateway asks for that."""
 

@@ -71,10 +71,6 @@ class Probes:
             }
         )
 
-    async def metrics(self, request: Request) -> Response:
-        """GET /metrics."""
-        return Response(self.exchange.runtime.metrics.text(), media_type="text/plain; version=0.0.4")
-
 
 # All routes of the gateway as one ASGI application.
 
@@ -210,8 +206,8 @@ class GatewayService:
     def __init__(self, runtime: Runtime, recent: int) -> None:
         self.runtime = runtime
         self.recent = recent
-        self.gate = Gate(runtime.settings.queries.max_in_flight)
         settings = runtime.settings
+        self.gate = Gate(settings.queries.max_in_flight, settings.gateway.streams)
         self.index = Index(recent, timeout_s=settings.queries.timeout_s, group_by=settings.gateway.group_by)
         self.exchange = Exchange(runtime, self.index, self.gate)
         self.deciders = Deciders.of(runtime.settings)

@@ -4,6 +4,9 @@ import hashlib
 import ipaddress
 import math
 import sqlite3
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Final, TypeAlias
 
 from msgspec import Struct
@@ -184,10 +187,13 @@ class Gate:
     Args:
         in_flight: Requests that a key may have in flight which does not say: more than the deployment admits would
             wait in front of everybody else's.
+        streams: How many streams a key may have open at once.
     """
 
-    def __init__(self, in_flight: int = 256) -> None:
+    def __init__(self, in_flight: int = 256, streams: int = 256) -> None:
         self._in_flight = in_flight
+        self._most_streams = streams
+        self._streams: Counter[str] = Counter()
         self._by_digest: dict[str, KeyEntry] = {}
         self._had_keys = False
         self._digest_of: dict[str, str] = {}
@@ -221,6 +227,22 @@ class Gate:
             )
             raise ApiError(401, f"the API key {what}", type="authentication_error", code="invalid_api_key")
         return Credential(digest, entry)
+
+    def knows(self, who: Credential) -> bool:
+        """Return whether a credential is still good: its key may have been revoked or replaced."""
+        return self._by_digest.get(who.key) == who.entry if who.entry else not self.has_keys
+
+    @contextmanager
+    def stream(self, who: Credential) -> Iterator[None]:
+        """Count one stream of a key for as long as it is open. Raises ApiError 429 where the key has too many."""
+        if who.entry is not None and self._streams[who.key] >= self._most_streams:
+            raise _rate(f"{self._most_streams} streams open at once", 1, {})
+        self._streams[who.key] += 1
+        try:
+            yield
+        finally:
+            self._streams[who.key] -= 1
+            self._streams += Counter()  # keeps no key at zero
 
     def check(self, who: Credential, model: str, query: Query) -> None:
         """Refuse models and objectives that the key may not use.

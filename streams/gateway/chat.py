@@ -2,12 +2,12 @@
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import AbstractContextManager
+from contextlib import ExitStack
 from typing import Final
 
 import orjson
 from starlette.requests import Request
-from starlette.responses import Response, StreamingResponse
+from starlette.responses import Response
 
 from agents.reward.outcome import Pricing
 from schemas.answer import Answer
@@ -17,6 +17,7 @@ from schemas.search import SearchStep
 from streams.gateway import openai
 from streams.gateway.auth import Credential
 from streams.gateway.exchange import Admitted, ClientGone, Exchange, Seen
+from streams.gateway.guard import Stream, gone
 from streams.gateway.openai import ApiError, of_answer
 from streams.gateway.request import ChatRequest, digest, parse
 
@@ -76,16 +77,19 @@ async def chat(
     began_s = exchange.runtime.monotonic()
     who.require("ask")
     asked = parse(body, strict=exchange.runtime.settings.gateway.strict)
-    admitted = await exchange.admit(
-        asked,
-        who,
-        digest=digest(body),
-        idempotency_key=request.headers.get("idempotency-key"),
-        is_retry=_retries(request) > 0,
-    )
     debug = request.headers.get("x-uniscale-debug", "").lower() in ("1", "true")
-    turn = _Turn(request, asked, admitted, who, exchange, request_id, debug, began_s)
-    return await (turn.stream() if asked.stream else turn.whole())
+    with ExitStack() as held:
+        if asked.stream:
+            held.enter_context(exchange.gate.stream(who))
+        admitted = await exchange.admit(
+            asked,
+            who,
+            digest=digest(body),
+            idempotency_key=request.headers.get("idempotency-key"),
+            is_retry=_retries(request) > 0,
+        )
+        turn = _Turn(request, asked, admitted, who, exchange, request_id, debug, began_s)
+        return await (turn.stream(held) if asked.stream else turn.whole())
 
 
 class _Turn:
@@ -132,9 +136,7 @@ class _Turn:
     async def whole(self) -> Response:
         """Return the completion once the search has ended."""
         with self.exchange.open(self.admitted, self._may_return) as queue:
-            async for what in self.exchange.following.events(
-                self.admitted, queue, self.request.is_disconnected
-            ):
+            async for what in self._events(queue):
                 if isinstance(what, Decision):
                     self.decision = what
                 elif isinstance(what, Answer):
@@ -150,25 +152,23 @@ class _Turn:
         )
         return Response(orjson.dumps(body), media_type="application/json", headers=self._headers())
 
-    async def stream(self) -> Response:
+    async def stream(self, held: ExitStack) -> Response:
         """Return a stream. Its headers wait for the Decision, so that they say what was chosen.
 
         What ends before the Decision has a status of its own; later errors are events of the stream.
+
+        Args:
+            held: What to close with the stream.
         """
-        opened = self.exchange.open(self.admitted, self._may_return)
-        queue = opened.__enter__()
-        events = self.exchange.following.events(self.admitted, queue, self.request.is_disconnected)
-        try:
-            first = await self._until_chosen(events)
-        except BaseException:
-            opened.__exit__(None, None, None)
-            raise
+        events = self._events(held.enter_context(self.exchange.open(self.admitted, self._may_return)))
+        first = await self._until_chosen(events)
         self._streaming = True
-        return StreamingResponse(
-            self._chunks(first, events, opened),
-            media_type="text/event-stream",
-            headers={**self._headers(), "cache-control": "no-cache", "x-accel-buffering": "no"},
-        )
+        headers = {**self._headers(), "x-accel-buffering": "no"}
+        return Stream(self._chunks(first, events), held.pop_all(), headers)
+
+    def _events(self, queue: "asyncio.Queue[Seen]") -> AsyncIterator[Seen | None]:
+        is_gone = gone(self.request, self.exchange.gate, self.who)
+        return self.exchange.following.events(self.admitted, queue, is_gone)
 
     async def _until_chosen(self, events: AsyncIterator[Seen | None]) -> Answer | None:
         async for what in events:
@@ -182,12 +182,7 @@ class _Turn:
                 return what
         return None
 
-    async def _chunks(
-        self,
-        first: Answer | None,
-        events: AsyncIterator[Seen | None],
-        opened: AbstractContextManager["asyncio.Queue[Seen]"],
-    ) -> AsyncIterator[bytes]:
+    async def _chunks(self, first: Answer | None, events: AsyncIterator[Seen | None]) -> AsyncIterator[bytes]:
         shown, quiet = "", 0
         try:
             yield self._chunk({"role": "assistant", "content": "", "refusal": None})
@@ -217,10 +212,6 @@ class _Turn:
             return
         except ApiError as error:
             yield openai.event({"error": error.fields()})
-        except asyncio.CancelledError:
-            raise
-        finally:
-            opened.__exit__(None, None, None)
 
     def _end(self, answer: Answer, shown: str) -> list[bytes]:
         if (error := of_answer(answer)) is not None:

@@ -3,12 +3,14 @@
 import asyncio
 import logging
 import uuid
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import AbstractContextManager
 from typing import Any, Final, TypeAlias
 
 import orjson
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import Response
+from starlette.responses import Response, StreamingResponse
+from starlette.types import Receive, Scope, Send
 
 from streams.gateway.auth import Credential, Gate, check_host
 from streams.gateway.exchange import ClientGone
@@ -84,6 +86,41 @@ class RouteGuard:
         return guarded
 
 
+class Stream(StreamingResponse):
+    """Server-sent events.
+
+    Args:
+        parts: The events.
+        held: What is open for them. It is closed with them, also where their client left before the first.
+        headers: Of the response.
+    """
+
+    def __init__(
+        self,
+        parts: AsyncIterator[bytes],
+        held: AbstractContextManager[Any],
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(
+            parts, headers={**(headers or {}), "cache-control": "no-cache"}, media_type="text/event-stream"
+        )
+        self._held = held
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send the events."""
+        with self._held:
+            await super().__call__(scope, receive, send)
+
+
+def gone(request: Request, gate: Gate, who: Credential) -> Callable[[], Awaitable[bool]]:
+    """Return what says whether nobody may read a response any more: its client has left, or its key was revoked."""
+
+    async def is_gone() -> bool:
+        return not gate.knows(who) or await request.is_disconnected()
+
+    return is_gone
+
+
 def cross_origin(request: Request) -> dict[str, str]:
     """Return the headers that let a page of an allowed origin read the response (CORS); sessions are not shared."""
     origin = request.headers.get("origin")
@@ -151,7 +188,7 @@ async def object_of(request: Request, *fields: str) -> dict[str, Any]:
 def whole(request: Request, name: str, default: int, most: int) -> int:
     """Return a query parameter that is a whole number from 1 to `most`. Raises ApiError 400."""
     text = request.query_params.get(name, str(default))
-    if not (text.isascii() and text.isdigit() and 1 <= int(text[:9]) <= most):
+    if not (text.isascii() and text.isdigit() and len(text) <= 9 and 1 <= int(text) <= most):
         raise invalid(name, f"{name} must be a whole number from 1 to {most}")
     return int(text)
 

@@ -1,18 +1,19 @@
 """All routes beside chat completions: what would run, models, objectives, queries, dead letters, the page."""
 
+import asyncio
 import contextlib
 import logging
 import math
 import secrets
 from collections import OrderedDict
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any, Final
 
 import msgspec
 import orjson
 from starlette.requests import Request
-from starlette.responses import FileResponse, Response, StreamingResponse
+from starlette.responses import FileResponse, Response
 from starlette.routing import BaseRoute, Mount, Route
 from starlette.staticfiles import StaticFiles
 from starlette.types import Message, Receive, Scope, Send
@@ -28,8 +29,8 @@ from schemas.search import SearchStep
 from streams.control import Control
 from streams.gateway import openai, request, statistics
 from streams.gateway.auth import Credential, Gate, Tenants, check_host
-from streams.gateway.exchange import Admitted, ClientGone, Deciders, Exchange
-from streams.gateway.guard import Listing, body_of, object_of, reply, whole
+from streams.gateway.exchange import Admitted, ClientGone, Deciders, Exchange, Seen
+from streams.gateway.guard import Listing, Stream, body_of, gone, object_of, reply, whole
 from streams.gateway.index import Listed
 from streams.gateway.openai import ApiError, invalid, no_model, not_found, of_json, of_record
 from streams.gateway.request import parse, to_query
@@ -426,12 +427,12 @@ class Page:
         """Say whether a session is needed (GET), open one with a key (POST), or end it (DELETE)."""
         try:
             check_host(request.headers.get("host"), request.headers.get("origin"), self.hosts)
-            if request.method == "POST":
             if request.method in ("POST", "DELETE") and not is_own(request):
                 why = (
                     "sessions are begun and ended by the gateway's own page, as JSON; send an API key instead"
                 )
                 raise ApiError(403, why, type="permission_error", code="foreign_page")
+            if request.method == "POST":
                 return await self._begin(request)
         except ApiError as error:
             return Response(error.body(), error.status, error.headers, "application/json")
@@ -470,7 +471,6 @@ class Page:
         return begun
 
 
-class _Secured:
 def is_own(request: Request) -> bool:
     """Return whether a request may stand for the session that its cookie names: the gateway's own page sent it.
 
@@ -486,6 +486,7 @@ def is_own(request: Request) -> bool:
     return own and (request.method in ("GET", "HEAD", "DELETE") or kind == "application/json")
 
 
+class _Secured:
     """Static files with the page's headers."""
 
     def __init__(self, files: StaticFiles) -> None:
@@ -560,19 +561,18 @@ class Queries:
         known = self.exchange.index.find(query_id)
         created = known.created_ms // 1000 if known else 0
         admitted = Admitted(query_id, created, True, self.exchange.runtime.settings.queries.timeout_s)
-        return StreamingResponse(
-            self._events(request, admitted),
-            media_type="text/event-stream",
-            headers={"cache-control": "no-cache"},
-        )
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(self.exchange.gate.stream(who))
+            queue = stack.enter_context(self.exchange.waiting.on(query_id))
+            is_gone = gone(request, self.exchange.gate, who)
+            return Stream(self._events(admitted, queue, is_gone), stack.pop_all())
 
-    async def _events(self, request: Request, admitted: Admitted) -> AsyncIterator[bytes]:
-        with (
-            contextlib.suppress(ClientGone, ApiError),
-            self.exchange.waiting.on(admitted.query_id) as queue,
-        ):
+    async def _events(
+        self, admitted: Admitted, queue: "asyncio.Queue[Seen]", is_gone: Callable[[], Awaitable[bool]]
+    ) -> AsyncIterator[bytes]:
+        with contextlib.suppress(ClientGone, ApiError):
             answer = None
-            async for what in self.exchange.following.events(admitted, queue, request.is_disconnected):
+            async for what in self.exchange.following.events(admitted, queue, is_gone):
                 match what:
                     case Decision():
                         yield _named("decision", self._query(admitted.query_id)["decision"])
@@ -586,7 +586,7 @@ class Queries:
             if answer is None:
                 return
             quiet = 0
-            async for reward in self.exchange.following.rewards(answer, queue, request.is_disconnected):
+            async for reward in self.exchange.following.rewards(answer, queue, is_gone):
                 if reward is not None:
                     yield _named("reward", openai.reward(reward))
                 elif (quiet := quiet + 1) % _BEAT_LOOKS == 0:

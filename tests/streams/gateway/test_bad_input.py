@@ -391,6 +391,30 @@ def test_a_session_is_good_for_the_gateways_own_page_alone(house: Callable[..., 
         assert page.get("/v1/queries").status_code == 401
 
 
+def test_streams_of_a_key_are_counted_and_end_with_it(house: Callable[..., Any]) -> None:
+    guarded = house(gateway_streams=1, feedback_wait_s=600.0)
+    shop, bank = guarded.key("shop"), guarded.key("bank")
+    with guarded.http(shop) as mine, guarded.http(bank) as theirs:
+        made = mine.post(ASK, json=PLAIN).json()["id"]
+        path = f"/v1/queries/{made}/events"
+        with mine.stream("GET", path) as watched:
+            events = watched.iter_lines()
+            assert next(events) == "event: decision"
+            refused(mine.get(path), 429)
+            asked = len(guarded.records(guarded.cluster.topics.query))
+            refused(mine.post(ASK, json={**PLAIN, "stream": True}), 429)
+            assert len(guarded.records(guarded.cluster.topics.query)) == asked
+            assert theirs.post(ASK, json={**PLAIN, "stream": True}).status_code == 200
+        until = time.monotonic() + 20  # a stream that ended leaves its place
+        while mine.post(ASK, json={**PLAIN, "stream": True}).status_code == 429:
+            assert time.monotonic() < until
+        with mine.stream("GET", path) as watched:
+            events = watched.iter_lines()
+            assert next(events) == "event: decision"
+            guarded.revoke("shop")
+            assert "event: answer" in list(events)  # it ends
+
+
 def test_feedback_that_cannot_be(client: httpx.Client) -> None:
     made = client.post(ASK, json=PLAIN).json()["id"]
     for told, param in (

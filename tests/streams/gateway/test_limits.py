@@ -149,6 +149,17 @@ def test_what_a_key_spent_outlasts_the_queries_that_are_kept() -> None:
     assert index.usage.used("k", 1_001_000).eflops == 200.0
 
 
+def test_a_credential_is_good_until_its_key_changes() -> None:
+    gate = Gate()
+    before = gate.credential(None)
+    assert gate.knows(before)
+    gate.change(key("shop", "one", scopes=("ask",)))
+    shop = gate.credential("one")
+    assert (gate.knows(before), gate.knows(shop)) == (False, True)
+    gate.change(key("shop", "one", scopes=("read",)))
+    assert not gate.knows(shop)
+
+
 def test_scopes_and_tenants() -> None:
     gate = Gate()
     gate.change(key("shop", "one", scopes=("ask",)))
