@@ -256,6 +256,15 @@ def test_an_env_file_of_ones_own_stays_out_of_git_and_of_images() -> None:
         assert ".env" in (COMPOSE.parent / ignored).read_text().splitlines(), ignored
 
 
+def test_no_key_is_in_a_log_and_nobody_can_log_in_to_grafana(services: dict[str, dict[str, Any]]) -> None:
+    command = services["key"]["command"]
+    file = Path(command[command.index("--file") + 1])
+    assert f"key:{file.parent}" in services["key"]["volumes"]
+    grafana = services["grafana"]["environment"]
+    assert grafana["GF_SECURITY_DISABLE_INITIAL_ADMIN_CREATION"] == "true"
+    assert (grafana["GF_AUTH_DISABLE_LOGIN_FORM"], grafana["GF_AUTH_BASIC_ENABLED"]) == ("true", "false")
+
+
 def test_the_broker_takes_records_of_the_declared_size_and_makes_no_topics(
     services: dict[str, dict[str, Any]],
 ) -> None:

@@ -270,6 +270,12 @@ def keys() -> None:
 @click.option("--in-flight", type=int, help="Maximum requests in flight.")
 @click.option("--eflops-per-day", type=float, help="Maximum eFLOPs of its answers in 24 hours.")
 @click.option("--if-none", is_flag=True, help="Do nothing where there is a key already.")
+@click.option(
+    "--file",
+    "path",
+    type=click.Path(path_type=Path),
+    help="Write the key to this file, for its owner's eyes, instead of printing it: what is printed stays in logs.",
+)
 @click.pass_obj
 def add(
     settings: Settings,
@@ -282,6 +288,7 @@ def add(
     in_flight: int | None,
     eflops_per_day: float | None,
     if_none: bool,
+    path: Path | None,
 ) -> None:
     """Add an API key called NAME, or replace it, and print the key. It cannot be shown again."""
     if if_none and (known := _known(settings)):
@@ -300,9 +307,16 @@ def add(
         in_flight=in_flight,
         eflops_per_day=eflops_per_day,
     )
+    if path is not None:
+        path.unlink(missing_ok=True)
+        path.touch(mode=0o600)  # before the key is in it, and before it opens anything
+        path.write_text(f"{key}\n")
     _send_key(settings, entry)
-    click.echo(f"key {name!r} of tenant {tenant!r} added; it is not shown again:", err=True)
-    click.echo(key)
+    if path is None:
+        click.echo(f"key {name!r} of tenant {tenant!r} added; it is not shown again:", err=True)
+        click.echo(key)
+    else:
+        click.echo(f"key {name!r} of tenant {tenant!r} added; it is in {path}: save it, and delete the file")
 
 
 @keys.command("revoke")

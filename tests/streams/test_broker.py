@@ -10,8 +10,10 @@ from typing import Any
 
 import pytest
 from aiokafka.consumer.fetcher import Fetcher
+from click.testing import CliRunner
 
 from schemas.query import Query
+from streams.cli import main
 from streams.client.client import Client
 from streams.local.broker import MOST_ENDS, BrokerError, LocalBroker, kafka_home, listening
 from streams.runtime import kafka_admin, kafka_clients, kafka_reading
@@ -183,6 +185,29 @@ def test_a_command_that_rewrites_a_log_loses_no_row_on_the_embedded_broker(embed
     log = Topics(embedded).changelog("decider", "pending")
     rewrite(embedded, log, [(log, [(b"%d" % n, b"row") for n in range(50)])])
     assert ends(embedded, log) == 50
+
+
+@on_embedded
+def test_a_key_can_be_written_to_a_file_of_ones_own_instead_of_a_log(
+    embedded: Settings, tmp_path: Path
+) -> None:
+    file = tmp_path / "key"
+    words = [
+        "--bootstrap",
+        embedded.kafka.bootstrap,
+        "keys",
+        "add",
+        "a",
+        "--tenant",
+        "t",
+        "--file",
+        str(file),
+    ]
+    done = CliRunner().invoke(main, words)
+    assert (done.exit_code, file.stat().st_mode & 0o777) == (0, 0o600)
+    key = file.read_text().strip()
+    assert key.startswith("uk-")
+    assert key not in done.output
 
 
 def waits_ms(settings: Settings) -> dict[str, int]:
