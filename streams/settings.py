@@ -19,6 +19,16 @@ ENV_PREFIX: Final = "UNISCALE_"
 SECRETS: Final = ("sasl_password", "engine_key", "engine_keys", "encoder_key")
 """Names of the settings that are never shown."""
 
+SECRET_OPTIONS: Final = ("control_salt",)
+"""Names of policy options that are never shown."""
+
+
+def masked(value: Any) -> Any:
+    """Return a setting's value as it may be shown: without the secrets among a policy's options."""
+    if not isinstance(value, dict):
+        return value
+    return {name: "***" if name in SECRET_OPTIONS and each else each for name, each in value.items()}
+
 
 def variable(name: str) -> str:
     """Return the environment variable of a setting."""
@@ -36,7 +46,7 @@ class Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         """Return what differs from the defaults, secrets hidden."""
         plain = type(self)()
         shown = [
-            f"{field.name}={'***' if field.encode_name in SECRETS else repr(getattr(self, field.name))}"
+            f"{field.name}={'***' if field.encode_name in SECRETS else repr(masked(getattr(self, field.name)))}"
             for field in msgspec.structs.fields(self)
             if getattr(self, field.name) != getattr(plain, field.name)
         ]
@@ -254,6 +264,8 @@ class GatewaySettings(Section, frozen=True, rename=lambda field: f"gateway_{fiel
     hosts: tuple[str, ...] = ()
     # How many queries can be looked up by id.
     recent: int = 20_000
+    # Streams that an API key may have open at once.
+    streams: int = 256
     # Metadata keys of queries by which choices are shown, for instance `family, level`; the first two also together.
     group_by: tuple[str, ...] = ()
     # Refuse a request with a field that a search cannot honour, rather than answer it and name the field.
@@ -264,8 +276,6 @@ class PreviewSettings(
     Section,
     frozen=True,
     rename={"host": "decider_host", "port": "decider_port", "urls": "decider_url"},
-    # Streams that an API key may have open at once.
-    streams: int = 256
 ):
     """Where a decider says what it would choose, and where a gateway asks for that."""
 
@@ -311,6 +321,8 @@ class Settings(Section, frozen=True):
 
     catalogue: str = "infra/catalogue/mini.yaml"
     state_dir: str = "out/state"
+    # Metrics and health probes need no key: whoever reaches them reads them.
+    metrics_host: str = "127.0.0.1"
     metrics_port: int = 0
     log_level: str = "INFO"
     kafka: KafkaSettings = KafkaSettings()
@@ -323,8 +335,6 @@ class Settings(Section, frozen=True):
     gateway: GatewaySettings = GatewaySettings()
     previews: PreviewSettings = PreviewSettings()
 
-    # Metrics and health probes need no key: whoever reaches them reads them.
-    metrics_host: str = "127.0.0.1"
     @classmethod
     def from_env(cls, environ: Mapping[str, str], **flags: Any) -> "Settings":
         """Return the settings of the catalogue's file, over them those of `environ`, over these the flags not None.
@@ -387,7 +397,8 @@ class Settings(Section, frozen=True):
         for section, field in _fields():
             value = getattr(getattr(self, section) if section else self, field.name)
             hidden = field.encode_name in SECRETS and value and not secrets
-            found[variable(field.encode_name)] = "***" if hidden else _text(value)
+            shown = value if secrets else masked(value)
+            found[variable(field.encode_name)] = "***" if hidden else _text(shown)
         return found
 
     def environ(self) -> dict[str, str]:

@@ -9,6 +9,7 @@ from schemas.answer import Answer
 from streams.cli import main
 from streams.cli.queries import show
 from streams.client.client import SendSchedule
+from streams.settings import Settings
 
 COMMANDS = [
     "answers", "ask", "audit", "broker", "catalogue", "dead-letters", "demo", "explain", "feedback", "keys", "learner",
@@ -52,9 +53,15 @@ def test_a_refusal_is_one_line_and_exit_code_1(
 
 
 def test_settings_hide_secrets() -> None:
-    result = CliRunner().invoke(main, ["settings"], env={"UNISCALE_SASL_PASSWORD": "secret"})
+    options = '{"control_salt": "secret", "alpha": 0.5}'
+    environ = {"UNISCALE_SASL_PASSWORD": "secret", "UNISCALE_POLICY_OPTIONS": options}
+    result = CliRunner().invoke(main, ["settings"], env=environ)
     assert "secret" not in result.output
     assert "UNISCALE_SASL_PASSWORD=***" in result.output
+    assert 'UNISCALE_POLICY_OPTIONS={"control_salt":"***","alpha":0.5}' in result.output
+    settings = Settings.from_env(environ)
+    assert "secret" not in repr(settings)
+    assert Settings.from_env(settings.environ()) == settings
 
 
 def test_a_pace_is_a_rate_or_the_recorded_times() -> None:
