@@ -18,7 +18,7 @@ PACKAGES := schemas agents streams experiments bench
 # Further words for a command: make demo ARGS="--questions 20"
 ARGS ?=
 
-.PHONY: help env demo test-fast test test-kafka test-long lint size test-page test-node bench-learner bench-stream bench-gateway clean
+.PHONY: help env demo test-fast test test-kafka test-long lint size sbom test-page test-node bench-learner bench-stream bench-gateway clean
 
 help: ## Show the targets
 	@grep -hE '^[a-z.-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -65,7 +65,7 @@ test-long: lint ## Every test, soaks and kills included
 	$(BIN)/python -m pytest --hypothesis-profile long $(ARGS)
 
 test-page: $(STAMP) ## Drive the page in Chromium; installs requirements/page.txt first
-	@$(BIN)/python -m pip install -qq --disable-pip-version-check --no-input --no-deps -r requirements/page.txt
+	@$(BIN)/python -m pip install -qq --disable-pip-version-check --no-input --no-deps --require-hashes -r requirements/page.txt
 	$(BIN)/python -m pytest tests/integration/test_page.py tests/streams/gateway/test_page_load.py $(ARGS)
 
 test-node: $(STAMP) ## Ask the gateway with OpenAI's client for Node; installs it first
@@ -77,7 +77,7 @@ bench-learner: $(VENV)/.peers ## Measure the learner; writes out/bench/learner.j
 
 # Without them the learner is measured all the same; the row of a peer then says what is missing.
 $(VENV)/.peers: $(STAMP) requirements/learner-peers.txt
-	@$(BIN)/python -m pip install -qq --disable-pip-version-check --no-input --no-deps --only-binary=:all: \
+	@$(BIN)/python -m pip install -qq --disable-pip-version-check --no-input --no-deps --require-hashes --only-binary=:all: \
 		-r requirements/learner-peers.txt && touch $@ || echo "error: requirements/learner-peers.txt could not be installed; going on"
 
 bench-stream: $(STAMP) ## Measure the streams on every broker; writes out/bench/stream.json
@@ -85,6 +85,10 @@ bench-stream: $(STAMP) ## Measure the streams on every broker; writes out/bench/
 
 bench-gateway: $(STAMP) ## Measure the gateway beside LiteLLM; writes out/bench/gateway.json
 	@$(BIN)/python -m bench gateway $(ARGS)
+
+sbom: $(STAMP) ## List what the product is made of, with hashes (CycloneDX); writes out/sbom.json
+	@mkdir -p out
+	@$(BIN)/python -m tests.sbom > out/sbom.json
 
 clean: ## Remove the environment, caches and out/
 	rm -rf $(VENV) out .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

@@ -33,7 +33,7 @@ echo "Making $VENV from requirements/ (about 2.5 GB; two to four minutes) …"
 
 install() {
   "$VENV/bin/python" -m pip install -qq --disable-pip-version-check --no-input \
-    --no-deps --only-binary=:all: --no-compile "$@" 2>"$log"
+    --no-deps --require-hashes --only-binary=:all: --no-compile "$@" 2>"$log"
 }
 
 echo "  torch, CPU build …"

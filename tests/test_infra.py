@@ -256,6 +256,16 @@ def test_an_env_file_of_ones_own_stays_out_of_git_and_of_images() -> None:
         assert ".env" in (COMPOSE.parent / ignored).read_text().splitlines(), ignored
 
 
+def test_every_image_has_a_digest_or_is_named_as_one_without(services: dict[str, dict[str, Any]]) -> None:
+    dockerfile = (INFRA / "docker" / "Dockerfile").read_text()
+    used = {each["image"] for each in services.values() if "build" not in each}
+    used |= set(re.findall(r"^FROM (\S+)", dockerfile, re.MULTILINE))
+    for image in used:
+        assert re.fullmatch(r"[\w./-]+:[\w.-]+(@sha256:[0-9a-f]{64})?", image), image
+    without = re.findall(r"^- `(\S+)`$", (INFRA.parent / "docs" / "trust.md").read_text(), re.MULTILINE)
+    assert sorted(without) == sorted(image for image in used if "@" not in image)
+
+
 def test_no_key_is_in_a_log_and_nobody_can_log_in_to_grafana(services: dict[str, dict[str, Any]]) -> None:
     command = services["key"]["command"]
     file = Path(command[command.index("--file") + 1])

@@ -2,8 +2,10 @@
 
 import ast
 import importlib
+import json
 import re
 import subprocess
+import sys
 from importlib import metadata
 from pathlib import Path
 
@@ -83,27 +85,51 @@ def test_no_tracked_file_names_a_place_on_one_machine() -> None:
     assert found == {}
 
 
-def test_the_lock_pins_every_dependency_exactly() -> None:
-    """Every requirement of pyproject.toml is locked; every line of the lock is one exact version."""
+def pinned(file: Path) -> dict[str, str]:
+    """Return the version of each package of a lock file; every one has a hash."""
+    found = {}
+    for line in file.read_text().replace("\\\n", "").splitlines():
+        if line and not line.startswith("#"):
+            match = re.fullmatch(r"([A-Za-z0-9._-]+)==([A-Za-z0-9.+!-]+)\s+--hash=sha256:[0-9a-f]{64}", line)
+            assert match, f"{file.name}: {line!r} is no exact version with its hash"
+            assert canonical(match[1]) not in found, f"{match[1]} is locked twice"
+            found[canonical(match[1])] = match[2]
+    return found
+
+
+def test_the_lock_pins_every_dependency_exactly_and_by_hash() -> None:
+    """Every requirement of pyproject.toml is locked, and whatever installs a lock demands its hashes."""
     import tomllib
 
-    locked = {}
-    for file in ("torch.txt", "lock.txt"):
-        for line in (ROOT / "requirements" / file).read_text().splitlines():
-            if line and not line.startswith("#"):
-                assert re.fullmatch(r"[A-Za-z0-9._-]+==[A-Za-z0-9.+!-]+", line), (
-                    f"{file}: {line!r} is no exact version"
-                )
-                name = re.split("==", line)[0]
-                assert canonical(name) not in locked, f"{name} is locked twice"
-                locked[canonical(name)] = line
+    folder = ROOT / "requirements"
+    locked = pinned(folder / "torch.txt") | pinned(folder / "lock.txt")
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     wanted = [
         *project["dependencies"],
         *(each for extra in project["optional-dependencies"].values() for each in extra),
     ]
-    names = {canonical(re.match(r"[A-Za-z0-9._-]+", each)[0]) for each in wanted}
-    assert names - set(locked) == set()
+    assert {canonical(re.match(r"[A-Za-z0-9._-]+", each)[0]) for each in wanted} <= set(locked)
+    for file in folder.glob("*.txt"):
+        assert pinned(file), file
+    for path in ("Makefile", "requirements/environment.sh", "infra/docker/Dockerfile", "bench/litellm.py"):
+        for called in re.findall(
+            r"(?:pip|\"pip\",) ?\"?install\b.*?[^\\]\n", (ROOT / path).read_text(), re.DOTALL
+        ):
+            assert "--require-hashes" in called or "--no-index" in called, f"{path}: {called}"
+
+
+def test_the_bill_of_materials_lists_everything_with_a_hash() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.sbom"], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    bill = json.loads(done.stdout)
+    assert (bill["bomFormat"], bill["specVersion"]) == ("CycloneDX", "1.6")
+    for each in bill["components"]:
+        assert re.fullmatch("[0-9a-f]{64}", each["hashes"][0]["content"]), each
+    named = {each["name"]: each["version"] for each in bill["components"]}
+    locked = pinned(ROOT / "requirements" / "torch.txt") | pinned(ROOT / "requirements" / "lock.txt")
+    assert locked.items() <= {canonical(name): version for name, version in named.items()}.items()
+    assert {"tansu", "models/mini-4m/model.safetensors", "infra/prior/mini.bin"} <= set(named)
 
 
 def canonical(name: str) -> str:

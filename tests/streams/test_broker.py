@@ -98,6 +98,23 @@ def embedded() -> Iterator[Settings]:
 
 
 @on_embedded
+def test_the_embedded_broker_is_the_locks_and_is_told_no_secret(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("UNISCALE_SASL_PASSWORD", "a secret")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    with LocalBroker.choose("embedded", os.environ) as broker:
+        assert broker.process is not None
+        told = Path(f"/proc/{broker.process.pid}/environ").read_bytes()
+        assert b"PATH=" in told
+        assert b"secret" not in told
+    (copy,) = tmp_path.rglob("tansu-*")
+    copy.write_bytes(copy.read_bytes() + b"x")
+    with pytest.raises(BrokerError, match="is not the embedded broker of the lock"):
+        LocalBroker.choose("embedded", os.environ).start()
+
+
+@on_embedded
 def test_a_broker_that_lost_its_log_with_its_process_is_not_started_again(tmp_path: Path) -> None:
     with LocalBroker.choose("embedded", os.environ, directory=tmp_path / "data") as broker:
         broker.revive(pytest.fail)  # it runs

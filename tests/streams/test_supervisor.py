@@ -41,6 +41,17 @@ def test_a_killed_service_comes_back_and_a_stopped_supervisor_leaves_none(tmp_pa
     assert text.count(READY) == 2
 
 
+def test_services_are_told_what_they_need_and_nobody_elses_secrets(tmp_path: Path) -> None:
+    told = "import os; print('names', *os.environ)"
+    environ = {**os.environ, "UNISCALE_PREFIX": "p.", "HF_TOKEN": "t", "AWS_SECRET_ACCESS_KEY": "s"}
+    log = tmp_path / "services.log"
+    with Supervisor({"a": command(f"{told}; {READY_THEN_SLEEP}")}, environ=environ, log_path=log) as running:
+        running.wait_ready(30)
+    names = log.read_text().split("names ")[1].split("\n")[0].split()
+    assert {"PATH", "UNISCALE_PREFIX", "HF_TOKEN", "STREAMS_PARENT_PID"} <= set(names)
+    assert "AWS_SECRET_ACCESS_KEY" not in names
+
+
 def test_a_service_that_was_steady_starts_again_at_once_and_one_that_dies_young_ever_later() -> None:
     service = Service("a", [], {})
     lived_s = [1.0, 1.0, STEADY_S + 1, 1.0, 1.0, STEADY_S + 1, STEADY_S + 1]
