@@ -11,7 +11,6 @@ from operator import attrgetter
 
 import msgspec
 import numpy as np
-from msgspec import Struct
 
 from agents.bandit.errors import (
     CorruptState,
@@ -43,13 +42,15 @@ from agents.decider.log import (
     encode_row,
     offer,
     policy_objective,
+    with_question,
+    without_question,
 )
 from agents.decider.recovery import Records, restore
 from agents.decider.shares import TeachingShares
 from agents.decider.snapshot import EndedIds
 from schemas.action import Action
 from schemas.decision import MAX_SEED, Decision, PolicyState, Predicted, ScoredAction
-from schemas.errors import UniscaleError
+from schemas.errors import RecordTooLarge, UniscaleError
 from schemas.objective import ObjectiveInForce
 from schemas.query import Origin, Query, QueryContext
 from schemas.record import MAX_VALUE, encode
@@ -66,8 +67,8 @@ def again(context: QueryContext, value: bytes) -> Decided:
         return Decided(
             context.query_id, error=DuplicateQuery(context.query_id, row.query_origin, context.origin)
         )
-    sent = bytes(row.decision)
-    return Decided(context.query_id, sent, msgspec.json.decode(sent, type=_Sent).group)
+    decision = with_question(bytes(row.decision), context.query)
+    return Decided(context.query_id, encode(decision), decision.group)
 
 
 def over(context: QueryContext, place: tuple[int, int]) -> Decided:
@@ -77,10 +78,6 @@ def over(context: QueryContext, place: tuple[int, int]) -> Decided:
         return Decided(context.query_id)
     first = Origin(topic=context.origin.topic, partition=partition, offset=offset)
     return Decided(context.query_id, error=DuplicateQuery(context.query_id, first, context.origin))
-
-
-class _Sent(Struct):
-    group: str
 
 
 # From Context records to Decisions, each with the row that it leaves in the learner's log.
@@ -148,6 +145,8 @@ def choose(
             price_factors=price_factors,
         )
         value = encode(decision)
+        if len(value) > limit:
+            raise RecordTooLarge("Decision", "", f"takes {len(value)} bytes of {limit}; shorten the query")
         row = Row(
             query_id=record.query_id,
             seq=decision.seq,
@@ -157,7 +156,7 @@ def choose(
             objective=decision.objective,
             query_origin=record.origin,
             context_origin=origin,
-            decision=msgspec.Raw(value),
+            decision=msgspec.Raw(without_question(decision)),
             batch=seq,
             tenant=record.query.account,
             paced=choice.cohort == "policy" and record.query.learn and record.query.pinned is None,

@@ -28,10 +28,11 @@ from agents.bandit.policy import (
     check_share,
 )
 from agents.decider.shares import TeachingShares
+from schemas.decision import Decision
 from schemas.errors import RecordTooLarge, UniscaleError
 from schemas.objective import ObjectiveInForce
-from schemas.query import Origin
-from schemas.record import MAX_VALUE
+from schemas.query import Origin, Query
+from schemas.record import MAX_VALUE, decode, encode
 from schemas.reward import Kind, Reward
 
 # What could be chosen, and when: the actions ever offered, which of them are on offer, and telling a policy so.
@@ -186,7 +187,7 @@ class Row(Struct, frozen=True, kw_only=True, omit_defaults=True, tag="decider-ro
         objective: The objective in force at the decision.
         query_origin: Origin of the Query; a Query with the same id and another origin is a duplicate.
         context_origin: Origin of the Context.
-        decision: The Decision's value, byte for byte as it was sent.
+        decision: The Decision's value as it was sent, without the question: a redelivered Context brings that again.
         batch: Sequence number of the first decision made together with this one: prices are those of its state.
         learned_seq, corrected_seq, ended_seq: Sequence numbers of the updates; -1 where there was none.
         kinds: Rewards applied, in order.
@@ -266,6 +267,22 @@ class Row(Struct, frozen=True, kw_only=True, omit_defaults=True, tag="decider-ro
 
 
 AnyRow = Row | ActionRow | OfferRow
+
+LEFT_OUT: Final = "(left out)"
+"""What a row has for the question of its Decision."""
+
+
+def without_question(decision: Decision) -> bytes:
+    """Return a Decision as a row keeps it: without what a client may have filled with a megabyte."""
+    query = msgspec.structs.replace(
+        decision.query, text=LEFT_OUT, messages=None, reference=None, metadata={}, stop=()
+    )
+    return encode(msgspec.structs.replace(decision, query=query))
+
+
+def with_question(value: bytes, query: Query) -> Decision:
+    """Return the Decision that a row keeps, for the query that it was made for."""
+    return msgspec.structs.replace(decode(value, Decision), query=query)
 
 
 @lru_cache(maxsize=1024)

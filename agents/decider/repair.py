@@ -18,8 +18,11 @@ from dataclasses import dataclass
 from agents.bandit.errors import CorruptState
 from agents.decider import snapshot
 from agents.decider.decider import Decider
-from agents.decider.log import Row, decode_row
+from agents.decider.log import Row, decode_row, without_question
 from agents.decider.snapshot import IDS_KEY, START_KEY, is_prior, is_record, manifest_key, versions
+from schemas.decision import Decision
+from schemas.errors import UniscaleError
+from schemas.record import decode
 
 Rows = list[tuple[bytes, Row]]
 Sent = Callable[[Collection[bytes]], Mapping[bytes, bytes]]
@@ -160,7 +163,7 @@ def _without_doubled(rows: Rows, after: int, sent: Sent) -> tuple[Rows, list[Ref
         return rows, []
     decisions, taken = sent(disputed), dict[int, bytes]()
     kept, found = Rows(), list[Refused]()
-    for key, row in sorted(rows, key=lambda each: decisions.get(each[0]) != bytes(each[1].decision)):
+    for key, row in sorted(rows, key=lambda each: not _holds(each[1], decisions.get(each[0]))):
         own = [seq for seq in row.seqs if seq > after]
         if twice := [seq for seq in own if seq in taken]:
             other = shown(taken[twice[0]])
@@ -178,12 +181,22 @@ def _without_unsent(rows: Rows, after: int, sent: Sent) -> tuple[Rows, list[Refu
     decisions = sent(beyond) if beyond else {}
     kept, found = Rows(), list[Refused]()
     for key, row in rows:
-        if decisions and key in beyond and decisions.get(key) != bytes(row.decision):
+        if decisions and key in beyond and not _holds(row, decisions.get(key)):
             what = f"row {shown(key)} has sequence number {row.last_seq}, of a Decision that was never sent"
             found.append(Refused(key, what))
         else:
             kept.append((key, row))
     return kept, found
+
+
+def _holds(row: Row, sent: bytes | None) -> bool:
+    """Return whether a row is that of the Decision which was sent."""
+    if sent is None:
+        return False
+    try:
+        return without_question(decode(sent, Decision)) == bytes(row.decision)
+    except UniscaleError:
+        return False
 
 
 def _missing(rows: Rows, after: int) -> list[tuple[int, int]]:

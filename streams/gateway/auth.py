@@ -24,6 +24,9 @@ MINUTE_MS: Final = 60_000
 HOUR_MS: Final = 3_600_000
 _DAY_HOURS: Final = 24
 
+MINUTE_BYTES: Final = 64 * 1024 * 1024
+"""Bytes of queries that a key may send a minute: every one of them travels through all topics of its search."""
+
 SCHEMA: Final = """
 create table if not exists spending (
     key text, hour integer, eflops real not null, answers integer not null, primary key (key, hour)
@@ -39,6 +42,7 @@ class Used(Struct, frozen=True):
     Attributes:
         minute: Requests of the last minute.
         reset_s: Seconds until the first of these is more than a minute old.
+        bytes: Of the queries of the last minute, as their topic has them.
         in_flight: Queries without an Answer.
         eflops: What its answers of the last 24 hours cost, by whole hours.
         reserved: What is reserved for its queries in flight.
@@ -47,6 +51,7 @@ class Used(Struct, frozen=True):
 
     minute: int = 0
     reset_s: int = 0
+    bytes: int = 0
     in_flight: int = 0
     eflops: float = 0.0
     reserved: float = 0.0
@@ -66,8 +71,8 @@ class Usage:
 
     def used(self, key: str, now_ms: int) -> Used:
         """Return what a key has used."""
-        minute, oldest_ms = self._db.execute(
-            "select count(*), min(created_ms) from queries where key = ? and created_ms > ?",
+        minute, oldest_ms, sent = self._db.execute(
+            "select count(*), min(created_ms), total(bytes) from queries where key = ? and created_ms > ?",
             (key, now_ms - MINUTE_MS),
         ).fetchone()
         in_flight, reserved = self._db.execute(
@@ -80,6 +85,7 @@ class Usage:
         ).fetchone()
         return Used(
             minute=minute,
+            bytes=int(sent),
             in_flight=in_flight,
             eflops=eflops,
             reserved=reserved,
@@ -310,6 +316,8 @@ class Gate:
                 )
         if entry.per_minute is not None and used.minute >= entry.per_minute:
             raise _rate(f"{entry.per_minute} requests a minute", used.reset_s, self.headers(who, used))
+        if used.bytes >= MINUTE_BYTES:
+            raise _rate(f"{MINUTE_BYTES} bytes of queries a minute", used.reset_s, self.headers(who, used))
         if used.in_flight >= (most := entry.in_flight or self._in_flight):
             raise _rate(f"{most} requests in flight", 1, self.headers(who, used))
 

@@ -433,6 +433,9 @@ def _unavailable(why: str) -> ApiError:
 RETRY_MS: Final = 10 * 60 * 1000
 """A client's retry within this time joins the query it repeats."""
 
+TOKEN_BYTES: Final = 8
+"""Bytes of a token, on average over a long question: prose has four to five in most tokenizers, Python code three."""
+
 REJOIN_S: Final = 10.0
 """Seconds that a search goes on after its client timed out: the official clients repeat a request within eight."""
 
@@ -515,6 +518,7 @@ class Exchange:
         query = to_query(
             request, wanted, query_id=query_id, tenant=who.tenant, kept={"key": who.key, "digest": digest}
         )
+        self._check_length(query)
         if not who.teaches and (query.reference is not None or query.pinned is not None):
             # The reference grades the answer for its owner. What everybody is given does not follow from it.
             query = msgspec.structs.replace(query, learn=False)
@@ -523,6 +527,21 @@ class Exchange:
         self.gate.admit(who, request.model, query, self._used(who, now_ms))
         await self._send_query(query, now_ms)
         return Admitted(query_id, now_ms // 1000, False, timeout_s, digest)
+
+    def _check_length(self, query: Query) -> None:
+        """Refuse a question that fits no context of the models that may answer it. Raises ApiError 400."""
+        names = (query.pinned.model,) if query.pinned else query.allowed_models
+        models = [m for m in self.runtime.control.catalogue.models if names is None or m.name in names]
+        tokens = max((model.engine.context_tokens for model in models), default=None)
+        size = len(query.question.encode())
+        if tokens is not None and size > tokens * TOKEN_BYTES:
+            raise ApiError(
+                400,
+                f"messages: the question takes {size} bytes, and the largest context of the models that may answer "
+                f"it has {tokens} tokens, {tokens * TOKEN_BYTES} bytes at most; shorten the question",
+                param="messages",
+                code="context_length_exceeded",
+            )
 
     def _used(self, who: Credential, now_ms: int) -> Used:
         return self.index.usage.used(who.key, now_ms) if who.entry is not None else Used()

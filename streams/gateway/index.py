@@ -3,7 +3,7 @@
 import sqlite3
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, get_args
 
 import orjson
 from msgspec import Struct, structs
@@ -13,7 +13,7 @@ from schemas.control import CatalogueEntry, ControlRecord, CostBoundsEntry, Obje
 from schemas.dead_letter import DeadLetter
 from schemas.decision import Decision
 from schemas.query import Query
-from schemas.record import decode
+from schemas.record import decode, encode
 from schemas.reward import Reward
 from streams.gateway.auth import Tenants, Usage
 from streams.gateway.request import BASELINE_OF, kept_of
@@ -85,6 +85,7 @@ create table if not exists queries (
     created_ms integer not null,
     until_ms integer not null default 0,
     reserved real not null default 0,
+    bytes integer not null default 0,
     asked integer not null default 0,
     groups text not null default '[]', baseline_of text,
     question text, action text, objective text, cohort text, randomised integer,
@@ -194,11 +195,16 @@ MARGIN_S: Final = 30.0
 """Seconds after its deadline in which the Answer of an expired query appears, while an aggregator lives."""
 
 
+MOST_BYTES: Final = 128 * 1024 * 1024
+"""Bytes of records that are kept: 20,000 ordinary queries take less, and as many of the largest would take 24 GB."""
+
+
 class Index:
     """The most recent queries.
 
     Args:
         most: How many are kept. Older ones are forgotten, oldest first.
+        most_bytes: How many bytes of their records are kept, those of open queries aside: others bound these.
         path: A file, or memory.
         timeout_s: When a query expires that does not say so itself.
         group_by: Metadata keys whose values are kept, to group queries by.
@@ -209,9 +215,15 @@ class Index:
     """
 
     def __init__(
-        self, most: int, path: str = ":memory:", *, timeout_s: float = 600.0, group_by: Sequence[str] = ()
+        self,
+        most: int,
+        path: str = ":memory:",
+        *,
+        timeout_s: float = 600.0,
+        group_by: Sequence[str] = (),
+        most_bytes: int = MOST_BYTES,
     ) -> None:
-        self.most = most
+        self.most, self.most_bytes = most, most_bytes
         self.group_by = tuple(group_by)
         self.changes = 0
         self._timeout_s = timeout_s
@@ -219,6 +231,7 @@ class Index:
         self._db.executescript(SCHEMA)
         self.usage = Usage(self._db)
         self._since_trim = 0
+        self._bytes_since_trim = 0
 
     def __len__(self) -> int:
         """Return how many queries are known."""
@@ -230,12 +243,13 @@ class Index:
         key = kept.get("key", "")
         until_ms = created_ms + int(1000 * ((query.timeout_s or self._timeout_s) + MARGIN_S))
         done = self._db.execute(
-            "insert into queries (query_id, tenant, key, digest, created_ms, until_ms, reserved, groups,"
-            " baseline_of, asked)"
-            " values (?, ?, ?, ?, ?, ?, ?, ?, ?, 1)"
+            "insert into queries (query_id, tenant, key, digest, created_ms, until_ms, reserved, bytes,"
+            " groups, baseline_of, asked)"
+            " values (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, 1)"
             " on conflict (query_id) do update set tenant = excluded.tenant, key = excluded.key,"
             " digest = excluded.digest, created_ms = excluded.created_ms, until_ms = excluded.until_ms,"
-            " reserved = excluded.reserved, groups = excluded.groups, baseline_of = excluded.baseline_of, asked = 1"
+            " reserved = excluded.reserved, bytes = excluded.bytes,"
+            " groups = excluded.groups, baseline_of = excluded.baseline_of, asked = 1"
             " where asked = 0 returning eflops",
             (
                 query.query_id,
@@ -245,6 +259,7 @@ class Index:
                 created_ms,
                 until_ms,
                 self.usage.reservation(key, query),
+                len(encode(query)) if key else 0,
                 self._groups(query),
                 baseline_of(query),
             ),
@@ -255,7 +270,7 @@ class Index:
             self.usage.charge(key, created_ms, done[0])  # its Answer was read first
         self.changes += 1
         self._since_trim += 1
-        if self._since_trim > max(1, self.most // 100):
+        if self._since_trim > max(1, self.most // 100) or self._bytes_since_trim > self.most_bytes // 100:
             self._trim()
 
     def decision(self, decision: Decision, value: bytes, at_ms: int) -> None:
@@ -469,6 +484,7 @@ class Index:
             (query_id, at_ms, value),
         )
         self.changes += done.rowcount
+        self._bytes_since_trim += len(value)
         return done.rowcount == 1
 
     def _part(self, part: Part, query_id: str) -> bytes | None:
@@ -476,7 +492,8 @@ class Index:
         return row[0] if row else None
 
     def _trim(self) -> None:
-        self._since_trim = 0
+        self._since_trim = self._bytes_since_trim = 0
+        newest = self._db.execute("select max(created_ms) from queries").fetchone()[0] or 0
         surplus = len(self) - self.most
         if surplus > 0:
             self._db.execute(
@@ -484,9 +501,15 @@ class Index:
                 " (select query_id from queries order by created_ms limit ?)",
                 (surplus,),
             )
-            self._db.execute("delete from feedback where query_id not in (select query_id from queries)")
-        newest = self._db.execute("select max(created_ms) from queries").fetchone()[0]
-        self.usage.trim(newest or 0)
+        size = " + ".join(f"coalesce(length({part}), 0)" for part in get_args(Part))
+        self._db.execute(
+            "delete from queries where (status is not null or until_ms < ?) and query_id in (select query_id from"
+            f" (select query_id, sum({size}) over (order by created_ms desc, query_id) as kept from queries)"
+            " where kept > ?)",
+            (newest, self.most_bytes),
+        )
+        self._db.execute("delete from feedback where query_id not in (select query_id from queries)")
+        self.usage.trim(newest)
 
 
 def _of(tenants: Tenants) -> str:

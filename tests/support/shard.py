@@ -109,7 +109,7 @@ class Shard:
     def context(self, query_id: str | None = None, **query: Any) -> tuple[QueryContext, Origin]:
         at, self.asked = self.asked, self.asked + 1
         record = QueryContext(
-            query=Query(query_id=query_id or f"q{at}", text="1 + 1?", **query),
+            query=Query(**{"query_id": query_id or f"q{at}", "text": "1 + 1?", **query}),
             embedding=unit(self.rng.normal(size=12)).astype("<f4").tobytes(),
             origin=Origin(topic="query", partition=0, offset=at),
         )

@@ -19,12 +19,12 @@ from agents.bandit.features import FeatureSettings
 from agents.bandit.linucb import Discounted, LinUCB, LinUCBSettings, SlidingWindow, Thompson
 from agents.catalogue.actions import ActionSpace
 from agents.catalogue.models import ActionError, Catalogue
-from agents.decider.log import RewardRules, Row, decode_row
+from agents.decider.log import RewardRules, Row, decode_row, without_question
 from agents.decider.verify import mismatches
 from schemas.action import Action
 from schemas.decision import Decision
 from schemas.objective import Weights
-from schemas.query import Origin
+from schemas.query import Message, Origin
 from schemas.record import decode
 
 MAKERS: dict[str, Callable[[Any], Any]] = {
@@ -329,7 +329,20 @@ def test_a_context_lies_where_its_row_says(plain_shard: Any) -> None:
     made = plain_shard.ask(plain_shard.context())[0]
     row = plain_shard.entry(made.query_id)
     assert row.context_origin == Origin(topic="context", partition=0, offset=0)
-    assert bytes(row.decision) == made.value
+    assert made.value is not None
+    assert bytes(row.decision) == without_question(decode(made.value, Decision))
+
+
+def test_the_row_of_a_question_of_a_megabyte_does_not_hold_it(plain_shard: Any) -> None:
+    long = "why? " * 200_000
+    messages = (Message(role="user", content=long),)
+    context = plain_shard.context(text=None, messages=messages, reference="r" * 200_000, metadata={"m": "m"})
+    [made] = plain_shard.ask(context)
+    assert len(made.value) > 1_200_000
+    assert len(plain_shard.row(made.query_id)) < 20_000
+    plain_shard.crash()
+    [again] = plain_shard.ask(context)
+    assert again.value == made.value, "the Decision is the same to the byte"
 
 
 @pytest.mark.parametrize("name", MAKERS)

@@ -157,6 +157,15 @@ def test_objectives_that_cannot_be(client: httpx.Client, body: Any, param: str) 
     refused(client.put("/v1/objectives/x", json=body), 400, param)
 
 
+@pytest.mark.parametrize("model", ["auto", "large", "large/1/1/1"])
+def test_a_question_that_fits_no_context_becomes_no_query(client: httpx.Client, model: str) -> None:
+    long = [{"role": "user", "content": "x" * 300_000}]
+    error = refused(client.post(ASK, json={"model": model, "messages": long}), 400, "messages")
+    assert error["code"] == "context_length_exceeded"
+    assert "300000 bytes" in error["message"]
+    assert "32768 tokens" in error["message"]
+
+
 def test_names_and_numbers_in_addresses(client: httpx.Client) -> None:
     for path in (
         "/v1/queries?limit=0",

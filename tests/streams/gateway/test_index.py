@@ -185,3 +185,14 @@ def test_an_answer_whose_trace_no_search_can_have_has_no_price() -> None:
     assert foreign.prompt_tokens == 0
     assert openai.price(foreign, pricing) is None
     assert openai.price(msgspec.structs.replace(foreign, prompt_tokens=5), pricing) is not None
+
+
+def test_the_index_is_bounded_in_bytes_and_open_queries_stay() -> None:
+    index = Index(1000, most_bytes=10_000)
+    for at in range(100):
+        index.query(query(f"q{at}"), at)
+        if at > 0:
+            index.answer(told(f"q{at}"), bytes(1000), at)
+    kept = {listed.query_id for listed in index.latest(1000)}
+    assert kept >= {"q0", "q99"}
+    assert 8 <= len(kept) <= 14

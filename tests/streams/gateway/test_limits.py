@@ -10,7 +10,7 @@ from schemas.control import KeyEntry
 from schemas.objective import Weights
 from schemas.query import Budget, Query
 from schemas.record import encode
-from streams.gateway.auth import Credential, Gate, Used, check_host, is_local
+from streams.gateway.auth import MINUTE_BYTES, Credential, Gate, Used, check_host, is_local
 from streams.gateway.index import Index
 from streams.gateway.openai import ApiError
 
@@ -123,14 +123,16 @@ def test_gateways_that_read_one_log_count_the_same() -> None:
         for at in range(3):
             index.query(sent(at), 1_000_000 + 1000 * at)
             index.query(sent(at), 1_000_000 + 1000 * at)  # its own, read back
-    now_ms = 1_010_000
+    now_ms, sent_bytes = 1_010_000, 3 * len(encode(sent(0)))
     assert first.usage.used("k", now_ms) == second.usage.used("k", now_ms)
-    assert first.usage.used("k", now_ms) == Used(minute=3, reset_s=50, in_flight=3)
+    assert first.usage.used("k", now_ms) == Used(minute=3, reset_s=50, bytes=sent_bytes, in_flight=3)
     answer = Answer(query_id="q-0", status="failed", by="executor", error="no")
     first.answer(answer, encode(answer), now_ms)
     for _ in range(2):
         first.priced("q-0", {"total": 8.0})
-    assert first.usage.used("k", now_ms) == Used(minute=3, reset_s=50, in_flight=2, eflops=8.0, mean=8.0)
+    assert first.usage.used("k", now_ms) == Used(
+        minute=3, reset_s=50, bytes=sent_bytes, in_flight=2, eflops=8.0, mean=8.0
+    )
     first.query(sent(3), now_ms)
     assert first.usage.used("k", now_ms).reserved == 8.0
     assert first.usage.used("other", now_ms) == Used(mean=8.0)
@@ -206,3 +208,12 @@ def test_a_key_that_states_no_limit_has_as_many_requests_in_flight_as_the_deploy
     who = gate.credential("one")
     gate.admit(who, "auto", query(), Used(in_flight=4))
     assert refused(gate, who, in_flight=5).status == 429
+
+
+def test_a_key_may_not_send_more_bytes_a_minute() -> None:
+    gate = Gate()
+    gate.change(key("shop", "one"))
+    who = gate.credential("one")
+    gate.admit(who, "auto", query(), Used(bytes=MINUTE_BYTES - 1))
+    error = refused(gate, who, bytes=MINUTE_BYTES, reset_s=7)
+    assert (error.status, error.headers["retry-after"]) == (429, "7")
