@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, field
 from typing import Any, Final
@@ -202,7 +202,7 @@ MARGIN: Final = (0.3, 2.0)
 """Bounds of the momentary target, as shares of the target: a debt is paid off slowly, not by giving up all quality."""
 
 KEYS: Final = 64
-"""Most objectives paced at a time; the least recently used one is dropped first."""
+"""Most objectives paced at a time; of the owner who has the most, the least recently used one is dropped."""
 
 
 @dataclass(slots=True)
@@ -219,6 +219,7 @@ class Pace:
         told, paid: Predicted and realised cost, recent outcomes weighing most: where searches come to cost more than
             they did, their ratio says so long before the regression does.
         factors: The models' price factors for which λ was solved.
+        owner: Of its aim.
     """
 
     price: float = 0.0
@@ -230,6 +231,7 @@ class Pace:
     told: float = 0.0
     paid: float = 0.0
     factors: dict[str, float] = field(default_factory=dict)
+    owner: str = ""
 
 
 class Pacer:
@@ -258,10 +260,11 @@ class Pacer:
             factors: The models' price factors for which it was solved.
         """
         pace = self.paces.pop(aim.key, None) or Pace()
-        pace.price, pace.factors = price, factors
+        pace.price, pace.factors, pace.owner = price, factors, aim.owner
         self.paces[aim.key] = pace  # the newest stands last
         if len(self.paces) > KEYS:
-            oldest = next(iter(self.paces))
+            most, _ = Counter(each.owner for each in self.paces.values()).most_common(1)[0]
+            oldest = next(key for key, each in self.paces.items() if each.owner == most)
             del self.paces[oldest]
             self.open = {i: entry for i, entry in self.open.items() if entry[0] != oldest}
         pace.decisions += 1

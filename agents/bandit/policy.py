@@ -85,6 +85,7 @@ class Aim:
 
     Attributes:
         key: Identity of the objective, under which it is paced.
+        owner: Whose accounts it is among: "" where the deployment states it.
         mean_cost: Mean eFLOPs per query.
         accuracy: Share of the accuracy that is predicted to be within reach.
     """
@@ -92,6 +93,7 @@ class Aim:
     key: str
     mean_cost: float | None = None
     accuracy: float | None = None
+    owner: str = ""
 
 
 @dataclass(frozen=True, slots=True)

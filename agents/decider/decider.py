@@ -174,7 +174,7 @@ def in_force(record: QueryContext, around: Surroundings, policy: Policy) -> Obje
         UnservedObjective: It states a mean cost or an accuracy, and the policy cannot aim at either.
     """
     objective = around.steering.objectives.of(record.query)
-    aim = aim_of(objective)
+    aim = aim_of(objective, record.query.account)
     if aim is None:
         return objective
     if not policy.paces:

@@ -247,7 +247,7 @@ class Row(Struct, frozen=True, kw_only=True, omit_defaults=True, tag="decider-ro
 
     def pending(self) -> Pending:
         """Return the decision in the form that the policy takes."""
-        aim = aim_of(self.objective) if self.paced else None
+        aim = aim_of(self.objective, self.tenant) if self.paced else None
         return Pending(self.query_id, self.vector(), self.action, aim)
 
     def observation(self, correct: float | None) -> Observation:
@@ -293,16 +293,20 @@ def policy_objective(objective: ObjectiveInForce) -> Objective:
     return Objective(w.correct, w.score, w.cost, low, high, objective.price)
 
 
-def aim_of(objective: ObjectiveInForce) -> Aim | None:
+def aim_of(objective: ObjectiveInForce, tenant: str) -> Aim | None:
     """Return the aim of an objective; None if it states weights.
 
-    The key includes the target, so a new target is paced from the start and a repeated one is not.
+    The key includes the target, so a new target is paced from the start and a repeated one is not. A target that a
+    query states itself is its tenant's.
     """
+    owner = "" if objective.name else f"/{tenant}"
+    named = objective.name or owner
     if objective.mean_cost is not None:
-        key = f"{objective.name or ''}/mean_cost={objective.mean_cost!r}"
-        return Aim(key, mean_cost=objective.mean_cost)
+        key = f"{named}/mean_cost={objective.mean_cost!r}"
+        return Aim(key, mean_cost=objective.mean_cost, owner=owner)
     if objective.accuracy is not None:
-        return Aim(f"{objective.name or ''}/accuracy={objective.accuracy!r}", accuracy=objective.accuracy)
+        key = f"{named}/accuracy={objective.accuracy!r}"
+        return Aim(key, accuracy=objective.accuracy, owner=owner)
     return None
 
 

@@ -112,7 +112,7 @@ def preview(decider: Decider, record: QueryContext, around: Surroundings) -> Pre
         )
         for at, action in enumerate(scores.action_ids)
     ]
-    action, aim = found[chosen].action, aim_of(objective)
+    action, aim = found[chosen].action, aim_of(objective, record.query.account)
     living, catalogue = around.living, around.steering.catalogue
     warming = scores.reason == "warm-up"
     return Preview(

@@ -161,7 +161,7 @@ def _differences(
     policy: Policy, row: Row, decision: Decision, context: Context, scores: Scores
 ) -> Iterator[Difference]:
     """Yield (field, logged, replayed) of what the state does not call for."""
-    aim = aim_of(row.objective)
+    aim = aim_of(row.objective, row.tenant)
     if aim is not None and not _close(row.objective.price, price := policy.price(aim), relative=True):
         yield "objective.price", row.objective.price, price
     if decision.candidates != len(scores.action_ids):

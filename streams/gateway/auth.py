@@ -4,7 +4,7 @@ import hashlib
 import ipaddress
 import math
 import sqlite3
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Final, TypeAlias
@@ -23,6 +23,9 @@ from streams.gateway.openai import NO_RETRY, ApiError, no_model, not_found
 MINUTE_MS: Final = 60_000
 HOUR_MS: Final = 3_600_000
 _DAY_HOURS: Final = 24
+
+PREVIEWS: Final = 600
+"""Previews a minute of a key that states no requests a minute: a slider asks ten times a second while it moves."""
 
 MINUTE_BYTES: Final = 64 * 1024 * 1024
 """Bytes of queries that a key may send a minute: every one of them travels through all topics of its search."""
@@ -200,6 +203,7 @@ class Gate:
         self._in_flight = in_flight
         self._most_streams = streams
         self._streams: Counter[str] = Counter()
+        self._previews: dict[str, deque[int]] = {}  # when each key had some, of the last minute
         self._by_digest: dict[str, KeyEntry] = {}
         self._had_keys = False
         self._digest_of: dict[str, str] = {}
@@ -320,6 +324,22 @@ class Gate:
             raise _rate(f"{MINUTE_BYTES} bytes of queries a minute", used.reset_s, self.headers(who, used))
         if used.in_flight >= (most := entry.in_flight or self._in_flight):
             raise _rate(f"{most} requests in flight", 1, self.headers(who, used))
+
+    def preview(self, who: Credential, used: Used, now_ms: int) -> None:
+        """Count a preview of a decision, which the decider works out as it does a decision, or refuse it.
+
+        Raises:
+            ApiError: 429 above the key's requests a minute, or PREVIEWS where it states none.
+        """
+        if who.entry is None:
+            return
+        recent = self._previews.setdefault(who.key, deque())
+        while recent and recent[0] <= now_ms - MINUTE_MS:
+            recent.popleft()
+        if used.minute + len(recent) >= (most := who.entry.per_minute or PREVIEWS):
+            what = f"{most} requests a minute, previews among them"
+            raise _rate(what, max(1, used.reset_s), self.headers(who, used))
+        recent.append(now_ms)
 
     def headers(self, who: Credential, used: Used) -> dict[str, str]:
         """Return how much of the limit a minute is left, in OpenAI's headers."""

@@ -270,6 +270,11 @@ class Following:
         return decision
 
 
+def was_cut(answer: Answer) -> bool:
+    """Return whether a search ran and its deadline cut the first step, of which nothing but that is known."""
+    return answer.by == "executor" and answer.status == "budget" and not answer.trace
+
+
 def other_body() -> ApiError:
     """Return the 422 for a key that came with another body before."""
     return ApiError(
@@ -546,6 +551,11 @@ class Exchange:
     def _used(self, who: Credential, now_ms: int) -> Used:
         return self.index.usage.used(who.key, now_ms) if who.entry is not None else Used()
 
+    def preview(self, who: Credential) -> None:
+        """Count a preview. Raises ApiError 429."""
+        now_ms = self.runtime.now_ms()
+        self.gate.preview(who, self._used(who, now_ms), now_ms)
+
     def limits(self, who: Credential) -> dict[str, str]:
         """Return how much of its limit a minute a key has left, as headers."""
         return self.gate.headers(who, self._used(who, self.runtime.now_ms()))
@@ -632,7 +642,10 @@ class Exchange:
         self._left.discard(answer.query_id)
         self._sent.discard(answer.query_id)
         if self.index.answer(answer, value, at_ms):
-            self.index.priced(answer.query_id, openai.price(answer, self.runtime.control.pricing))
+            price = openai.price(answer, self.runtime.control.pricing)
+            self.index.priced(answer.query_id, price)
+            if price is None and was_cut(answer):
+                self.index.cut(answer.query_id)
             self.waiting.seen(answer.query_id, answer)
 
     def on_reward(self, reward: Reward, value: bytes) -> None:

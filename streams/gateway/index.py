@@ -337,6 +337,14 @@ class Index:
             key, created_ms = done
             self.usage.charge(key, created_ms, price["total"])
 
+    def cut(self, query_id: str) -> None:
+        """Charge what was reserved for a query that ran and has no price; once, at its Answer."""
+        found = self._db.execute(
+            "select key, created_ms, reserved from queries where query_id = ? and eflops is null", (query_id,)
+        ).fetchone()
+        if found is not None:
+            self.usage.charge(*found)
+
     def forget(self, query_id: str) -> None:
         """Take back a query that could not be sent."""
         self._db.execute(

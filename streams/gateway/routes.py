@@ -61,8 +61,9 @@ class Decide:
         who.require("ask")
         asked = parse(await body_of(request), strict=self.exchange.runtime.settings.gateway.strict)
         wanted = self.exchange.asked(asked.model)
-        query = to_query(asked, wanted, query_id=PREVIEW, tenant=who.tenant, kept={})
+        query = to_query(asked, wanted, query_id=PREVIEW, tenant=who.tenant, kept={"key": who.key})
         self.exchange.gate.check(who, asked.model, query)
+        self.exchange.preview(who)
         return reply(body(await self.deciders.preview(query)))
 
 

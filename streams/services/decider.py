@@ -186,9 +186,9 @@ class Pacing:
         self._seen: OrderedDict[str, tuple[int, bool]] = OrderedDict()
         self._shown: dict[str, str] = {}
 
-    def decided(self, objective: ObjectiveInForce, policy: Policy) -> None:
+    def decided(self, objective: ObjectiveInForce, policy: Policy, tenant: str = "") -> None:
         """Take note of a decision; look for a shortfall at the first and at every hundredth after it."""
-        aim = aim_of(objective)
+        aim = aim_of(objective, tenant)
         if objective.name is not None:
             self._forget(objective.name, aim)
         if aim is None:
@@ -544,7 +544,7 @@ class DeciderService:
                 self.pending.add(each.query_id, record.timestamp_ms)
                 decision = decode(each.value, Decision)
                 self._count(decision)
-                self.pacing.decided(decision.objective, decider.policy)
+                self.pacing.decided(decision.objective, decider.policy, decision.query.account)
 
     def _outgoing(self, decided: Decided) -> list[Outgoing]:
         if decided.value is None:

@@ -3,6 +3,7 @@
 import hashlib
 from typing import Any
 
+import msgspec
 import pytest
 
 from schemas.answer import Answer
@@ -11,6 +12,7 @@ from schemas.objective import Weights
 from schemas.query import Budget, Query
 from schemas.record import encode
 from streams.gateway.auth import MINUTE_BYTES, Credential, Gate, Used, check_host, is_local
+from streams.gateway.exchange import was_cut
 from streams.gateway.index import Index
 from streams.gateway.openai import ApiError
 
@@ -217,3 +219,29 @@ def test_a_key_may_not_send_more_bytes_a_minute() -> None:
     gate.admit(who, "auto", query(), Used(bytes=MINUTE_BYTES - 1))
     error = refused(gate, who, bytes=MINUTE_BYTES, reset_s=7)
     assert (error.status, error.headers["retry-after"]) == (429, "7")
+
+
+def test_a_search_that_its_deadline_cut_in_the_first_step_costs_what_was_reserved() -> None:
+    index = Index(100)
+    asked = Query(query_id="q", text="?", budget=Budget(eflops=5.0), metadata={"gateway": {"key": "k"}})
+    index.query(asked, 1_000_000)
+    ended = Answer(query_id="q", status="budget", by="executor", error="the budget of deadline ran out")
+    assert was_cut(ended)
+    assert not was_cut(msgspec.structs.replace(ended, by="aggregator")), "no executor lived"
+    index.answer(ended, encode(ended), 1_000_010)
+    index.cut("q")
+    used = index.usage.used("k", 1_000_020)
+    assert (used.eflops, used.reserved, used.mean) == (5.0, 0.0, 5.0)
+
+
+def test_previews_count_against_the_requests_a_minute() -> None:
+    gate = Gate()
+    gate.change(key("shop", "one", per_minute=3))
+    who = gate.credential("one")
+    for at in range(2):
+        gate.preview(who, Used(minute=1), 1000 * at)
+    with pytest.raises(ApiError) as found:
+        gate.preview(who, Used(minute=1), 2000)
+    assert found.value.status == 429
+    gate.preview(who, Used(minute=1), 60_500)
+    gate.preview(Credential(), Used(), 0)

@@ -51,7 +51,7 @@ def test_weights_have_no_target_and_an_accuracy_is_said_as_one(
     policy: Contextual, caplog: pytest.LogCaptureFixture
 ) -> None:
     said, aimed = Pacing(Metrics("decider")), objective(accuracy=0.99)
-    aim = aim_of(aimed)
+    aim = aim_of(aimed, "")
     assert aim is not None
     policy.pacer.paces[aim.key] = Pace(rewarded=500, predicted=450.0, correct=150.0)
     said.decided(objective(), policy)
@@ -62,7 +62,7 @@ def test_weights_have_no_target_and_an_accuracy_is_said_as_one(
 
 def test_the_account_of_a_named_objective_is_shown(policy: Contextual) -> None:
     metrics, aimed = Metrics("decider"), objective(mean_cost=1e10)
-    aim = aim_of(aimed)
+    aim = aim_of(aimed, "")
     assert aim is not None
     policy.pacer.paces[aim.key] = Pace(
         price=2e-12, decisions=4, spent=3e10, rewarded=2, predicted=1.5, correct=1

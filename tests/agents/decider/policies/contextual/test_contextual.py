@@ -18,7 +18,7 @@ from agents.bandit.contextual import COST, Contextual, ContextualSettings
 from agents.bandit.contextual_features import ContextualFeatures
 from agents.bandit.exploration import Explored
 from agents.bandit.features import FeatureSettings
-from agents.bandit.pacing import Forecast, Pace
+from agents.bandit.pacing import KEYS, Forecast, Pace, Pacer
 from agents.bandit.policy import ActionVector, Aim, Context, Objective, Observation, Pending
 from agents.decider.log import Row, decode_row
 from agents.decider.verify import mismatches, opened
@@ -465,3 +465,21 @@ def test_what_is_offered_later_changes_nothing_of_what_was_learned_before(first:
         if at in (150, 332, 340, 399):
             one, other = (p.estimates.predicted(p.features.short(query)) for p in (early, late))
             assert one[: len(other)] == pytest.approx(other, rel=1e-8), at
+
+
+def test_the_targets_of_one_tenant_put_out_nobody_elses_accounts() -> None:
+    pacer = Pacer()
+    ours = [
+        Aim("careful/accuracy=0.98", accuracy=0.98),
+        Aim("/shop/accuracy=0.9", accuracy=0.9, owner="/shop"),
+    ]
+    for at, aim in enumerate(ours):
+        pacer.decided(aim, f"q{at}", 1.0, 0.5, 0.1, {})
+    for at in range(3 * KEYS):
+        own = Aim(f"/evil/mean_cost={at}.0", mean_cost=float(at + 1), owner="/evil")
+        pacer.decided(own, f"evil{at}", 1.0, 0.5, 0.1, {})
+    assert len(pacer.paces) == KEYS
+    assert all(pacer.account(aim) is not None for aim in ours)
+    other = Pacer()
+    other.restore(pacer.snapshot())
+    assert other.snapshot() == pacer.snapshot()
