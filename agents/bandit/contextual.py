@@ -18,6 +18,7 @@ from agents.bandit.policy import (
     ActionVector,
     Aim,
     Context,
+    Ground,
     Matrix,
     Objective,
     Observation,
@@ -91,6 +92,16 @@ class Regression:
         """Return both targets of every action, shape (n, 2)."""
         d = self._features
         return np.asarray(self.centre + d.sides @ d.project(z, self.ridge.theta))
+
+    def parts(self, x: Vector) -> list[Ground]:
+        """Return what each block contributes to the first target's prediction and variance, after its centre."""
+        blocks = self._features.column_blocks
+        means, variances = x * self.ridge.theta[:, 0], self.noise * x * (self.ridge.inverse @ x)
+        of = {block: [name == block for name in blocks] for block in dict.fromkeys(blocks)}
+        return [
+            Ground("centre", float(self.centre[0]), 0.0),
+            *(Ground(b, float(means[own].sum()), float(variances[own].sum())) for b, own in of.items()),
+        ]
 
     def widths(self, z: Vector, sides: Matrix) -> Vector:
         """Return the standard deviation of the first target's prediction for some actions, shape (n,)."""
@@ -583,6 +594,12 @@ class Contextual(Learner):
         (query,) = self.features.queries([(context.query_id, context.embedding)])
         keep = self.features.choosable(context.query_id, context.allowed)
         return np.asarray(self.estimates.predicted(self.features.short(query))[keep][:, :ONE])
+
+    def explain(self, context: Context, action_id: str) -> Sequence[Ground]:
+        """Return what each block of columns contributes, and first what is predicted before any of them."""
+        (query,) = self.features.queries([(context.query_id, context.embedding)])
+        at = self.features.position(context.query_id, action_id)
+        return self.estimates.right.parts(self.features.row(self.features.short(query), at))
 
     def price(self, aim: Aim) -> float:
         """Return λ of an aim: the one in force, or a new solution on the window for a new aim or price of a model."""

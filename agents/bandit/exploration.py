@@ -22,6 +22,7 @@ from agents.bandit.policy import (
     Aim,
     Choice,
     Context,
+    Ground,
     Matrix,
     Objective,
     Observation,
@@ -128,6 +129,10 @@ class Explored:
     def terms(self, context: Context) -> Matrix | None:
         """Return the inner policy's predictions."""
         return self.inner.terms(context)
+
+    def explain(self, context: Context, action_id: str) -> Sequence[Ground]:
+        """Return the inner policy's parts."""
+        return self.inner.explain(context, action_id)
 
     def price(self, aim: Aim) -> float:
         """Return the inner policy's price."""

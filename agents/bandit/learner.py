@@ -21,6 +21,7 @@ from agents.bandit.policy import (
     Candidate,
     Choice,
     Context,
+    Ground,
     Matrix,
     Objective,
     Observation,
@@ -379,6 +380,10 @@ class Learner:
         self.features.restore(meta["features"], arrays)
         self._updates, self._corrections = meta["updates"], meta["corrections"]
         self.restored(meta, arrays)
+
+    def explain(self, context: Context, action_id: str) -> Sequence[Ground]:
+        """Return nothing: one x for query and action has no parts to tell apart."""
+        return ()
 
     def price(self, aim: Aim) -> float:
         """Refuse: only a policy that `paces` determines the price of an aim."""

@@ -149,6 +149,22 @@ class Candidate:
 
 
 @dataclass(frozen=True, slots=True)
+class Ground:
+    """What one part of the model contributes to a predicted accuracy.
+
+    Attributes:
+        part: Its name, such as `model × directions`: what is the model's own, as far as it depends on the query.
+        mean: Its summand of the prediction.
+        variance: Its summand of the prediction's variance, half of what it shares with other parts included; below 0
+            where these outweigh its own.
+    """
+
+    part: str
+    mean: float
+    variance: float
+
+
+@dataclass(frozen=True, slots=True)
 class Choice:
     """The chosen action with every term that explains it.
 
@@ -321,6 +337,13 @@ class Policy(Protocol):
         """Return the predicted (Correct, Score, log C) of every allowed action, shape (n, 3), in the order of `scores`.
 
         None where the policy models the reward alone. Changes no state.
+        """
+        ...
+
+    def explain(self, context: Context, action_id: str) -> Sequence[Ground]:
+        """Return the parts whose means add up to the predicted accuracy of an action; none if the policy has none.
+
+        Changes no state.
         """
         ...
 

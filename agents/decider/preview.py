@@ -15,7 +15,7 @@ import msgspec
 import numpy as np
 from msgspec import Struct
 
-from agents.bandit.policy import ActionVector
+from agents.bandit.policy import ActionVector, Ground
 from agents.decider.decider import Decider, Surroundings, context_of, in_force
 from agents.decider.log import aim_of, policy_objective
 from schemas.decision import PolicyState, Predicted
@@ -63,6 +63,7 @@ class Preview(Struct, frozen=True, kw_only=True):
         masked_models: Models left out for want of a living executor.
         served: Whether a living executor serves a model that the query allows; otherwise it waits for one.
         configurations: All that could be chosen, the highest score first.
+        grounds: What the action's predicted accuracy rests on, in the model's terms; empty where that has no parts.
     """
 
     action: str
@@ -76,6 +77,7 @@ class Preview(Struct, frozen=True, kw_only=True):
     served: bool
     configurations: tuple[Configuration, ...]
     shortfall: float | None = None
+    grounds: tuple[Ground, ...] = ()
 
 
 def anonymous(query: Query) -> Query:
@@ -127,6 +129,7 @@ def preview(decider: Decider, record: QueryContext, around: Surroundings) -> Pre
         served=living is not None,
         configurations=tuple(sorted(found, key=lambda each: (-each.score, each.action != action))),
         shortfall=None if aim is None else policy.shortfall(aim),
+        grounds=tuple(policy.explain(context, action)),
     )
 
 

@@ -86,6 +86,9 @@ def body(found: Preview) -> dict[str, Any]:
         "masked_models": list(found.masked_models),
         "served": found.served,
         "choice": _configuration(chosen),
+        "grounds": [
+            {"part": each.part, "mean": each.mean, "variance": each.variance} for each in found.grounds
+        ],
         "runner_up": _configuration(others[0]) if others else None,
         "configurations": [_configuration(each) for each in found.configurations],
     }

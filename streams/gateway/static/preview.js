@@ -9,14 +9,15 @@ const PAUSE_MS = 150;
 export function preview(body) {
   const words = el('p', { id: 'preview', 'aria-live': 'polite' });
   const compared = el('details', { hidden: true }, el('summary', {}, 'Compare configurations'));
-  const place = el('div', { class: 'preview' }, words, compared);
+  const rests = el('details', { hidden: true }, el('summary', {}, 'What the prediction rests on'));
+  const place = el('div', { class: 'preview' }, words, compared, rests);
   let timer = null, running = null;
   const show = async () => {
     running?.abort();
     const request = body();
     if (!request) {
       words.replaceChildren(el('span', { class: 'quiet' }, 'Type a question to see which configuration would run.'));
-      compared.hidden = true;
+      compared.hidden = rests.hidden = true;
       return;
     }
     const mine = running = new AbortController();
@@ -26,11 +27,13 @@ export function preview(body) {
       words.replaceChildren(...explain(found));
       compared.replaceChildren(compared.firstChild, configurations(found));
       compared.hidden = false;
+      rests.replaceChildren(rests.firstChild, grounds(found));
+      rests.hidden = !found.grounds.length;
     } catch (error) {
       if (mine !== running || error.name === 'AbortError') return;
       const why = error instanceof Refused ? error.message : 'The gateway does not answer.';
       words.replaceChildren(el('span', { class: 'quiet' }, `No preview: ${why}`));
-      compared.hidden = true;
+      compared.hidden = rests.hidden = true;
     }
   };
   const soon = () => { clearTimeout(timer); timer = setTimeout(show, PAUSE_MS); };
@@ -68,3 +71,10 @@ function configurations(found) {
     c.mean.toFixed(3), Math.abs(c.width).toFixed(3), c.score.toFixed(3), c.propensity === null ? null : percent(c.propensity)]);
   return table('The best configurations', ['Configuration', 'Predicted accuracy', 'Predicted eFLOPs', 'Expected reward', 'Width', 'Score', 'Chance'], rows);
 }
+
+function grounds(found) {
+  const rows = found.grounds.map((each) => [each.part, signed(each.mean), each.variance.toPrecision(2)]);
+  return table(`The predicted accuracy of ${found.action}`, ['Part of the model', 'Adds to the accuracy', 'Adds to its variance'], rows);
+}
+
+const signed = (value) => `${value < 0 ? '−' : '+'}${Math.abs(value).toFixed(3)}`;

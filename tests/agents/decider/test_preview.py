@@ -93,6 +93,23 @@ def test_terms_are_predicted_where_the_policy_models_them(make_shard: Any, name:
             assert each.mean == pytest.approx(weighed, abs=1e-9)
 
 
+@pytest.mark.parametrize("name", ["linucb", "contextual"])
+def test_what_a_prediction_rests_on_adds_up_to_it(make_shard: Any, name: str) -> None:
+    shard = make_shard(MAKERS[name])
+    life(shard)
+    found = preview(shard.decider, shard.context(PREVIEW)[0], shard.around)
+    if name == "linucb":
+        assert found.grounds == ()
+        return
+    best = found.configurations[0]
+    assert {"centre", "one × constant", "model × constant", "model × counts"} <= {
+        g.part for g in found.grounds
+    }
+    assert sum(g.mean for g in found.grounds) == pytest.approx(best.predicted.correct)
+    # The objective has no price here, so the width is 0.5 standard deviations.
+    assert 0.5 * np.sqrt(sum(g.variance for g in found.grounds)) == pytest.approx(best.width)
+
+
 def test_what_is_drawn_beside_the_policy_shows_in_the_propensities(make_shard: Any) -> None:
     action = make_shard(LinUCB).space[0].id
     shard = make_shard(
