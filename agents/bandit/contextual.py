@@ -40,6 +40,7 @@ from agents.bandit.prior import (
     fit_directions,
     require_fit,
     set_anchors,
+    usual_mean,
     usual_variance,
 )
 from agents.bandit.registry import Inputs, Options, policy
@@ -48,19 +49,19 @@ from agents.bandit.ridge import Ridge
 CORRECT, SCORE, LOG_COST, ONE, COST = range(5)
 """Columns of what is predicted: the reward's terms (`policy.TERMS`), and the cost itself."""
 
-# One regression: coefficients with the prior N(0, τ²) of their blocks, given outcomes with the noise σ².
+# One regression: coefficients with the prior N(μ, τ²) of their blocks, given outcomes with the noise σ².
 #
-# In units of the noise, A = diag(σ²/τ²) + Σ x xᵀ, θ = A⁻¹ Σ x·y, and xᵀθ has the variance σ² xᵀA⁻¹x.
+# In units of the noise, A = diag(σ²/τ²) + Σ x xᵀ, θ - μ = A⁻¹ Σ x·(y - xᵀμ), and xᵀθ has the variance σ² xᵀA⁻¹x.
 
 
 class Regression:
-    """Two targets that share A.
+    """Targets that share A.
 
     Args:
         features: Compute x. They grow with the actions; call `grow` after they have grown.
-        term: Which of the usual variances hold: accuracy's (0) or cost's (1). The first target is the one whose
-            variances are estimated.
-        centre: What the targets are before anything is known, shape (2,).
+        term: Which of the usual means and variances hold: accuracy's (0) or cost's (1). The first target is the one
+            whose variances are estimated.
+        centre: What the targets are before anything is known, shape (T,).
         noise: Variance of the first target around its prediction, before anything is known.
 
     Attributes:
@@ -76,6 +77,7 @@ class Regression:
         self.centre, self.noise = centre, noise
         self.variances: dict[str, float] = {}
         self.penalties: Vector = np.zeros(0)
+        self._means: Vector = np.zeros(0)
         self.ridge = Ridge(self.penalties, len(centre))
         self.weight, self.outcomes, self.square = 1.0, 0.0, 0.0
 
@@ -87,16 +89,27 @@ class Regression:
         fresh = np.array([self.noise / self.variances[block] for block in blocks])
         self.penalties = np.concatenate([self.penalties, fresh])
         self.ridge.grow(fresh)
+        self._means = self._usual_means()
+
+    @property
+    def theta(self) -> Matrix:
+        """Return θ, shape (D, T)."""
+        return np.asarray(self.ridge.theta + self._means[:, None])
+
+    def _usual_means(self) -> Vector:
+        d = self._features
+        names = zip(d.column_blocks, np.repeat(d.names, d.rank).tolist(), strict=True)
+        return np.array([usual_mean(name, block, self._term) for block, name in names])
 
     def predicted(self, z: Vector) -> Matrix:
-        """Return both targets of every action, shape (n, 2)."""
+        """Return the targets of every action, shape (n, T)."""
         d = self._features
-        return np.asarray(self.centre + d.sides @ d.project(z, self.ridge.theta))
+        return np.asarray(self.centre + d.sides @ d.project(z, self.theta))
 
     def parts(self, x: Vector) -> list[Ground]:
         """Return what each block contributes to the first target's prediction and variance, after its centre."""
         blocks = self._features.column_blocks
-        means, variances = x * self.ridge.theta[:, 0], self.noise * x * (self.ridge.inverse @ x)
+        means, variances = x * self.theta[:, 0], self.noise * x * (self.ridge.inverse @ x)
         of = {block: [name == block for name in blocks] for block in dict.fromkeys(blocks)}
         return [
             Ground("centre", float(self.centre[0]), 0.0),
@@ -109,8 +122,8 @@ class Regression:
         return np.asarray(np.sqrt(self.noise * np.maximum(np.sum((sides @ q) * sides, axis=1), 0.0)))
 
     def add(self, x: Vector, targets: Vector) -> None:
-        """Learn one outcome: x of shape (D,), targets of shape (2,)."""
-        y = targets - self.centre
+        """Learn one outcome: x of shape (D,), targets of shape (T,)."""
+        y = self._departure(x, targets)
         self.ridge.add(x, y)
         self.outcomes += 1.0
         self.square += float(y[0]) ** 2
@@ -118,7 +131,8 @@ class Regression:
     def amend(self, x: Vector, before: float, after: float) -> None:
         """Replace the first target of an outcome that was learned; A does not change."""
         self.ridge.adjust(x, 0, after - before)
-        self.square += float((after - self.centre[0]) ** 2 - (before - self.centre[0]) ** 2)
+        usual = float(self.centre[0] + x @ self._means)
+        self.square += (after - usual) ** 2 - (before - usual) ** 2
 
     def loosen(self, column: int, variance: float) -> None:
         """Let one coefficient have moved: its variance grows, and what is predicted stays."""
@@ -143,9 +157,11 @@ class Regression:
         Args:
             history: Its rows.
             z: Of its questions, shape (Q, rank).
-            targets: Of its rows, shape (m, 2).
+            targets: Of its rows, shape (m, T).
             cap: Rows as which the history counts at most.
         """
+        # The constant of z is 1, and nothing else has a usual mean.
+        targets = targets - (self._features.sides @ self._means[:: self._features.rank])[history.action, None]
         self.centre = np.average(targets, axis=0, weights=history.weights)
         levels = evidence_of(self._features, history, z, targets - self.centre)
         blocks = self._features.column_blocks
@@ -185,6 +201,11 @@ class Regression:
         self.weight, self.outcomes, self.square = meta["weight"], meta["outcomes"], meta["square"]
         self.centre, self.penalties = arrays["centre"], arrays["penalties"]
         self.ridge.restore(dict(arrays), meta["rows"])
+        self._means = self._usual_means()
+
+    def _departure(self, x: Vector, targets: Vector) -> Vector:
+        """Return how far targets are from what they are usually, shape (T,)."""
+        return np.asarray(targets - self.centre - x @ self._means)
 
     def _enter(self, a: Matrix, b: Matrix) -> None:
         """Take Σ x xᵀ and Σ x yᵀ, with the penalties of the present variances."""
@@ -289,8 +310,7 @@ class AccuracyDrift:
 # and nothing has to be relearned.
 
 BOUNDS: Final = (0.2, 5.0)
-"""Bounds of a predicted cost, in units of the anchor. A linear prediction can fall below zero: an expensive
-configuration would then look like a bargain for that query, and be chosen for it."""
+"""Bounds of a predicted cost, in units of the anchor: a question unlike all others must not look like a bargain."""
 
 REESTIMATES: Final = (250, 500, 1000, 2000, 4000, 8000)
 """Outcomes after which variances are estimated anew, besides those at which a policy without a prior learns anew."""
@@ -304,7 +324,7 @@ class Estimates:
 
     Attributes:
         right: The regression of Correct and Score.
-        paid: That of cost and ln(cost), both in units of the anchor.
+        paid: That of ln(cost), in units of the anchor.
         outcomes: Outcomes learned since the policy began, without a prior's.
         tried: Outcomes of each model, a prior's among them.
         price_factors: Price of an eFLOP on each model; models left out have 1.
@@ -314,7 +334,7 @@ class Estimates:
     def __init__(self, features: ContextualFeatures) -> None:
         self.features = features
         self.right = Regression(features, 0, np.array([0.5, 0.5]), 0.2)
-        self.paid = Regression(features, 1, np.array([1.0, 0.0]), 1.0)
+        self.paid = Regression(features, 1, np.array([0.0]), 1.0)
         self.outcomes = 0
         self.tried: dict[str, int] = {}
         self.price_factors: dict[str, float] = {}
@@ -341,12 +361,10 @@ class Estimates:
 
         C is in eFLOPs at the prices in force.
         """
-        right, paid = self.right.predicted(z), self.paid.predicted(z)
-        cost = self.features.anchors * self.factors
-        terms = np.ones((len(cost), 5))
-        terms[:, [CORRECT, SCORE]] = right
-        terms[:, LOG_COST] = np.log(cost) + np.clip(paid[:, 1], *np.log(BOUNDS))
-        terms[:, COST] = cost * np.clip(paid[:, 0], *BOUNDS)
+        terms = np.ones((len(self.features.ids), 5))
+        terms[:, [CORRECT, SCORE]] = self.right.predicted(z)
+        log_cost = np.log(self.features.anchors * self.factors) + self._bounded(self.paid.predicted(z)[:, 0])
+        terms[:, LOG_COST], terms[:, COST] = log_cost, np.exp(log_cost + self.paid.noise / 2.0)
         return terms
 
     def forecast(self, window: Matrix, actions: np.ndarray) -> Forecast:
@@ -359,10 +377,15 @@ class Estimates:
         d = self.features
         sides, found = d.sides[actions], []
         for of in (self.right, self.paid):
-            theta = of.ridge.theta[:, 0].reshape(len(d.names), d.rank)  # (J, rank)
+            theta = of.theta[:, 0].reshape(len(d.names), d.rank)  # (J, rank)
             found.append(of.centre[0] + window @ theta.T @ sides.T)  # (m, n)
         accuracy = np.clip(found[0], 0.0, 1.0)
-        cost = d.anchors[actions] * self.factors[actions] * np.clip(found[1], *BOUNDS)
+        # What is spread about its logarithm costs more on average than that says.
+        cost = (
+            d.anchors[actions]
+            * self.factors[actions]
+            * np.exp(self._bounded(found[1]) + self.paid.noise / 2.0)
+        )
         best, some = accuracy.argmax(axis=1), slice(None, None, SOME)
         x = d.rows(window[some], actions[best[some]])
         doubt = np.sqrt(
@@ -371,17 +394,16 @@ class Estimates:
         return Forecast(accuracy, cost, float(doubt.mean()))
 
     def targets(self, correct: float, score: float, log_cost: float, action: int) -> tuple[Vector, Vector]:
-        """Return what both regressions learn of one outcome, each of shape (2,); `log_cost` is without a price."""
-        ratio = log_cost - math.log(self.features.anchors[action])
-        return np.array([correct, score]), np.array([math.exp(min(ratio, MOST_RATIO)), ratio])
+        """Return what both regressions learn of one outcome, of shapes (2,) and (1,); `log_cost` is without a price."""
+        return np.array([correct, score]), np.array([log_cost - math.log(self.features.anchors[action])])
 
     def add(self, z: Vector, action: int, correct: float, score: float, log_cost: float) -> None:
         """Learn one outcome."""
         x, model = self.features.row(z, action), self.features.models[action]
         right, paid = self.targets(correct, score, log_cost, action)
-        told = float(self.right.centre[0] + x @ self.right.ridge.theta[:, 0])
-        expected = float(self.paid.centre[1] + x @ self.paid.ridge.theta[:, 1])
-        if self.paid.outcomes >= SETTLED and self.costs.learn(model, float(paid[1]) - expected):
+        told = float(self.right.centre[0] + x @ self.right.theta[:, 0])
+        expected = float(self.paid.centre[0] + x @ self.paid.theta[:, 0])
+        if self.paid.outcomes >= SETTLED and self.costs.learn(model, float(paid[0]) - expected):
             self._refactor()
         if self.accuracy.learn(model, correct, told):
             self.right.loosen(self.features.names.index(f"model {model}") * self.features.rank, STEP**2)
@@ -408,8 +430,7 @@ class Estimates:
         """Forget everything and learn a history; return z of its questions, shape (Q, rank)."""
         d = self.features
         set_anchors(d, history)
-        ratio = history.log_cost - np.log(d.anchors[history.action])
-        paid = np.stack([np.exp(np.minimum(ratio, MOST_RATIO)), ratio], axis=1)
+        paid = (history.log_cost - np.log(d.anchors[history.action]))[:, None]
         right = np.stack([history.correct, history.score], axis=1)
         z = fit_directions(d, history, np.stack([right[:, 0], paid[:, 0]], axis=1))
         self.right.replace(history, z, right, cap)
@@ -449,6 +470,9 @@ class Estimates:
         }
         self.reprice(meta["price_factors"])
 
+    def _bounded(self, log_ratio: Matrix) -> Matrix:
+        return np.clip(log_ratio, *np.log(BOUNDS))
+
     def _refactor(self) -> None:
         of = {
             m: self.price_factors.get(m, 1.0) * self.costs.factor(m)
@@ -456,9 +480,6 @@ class Estimates:
         }
         self.factors = np.array([of[model] for model in self.features.models])
 
-
-MOST_RATIO: Final = 7.0
-"""Bound of ln(cost / anchor) where the ratio is learned: a search a thousand times as long as usual counts so."""
 
 SOME: Final = 5
 """Of the window's queries, one in so many says how much is in doubt."""
@@ -470,13 +491,16 @@ SOME: Final = 5
 # 552 dimensions it learns little in a few hundred rounds. Here x = g_a ⊗ z_q, each query has its own ranking, and how
 # much each kind of difference is worth is estimated. This is not Algorithm 1; the paper's policy is `linucb`.
 #
-# - Optimism is priced: if the objective has a price, the width α·σ√(xᵀA⁻¹x) of an action that costs k times as much as
-#   the best predicted one is divided by k, so that very expensive actions are not explored like the others.
+# - Optimism is priced: the width w = α·σ√(xᵀA⁻¹x) of an action that costs e more than the best predicted one, at the
+#   price in force, becomes w² / (w + e), so that very expensive actions are not explored like the others.
 # - A model of which hardly anything is known is tried: one query in as many as there are models goes to each such
 #   model. Before anything is known, that is every query.
 # - A prior from history (`prior`) is a complete state to start from. Without one, the policy learns anew from its own
 #   first outcomes whenever there are twice as many (`Memory`).
 # - The pacer (`pacing`) determines λ for objectives by mean cost and by accuracy.
+
+TINY: Final = 1e-12
+"""Least width to divide by."""
 
 FIRST: Final = 2
 """Outcomes of a model below which it is tried for their sake."""
@@ -494,7 +518,7 @@ class ContextualSettings:
         refits: Numbers of outcomes at which a policy without a prior learns anew.
     """
 
-    alpha: float = 0.5
+    alpha: float = 0.25
     accuracy_of: Literal["reachable", "best"] = "reachable"
     encoder: str = ""
     refits: tuple[int, ...] = REFITS
@@ -540,10 +564,16 @@ class Contextual(Learner):
         terms = self.estimates.predicted(z)[keep]
         width = self.settings.alpha * self.estimates.right.widths(z, d.sides[keep])
         mean = terms[:, :COST] @ objective.coefficients - objective.price * terms[:, COST]
-        if objective.price:
-            width = width * np.minimum(1.0, terms[int(mean.argmax()), COST] / terms[:, COST])
+        # What more an action costs than the best predicted one is what it takes to find out: it counts against hope.
+        extra = objective.price * np.maximum(terms[:, COST] - terms[int(mean.argmax()), COST], 0.0)
+        width = width * width / np.maximum(width + extra, TINY)
         chosen, probability = pick(mean + width, seed, context.query_id)
-        tried, probability = self._tried(keep, chosen, probability, seed, context.query_id)
+        # No answer is better than right: what is too dear even then need not be tried again.
+        right = terms.copy()
+        right[:, [CORRECT, SCORE]] = 1.0
+        most = right[:, :COST] @ objective.coefficients - objective.price * terms[:, COST]
+        worth = most > mean[chosen]
+        tried, probability = self._tried(keep, worth, chosen, probability, seed, context.query_id)
         correct, score, log_cost = terms[tried, :ONE].tolist()
         return Scores(
             [d.ids[j] for j in keep],
@@ -557,14 +587,29 @@ class Contextual(Learner):
         )
 
     def _tried(
-        self, keep: np.ndarray, chosen: int, probability: Vector, seed: int, query_id: str
+        self, keep: np.ndarray, worth: np.ndarray, chosen: int, probability: Vector, seed: int, query_id: str
     ) -> tuple[int, Vector]:
-        """Return the choice and its probabilities; where some models are to be tried, one is drawn among all."""
+        """Return the choice and its probabilities; where some models are to be tried, one is drawn among all.
+
+        Args:
+            keep: Indices of the actions allowed.
+            worth: Which of them could be worth their cost.
+            chosen: Which of them the policy prefers.
+            probability: Of each of them without tries.
+            seed: Of the deployment.
+            query_id: The query.
+        """
         cheapest: dict[str, int] = {}
         cost = self.features.anchors[keep] * self.estimates.factors[keep]
         for place in np.argsort(-cost, kind="stable").tolist():
             cheapest[self.features.models[keep[place]]] = place
-        new = [name for name in cheapest if self.estimates.tried.get(name, 0) < FIRST]
+        tried = self.estimates.tried
+        # Of a model without any outcome it is not known what it costs.
+        new = [
+            name
+            for name, place in cheapest.items()
+            if not tried.get(name) or (tried[name] < FIRST and worth[place])
+        ]
         if not new or len(cheapest) == 1:
             return chosen, probability
         probability = probability * (1.0 - len(new) / len(cheapest))
@@ -721,7 +766,7 @@ class ContextualOptions(Options, frozen=True, kw_only=True):
         query_rank: Most that z_q has without its constant: the nine surface counts, and directions.
     """
 
-    alpha: float = 0.5
+    alpha: float = 0.25
     accuracy_of: Literal["reachable", "best"] = "reachable"
     query_rank: int = 24
 

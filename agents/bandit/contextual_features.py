@@ -17,6 +17,9 @@ MOST_COLUMNS: Final = 300
 """Most columns of x for the actions of the first catalogue: a decision with an update then takes a millisecond, and a
 snapshot a megabyte and a half. With more models, z is shorter."""
 
+GROWTH: Final = (0.75, 0.5)
+"""Exponents with which cost usually grows with parameters and with paths, which share the question and end early."""
+
 LONGEST: Final = 3.0
 """Bound of the length of z's directions, 1 on average: a question unlike all others must not weigh like twenty."""
 
@@ -223,9 +226,10 @@ class ContextualFeatures(FeatureMap):
         return [plain.get(name, 0.0) for name in self.names]
 
     def guess(self, at: int) -> float:
-        """Return parameters times paths of an action: what it may cost, up to a factor that all share."""
+        """Return what an action may cost, by parameters and paths, up to a factor that all share."""
         qp, cp = _widths(self.ids[at])
-        return max(self.sizes[at], 1.0) * qp * cp
+        of_size, of_paths = GROWTH
+        return float(max(self.sizes[at], 1.0) ** of_size * (qp * cp) ** of_paths)
 
 
 def bounded(z: Matrix, counts: int) -> Matrix:

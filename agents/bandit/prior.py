@@ -280,6 +280,16 @@ USUAL: Final[Mapping[str, tuple[float, float]]] = {
 """Variances of accuracy, and of cost in units of the anchors, as they usually are: the generic prior."""
 
 
+MEANS: Final[Mapping[str, tuple[float, float]]] = {"size": (0.12, 0.0)}
+"""Means of the coefficients of plain coordinates where the query does not count: how accuracy, and cost in units of
+the anchors, usually grow along them."""
+
+
+def usual_mean(feature: str, block: str, term: int) -> float:
+    """Return the usual mean of a feature's coefficients in a block, of accuracy (0) or of cost (1)."""
+    return MEANS[feature][term] if feature in MEANS and block.endswith("constant") else 0.0
+
+
 def usual_variance(block: str, term: int) -> float:
     """Return the usual variance of a block of `ContextualFeatures.column_blocks`, of accuracy (0) or of cost (1)."""
     kind, part = block.split(" × ")

@@ -106,8 +106,8 @@ def test_what_a_prediction_rests_on_adds_up_to_it(make_shard: Any, name: str) ->
         g.part for g in found.grounds
     }
     assert sum(g.mean for g in found.grounds) == pytest.approx(best.predicted.correct)
-    # The objective has no price here, so the width is 0.5 standard deviations.
-    assert 0.5 * np.sqrt(sum(g.variance for g in found.grounds)) == pytest.approx(best.width)
+    # The objective has no price here, so the width is 0.25 standard deviations.
+    assert 0.25 * np.sqrt(sum(g.variance for g in found.grounds)) == pytest.approx(best.width)
 
 
 def test_what_is_drawn_beside_the_policy_shows_in_the_propensities(make_shard: Any) -> None:

@@ -12,7 +12,7 @@ from agents.bandit.contextual import Contextual, ContextualSettings, Regression
 from agents.bandit.contextual_features import ContextualFeatures
 from agents.bandit.features import FeatureSettings
 from agents.bandit.policy import ActionVector, Objective, Observation
-from agents.bandit.prior import Evidence, History, estimated, evidence_of, usual_variance
+from agents.bandit.prior import Evidence, History, estimated, evidence_of, usual_mean, usual_variance
 from agents.bandit.ridge import Ridge
 from tests.support.traffic import Traffic, actions, contextual
 
@@ -98,12 +98,18 @@ def test_predictions_solve_the_normal_equations_with_the_variance_of_each_block(
         rows.append(np.kron(d.sides[action], d.short(query)))
         ratio = log_cost - math.log(d.anchors[action])
         right.append([correct, 0.4])
-        paid.append([math.exp(min(ratio, 7.0)), ratio])
+        paid.append([ratio])
     x, z = np.array(rows), d.short(traffic.question()[1])
     probes = np.array([np.kron(side, z) for side in d.sides])
     for of, targets in ((e.right, np.array(right)), (e.paid, np.array(paid))):
         gram = np.diag(penalties(of, d)) + x.T @ x
-        theta = np.linalg.solve(gram, x.T @ (targets - of.centre))
+        # Coefficients are held towards their usual means, and those are the sizes' alone.
+        means = np.zeros(d.dim)
+        if sizes:
+            means[d.names.index("size") * d.rank] = usual_mean(
+                "size", "size × constant", 0 if of is e.right else 1
+            )
+        theta = means[:, None] + np.linalg.solve(gram, x.T @ (targets - of.centre - (x @ means)[:, None]))
         assert of.predicted(z) == pytest.approx(of.centre + probes @ theta)
         inverse = np.linalg.inv(gram)
         width = np.sqrt(of.noise * np.einsum("nd,de,ne->n", probes, inverse, probes))
