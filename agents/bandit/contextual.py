@@ -31,8 +31,6 @@ from agents.bandit.policy import (
 )
 from agents.bandit.prior import (
     REFITS,
-    ROUNDS,
-    Evidence,
     History,
     Memory,
     estimated,
@@ -67,28 +65,23 @@ class Regression:
     Attributes:
         variances: τ² of every block.
         noise: σ².
-        weight: What a row of history counts, and its penalties with it: 1 without a cap.
         outcomes: Rows entered one by one, and what those of a history count.
-        square: Σ y² of the first target, centred, of the same rows.
     """
 
     def __init__(self, features: ContextualFeatures, term: int, centre: Vector, noise: float) -> None:
         self._features, self._term = features, term
         self.centre, self.noise = centre, noise
         self.variances: dict[str, float] = {}
-        self.penalties: Vector = np.zeros(0)
         self._means: Vector = np.zeros(0)
-        self.ridge = Ridge(self.penalties, len(centre))
-        self.weight, self.outcomes, self.square = 1.0, 0.0, 0.0
+        self.ridge = Ridge(np.zeros(0), len(centre))
+        self.outcomes = 0.0
 
     def grow(self) -> None:
         """Append the columns of new features; a block that is new has its usual variance."""
         blocks = self._features.column_blocks[self.ridge.dim :]
         for block in blocks:
             self.variances.setdefault(block, usual_variance(block, self._term))
-        fresh = np.array([self.noise / self.variances[block] for block in blocks])
-        self.penalties = np.concatenate([self.penalties, fresh])
-        self.ridge.grow(fresh)
+        self.ridge.grow(np.array([self.noise / self.variances[block] for block in blocks]))
         self._means = self._usual_means()
 
     @property
@@ -123,33 +116,16 @@ class Regression:
 
     def add(self, x: Vector, targets: Vector) -> None:
         """Learn one outcome: x of shape (D,), targets of shape (T,)."""
-        y = self._departure(x, targets)
-        self.ridge.add(x, y)
+        self.ridge.add(x, targets - self.centre - x @ self._means)
         self.outcomes += 1.0
-        self.square += float(y[0]) ** 2
 
     def amend(self, x: Vector, before: float, after: float) -> None:
         """Replace the first target of an outcome that was learned; A does not change."""
         self.ridge.adjust(x, 0, after - before)
-        usual = float(self.centre[0] + x @ self._means)
-        self.square += (after - usual) ** 2 - (before - usual) ** 2
 
     def loosen(self, column: int, variance: float) -> None:
         """Let one coefficient have moved: its variance grows, and what is predicted stays."""
-        grown = variance / self.noise
-        self.ridge.loosen(column, grown)
-        # A⁻¹ ≤ Λ⁻¹ holds with v added to both, so what A holds beyond the penalties stays positive semidefinite.
-        self.penalties[column] /= 1.0 + grown * self.penalties[column]
-
-    def reestimate(self) -> None:
-        """Estimate variances and noise anew from everything learned; one round, which inverts A once or twice."""
-        a = self.ridge.a.copy()
-        a[np.diag_indices(len(a))] -= self.penalties
-        seen = Evidence(a, self.ridge.b[:, 0], self.square, self.outcomes, self.noise)
-        self.variances, (self.noise,) = estimated(
-            [seen], self._features.column_blocks, self.variances, self._term, 1
-        )
-        self._enter(a, self.ridge.b)
+        self.ridge.loosen(column, variance / self.noise)
 
     def replace(self, history: History, z: Matrix, targets: Matrix, cap: float) -> None:
         """Forget everything; learn a history with variances that are estimated from it.
@@ -165,23 +141,22 @@ class Regression:
         self.centre = np.average(targets, axis=0, weights=history.weights)
         levels = evidence_of(self._features, history, z, targets - self.centre)
         blocks = self._features.column_blocks
-        usual = {block: usual_variance(block, self._term) for block in blocks}
-        self.variances, noises = estimated([each for each, _ in levels], blocks, usual, self._term, ROUNDS)
+        self.variances, noises = estimated([each for each, _ in levels], blocks, self._term)
         # A row alone has the noise of a row, and of its share of what its model and its question have of their own.
         rows = len(history.question)
         self.noise, left = noises[0], float(rows)
         for at in range(1, len(noises)):
             left -= levels[at - 1][0].count  # means at this level
             self.noise += max(noises[at] - noises[at - 1], 0.0) * left / rows
-        a, b, self.square = np.zeros_like(levels[0][0].gram), np.zeros((len(blocks), targets.shape[1])), 0.0
+        a, b = np.zeros_like(levels[0][0].gram), np.zeros((len(blocks), targets.shape[1]))
         for (each, moment), noise in zip(levels, noises, strict=True):
             a += each.gram * (self.noise / noise)
             b += moment * (self.noise / noise)
-            self.square += each.square * (self.noise / noise)
         # What is predicted stays as it is without a cap, and how certain it is does not.
-        self.weight = min(1.0, cap / rows)
-        self.outcomes, self.square = self.weight * rows, self.weight * self.square
-        self._enter(self.weight * a, self.weight * b)
+        weight = min(1.0, cap / rows)
+        self.outcomes = weight * rows
+        tau = np.array([self.variances[block] for block in blocks])
+        self.ridge.enter(weight * a, weight * self.noise / tau, weight * b)
 
     def snapshot(self) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
         """Return (plain values, arrays) from which `restore` continues to the bit."""
@@ -189,29 +164,16 @@ class Regression:
             "rows": self.ridge.rows,
             "variances": self.variances,
             "noise": self.noise,
-            "weight": self.weight,
             "outcomes": self.outcomes,
-            "square": self.square,
         }
-        return meta, self.ridge.snapshot() | {"centre": self.centre, "penalties": self.penalties}
+        return meta, self.ridge.snapshot() | {"centre": self.centre}
 
     def restore(self, meta: dict[str, Any], arrays: Mapping[str, np.ndarray]) -> None:
         """Become what `snapshot` returned."""
-        self.variances, self.noise = dict(meta["variances"]), meta["noise"]
-        self.weight, self.outcomes, self.square = meta["weight"], meta["outcomes"], meta["square"]
-        self.centre, self.penalties = arrays["centre"], arrays["penalties"]
+        self.variances, self.noise, self.outcomes = dict(meta["variances"]), meta["noise"], meta["outcomes"]
+        self.centre = arrays["centre"]
         self.ridge.restore(dict(arrays), meta["rows"])
         self._means = self._usual_means()
-
-    def _departure(self, x: Vector, targets: Vector) -> Vector:
-        """Return how far targets are from what they are usually, shape (T,)."""
-        return np.asarray(targets - self.centre - x @ self._means)
-
-    def _enter(self, a: Matrix, b: Matrix) -> None:
-        """Take Σ x xᵀ and Σ x yᵀ, with the penalties of the present variances."""
-        tau = np.array([self.variances[block] for block in self._features.column_blocks])
-        self.penalties = self.weight * self.noise / tau
-        self.ridge.enter(a, self.penalties, b)
 
 
 # Changes that nobody announces: a model's searches cost something else than was learned, or its answers are wrong
@@ -312,9 +274,6 @@ class AccuracyDrift:
 BOUNDS: Final = (0.2, 5.0)
 """Bounds of a predicted cost, in units of the anchor: a question unlike all others must not look like a bargain."""
 
-REESTIMATES: Final = (250, 500, 1000, 2000, 4000, 8000)
-"""Outcomes after which variances are estimated anew, besides those at which a policy without a prior learns anew."""
-
 
 class Estimates:
     """The regressions, and what corrects them.
@@ -325,7 +284,6 @@ class Estimates:
     Attributes:
         right: The regression of Correct and Score.
         paid: That of ln(cost), in units of the anchor.
-        outcomes: Outcomes learned since the policy began, without a prior's.
         tried: Outcomes of each model, a prior's among them.
         price_factors: Price of an eFLOP on each model; models left out have 1.
         factors: Price times drift of each action, shape (n,).
@@ -335,7 +293,6 @@ class Estimates:
         self.features = features
         self.right = Regression(features, 0, np.array([0.5, 0.5]), 0.2)
         self.paid = Regression(features, 1, np.array([0.0]), 1.0)
-        self.outcomes = 0
         self.tried: dict[str, int] = {}
         self.price_factors: dict[str, float] = {}
         self.costs, self.accuracy = CostDrift(), AccuracyDrift()
@@ -410,10 +367,6 @@ class Estimates:
         self.right.add(x, right)
         self.paid.add(x, paid)
         self.tried[model] = self.tried.get(model, 0) + 1
-        self.outcomes += 1
-        if self.outcomes in REESTIMATES:
-            self.right.reestimate()
-            self.paid.reestimate()
 
     def add_cost(self, z: Vector, action: int, log_cost: float) -> None:
         """Learn the cost of one outcome of which nothing else is known.
@@ -449,7 +402,6 @@ class Estimates:
         meta = {
             "right": right[0],
             "paid": paid[0],
-            "outcomes": self.outcomes,
             "tried": self.tried,
             "price_factors": self.price_factors,
             "cost_drift": {model: list(sums) for model, sums in self.costs.sums.items()},
@@ -463,7 +415,7 @@ class Estimates:
         for name, of in (("right", self.right), ("paid", self.paid)):
             own = {k.removeprefix(f"{name}."): v for k, v in arrays.items() if k.startswith(f"{name}.")}
             of.restore(meta[name], own)
-        self.outcomes, self.tried = meta["outcomes"], dict(meta["tried"])
+        self.tried = dict(meta["tried"])
         self.costs.sums = {model: (count, total) for model, (count, total) in meta["cost_drift"].items()}
         self.accuracy.sums = {
             model: (total, spread) for model, (total, spread) in meta["accuracy_drift"].items()

@@ -315,29 +315,23 @@ class Evidence:
 
 
 def estimated(
-    evidence: Sequence[Evidence],
-    blocks: Sequence[str],
-    variances: Mapping[str, float],
-    term: int,
-    rounds: int,
+    evidence: Sequence[Evidence], blocks: Sequence[str], term: int
 ) -> tuple[dict[str, float], list[float]]:
     """Return the variance of every block, and the noise of every kind of evidence.
 
     Args:
         evidence: What there is.
         blocks: The block of each column.
-        variances: Of every block, to begin from.
         term: Whose usual variances hold, accuracy's (0) or cost's (1).
-        rounds: Rounds of the fixed point.
     """
     names = list(dict.fromkeys(blocks))
     place = {name: i for i, name in enumerate(names)}
     of = np.array([place[name] for name in blocks])
     columns = np.bincount(of)
     usual = np.array([usual_variance(name, term) for name in names])
-    tau = np.array([variances[name] for name in names])
+    tau = usual
     noises = [each.noise for each in evidence]
-    for _ in range(rounds):
+    for _ in range(ROUNDS):
         a = np.diag(1.0 / tau[of])
         b = np.zeros(len(of))
         for each, noise in zip(evidence, noises, strict=True):

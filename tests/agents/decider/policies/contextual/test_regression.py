@@ -167,22 +167,6 @@ def test_half_of_the_symmetric_matrices_is_kept_and_the_whole_comes_back_to_the_
         assert np.array_equal(getattr(other, name), getattr(ridge, name))
 
 
-def test_what_is_known_beyond_the_penalties_stays_positive_after_loosening() -> None:
-    """Variances are estimated anew from A less the penalties; a negative remainder would end that."""
-    on = features()
-    of, rng = regression(on), np.random.default_rng(0)
-    for at in range(300):
-        z = np.concatenate([[1.0], rng.normal(size=on.rank - 1) / 3])
-        of.add(on.row(z, at % 6), np.array([float(rng.random() < 0.5)] * 2))
-        if at % 7 == 0:
-            of.loosen(on.rank * (1 + at % 6), 0.09)
-    known = of.ridge.a - np.diag(of.penalties)
-    assert np.linalg.eigvalsh(known).min() > -1e-8
-    of.reestimate()
-    assert np.isfinite(of.ridge.theta).all()
-    assert (np.array(list(of.variances.values())) > 0).all()
-
-
 def test_variances_of_blocks_are_found_and_useless_ones_vanish() -> None:
     on = features()
     true = {"one × constant": 0.1, "model × constant": 0.05, "model × directions": 0.1}
@@ -269,15 +253,13 @@ def test_what_a_model_makes_of_a_question_is_a_noise_of_its_own() -> None:
 
 def test_without_evidence_the_usual_variances_stay() -> None:
     on = features()
-    usual = {block: usual_variance(block, 1) for block in on.column_blocks}
     nothing = Evidence(np.zeros((on.dim, on.dim)), np.zeros(on.dim), 0.0, 0.0, 0.3)
-    found, (noise,) = estimated([nothing], on.column_blocks, usual, 1, 20)
-    assert found == pytest.approx(usual)
+    found, (noise,) = estimated([nothing], on.column_blocks, 1)
+    assert found == pytest.approx({block: usual_variance(block, 1) for block in on.column_blocks})
     assert noise == pytest.approx(0.3)
 
 
-def test_a_capped_history_predicts_the_same_less_surely_and_goes_on_doing_so() -> None:
-    """Variances that are estimated anew later must not take the rows that a cap left out for noise."""
+def test_a_capped_history_predicts_the_same_less_surely() -> None:
     on = features()
     theta = drawn(on, {"one × constant": 0.1, "model × constant": 0.05, "model × counts": 0.1})
     seen = table(on, theta, 400, whole=True)
@@ -288,10 +270,6 @@ def test_a_capped_history_predicts_the_same_less_surely_and_goes_on_doing_so() -
     assert capped.predicted(z) == pytest.approx(full.predicted(z))
     assert capped.widths(z, on.sides) == pytest.approx(math.sqrt(10.0) * full.widths(z, on.sides))
     assert (full.outcomes, capped.outcomes) == (2400.0, 240.0)
-    noise, before = capped.noise, capped.predicted(z)
-    capped.reestimate()
-    assert capped.noise == pytest.approx(noise, rel=0.25)
-    assert capped.predicted(z) == pytest.approx(before, abs=0.01)
 
 
 def test_new_features_begin_with_the_usual_variance_and_change_no_prediction() -> None:
