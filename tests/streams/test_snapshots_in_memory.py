@@ -87,9 +87,11 @@ def test_the_log_is_read_once_at_a_start(
     read: list[tuple[str, int]] = []
     changelog = MemoryBroker.changelog
 
-    def counted(broker: MemoryBroker, topic: str, partition: int, begin: int = 0) -> dict[bytes, bytes]:
+    def counted(
+        broker: MemoryBroker, topic: str, partition: int, begin: int = 0, *newer: Any
+    ) -> dict[bytes, bytes]:
         read.append((topic, begin))
-        return changelog(broker, topic, partition, begin)
+        return changelog(broker, topic, partition, begin, *newer)
 
     async def main() -> None:
         settings = in_memory(policy="contextual", snapshot_every=EVERY)

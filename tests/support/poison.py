@@ -119,7 +119,7 @@ def poison(dose: Dose, samples: Mapping[str, Sequence[Raw]]) -> tuple[str, Raw]:
     others = topics[dose.what % len(topics)] if dose.how == "foreign" else topic
     own = samples[others]
     key, value = own[dose.sample % len(own)] if own else (b"p", b'{"query_id":"p-none"}')
-    made = _made(dose, value or b"{}")
+    made = _made(dose, value or b'{"query_id":"p-none"}')
     if made is not None and len(made) > 4_000_000:
         made = made[:4_000_000]
     if dose.how == "key" or dose.key % 4 == 0:
