@@ -8,7 +8,7 @@ from schemas.action import Action
 from schemas.forest import Count, PriceFactor
 from schemas.objective import ObjectiveInForce
 from schemas.query import Origin, Query
-from schemas.record import Record, check_group
+from schemas.record import Millis, Record, check_group
 
 MAX_SEED = 2**63 - 1
 
@@ -112,7 +112,7 @@ class Decision(Record, frozen=True, kw_only=True, tag="decision.v1"):
     propensity: Probability | None = None
     propensity_draws: Count = 0
     propensity_error: float = 0.0
-    appended_ms: int = 0
+    appended_ms: Millis = 0
     price_factor: PriceFactor = 1.0
 
     def __post_init__(self) -> None:

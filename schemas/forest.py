@@ -5,13 +5,17 @@ is the same tree with the texts of the chosen path only. How it grows is `agents
 """
 
 from collections.abc import Sequence
-from typing import Annotated, Literal
+from typing import Annotated, Final, Literal
 
 from msgspec import Meta, Struct
 
 from schemas.action import Action
+from schemas.record import Millis
 
-Count = Annotated[int, Meta(ge=0)]
+MAX_COUNT: Final = 2**40
+"""Far above any count: the sum over the largest search still fits 64 bits, as databases and clients need it."""
+
+Count = Annotated[int, Meta(ge=0, le=MAX_COUNT)]
 Unit = Annotated[float, Meta(ge=0, le=1)]
 PriceFactor = Annotated[float, Meta(gt=0)]
 
@@ -69,8 +73,8 @@ class Limits(Struct, frozen=True, kw_only=True, omit_defaults=True):
     box_completes: bool = False
     budget_tokens: Count | None = None
     budget_eflops: Annotated[float, Meta(ge=0)] | None = None
-    deadline_ms: int | None = None
-    expires_ms: int | None = None
+    deadline_ms: Millis | None = None
+    expires_ms: Millis | None = None
     max_tokens: Annotated[int, Meta(ge=1)] | None = None
     stop: tuple[str, ...] = ()
     seeded: bool = False

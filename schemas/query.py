@@ -12,7 +12,7 @@ from msgspec import Struct, field
 from schemas.action import Action
 from schemas.errors import InvalidField
 from schemas.objective import Weights, check_aims
-from schemas.record import MAX_NAME, Record, check_finite, check_id, check_json, check_name
+from schemas.record import MAX_NAME, Millis, Record, check_finite, check_id, check_json, check_name
 
 # An incoming question, as clients send it.
 
@@ -309,7 +309,7 @@ class QueryContext(Record, frozen=True, kw_only=True, tag="context.v1"):
     embedding: bytes
     origin: Origin
     encoder: str = ""
-    appended_ms: int = 0
+    appended_ms: Millis = 0
 
     def __post_init__(self) -> None:
         """Refuse an embedding that must not reach A."""

@@ -5,12 +5,12 @@ import math
 import re
 import threading
 from collections.abc import Iterable, Iterator
-from typing import Any, ClassVar, Final, TypeVar
+from typing import Annotated, Any, ClassVar, Final, TypeVar
 
 import msgspec
 import orjson
 import zstandard
-from msgspec import Struct
+from msgspec import Meta, Struct
 
 from schemas.errors import InvalidField, RecordTooLarge, UniscaleError, UnknownSchema, UnreadableRecord, shown
 
@@ -49,6 +49,9 @@ _PLACE = re.compile(r"^(?P<what>.*?)(?: - at `(?:key in )?\$\.?(?P<field>.*)`)?$
 _MISSING = re.compile(r"^Object missing required field `(?P<field>.+)`$")
 
 R = TypeVar("R", bound="Record")
+
+Millis = Annotated[int, Meta(ge=0, le=2**48)]
+"""Milliseconds since the epoch, up to the year 10889."""
 
 
 class Record(Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="schema"):

@@ -10,7 +10,7 @@ from schemas.errors import InvalidField
 from schemas.forest import Count, PriceFactor, Unit
 from schemas.objective import ObjectiveInForce
 from schemas.query import MAX_METADATA
-from schemas.record import Record, check_finite, check_id, check_json, check_name
+from schemas.record import Millis, Record, check_finite, check_id, check_json, check_name
 
 Kind = Literal["provisional", "final", "correction", "default"]
 """provisional: score and cost are known, correctness is awaited. final: all is known at once. correction:
@@ -66,7 +66,7 @@ class Due(Record, frozen=True, kw_only=True, tag="due.v1"):
 
     query_id: str
     kind: Literal["timeout", "feedback", "parked", "forget"]
-    deadline_ms: int
+    deadline_ms: Millis
 
     def __post_init__(self) -> None:
         """Refuse an id that is no key."""

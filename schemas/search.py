@@ -13,7 +13,7 @@ from schemas.errors import InvalidField
 from schemas.forest import Count, Forest, Unit
 from schemas.forest import Finish as Finish
 from schemas.query import Message
-from schemas.record import Record, check_group, check_id
+from schemas.record import Millis, Record, check_group, check_id
 
 Seconds = Annotated[float, Meta(ge=0.0)]
 
@@ -75,7 +75,7 @@ class SearchStep(Record, frozen=True, kw_only=True, tag="search-step.v1"):
     forest: Forest
     spent: Spent = field(default_factory=Spent)
     engine: Served | None = None
-    sent_ms: int = 0
+    sent_ms: Millis = 0
 
     def __post_init__(self) -> None:
         """Refuse a step that asks for nothing."""

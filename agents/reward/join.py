@@ -18,7 +18,7 @@ from schemas.errors import UnreadableRecord
 from schemas.forest import Unit
 from schemas.objective import ObjectiveInForce
 from schemas.query import Origin, Reference
-from schemas.record import MAX_VALUE
+from schemas.record import MAX_VALUE, is_id
 from schemas.reward import Due, Feedback, Kind, Price, Reward, reward_id
 
 # What is known of a query while its reward is open: a row of the join's table.
@@ -143,10 +143,25 @@ def decode_row(value: bytes) -> JoinRow:
         UnreadableRecord: it is not a row of this release: rebuild the changelog from its topics.
     """
     try:
-        return msgspec.json.decode(value, type=JoinRow)
+        row = msgspec.json.decode(value, type=JoinRow)
     # msgspec's own error covers neither bytes that are not UTF-8 nor a value nested too deeply.
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise UnreadableRecord("join row", "", f"cannot be read ({error}); rebuild the table") from None
+    if not _possible(row):
+        raise UnreadableRecord("join row", "", "contradicts itself; rebuild the table")
+    return row
+
+
+def _possible(row: JoinRow) -> bool:
+    """Return whether a fold can have made a row: the next record and the timer rely on it."""
+    price = None if row.valued is None else row.valued.price
+    if not is_id(row.query_id) or (price is not None and not price.eflops > 0.0):
+        return False
+    if row.answered_ms is None:
+        return row.answer is None and row.valued is None and not row.provisional
+    if row.opened is None:
+        return (row.answer is None) != (row.valued is None) and not row.provisional
+    return row.provisional and row.answer is None and row.valued is not None
 
 
 class _Seen(Struct):
