@@ -14,9 +14,9 @@
         │   └── PromptTooLongError   it leaves no room in the model's context
         └── EngineFaultError         another attempt may succeed
             ├── EngineUnreachableError   no connection
-            ├── EngineTimeoutError       no reply in time
             ├── EngineBusyError          the server asked to wait (429, 503)
-            └── EngineReplyError         a reply that does not say what was asked
+            ├── EngineTimeoutError       no reply in time: it may have done the work, so nothing is sent again
+            └── EngineReplyError         a reply that does not say what was asked: likewise
 
 Three class attributes say what to do: `retryable` (ask again, later), `fatal` (this process cannot go on
 serving: exit and let the supervisor restart it) and `infrastructure` (says nothing about the query or the
@@ -101,7 +101,12 @@ class EngineUnreachableError(EngineFaultError):
 
 
 class EngineTimeoutError(EngineFaultError):
-    """The server did not reply in time. Raise the time-out or lower its load."""
+    """The server did not reply in time. Raise the time-out or lower its load.
+
+    It may have done the work, which may have to be paid: the request is not sent again.
+    """
+
+    retryable = False
 
 
 class EngineBusyError(EngineFaultError):
@@ -117,4 +122,6 @@ class EngineBusyError(EngineFaultError):
 
 
 class EngineReplyError(EngineFaultError):
-    """The server's reply is not what the protocol promises."""
+    """The server's reply is not what the protocol promises. The work is done, and the request is not sent again."""
+
+    retryable = False

@@ -39,7 +39,8 @@ from schemas.search import Served
 # The one retry policy of requests to models, by tenacity: few attempts, growing pauses.
 #
 # Only the request itself is repeated, at the place that sends it; nothing above repeats the step or the record.
-# Repeating is safe: a request carries its own seed, so a reply lost on the way costs work and changes nothing.
+# Repeating is safe: a request carries its own seed. One that the server may have worked on is not repeated all the
+# same, because somebody pays for it.
 # `within` bounds everything, pauses included, by the query's deadline.
 
 T = TypeVar("T")

@@ -102,29 +102,43 @@ def no_model(name: str) -> ApiError:
     return ApiError(404, why, param="model", code="model_not_found")
 
 
+def why(answer: Answer) -> str | None:
+    """Return why an Answer is none, as a client may know it.
+
+    What an engine or its server said is the operator's: it names addresses and models, and quotes replies.
+    """
+    if answer.status != "failed" or answer.error is None or answer.error.startswith(_TOO_LONG):
+        return answer.error
+    kind = answer.error.partition(":")[0]
+    named = f"{kind}: " if kind.isidentifier() else ""
+    return (
+        f"{named}the search failed; the operator reads why with `python -m streams explain {answer.query_id}`"
+    )
+
+
 def of_answer(answer: Answer) -> ApiError | None:
     """Return the error for an Answer, or None if it has text to return.
 
     `unfinished` and `budget` are completions that stopped early, with `finish_reason: "length"`; a budget may have left
     no text at all.
     """
-    why = answer.error or f"the search ended with status {answer.status}"
+    said = why(answer) or f"the search ended with status {answer.status}"
     match answer.status:
         case "rejected":
-            return ApiError(400, why, code="rejected", headers=dict(NO_RETRY))
-        case "failed" if why.startswith(_TOO_LONG):
+            return ApiError(400, said, code="rejected", headers=dict(NO_RETRY))
+        case "failed" if said.startswith(_TOO_LONG):
             return ApiError(
-                400, why, param="messages", code="context_length_exceeded", headers=dict(NO_RETRY)
+                400, said, param="messages", code="context_length_exceeded", headers=dict(NO_RETRY)
             )
         case "failed":
-            return ApiError(502, why, type="api_error", code="search_failed", headers=dict(NO_RETRY))
+            return ApiError(502, said, type="api_error", code="search_failed", headers=dict(NO_RETRY))
         case "expired":
-            return ApiError(504, why, type="timeout_error", code="expired", headers=dict(NO_RETRY))
+            return ApiError(504, said, type="timeout_error", code="expired", headers=dict(NO_RETRY))
         case "cancelled":
-            return ApiError(409, why, type="api_error", code="cancelled", headers=dict(NO_RETRY))
+            return ApiError(409, said, type="api_error", code="cancelled", headers=dict(NO_RETRY))
     if answer.text is None and not _has_budget(answer):
         # The deadline is the one bound that every search has: it ran out before a path was completed.
-        return ApiError(504, why, type="timeout_error", code="expired", headers=dict(NO_RETRY))
+        return ApiError(504, said, type="timeout_error", code="expired", headers=dict(NO_RETRY))
     return None
 
 
@@ -248,7 +262,7 @@ def details(
         "eflops": price(answer, pricing),
         "timings": {name: round(float(seconds), 4) for name, seconds in timings.items()},
         "seq": answer.seq,
-        "error": answer.error,
+        "error": why(answer),
     }
 
 

@@ -199,22 +199,29 @@ def test_a_server_that_tells_no_reason_is_cut_at_the_delimiter_here(server, prom
         "hang-up",
         (500, b"no", {}),
         (503, {"error": {"message": "busy"}}, {"Retry-After": "2"}),
-        (200, b"{not json", {}),
-        (200, {"choices": []}, {}),
-        (200, [], {}),
     ],
 )
 def test_a_fault_that_passes_is_repeated(server, prompts, spoil) -> None:
     server.spoilt = [spoil, spoil]
-    if isinstance(spoil, tuple) and spoil[1] == {"choices": []}:
-        # A well-formed reply with the wrong content is not the transport's to repeat.
-        with pytest.raises(EngineReplyError, match="0 choices for a request of one"):
-            ask(server, prompts)
-        return
     drafts, engine, pauses = ask(server, prompts)
     assert drafts[0].text == "draft 3.\n\n"
     assert pauses == ([2.0, 2.0] if isinstance(spoil, tuple) and spoil[0] == 503 else [0.25, 0.5])
     assert engine._server.retries == 2
+
+
+@pytest.mark.parametrize(
+    ("reply", "said"),
+    [
+        (b"{not json", "is not JSON"),
+        ([], "is not a JSON object"),
+        ({"choices": []}, "0 choices for a request of one"),
+    ],
+)
+def test_work_that_was_done_is_not_asked_for_again(server, prompts, reply, said) -> None:
+    server.spoilt = [(200, reply, {})]
+    with pytest.raises(EngineReplyError, match=said):
+        ask(server, prompts)
+    assert len(server.requests) == 1
 
 
 @pytest.mark.parametrize(
@@ -238,6 +245,7 @@ def test_a_reply_that_never_comes_times_out(server, prompts) -> None:
     server.spoilt = ["stall"] * 2
     with pytest.raises(EngineTimeoutError, match=r"no reply in 0\.2 s"):
         ask(server, prompts, attempts=2, read_timeout_s=0.2)
+    assert len(server.requests) == 1, "its work may be done, and paid"
 
 
 def test_a_refusal_is_not_repeated_and_keeps_the_key_secret(server, prompts) -> None:
@@ -279,11 +287,8 @@ def gzip_of_nothing() -> tuple[int, bytes, dict[str, str]]:
     return 200, b"this is not gzip", {"Content-Encoding": "gzip"}
 
 
-def test_a_reply_whose_encoding_is_damaged_is_named_and_repeated(server, prompts) -> None:
+def test_a_reply_whose_encoding_is_damaged_is_named(server, prompts) -> None:
     server.spoilt = [gzip_of_nothing()]
-    drafts, _, pauses = ask(server, prompts)
-    assert (drafts[0].text, pauses) == ("draft 3.\n\n", [0.25])
-    server.spoilt = [gzip_of_nothing()] * 2
     with pytest.raises(EngineReplyError, match="content encoding is damaged"):
         ask(server, prompts, attempts=2)
 

@@ -8,7 +8,7 @@ import pytest
 from agents.serving.errors import (
     DeadlinePassedError,
     EngineBusyError,
-    EngineTimeoutError,
+    EngineUnreachableError,
     RequestRefusedError,
     ServingError,
 )
@@ -46,7 +46,7 @@ def busy(asked_s: float) -> EngineBusyError:
 
 
 def test_a_fault_is_tried_again_after_growing_pauses() -> None:
-    faults: list[Exception] = [EngineTimeoutError("slow")] * 3
+    faults: list[Exception] = [EngineUnreachableError("slow")] * 3
     assert tried(faults, Retries(attempts=4)) == ("done", 4, [0.25, 0.5, 1.0])
 
 
@@ -55,8 +55,8 @@ def test_a_server_s_wish_is_heeded_up_to_a_limit() -> None:
 
 
 def test_the_last_error_says_how_often_it_was_tried() -> None:
-    outcome, calls, _ = tried([EngineTimeoutError("slow")] * 9, Retries(attempts=3))
-    assert isinstance(outcome, EngineTimeoutError)
+    outcome, calls, _ = tried([EngineUnreachableError("slow")] * 9, Retries(attempts=3))
+    assert isinstance(outcome, EngineUnreachableError)
     assert (str(outcome), calls) == ("slow (after 3 attempts)", 3)
 
 
@@ -73,7 +73,7 @@ def test_a_deadline_cuts_off_attempts_and_pauses_alike() -> None:
         await asyncio.sleep(60)
 
     async def fail() -> None:
-        raise EngineTimeoutError("slow")
+        raise EngineUnreachableError("slow")
 
     async def run(call: Callable[[], object]) -> None:
         with pytest.raises(DeadlinePassedError, match="q/3: the query's deadline passed"):

@@ -5,11 +5,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from agents.reward.outcome import Pricing
 from agents.serving.errors import PromptTooLongError
 from schemas.answer import Answer
 from schemas.errors import RecordError
 from schemas.query import Query
-from streams.gateway.openai import ApiError, of_answer
+from streams.gateway.openai import ApiError, details, of_answer
 from streams.gateway.request import MAX_BODY, ChatRequest, ModelChoice, asked, parse, to_query
 
 HELLO = {"model": "auto", "messages": [{"role": "user", "content": "What is 2 + 3?"}]}
@@ -238,6 +239,25 @@ def test_a_prompt_beyond_the_context_is_the_client_s_error() -> None:
     assert error is not None
     assert (error.status, error.code, error.param) == (400, "context_length_exceeded", "messages")
     assert PromptTooLongError.__name__ == why.partition(":")[0]
+
+
+@pytest.mark.parametrize(
+    ("error", "shown"),
+    [
+        (
+            "EndpointRefusedError: http://gpu-3.internal:8000/v1: HTTP 401: key sk-1 expired",
+            "EndpointRefusedError: ",
+        ),
+        ("connection to 10.0.0.3 lost: twice", ""),
+    ],
+)
+def test_what_an_engine_says_does_not_reach_a_client(error: str, shown: str) -> None:
+    answer = Answer(query_id="q", status="failed", by="executor", error=error, fault="infrastructure")
+    told = f"{shown}the search failed; the operator reads why with `python -m streams explain q`"
+    refused = of_answer(answer)
+    assert refused is not None
+    assert (refused.status, str(refused)) == (502, told)
+    assert details(answer, None, Pricing({}, {}, ""), None)["error"] == told
 
 
 def test_a_body_that_is_too_large() -> None:
