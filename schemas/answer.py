@@ -107,8 +107,6 @@ class Answer(Record, frozen=True, kw_only=True, tag="answer.v1"):
             )
         if self.status in ("failed", "rejected") and not self.error:
             raise InvalidField("Answer", "error", f"is missing with status {self.status}; say why")
-        if self.trace and not self.prompt_tokens:
-            raise InvalidField("Answer", "prompt_tokens", "is 0 with a trace; give the tokens of the prompt")
         for index, draft in enumerate(self.trace):
             if not -1 <= draft.parent < index:
                 why = f"is {draft.parent}; a parent comes before its children, -1 is the root"

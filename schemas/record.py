@@ -197,7 +197,7 @@ def quick_id(value: bytes | None) -> str | None:
     try:
         plain = value or b""
         carrier = _carriers.decode(_unframed(plain, "record") if plain.startswith(_ZSTD_MAGIC) else plain)
-    except (UniscaleError, msgspec.DecodeError, RecursionError):
+    except (UniscaleError, msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return readable_id(value)  # other fields of these names may hold anything
     for each in (carrier, carrier.query, carrier.search):
         if each is not None and each.query_id and is_id(each.query_id):

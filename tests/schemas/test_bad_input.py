@@ -13,7 +13,7 @@ from schemas.dead_letter import HEAD_BYTES, DeadLetter
 from schemas.errors import InvalidField, UnknownSchema, UnreadableRecord
 from schemas.objective import CostRange, ObjectiveInForce, Weights
 from schemas.query import MAX_TEXT, Origin, Query, QueryContext
-from schemas.record import Record, decode, encode, load
+from schemas.record import Record, decode, encode, load, quick_id
 from schemas.reward import Reward
 from schemas.search import SearchStep, Verification
 
@@ -299,3 +299,9 @@ def test_a_dead_letter_names_field_and_query() -> None:
 def test_what_is_no_price_is_refused(factor: float) -> None:
     with pytest.raises(InvalidField, match=r"PriceEntry.*factor.*give a finite number above 0"):
         PriceEntry(name="m", factor=factor)
+
+
+def test_a_field_name_that_is_no_text_ends_nothing() -> None:
+    """Each record's queue is found by this, in every service."""
+    assert quick_id(b'{"\xff": 1}') is None
+    assert quick_id(b'{"query_id": "q-1"}') == "q-1"
