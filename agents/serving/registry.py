@@ -462,6 +462,11 @@ class GroupEngines:
         """
         return await self._fleet.get(model)
 
+    @property
+    def hung_s(self) -> float:
+        """Return for how many seconds vLLM in this process has not ended a step; 0 where it is well, or absent."""
+        return 0.0 if self._host is None else self._host.hung_s
+
     async def probe(self) -> None:
         """Check every endpoint whose breaker is due for a retry, and mark those that answer as available."""
         await self._fleet.probe()

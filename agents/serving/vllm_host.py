@@ -162,6 +162,13 @@ class EngineHost:
         """Return why nothing more is served, or None while the host is well."""
         return self._over
 
+    @property
+    def hung_s(self) -> float:
+        """Return for how many seconds the step in progress has not ended; 0 between steps."""
+        began = [each.step_began_s for each in list(self.statistics.values())]
+        now_s = self._clock()
+        return max((now_s - at for at in began if at is not None), default=0.0)
+
     def close(self, timeout_s: float = 30.0) -> None:
         """Fail what is in flight, free the engines, end the thread. Safe to call twice."""
         with self._lock:

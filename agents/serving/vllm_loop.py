@@ -61,8 +61,11 @@ class OwnedEngine:
 
     def step(self, clock: Callable[[], float]) -> None:
         """Make one step of the batch and hand out what it finished."""
-        began = clock()
-        replies = self.engine.step()
+        self.statistics.step_began_s = began = clock()
+        try:
+            replies = self.engine.step()
+        finally:
+            self.statistics.step_began_s = None
         self.statistics.busy_s += clock() - began
         self.statistics.steps += 1
         for reply in replies:

@@ -40,6 +40,9 @@ log = logging.getLogger("streams.executor")
 # An Answer is later than any step.
 _ENDED = 1 << 30
 
+HUNG_S = 300.0
+"""A step of vLLM that takes so long will not end: the process does, and the supervisor starts another."""
+
 CANCELS = 32_000
 """Cancel records that are remembered, and at most read again at the start."""
 
@@ -179,6 +182,8 @@ class ExecutorService:
         runtime = self.runtime
         every_s = runtime.settings.executor.heartbeat_s
         while True:
+            if (hung_s := self.engines.hung_s) > HUNG_S:
+                raise Crash(f"vLLM has not ended a step for {hung_s:.0f} s")
             here = self._models()
             self.engines.want(here)
             await self.engines.probe()

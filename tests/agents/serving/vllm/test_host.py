@@ -40,6 +40,33 @@ def drafts(prompt, seeds, **fields):
     return [Generation(prompt_token_ids=prompt, seed=seed, **(usual | fields)) for seed in seeds]
 
 
+def test_a_step_that_does_not_end_is_seen_from_outside(host, prompt) -> None:
+    hanging, release = threading.Event(), threading.Event()
+
+    def hang(loop: Any) -> None:
+        engine = loop.engines["micro-a"].engine
+        step = engine.step
+
+        def step_late() -> Any:
+            engine.step = step
+            hanging.set()
+            release.wait(60.0)
+            return step()
+
+        engine.step = step_late
+
+    assert host.hung_s == 0.0
+    host._inbox.put(hang)
+    asked = host.submit("micro-a", drafts(prompt, [0]))
+    assert hanging.wait(60.0)
+    began = host.hung_s
+    time.sleep(0.05)
+    assert host.hung_s > began
+    release.set()
+    assert len(asked.result(60.0)) == 1
+    assert host.hung_s == 0.0
+
+
 @pytest.mark.parametrize("model", ["micro-a", "micro-b"])
 def test_greedy_tokens_are_those_of_transformers(host, micro, prompt, model) -> None:
     asked = drafts(prompt, [0], temperature=0.0, stop=(), max_tokens=40)
