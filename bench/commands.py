@@ -477,10 +477,14 @@ def runtime(records: int, in_flight: int, rate: float, repeats: int, profile: st
     default="embedded",
     show_default=True,
 )
+@click.option("--large", type=click.IntRange(min=0), default=0, help="Large requests over HTTP after that.")
+@click.option(
+    "--bytes", "size", type=click.IntRange(min=1), default=1_000_000, show_default=True, help="Of each."
+)
 @click.pass_obj
-def memory(settings: Settings, queries: int, in_flight: int, kind: str) -> None:
+def memory(settings: Settings, queries: int, in_flight: int, kind: str, large: int, size: int) -> None:
     """Measure the memory of broker, services and engines together while questions of the demo are answered."""
     from bench.memory import measure
 
-    found = measure(settings, queries, in_flight, kind)
+    found = measure(settings, queries, in_flight, kind, large=large, size=size)
     click.echo(orjson.dumps(found, option=orjson.OPT_INDENT_2).decode())

@@ -5,19 +5,26 @@ a second from before the services start until the last Answer; the figure of a p
 the highest sum at one moment.
 
     python -m bench memory --queries 60
+    python -m bench memory --large 10000                    # and so many requests of a megabyte each, over HTTP
+    python -m bench memory --large 2000 --bytes 260000      # that fit a context by their size
 """
 
+import random
 import tempfile
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import httpx
 import psutil
 
 from streams.client.client import Client
 from streams.client.questions import read_questions
 from streams.demo.run import QUESTIONS, THREADS
+from streams.local.broker import free_port
 from streams.local.deployment import Deployment
 from streams.settings import Settings
 
@@ -64,7 +71,33 @@ def _family(pid: int) -> list[int]:
         return []
 
 
-def measure(settings: Settings, queries: int, in_flight: int, broker: Any = "embedded") -> dict[str, Any]:
+def flood(url: str, requests: int, size: int, in_flight: int) -> dict[str, int]:
+    """Send questions of so many bytes over HTTP; return how many were answered with each status."""
+    counted: Counter[str] = Counter()
+    left = iter(range(requests))
+    with httpx.Client(base_url=url, timeout=600.0, trust_env=False) as client:
+
+        def some() -> None:
+            for at in left:
+                text = f"{at} {random.Random(at).randbytes(size // 2).hex()}"[:size]
+                body = {"model": "auto", "messages": [{"role": "user", "content": text}]}
+                counted[str(client.post("/v1/chat/completions", json=body).status_code)] += 1
+
+        with ThreadPoolExecutor(in_flight) as threads:
+            for each in [threads.submit(some) for _ in range(in_flight)]:
+                each.result()
+    return dict(counted)
+
+
+def measure(
+    settings: Settings,
+    queries: int,
+    in_flight: int,
+    broker: Any = "embedded",
+    *,
+    large: int = 0,
+    size: int = 1_000_000,
+) -> dict[str, Any]:
     """Return the megabytes of each process and of all together, while a deployment like the demo's answers.
 
     Args:
@@ -72,6 +105,8 @@ def measure(settings: Settings, queries: int, in_flight: int, broker: Any = "emb
         queries: How many questions of the demo to ask.
         in_flight: How many at once.
         broker: `embedded`, `kafka` or `auto`.
+        large: Requests over HTTP after that.
+        size: Bytes of the question of each.
 
     Raises:
         BrokerError, ServiceFailed: the deployment does not start.
@@ -82,8 +117,15 @@ def measure(settings: Settings, queries: int, in_flight: int, broker: Any = "emb
             query_partitions=1,
             state_dir=folder,
             engine_threads=1,
+            gateway_port=free_port(),
         )
-        with Deployment(settings, broker=broker, log_path=Path(folder) / "log", environ=THREADS) as services:
+        with Deployment(
+            settings,
+            broker=broker,
+            log_path=Path(folder) / "log",
+            environ=THREADS,
+            optional=("gateway",) if large else (),
+        ) as services:
 
             def pids() -> dict[str, int]:
                 running = {service.name: service.process for service in services.supervisor.services.values()}
@@ -102,6 +144,8 @@ def measure(settings: Settings, queries: int, in_flight: int, broker: Any = "emb
                 idle = heights.together
                 with Client(services.settings) as client:
                     asked = client.ask_all(list(read_questions(QUESTIONS))[:queries], timeout_s=900.0)
+                url = f"http://127.0.0.1:{settings.gateway.port}"
+                statuses = flood(url, large, size, in_flight) if large else {}
             finally:
                 ended.set()
                 watcher.join()
@@ -110,5 +154,6 @@ def measure(settings: Settings, queries: int, in_flight: int, broker: Any = "emb
         "mb_together": round(heights.together),
         "mb_together_when_ready": round(idle),
         "queries": queries,
+        "large": statuses,
         "without_answer": len(asked.missing),
     }

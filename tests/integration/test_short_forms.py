@@ -133,10 +133,20 @@ def test_bench_memory(tmp_path: Path) -> None:
     catalogue = load_catalogue(ROOT / Settings().catalogue)
     write_paths(tmp_path / "recording.jsonl", recording(catalogue, asked, 1))
     found = json.loads(
-        printed("bench", "memory", "--queries", "3", UNISCALE_RECORDED=str(tmp_path / "recording.jsonl"))
+        printed(
+            "bench",
+            "memory",
+            "--queries",
+            "3",
+            "--large",
+            "3",
+            UNISCALE_RECORDED=str(tmp_path / "recording.jsonl"),
+        )
     )
     assert found["without_answer"] == 0
-    assert {"broker", "aggregator", "decider", "embedder", "executor.mini", "verifier"} == set(found["mb"])
+    services = {"aggregator", "decider", "embedder", "executor.mini", "gateway", "verifier"}
+    assert {"broker", *services} == set(found["mb"])
+    assert found["large"] == {"400": 3}
     assert found["mb_together"] >= max(found["mb"].values()) > 0
 
 
