@@ -39,6 +39,7 @@ NAMED: dict[str, Draw] = {
     "allowed_models": lambda rng: rng.choice((None, None, ("small",), ("nobody", "large"))),
     "embedding": lambda rng: struct.pack("<8f", *(rng.gauss(0, 1) for _ in range(8))),
     "encoder": lambda rng: rng.choice(("hashed-words@1/8", "hashed-words@1/8", "", "other")),
+    **dict.fromkeys(("qp", "cp", "bs"), lambda rng: rng.choice((1, 2, 4, 64, 1024))),
     "seq": lambda rng: rng.choice((0, 1, 2, 5, 2**40)),
     "tenant": lambda rng: rng.choice((None, "acme", "globex")),
     "n": lambda rng: rng.choice((1, 1, 1, 2, 64)),
