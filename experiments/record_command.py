@@ -135,9 +135,9 @@ def record(
 
     from agents.answers import GradingPool, grader_version
     from agents.catalogue.file import load_catalogue
+    from experiments.journal import JournalError, SearchJournal, journals
     from experiments.outcomes import OutcomeError
     from experiments.record import table
-    from experiments.record.journal import JournalError, SearchJournal, journals
     from experiments.record.plan import RecordingPlan, estimate, run_of, take_over
     from experiments.record.plan import record as run
     from experiments.record.questions import Task, fingerprint, mixed_traffic, questions_of

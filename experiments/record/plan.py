@@ -19,9 +19,9 @@ from typing import Any
 
 from agents.catalogue.actions import MAX_DRAFTS, PAIRS, uis_space
 from agents.catalogue.models import Catalogue
+from experiments.journal import JournalError, RunKey, SearchJournal
 from experiments.loop import best_route_space
 from experiments.record import table
-from experiments.record.journal import JournalError, RunKey, SearchJournal
 from experiments.record.questions import Question
 from experiments.record.searches import Bench, Known, Memory, Variant, search
 from schemas.action import Action
@@ -366,4 +366,6 @@ def take_over(journal: SearchJournal, earlier: Path, questions: Sequence[Questio
     begun["questions"] = now["questions"]
     if settings["verifiers"] == now["verifiers"][: len(settings["verifiers"])]:
         begun["verifiers"] = now["verifiers"]
-    journal.take_over(earlier, begun, shards_of(table.rows_of(earlier)))
+    journal.check(earlier, begun)
+    for shard, rows in shards_of(table.rows_of(earlier)).items():
+        journal.add(shard, rows)

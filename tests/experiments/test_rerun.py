@@ -14,9 +14,9 @@ from agents.catalogue.actions import uis_space
 from agents.catalogue.file import load_catalogue
 from agents.minilm import MiniLM
 from experiments import rerun
+from experiments.journal import SearchJournal
 from experiments.outcomes import OutcomeError, build_world, load_recording
 from experiments.record import table
-from experiments.record.journal import SearchJournal
 from experiments.record.plan import RecordingPlan, record
 from experiments.record.questions import Question
 from experiments.record.searches import Memory, Variant, open_bench, search, weights

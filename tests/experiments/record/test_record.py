@@ -14,9 +14,9 @@ from agents.answers import Verdict
 from agents.catalogue.actions import uis_space
 from agents.catalogue.file import load_catalogue
 from experiments.__main__ import cli
+from experiments.journal import JournalError, SearchJournal, journals
 from experiments.loop import best_route_space
 from experiments.record import table
-from experiments.record.journal import JournalError, SearchJournal, journals
 from experiments.record.plan import RecordingPlan, estimate, record, search_id, take_over
 from experiments.record.questions import (
     FILE,
