@@ -1,18 +1,42 @@
 """python -m experiments: record outcomes, rerun the paper's experiments on them, evaluate policies on anyone's data."""
 
+from typing import Any
+
 import click
 
-from experiments.commands import card, changes, compare, depth_limit, frontier, latency, ope, prior
-from experiments.paper_command import paper
-from experiments.record_command import record
+from experiments import commands
+from experiments.record import commands as recording
+from schemas.errors import UniscaleError
 
 
-@click.group()
+class Lab(click.Group):
+    """The commands; what a user can mend is said in one line."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run a command."""
+        try:
+            return super().invoke(ctx)
+        except UniscaleError as error:
+            raise click.ClickException(str(error)) from error
+
+
+@click.group(cls=Lab)
 def cli() -> None:
     """Record the outcomes of every configuration, and evaluate policies on them without Kafka."""
 
 
-for command in (record, paper, frontier, compare, changes, prior, ope, card, latency, depth_limit):
+for command in (
+    recording.record,
+    commands.paper,
+    commands.frontier,
+    commands.compare,
+    commands.changes,
+    commands.prior,
+    commands.ope,
+    recording.card,
+    recording.latency,
+    recording.depth_limit,
+):
     cli.add_command(command)
 
 

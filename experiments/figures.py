@@ -8,9 +8,9 @@ import matplotlib
 import numpy as np
 from matplotlib import pyplot as plt
 
-from experiments.loop import MODES
+from experiments.loop import DRIFTS, MODES, spaces
 from experiments.outcomes import BanditWorld
-from experiments.paper import Runs
+from experiments.paper import Results, Runs
 from experiments.runs import Run, unit_of
 from experiments.yardstick import hull
 
@@ -40,6 +40,34 @@ COLOURS = {
     name: f"C{at}"
     for at, name in enumerate(("random", "greedy", "mlp", "uniscale", "knn", "ts", "neural_ucb", "terms"))
 } | {"oracle": "black", "best_fixed_arm": "grey", "one_hot": "C1", "0": "C1", "1": "C3", "10": "C0"}
+
+
+def draw(folder: Path, world: BanditWorld, results: Results) -> dict[str, Path]:
+    """Draw every figure that a run's tables carry; return the files by name."""
+    tables, runs, worlds = results.tables, results.runs, spaces(world)
+    joint = "uis" if "uis" in worlds else "all"
+    drawn: dict[str, Path] = {}
+
+    def file(name: str) -> Path:
+        return drawn.setdefault(name, folder / f"{name}.png")
+
+    accuracy_cost(file("accuracy-cost"), worlds[joint], runs, joint)
+    pareto(file("pareto"), tables["pareto"], world)
+    for name in ("alpha", "semantics"):
+        curves(file(name), runs, [(name, mode) for mode in MODES], world)
+    for mode in MODES:
+        curves(file(f"regret-{mode}"), runs, [(name, mode) for name in tables["main"]], world)
+    if "joint_frontier" in tables:
+        joint_frontier(file("joint-frontier"), worlds)
+    if results.points:
+        frontier(file("frontier"), results.points, worlds[joint])
+    if "drifts" in tables:
+        curves(file("drifts"), runs, [("drifts", drift) for drift in DRIFTS], world)
+    if "verifier_scores" in tables:
+        score_histogram(file("verifier-scores"), tables["verifier_scores"])
+    if "early_exit" in tables:
+        early_exit(file("early-exit"), tables["early_exit"])
+    return drawn
 
 
 def curves(path: Path, runs: Runs, panels: Sequence[tuple[str, str]], world: BanditWorld) -> None:

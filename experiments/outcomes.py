@@ -132,6 +132,15 @@ class Outcomes:
         )
 
 
+def beside_of(outcomes: Path, kind: str) -> Path:
+    """Return the path of a file of some kind that accompanies a table of outcomes.
+
+    >>> beside_of(Path("data/math.parquet"), "latency").as_posix()
+    'data/math.latency.json'
+    """
+    return outcomes.with_name(f"{outcomes.name.split('.')[0]}.{kind}.json")
+
+
 NUMBERS = (
     "prefill_eflops",
     "decoding_eflops",

@@ -17,8 +17,11 @@ from typing import Any, Final
 import orjson
 import yaml
 
+from experiments import figures
 from experiments.frontier import AFTER_HISTORY, ELSEWHERE, PLAYERS, SIMPLEST
 from experiments.loop import MODES
+from experiments.outcomes import BanditWorld
+from experiments.paper import Results
 
 PAPER: Final = yaml.safe_load(Path(__file__).with_name("paper_numbers.yaml").read_text(encoding="utf-8"))
 """The paper's own numbers, beside which ours stand."""
@@ -56,11 +59,11 @@ SECTIONS: Final = (
     ReportSection("Dense feedback against binary correctness", ("dense_feedback",)),
     ReportSection("Drift at round 51", ("drifts",), ("drifts",)),
     ReportSection(
-        "Early exit", ("early_exit", "early_exit_replayed", "early_exit_by_width"), ("early_exit",)
+        "Early exit", ("early_exit", "early_exit_replayed", "early_exit_by_width"), ("early-exit",)
     ),
     ReportSection("Latency by component", ("latency", "latency_run")),
     ReportSection("The verifier", ("verifiers",)),
-    ReportSection("Verifier scores of right and wrong answers", ("verifier_scores",), ("verifier_scores",)),
+    ReportSection("Verifier scores of right and wrong answers", ("verifier_scores",), ("verifier-scores",)),
     ReportSection("Second task", ("second_task", "second_task_frontier")),
     ReportSection("Readings of the paper, run both ways", ("readings",)),
     ReportSection("Against the best fixed arm and the best contextual policy", ("versus_best",)),
@@ -341,6 +344,20 @@ POLICIES = ("random", "greedy", "mlp", "knn", "neural_ucb", "ts", "uniscale", "o
 BLOCK: Final = re.compile(r"(<!-- made: (\w+) -->\n).*?(<!-- /made -->)", re.DOTALL)
 
 
+def as_json(tables: Mapping[str, Any]) -> bytes:
+    """Return the bytes of a tables.json: the same tables give the same."""
+    return orjson.dumps(tables, option=orjson.OPT_INDENT_2 | orjson.OPT_SORT_KEYS | orjson.OPT_NON_STR_KEYS)
+
+
+def write_run(out: Path, world: BanditWorld, results: Results) -> dict[str, Path]:
+    """Write a run's tables.json, figures and report.html to a folder; return the figures by name."""
+    out.mkdir(parents=True, exist_ok=True)
+    (out / "tables.json").write_bytes(as_json(results.tables))
+    drawn = figures.draw(out, world, results)
+    write_report(out / "report.html", results.tables, drawn)
+    return drawn
+
+
 def write_results(
     folder: Path, tables_json: Path, tables: Mapping[str, Any], drawn: Mapping[str, Path]
 ) -> None:
@@ -378,7 +395,7 @@ def write_fleet(folder: Path, name: str, tables: Mapping[str, Any]) -> None:
     known, page = folder / "tables.json", folder / "README.md"
     together = orjson.loads(known.read_bytes()) if known.is_file() else {}
     together[name] = tables
-    known.write_bytes(orjson.dumps(together, option=orjson.OPT_INDENT_2 | orjson.OPT_SORT_KEYS) + b"\n")
+    known.write_bytes(as_json(together) + b"\n")
     if page.is_file():
         page.write_text(filled(page.read_text(), orjson.loads(known.read_bytes())))
 

@@ -1,23 +1,29 @@
 """Everything the paper measures, and what it did not ask, on one table of outcomes: a nested dict of figures."""
 
-from collections.abc import Mapping, MutableMapping, Sequence
+import contextlib
+from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import orjson
 from scipy import stats
 from sklearn.metrics import roc_auc_score
 
+from agents.catalogue.models import Catalogue
+from agents.minilm import MiniLM
 from experiments import early_exit, off_policy
 from experiments.beyond import cold_start, conditions, own_policies, shared_objective, streams, versus_best
 from experiments.ceiling import ContextualOracle, best_contextual, followed
-from experiments.contenders import PAPER
+from experiments.contenders import NETWORKS, PAPER
 from experiments.frontier import frontier, joint_frontier
-from experiments.loop import COST_SENSITIVE, DRIFTS, MODES, make_trial, models_of, spaces, steady
-from experiments.outcomes import BanditWorld, Outcomes
+from experiments.loop import COST_SENSITIVE, DRIFTS, MODES, SEEDS, make_trial, models_of, spaces, steady
+from experiments.outcomes import BanditWorld, OutcomeError, Outcomes, beside_of, build_world, load_recording
 from experiments.pacer import pacer
-from experiments.rerun import DepthLimit, latency_table
-from experiments.runs import Run, Scope, figures_of, key_of, run_fixed, run_oracle, summed, tidy
+from experiments.record.table import settings_of
+from experiments.rerun import DepthLimit, latency_table, load_limit
+from experiments.runs import Name, Run, Scope, figures_of, key_of, run_fixed, run_oracle, summed, tidy
 
 Runs = dict[tuple[str, str, str], Sequence[Run]]
 MAIN = ("tts", "routing", "uis", "all")
@@ -52,6 +58,63 @@ class Beside:
     coding: BanditWorld | None = None
     depth_limit: DepthLimit | None = None
     latency: Mapping[str, Any] | None = None
+
+
+def read_beside(source: Path, catalogue: Catalogue, cache: Path, verifier: str | None) -> Beside:
+    """Return what is recorded beside a recording's runs.
+
+    Args:
+        source: The recording. Of the second task is `code.parquet` in the same folder, but not beside itself.
+        catalogue: Describes its actions.
+        cache: A folder for vectors.
+        verifier: Whose runs are the world; the one in use by default.
+
+    Raises:
+        OutcomeError: a file cannot be used.
+    """
+
+    def optional(**chosen: Any) -> Outcomes | None:
+        with contextlib.suppress(OutcomeError):
+            return load_recording(source, **chosen)
+        return None
+
+    def world_of(outcomes: Outcomes | None) -> BanditWorld | None:
+        return None if outcomes is None else build_world(outcomes, MiniLM(), catalogue, cache)
+
+    settings, coding = settings_of(source), source.with_name("code.parquet")
+    first = verifier or settings["verifiers"][0]
+    names = sorted(settings["verifiers"], key=lambda name: bool(name != first))
+    second = load_recording(coding) if coding.is_file() and not coding.samefile(source) else None
+    measured = beside_of(source, "latency")
+    return Beside(
+        without_exit=optional(verifier=names[0], early_exit=False),
+        other_verifier=world_of(optional(verifier=names[1])) if len(names) > 1 else None,
+        verifiers=(names[0], names[-1]),
+        coding=world_of(second),
+        depth_limit=load_limit(beside_of(source, "depth-limit"), source, settings),
+        latency=orjson.loads(measured.read_bytes()) if measured.is_file() else None,
+    )
+
+
+def networks_wanted(world: BanditWorld) -> tuple[dict[str, BanditWorld], list[Name]]:
+    """Return the scenarios' worlds, and the runs of MLP and NeuralUCB in them, the joint space first.
+
+    Modes between the paper's two, which the Pareto table has, are of the joint space alone, and last.
+    """
+    worlds = {name: part for name, part in spaces(world).items() if name in MAIN}
+    order = sorted(worlds, key=lambda name: (name not in ("uis", "all"), name))
+
+    def runs() -> Iterator[Name]:
+        for space in order:
+            for policy in NETWORKS:
+                if policy != "neural_ucb_per_width" or space == order[0]:
+                    yield from ((space, mode, policy, seed) for mode in MODES for seed in SEEDS)
+        between = [mode for mode in PARETO_MODES if mode not in MODES]
+        for policy in NETWORKS:
+            if policy != "neural_ucb_per_width":
+                yield from ((order[0], mode, policy, seed) for mode in between for seed in SEEDS)
+
+    return worlds, list(runs())
 
 
 def run_paper(world: BanditWorld, scope: Scope, beside: Beside | None = None) -> Results:

@@ -14,13 +14,14 @@ import hashlib
 import math
 import random
 import time
-from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections import Counter, defaultdict, deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from copy import copy
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 import numpy as np
@@ -36,10 +37,8 @@ from agents.catalogue.models import Catalogue, Sampling
 from agents.embedding import Encoder
 from agents.search.pruning import h_max
 from agents.search.search import SearchRules, limits
-from agents.serving.engine import Drafted, Engine, Prefix
-from agents.verifier.prm import Verifier
 from experiments.contenders import PAPER
-from experiments.loop import WARM_UP, make_trial, play, steady, warm_up_arm
+from experiments.loop import QUALITY_PRIORITY, SEEDS, WARM_UP, make_trial, play, steady, warm_up_arm
 from experiments.outcomes import Arm, BanditWorld, OutcomeError, Outcomes
 from experiments.record.plan import search_id
 from experiments.record.questions import Question
@@ -47,7 +46,8 @@ from experiments.record.searches import Bench, Found, Memory, Variant, open_benc
 from experiments.record.table import SCHEMA, questions_in, settings_of
 from experiments.runs import TERA, summed, tidy
 from schemas.action import Action
-from schemas.search import Scored
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -105,10 +105,8 @@ async def reopen(recording: Path, catalogue: Catalogue, judge: Judge, folder: Pa
                 f"{recording}: made with weights {digest} of {name}, here are {now.get(name, 'none')}; record it again"
             )
     questions = {question.question_id: question for question in questions_in(recording)}
-    bench = await open_bench(
-        catalogue, "torch", judge, folder=folder, rules=SearchRules(eta=settings["eta"]), verifiers=1
-    )
-    return Reopened(questions, settings, bench)
+    bench = await open_bench(catalogue, "torch", judge, folder=folder, verifiers=1)
+    return Reopened(questions, settings, replace(bench, rules=SearchRules(eta=settings["eta"])))
 
 
 COMPONENTS = ("query_embedding", "bandit", "generation", "verification", "rest_of_search")
@@ -128,63 +126,38 @@ class Stopwatch:
         self.seconds[name] += time.perf_counter() - began
 
 
-class TimedEngine:
-    """An engine whose drafting is timed."""
+def timed(served: T, call: str, watch: Stopwatch, name: str) -> T:
+    """Return an engine or a verifier one of whose calls is timed."""
+    own, inner = copy(served), getattr(served, call)
 
-    def __init__(self, engine: Engine, watch: Stopwatch) -> None:
-        self.model, self.served, self.counts = engine.model, engine.served, engine.counts
-        self._engine, self._watch = engine, watch
+    async def counted(*given: Any) -> Any:
+        with watch.of(name):
+            return await inner(*given)
 
-    async def generate(
-        self, step_id: str, prefixes: Sequence[Prefix], n: int, seeds: Sequence[int], sampling: Sampling
-    ) -> list[Drafted]:
-        """Return `n` drafts for each prefix; see `Engine.generate`."""
-        with self._watch.of("generation"):
-            return await self._engine.generate(step_id, prefixes, n, seeds, sampling)
-
-    async def close(self) -> None:
-        """Free what the engine holds."""
-        await self._engine.close()
-
-
-class TimedVerifier:
-    """A verifier whose scoring is timed."""
-
-    def __init__(self, verifier: Verifier, watch: Stopwatch) -> None:
-        self.served, self.counts = verifier.served, verifier.counts
-        self._verifier, self._watch = verifier, watch
-
-    async def score(self, question: str, paths: Sequence[Sequence[str]]) -> list[Scored]:
-        """Return a score for the last step of each path; see `Verifier.score`."""
-        with self._watch.of("verification"):
-            return await self._verifier.score(question, paths)
-
-    async def close(self) -> None:
-        """Free what the verifier holds."""
-        await self._verifier.close()
+    setattr(own, call, counted)
+    return own
 
 
 async def breakdown(
-    world: BanditWorld, mode: str, seed: int, encoder: Encoder, recording: Reopened, rounds: int | None = None
+    world: BanditWorld, encoder: Encoder, recording: Reopened, rounds: int | None = None
 ) -> dict[str, Any]:
     """Return seconds by component over the rounds after the warm-up of the faithful learner, and what was run.
 
     Args:
         world: The joint space.
-        mode: Of the objective.
-        seed: Of the order of questions, and of the warm-up.
         encoder: Of the queries, one text at a time.
         recording: What searches run on.
         rounds: Fewer than all, for a trial of the measurement.
     """
-    stages, watch = steady(world, mode), Stopwatch()
+    stages, watch, seed = steady(world, QUALITY_PRIORITY), Stopwatch(), SEEDS[0]
     objective, trial = stages[1].objective, make_trial(world, seed, stages)
     policy = PAPER["uniscale"](world, seed)
     policy.add_actions(world.vectors)
+    engines, verifiers = recording.bench.engines.items(), recording.bench.verifiers.items()
     bench = replace(
         recording.bench,
-        engines={name: TimedEngine(each, watch) for name, each in recording.bench.engines.items()},
-        verifiers={name: TimedVerifier(each, watch) for name, each in recording.bench.verifiers.items()},
+        engines={name: timed(each, "generate", watch, "generation") for name, each in engines},
+        verifiers={name: timed(each, "score", watch, "verification") for name, each in verifiers},
     )
     index = {vector.action_id: i for i, vector in enumerate(world.vectors)}
     o, order, ran = world.outcomes, trial.order[:rounds], Counter[str]()
@@ -226,7 +199,7 @@ async def breakdown(
     return {
         "seconds": {name: round(each, 4) for name, each in seconds.items()},
         "run": {
-            "mode": mode,
+            "mode": QUALITY_PRIORITY,
             "seed": seed,
             "warm_up_before": trial.warm_up,
             **ran,
@@ -238,32 +211,26 @@ async def breakdown(
 WIDE = 2_048  # the paper's d: 1,024 dimensions of the question and 1,024 of the action
 
 
-def bandit_alone(world: BanditWorld, mode: str, seed: int, dim: int = WIDE) -> float:
-    """Return the seconds that choosing and updating take over the rounds after the warm-up, at another dimension.
+def bandit_alone(world: BanditWorld) -> float:
+    """Return the seconds that choosing and updating take over the rounds after the warm-up, at the paper's dimension.
 
     Vectors are random ones of unit length: what the arithmetic takes depends on their length and number alone.
 
     Args:
         world: For the number of questions and arms, and the recorded outcomes.
-        mode: Of the objective.
-        seed: Of order and vectors.
-        dim: Length of [s_q; s_a].
     """
-    rng, half = np.random.default_rng(seed), dim // 2
-    queries = rng.normal(size=(len(world.queries), half))
-    actions = rng.normal(size=(len(world.vectors), half))
+    rng = np.random.default_rng(SEEDS[0])
+    queries, actions = (rng.normal(size=(len(each), WIDE // 2)) for each in (world.queries, world.vectors))
     queries /= np.linalg.norm(queries, axis=1, keepdims=True)
     actions /= np.linalg.norm(actions, axis=1, keepdims=True)
     vectors = tuple(replace(v, embedding=row) for v, row in zip(world.vectors, actions, strict=True))
     wide = replace(world, queries=queries, vectors=vectors)
-    stages = steady(wide, mode)
-    steps = play(PAPER["uniscale"](wide, seed), make_trial(wide, seed, stages))
-    for step in steps:
-        if step.round == WARM_UP:
-            break
+    steps = play(
+        PAPER["uniscale"](wide, SEEDS[0]), make_trial(wide, SEEDS[0], steady(wide, QUALITY_PRIORITY))
+    )
+    next(step for step in steps if step.round == WARM_UP)
     began = time.perf_counter()
-    for _ in steps:
-        pass
+    deque(steps, maxlen=0)
     return time.perf_counter() - began
 
 
@@ -326,12 +293,8 @@ class DepthLimit:
             "searches": len(found),
             "as_recorded": sum(row["reproduced"] for row, _ in found),
             "other_answer": sum(row["completed"] != row["kept_out"] for row, _ in found),
-            "right_instead_of_wrong": sum(
-                row["completed"]["correct"] > row["kept_out"]["correct"] for row, _ in found
-            ),
-            "wrong_instead_of_right": sum(
-                row["completed"]["correct"] < row["kept_out"]["correct"] for row, _ in found
-            ),
+            "right_instead_of_wrong": sum(_gain(row) > 0 for row, _ in found),
+            "wrong_instead_of_right": sum(_gain(row) < 0 for row, _ in found),
         }
         if len(found) == len(places):
             table["over_all_searches"] = {name: _over_all(o, name, found) for name in READINGS}
@@ -439,7 +402,7 @@ def digest(recording: Path, searches: Iterable[Mapping[str, Any]]) -> str:
     found = hashlib.sha256(orjson.dumps([in_use, settings], option=orjson.OPT_SORT_KEYS))
     table = pq.read_table(recording, columns=[name for name in SCHEMA.names if name != "seconds"])
     outcomes = {
-        (row["question"], _action(row).id, row["sample"], row["early_exit"]): row
+        (row["question"], "{model}/{qp}/{cp}/{bs}".format_map(row), row["sample"], row["early_exit"]): row
         for row in table.filter(pc.field("verifier") == in_use).to_pylist()
     }
     for each in searches:
@@ -448,15 +411,16 @@ def digest(recording: Path, searches: Iterable[Mapping[str, Any]]) -> str:
     return found.hexdigest()[:16]
 
 
-def _action(row: Mapping[str, Any]) -> Action:
-    return Action(model=row["model"], qp=row["qp"], cp=row["cp"], bs=row["bs"])
-
-
 def _cells(o: Outcomes, chosen: npt.NDArray[np.bool_]) -> list[tuple[Cell, int, int, int]]:
     return [
         ((o.questions[q].question_id, o.arms[a].arm_id, int(s)), int(s), int(q), int(a))
         for s, q, a in np.argwhere(chosen)
     ]
+
+
+def _gain(row: Mapping[str, Any]) -> int:
+    """Return what counting a path as completed changes in a search's correctness."""
+    return int(row["completed"]["correct"] - row["kept_out"]["correct"])
 
 
 def _change(found: list[tuple[Mapping[str, Any], tuple[int, int, int]]], share: float) -> dict[str, float]:
@@ -468,18 +432,12 @@ def _change(found: list[tuple[Mapping[str, Any], tuple[int, int, int]]], share: 
     """
     gains: dict[int, list[float]] = defaultdict(list)
     for row, (_, question, _) in found:
-        gains[question].append(row["completed"]["correct"] - row["kept_out"]["correct"])
+        gains[question].append(_gain(row))
     mean = sum(map(sum, gains.values())) / len(found)
     # Searches of a question are alike: it is questions that vary independently.
     spread = math.sqrt(sum(sum(gain - mean for gain in each) ** 2 for each in gains.values())) / len(found)
-    whole = 100.0 * share
-    return tidy(
-        {
-            "mean": whole * mean,
-            "low": whole * (mean - NORMAL_95 * spread),
-            "high": whole * (mean + NORMAL_95 * spread),
-        }
-    )
+    whole, half = 100.0 * share, NORMAL_95 * spread
+    return tidy({"mean": whole * mean, "low": whole * (mean - half), "high": whole * (mean + half)})
 
 
 def _over_all(

@@ -9,7 +9,7 @@ import hashlib
 import multiprocessing
 import os
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor, ProcessPoolExecutor, as_completed
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -21,7 +21,7 @@ from scipy import stats
 
 from experiments.ceiling import best_fixed
 from experiments.contenders import ALL, NETWORKS, Make
-from experiments.loop import ROUNDS, SEEDS, Conditions, Stage, Step, follow, make_trial, play
+from experiments.loop import ROUNDS, SEEDS, Conditions, Stage, Step, follow, make_trial, play, steady
 from experiments.outcomes import Array, BanditWorld
 
 TERA = 1e12
@@ -249,31 +249,9 @@ def run_recorded(
     return runs
 
 
-def wanted(
-    scenarios: Sequence[str], modes: Sequence[str], seeds: Sequence[int], between: Sequence[str] = ()
-) -> Iterator[Name]:
-    """Yield the runs of a whole record, the joint space first: that is where the question is.
-
-    Args:
-        scenarios: All of them.
-        modes: That every scenario is run in.
-        seeds: Of each.
-        between: Further modes of the joint space alone (the Pareto table's), last.
-    """
-    spaces = sorted(scenarios, key=lambda name: (name not in ("uis", "all"), name))
-    for space in spaces:
-        for policy in NETWORKS:
-            if policy != "neural_ucb_per_width" or space == spaces[0]:
-                yield from ((space, mode, policy, seed) for mode in modes for seed in seeds)
-    for policy in NETWORKS:
-        if policy != "neural_ucb_per_width":
-            yield from ((spaces[0], mode, policy, seed) for mode in between for seed in seeds)
-
-
 def rebuild(
     record: NetworkRecord,
     worlds: Mapping[str, BanditWorld],
-    stages: Callable[[BanditWorld, str], Mapping[int, Stage]],
     names: Sequence[Name],
     *,
     jobs: int | None = None,
@@ -284,15 +262,15 @@ def rebuild(
     Args:
         record: With a path.
         worlds: By scenario.
-        stages: From a world and a mode.
         names: The runs wanted.
         jobs: Processes of one thread each; one a core by default.
         done: Told of each run.
     """
+    record.refused = ""
     with one_thread_each(jobs) as pool:
         missing = [name for name in names if name not in record.chosen]
         running = {
-            pool.submit(train, worlds[name[0]], stages(worlds[name[0]], name[1]), name[2], name[3]): name
+            pool.submit(train, worlds[name[0]], steady(worlds[name[0]], name[1]), name[2], name[3]): name
             for name in missing
         }
         for future in as_completed(running):

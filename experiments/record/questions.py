@@ -7,12 +7,11 @@ is never written again.
 
 import hashlib
 import io
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 import zstandard
@@ -21,8 +20,7 @@ from experiments.yardstick import is_history
 
 FILE = Path(__file__).parents[1] / "data" / "questions.jsonl.zst"
 
-Task = Literal["math", "code"]
-PROPORTIONS: Mapping[Task, Mapping[str, int]] = {
+PROPORTIONS: Mapping[str, Mapping[str, int]] = {
     # 30 of each of five levels, and 60 harder ones where the paper has AIME'24 and '25.
     "math": {**{f"level_{n}": 30 for n in range(1, 6)}, "contest": 60},
     "code": {"code_2": 53, "code_3": 53, "code_4": 52, "code_6": 52},
@@ -51,15 +49,15 @@ class Question:
     family: str = ""
 
 
-def questions_of(task: Task, share: float = 1.0) -> list[Question]:
-    """Return the questions to record, each text once, 210 where `share` is 1; at least one a level."""
+def questions_of(task: str, share: float = 1.0) -> list[Question]:
+    """Return the questions to record, each text once, 210 where `share` is 1; at least one a level if it is not 0."""
     found = []
     for level, number in PROPORTIONS[task].items():
-        found += _of_level(task, level)[: max(1, round(number * share))]
+        found += _of_level(task, level)[: max(1, round(number * share)) if share else 0]
     return found
 
 
-def mixed_traffic(share: float = 1.0, *, short: bool = False) -> list[Question]:
+def mixed_traffic(share: float = 1.0) -> list[Question]:
     """Return mixed traffic: 500 questions of history and 1,000 live ones, each text once.
 
     Each level's questions are taken in order until it has its number on each side of the lab's own split, which is a
@@ -67,16 +65,10 @@ def mixed_traffic(share: float = 1.0, *, short: bool = False) -> list[Question]:
 
     Args:
         share: Of both sides of each level; at least one a level and side.
-        short: Only as many live questions as history has.
     """
     found = []
     for level, number in HISTORY.items():
-        wanted = Counter(
-            {
-                True: max(1, round(number * share)),
-                False: max(1, round((HISTORY if short else LIVE)[level] * share)),
-            }
-        )
+        wanted = {True: max(1, round(number * share)), False: max(1, round(LIVE[level] * share))}
         for question in _of_level("mixed", level):
             side = is_history(question.question_id)
             if wanted[side]:

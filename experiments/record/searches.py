@@ -12,7 +12,6 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Literal
 
 from agents.answers import Grade, GraderFailed, Judge, extract_boxed, grade, grader_version
 from agents.catalogue import eflops
@@ -24,10 +23,6 @@ from agents.serving.registry import EngineOptions, start_engines
 from agents.verifier.formats import StepTagFormat
 from agents.verifier.prm import ProcessRewardModel, Verifier, VerifierOptions, start_verifier
 from experiments.record.questions import Question
-from experiments.sampler.engine import TorchEngine
-from experiments.sampler.pump import Pump
-from experiments.sampler.texts import Stepwise
-from experiments.sampler.verifier import TorchRows
 from schemas.action import Action
 from schemas.forest import Forest
 from schemas.query import Message
@@ -238,9 +233,6 @@ def _worth(
     )
 
 
-Kind = Literal["torch", "vllm"]
-
-
 def weights(catalogue: Catalogue, folder: Path = Path()) -> dict[str, str]:
     """Return a digest of each checkpoint's weights: what a recording must not change under way."""
     folders = {model.name: model.checkpoint for model in catalogue.models}
@@ -252,62 +244,47 @@ def weights(catalogue: Catalogue, folder: Path = Path()) -> dict[str, str]:
 
 
 async def open_bench(
-    catalogue: Catalogue,
-    kind: Kind,
-    judge: Judge,
-    *,
-    folder: Path = Path(),
-    device: str = "cpu",
-    rules: SearchRules | None = None,
-    verifiers: int | None = None,
+    catalogue: Catalogue, engine: str, judge: Judge, *, folder: Path = Path(), verifiers: int | None = None
 ) -> Bench:
     """Return engines and verifiers of a catalogue, ready.
 
     Args:
         catalogue: Whose checkpoints.
-        kind: What runs them.
+        engine: What runs them: `torch` is the plain sampler, `vllm` the product's.
         judge: For grading.
         folder: What the catalogue's paths start from.
-        device: Of the plain sampler.
-        rules: Of the search.
         verifiers: How many, the one in use first; all by default.
     """
     entries = sorted(catalogue.verifiers, key=lambda each: each.name != catalogue.verifier)[:verifiers]
-    engines: dict[str, Engine]
-    scorers: dict[str, Verifier]
-    close = None
-    if kind == "vllm":
+    scorers: dict[str, Verifier] = {}
+    if engine == "vllm":
         started = await start_engines(catalogue.models, EngineOptions(folder=str(folder)))
-        engines, close = dict(started.engines), started.close
-        scorers = {
-            v.name: await start_verifier(v, VerifierOptions(folder=str(folder)), started.host)
-            for v in entries
-        }
-    else:
-        pump = Pump()
-        engines = {
-            m.name: TorchEngine(
-                m.name,
-                folder / m.checkpoint,
-                m.engine.context_tokens,
-                pump,
-                m.sampling.delimiter,
-                device=device,
-            )
-            for m in catalogue.models
-        }
-        scorers = {}
+        options = VerifierOptions(folder=str(folder))
         for v in entries:
-            if v.step_tags is None:
-                raise ValueError(
-                    f"verifier {v.name}: the plain sampler scores step tags only; record with vLLM"
-                )
-            rows = TorchRows(folder / v.checkpoint, v.step_tags.tag_id, pump, device=device)
-            scorers[v.name] = ProcessRewardModel(
-                Served(name="torch", model=v.name),
-                rows,
-                Stepwise(StepTagFormat(rows.prompts, v.step_tags.tag, tag_id=v.step_tags.tag_id)),
-                good_label=v.step_tags.good_label,
-                context_tokens=v.engine.context_tokens,
-            )
-    return Bench(catalogue, engines, scorers, judge, rules or SearchRules(), close)
+            scorers[v.name] = await start_verifier(v, options, started.host)
+        return Bench(catalogue, dict(started.engines), scorers, judge, close=started.close)
+
+    from experiments.sampler.engine import TorchEngine
+    from experiments.sampler.pump import Pump
+    from experiments.sampler.texts import Stepwise
+    from experiments.sampler.verifier import TorchRows
+
+    pump = Pump()
+    engines: dict[str, Engine] = {
+        m.name: TorchEngine(
+            m.name, folder / m.checkpoint, m.engine.context_tokens, pump, m.sampling.delimiter
+        )
+        for m in catalogue.models
+    }
+    for v in entries:
+        if v.step_tags is None:
+            raise ValueError(f"verifier {v.name}: the plain sampler scores step tags only; record with vLLM")
+        rows = TorchRows(folder / v.checkpoint, v.step_tags.tag_id, pump)
+        scorers[v.name] = ProcessRewardModel(
+            Served(name="torch", model=v.name),
+            rows,
+            Stepwise(StepTagFormat(rows.prompts, v.step_tags.tag, tag_id=v.step_tags.tag_id)),
+            good_label=v.step_tags.good_label,
+            context_tokens=v.engine.context_tokens,
+        )
+    return Bench(catalogue, engines, scorers, judge)

@@ -43,29 +43,29 @@ class View:
             new: Tokens a row in this pass.
             group: Query heads that share keys.
         """
-        device, prefixes, columns = cache.values.device, cache.prefixes.shape[2], cache.prefixes.shape[4]
+        prefixes, columns = cache.prefixes.shape[2], cache.prefixes.shape[4]
         count, wide, prefix, place = prefixes, 1, None, None
-        if cache.rows != prefixes or not torch.equal(cache.prefix_of, torch.arange(prefixes, device=device)):
+        if cache.rows != prefixes or not torch.equal(cache.prefix_of, torch.arange(prefixes)):
             order = cache.prefix_of.argsort(stable=True)
             rows_of = torch.bincount(cache.prefix_of, minlength=prefixes)
             wide = _block(rows_of, new * group)
             blocks_of = -(-rows_of // wide)
             begins, first = rows_of.cumsum(0) - rows_of, blocks_of.cumsum(0) - blocks_of
             rank = torch.empty_like(order)
-            rank[order] = torch.arange(cache.rows, device=device) - begins[cache.prefix_of[order]]
+            rank[order] = torch.arange(cache.rows) - begins[cache.prefix_of[order]]
             # A prefix's blocks follow each other, and so do the places of its rows.
             place = first[cache.prefix_of] * wide + rank
             count = int(blocks_of.sum())
             if int(blocks_of.min()) != 1 or int(blocks_of.max()) != 1:
-                prefix = torch.repeat_interleave(torch.arange(prefixes, device=device), blocks_of)
+                prefix = torch.repeat_interleave(torch.arange(prefixes), blocks_of)
         beyond = None
         if columns and int(cache.lengths.min()) < columns:
             lengths = cache.lengths if prefix is None else cache.lengths[prefix]
-            hidden = torch.arange(columns, device=device) >= lengths[:, None]
+            hidden = torch.arange(columns) >= lengths[:, None]
             beyond = hidden.float()[:, None, None] * HIDDEN
         ahead = None
         if new > 1:
-            seen = torch.arange(cache.width + new, device=device)
+            seen = torch.arange(cache.width + new)
             ahead = (seen > seen[cache.width :, None]).float() * HIDDEN
         return cls(count, wide, prefix, place, beyond, ahead)
 

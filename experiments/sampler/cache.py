@@ -54,12 +54,12 @@ class Cache:
             places[at] = next(free)
         self.reserve(size, self.width)
         if later:
-            source = torch.tensor([above[at] for at in later], device=self.values.device)
-            target = torch.tensor([places[at] for at in later], device=self.values.device)
+            source = torch.tensor([above[at] for at in later])
+            target = torch.tensor([places[at] for at in later])
             used = self.values[..., : self.width, :]
             used[:, :, target] = used[:, :, source]
-        order = torch.empty(size, dtype=torch.long, device=self.values.device)
-        order[torch.tensor(places, device=order.device)] = torch.tensor(above, device=order.device)
+        order = torch.empty(size, dtype=torch.long)
+        order[torch.tensor(places)] = torch.tensor(above)
         self.prefix_of = self.prefix_of[order]
         used, at = torch.unique(self.prefix_of, return_inverse=True)
         if 2 * len(used) <= len(self.lengths):

@@ -3,7 +3,7 @@
 A batch has prefixes, of different lengths, and rows that each continue one of them: a prefix's keys and values
 stand there once, whatever the number of its rows, which attend to it and to their own, and the two parts are
 added up (a softmax over parts: the sums of each are weighed by their maxima). `agents.serving` serves models;
-this only makes recordings of small ones fast, on a CPU or a GPU, and is held to transformers and vLLM by tests.
+this only makes recordings of small ones fast, on a CPU, and is held to transformers and vLLM by tests.
 """
 
 from collections.abc import Sequence
@@ -24,18 +24,16 @@ class Decoder:
 
     Args:
         folder: A Hugging Face folder of one safetensors file.
-        device: Where it runs.
     """
 
-    def __init__(self, folder: Path, device: str = "cpu") -> None:
+    def __init__(self, folder: Path) -> None:
         self.shape = Shape.read(folder)
-        self.device = torch.device(device)
         file = folder / "model.safetensors"
         if not file.exists():
             raise CheckpointError(f"{folder}: holds no model.safetensors; save the model there in one file")
-        self._w = {name: tensor.float().to(self.device) for name, tensor in load_file(file).items()}
+        self._w = {name: tensor.float() for name, tensor in load_file(file).items()}
         self.vocabulary, self.width = self._w["model.embed_tokens.weight"].shape
-        half = torch.arange(0, self.shape.head_dim, 2, device=self.device).float() / self.shape.head_dim
+        half = torch.arange(0, self.shape.head_dim, 2).float() / self.shape.head_dim
         self._frequencies = 1.0 / self.shape.theta**half
 
     def cache(self, prefixes: Sequence[Sequence[Tensor]], prefix_of: Sequence[int], capacity: int) -> Cache:
@@ -50,20 +48,18 @@ class Decoder:
         lengths = [sum(piece.shape[3] for piece in pieces) for pieces in prefixes]
         size = (s.layers, 2, len(prefixes), s.kv_heads, max(lengths, default=0), s.head_dim)
         # Zeros and not what memory holds: a hidden column has no weight, but nothing times NaN is NaN.
-        held = torch.zeros(size, device=self.device)
+        held = torch.zeros(size)
         for row, pieces in enumerate(prefixes):
             at = 0
             for piece in pieces:
                 held[:, :, row, :, at : at + piece.shape[3]] = piece
                 at += piece.shape[3]
-        own = torch.empty(
-            s.layers, 2, len(prefix_of), s.kv_heads, max(capacity, 1), s.head_dim, device=self.device
-        )
+        own = torch.empty(s.layers, 2, len(prefix_of), s.kv_heads, max(capacity, 1), s.head_dim)
         return Cache(
             held,
-            torch.tensor(lengths, device=self.device),
+            torch.tensor(lengths),
             own,
-            torch.tensor(prefix_of, dtype=torch.long, device=self.device),
+            torch.tensor(prefix_of, dtype=torch.long),
         )
 
     def forward(self, tokens: Tensor, cache: Cache) -> Tensor:
@@ -77,7 +73,7 @@ class Decoder:
         s, w = self.shape, self._w
         new = tokens.shape[1]
         cache.reserve(cache.rows, cache.width + new)
-        columns = torch.arange(cache.width, cache.width + new, device=self.device)
+        columns = torch.arange(cache.width, cache.width + new)
         places = cache.lengths[cache.prefix_of][:, None] + columns
         turns = places.float()[..., None] * self._frequencies  # (rows, new, d/2)
         cos, sin = (torch.cat([f(turns)] * 2, dim=-1)[:, :, None] for f in (torch.cos, torch.sin))

@@ -39,8 +39,8 @@ def cumulative(logits: Tensor, sampling: Sampling) -> NDArray[np.float64]:
     """
     if sampling.temperature == 0:
         best = logits.argmax(-1, keepdim=True)
-        places = torch.arange(logits.shape[-1], device=logits.device)
-        return np.asarray((places >= best).double().cpu().numpy())
+        places = torch.arange(logits.shape[-1])
+        return np.asarray((places >= best).double().numpy())
     p = (logits.double() / sampling.temperature).softmax(-1)
     if sampling.top_k or sampling.top_p < 1:
         ranked, order = p.sort(-1, descending=True)
@@ -51,7 +51,7 @@ def cumulative(logits: Tensor, sampling: Sampling) -> NDArray[np.float64]:
         ranked = ranked.masked_fill(ranked.cumsum(-1) - ranked >= sampling.top_p, 0)
         p = torch.zeros_like(p).scatter(-1, order, ranked)
     total = p.cumsum(-1)
-    return np.asarray((total / total[:, -1:]).cpu().numpy())
+    return np.asarray((total / total[:, -1:]).numpy())
 
 
 def draw(table: NDArray[np.float64], rows: NDArray[np.int64], u: NDArray[np.float64]) -> NDArray[np.int64]:

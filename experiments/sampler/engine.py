@@ -65,7 +65,6 @@ class TorchEngine:
         context_tokens: Its longest prompt plus output.
         pump: What fills its batches from all searches in flight.
         delimiter: Of the steps that are mostly met.
-        device: Where it runs.
     """
 
     def __init__(
@@ -75,8 +74,6 @@ class TorchEngine:
         context_tokens: int,
         pump: Pump,
         delimiter: str = "\n\n",
-        *,
-        device: str = "cpu",
     ) -> None:
         self.model = model
         self.counts = EngineCounts()
@@ -84,7 +81,7 @@ class TorchEngine:
         self.rows = PREFIXES
         self.drawn = self.read = 0
         self._pump = pump
-        self._decoder = Decoder(folder, device)
+        self._decoder = Decoder(folder)
         self._prompts = ChatPrompts.load(str(folder))
         self._continuer = Reencoding(model, self._prompts, context_tokens, self.counts, delimiter)
         self._text = lru_cache(STEPS)(self._prompts.decode)
@@ -141,7 +138,7 @@ class TorchEngine:
             self._decoder.vocabulary,
         )
         rows = [BatchRow(plan, ()) for plan in plans]
-        tokens = torch.tensor([plan.prompt_ids[-1] for plan in plans], device=self._decoder.device)
+        tokens = torch.tensor([plan.prompt_ids[-1] for plan in plans])
         found = np.empty(len(seeds), dtype=object)
         going = np.arange(len(seeds))  # drafts that go on, and the row of each
         at_row = np.repeat(np.arange(len(rows)), sizes)
@@ -172,7 +169,7 @@ class TorchEngine:
             rows = [
                 row for _, row in sorted(zip(places, (row for _, _, row in above), strict=True), key=_place)
             ]
-            tokens = torch.tensor([row.ids[-1] for row in rows], device=self._decoder.device)
+            tokens = torch.tensor([row.ids[-1] for row in rows])
         return list(found)
 
     def _advance(
@@ -217,7 +214,7 @@ class TorchEngine:
             longest = max(map(len, part)) - 1
             padded = [[*prompt[:-1], *[0] * (longest - len(prompt) + 1)] for prompt in part]
             cache = self._decoder.cache([[]] * len(part), range(len(part)), longest)
-            self._decoder.forward(torch.tensor(padded, device=self._decoder.device), cache)
+            self._decoder.forward(torch.tensor(padded), cache)
             for row, prompt in enumerate(part):
                 self._kept.keep(prompt, None, cache.values[:, :, row, :, : len(prompt) - 1].clone())
 

@@ -42,18 +42,15 @@ class TorchRows:
         folder: A `Qwen2ForProcessRewardModel` checkpoint.
         tag_id: Its step tag.
         pump: What fills its batches.
-        device: Where it runs.
         rows: Most paths in a batch.
     """
 
-    def __init__(
-        self, folder: Path, tag_id: int, pump: Pump, *, device: str = "cpu", rows: int = ROWS
-    ) -> None:
+    def __init__(self, folder: Path, tag_id: int, pump: Pump, rows: int = ROWS) -> None:
         self.rows_each = rows
         self.prompts = ChatPrompts.load(str(folder))
         self._tag_id = tag_id
         self._pump = pump
-        self._decoder = Decoder(folder, device)
+        self._decoder = Decoder(folder)
         self._kept = Kept(KEPT)
         self._worker = _Batch(self, rows)
         dialogue = [("user", "q")]
@@ -122,11 +119,11 @@ class TorchRows:
         prefix_of = [at for at, each in enumerate(sets) for _ in each]
         cache = self._decoder.cache([self._pieces(each[0].above) for each in sets], prefix_of, longest)
         tokens = [[*w.ids[w.known :], *[0] * (longest - len(w.ids) + w.known)] for w in rows]
-        hidden = self._decoder.forward(torch.tensor(tokens, device=self._decoder.device), cache)
+        hidden = self._decoder.forward(torch.tensor(tokens), cache)
         tags = [(row, tag - w.known) for row, w in enumerate(rows) for tag in w.tags]
         if tags:
-            at = torch.tensor(tags, device=self._decoder.device)
-            labels = self._decoder.labels(hidden[at[:, 0], at[:, 1]]).cpu().numpy()
+            at = torch.tensor(tags)
+            labels = self._decoder.labels(hidden[at[:, 0], at[:, 1]]).numpy()
         read = 0
         for row, w in enumerate(rows):
             piece = cache.values[:, :, row, :, : len(w.ids) - w.known].clone()

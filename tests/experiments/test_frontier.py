@@ -163,7 +163,7 @@ def test_the_command_says_what_each_pays(tmp_path: Path) -> None:
     assert (LIVE_RUNS.read_bytes() if LIVE_RUNS.exists() else b"") == looked
     wrong = CliRunner().invoke(cli, [*given, "--policy", "best"])
     assert wrong.exit_code == 2
-    assert "choose from ridge_from_history, ridge_online" in wrong.output
+    assert "'best' is not one of 'ridge_from_history', 'ridge_online'" in wrong.output
 
 
 def test_a_comparison_is_corrected_for_the_number_of_tables(tmp_path: Path) -> None:

@@ -16,9 +16,9 @@ from agents.catalogue.file import load_catalogue
 from experiments.__main__ import cli
 from experiments.loop import best_route_space
 from experiments.page import write_results
-from experiments.paper_command import read
+from experiments.paper import read_beside
 from experiments.record import table
-from experiments.record.questions import Task, questions_of
+from experiments.record.questions import questions_of
 from schemas.action import Action
 
 ROOT = Path(__file__).parents[2]
@@ -49,7 +49,7 @@ def rows_of(task: str, share: float) -> Iterator[dict[str, Any]]:
     spaces = {*uis_space(catalogue), *(best_route_space(catalogue) if task == "math" else [])}
     uis = set(uis_space(catalogue))
     actions = sorted((a for a in spaces if a.model in MODELS), key=lambda a: (a.model, a.qp, a.cp))
-    for question, action in product(questions_of(task, share=share), actions):  # type: ignore[arg-type]
+    for question, action in product(questions_of(task, share=share), actions):
         variants = [(IN_USE, True)]
         if action in uis and task == "math":
             # As in a recording with --whole-share and --other-share: not every question is run in every variant.
@@ -103,8 +103,7 @@ def row(
 @pytest.fixture(scope="module")
 def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("recorded")
-    tasks: tuple[Task, ...] = ("math", "code")
-    for task in tasks:
+    for task in ("math", "code"):
         share = 0.07
         settings = {
             "models": list(MODELS),
@@ -217,7 +216,7 @@ def test_a_page_of_results_begins_with_tables_and_figures_and_keeps_what_is_writ
 @pytest.mark.parametrize(("task", "second"), [("math", True), ("code", False)])
 def test_code_is_the_second_task_of_others_and_not_of_itself(written: Path, task: str, second: bool) -> None:
     folder = written.parent
-    _, beside = read(folder / f"{task}.parquet", None, CATALOGUE, None, folder / "vectors", None)
+    beside = read_beside(folder / f"{task}.parquet", load_catalogue(CATALOGUE), folder / "vectors", None)
     assert (beside.coding is not None) is second
 
 
@@ -243,4 +242,4 @@ def test_the_card_counts_what_a_recording_holds(tmp_path: Path) -> None:
     assert f"right, with early exit: {right:.2f} %" in told.output
     absent = CliRunner().invoke(cli, ["card", str(tmp_path / "none.parquet")])
     assert absent.exit_code == 1
-    assert "no such file" in absent.output
+    assert "is no recording of ours" in absent.output

@@ -179,9 +179,7 @@ def test_a_recording_of_other_weights_is_not_run_again(recording: Path, tiny: Pa
 def test_time_is_measured_on_the_rounds_that_were_recorded(recording: Path, tiny: Path) -> None:
     encoder = MiniLM()
     world = build_world(load_recording(recording), encoder)
-    found = asyncio.run(
-        rerun.breakdown(world, "quality-priority", 3, encoder, reopened(recording, tiny), rounds=53)
-    )
+    found = asyncio.run(rerun.breakdown(world, encoder, reopened(recording, tiny), rounds=53))
     assert found["run"]["rounds"] == 3
     assert found["run"]["rounds_as_recorded"] == found["run"]["warm_up_and_rounds"] == 53
     assert all(found["seconds"][name] > 0 for name in rerun.COMPONENTS)

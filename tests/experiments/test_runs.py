@@ -20,7 +20,8 @@ from experiments import runs
 from experiments.contenders import ALL
 from experiments.loop import WARM_UP, Stage, spaces, steady
 from experiments.outcomes import Arm, BanditWorld, Outcomes, QuestionInfo, build_world, load_recording
-from experiments.runs import RECIPE, NetworkRecord, run_policy, run_recorded, wanted
+from experiments.paper import networks_wanted
+from experiments.runs import RECIPE, NetworkRecord, run_policy, run_recorded
 
 ROOT = Path(__file__).parents[2]
 MODE = "cost-sensitive"
@@ -92,12 +93,17 @@ def test_a_record_of_another_recipe_is_refused(world: BanditWorld, record: Netwo
     assert not found.chosen
 
 
-def test_the_joint_space_is_trained_first() -> None:
-    names = list(wanted(["tts", "uis", "routing"], [MODE], [3, 23]))
-    assert [name[0] for name in names] == ["uis"] * 6 + ["routing"] * 4 + ["tts"] * 4
+def test_the_joint_space_is_trained_first(world: BanditWorld) -> None:
+    pairs = ((1, 1), (1, 4), (4, 1), (2, 1))
+    arms = tuple(Arm(f"{m}/{qp}/{cp}/1", m, qp, cp) for m, (qp, cp) in zip("aabb", pairs, strict=True))
+    worlds, names = networks_wanted(replace(world, outcomes=replace(world.outcomes, arms=arms)))
+    assert set(worlds) == {"uis", "routing", "tts"}
+    spaces_of = [name[0] for name in names]
+    assert spaces_of == ["uis"] * 30 + ["routing"] * 20 + ["tts"] * 20 + ["uis"] * 20
     assert len(set(names)) == len(names)
-    more = list(wanted(["tts", "uis"], [MODE], [3], ["quality-leaning"]))
-    assert more[-2:] == [("uis", "quality-leaning", policy, 3) for policy in ("mlp", "neural_ucb")]
+    assert {name[1:3] for name in names[-20:]} == {
+        (mode, policy) for mode in ("cost-leaning", "quality-leaning") for policy in ("mlp", "neural_ucb")
+    }
 
 
 @pytest.mark.slow
@@ -120,14 +126,14 @@ def test_training_still_chooses_what_the_shipped_record_holds(tmp_path: Path, po
 def test_training_is_kept_and_gone_on_with(world: BanditWorld, tmp_path: Path) -> None:
     record = NetworkRecord.load(tmp_path / "n.json", world)
     names = [("all", MODE, "mlp", 3)]
-    runs.rebuild(record, {"all": world}, steady, names, jobs=1)
+    runs.rebuild(record, {"all": world}, names, jobs=1)
     kept = NetworkRecord.load(tmp_path / "n.json", world)
     stages = steady(world, MODE)
     assert run_recorded(kept, world, "all", MODE, "mlp", stages, [3]) == run_policy(
         ALL["mlp"], world, stages, [3]
     )
     again: list[object] = []
-    runs.rebuild(kept, {"all": world}, steady, names, jobs=1, done=again.append)
+    runs.rebuild(kept, {"all": world}, names, jobs=1, done=again.append)
     assert again == []
 
 

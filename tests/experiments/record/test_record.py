@@ -17,7 +17,7 @@ from experiments.__main__ import cli
 from experiments.journal import JournalError, SearchJournal, journals
 from experiments.loop import best_route_space
 from experiments.record import table
-from experiments.record.plan import RecordingPlan, estimate, record, search_id, take_over
+from experiments.record.plan import RecordingPlan, record, search_id, take_over
 from experiments.record.questions import (
     FILE,
     HISTORY,
@@ -65,7 +65,7 @@ def small_plan(bench: Bench, pairs: tuple[tuple[int, int], ...] = WIDE, whole: i
 def test_derived_runs_equal_real_ones(whole: int | None, tiny: Path, tmp_path: Path) -> None:
     """Early exit, the other verifier and best of N, taken from memory, against engines that know nothing."""
     bench = bench_of(tiny)
-    plan = RecordingPlan.of_mixed(bench, QUESTIONS, 1, 0) if whole is None else small_plan(bench, whole=whole)
+    plan = RecordingPlan.of_mixed(bench, QUESTIONS, 1) if whole is None else small_plan(bench, whole=whole)
     journal = SearchJournal(tmp_path / "j.jsonl", {})
     asyncio.run(record(plan, bench, journal, in_flight=2))
     rows = list(journal.rows())
@@ -237,7 +237,7 @@ def test_the_file_holds_questions_and_settings(tmp_path: Path, tiny: Path) -> No
 @pytest.mark.parametrize("task", ["math", "code", "mixed"])
 def test_the_recordings_asked_the_questions_of_the_file(task: str) -> None:
     recording = FILE.with_name(f"{task}.parquet")
-    questions = mixed_traffic() if task == "mixed" else questions_of(task)  # type: ignore[arg-type]
+    questions = mixed_traffic() if task == "mixed" else questions_of(task)
     assert questions == table.questions_in(recording) == question_set(task)
     assert fingerprint(questions) == table.settings_of(recording)["questions"]
 
@@ -281,14 +281,11 @@ def test_mixed_traffic_has_its_families_on_both_sides_of_the_split() -> None:
         }
     assert len({q.text for q in questions}) == len(questions)
     assert (sum(HISTORY.values()), sum(LIVE.values())) == (500, 1_000)
-    # A short recording is made longer by what it lacks.
-    short = {q.question_id: q.text for q in mixed_traffic(share=0.08, short=True)}
-    assert short.items() < {q.question_id: q.text for q in questions}.items()
 
 
 def test_mixed_traffic_is_asked_of_forty_two_configurations_once_a_sample(tiny: Path) -> None:
     qwen3 = replace(bench_of(tiny), catalogue=load_catalogue(Path("infra/catalogue/qwen3.yaml")))
-    plan = RecordingPlan.of_mixed(qwen3, QUESTIONS, 2, 0)
+    plan = RecordingPlan.of_mixed(qwen3, QUESTIONS, 2)
     assert len({*plan.actions, *plan.derived}) == 42
     assert plan.searches() == len(QUESTIONS) * 2 * 42
     pairs = {(1, 1), (4, 1), (16, 1), (64, 1), (1, 4), (4, 4), (4, 16)}
@@ -296,21 +293,15 @@ def test_mixed_traffic_is_asked_of_forty_two_configurations_once_a_sample(tiny: 
     assert {(a.qp, a.cp) for a in plan.derived} == {(1, 1), (4, 1), (16, 1)}
 
 
-def test_the_estimate_is_of_the_whole_recording(tiny: Path) -> None:
-    bench = bench_of(tiny)
-    plan = replace(small_plan(bench, NARROW), samples=2)
-    (cost,) = asyncio.run(estimate(plan, bench, QUESTIONS[:1], 1))
-    assert cost.later_s is not None
-    assert 0 < cost.later_s < cost.first_s  # one run of each search in place of three
-    assert cost.hours(3600, 2) == pytest.approx(cost.first_s + cost.later_s)
-
-
 @pytest.mark.parametrize("task", ["math", "code", "mixed"])
-def test_what_is_no_recording_cannot_be_continued(task: str, tiny: Path, tmp_path: Path) -> None:
+def test_what_is_no_recording_cannot_be_continued(
+    task: str, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Said once the plan of the task stands, and before anything is run."""
     foreign = tmp_path / "foreign.parquet"
     pq.write_table(pa.table({"question": ["a"]}), foreign)
-    told = ["--catalogue", str(tiny / "tiny.yaml"), "--folder", str(tiny), "--share", "0.001"]
+    monkeypatch.chdir(tiny)
+    told = ["--catalogue", "tiny.yaml", "--share", "0.001"]
     told += ["--task", task, "--work", str(tmp_path / "work"), "--continue", str(foreign)]
     refused = CliRunner().invoke(cli, ["record", *told])
     assert refused.exit_code == 1
@@ -318,9 +309,3 @@ def test_what_is_no_recording_cannot_be_continued(task: str, tiny: Path, tmp_pat
         f"Error: {foreign}: is no recording of ours; `python -m experiments record` makes one"
         in refused.output
     )
-
-
-def test_short_traffic_is_of_the_mixed_task_alone() -> None:
-    refused = CliRunner().invoke(cli, ["record", "--task", "code", "--short"])
-    assert refused.exit_code == 2
-    assert "--short is for --task mixed alone" in refused.output
