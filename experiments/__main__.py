@@ -16,7 +16,7 @@ class Lab(click.Group):
         """Run a command."""
         try:
             return super().invoke(ctx)
-        except UniscaleError as error:
+        except (UniscaleError, OSError) as error:  # a file that is not there is named by its error
             raise click.ClickException(str(error)) from error
 
 
