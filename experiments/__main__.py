@@ -16,8 +16,12 @@ class Lab(click.Group):
         """Run a command."""
         try:
             return super().invoke(ctx)
-        except (UniscaleError, OSError) as error:  # a file that is not there is named by its error
+        except UniscaleError as error:
             raise click.ClickException(str(error)) from error
+        except OSError as error:  # pyarrow's says nothing but the name
+            raise click.ClickException(
+                f"{error.filename or error}: {error.strerror or 'no such file'}"
+            ) from error
 
 
 @click.group(cls=Lab)
