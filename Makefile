@@ -52,7 +52,7 @@ SIDE_BY_SIDE := -n 2 --dist loadgroup --no-loadscope-reorder
 
 test-fast: $(STAMP) ## The first answer, in 90 s: the packages alone, without torch, vLLM, a broker or a network
 	$(BIN)/python -m pytest $(SIDE_BY_SIDE) --light -m "not (slow or thorough or seconds or torch or broker or kafka or data)" \
-		tests/schemas tests/agents tests/streams tests/test_*.py $(ARGS)
+		tests/schemas tests/agents tests/streams tests/simulate tests/test_*.py $(ARGS)
 
 test: lint ## Environment, lint, and every test but the slow ones, on the embedded broker
 	$(BIN)/python -m pytest $(SIDE_BY_SIDE) --broker embedded -m "not (slow or thorough)" $(ARGS)

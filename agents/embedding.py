@@ -172,6 +172,7 @@ class HttpEncoder:
         sleep: Callable[[float], None] = time.sleep,
         clock: Callable[[], float] = time.monotonic,
         trust_environment: bool = False,
+        transport: httpx.BaseTransport | None = None,
     ) -> None:
         """Set up the client; nothing is sent yet.
 
@@ -190,6 +191,7 @@ class HttpEncoder:
             sleep: How to wait.
             clock: Seconds, monotonic.
             trust_environment: Take proxies and certificates from the environment's variables.
+            transport: What carries the requests; None opens connections.
 
         Raises:
             ValueError: naming the argument that is out of range.
@@ -211,7 +213,9 @@ class HttpEncoder:
         self._backoff_s, self._sleep = backoff_s, sleep
         self._reply_s, self._clock = reply_s, clock
         headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
-        self._client = httpx.Client(timeout=timeout_s, headers=headers, trust_env=trust_environment)
+        self._client = httpx.Client(
+            timeout=timeout_s, headers=headers, trust_env=trust_environment, transport=transport
+        )
 
     def encode(self, texts: Sequence[str]) -> Vectors:
         """Return one unit row a text, shape (len(texts), dimension), float32.

@@ -61,10 +61,11 @@ AND EXISTS (
 );
 
 -- name: answers_differ
+-- A search that is run again comes to the same end, unless time, an engine or a client ended it.
 SELECT DISTINCT o.query_id, 'two Answers with status ' || a.status || ' that differ'
 FROM Answer o JOIN Timeline t USING (query_id) JOIN Answer a ON a.rowid = t.answer
 WHERE a.early AND o.rowid <> a.rowid AND o.error IS NULL AND o.early
-AND o.status = a.status AND o.service = a.service AND o.said <> a.said;
+AND o.status = a.status AND o.status IN ('ok', 'unfinished') AND o.service = a.service AND o.said <> a.said;
 
 -- name: answer_score
 SELECT t.query_id, 'the Answer''s score is ' || a.score || ', the mean of its path ' || a.path_score
@@ -124,13 +125,14 @@ WHERE r.early AND r.error IS NULL AND t.answer IS NULL AND t.since_ms > :kept_an
 AND (t.decision IS NOT NULL OR t.since_ms <= :kept_decision);
 
 -- name: reward_of_another_answer
--- Only the price of a cancelled search is known.
+-- Only the price is known of a search that was cancelled, or failed for something that says nothing of it.
 SELECT r.query_id, 'Reward ' || r.query_id || '/' || r.kind || ': ' || iif(r.status <> a.status,
     'status is ' || r.status || ', the Answer''s ' || a.status,
-    'score is ' || said(r.score) || ', the Answer''s ' || said(iif(a.text AND a.status <> 'cancelled', a.score, NULL)))
+    'score is ' || said(r.score) || ', the Answer''s '
+    || said(iif(a.text AND a.status <> 'cancelled' AND NOT a.fault, a.score, NULL)))
 FROM Reward r JOIN Timeline t USING (query_id) JOIN Answer a ON a.rowid = t.answer
 WHERE r.early AND r.error IS NULL
-AND (r.status <> a.status OR r.score IS NOT iif(a.text AND a.status <> 'cancelled', a.score, NULL));
+AND (r.status <> a.status OR r.score IS NOT iif(a.text AND a.status <> 'cancelled' AND NOT a.fault, a.score, NULL));
 
 -- name: reward_log_cost
 SELECT r.query_id, 'Reward ' || r.query_id || '/' || r.kind || ': log_cost is ' || said(r.log_cost)

@@ -80,7 +80,7 @@ class AnswerFact(NamedTuple):
     `said` is a digest without the measured seconds, which differ whenever a search is run; `timed` says whether there
     are any. `path_score` is the mean score of the drafts on its path. `extracted` says whether an answer was found in
     its text, `number` which, where it is a plain whole number. `factor` is the price factor that its search began
-    with; None for one that never began.
+    with; None for one that never began. `fault` says whether it failed for something that says nothing of its search.
     """
 
     query_id: str
@@ -101,6 +101,7 @@ class AnswerFact(NamedTuple):
     path_score: float | None
     timed: bool
     factor: float | None
+    fault: bool
 
 
 class Worked(NamedTuple):
@@ -572,6 +573,7 @@ class Facts:
             _action(r["action"]) if r.get("action") else None, r.get("seq"), r.get("text") is not None,
             extracted is not None, _whole_number(extracted), r.get("score"),
             sum(scores) / len(scores) if scores else None, bool((r.get("spent") or {}).get("verify_s")), factor_of(r),
+            bool(r.get("fault")),
         )  # fmt: skip
         prices = self._catalogue.prices(r)
         self._ledger.add(answer)

@@ -34,6 +34,7 @@ _MODULES: Final = {
     "learner": "learner",
     "verify-decisions": "operating",
     "audit": "operating",
+    "simulate": "simulating",
 }
 
 

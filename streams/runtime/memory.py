@@ -106,7 +106,7 @@ class Effect(NamedTuple):
 class _Partition:
     def __init__(self) -> None:
         self.first = 0
-        self.records: list[ConsumerRecord] = []
+        self.records: list[ConsumerRecord | None] = []  # None: compacted away
         self.orders: list[int] = []
 
     @property
@@ -186,14 +186,14 @@ class MemoryBroker:
     def at(self, topic: str, partition: int, offset: int) -> tuple[int, ConsumerRecord] | None:
         """Return the first record at an offset or after it, with its place in the order of all; None at the end."""
         part = self._of(topic)[partition]
-        index = max(0, offset - part.first)
-        if index >= len(part.records):
-            return None
-        return part.orders[index], part.records[index]
+        for index in range(max(0, offset - part.first), len(part.records)):
+            if (record := part.records[index]) is not None:
+                return part.orders[index], record
+        return None
 
     def records(self, topic: str) -> list[ConsumerRecord]:
         """Return every record of a topic, partition by partition."""
-        return [record for part in self._of(topic) for record in part.records]
+        return [record for part in self._of(topic) for record in part.records if record is not None]
 
     def changelog(
         self,
@@ -215,6 +215,8 @@ class MemoryBroker:
         rows: dict[bytes, bytes] = {}
         part = self._of(topic)[partition]
         for record in part.records[max(0, begin - part.first) :]:
+            if record is None:
+                continue
             key = record.key or b""
             if replaces(rows.get(key), record.value, newer):
                 rows.pop(key, None)
@@ -238,6 +240,21 @@ class MemoryBroker:
         gone = max(0, min(offset, part.end) - part.first)
         del part.records[:gone], part.orders[:gone]
         part.first += gone
+
+    def compact(self, topic: str, before_ms: int) -> None:
+        """Leave of each key the last record, and what was appended later; offsets stay as they are.
+
+        Args:
+            topic: A topic.
+            before_ms: When its active segment began, ms since the epoch: compaction leaves that alone.
+        """
+        for part in self._of(topic):
+            last = {record.key: record.offset for record in part.records if record is not None}
+            for at, record in enumerate(part.records):
+                if record is None or record.timestamp_ms >= before_ms:
+                    continue
+                if last[record.key] != record.offset:
+                    part.records[at] = None
 
     def watch(self, owner: object, topics: Iterable[str], show: Callable[[ConsumerRecord], None]) -> None:
         """Show every record appended to these topics from now on, until `unwatch`."""

@@ -19,6 +19,7 @@ from streams.topics import Topics
 
 _MOST_DEATHS = 200
 _PAUSE_S = 1.0
+_GRACE_S = 3.0  # for calls in progress when a worker stops
 
 _Work = tuple[int, MemoryRuntime, Subscription, int, ConsumerRecord]
 
@@ -33,6 +34,7 @@ class Cluster:
             committed, and one record is handled at a time, the oldest first.
         dies_after: Asked after each effect whether its worker dies now.
         began_ms: When the broker's clock begins, milliseconds since the epoch.
+        make: Makes a worker.
 
     Attributes:
         deaths: What ended workers, in order; each was restarted.
@@ -46,8 +48,10 @@ class Cluster:
         seed: int | None = None,
         dies_after: Callable[[Effect], bool] = lambda effect: False,
         began_ms: int = BEGAN_MS,
+        make: Callable[..., MemoryRuntime] = MemoryRuntime,
     ) -> None:
         self.settings = settings
+        self._make = make
         self.services = dict(services)
         self.groups = tuple(load_catalogue(Path(settings.catalogue)).groups)
         self.topics = Topics(settings)
@@ -79,7 +83,7 @@ class Cluster:
         spec = self.services[service]
         app = self.topics.app_id(service, group)
         name = (app, instance)
-        worker = MemoryRuntime(
+        worker = self._make(
             self.settings,
             self.broker,
             spec,
@@ -97,7 +101,8 @@ class Cluster:
             await spec.build(worker)
             await self._rebalance(app)
         except (Crash, Died) as error:
-            self._down(worker, error)
+            self.ended(worker, error)
+        if worker not in self.workers:
             return worker
         for what, run in worker.later:
             self._keep(self._background(worker, what, run), worker.tasks)
@@ -106,10 +111,11 @@ class Cluster:
     async def stop(self, worker: MemoryRuntime) -> None:
         """Stop a worker in order: no record is begun, what is handled is committed, its partitions move on."""
         worker.guard.stop()
-        while worker.in_flight.coordinates:  # noqa: ASYNC110 - many handlers, one wait
+        until = asyncio.get_running_loop().time() + _GRACE_S
+        while worker.in_flight.coordinates and asyncio.get_running_loop().time() < until:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
         for subscription in worker.subscriptions:
-            for partition in subscription.offsets:
+            for partition in list(subscription.offsets):
                 await worker.commit(subscription, partition)
         for close in worker.closers:
             await close()
@@ -119,7 +125,18 @@ class Cluster:
     def kill(self, worker: MemoryRuntime) -> None:
         """Kill a worker where it stands; its successor is started at once."""
         worker.die()
-        self._down(worker, Died(f"{worker.app} was killed"))
+        self.ended(worker, Died(f"{worker.app} was killed"))
+
+    async def expel(self, worker: MemoryRuntime) -> None:
+        """Take a silent worker out of its group without its knowing: its partitions go to others, or to a successor."""
+        self.workers.remove(worker)
+        self.broker.unwatch(worker)
+        for subscription in worker.subscriptions:
+            subscription.positions.clear()
+        if any(each.app == worker.app for each in self.workers):
+            await self._rebalance(worker.app)
+        else:
+            await self.start(worker.service, worker.group, f"{worker.instance}+")
 
     def produce(
         self, topic: str, key: bytes | None, value: bytes | None, partition: int | None = None
@@ -137,11 +154,15 @@ class Cluster:
         loop = asyncio.get_running_loop()
         until = loop.time() + timeout_s
         while not condition():
-            if self._errors:
-                raise self._errors[0]
+            self.check()
             if loop.time() > until:
                 raise TimeoutError(f"did not come true in {timeout_s:.0f} s; deaths: {self.deaths[-3:]}")
             await asyncio.sleep(0.05)
+
+    def check(self) -> None:
+        """Raise what went wrong in the deployment other than the end of a worker."""
+        if self._errors:
+            raise self._errors[0]
 
     @property
     def busy(self) -> bool:
@@ -208,7 +229,7 @@ class Cluster:
             if self._rng is None or self._rng.random() < 0.5:
                 await worker.commit(subscription, partition)
         except (Crash, Died) as error:
-            self._down(worker, error)
+            self.ended(worker, error)
         finally:
             self._changed.set()
 
@@ -216,13 +237,13 @@ class Cluster:
         try:
             await run()
         except (Crash, Died) as error:
-            self._down(worker, error)
+            self.ended(worker, error)
         except Exception as error:
             crash = Crash(f"{what} failed: {error}")
             crash.__cause__ = error
-            self._down(worker, crash)
+            self.ended(worker, crash)
 
-    def _down(self, worker: MemoryRuntime, error: BaseException) -> None:
+    def ended(self, worker: MemoryRuntime, error: BaseException) -> None:
         """Take away a worker that ended, and start its successor."""
         if worker not in self.workers:
             return
@@ -277,8 +298,17 @@ class Cluster:
                 subscription.positions.clear()
                 subscription.offsets.clear()
         for worker in members:
-            for table in worker.tables:
-                await table.recover()
+            try:
+                for table in worker.tables:
+                    await table.recover()
+            except (Crash, Died) as error:
+                self.ended(worker, error)
+            except Exception as error:
+                crash = Crash(f"{worker.app}: its tables are not recovered: {error}")
+                crash.__cause__ = error
+                self.ended(worker, crash)
+            if worker not in self.workers:
+                continue
             for subscription in worker.subscriptions:
                 subscription.positions = {
                     partition: self.broker.committed.get(

@@ -150,7 +150,7 @@ class LearnerLog:
         for keys in _slices(old):
             await self.table.drop_all((key, 0) for key in keys)
         await self._post([(START_KEY, str(floor.log_offset).encode())])
-        gone = snapshot.obsolete(self._present, self._manifests)
+        gone = sorted(snapshot.obsolete(self._present, self._manifests))
         for keys in _slices(gone):
             await self.table.post(self.topic, ((key, None) for key in keys))
         self._present.difference_update(gone)

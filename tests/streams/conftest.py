@@ -11,7 +11,7 @@ from schemas.query import Query
 from streams.audit.run import Report, audit
 from streams.runtime.memory_cluster import Cluster
 from streams.settings import Settings
-from tests.support.memory_log import InMemoryLog
+from streams.simulate.history import InMemoryLog
 from tests.support.recorded import CATALOGUE, question, recorded_paths
 
 QUESTIONS = 12

@@ -1,0 +1,51 @@
+"""`simulate`: histories drawn from seeds, in memory, with faults; every query must be accounted for in the end."""
+
+import sys
+import time
+from pathlib import Path
+
+import click
+
+from streams.simulate.run import Failure, coverage, seeds_of, simulate
+
+
+@click.command("simulate")
+@click.option("--seeds", required=True, metavar="A-B", help="The seeds, for instance 1-150.")
+@click.option("--minutes", type=float, help="Stop after so long; what was lived by then counts.")
+@click.option("--json", "json_file", type=click.Path(path_type=Path), help="Write the report to a file, too.")
+@click.option(
+    "--append", type=click.Path(path_type=Path), help="A journal: go on with the seeds that it does not hold."
+)
+@click.option("--only", metavar="N,N|none", help="Which faults of each schedule happen, by place from 0.")
+def simulate_command(
+    seeds: str, minutes: float | None, json_file: Path | None, append: Path | None, only: str | None
+) -> None:
+    """Live histories in memory: deployments, traffic and faults, all drawn from seeds, then judged.
+
+    A history ends with everything restarted, drained, audited and folded again. The same seeds print the same bytes;
+    timings, the table of faults and what fails go to standard error. Exits with 1 if a history fails.
+    """
+    began_s = time.monotonic()
+    first, last = seeds_of(seeds)
+    places = None if only is None else [int(each) for each in only.split(",") if each.isdigit()]
+    journal = simulate(first, last, only=places, minutes=minutes, append=append, told=_tell)
+    for line in coverage(journal):
+        click.echo(line, err=True)
+    lived, took_s = journal.last - journal.first + 1, time.monotonic() - began_s
+    click.echo(f"{lived:,} histories, {len(journal.failures)} failed; {took_s:.1f} s", err=True)
+    if json_file is not None:
+        json_file.write_bytes(journal.report)
+    click.echo(journal.report, nl=False)
+    sys.exit(1 if journal.failures else 0)
+
+
+def _tell(failure: Failure) -> None:
+    click.echo(f"seed {failure.seed} fails:", err=True)
+    for each in failure.what:
+        click.echo(f"  {each}", err=True)
+    for each in failure.schedule:
+        click.echo(f"  with {each}", err=True)
+    click.echo(f"  {failure.command}", err=True)
+
+
+COMMANDS = [simulate_command]

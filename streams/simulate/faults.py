@@ -1,0 +1,513 @@
+"""What goes wrong: kinds of faults, a schedule drawn from a seed, the workers and dependencies that they happen to."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Final, Literal, NamedTuple, NoReturn, TypeVar
+
+import httpx
+from msgspec import Struct
+from msgspec.structs import replace
+
+from agents.answers import GradingPool, GradingPoolError
+from agents.catalogue.models import Model, Sampling
+from agents.embedding import HttpEncoder, Vectors
+from agents.serving.engine import Drafted, Engine, Prefix
+from agents.serving.errors import EngineDiedError, EngineUnreachableError
+from agents.serving.recorded import RecordedEngine, Recording
+from agents.serving.registry import EngineOptions, Fleet, GroupEngines, Loaded
+from agents.verifier.prm import RecordedVerifier
+from schemas.search import Scored
+from streams.runtime.base import BatchHandler, ConsumerRecord, SendFailed
+from streams.runtime.guard import LIMIT, handling
+from streams.runtime.memory import Died, Effect, MemoryRuntime, Subscription
+from streams.services import aggregator, decider, embedder, executor, verifier
+from streams.services.embedder import HashedEncoder
+from streams.settings import Settings
+from streams.simulate.world import World, same
+
+T = TypeVar("T")
+
+SERVICES: Final = ("embedder", "decider", "executor", "verifier", "aggregator")
+
+# The kinds. Those of a step strike at the n-th thing of its kind that a service does; the others at a time.
+
+STEPS: Final[dict[str, tuple[str, ...]]] = {
+    "die": ("send", "row", "commit"),
+    "raise": ("handle", "send", "row", "thread", "handled"),
+    "suspend": ("send", "row"),
+    "twice": ("send",),
+    "unsure": ("send", "row"),
+    "commit lost": ("commit",),
+}
+"""Which steps of a worker each kind strikes: it begins to handle, sends, writes a row, computes in a thread, has
+handled, commits."""
+
+DEPENDENCIES: Final[dict[str, tuple[str, ...]]] = {
+    "encoder down": ("unreachable", "500"),
+    "encoder wrong": ("401", "404", "html", "dimension"),
+    "encoder lies": ("",),
+    "engine slow": ("",),
+    "engine down": ("unreachable", "dead"),
+    "engine wrong": ("few",),
+    "engine lies": ("",),
+    "grader slow": ("timeout",),
+    "grader down": ("died", "no process"),
+    "grader lies": ("",),
+    "verifier slow": ("",),
+    "verifier down": ("unreachable", "dead"),
+    "verifier wrong": ("few",),
+    "verifier lies": ("",),
+}
+"""What dependencies do for a while, each in one of these ways."""
+
+TIMES: Final = ("clock", "compact", "expire", "catalogue", "objective", "restart", "scale")
+SEGMENT_S: Final = 55.0
+"""Age of what compaction leaves alone, longer than a worker is ever suspended."""
+
+KINDS: Final = (*STEPS, *DEPENDENCIES, *TIMES)
+
+_OWNERS: Final = {"encoder": "embedder", "engine": "executor", "grader": "aggregator", "verifier": "verifier"}
+
+
+class Fault(Struct, frozen=True, kw_only=True):
+    """One thing that goes wrong.
+
+    Attributes:
+        kind: One of `KINDS`.
+        service: Whose; empty for what concerns the broker or all.
+        at: Which step, the first is 1; or when, in seconds.
+        much: For how long in seconds, how often, or by how many seconds; what the kind needs.
+        how: In which way; for what is raised, while the worker does what.
+    """
+
+    kind: str
+    service: str = ""
+    at: float
+    much: float = 0.0
+    how: str = ""
+
+
+def schedule(seed: int, world: World) -> tuple[Fault, ...]:
+    """Draw what goes wrong in a world; sometimes nothing does."""
+    rng = random.Random(f"faults {seed}")
+    kinds = [
+        kind for kind in KINDS if not kind.startswith("encoder") or world.settings.encoder.kind == "http"
+    ]
+    return tuple(_drawn(rng, rng.choice(kinds), world) for _ in range(rng.choice((0, 3, 5, 7, 9))))
+
+
+def _drawn(rng: random.Random, kind: str, world: World) -> Fault:
+    if kind in STEPS:
+        service = rng.choice(("decider", *SERVICES) if kind == "raise" else SERVICES)
+        much = {"raise": rng.choice((1, 3, 4)), "suspend": rng.choice((4.0, 25.0, 50.0))}.get(kind, 0.0)
+        hows: tuple[str, ...] = {"raise": STEPS["raise"], "unsure": ("written", "lost")}.get(kind, ("",))
+        step = rng.randint(1, 3 * len(world.queries))
+        return Fault(kind=kind, service=service, at=step, much=much, how=rng.choice(hows))
+    at = round(rng.uniform(0.0, world.until_s), 3)
+    if kind in DEPENDENCIES:
+        service = _OWNERS[kind.partition(" ")[0]]
+        how = rng.choice(DEPENDENCIES[kind])
+        return Fault(kind=kind, service=service, at=at, much=round(rng.uniform(5.0, 40.0), 3), how=how)
+    much = 0.0
+    if kind == "compact":
+        at += SEGMENT_S
+    if kind == "clock":
+        much = rng.choice((-900.0, -30.0, -2.0, 2.0, 30.0, 900.0))
+    return Fault(
+        kind=kind,
+        service=rng.choice(SERVICES) if kind in ("clock", "scale", "restart") else "",
+        at=at,
+        much=much,
+        how=rng.choice(
+            {"catalogue": ("remove", "add", "price"), "clock": ("jump", "drift")}.get(kind, ("",))
+        ),
+    )
+
+
+class Injected(RuntimeError):
+    """An error that nobody expects, raised by the simulator."""
+
+
+def injected(error: BaseException | None) -> bool:
+    """Return whether the simulator is at the bottom of an error."""
+    while error is not None:
+        if isinstance(error, Injected | Died) or getattr(error, "injected", False):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
+
+
+def _marked(error: T) -> T:
+    error.injected = True  # type: ignore[attr-defined]
+    return error
+
+
+class _Raising(NamedTuple):
+    """Where an error is raised again: at the same step of the same records."""
+
+    service: str
+    what: str
+    topic: str
+    record: str
+
+
+class Faults:
+    """What of a schedule has happened, and what is happening now.
+
+    Args:
+        schedule: What goes wrong.
+        clock: Seconds since the deployment is up.
+
+    Attributes:
+        hits: How often each kind struck each service.
+        over: Whether nothing goes wrong any more.
+        suspend: Suspends a worker for so many seconds.
+    """
+
+    def __init__(self, schedule: Sequence[Fault], clock: Callable[[], float]) -> None:
+        self.schedule, self.clock = schedule, clock
+        self.hits: Counter[tuple[str, str]] = Counter()
+        self.over = False
+        self.suspend: Callable[[Worker, float], object]
+        self._steps = {fault: int(fault.at) for fault in schedule if fault.kind in STEPS}
+        self._raising: dict[_Raising, int] = {}
+        self._raised: Counter[str] = Counter()
+        self._acted: set[str] = set()
+        self._hit: set[Fault] = set()
+
+    def strikes(self, worker: Worker, what: str, topic: str) -> Fault | None:
+        """Return what strikes a step of a worker.
+
+        Raises:
+            Injected: an error strikes it.
+        """
+        if self.over:
+            return None
+        records = handling.get()
+        place = _Raising(worker.service, what, topic, records[0].coordinates if records else "")
+        if self._raising.get(place, 0):
+            self._raising[place] -= 1
+            self._raise(place)
+        for fault in self._steps:
+            if fault.service != worker.service or what not in STEPS[fault.kind]:
+                continue
+            # The guard's own letter is no work of a handler.
+            if fault.kind == "raise" and (what != fault.how or topic == worker.topics.dead_letter):
+                continue
+            self._steps[fault] -= 1
+            if self._steps[fault] == 0:
+                self.hit(fault)
+                if fault.kind != "raise":
+                    return fault
+                self._raising[place] = int(fault.much) - 1
+                self._raise(place)
+        return None
+
+    def acted(self) -> None:
+        """Take note that something of the records being handled is on the broker."""
+        self._acted.update(record.coordinates for record in handling.get())
+
+    def _raise(self, place: _Raising) -> None:
+        # A record that fails for good is given up. What of it is on the broker by then stays there, half of a whole.
+        if place.record and place.record in self._acted and self._raised[place.record] >= LIMIT - 1:
+            return
+        self._raised[place.record] += 1
+        raise Injected(f"while {place.service} did: {place.what} {place.topic}")
+
+    def hit(self, fault: Fault) -> None:
+        """Count that a fault took effect; once."""
+        if fault not in self._hit:
+            self._hit.add(fault)
+            self.hits[fault.kind, fault.service or "broker"] += 1
+
+    def now(self, dependency: str) -> Fault | None:
+        """Return what a dependency does now; None if it is well."""
+        if self.over:
+            return None
+        for fault in self.schedule:
+            begins = fault.kind.startswith(dependency + " ") and fault.kind in DEPENDENCIES
+            if begins and fault.at <= self.clock() < fault.at + fault.much:
+                self.hit(fault)
+                return fault
+        return None
+
+    def skew_ms(self, worker: Worker) -> int:
+        """Return how far a worker's clock is ahead of the broker's: jumped at once, or drifted there in a minute."""
+        ahead_s = 0.0
+        for fault in self.schedule:
+            since_s = self.clock() - fault.at
+            if fault.kind == "clock" and fault.service == worker.service and since_s >= 0.0 and not self.over:
+                self.hit(fault)
+                ahead_s += fault.much * (1.0 if fault.how == "jump" else min(1.0, since_s / 60.0))
+        return int(1000 * ahead_s)
+
+    def lied(self, dependency: str) -> bool:
+        """Return whether a dependency lied at any time."""
+        return any(fault.kind == f"{dependency} lies" for fault in self._hit)
+
+
+# A worker to which the faults of steps happen.
+
+
+class Worker(MemoryRuntime):
+    """A worker of a simulated deployment.
+
+    Attributes:
+        running: Cleared while it is suspended.
+        expelled: Whether its group went on without it.
+        handlers: What it bound, by topic.
+    """
+
+    def __init__(self, *args: Any, faults: Faults, **more: Any) -> None:
+        self.faults = faults
+        super().__init__(*args, **more)
+        self.running = asyncio.Event()
+        self.running.set()
+        self.expelled = False
+        self.handlers: dict[str, BatchHandler] = {}
+
+    def batches(self, topic: str, handle: BatchHandler, *, stage: str, most: int) -> None:
+        """Bind a handler of batches; see the protocol."""
+        self.handlers[topic] = handle
+        super().batches(topic, handle, stage=stage, most=most)
+
+    def _bind(
+        self, topic: str, handle: BatchHandler, most: int, *, ordered: bool, waits: bool = False
+    ) -> None:
+        async def struck(records: Sequence[ConsumerRecord]) -> None:
+            self.faults.strikes(self, "handle", topic)
+            await handle(records)
+            self.faults.strikes(self, "handled", topic)
+
+        super()._bind(topic, struck, most, ordered=ordered, waits=waits)
+
+    async def effect(
+        self,
+        kind: Literal["send", "row"],
+        topic: str,
+        key: bytes | None,
+        value: bytes | None,
+        partition: int | None = None,
+    ) -> None:
+        """Append a record, if nothing strikes; see the base."""
+        on_its_way = self.running.is_set()
+        fault = self.faults.strikes(self, kind, topic)
+        if fault is not None and fault.kind == "suspend":
+            self.faults.suspend(self, fault.much)
+        if fault is not None and fault.kind == "unsure" and fault.how == "lost":
+            raise _marked(SendFailed(f"{topic}: no acknowledgement"))
+        await self._latency()
+        await self.running.wait()
+        if self.expelled:
+            # A request that was on its way when the process stopped still arrives, unless the broker fences its writer.
+            if on_its_way and not (kind == "row" and self.spec.one_writer):
+                self.broker.append(topic, key, value, partition)
+            self.dead = True
+        await super().effect(kind, topic, key, value, partition)
+        self.faults.acted()
+        if fault is None:
+            return
+        if fault.kind == "unsure":
+            raise _marked(SendFailed(f"{topic}: no acknowledgement"))
+        if fault.kind == "twice":
+            await super().effect(kind, topic, key, value, partition)
+        if fault.kind == "die":
+            self._dies(Effect(self.app, kind, topic, key or b""))
+
+    async def commit(self, subscription: Subscription, partition: int) -> None:
+        """Commit an offset, if nothing strikes; see the base."""
+        await self.running.wait()
+        if self.expelled:
+            self.dead = True
+        fault = self.faults.strikes(self, "commit", subscription.topic)
+        if fault is not None and fault.kind == "commit lost" and partition in subscription.offsets:
+            subscription.offsets[partition].take()
+        await super().commit(subscription, partition)
+        if fault is not None and fault.kind == "die":
+            self._dies(Effect(self.app, "commit", subscription.topic, b""))
+
+    def _dies(self, effect: Effect) -> NoReturn:
+        self.die()
+        raise Died(f"{self.app} died after {effect}")
+
+    async def in_thread(self, work: Callable[[], T]) -> T:
+        """Run inline, if nothing strikes."""
+        self.faults.strikes(self, "thread", "")
+        return work()
+
+    async def sleep(self, seconds: float) -> None:
+        """Wait, and then until it is not suspended."""
+        await asyncio.sleep(seconds)
+        await self.running.wait()
+
+    def wall_ms(self) -> int:
+        """Return the time of a machine whose clock is its own."""
+        return self.broker.now_ms() + self.faults.skew_ms(self)
+
+
+# The dependencies: they answer from the recording, and do what the faults of now say.
+
+
+def _encoder(faults: Faults, settings: Settings) -> HashedEncoder | HttpEncoder:
+    plain = HashedEncoder(settings.encoder.dimension)
+    if settings.encoder.kind == "hashed":
+        return plain
+
+    def reply(request: httpx.Request) -> httpx.Response:
+        fault = faults.now("encoder")
+        how = "" if fault is None else fault.how or "lies"
+        if how == "unreachable":
+            raise httpx.ConnectError("no connection")
+        if how.isdigit():
+            return httpx.Response(int(how), json={"error": {"message": "no"}})
+        if how == "html":
+            return httpx.Response(200, text="<html>maintenance</html>")
+        texts = json.loads(request.content)["input"]
+        rows: Vectors = plain.encode([text[::-1] for text in texts] if how == "lies" else texts)
+        cut = 3 if how == "dimension" else None
+        data = [{"index": at, "embedding": row[:cut].tolist()} for at, row in enumerate(rows)]
+        return httpx.Response(200, json={"data": data})
+
+    return HttpEncoder(
+        url=settings.encoder.url,
+        model=settings.encoder.model,
+        dimension=settings.encoder.dimension,
+        sleep=lambda seconds: None,
+        clock=faults.clock,
+        transport=httpx.MockTransport(reply),
+    )
+
+
+def _broken(fault: Fault | None, what: str) -> None:
+    """Raise what a server that is down makes its client raise."""
+    if fault is not None and fault.how == "unreachable":
+        raise _marked(EngineUnreachableError(f"{what}: no connection"))
+    if fault is not None and fault.how == "dead":
+        raise _marked(EngineDiedError(f"{what}: its process is gone"))
+
+
+class _Engine(RecordedEngine):
+    def __init__(self, faults: Faults, recording: Recording, model: str) -> None:
+        super().__init__(recording, model)
+        self.faults = faults
+
+    async def generate(
+        self, step_id: str, prefixes: Sequence[Prefix], n: int, seeds: Sequence[int], sampling: Sampling
+    ) -> list[Drafted]:
+        fault = self.faults.now("engine")
+        slow = fault is not None and fault.kind == "engine slow"
+        await asyncio.sleep(20.0 if slow else 0.3)
+        _broken(fault, self.model)
+        drafts = await super().generate(step_id, prefixes, n, seeds, sampling)
+        if fault is not None and fault.kind == "engine wrong":
+            return drafts[:-1]
+        if fault is not None and fault.kind == "engine lies":
+            return [replace(each, tokens=each.tokens + 1000) for each in drafts]
+        return drafts
+
+
+class _Engines(GroupEngines):
+    """The engines of a group, loaded at once."""
+
+    def __init__(self, faults: Faults, recording: Recording) -> None:
+        super().__init__(EngineOptions(), recording)
+        self.faults, self.recording = faults, recording
+        self._fleet = Fleet(self._load, clock=faults.clock)
+
+    async def _load(self, model: Model) -> Loaded[Engine]:
+        return Loaded(_Engine(self.faults, self.recording, model.name))
+
+
+class _Verifier(RecordedVerifier):
+    def __init__(self, faults: Faults, recording: Recording) -> None:
+        super().__init__(recording)
+        self.faults = faults
+
+    async def score(self, question: str, paths: Sequence[Sequence[str]]) -> list[Scored]:
+        fault = self.faults.now("verifier")
+        slow = fault is not None and fault.kind == "verifier slow"
+        await asyncio.sleep(20.0 if slow else 0.1)
+        _broken(fault, "judge")
+        scores = await super().score(question, paths)
+        if fault is not None and fault.kind == "verifier wrong":
+            return scores[:-1]
+        if fault is not None and fault.kind == "verifier lies":
+            return [Scored(score=1.0 - (each.score or 0.0), tokens=each.tokens) for each in scores]
+        return scores
+
+
+class _Process:
+    """A grading process as its pool sees it."""
+
+    stdin = stdout = None
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        self.ended: int | None = None
+
+    def poll(self) -> int | None:
+        return self.ended
+
+    def kill(self) -> None:
+        self.ended = -9
+
+    def wait(self) -> None:
+        """Return at once."""
+
+
+class _Grader(GradingPool):
+    """The pool, with processes that are none."""
+
+    def __init__(self, faults: Faults) -> None:
+        super().__init__(environ={})
+        self.faults = faults
+
+    def _start(self) -> Any:
+        self.started += 1
+        if (fault := self.faults.now("grader")) is not None and fault.how == "no process":
+            raise _marked(GradingPoolError("the grading process did not start"))
+        return _Process(self.started)
+
+    def _exchange(self, process: Any, line: str, timeout_s: float | None = None) -> dict[str, object] | None:
+        request = json.loads(line)
+        if "math" in request:
+            return {"ready": True}
+        fault = self.faults.now("grader")
+        if fault is not None and fault.how in ("timeout", "died"):
+            process.ended = None if fault.how == "timeout" else -11
+            return None
+        lies = fault is not None and fault.kind == "grader lies"
+        return {"correct": same(request["gold"], request["answer"]) != lies}
+
+
+@contextmanager
+def stand_ins(faults: Faults, world: World) -> Iterator[None]:
+    """Let services build with dependencies of the simulation instead of those that their settings name."""
+
+    async def verifier_of(*_: object) -> _Verifier:
+        return _Verifier(faults, world.recording)
+
+    def encoder_of(settings: Settings) -> HashedEncoder | HttpEncoder:
+        return _encoder(faults, settings)
+
+    others: tuple[tuple[Any, str, Callable[..., Any]], ...] = (
+        (embedder, "encoder_of", encoder_of),
+        (decider, "encoder_of", encoder_of),
+        (executor, "engines_of", lambda *_: _Engines(faults, world.recording)),
+        (verifier, "verifier_of", verifier_of),
+        (aggregator, "GradingPool", lambda: _Grader(faults)),
+    )
+    before = [getattr(module, name) for module, name, _ in others]
+    for module, name, other in others:
+        setattr(module, name, other)
+    try:
+        yield
+    finally:
+        for (module, name, _), old in zip(others, before, strict=True):
+            setattr(module, name, old)

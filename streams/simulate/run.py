@@ -1,0 +1,200 @@
+"""Many seeds: which fail, which of their faults that needs, how often each fault struck, and one digest of all."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Final
+
+import msgspec
+from msgspec import Struct
+
+from schemas.errors import UniscaleError
+from streams.simulate.faults import KINDS, SERVICES
+from streams.simulate.history import Lived, lived
+
+LEAST: Final = 0.05
+"""Share of histories in which each kind of fault is to strike."""
+
+
+class SeedsError(UniscaleError, ValueError):
+    """Seeds cannot be read. Write A-B, for instance 1-150, or one number."""
+
+
+class Failure(Struct, frozen=True, kw_only=True):
+    """A seed that fails.
+
+    Attributes:
+        seed: The seed.
+        what: What is wrong.
+        faults: Places, in its schedule, of the faults without which it does not fail.
+        schedule: Those faults in words.
+    """
+
+    seed: int
+    what: tuple[str, ...]
+    faults: tuple[int, ...]
+    schedule: tuple[str, ...]
+
+    @property
+    def command(self) -> str:
+        """Return the command that repeats it."""
+        only = ",".join(map(str, self.faults)) or "none"
+        return f"python -m streams simulate --seeds {self.seed}-{self.seed} --only {only}"
+
+
+class Journal(Struct, kw_only=True):
+    """What is known of a range of seeds; a journal of them goes on where it ended.
+
+    Attributes:
+        first: The first seed.
+        last: The last seed that was lived.
+        failures: The seeds that failed.
+        digest: SHA-256 over the digests of all histories, in order.
+        hits: In how many histories each kind of fault struck each service, as `kind/service`.
+        kinds: In how many histories each kind of fault struck.
+    """
+
+    first: int
+    last: int
+    failures: tuple[Failure, ...] = ()
+    digest: str = hashlib.sha256().hexdigest()
+    hits: dict[str, int] = {}
+    kinds: dict[str, int] = {}
+
+    @property
+    def report(self) -> bytes:
+        """Return what is the same for the same seeds, as one line of JSON."""
+        found = [msgspec.structs.asdict(each) | {"command": each.command} for each in self.failures]
+        seeds = f"{self.first}-{self.last}"
+        return msgspec.json.encode({"seeds": seeds, "failures": found, "digest": self.digest}) + b"\n"
+
+    def after(self, history: Lived, failure: Failure | None) -> Journal:
+        """Return the journal with one more history."""
+        struck = Counter({key.rpartition("/")[0]: 1 for key in history.hits})
+        return Journal(
+            first=self.first,
+            last=history.seed,
+            failures=self.failures + ((failure,) if failure else ()),
+            digest=hashlib.sha256(f"{self.digest} {history.digest}".encode()).hexdigest(),
+            hits=dict(Counter(self.hits) + Counter(dict.fromkeys(history.hits, 1))),
+            kinds=dict(Counter(self.kinds) + struck),
+        )
+
+
+def seeds_of(text: str) -> tuple[int, int]:
+    """Return first and last of a range as it is written.
+
+    Raises:
+        SeedsError: it is none.
+
+    >>> seeds_of("1-150"), seeds_of("7")
+    ((1, 150), (7, 7))
+    """
+    first, _, last = text.partition("-")
+    if not (first.isdigit() and (last or first).isdigit()) or int(last or first) < int(first):
+        raise SeedsError(f"seeds {text!r}: write A-B with A at most B, for instance 1-150")
+    return int(first), int(last or first)
+
+
+def shrunk(history: Lived, fails: Callable[[Sequence[int]], Lived] | None = None) -> Failure:
+    """Return a failure with faults left out, one by one, as long as it still fails.
+
+    Args:
+        history: It failed, with all its faults.
+        fails: Lives it with some of them.
+    """
+    live = fails or (lambda only: lived(history.seed, only))
+    kept, what = list(range(len(history.faults))), history.failures
+    for at in list(kept):
+        fewer = [each for each in kept if each != at]
+        again = live(fewer)
+        if again.failures:
+            kept, what = fewer, again.failures
+    return Failure(
+        seed=history.seed,
+        what=tuple(what[:5]),
+        faults=tuple(kept),
+        schedule=tuple(repr(history.faults[at]) for at in kept),
+    )
+
+
+def simulate(
+    first: int,
+    last: int,
+    *,
+    only: Sequence[int] | None = None,
+    minutes: float | None = None,
+    append: Path | None = None,
+    told: Callable[[Failure], None] = lambda failure: None,
+) -> Journal:
+    """Live the histories of a range of seeds.
+
+    Args:
+        first: The first seed.
+        last: The last.
+        only: Which faults of each schedule happen, by place; None for all.
+        minutes: Stop after so long, at the end of a history; None for no limit.
+        append: A journal: seeds that it holds are not lived again, and it is written after every history.
+        told: Told of each failure.
+
+    Returns:
+        The journal up to the last seed that was lived.
+
+    Raises:
+        SeedsError: The journal is one of other seeds.
+    """
+    journal = _opened(append, first)
+    until = None if minutes is None else time.monotonic() + 60.0 * minutes
+    logging.disable(logging.CRITICAL)  # what services say of faults that were made for them
+    try:
+        for seed in range(journal.last + 1, last + 1):
+            if until is not None and time.monotonic() > until:
+                break
+            history = lived(seed, only)
+            failure = None
+            if history.failures:
+                failure = shrunk(history) if only is None else _as_it_is(history, only)
+                told(failure)
+            journal = journal.after(history, failure)
+            if append is not None:
+                _written(append, journal)
+    finally:
+        logging.disable(logging.NOTSET)
+    return journal
+
+
+def _as_it_is(history: Lived, only: Sequence[int]) -> Failure:
+    words = tuple(map(repr, history.faults))
+    return Failure(seed=history.seed, what=tuple(history.failures[:5]), faults=tuple(only), schedule=words)
+
+
+def _opened(path: Path | None, first: int) -> Journal:
+    if path is None or not path.exists():
+        return Journal(first=first, last=first - 1)
+    journal = msgspec.json.decode(path.read_bytes(), type=Journal)
+    if journal.first != first:
+        raise SeedsError(f"{path}: holds seeds from {journal.first} on; begin there, or name another file")
+    return journal
+
+
+def _written(path: Path, journal: Journal) -> None:
+    temporary = path.with_suffix(".new")
+    temporary.write_bytes(msgspec.json.encode(journal))
+    temporary.replace(path)
+
+
+def coverage(journal: Journal) -> Iterator[str]:
+    """Yield the lines of a table: in how many histories each kind of fault struck, and whom."""
+    histories = journal.last - journal.first + 1
+    columns = (*SERVICES, "broker")
+    yield f"{'fault':<16}{'histories':>10}{'share':>8}" + "".join(f"{name:>12}" for name in columns)
+    for kind in KINDS:
+        count = journal.kinds.get(kind, 0)
+        share = count / histories if histories else 0.0
+        hits = "".join(f"{journal.hits.get(f'{kind}/{name}', 0) or '':>12}" for name in columns)
+        yield f"{kind:<16}{count:>10}{share:>8.1%}{hits}" + ("" if share >= LEAST else "  rare")

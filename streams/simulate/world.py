@@ -1,0 +1,377 @@
+"""A deployment drawn from a seed: its services, catalogue, recording and policy, and what its clients send when."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final, Literal, NamedTuple
+
+import numpy as np
+
+from agents.bandit.contextual import Contextual
+from agents.bandit.features import COUNTS
+from agents.bandit.prior import History, teach
+from agents.bandit.registry import build_policy
+from agents.catalogue.file import load_catalogue
+from agents.embedding import encoder_id
+from agents.serving.recorded import RecordedPath, RecordedStep, Recording
+from schemas.control import Cancel
+from schemas.query import Budget, Query
+from schemas.record import encode
+from schemas.reward import Feedback
+from streams.services.decider import action_vectors
+from streams.services.embedder import HashedEncoder
+from streams.settings import Settings
+
+DIMENSION: Final = 8
+MODELS: Final = ("small", "large", "fresh", "far")
+"""`fresh` joins a catalogue while it runs; `far` is of a group whose executor may not be there."""
+
+_ENTRY = (
+    "{{name: {name}, group: {group}, architecture: "
+    "{{parameters: {size}, layers: 2, query_heads: 4, kv_heads: 2, head_dim: 16}}}}"
+)
+_CATALOGUE = """
+name: simulated
+hardware: {{name: as an A800, intensity: 156}}
+verifier: judge
+cost_range: {{low_eflops: 1.0e+9, high_eflops: 1.0e+12}}
+parallelism: [1/1, 4/1, 4/2]
+defaults:
+  models:
+    checkpoint: none
+    sampling: {{temperature: 1.0, step_tokens: 64, depth_limit: 4}}
+models: [{models}]
+verifiers: [{verifier}]
+"""
+
+Trait = Literal["mixed", "one question", "never right", "hostile"]
+TRAITS: Final[tuple[Trait, ...]] = ("mixed", "mixed", "mixed", "one question", "never right", "hostile")
+
+_POLICIES = (
+    ("linucb",) * 6
+    + ("greedy", "thompson", "knn", "random", "sliding-window", "discounted")
+    + ("contextual",) * 4
+)
+_OPTIONS: Final[dict[str, dict[str, Any]]] = {"thompson": {"propensity_draws": 4}}
+
+
+class Question(NamedTuple):
+    """What can be asked, and what is right; a fraction needs the grader, a whole number does not."""
+
+    text: str
+    reference: str
+    answer: str
+
+
+class Sent(NamedTuple):
+    """One record of a client: when, in seconds since the deployment is up, on which topic, and what."""
+
+    at_s: float
+    topic: str
+    key: bytes
+    value: bytes
+    partition: int | None = None
+
+
+@dataclass
+class World:
+    """A deployment and its traffic.
+
+    Attributes:
+        settings: Of every worker.
+        trait: What its traffic is like.
+        workers: How many of each service.
+        groups: Executor groups whose executors are there.
+        recording: What models write and the verifier scores.
+        questions: What is asked, by the text of the question.
+        sent: What clients send, in order of time.
+        wishing: Ids of queries that ask for what may not be there.
+        queries: Every readable Query that is sent once, by id; its time in seconds beside it.
+        until_s: When the last client has sent its last record.
+    """
+
+    settings: Settings
+    trait: Trait
+    workers: dict[str, int]
+    groups: tuple[str, ...]
+    recording: Recording
+    questions: dict[str, Question]
+    sent: list[Sent] = field(default_factory=list)
+    queries: dict[str, tuple[float, Query]] = field(default_factory=dict)
+    wishing: set[str] = field(default_factory=set)
+    until_s: float = 0.0
+
+    def right(self, query: Query, extracted: str | None) -> bool | None:
+        """Return whether an answer is right; None where the query brought no reference."""
+        if query.reference is None:
+            return None
+        return extracted is not None and _plain(extracted) == _plain(str(query.reference))
+
+
+def _plain(answer: str) -> str:
+    r"""Return a whole number or a fraction as text, whichever way it is written.
+
+    >>> _plain(r"\frac{3}{7}"), _plain("3/7"), _plain("12")
+    ('3/7', '3/7', '12')
+    """
+    return answer.replace(r"\frac{", "").replace("}{", "/").replace("}", "")
+
+
+def same(gold: str, answer: str) -> bool:
+    """Return whether a grader finds two answers equal."""
+    return _plain(gold) == _plain(answer)
+
+
+def entry(name: str) -> dict[str, Any]:
+    """Return a model as a control record adds it."""
+    shape = {"parameters": _size(name), "layers": 2, "query_heads": 4, "kv_heads": 2, "head_dim": 16}
+    return {"name": name, "group": _group(name), "checkpoint": "none", "architecture": shape}
+
+
+def _size(name: str) -> int:
+    return 100_000 * (1 + 2 * MODELS.index(name))
+
+
+def _group(name: str) -> str:
+    return "gpu" if name == "far" else "mini"
+
+
+def drawn(seed: int, folder: Path) -> World:
+    """Draw a world.
+
+    Args:
+        seed: Of everything in it.
+        folder: Where its catalogue, prior and caches are written.
+    """
+    rng = random.Random(f"world {seed}")
+    trait = rng.choice(TRAITS)
+    far = trait == "hostile" or rng.random() < 0.2
+    count = rng.randint(5, 30) if trait != "hostile" else rng.randint(4, 10)
+    questions = _questions(rng, count, trait)
+    names = ("small", "large", "far") if far else ("small", "large")
+    (folder / "catalogue.yaml").write_text(_catalogue(names))
+    groups = ("mini", "gpu") if far and trait != "hostile" else ("mini",)
+    workers = {name: 1 + (rng.random() < 0.3) for name in ("embedder", "decider", "verifier", "aggregator")}
+    workers |= {"executor": 1 + (rng.random() < 0.3)}
+    made = World(
+        settings=_settings(rng, folder, trait),
+        trait=trait,
+        workers=workers,
+        groups=groups,
+        recording=Recording(_paths(rng, questions, trait), unknown="any"),
+        questions={each.text: each for each in questions},
+    )
+    _Traffic(rng, made, questions, names).send(count)
+    return made
+
+
+def _catalogue(names: tuple[str, ...]) -> str:
+    models = ", ".join(_ENTRY.format(name=name, group=_group(name), size=_size(name)) for name in names)
+    judge = _ENTRY.format(name="judge", group="", size=200_000).replace(
+        "group: ", "checkpoint: none, family: skywork"
+    )
+    return _CATALOGUE.format(models=models, verifier=judge)
+
+
+def _settings(rng: random.Random, folder: Path, trait: Trait) -> Settings:
+    teaches_little = trait in ("one question", "never right")
+    policy = "contextual" if teaches_little and rng.random() < 0.6 else rng.choice(_POLICIES)
+    encoder: dict[str, Any] = {"encoder": "hashed"}
+    if rng.random() < 0.5:
+        encoder = {"encoder": "http", "encoder_url": "http://encoder", "encoder_model": "simulated"}
+    prior = "none"
+    if policy == "contextual" and trait == "mixed" and rng.random() < 0.3:
+        prior = str(_prior(folder, encoder["encoder"] == "http"))
+    return Settings().replace(
+        prefix="s.",
+        catalogue=str(folder / "catalogue.yaml"),
+        state_dir=str(folder),
+        encoder_dimension=DIMENSION,
+        query_partitions=2,
+        join_partitions=2,
+        group_partitions=2,
+        policy=policy,
+        policy_options=_OPTIONS.get(policy, {}),
+        prior=prior,
+        warm_up=rng.choice((0, 2, 5)),
+        snapshot_every=0 if trait == "hostile" else rng.choice((0, 0, 5, 12)),
+        max_in_flight=rng.choice((4, 8)) if trait == "hostile" else rng.choice((3, 8, 256)),
+        timeout_s=rng.choice((40.0, 120.0)),
+        feedback_wait_s=rng.choice((0.0, 0.0, 20.0)),
+        heartbeat_s=3.0,
+        heartbeat_grace_s=5.0,
+        session_timeout_s=15.0,
+        **encoder,
+    )
+
+
+def _prior(folder: Path, http: bool) -> Path:
+    """Write a prior of a made-up history."""
+    encoder = HashedEncoder(DIMENSION)
+    identity = f"simulated@unversioned/{DIMENSION}" if http else encoder_id(encoder)
+    catalogue = load_catalogue(folder / "catalogue.yaml")
+    actions = action_vectors(catalogue, encoder, pairs=((1, 1), (4, 1), (4, 2)))
+    policy = build_policy("contextual", query_dim=DIMENSION, action_dim=DIMENSION, encoder=identity)
+    assert isinstance(policy, Contextual)
+    policy.add_actions(actions)
+    rng, n = np.random.default_rng(0), len(actions)
+    history = History(
+        queries=rng.normal(size=(12, DIMENSION + len(COUNTS))),
+        question=np.repeat(np.arange(12), n),
+        action=np.tile(np.arange(n), 12),
+        correct=(rng.random(12 * n) < 0.5).astype(float),
+        score=rng.random(12 * n),
+        log_cost=rng.normal(22.0, 1.0, 12 * n),
+        propensity=np.ones(12 * n),
+    )
+    path = folder / "prior.bin"
+    path.write_bytes(teach(policy, history))
+    return path
+
+
+def _questions(rng: random.Random, count: int, trait: Trait) -> list[Question]:
+    found = []
+    for number in range(1 if trait == "one question" else max(2, count // 2)):
+        a, b = rng.randint(1, 9), rng.randint(2, 9)
+        if rng.random() < 0.3:
+            found.append(
+                Question(
+                    f"What is {a} of {b + a}, number {number}?", f"{a}/{a + b}", rf"\frac{{{a}}}{{{a + b}}}"
+                )
+            )
+        else:
+            found.append(Question(f"What is {a} + {b}, number {number}?", str(a + b), str(a + b)))
+    if rng.random() < 0.1:
+        huge = "word " * rng.choice((2_000, 40_000))
+        found.append(Question(huge + "?", "1", "1"))
+    return found
+
+
+def _paths(rng: random.Random, questions: list[Question], trait: Trait) -> Iterator[RecordedPath]:
+    """Yield what each model writes: larger ones are right more often, and nothing is where nothing may be."""
+    for question in questions:
+        hard = trait == "never right" or rng.random() < 0.2
+        for model in MODELS:
+            for sample in range(3):
+                right = not hard and rng.random() < 0.4 + 0.15 * MODELS.index(model)
+                thoughts = [
+                    RecordedStep(
+                        text=f"{model} {sample}.{at}\n\n", tokens=rng.randint(4, 20), score=rng.random()
+                    )
+                    for at in range(rng.randint(0, 2))
+                ]
+                said = question.answer if right else r"\frac{99}{100}" if "/" in question.reference else "99"
+                end = RecordedStep(
+                    text=f"So {sample}: \\boxed{{{said}}}",
+                    tokens=6,
+                    score=0.9 if right else 0.4,
+                    finish="eos",
+                )
+                yield RecordedPath(
+                    question=question.text, model=model, path=sample, steps=(*thoughts, end), prompt_tokens=12
+                )
+
+
+class _Traffic:
+    """Draws what clients send into a world."""
+
+    def __init__(
+        self, rng: random.Random, world: World, questions: list[Question], models: tuple[str, ...]
+    ) -> None:
+        self.rng, self.world, self.questions, self.models = rng, world, questions, models
+        self.made = 0
+
+    def send(self, count: int) -> None:
+        """Send so many queries, and what goes with them."""
+        span_s = self.rng.choice((5.0, 20.0, 40.0))
+        for _ in range(count):
+            self._ask(self.rng.uniform(0.0, span_s))
+        if self.world.trait == "hostile":
+            self._attack(span_s)
+        self.world.sent.sort(key=lambda each: each.at_s)
+        self.world.until_s = max(each.at_s for each in self.world.sent)
+
+    def _ask(self, at_s: float) -> None:
+        rng, question = self.rng, self.rng.choice(self.questions)
+        self.made += 1
+        fields: dict[str, Any] = {
+            "query_id": f"q{self.made}",
+            "text": question.text,
+            "tenant": rng.choice(("a", "b")),
+        }
+        if rng.random() < 0.7 or self.world.trait == "never right":
+            fields["reference"] = question.reference
+        if wishes := self._wishes():
+            fields |= wishes
+            self.world.wishing.add(fields["query_id"])
+        if self.world.trait == "hostile":
+            fields["allowed_models"] = ("small", "large")
+            self.world.wishing.add(fields["query_id"])  # one of them may leave
+        self._query(at_s, Query(**fields))
+        if rng.random() < 0.06:  # the same id once more
+            self._put(at_s + rng.uniform(0.0, 10.0), "query", fields["query_id"], encode(Query(**fields)))
+        if rng.random() < 0.03:
+            self._put(at_s, "query", f"bad{self.made}", rng.choice((b"{", b"", encode(Query(**fields))[:-9])))
+        if "reference" not in fields:
+            self._feedback(at_s, fields["query_id"])
+        if rng.random() < 0.04:
+            cancel = Cancel(query_id=fields["query_id"], by="client")
+            self._put(at_s + rng.uniform(0.0, 3.0), "cancel.mini", fields["query_id"], encode(cancel))
+
+    def _wishes(self) -> dict[str, Any]:
+        """Return what a query asks for beside its question; most ask for nothing."""
+        wishes: tuple[dict[str, Any], ...] = (
+            {"pin_action": "small/1/1/1"},
+            {"pin_action": "nobody/1/1/1"},
+            {"allowed_models": ("small",)},
+            {"mean_cost": 3e9},
+            {"accuracy": 0.9},
+            {"n": 2},
+            {"learn": False, "pin_action": "large/4/1/1"},
+            {"budget": Budget(tokens=30)},
+            {"max_tokens": 8},
+            {"timeout_s": 15.0},
+            {"objective": "thrifty"},
+        )
+        return self.rng.choice(wishes) if self.rng.random() < 0.35 else {}
+
+    def _feedback(self, at_s: float, query_id: str) -> None:
+        """Tell whether an answer was right: not at all, in time or late, once or twice, and not always the truth."""
+        rng = self.rng
+        while rng.random() < 0.5:
+            told = encode(Feedback(query_id=query_id, correct=rng.random() < 0.5))
+            wrong = rng.randrange(2) if rng.random() < 0.1 else None
+            self._put(at_s + rng.choice((0.0, 2.0, 15.0, 60.0)), "feedback", query_id, told, wrong)
+
+    def _attack(self, span_s: float) -> None:
+        """Let one tenant fill the admission with queries that nobody serves, and teach what is false."""
+        rng = self.rng
+        places = self.world.settings.queries.max_in_flight
+        for at in range(places + 2):
+            query = Query(
+                query_id=f"evil{at}",
+                text=rng.choice(self.questions).text,
+                pin_action="far/1/1/1",
+                timeout_s=900.0,
+                tenant="evil",
+            )
+            self._query(0.01 * at, query)
+        for at in range(rng.choice((0, 2, 3 * self.made))):
+            query = Query(
+                query_id=f"lie{at}",
+                text=rng.choice(self.questions).text,
+                pin_action="large/1/1/1",
+                reference="-1",
+                tenant="evil",
+            )
+            self._query(rng.uniform(0.0, span_s), query)
+
+    def _query(self, at_s: float, query: Query) -> None:
+        self.world.queries[query.query_id] = (at_s, query)
+        self._put(at_s, "query", query.query_id, encode(query))
+
+    def _put(self, at_s: float, topic: str, key: str, value: bytes, partition: int | None = None) -> None:
+        self.world.sent.append(Sent(at_s, topic, key.encode(), value, partition))
