@@ -321,7 +321,7 @@ class Estimates:
         terms = np.ones((len(self.features.ids), 5))
         terms[:, [CORRECT, SCORE]] = self.right.predicted(z)
         log_cost = np.log(self.features.anchors * self.factors) + self._bounded(self.paid.predicted(z)[:, 0])
-        terms[:, LOG_COST], terms[:, COST] = log_cost, np.exp(log_cost + self.paid.noise / 2.0)
+        terms[:, LOG_COST], terms[:, COST] = log_cost, np.exp(log_cost + self._spread())
         return terms
 
     def forecast(self, window: Matrix, actions: np.ndarray) -> Forecast:
@@ -338,11 +338,7 @@ class Estimates:
             found.append(of.centre[0] + window @ theta.T @ sides.T)  # (m, n)
         accuracy = np.clip(found[0], 0.0, 1.0)
         # What is spread about its logarithm costs more on average than that says.
-        cost = (
-            d.anchors[actions]
-            * self.factors[actions]
-            * np.exp(self._bounded(found[1]) + self.paid.noise / 2.0)
-        )
+        cost = d.anchors[actions] * self.factors[actions] * np.exp(self._bounded(found[1]) + self._spread())
         best, some = accuracy.argmax(axis=1), slice(None, None, SOME)
         x = d.rows(window[some], actions[best[some]])
         doubt = np.sqrt(
@@ -421,6 +417,10 @@ class Estimates:
             model: (total, spread) for model, (total, spread) in meta["accuracy_drift"].items()
         }
         self.reprice(meta["price_factors"])
+
+    def _spread(self) -> float:
+        """Return by how much the logarithm of the mean cost exceeds the mean of its logarithm, at most a bound."""
+        return min(self.paid.noise / 2.0, math.log(BOUNDS[1]))
 
     def _bounded(self, log_ratio: Matrix) -> Matrix:
         return np.clip(log_ratio, *np.log(BOUNDS))

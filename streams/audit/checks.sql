@@ -51,15 +51,6 @@ AND (
     OR EXISTS (SELECT 1 FROM Reward r WHERE r.query_id = t.query_id AND r.early AND r.error IS NULL)
 );
 
--- name: answer_copied
-SELECT DISTINCT o.query_id, 'its Answer exists twice with the same measured seconds: a copy, not a second search'
-FROM Answer o JOIN Timeline t USING (query_id) JOIN Answer a ON a.rowid = t.answer
-WHERE a.early AND o.rowid <> a.rowid AND o.error IS NULL AND o.early AND o.timed
-AND EXISTS (
-    SELECT 1 FROM Answer e
-    WHERE e.query_id = o.query_id AND e.error IS NULL AND e.rowid <> o.rowid AND e.whole = o.whole
-);
-
 -- name: answers_differ
 -- A search that is run again comes to the same end, unless time, an engine or a client ended it.
 SELECT DISTINCT o.query_id, 'two Answers with status ' || a.status || ' that differ'

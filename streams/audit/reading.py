@@ -77,10 +77,10 @@ class DecisionFact(NamedTuple):
 class AnswerFact(NamedTuple):
     """How a query ended.
 
-    `said` is a digest without the measured seconds, which differ whenever a search is run; `timed` says whether there
-    are any. `path_score` is the mean score of the drafts on its path. `extracted` says whether an answer was found in
-    its text, `number` which, where it is a plain whole number. `factor` is the price factor that its search began
-    with; None for one that never began. `fault` says whether it failed for something that says nothing of its search.
+    `said` is a digest without the measured seconds, which differ whenever a search is run. `path_score` is the mean
+    score of the drafts on its path. `extracted` says whether an answer was found in its text, `number` which, where it
+    is a plain whole number. `factor` is the price factor that its search began with; None for one that never began.
+    `fault` says whether it failed for something that says nothing of its search.
     """
 
     query_id: str
@@ -99,7 +99,6 @@ class AnswerFact(NamedTuple):
     number: int | None
     score: float | None
     path_score: float | None
-    timed: bool
     factor: float | None
     fault: bool
 
@@ -572,7 +571,7 @@ class Facts:
             r["query_id"], *where, _same(r), _same(_without(r, "spent")), r["status"], r["by"],
             _action(r["action"]) if r.get("action") else None, r.get("seq"), r.get("text") is not None,
             extracted is not None, _whole_number(extracted), r.get("score"),
-            sum(scores) / len(scores) if scores else None, bool((r.get("spent") or {}).get("verify_s")), factor_of(r),
+            sum(scores) / len(scores) if scores else None, factor_of(r),
             bool(r.get("fault")),
         )  # fmt: skip
         prices = self._catalogue.prices(r)

@@ -154,7 +154,8 @@ WITH Own AS (
         r.kind IN ('final', 'correction', 'default') AS closes,
         r.learn AND r.score IS NOT NULL AND r.log_cost IS NOT NULL AS learnable
     FROM Row l JOIN Reward r ON r.query_id = l.query_id AND r.seq = l.seq AND r.action = l.action
-    WHERE r.error IS NULL
+    -- A Reward that was given up is read again where its process ended before the commit, and then it may be applied.
+    WHERE r.error IS NULL OR r.off = l.r_off
 ), One AS (
     SELECT query_id, min(off) AS off, id, kind, correct, CASE
         WHEN NOT learnable THEN 'abandoned' WHEN bounded THEN 'priced' WHEN closes THEN 'closed' ELSE 'learned'

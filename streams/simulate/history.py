@@ -311,7 +311,7 @@ class _Life:
             query_id
             for query_id in self.world.queries
             if query_id not in seen["answer"]
-            or (query_id in seen["decision"] and query_id not in seen["closed"])
+            or (query_id in seen["decision"] and query_id not in seen["closed"] | seen["refused"])
         ]
 
     async def _drained(self) -> None:
@@ -432,12 +432,11 @@ def judged(life: _Life) -> Iterator[str]:
     report = audit(InMemoryLog(cluster), cluster.settings, cluster.broker.now_ms())
     struck = {kind for kind, _ in life.faults.hits}
     for each in report.discrepancies:
-        # After a restart the same Verification makes the same Answer, to the millisecond: time is told by append times.
-        if each["check"] == "answer_copied":
-            continue
         if struck.isdisjoint(_EXPLAINED.get(each["check"], ())):
             yield f"audit: {each['check']}: {each['query_id']} {each['what']}"
-    yield from (f"pending: {each.query_id} waits for the {each.waits_for}" for each in report.pending)
+    for query in report.pending:
+        if query.query_id not in life.seen["refused"]:  # an operator may have it tried again
+            yield f"pending: {query.query_id} waits for the {query.waits_for}"
     yield from _replayed(life)
     answers: dict[str, tuple[ConsumerRecord, Answer]] = {}
     for record in cluster.broker.records(topics.answer):
@@ -485,7 +484,9 @@ def _graded(life: _Life, answers: dict[str, Answer]) -> Iterator[str]:
         if reward.graded_by != "reference" or reward.query_id not in life.world.queries:
             continue
         query, answer = life.world.queries[reward.query_id][1], answers.get(reward.query_id)
-        if answer is not None and reward.correct != float(bool(life.world.right(query, answer.extracted))):
+        if answer is None or answer.status != reward.status:
+            continue  # its Answer was given up after three errors: the Reward is of its expiry, and teaches nothing
+        if reward.correct != float(bool(life.world.right(query, answer.extracted))):
             said = f"{reward.correct} for {answer.extracted!r}, right is {query.reference!r}"
             yield f"graded wrong: {reward.query_id}: {said}"
 

@@ -109,12 +109,6 @@ def lost_decision(log: Any) -> set[str]:
     return {"h38"}
 
 
-@names("answer_copied")
-def doubled_answer(log: Any) -> set[str]:
-    log.put(log.topics.answer, "h27", log.find(log.topics.answer, Answer, "h27"))
-    return {"h27"}
-
-
 @names("answers_differ")
 def another_answer(log: Any) -> set[str]:
     real = log.find(log.topics.answer, Answer, "h28")
