@@ -546,6 +546,7 @@ _EXPLAINED: Final = {
     "answers_differ": ("engine lies", "engine wrong", "verifier lies"),
     "rewards_differ": ("suspend",),
     "reward_of_another_answer": ("suspend",),
+    "reward_kinds": ("suspend",),
 }
 """Checks of the audit that tell of what was done to the deployment: a dependency answered one question in two ways, or
 the broker took the Reward of an aggregator whose successor had sent another."""

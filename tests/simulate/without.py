@@ -17,7 +17,7 @@ from agents.embedding import HttpEncoder
 from streams.runtime.clock import BrokerClock
 from streams.services import aggregator
 from streams.services.decider import ShardLearner
-from streams.services.embedder import Admission
+from streams.services.embedder import Admission, EmbedderService
 
 
 class Fix(NamedTuple):
@@ -73,6 +73,12 @@ FIXES = {
         {'            raise Torn("the learner may be ahead of its log") from error\n': "            raise\n"},
         (),
     ),
+    "a query without a vector gives up its place": Fix(
+        EmbedderService,
+        "on_query",
+        {"except Exception:": "except UniscaleError:"},
+        (1600,),
+    ),
     "tenants share the places": Fix(
         Admission, "_kind", {"return served, place.tenant": 'return True, ""'}, (5, 199)
     ),
@@ -102,6 +108,6 @@ FIXES = {
             '            f"{kind}: no result in {self._timeout_s:g} s" if hung else f"{kind}: its process died"\n'
             "        )": "return Verdict(correct=False, how=kind)"
         },
-        (57, 59),
+        (59, 106),
     ),
 }
