@@ -42,7 +42,7 @@ from experiments.loop import QUALITY_PRIORITY, SEEDS, WARM_UP, make_trial, play,
 from experiments.outcomes import Arm, BanditWorld, OutcomeError, Outcomes
 from experiments.record.plan import search_id
 from experiments.record.questions import Question
-from experiments.record.searches import Bench, Found, Memory, Variant, open_bench, search, weights
+from experiments.record.searches import Bench, Found, SearchMemory, Variant, open_bench, search, weights
 from experiments.record.table import SCHEMA, questions_in, settings_of
 from experiments.runs import TERA, summed, tidy
 from schemas.action import Action
@@ -176,7 +176,7 @@ async def breakdown(
         sample, variant = int(trial.sample[q, arm]), Variant(recording.verifier, early_exit=True)
         drawn = recording.search_id(question, o.arms[arm], sample)
         with watch.of("search"):
-            found, _ = await search(question, action_of(o.arms[arm]), variant, drawn, bench, Memory())
+            found, _ = await search(question, action_of(o.arms[arm]), variant, drawn, bench, SearchMemory())
         right, log_cost, action_id = float(found.correct), math.log(found.eflops), o.arms[arm].arm_id
         with watch.of("bandit"):
             policy.expect([Pending(name, embedding, action_id)])
@@ -347,7 +347,7 @@ async def run_again(
         if cell in known:
             done()
             return dict(known[cell])
-        question, arm, memory = recording.questions[cell[0]], o.arms[a], Memory()
+        question, arm, memory = recording.questions[cell[0]], o.arms[a], SearchMemory()
         told = (question, action_of(arm), variant, recording.search_id(question, arm, s))
         async with slots:
             kept, _ = await search(*told, bench, memory)

@@ -20,7 +20,7 @@ from experiments.journal import JournalError, RunKey, SearchJournal
 from experiments.loop import best_route_space
 from experiments.record import table
 from experiments.record.questions import Question
-from experiments.record.searches import Bench, Known, Memory, Variant, search
+from experiments.record.searches import Bench, Known, SearchMemory, Variant, search
 from schemas.action import Action
 from schemas.errors import UniscaleError
 
@@ -203,7 +203,7 @@ async def record(
             asked = shard.question.question_id
             if asked not in known and len(known) > in_flight:
                 known.pop(next(iter(known)))
-            memory = Memory(known=known.setdefault(asked, Known()))
+            memory = SearchMemory(known=known.setdefault(asked, Known()))
             rows = await _shard(plan, bench, shard, variants, memory)
             journal.add(shard.name, rows)
             progress(len(rows))
@@ -222,7 +222,7 @@ def _missing(plan: RecordingPlan, journal: SearchJournal, shard: Shard) -> list[
 
 
 async def _shard(
-    plan: RecordingPlan, bench: Bench, shard: Shard, variants: Sequence[Variant], memory: Memory
+    plan: RecordingPlan, bench: Bench, shard: Shard, variants: Sequence[Variant], memory: SearchMemory
 ) -> list[dict[str, Any]]:
     sample, question = shard.sample, shard.question
     own = [action for action in plan.actions if action.model == shard.model]

@@ -2,7 +2,7 @@
 
 Randomness is keyed to the path: a draft's seed is a hash of the search's id and the draft's place in the
 forest. So two runs of one search that differ in early exit, verifier or, among independent paths, in their
-number, make the same drafts where both make them. `Memory` holds those drafts: a second run takes from it what
+number, make the same drafts where both make them. `SearchMemory` holds those drafts: a second run takes from it what
 is there and has the engine make the rest. What a run took entirely from memory is *derived*; it is the run it
 would have been, which tests show against fresh engines.
 """
@@ -43,7 +43,7 @@ class Known:
 
 
 @dataclass
-class Memory:
+class SearchMemory:
     """Drafts by their seed, of the searches of one question, model and sample.
 
     Attributes:
@@ -110,7 +110,7 @@ class Found:
 
 
 async def search(
-    question: Question, action: Action, variant: Variant, search_id: str, bench: Bench, memory: Memory
+    question: Question, action: Action, variant: Variant, search_id: str, bench: Bench, memory: SearchMemory
 ) -> tuple[Found, bool]:
     """Run one search; return what it was worth, and whether all of it came from memory.
 
@@ -145,7 +145,7 @@ async def _drafted(
     sampling: Sampling,
     search_id: str,
     bench: Bench,
-    memory: Memory,
+    memory: SearchMemory,
 ) -> tuple[Forest, list[tuple[str, ...]], int]:
     """Return the forest with a step's drafts, the steps above them, and how many were not in memory."""
     messages = (Message(role="user", content=question.text),)

@@ -17,7 +17,7 @@ from schemas.search import SearchStep
 from streams.gateway import openai
 from streams.gateway.auth import Credential
 from streams.gateway.exchange import Admitted, ClientGone, Exchange, Seen
-from streams.gateway.guard import Stream, gone
+from streams.gateway.guard import EventStream, gone
 from streams.gateway.openai import ApiError, of_answer
 from streams.gateway.request import ChatRequest, digest, parse
 
@@ -164,7 +164,7 @@ class _Turn:
         first = await self._until_chosen(events)
         self._streaming = True
         headers = {**self._headers(), "x-accel-buffering": "no"}
-        return Stream(self._chunks(first, events), held.pop_all(), headers)
+        return EventStream(self._chunks(first, events), held.pop_all(), headers)
 
     def _events(self, queue: "asyncio.Queue[Seen]") -> AsyncIterator[Seen | None]:
         is_gone = gone(self.request, self.exchange.gate, self.who)

@@ -86,7 +86,7 @@ class RouteGuard:
         return guarded
 
 
-class Stream(StreamingResponse):
+class EventStream(StreamingResponse):
     """Server-sent events.
 
     Args:

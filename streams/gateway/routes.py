@@ -30,7 +30,7 @@ from streams.control import Control
 from streams.gateway import openai, request, statistics
 from streams.gateway.auth import Credential, Gate, Tenants, check_host
 from streams.gateway.exchange import Admitted, ClientGone, Deciders, Exchange, Seen
-from streams.gateway.guard import Listing, Stream, body_of, gone, object_of, reply, whole
+from streams.gateway.guard import EventStream, Listing, body_of, gone, object_of, reply, whole
 from streams.gateway.index import Listed
 from streams.gateway.openai import ApiError, invalid, no_model, not_found, of_json, of_record
 from streams.gateway.request import parse, to_query
@@ -569,7 +569,7 @@ class Queries:
             stack.enter_context(self.exchange.gate.stream(who))
             queue = stack.enter_context(self.exchange.waiting.on(query_id))
             is_gone = gone(request, self.exchange.gate, who)
-            return Stream(self._events(admitted, queue, is_gone), stack.pop_all())
+            return EventStream(self._events(admitted, queue, is_gone), stack.pop_all())
 
     async def _events(
         self, admitted: Admitted, queue: "asyncio.Queue[Seen]", is_gone: Callable[[], Awaitable[bool]]

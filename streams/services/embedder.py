@@ -79,7 +79,7 @@ def encoder_of(settings: Settings) -> Encoder:
 # places of their own.
 
 
-class _Place(NamedTuple):
+class _Seat(NamedTuple):
     """A query in flight, or one that waits to be."""
 
     tenant: str
@@ -113,12 +113,12 @@ class Admission:
         self._clock = clock
         self._serving = serving
         self._living: frozenset[str] | None = None
-        self._open: OrderedDict[str, _Place] = OrderedDict()
+        self._open: OrderedDict[str, _Seat] = OrderedDict()
         # A query redelivered after a restart may already have its Answer: it must not hold a slot forever.
         self._ended: OrderedDict[str, None] = OrderedDict()
         self._held: Counter[tuple[bool, str]] = Counter()  # places by whether they are served, and tenant
         # The queries that wait, in order, by the same.
-        self._waiting: dict[tuple[bool, str], dict[str, tuple[_Place, asyncio.Future[None]]]] = {}
+        self._waiting: dict[tuple[bool, str], dict[str, tuple[_Seat, asyncio.Future[None]]]] = {}
         self.look()
 
     def __len__(self) -> int:
@@ -150,7 +150,7 @@ class Admission:
         if query_id in self._open or query_id in self._ended:
             return
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._queue(query_id, _Place(tenant, self._clock() + timeout_s, origin, models), turn)
+        self._queue(query_id, _Seat(tenant, self._clock() + timeout_s, origin, models), turn)
         self._admit()
         if not turn.done():
             self.look()
@@ -193,7 +193,7 @@ class Admission:
             self.leave(query_id)
         self._admit()
 
-    def _kind(self, place: _Place) -> tuple[bool, str]:
+    def _kind(self, place: _Seat) -> tuple[bool, str]:
         """Return whether anything serves a query, and its tenant.
 
         A query for any model counts as served: before the first heartbeat, nothing would be.
@@ -201,7 +201,7 @@ class Admission:
         served = self._living is None or place.models is None or bool(place.models & self._living)
         return served, place.tenant
 
-    def _queue(self, query_id: str, place: _Place, turn: "asyncio.Future[None]") -> None:
+    def _queue(self, query_id: str, place: _Seat, turn: "asyncio.Future[None]") -> None:
         self._waiting.setdefault(self._kind(place), {})[query_id] = place, turn
 
     def _unqueue(self, query_id: str) -> "asyncio.Future[None] | None":

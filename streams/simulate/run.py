@@ -47,7 +47,7 @@ class Failure(Struct, frozen=True, kw_only=True):
         return f"python -m streams simulate --seeds {self.seed}-{self.seed} --only {only}"
 
 
-class Journal(Struct, kw_only=True):
+class SeedJournal(Struct, kw_only=True):
     """What is known of a range of seeds; a journal of them goes on where it ended.
 
     Attributes:
@@ -73,10 +73,10 @@ class Journal(Struct, kw_only=True):
         seeds = f"{self.first}-{self.last}"
         return msgspec.json.encode({"seeds": seeds, "failures": found, "digest": self.digest}) + b"\n"
 
-    def after(self, history: Lived, failure: Failure | None) -> Journal:
+    def after(self, history: Lived, failure: Failure | None) -> SeedJournal:
         """Return the journal with one more history."""
         struck = Counter({key.rpartition("/")[0]: 1 for key in history.hits})
-        return Journal(
+        return SeedJournal(
             first=self.first,
             last=history.seed,
             failures=self.failures + ((failure,) if failure else ()),
@@ -131,7 +131,7 @@ def simulate(
     minutes: float | None = None,
     append: Path | None = None,
     told: Callable[[Failure], None] = lambda failure: None,
-) -> Journal:
+) -> SeedJournal:
     """Live the histories of a range of seeds.
 
     Args:
@@ -173,22 +173,22 @@ def _as_it_is(history: Lived, only: Sequence[int]) -> Failure:
     return Failure(seed=history.seed, what=tuple(history.failures[:5]), faults=tuple(only), schedule=words)
 
 
-def _opened(path: Path | None, first: int) -> Journal:
+def _opened(path: Path | None, first: int) -> SeedJournal:
     if path is None or not path.exists():
-        return Journal(first=first, last=first - 1)
-    journal = msgspec.json.decode(path.read_bytes(), type=Journal)
+        return SeedJournal(first=first, last=first - 1)
+    journal = msgspec.json.decode(path.read_bytes(), type=SeedJournal)
     if journal.first != first:
         raise SeedsError(f"{path}: holds seeds from {journal.first} on; begin there, or name another file")
     return journal
 
 
-def _written(path: Path, journal: Journal) -> None:
+def _written(path: Path, journal: SeedJournal) -> None:
     temporary = path.with_suffix(".new")
     temporary.write_bytes(msgspec.json.encode(journal))
     temporary.replace(path)
 
 
-def coverage(journal: Journal) -> Iterator[str]:
+def coverage(journal: SeedJournal) -> Iterator[str]:
     """Yield the lines of a table: in how many histories each kind of fault struck, and whom."""
     histories = journal.last - journal.first + 1
     columns = (*SERVICES, "broker")

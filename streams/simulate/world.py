@@ -58,7 +58,7 @@ _POLICIES = (
 _OPTIONS: Final[dict[str, dict[str, Any]]] = {"thompson": {"propensity_draws": 4}}
 
 
-class Question(NamedTuple):
+class KnownQuestion(NamedTuple):
     """What can be asked, and what is right; a fraction needs the grader, a whole number does not."""
 
     text: str
@@ -98,7 +98,7 @@ class World:
     workers: dict[str, int]
     groups: tuple[str, ...]
     recording: Recording
-    questions: dict[str, Question]
+    questions: dict[str, KnownQuestion]
     sent: list[Sent] = field(default_factory=list)
     queries: dict[str, tuple[float, Query]] = field(default_factory=dict)
     wishing: set[str] = field(default_factory=set)
@@ -232,25 +232,25 @@ def _prior(folder: Path, http: bool) -> Path:
     return path
 
 
-def _questions(rng: random.Random, count: int, trait: Trait) -> list[Question]:
+def _questions(rng: random.Random, count: int, trait: Trait) -> list[KnownQuestion]:
     found = []
     for number in range(1 if trait == "one question" else max(2, count // 2)):
         a, b = rng.randint(1, 9), rng.randint(2, 9)
         if rng.random() < 0.3:
             found.append(
-                Question(
+                KnownQuestion(
                     f"What is {a} of {b + a}, number {number}?", f"{a}/{a + b}", rf"\frac{{{a}}}{{{a + b}}}"
                 )
             )
         else:
-            found.append(Question(f"What is {a} + {b}, number {number}?", str(a + b), str(a + b)))
+            found.append(KnownQuestion(f"What is {a} + {b}, number {number}?", str(a + b), str(a + b)))
     if rng.random() < 0.1:
         huge = "word " * rng.choice((2_000, 40_000))
-        found.append(Question(huge + "?", "1", "1"))
+        found.append(KnownQuestion(huge + "?", "1", "1"))
     return found
 
 
-def _paths(rng: random.Random, questions: list[Question], trait: Trait) -> Iterator[RecordedPath]:
+def _paths(rng: random.Random, questions: list[KnownQuestion], trait: Trait) -> Iterator[RecordedPath]:
     """Yield what each model writes: larger ones are right more often, and nothing is where nothing may be."""
     for question in questions:
         hard = trait == "never right" or rng.random() < 0.2
@@ -279,7 +279,7 @@ class _Traffic:
     """Draws what clients send into a world."""
 
     def __init__(
-        self, rng: random.Random, world: World, questions: list[Question], models: tuple[str, ...]
+        self, rng: random.Random, world: World, questions: list[KnownQuestion], models: tuple[str, ...]
     ) -> None:
         self.rng, self.world, self.questions, self.models = rng, world, questions, models
         self.made = 0

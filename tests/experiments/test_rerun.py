@@ -19,7 +19,7 @@ from experiments.outcomes import OutcomeError, build_world, load_recording
 from experiments.record import table
 from experiments.record.plan import RecordingPlan, record
 from experiments.record.questions import Question
-from experiments.record.searches import Memory, Variant, open_bench, search, weights
+from experiments.record.searches import SearchMemory, Variant, open_bench, search, weights
 from experiments.record.table import questions_in, rows_of, settings_of, write
 from experiments.rerun import DepthLimit, Reopened, action_of, reopen
 
@@ -81,7 +81,7 @@ def test_only_searches_that_met_the_limit_end_otherwise_and_at_the_same_cost(
                     Variant("prm-a", early_exit),
                     again.search_id(question, arm, 0),
                     literal,
-                    Memory(),
+                    SearchMemory(),
                 )
             )
             assert found.eflops == pytest.approx(o.cost[0, q, a], rel=1e-4)

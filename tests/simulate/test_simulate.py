@@ -16,7 +16,7 @@ from streams.cli import main
 from streams.runtime.memory import MemoryBroker
 from streams.simulate.faults import KINDS, Fault
 from streams.simulate.history import Lived, lived
-from streams.simulate.run import Journal, SeedsError, coverage, seeds_of, shrunk, simulate
+from streams.simulate.run import SeedJournal, SeedsError, coverage, seeds_of, shrunk, simulate
 
 
 def _without() -> Any:
@@ -74,7 +74,7 @@ def test_the_same_seeds_give_the_same_bytes_in_another_process(tmp_path: Path) -
 def test_a_journal_goes_on_where_it_ended(tmp_path: Path) -> None:
     file = tmp_path / "journal"
     simulate(1, 2, append=file)
-    assert msgspec.json.decode(file.read_bytes(), type=Journal).last == 2
+    assert msgspec.json.decode(file.read_bytes(), type=SeedJournal).last == 2
     assert simulate(1, 4, append=file) == simulate(1, 4)
     with pytest.raises(SeedsError, match="holds seeds from 1 on"):
         simulate(2, 4, append=file)

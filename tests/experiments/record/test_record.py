@@ -29,7 +29,7 @@ from experiments.record.questions import (
     question_set,
     questions_of,
 )
-from experiments.record.searches import Bench, Memory, Variant, open_bench, search
+from experiments.record.searches import Bench, SearchMemory, Variant, open_bench, search
 from experiments.yardstick import is_history
 from schemas.action import Action
 
@@ -80,7 +80,9 @@ def test_derived_runs_equal_real_ones(whole: int | None, tiny: Path, tmp_path: P
         source = action if action in plan.actions else Action(model="tiny", qp=64, cp=1, bs=1)
         variant = Variant(row["verifier"], row["early_exit"])
         fresh = asyncio.run(
-            search(question, action, variant, search_id(question, source, 0, 0), bench_of(tiny), Memory())
+            search(
+                question, action, variant, search_id(question, source, 0, 0), bench_of(tiny), SearchMemory()
+            )
         )
         real = {name: value for name, value in vars(fresh[0]).items() if name != "seconds"}
         assert not fresh[1]
