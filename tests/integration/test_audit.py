@@ -69,7 +69,6 @@ def test_each_forgery_is_named_and_the_command_exits_1(loop: Any) -> None:
     t = loop.topics
     loop.supervisor.stop()
     rewards = {r.query_id: r for r in loop.read(t.reward, Reward)}
-    answers = {r.key: r.value for r in loop.raw(t.answer)}
     named: set[str] = set()
 
     def forged(query_id: str, topic: str, key: bytes, value: bytes | None) -> list[str]:
@@ -85,8 +84,6 @@ def test_each_forgery_is_named_and_the_command_exits_1(loop: Any) -> None:
     assert "two Rewards q1/final that differ" in forged("q1", t.reward, b"0", encode(forgery))
 
     assert "the learner's row is missing" in forged("q2", t.changelog("decider", "pending"), b"q2", None)
-
-    assert "twice" in forged("q3", t.answer, b"q3", answers[b"q3"])[0]
 
     price = rewards["q4"].price
     assert price is not None
