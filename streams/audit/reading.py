@@ -88,7 +88,6 @@ class AnswerFact(NamedTuple):
     off: int
     early: bool
     ts: int
-    whole: bytes
     said: bytes
     status: str
     service: str
@@ -568,11 +567,10 @@ class Facts:
         scores = [trace[at]["score"] for at in path if trace[at].get("score") is not None]
         extracted = r.get("extracted")
         answer = AnswerFact(
-            r["query_id"], *where, _same(r), _same(_without(r, "spent")), r["status"], r["by"],
+            r["query_id"], *where, _same(_without(r, "spent")), r["status"], r["by"],
             _action(r["action"]) if r.get("action") else None, r.get("seq"), r.get("text") is not None,
             extracted is not None, _whole_number(extracted), r.get("score"),
-            sum(scores) / len(scores) if scores else None, factor_of(r),
-            bool(r.get("fault")),
+            sum(scores) / len(scores) if scores else None, factor_of(r), bool(r.get("fault")),
         )  # fmt: skip
         prices = self._catalogue.prices(r)
         self._ledger.add(answer)
