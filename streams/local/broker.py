@@ -267,7 +267,10 @@ class LocalBroker:
 
     def _format(self) -> Path:
         properties = self.directory / "server.properties"
-        if properties.exists() and f"127.0.0.1:{self.port}\n" in properties.read_text():
+        if (
+            properties.exists()
+            and f"\nadvertised.listeners=PLAINTEXT://{self.bootstrap}\n" in properties.read_text()
+        ):
             return properties  # as it was, with what its owner has added
         controller = free_port()
         written = {
