@@ -5,22 +5,14 @@ import random
 import traceback
 from collections import Counter
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args
 
 import msgspec
 
 from agents.reward.join import JoinRow, encode_row
 from agents.serving.recorded import write_paths
 from schemas.answer import Answer
-from schemas.control import (
-    Cancel,
-    CatalogueEntry,
-    CostBoundsEntry,
-    Heartbeat,
-    KeyEntry,
-    ObjectiveEntry,
-    PriceEntry,
-)
+from schemas.control import Cancel, ControlRecord, Heartbeat
 from schemas.dead_letter import DeadLetter
 from schemas.decision import Decision
 from schemas.errors import UniscaleError
@@ -55,7 +47,7 @@ TOPICS: dict[str, tuple[type[Any], ...]] = {
     "feedback": (Feedback,),
     "due": (Due,),
     "reward": (Reward,),
-    "control": (CatalogueEntry, PriceEntry, ObjectiveEntry, CostBoundsEntry, KeyEntry),
+    "control": get_args(ControlRecord),
     "heartbeat": (Heartbeat,),
     "cancel.mini": (Cancel,),
     "dead-letter": (DeadLetter,),
