@@ -6,7 +6,7 @@ the highest sum at one moment.
 
     python -m bench memory --queries 60
     python -m bench memory --large 10000                    # and so many requests of a megabyte each, over HTTP
-    python -m bench memory --large 2000 --bytes 260000      # that fit a context by their size
+    python -m bench memory --large 200 --bytes 100000       # that the mini family's contexts can hold
 """
 
 import random

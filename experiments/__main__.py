@@ -10,7 +10,7 @@ from schemas.errors import UniscaleError
 
 
 class Lab(click.Group):
-    """The commands; what a user can mend is said in one line."""
+    """The commands. An error that the user can fix is reported in one line."""
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run a command."""

@@ -60,7 +60,7 @@ class Due(Record, frozen=True, kw_only=True, tag="due.v1"):
     Attributes:
         query_id: The query's id.
         kind: `timeout`: the Answer did not come; `feedback`: the feedback did not; `parked`: a Feedback that
-            was early met no Answer; `forget`: a closed query need not be recognised any more.
+            was early met no Answer; `forget`: the Decision of what is known of a query never came.
         deadline_ms: The deadline, ms since the epoch on the broker's clock.
     """
 

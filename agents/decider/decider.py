@@ -320,7 +320,7 @@ class Decider:
         offered: Ids of the actions that can be chosen.
         price_factors: What an eFLOP costs on each model where that is not 1.
         prior: SHA-256 of the prior that the log started from; empty for none.
-        shares: Who taught of late.
+        shares: The tenants of the latest outcomes.
         ended: Ids of queries that have ended; they reveal a duplicate whose row has left the log.
         verdicts: Number of rewards by verdict; for metrics.
     """

@@ -1,4 +1,4 @@
-"""Who taught the learner of late, and whether one more outcome of a tenant counts."""
+"""The tenants of the latest outcomes, and whether the learner counts one more outcome of a tenant."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Window(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class TeachingShares:
-    """The tenants of the last outcomes: none of several may hold more than half of what they weigh.
+    """The tenants of the latest outcomes: none of several may hold more than half of what they weigh.
 
     An outcome weighs 1 or 0. That of a tenant who taught alone in the window weighs 1. Where others did, it weighs 1
     unless its tenant holds more than half of the window's weight already. The prior's are nobody's and weigh 1.

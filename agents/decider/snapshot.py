@@ -55,7 +55,7 @@ class Manifest(Struct, frozen=True, kw_only=True, tag="decider-snapshot.v1", tag
         log_offset: First offset of the log that it does not cover; -1 where it needs the whole log, as a prior does.
         rows: SHA-256 of each chunk of the rows from before that offset; a chunk has one JSON row per line.
         ended: The arrays of ids, oldest first.
-        taught: Who taught of late.
+        taught: The tenants of the latest outcomes.
     """
 
     version: int
@@ -484,7 +484,7 @@ def write(
         reward_offset: Newest Reward offset in the state.
         chunk_bytes: Size of a chunk.
         prior: SHA-256 of the prior, for version -1.
-        taught: Who taught of late.
+        taught: The tenants of the latest outcomes.
         carried: What it contains besides the state; None for a snapshot that needs the whole log.
         present: Keys that exist already; an array of ids is written only once.
     """
