@@ -18,7 +18,7 @@ from streams.flow import connect
 from streams.health import Health, serve
 from streams.local.deployment import READY
 from streams.metrics import Metrics
-from streams.runtime import kafka_admin
+from streams.runtime import kafka_admin, kafka_clients
 from streams.runtime.base import Crash
 from streams.runtime.kafka import KafkaRuntime, crash, on_crash
 from streams.runtime.kafka_consumer import InstanceName
@@ -54,6 +54,7 @@ def run_service(
     settings.state_path().mkdir(parents=True, exist_ok=True)
     # Of faust's consumer thread too. The same streams take a fifth less time than on asyncio's own loop.
     asyncio.set_event_loop_policy(uvloop.EventLoopPolicy())
+    kafka_clients.expect_uvloop()
     loop = asyncio.new_event_loop()
     asyncio.set_event_loop(loop)
     metrics = Metrics(service)

@@ -279,6 +279,27 @@ def writer(settings: Settings, transactional_id: str | None) -> "AIOKafkaProduce
     )
 
 
+def expect_uvloop() -> None:
+    """Let aiokafka take a connection that has just closed for broken on uvloop, too: it is made anew.
+
+    asyncio's transports ignore what is written to them after that; uvloop's raise RuntimeError. aiokafka expects
+    nothing but OSError there, and what else its fetcher meets ends the consumer, and with it the process.
+    """
+    from aiokafka.conn import AIOKafkaConnection, CloseReason
+    from aiokafka.errors import KafkaConnectionError
+
+    send = AIOKafkaConnection.send
+
+    def sent(self: Any, request: Any, expect_response: bool = True) -> Any:
+        try:
+            return send(self, request, expect_response)
+        except RuntimeError as error:
+            self.close(reason=CloseReason.CONNECTION_BROKEN)
+            raise KafkaConnectionError(f"Connection at {self.host}:{self.port} broken: {error}") from error
+
+    AIOKafkaConnection.send = sent
+
+
 def partitions(reader: KafkaConsumer, topics: Iterable[str]) -> list[TopicPartition]:
     """Return the partitions of those topics that exist.
 
