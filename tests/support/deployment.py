@@ -31,7 +31,15 @@ PATIENCE_S = 300.0
 
 
 class Deployment:
-    """All services on one broker under a prefix of their own."""
+    """All services on one broker under a prefix of their own.
+
+    Args:
+        settings: Of the services and of who asks them.
+        log: Where their output goes.
+        only: The services to start; None for all.
+        commands: Commands of further services, or of some in place of theirs.
+        bootstrap: Where the services connect to, if elsewhere than who asks them.
+    """
 
     def __init__(
         self,
@@ -39,6 +47,7 @@ class Deployment:
         log: Path,
         only: tuple[str, ...] | None = None,
         commands: Mapping[str, Sequence[str]] | None = None,
+        bootstrap: str = "",
     ) -> None:
         self.settings = settings
         self.topics = Topics(settings)
@@ -52,7 +61,8 @@ class Deployment:
         if only is not None:
             services = {name: argv for name, argv in services.items() if name in only}
         services |= commands or {}
-        self.environ = {"PYTHONPATH": str(Path(__file__).parents[2]), **os.environ, **settings.environ()}
+        at = settings.replace(bootstrap=bootstrap) if bootstrap else settings
+        self.environ = {"PYTHONPATH": str(Path(__file__).parents[2]), **os.environ, **at.environ()}
         self.supervisor = Supervisor(services, environ=self.environ, log_path=log)
         self.log = log
 
