@@ -9,7 +9,7 @@ import tempfile
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, cast
 
 import click
 import msgspec
@@ -488,3 +488,55 @@ def memory(settings: Settings, queries: int, in_flight: int, kind: str, large: i
 
     found = measure(settings, queries, in_flight, kind, large=large, size=size)
     click.echo(orjson.dumps(found, option=orjson.OPT_INDENT_2).decode())
+
+
+@main.command("soak")
+@click.argument("files", nargs=-1, required=True, type=click.Path(dir_okay=False, path_type=Path))
+@click.option("--minutes", type=click.FloatRange(min=0.1), default=100.0, show_default=True)
+@click.option(
+    "--rate", type=click.FloatRange(min=0.1), default=10.0, show_default=True, help="Queries a second."
+)
+@click.option(
+    "--data", type=click.Path(path_type=Path), help="Folder for the log and the state; temporary without it."
+)
+@click.option(
+    "--broker",
+    "kind",
+    type=click.Choice(["auto", "kafka", "embedded"]),
+    default="auto",
+    show_default=True,
+)
+@click.option("--report", "reported", is_flag=True, help="Run nothing: report the soaks that FILES hold.")
+@click.option(
+    "--warm",
+    type=click.FloatRange(min=0.0),
+    default=20.0,
+    show_default=True,
+    help="Minutes left out of the report.",
+)
+@click.pass_obj
+def measure_soak(
+    settings: Settings,
+    files: tuple[Path, ...],
+    minutes: float,
+    rate: float,
+    data: Path | None,
+    kind: str,
+    reported: bool,
+    warm: float,
+) -> None:
+    """Put a whole deployment under steady load, and append what its processes take to FILES (one); then audit it.
+
+    With --report: fit the growth of memory, descriptors and loop lag an hour to the samples of all FILES, and exit with
+    1 if one may lie above its bound, or if anything was lost.
+    """
+    from bench import soak
+
+    if reported:
+        found = soak.report(*soak.read(files), warm_min=warm)
+        click.echo(orjson.dumps(found, option=orjson.OPT_INDENT_2 | orjson.OPT_SERIALIZE_NUMPY).decode())
+        sys.exit(0 if found["well"] else 1)
+    [out] = files
+    with LocalBroker.choose(cast(Any, kind), os.environ, directory=data) as broker:
+        ended = soak.soak(settings, broker, minutes, rate, out, lambda line: click.echo(line, err=True))
+    click.echo(orjson.dumps(ended).decode())

@@ -153,10 +153,14 @@ class Health:
 
     Args:
         clock: Seconds of a clock that never goes back.
+        lag: Called at each beat with the seconds by which the loop came later than it should have.
     """
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, clock: Callable[[], float] = time.monotonic, lag: Callable[[float], None] = lambda seconds: None
+    ) -> None:
         self._clock = clock
+        self._lag = lag
         self._turned = clock()
         self._state = "starting"
         self._stalled: dict[str, float] = {}
@@ -173,11 +177,12 @@ class Health:
         """Say that no further record is taken."""
         self._state = "stopping"
 
-    async def beat(self, every_s: float = 1.0) -> None:
-        """Note that the event loop turns, forever."""
+    async def beat(self, every_s: float = 0.1) -> None:
+        """Note that the event loop turns, and how late, forever."""
         while True:
             self._turned = self._clock()
             await asyncio.sleep(every_s)
+            self._lag(max(0.0, self._clock() - self._turned - every_s))
 
     def live(self) -> Reply:
         """Return the status line and the text of `/health/live`."""

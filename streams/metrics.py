@@ -33,9 +33,8 @@ class Metrics:
         self.crashes = counter("crashes_at_record", "Failures at one record that was tried again", "topic")
         self.lag = gauge("consumer_lag", "Records not yet committed by this process", "topic", "partition")
 
-        self.clock_skew = gauge(
-            "clock_skew_seconds", "By how much this machine's clock is ahead of the broker's"
-        )
+        self.loop_lag = histogram("loop_lag_seconds", "How late the event loop is, ten times a second")
+        self.clock_skew = gauge("clock_skew_seconds", "This machine's clock less the broker's")
         self.in_flight = gauge("in_flight", "Queries forwarded and not yet answered")
         self.admitted = counter("admitted", "Queries forwarded to the decider")
         self.admission_wait = histogram("admission_wait_seconds", "Time a query waits for a free slot")

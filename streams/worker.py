@@ -58,7 +58,7 @@ def run_service(
     loop = asyncio.new_event_loop()
     asyncio.set_event_loop(loop)
     metrics = Metrics(service)
-    health = Health()
+    health = Health(lag=metrics.loop_lag.observe)
     if metrics_port:
         serve(settings.metrics_host, metrics_port, metrics.registry, health)
     name = InstanceName(settings, Topics(settings).app_id(service, group), instance)

@@ -158,7 +158,7 @@ def partition_for(key: bytes | None, partitions: int) -> int:
 
 
 # A query's records have one key: the hash of the first serves all.
-@functools.lru_cache(maxsize=16_384)
+@functools.lru_cache(maxsize=4096)
 def murmur2(key: bytes) -> int:
     """Return the 32-bit MurmurHash2 of a key."""
     whole = len(key) & ~3

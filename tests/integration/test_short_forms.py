@@ -20,6 +20,7 @@ import pytest
 from agents.catalogue.file import load_catalogue
 from agents.serving.recorded import write_paths
 from bench.gateway import GatewayPlan, measure
+from bench.soak import read
 from bench.streams import recording
 from streams.client.questions import read_questions
 from streams.demo.run import QUESTIONS
@@ -43,6 +44,7 @@ COVERED = {
     "python -m bench kills": "test_bench_kills",
     "python -m bench recovery": "test_bench_recovery",
     "python -m bench memory": "test_bench_memory",
+    "python -m bench soak": "test_bench_soak",
     "python -m streams.demo.paired": "test_demo_command.py",
 }
 """Where each command runs: here or in another file."""
@@ -148,6 +150,28 @@ def test_bench_memory(tmp_path: Path) -> None:
     assert {"broker", *services} == set(found["mb"])
     assert found["large"] == {"400": 3}
     assert found["mb_together"] >= max(found["mb"].values()) > 0
+
+
+@pytest.mark.thorough
+def test_bench_soak(tmp_path: Path) -> None:
+    found = figures("bench", "soak", str(file := tmp_path / "soak.jsonl"), "--minutes", "0.4", *EMBEDDED)
+    assert found["ended"] == {"200": 240}
+    assert (found["wrong"], found["pending"], found["restarts"]) == (0, 0, {})
+    samples, said = read([file])
+    assert len(said) == 2
+    assert {each.service for each in samples} == {
+        "aggregator",
+        "broker",
+        "decider",
+        "embedder",
+        "executor.mini",
+        "gateway",
+        "verifier",
+    }
+    assert all(each.memory_mb > 0 and each.descriptors > 0 for each in samples)
+    assert all(
+        each.loop_lag_ms is not None for each in samples if each.at_s > 15 and each.service != "broker"
+    )
 
 
 @pytest.mark.thorough

@@ -64,6 +64,21 @@ def test_an_event_loop_that_hangs_is_neither_live_nor_ready() -> None:
     assert health.readiness() == ("200 OK", "ready")
 
 
+def test_the_lag_of_an_event_loop_is_counted() -> None:
+    now, lags = [0.0], list[float]()
+    health = Health(lambda: now[0], lags.append)
+
+    async def held() -> None:
+        task = asyncio.create_task(health.beat(0.0))
+        await asyncio.sleep(0)
+        now[0] += 0.25  # what holds the loop now
+        await asyncio.sleep(0)
+        task.cancel()
+
+    asyncio.run(held())
+    assert lags == [0.25]
+
+
 def test_every_runbook_that_an_alert_names_is_there_and_is_tested() -> None:
     rules = yaml.safe_load((ROOT / "infra" / "prometheus" / "alerts.yml").read_text())["groups"][0]["rules"]
     named = {r["alert"] for r in rules if "Runbook: docs/operating.md" in r["annotations"]["action"]}
