@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import click
 import numpy as np
 import orjson
-from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
+from threadpoolctl import threadpool_limits
 
 from agents.bandit.prior import digest
 from agents.catalogue.file import load_catalogue

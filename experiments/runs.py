@@ -287,7 +287,7 @@ def one_thread_each(jobs: int | None = None) -> ProcessPoolExecutor:
 
 def _one_thread() -> None:
     import torch
-    from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
+    from threadpoolctl import threadpool_limits
 
     torch.set_num_threads(1)
     threadpool_limits(1)

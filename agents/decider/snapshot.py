@@ -6,12 +6,14 @@ import hashlib
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Final
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 from msgspec import Struct
+from threadpoolctl import threadpool_info
 
 from agents.bandit.errors import CorruptState
 from agents.decider.log import ENDED, ActionRow, AnyRow, OfferRow, Row, decode_row
@@ -56,6 +58,7 @@ class Manifest(Struct, frozen=True, kw_only=True, tag="decider-snapshot.v1", tag
         rows: SHA-256 of each chunk of the rows from before that offset; a chunk has one JSON row per line.
         ended: The arrays of ids, oldest first.
         taught: The tenants of the latest outcomes.
+        kernel: What computed the state; empty where that is not known.
     """
 
     version: int
@@ -70,6 +73,24 @@ class Manifest(Struct, frozen=True, kw_only=True, tag="decider-snapshot.v1", tag
     rows: tuple[str, ...] = ()
     ended: tuple[IdsPart, ...] = ()
     taught: Window = Window()
+    kernel: str = ""
+
+
+@cache
+def kernel() -> str:
+    """Return what NumPy and SciPy compute with here: library, version and kernels, as `openblas 0.3.30 Haswell`.
+
+    OpenBLAS chooses kernels by the processor, or by OPENBLAS_CORETYPE. Others add in another order, so their last bits
+    differ. Empty where that cannot be told: NumPy was not installed from its own wheel.
+    """
+    names = ("internal_api", "version", "architecture")
+    ours = [each for each in threadpool_info() if each["user_api"] == "blas" and "scipy" in each["filepath"]]
+    return ", ".join(sorted({" ".join(str(each[name]) for name in names) for each in ours}))
+
+
+def other_kernels(found: Iterable[Manifest]) -> list[str]:
+    """Return what computed snapshots and does not compute here, sorted."""
+    return sorted({each.kernel for each in found} - {kernel(), ""}) if kernel() else []
 
 
 def prior_of(records: Mapping[bytes, bytes]) -> str:
@@ -512,6 +533,7 @@ def write(
         rows=tuple(map(digest, rows)),
         ended=tuple(part for part, _ in arrays),
         taught=taught or Window(),
+        kernel=kernel(),
     )
     body = msgspec.json.encode(manifest)
     yield manifest_key(version), digest(body).encode() + b"\n" + body

@@ -8,6 +8,7 @@ import msgspec
 import orjson
 
 from agents.decider.log import Row
+from agents.decider.snapshot import kernel, manifests, other_kernels
 from agents.decider.verify import mismatches, opened
 from schemas.dead_letter import DeadLetter
 from schemas.errors import UniscaleError
@@ -180,6 +181,12 @@ def verify_decisions(settings: Settings, show: int) -> None:
         )
     since = f" after sequence number {after}, where the snapshot ends" if after >= 0 else ""
     click.echo(f"{decisions} decisions replayed{since}, {len(shown) + rest} mismatches")
+    for other in other_kernels(manifests(records).values()):
+        click.echo(
+            f"note: {other} computed a snapshot of this learner, and here {kernel()} computes: differences in the last "
+            "bits mean nothing. Replay with OPENBLAS_CORETYPE set to the decider's kernel",
+            err=True,
+        )
     sys.exit(1 if shown else 0)
 
 

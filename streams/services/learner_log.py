@@ -79,6 +79,16 @@ class LearnerLog:
         self.snapshot_at = found.snapshot_version
         for refused in found.refused:
             log.error("a snapshot was refused: %s", refused)
+        for other in snapshot.other_kernels(each for v, each in whole if v == found.snapshot_version):
+            log.warning(
+                "snapshot %d was computed by %s, and here %s computes: what is learned from now on differs from what "
+                "would be learned there in the last bits, and verify-decisions may name such differences. Nothing is "
+                "lost. To go on bit for bit, set OPENBLAS_CORETYPE to the kernel of the snapshot, if this processor "
+                "can run it",
+                found.snapshot_version,
+                other,
+                snapshot.kernel(),
+            )
         log.info(
             "%d records; snapshot %d and %d decisions, %d updates after it folded in %.2f s: "
             "policy version %d, next sequence number %d, %d ended queries remembered",

@@ -20,7 +20,7 @@ import numpy as np
 import pytest
 import scipy
 import zstandard
-from threadpoolctl import threadpool_info, threadpool_limits  # type: ignore[import-untyped]
+from threadpoolctl import threadpool_info, threadpool_limits
 
 from agents.bandit.policy import ActionVector, Choice, Context, Objective, Observation, Pending
 from agents.bandit.registry import build_policy
