@@ -27,7 +27,7 @@ from agents.answers import (
 )
 from bench.streams import cpu_s
 
-QUESTIONS = Path(__file__).parents[4] / "shared" / "data" / "questions"
+QUESTIONS = Path(__file__).parents[3] / "shared" / "data" / "questions"
 SHIFT = {"tests": [[[1, 2, 3], [4, 5, 6]], [[0], [3]]]}
 
 
