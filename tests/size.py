@@ -228,7 +228,10 @@ def main() -> None:
     """Measure this checkout."""
     parser = argparse.ArgumentParser(prog="python -m tests.size", description=__doc__)
     parser.add_argument(
-        "--json", type=Path, metavar="FILE", help="also write all measures, with names, to FILE"
+        "--json",
+        type=argparse.FileType("w"),
+        metavar="FILE",
+        help="also write all measures, with names, to FILE; to standard output, as -, instead",
     )
     parser.add_argument(
         "--walk", action="store_true", help="also count the modules that one query runs through"
@@ -246,8 +249,9 @@ def main() -> None:
     if chosen.walk:
         found["walk"] = walked(ROOT)
     if chosen.json is not None:
-        chosen.json.write_text(json.dumps(found, indent=2) + "\n")
-    print(table(found))
+        chosen.json.write(json.dumps(found, indent=2) + "\n")
+    if chosen.json is not sys.stdout:
+        print(table(found))
 
 
 if __name__ == "__main__":
