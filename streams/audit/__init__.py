@@ -5,6 +5,7 @@ It imports only topic names, settings and the connection to the broker. It decod
 
     run           reads the topics, accounts for every query, reports
     reading       from the raw topics to facts in SQLite
+    facts.sql     what is kept of each record
     timeline.sql  all facts of one query, and its state
     checks.sql    what must hold: one statement a check
     checks        runs both

@@ -1,12 +1,9 @@
 """Runs `timeline.sql` and `checks.sql` over the facts: one state per query, and what must hold for its records."""
 
-import re
 from collections.abc import Iterator
-from functools import cache
-from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from streams.audit.reading import PER_QUERY, JoinRowFact, Ledger, RowFact, table
+from streams.audit.reading import TABLES, Ledger, statements
 from streams.audit.snapshots import Snapshots
 
 CLOSE: Final = 1e-9
@@ -15,7 +12,6 @@ CLOSE: Final = 1e-9
 BATCH: Final = 64
 """More records than the decider handles at once: it has finished with whatever lies this far behind its newest row."""
 
-_NAME: Final = re.compile(r"^-- name: (\w+)$", re.MULTILINE)
 _APPLIED: Final = """
 SELECT total(iif(t.since_ms > :kept_reward, p.updates, (l.learned >= 0) + (l.corrected >= 0)))
 FROM Row l JOIN Applied p USING (query_id) JOIN Timeline t USING (query_id)"""
@@ -43,45 +39,31 @@ class Discrepancy(NamedTuple):
     what: str
 
 
-@cache
-def statements(file: str) -> dict[str, str]:
-    """Return the statements of a file beside this one, by the name in the comment above each, in order.
-
-    >>> list(statements("timeline.sql"))[:2]
-    ['timeline', 'timeline_by_id']
-    """
-    _, *parts = _NAME.split(Path(__file__).with_name(file).read_text(encoding="utf-8"))
-    return dict(zip(parts[::2], parts[1::2], strict=True))
-
-
 class Checks:
     """One state for each query of a ledger, and what is wrong.
 
     Args:
-        ledger: Flushed.
+        ledger: Everything has been added.
         topics: The topic of each kind of record.
         known: What the statements know besides the facts, by the names of their parameters: times in ms, and how far
             each service had come.
     """
 
-    def __init__(self, ledger: Ledger, topics: dict[type, str], known: dict[str, Any]) -> None:
-        self._db, self._ledger = ledger.db, ledger
-        snapshots = Snapshots(ledger.chunks())
-        for snapshot in snapshots.versions:
-            ledger.add(snapshot)
-        ledger.write()
-        oldest = snapshots.versions[0].version if snapshots.versions else -1
-        self._known = {
-            **known,
-            "batch": BATCH,
-            "after": max(-1, oldest),
-        }  # a prior is the snapshot before all rows
+    def __init__(self, ledger: Ledger, topics: dict[str, str], known: dict[str, Any]) -> None:
+        self._db = ledger.db
+        snapshots = Snapshots(self._db.execute("SELECT key, value FROM Chunk"))
+        for version, fault in snapshots.versions.items():
+            ledger.add("Version", version, fault)
+        self._db.execute("COMMIT")
+        # A prior is the snapshot before all rows.
+        self._known = {**known, "batch": BATCH, "after": max(-1, min(snapshots.versions, default=-1))}
         self._db.create_function("close", 2, _close, deterministic=True)
         self._db.create_function("said", 1, _said, deterministic=True)
         self._db.create_function("ended", 1, snapshots.ended, deterministic=True)
-        for kind in PER_QUERY:
-            if kind not in (RowFact, JoinRowFact):
-                self._give_up(table(kind), topics[kind])
+        for kind, table in TABLES.items():
+            self._db.execute(f"ALTER TABLE {table} ADD COLUMN error TEXT")
+            if kind not in ("learner", "join"):
+                self._give_up(table, topics[kind])
         for statement in statements("timeline.sql").values():
             self._db.execute(statement, self._known)
 
@@ -118,11 +100,11 @@ class Checks:
     def _one(self, statement: str) -> Any:
         return self._db.execute(statement, self._known).fetchone()[0]
 
-    def _give_up(self, name: str, topic: str) -> None:
+    def _give_up(self, table: str, topic: str) -> None:
         """Write beside each record of a topic why it was given up, if it was."""
         self._db.execute(
-            f"UPDATE {name} SET error = Letter.error FROM Letter"
-            f" WHERE Letter.topic = ? AND Letter.part = {name}.part AND Letter.off = {name}.off",
+            f"UPDATE {table} SET error = Letter.error FROM Letter"
+            f" WHERE Letter.topic = ? AND Letter.part = {table}.part AND Letter.off = {table}.off",
             (topic,),
         )
 

@@ -6,8 +6,9 @@ import re
 import sqlite3
 from base64 import b64decode
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import cache
 from pathlib import Path
-from typing import Any, Final, NamedTuple, Protocol, get_args, get_type_hints
+from typing import Any, Final, NamedTuple, Protocol
 
 import orjson
 import zstandard
@@ -17,278 +18,33 @@ from streams.audit.price import PriceList, PriceTerms, factor_of
 from streams.runtime import kafka_clients
 from streams.settings import Settings
 
-# What is kept of each record: one NamedTuple per kind, stored in a table of the ledger with the same columns.
-#
-# `early` says that the record lies before the first capture of the ends (see `run`). Fields of type bytes, such as
-# `whole`, are digests unless their class says otherwise: equal for equal content. The tables of records that a service
-# may give up have one column more, `error`: why it did (`timeline.sql` fills it in).
+# Keeps the facts while the log is read: SQLite on disk, so that memory does not grow with the log. Its tables are in
+# `facts.sql`, and SQLite checks the types of what is put into them.
 
-
-class QueryFact(NamedTuple):
-    """A question. `query_id` is None if the record could not be read."""
-
-    query_id: str | None
-    part: int
-    off: int
-    early: bool
-    ts: int
-    asked: bytes | None = None
-    timeout_ms: int | None = None
-    wait_ms: int | None = None
-
-
-class ContextFact(NamedTuple):
-    """A question with its embedding; `q_part` and `q_off` are partition and offset of its Query."""
-
-    query_id: str
-    part: int
-    off: int
-    early: bool
-    ts: int
-    q_part: int
-    q_off: int
-    vector: bytes
-
-
-class DecisionFact(NamedTuple):
-    """An action chosen for a query. `gold` is the reference, where it is a plain whole number."""
-
-    query_id: str
-    part: int
-    off: int
-    early: bool
-    ts: int
-    whole: bytes
-    seq: int
-    action: str
-    objective: bytes
-    version: int
-    q_part: int
-    q_off: int
-    asked: bytes
-    gold: int | None
-    appended_ms: int
-    learn: bool
-    timeout_ms: int | None
-    wait_ms: int | None
-    factor: float
-
-
-class AnswerFact(NamedTuple):
-    """How a query ended.
-
-    `said` is a digest without the measured seconds, which differ whenever a search is run. `path_score` is the mean
-    score of the drafts on its path. `extracted` says whether an answer was found in its text, `number` which, where it
-    is a plain whole number. `factor` is the price factor that its search began with; None for one that never began.
-    `fault` says whether it failed for something that says nothing of its search.
-    """
-
-    query_id: str
-    part: int
-    off: int
-    early: bool
-    ts: int
-    said: bytes
-    status: str
-    service: str
-    action: str | None
-    seq: int | None
-    text: bool
-    extracted: bool
-    number: int | None
-    score: float | None
-    path_score: float | None
-    factor: float | None
-    fault: bool
-
-
-class Worked(NamedTuple):
-    """What the search of the Answer at a partition and offset costs by its trace, under one version of its model."""
-
-    part: int
-    off: int
-    eflops: float
-    prefill_eflops: float
-    decoding_eflops: float
-    verifier_eflops: float
-    compute_flops: float
-    memory_bytes: float
-    intensity: float
-    factor: float
-
-
-class RewardFact(NamedTuple):
-    """The terms of a query's reward.
-
-    `scalar` is what its terms make of its objective, `reward` what it says of that; `paid` is the logarithm of the
-    stated price, whose parts follow.
-    """
-
-    query_id: str
-    part: int
-    off: int
-    early: bool
-    ts: int
-    whole: bytes
-    kind: str
-    seq: int
-    action: str
-    status: str
-    correct: float | None
-    score: float | None
-    log_cost: float | None
-    objective: bytes
-    reward: float | None
-    scalar: float | None
-    graded_by: str
-    learn: bool
-    bounded: bool
-    priced: bool
-    paid: float | None
-    eflops: float | None
-    prefill_eflops: float | None
-    decoding_eflops: float | None
-    verifier_eflops: float | None
-    compute_flops: float | None
-    memory_bytes: float | None
-    intensity: float | None
-    factor: float | None
-
-
-class FeedbackFact(NamedTuple):
-    """A client's grade of an Answer."""
-
-    query_id: str
-    part: int
-    off: int
-    early: bool
-    ts: int
-    grade: float
-
-
-class RowFact(NamedTuple):
-    """The newest row of a query in the learner's log."""
-
-    query_id: str
-    part: int
-    off: int
-    early: bool
-    ts: int
-    seq: int
-    clock: int
-    action: str
-    objective: bytes
-    q_part: int
-    q_off: int
-    c_off: int
-    appended_ms: int
-    decision: bytes
-    vector: bytes
-    stage: str
-    weight: int
-    learned: int
-    corrected: int
-    ended: int
-    kinds: str
-    r_off: int
-    correct: float | None
-    score: float
-    log_cost: float
-    factor: float
-
-
-class JoinRowFact(NamedTuple):
-    """The aggregator's row of a query."""
-
-    query_id: str
-    part: int
-    off: int
-    early: bool
-    ts: int
-
-
-class Letter(NamedTuple):
-    """A record that was given up, by its topic, partition and offset."""
-
-    topic: str
-    part: int
-    off: int
-    error: str
-
-
-class Embedded(NamedTuple):
-    """The offset of the newest Query that had become a Context by the first capture, by partition."""
-
-    part: int
-    off: int
-
-
-class Held(NamedTuple):
-    """The offsets that a partition of the queries holds."""
-
-    part: int
-    begin: int
-    end: int
-
-
-class Chunk(NamedTuple):
-    """A raw record of a snapshot of the policy."""
-
-    key: bytes
-    value: bytes
-
-
-class Version(NamedTuple):
-    """A snapshot of the policy that is kept, and what is wrong with its records."""
-
-    version: int
-    fault: str | None
-
-
-PER_QUERY: Final[tuple[type[Any], ...]] = (
-    QueryFact,
-    ContextFact,
-    DecisionFact,
-    AnswerFact,
-    RewardFact,
-    FeedbackFact,
-    RowFact,
-    JoinRowFact,
-)
-"""The kinds that concern a single query."""
-
-
-# Keeps the facts while the log is read: SQLite on disk, so that memory does not grow with the log.
-
-_BATCH: Final = 500
-
-# Of these kinds, a later record or tombstone replaces an earlier one of the same key.
-_KEYS: Final[dict[type[Any], str]] = {
-    RowFact: "query_id",
-    JoinRowFact: "query_id",
-    Letter: "topic, part, off",
-    Chunk: "key",
-    Embedded: "part",
-    Held: "part",
+TABLES: Final = {
+    "query": "Query",
+    "context": "Context",
+    "decision": "Decision",
+    "answer": "Answer",
+    "reward": "Reward",
+    "feedback": "Feedback",
+    "learner": "Row",
+    "join": "JoinRow",
 }
-_HUGE: Final = 2**63
+"""The tables of the kinds of topics whose records concern a single query each."""
+
+_NAME: Final = re.compile(r"^-- name: (\w+)$", re.MULTILINE)
 
 
-def _allowed(hint: Any) -> frozenset[type]:
-    """Return the types that a field may have: its hint's, and int where the hint allows float."""
-    types = set(get_args(hint)) or {hint}
-    return frozenset(types | {int} if float in types else types)
+@cache
+def statements(file: str) -> dict[str, str]:
+    """Return the statements of a file beside this one, by the name in the comment above each, in order.
 
-
-_TYPES: Final[dict[Any, list[frozenset[type]]]] = {
-    kind: [_allowed(hint) for hint in get_type_hints(kind).values()]
-    for kind in (*PER_QUERY, Worked, Letter, Embedded, Held, Chunk, Version)
-}
-
-
-def table(kind: type[Any]) -> str:
-    """Return the table of a kind: Query for QueryFact."""
-    return kind.__name__.removesuffix("Fact")
+    >>> list(statements("timeline.sql"))[:2]
+    ['by_query', 'by_context']
+    """
+    _, *parts = _NAME.split(Path(__file__).with_name(file).read_text(encoding="utf-8"))
+    return dict(zip(parts[::2], parts[1::2], strict=True))
 
 
 class Ledger:
@@ -302,59 +58,25 @@ class Ledger:
         self.db = sqlite3.connect(folder / "facts.sqlite", isolation_level=None)
         for pragma in ("journal_mode=OFF", "synchronous=OFF", "cache_size=-32768", "temp_store=FILE"):
             self.db.execute(f"PRAGMA {pragma}")
-        for kind in _TYPES:
-            error = ["error"] if kind in PER_QUERY else []
-            key = [f"PRIMARY KEY ({_KEYS[kind]})"] if kind in _KEYS else []
-            self.db.execute(f"CREATE TABLE {table(kind)} ({', '.join([*kind._fields, *error, *key])})")
-        self._waiting: dict[type[Any], list[Any]] = {}
+        for statement in statements("facts.sql").values():
+            self.db.execute(statement)
         self.db.execute("BEGIN")
 
-    def add(self, fact: Any) -> None:
-        """Keep a fact. Of a keyed kind, it replaces the earlier one of the same key.
+    def add(self, table: str, *fact: object) -> None:
+        """Keep a fact, the columns of its table in order. Where that has a key, it replaces the earlier one of the key.
 
         Raises:
-            ValueError: A field has the wrong type, so the product did not write the record.
+            sqlite3.Error, OverflowError: A field has the wrong type, so the product did not write the record.
         """
-        kind = type(fact)
-        for value, allowed in zip(fact, _TYPES[kind], strict=True):
-            if type(value) not in allowed or (type(value) is int and not -_HUGE <= value < _HUGE):
-                raise ValueError(f"{table(kind)}: a field is a {type(value).__name__}")
-        waiting = self._waiting.setdefault(kind, [])
-        waiting.append(fact)
-        if len(waiting) >= _BATCH:
-            self._write(kind)
+        self.db.execute(f"INSERT OR REPLACE INTO {table} VALUES ({', '.join('?' * len(fact))})", fact)
 
-    def drop(self, kind: type[Any], key: object) -> None:
+    def drop(self, table: str, column: str, key: object) -> None:
         """Forget the fact of a key, whose tombstone was read."""
-        self._write(kind)
-        self.db.execute(f"DELETE FROM {table(kind)} WHERE {_KEYS[kind]} = ?", (key,))
-
-    def write(self) -> None:
-        """Write what is buffered."""
-        for kind in list(self._waiting):
-            self._write(kind)
-
-    def flush(self) -> None:
-        """Write what is buffered, and build the indexes by query and by place. No record is added after this."""
-        self.write()
-        self.db.execute("COMMIT")
-        for kind in PER_QUERY:
-            if kind not in _KEYS:
-                self.db.execute(f"CREATE INDEX by_id_{table(kind)} ON {table(kind)} (query_id, part, off)")
-        self.db.execute("CREATE INDEX by_place_Worked ON Worked (part, off)")
-
-    def chunks(self) -> Iterator[Chunk]:
-        """Yield the records of the snapshots, by key."""
-        yield from map(Chunk._make, self.db.execute("SELECT * FROM Chunk ORDER BY key"))
+        self.db.execute(f"DELETE FROM {table} WHERE {column} = ?", (key,))
 
     def close(self) -> None:
         """Close the file."""
         self.db.close()
-
-    def _write(self, kind: type[Any]) -> None:
-        if waiting := self._waiting.pop(kind, None):
-            fields, marks = ", ".join(kind._fields), ", ".join("?" * len(kind._fields))
-            self.db.executemany(f"INSERT OR REPLACE INTO {table(kind)} ({fields}) VALUES ({marks})", waiting)
 
 
 # The raw topics: where they begin and end, and the records in between, one partition after the other.
@@ -478,7 +200,10 @@ def _is_crowded(value: bytes) -> bool:
 
 SNAPSHOT: Final = (b"\x00snapshot/", b"\x00ended/", b"\x00start")
 _ID: Final = re.compile(r"[\x21-\x7e]{1,200}")
-_WRONG: Final = (KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError, RecursionError)
+_WRONG: Final = (
+    *(KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError, RecursionError),
+    sqlite3.Error,
+)
 
 
 class Facts:
@@ -493,7 +218,8 @@ class Facts:
     """
 
     def __init__(self, ledger: Ledger, catalogue: PriceList) -> None:
-        self._ledger, self._catalogue, self._plain = ledger, catalogue, Plain()
+        self._catalogue, self._plain = catalogue, Plain()
+        self._add, self._drop = ledger.add, ledger.drop
         self.queries_done: dict[int, int] = {}
         self.contexts_done = self.decisions_done = self.rewards_done = -1
         self.unreadable: dict[str, int] = {}
@@ -521,17 +247,17 @@ class Facts:
         except _WRONG:
             self.unreadable[kind] = self.unreadable.get(kind, 0) + 1
             if kind == "query":
-                self._ledger.add(QueryFact(None, *where))
+                self._add("Query", None, *where, None, None, None)
 
     def _keyed(self, kind: str, raw: Raw) -> None:
         key = raw.key or b""
         if kind in ("learner", "snapshot") and key.startswith(SNAPSHOT):
             if raw.value:
-                self._ledger.add(Chunk(key, raw.value))
+                self._add("Chunk", key, raw.value)
             else:
-                self._ledger.drop(Chunk, key)
+                self._drop("Chunk", "key", key)
         elif kind in ("learner", "join") and raw.value is None:
-            self._ledger.drop(RowFact if kind == "learner" else JoinRowFact, key.decode(errors="replace"))
+            self._drop(TABLES[kind], "query_id", key.decode(errors="replace"))
 
     def _control(self, r: dict[str, Any], where: tuple[int, int, bool, int]) -> None:
         if r["schema"] == "catalogue-entry.v1" and r.get("model"):
@@ -542,81 +268,75 @@ class Facts:
         if not _ID.fullmatch(query_id):
             raise ValueError("no key")
         timeout_ms, wait_ms = _waits(r)
-        self._ledger.add(QueryFact(query_id, *where, _asked(r), timeout_ms, wait_ms))
+        self._add("Query", query_id, *where, _asked(r), timeout_ms, wait_ms)
 
     def _context(self, r: dict[str, Any], where: tuple[int, int, bool, int]) -> None:
         query_id, origin, vector = r["query"]["query_id"], r["origin"], b64decode(r["embedding"])
         q_part, q_off = int(origin["partition"]), int(origin["offset"])
-        self._ledger.add(ContextFact(query_id, *where, q_part, q_off, _digest(vector)))
+        self._add("Context", query_id, *where, q_part, q_off, _digest(vector))
         if where[2]:
             self.queries_done[q_part] = max(q_off, self.queries_done.get(q_part, -1))
 
     def _decision(self, r: dict[str, Any], where: tuple[int, int, bool, int]) -> None:
         query, reference = r["query"], r["query"].get("reference")
-        self._ledger.add(
-            DecisionFact(
-                query["query_id"], *where, _same(_without(r, "query")), r["seq"], _action(r["action"]),
-                _objective(r), r["policy"]["version"], r["origin"]["partition"], r["origin"]["offset"],
-                _asked(query), _whole_number(str(reference) if isinstance(reference, str | int) else None),
-                r.get("appended_ms", 0), query.get("learn", True), *_waits(query), r.get("price_factor", 1.0),
-            )
+        self._add(
+            "Decision", query["query_id"], *where, _same(_without(r, "query")), r["seq"], _action(r["action"]),
+            _objective(r), r["policy"]["version"], r["origin"]["partition"], r["origin"]["offset"],
+            _asked(query), _whole_number(str(reference) if isinstance(reference, str | int) else None),
+            r.get("appended_ms", 0), query.get("learn", True), *_waits(query), r.get("price_factor", 1.0),
         )  # fmt: skip
 
     def _answer(self, r: dict[str, Any], where: tuple[int, int, bool, int]) -> None:
         trace, path = r.get("trace", ()), r.get("path", ())
         scores = [trace[at]["score"] for at in path if trace[at].get("score") is not None]
         extracted = r.get("extracted")
-        answer = AnswerFact(
-            r["query_id"], *where, _same(_without(r, "spent")), r["status"], r["by"],
+        prices = self._catalogue.prices(r)
+        self._add(
+            "Answer", r["query_id"], *where, _same(_without(r, "spent")), r["status"], r["by"],
             _action(r["action"]) if r.get("action") else None, r.get("seq"), r.get("text") is not None,
             extracted is not None, _whole_number(extracted), r.get("score"),
             sum(scores) / len(scores) if scores else None, factor_of(r), bool(r.get("fault")),
         )  # fmt: skip
-        prices = self._catalogue.prices(r)
-        self._ledger.add(answer)
         for price in prices:
-            self._ledger.add(Worked(answer.part, answer.off, *price))
+            self._add("Worked", *where[:2], *price)
 
     def _reward(self, r: dict[str, Any], where: tuple[int, int, bool, int]) -> None:
         stated = r["price"]
         price = {} if stated is None else {"factor": 1.0, **stated}
         paid = price.get("eflops", 0.0)
-        self._ledger.add(
-            RewardFact(
-                r["query_id"], *where, _same(r), r["kind"], r["seq"], _action(r["action"]), r["status"], r["correct"],
-                r["score"], r["log_cost"], _objective(r), r.get("reward"), _scalar(r), r.get("graded_by", ""),
-                r.get("learn", True), r.get("bounded", False), stated is not None, math.log(paid) if paid > 0 else None,
-                *(price.get(name) for name in PriceTerms._fields),
-            )
+        self._add(
+            "Reward", r["query_id"], *where, _same(r), r["kind"], r["seq"], _action(r["action"]), r["status"],
+            r["correct"], r["score"], r["log_cost"], _objective(r), r.get("reward"), _scalar(r), r.get("graded_by", ""),
+            r.get("learn", True), r.get("bounded", False), stated is not None, math.log(paid) if paid > 0 else None,
+            *(price.get(name) for name in PriceTerms._fields),
         )  # fmt: skip
 
     def _feedback(self, r: dict[str, Any], where: tuple[int, int, bool, int]) -> None:
-        self._ledger.add(FeedbackFact(r["query_id"], *where, float(r["correct"])))
+        self._add("Feedback", r["query_id"], *where, float(r["correct"]))
 
     def _dead_letter(self, r: dict[str, Any], where: tuple[int, int, bool, int]) -> None:
         at = r["origin"]
-        self._ledger.add(Letter(at["topic"], at["partition"], at["offset"], str(r["error"])))
+        self._add("Letter", at["topic"], at["partition"], at["offset"], str(r["error"]))
 
     def _learner(self, r: dict[str, Any], where: tuple[int, int, bool, int]) -> None:
         vector, c_off = b64decode(r["embedding"]), r["context_origin"]["offset"]
         if r["decision"]["policy"]["name"].endswith(_COUNTING):
             vector = vector[:-_COUNTS_BYTES]
-        row = RowFact(
-            r["query_id"], *where, r["seq"], r["clock"], r["action"], _objective(r),
+        self._add(
+            "Row", r["query_id"], *where, r["seq"], r["clock"], r["action"], _objective(r),
             r["query_origin"]["partition"], r["query_origin"]["offset"], c_off, r["decision"].get("appended_ms", 0),
             _same(_without(r["decision"], "query")), _digest(vector), r.get("stage", "pending"), r.get("weight", 1),
             r.get("learned_seq", -1), r.get("corrected_seq", -1), r.get("ended_seq", -1), ",".join(r.get("kinds", ())),
             r.get("reward_offset", -1), r.get("correct"), r.get("score", 0.0), r.get("log_cost", 0.0),
             r.get("price_factor", 1.0),
         )  # fmt: skip
-        self._ledger.add(row)
-        if row.early:
+        if where[2]:
             self.contexts_done = max(self.contexts_done, c_off)
-            self.decisions_done = max(self.decisions_done, row.clock)
-            self.rewards_done = max(self.rewards_done, row.r_off)
+            self.decisions_done = max(self.decisions_done, r["clock"])
+            self.rewards_done = max(self.rewards_done, r.get("reward_offset", -1))
 
     def _join(self, r: dict[str, Any], where: tuple[int, int, bool, int]) -> None:
-        self._ledger.add(JoinRowFact(r["query_id"], *where))
+        self._add("JoinRow", r["query_id"], *where)
 
 
 _SORTED: Final = orjson.OPT_SORT_KEYS

@@ -19,23 +19,7 @@ from msgspec import Struct
 
 from streams.audit.checks import Checks, Discrepancy
 from streams.audit.price import PriceList
-from streams.audit.reading import (
-    AnswerFact,
-    ContextFact,
-    DecisionFact,
-    Embedded,
-    Facts,
-    FeedbackFact,
-    Held,
-    JoinRowFact,
-    Ledger,
-    Log,
-    Part,
-    QueryFact,
-    RewardFact,
-    RowFact,
-    Span,
-)
+from streams.audit.reading import Facts, Ledger, Log, Part, Span
 from streams.settings import Settings
 from streams.topics import Topics
 
@@ -43,16 +27,6 @@ MOST_NAMED: Final = 10_000
 """Discrepancies that are listed; any more are only counted."""
 
 _EVER_MS: Final = 1 << 62
-_KINDS: Final[dict[str, type]] = {
-    "learner": RowFact,
-    "join": JoinRowFact,
-    "reward": RewardFact,
-    "feedback": FeedbackFact,
-    "answer": AnswerFact,
-    "decision": DecisionFact,
-    "context": ContextFact,
-    "query": QueryFact,
-}
 
 
 class OpenQuery(Struct, frozen=True):
@@ -149,13 +123,12 @@ def audit(log: Log, settings: Settings, now_ms: int | None = None) -> Report:
             facts = Facts(ledger, PriceList(Path(settings.catalogue)))
             oldest_ms = _read(log, names, first, second, facts, report)
             for part, offset in facts.queries_done.items():
-                ledger.add(Embedded(part, offset))
+                ledger.add("Embedded", part, offset)
             for (topic, part), span in second.items():
                 if topic == names["query"]:
-                    ledger.add(Held(part, span.begin, span.end))
-            ledger.flush()
+                    ledger.add("Held", part, span.begin, span.end)
             known = _known(facts, names, oldest_ms, settings) | {"now_ms": now_ms}
-            _account(Checks(ledger, {kind: names[name] for name, kind in _KINDS.items()}, known), report)
+            _account(Checks(ledger, names, known), report)
             report.unreadable = facts.unreadable
         finally:
             ledger.close()

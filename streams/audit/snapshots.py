@@ -11,8 +11,6 @@ from typing import Any, Final
 import numpy as np
 import orjson
 
-from streams.audit.reading import Chunk, Version
-
 _PREFIX: Final = b"\x00snapshot/"
 _IDS: Final = b"\x00ended/"
 _START: Final = b"\x00start"
@@ -23,16 +21,17 @@ class Snapshots:
     """The newest complete snapshots.
 
     Args:
-        chunks: Every record of the snapshots.
+        chunks: Every record of the snapshots, as key and value.
 
     Attributes:
-        versions: Each with its fault, oldest first. A version is the sequence number up to which it holds everything.
+        versions: What is wrong with each, None where nothing is; oldest first. A version is the sequence number up to
+            which it holds everything.
     """
 
-    def __init__(self, chunks: Iterable[Chunk]) -> None:
-        records = {chunk.key: chunk.value for chunk in chunks}
+    def __init__(self, chunks: Iterable[tuple[bytes, bytes]]) -> None:
+        records = dict(chunks)
         whole = sorted(_version(key) for key in records if _is_manifest(key))
-        self.versions = [Version(version, _fault(records, version)) for version in whole[-_KEPT:]]
+        self.versions = {version: _fault(records, version) for version in whole[-_KEPT:]}
         self._ended = np.empty(0, "<u8")
         # A row may leave the log once both of the newest snapshots call its query ended; a repaired log starts from
         # a single snapshot, which then is enough.

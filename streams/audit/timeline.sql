@@ -4,6 +4,27 @@
 -- an `error` and do not count, except Queries: those are the question, whoever could read it. Of repeated records, the
 -- first counts. Columns of Timeline such as `decision` are rowids.
 
+-- name: by_query
+CREATE INDEX by_id_Query ON Query (query_id, part, off);
+
+-- name: by_context
+CREATE INDEX by_id_Context ON Context (query_id, part, off);
+
+-- name: by_decision
+CREATE INDEX by_id_Decision ON Decision (query_id, part, off);
+
+-- name: by_answer
+CREATE INDEX by_id_Answer ON Answer (query_id, part, off);
+
+-- name: by_reward
+CREATE INDEX by_id_Reward ON Reward (query_id, part, off);
+
+-- name: by_feedback
+CREATE INDEX by_id_Feedback ON Feedback (query_id, part, off);
+
+-- name: by_place
+CREATE INDEX by_place_Worked ON Worked (part, off);
+
 -- name: timeline
 CREATE TABLE Timeline AS
 WITH Id AS (

@@ -18,7 +18,7 @@ from schemas.forest import Limits
 from schemas.query import Query, QueryContext
 from schemas.record import decode, encode
 from schemas.reward import Reward, reward_id
-from streams.audit.checks import statements
+from streams.audit.reading import statements
 
 replace = msgspec.structs.replace
 

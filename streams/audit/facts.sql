@@ -1,0 +1,106 @@
+-- The tables of the facts: what `reading.py` keeps of each record, and what `timeline.sql` and `checks.sql` read.
+--
+-- `part`, `off` and `ts` are partition, offset and append time (ms since the epoch); `early` says that the record lies
+-- before the first capture of the ends (see `run.py`). Columns of type BLOB, such as `whole`, are digests: equal for
+-- equal content. A record whose fields have other types than these was not written by the product and leaves no fact.
+-- The tables of records that a service may give up get one column more, `error`: why it did (`checks.py`).
+
+-- name: query
+-- A question. `query_id` is NULL if the record could not be read.
+CREATE TABLE Query (
+    query_id TEXT, part INTEGER NOT NULL, off INTEGER NOT NULL, early INTEGER NOT NULL, ts INTEGER NOT NULL,
+    asked BLOB, timeout_ms INTEGER, wait_ms INTEGER
+) STRICT;
+
+-- name: context
+-- A question with its embedding; q_part and q_off are partition and offset of its Query.
+CREATE TABLE Context (
+    query_id TEXT NOT NULL, part INTEGER NOT NULL, off INTEGER NOT NULL, early INTEGER NOT NULL, ts INTEGER NOT NULL,
+    q_part INTEGER NOT NULL, q_off INTEGER NOT NULL, vector BLOB NOT NULL
+) STRICT;
+
+-- name: decision
+-- An action chosen for a query. `gold` is the reference, where it is a plain whole number.
+CREATE TABLE Decision (
+    query_id TEXT NOT NULL, part INTEGER NOT NULL, off INTEGER NOT NULL, early INTEGER NOT NULL, ts INTEGER NOT NULL,
+    whole BLOB NOT NULL, seq INTEGER NOT NULL, action TEXT NOT NULL, objective BLOB NOT NULL, version INTEGER NOT NULL,
+    q_part INTEGER NOT NULL, q_off INTEGER NOT NULL, asked BLOB NOT NULL, gold INTEGER, appended_ms INTEGER NOT NULL,
+    learn INTEGER NOT NULL, timeout_ms INTEGER, wait_ms INTEGER, factor REAL NOT NULL
+) STRICT;
+
+-- name: answer
+-- How a query ended. `said` is a digest without the measured seconds, which differ whenever a search is run;
+-- `path_score` the mean score of the drafts on its path. `extracted` says whether an answer was found in its text,
+-- `number` which, where it is a plain whole number. `factor` is the price factor that its search began with; NULL for
+-- one that never began. `fault` says whether it failed for something that says nothing of its search.
+CREATE TABLE Answer (
+    query_id TEXT NOT NULL, part INTEGER NOT NULL, off INTEGER NOT NULL, early INTEGER NOT NULL, ts INTEGER NOT NULL,
+    said BLOB NOT NULL, status TEXT NOT NULL, service TEXT NOT NULL, action TEXT, seq INTEGER, text INTEGER NOT NULL,
+    extracted INTEGER NOT NULL, number INTEGER, score REAL, path_score REAL, factor REAL, fault INTEGER NOT NULL
+) STRICT;
+
+-- name: worked
+-- What the search of the Answer at a partition and offset costs by its trace, under one version of its model.
+CREATE TABLE Worked (
+    part INTEGER NOT NULL, off INTEGER NOT NULL,
+    eflops REAL NOT NULL, prefill_eflops REAL NOT NULL, decoding_eflops REAL NOT NULL, verifier_eflops REAL NOT NULL,
+    compute_flops REAL NOT NULL, memory_bytes REAL NOT NULL, intensity REAL NOT NULL, factor REAL NOT NULL
+) STRICT;
+
+-- name: reward
+-- The terms of a query's reward. `scalar` is what its terms make of its objective, `reward` what it says of that;
+-- `paid` is the logarithm of the stated price, whose parts follow.
+CREATE TABLE Reward (
+    query_id TEXT NOT NULL, part INTEGER NOT NULL, off INTEGER NOT NULL, early INTEGER NOT NULL, ts INTEGER NOT NULL,
+    whole BLOB NOT NULL, kind TEXT NOT NULL, seq INTEGER NOT NULL, action TEXT NOT NULL, status TEXT NOT NULL,
+    correct REAL, score REAL, log_cost REAL, objective BLOB NOT NULL, reward REAL, scalar REAL, graded_by TEXT NOT NULL,
+    learn INTEGER NOT NULL, bounded INTEGER NOT NULL, priced INTEGER NOT NULL, paid REAL,
+    eflops REAL, prefill_eflops REAL, decoding_eflops REAL, verifier_eflops REAL,
+    compute_flops REAL, memory_bytes REAL, intensity REAL, factor REAL
+) STRICT;
+
+-- name: feedback
+-- A client's grade of an Answer.
+CREATE TABLE Feedback (
+    query_id TEXT NOT NULL, part INTEGER NOT NULL, off INTEGER NOT NULL, early INTEGER NOT NULL, ts INTEGER NOT NULL,
+    grade REAL NOT NULL
+) STRICT;
+
+-- name: row
+-- The newest row of a query in the learner's log.
+CREATE TABLE Row (
+    query_id TEXT PRIMARY KEY, part INTEGER NOT NULL, off INTEGER NOT NULL, early INTEGER NOT NULL, ts INTEGER NOT NULL,
+    seq INTEGER NOT NULL, clock INTEGER NOT NULL, action TEXT NOT NULL, objective BLOB NOT NULL,
+    q_part INTEGER NOT NULL, q_off INTEGER NOT NULL, c_off INTEGER NOT NULL, appended_ms INTEGER NOT NULL,
+    decision BLOB NOT NULL, vector BLOB NOT NULL, stage TEXT NOT NULL, weight INTEGER NOT NULL,
+    learned INTEGER NOT NULL, corrected INTEGER NOT NULL, ended INTEGER NOT NULL, kinds TEXT NOT NULL,
+    r_off INTEGER NOT NULL, correct REAL, score REAL NOT NULL, log_cost REAL NOT NULL, factor REAL NOT NULL
+) STRICT;
+
+-- name: join_row
+-- The aggregator's row of a query.
+CREATE TABLE JoinRow (
+    query_id TEXT PRIMARY KEY, part INTEGER NOT NULL, off INTEGER NOT NULL, early INTEGER NOT NULL, ts INTEGER NOT NULL
+) STRICT;
+
+-- name: letter
+-- A record that was given up.
+CREATE TABLE Letter (
+    topic TEXT, part INTEGER, off INTEGER, error TEXT NOT NULL, PRIMARY KEY (topic, part, off)
+) STRICT;
+
+-- name: embedded
+-- The offset of the newest Query that had become a Context by the first capture, by partition.
+CREATE TABLE Embedded (part INTEGER PRIMARY KEY, off INTEGER NOT NULL) STRICT;
+
+-- name: held
+-- The offsets that a partition of the queries holds.
+CREATE TABLE Held (part INTEGER PRIMARY KEY, "begin" INTEGER NOT NULL, "end" INTEGER NOT NULL) STRICT;
+
+-- name: chunk
+-- A raw record of a snapshot of the policy.
+CREATE TABLE Chunk (key BLOB PRIMARY KEY, value BLOB NOT NULL) STRICT;
+
+-- name: version
+-- A snapshot of the policy that is kept, and what is wrong with its records.
+CREATE TABLE Version (version INTEGER NOT NULL, fault TEXT) STRICT;
