@@ -4,7 +4,8 @@ import contextlib
 import logging
 import os
 import socket
-from typing import Final
+from collections.abc import Callable
+from typing import Any, Final
 
 from starlette.applications import Starlette
 from starlette.requests import Request
@@ -18,59 +19,18 @@ from schemas.dead_letter import DeadLetter
 from schemas.decision import Decision
 from schemas.errors import UniscaleError
 from schemas.query import Query
-from schemas.record import decode
+from schemas.record import Record, decode
 from schemas.reward import Feedback, Reward
 from schemas.search import SearchStep
-from streams.gateway.auth import Credential, Gate, check_host, is_local
+from streams.gateway.auth import Gate, check_host, is_local
 from streams.gateway.chat import chat
-from streams.gateway.exchange import Deciders, Exchange
-from streams.gateway.guard import RouteGuard, body_of, cross_origin, reply
+from streams.gateway.exchange import Exchange
+from streams.gateway.guard import Call, RouteGuard, cross_origin, refusal, reply
 from streams.gateway.index import Index
 from streams.gateway.openai import ApiError
-from streams.gateway.routes import Decide, Letters, Models, Now, ObjectiveRoutes, Page, Queries
+from streams.gateway.routes import Page, routes
 from streams.health import Server, server_of
 from streams.runtime.base import ConsumerRecord, Runtime
-
-# Probes. They call no model and need no key.
-
-
-class Probes:
-    """What orchestrators ask.
-
-    Args:
-        exchange: What the routes look at.
-    """
-
-    def __init__(self, exchange: Exchange) -> None:
-        self.exchange = exchange
-
-    def routes(self) -> list[BaseRoute]:
-        """Return the routes."""
-        return [
-            Route("/health/live", self.live),
-            Route("/health/ready", self.ready),
-        ]
-
-    async def live(self, request: Request) -> Response:
-        """GET /health/live: the process answers."""
-        return reply({"status": "live"})
-
-    async def ready(self, request: Request) -> Response:
-        """GET /health/ready: topics are read to their ends. Says too how many models an executor serves now."""
-        control = self.exchange.runtime.control
-        serving = control.serving()
-        return reply(
-            {
-                "status": "ready",
-                "queries": len(self.exchange.index),
-                "waiting": len(self.exchange.waiting),
-                "models": {
-                    "ready": sum(name in serving for name in control.catalogue.model_names),
-                    "of": len(control.catalogue.model_names),
-                },
-            }
-        )
-
 
 # All routes of the gateway as one ASGI application.
 
@@ -82,51 +42,56 @@ class Routes:
     """The HTTP side of one gateway.
 
     Args:
-        exchange: What the routes call.
-        deciders: Who says what would be chosen.
+        exchange: What the routes work with.
         hosts: Host names that requests may be addressed to.
-        started: When the gateway started, in seconds since the epoch; models are listed as created then.
     """
 
-    def __init__(self, exchange: Exchange, deciders: Deciders, hosts: frozenset[str], started: int) -> None:
+    def __init__(self, exchange: Exchange, hosts: frozenset[str]) -> None:
         self.exchange = exchange
-        self.deciders = deciders
-        self.page = Page(exchange.gate, hosts)
-        self.guard = RouteGuard(exchange.gate, hosts, self.page.key_of)
-        self.started = started
+        page = Page(exchange.gate, hosts)
+        self.guard = RouteGuard(exchange, hosts, page.key_of)
+        self._listed: list[BaseRoute] = [
+            *(
+                Route(path, self.guard(handle), methods=[method])
+                for method, path, handle in [("POST", "/v1/chat/completions", chat), *routes()]
+            ),
+            *page.routes(),
+            # Probes call no model and need no key.
+            Route("/health/live", self.live),
+            Route("/health/ready", self.ready),
+        ]
 
     def app(self) -> ASGIApp:
         """Return the ASGI application."""
-        exchange = self.exchange
-        listed = [
-            ("POST", "/v1/chat/completions", self.chat),
-            *Decide(exchange, self.deciders).routes(),
-            *Models(exchange, self.started).routes(),
-            *Queries(exchange).routes(),
-            *Now(exchange).routes(),
-            *Letters(exchange).routes(),
-            *ObjectiveRoutes(exchange).routes(),
-        ]
-        self._listed: list[BaseRoute] = [
-            Route(path, self.guard(handle), methods=[method]) for method, path, handle in listed
-        ]
-        self._listed += [*self.page.routes(), *Probes(exchange).routes()]
         rest = [
             Route("/{rest:path}", self.options, methods=["OPTIONS"]),
             Route("/{rest:path}", self.guard(self.nothing), methods=_METHODS),
         ]
         return _without_slash(Starlette(routes=[*self._listed, *rest]))
 
-    async def chat(self, request: Request, who: Credential, request_id: str) -> Response:
-        """POST /v1/chat/completions."""
-        return await chat(request, await body_of(request), who, self.exchange, request_id)
+    async def live(self, request: Request) -> Response:
+        """GET /health/live: the process answers."""
+        return reply({"status": "live"})
+
+    async def ready(self, request: Request) -> Response:
+        """GET /health/ready: topics are read to their ends. Says too how many models an executor serves now."""
+        control = self.exchange.runtime.control
+        serving, names = control.serving(), control.catalogue.model_names
+        return reply(
+            {
+                "status": "ready",
+                "queries": len(self.exchange.index),
+                "waiting": len(self.exchange.waiting),
+                "models": {"ready": sum(name in serving for name in names), "of": len(names)},
+            }
+        )
 
     async def options(self, request: Request) -> Response:
         """OPTIONS of any path: what a browser asks before a page of another origin may call it. Needs no key."""
         try:
             check_host(request.headers.get("host"), request.headers.get("origin"), self.guard.hosts)
         except ApiError as error:
-            return Response(error.body(), error.status, error.headers, "application/json")
+            return refusal(error)
         allow = ", ".join([*self._methods(request.scope), "OPTIONS"])
         headers = {"allow": allow, **cross_origin(request)}
         if "origin" in request.headers:
@@ -138,10 +103,10 @@ class Routes:
             }
         return Response(status_code=204, headers=headers)
 
-    async def nothing(self, request: Request, who: Credential, request_id: str) -> Response:
+    async def nothing(self, call: Call) -> Response:
         """Any other path: 404 in OpenAI's format; 405 where the path exists, but not with this method."""
-        method, path = request.method, request.url.path
-        if allowed := self._methods(request.scope):
+        scope, method, path = call.request.scope, call.request.method, call.request.url.path
+        if allowed := self._methods(scope):
             allow = ", ".join(allowed)
             raise ApiError(
                 405,
@@ -153,7 +118,7 @@ class Routes:
         if path in ("/v1/completions", "/v1/responses"):
             hint = "; ask with POST /v1/chat/completions"
         for candidate in (f"/v1{path}", path.removeprefix("/v1")):
-            if candidate != path and self._methods({**request.scope, "path": candidate}):
+            if candidate != path and self._methods({**scope, "path": candidate}):
                 hint = f"; did you mean {candidate[:200]}? The base URL of a client ends with /v1, once"
                 break
         raise ApiError(404, f"{method} {path[:200]} does not exist here{hint}", code="unknown_url")
@@ -210,28 +175,29 @@ class GatewayService:
         self.gate = Gate(settings.queries.max_in_flight, settings.gateway.streams)
         self.index = Index(recent, timeout_s=settings.queries.timeout_s, group_by=settings.gateway.group_by)
         self.exchange = Exchange(runtime, self.index, self.gate)
-        self.deciders = Deciders.of(runtime.settings)
-        runtime.on_stop(self.deciders.close)
+        runtime.on_stop(self.exchange.deciders.close)
 
     async def follow(self) -> None:
         """Read the topics to their current ends, and keep reading."""
         topics = self.runtime.topics
         await self.runtime.follow([topics.control], self._on_control, begin="beginning")
-        for topic, take in (
-            (topics.query, self._on_query),
-            (topics.decision, self._on_decision),
-            (topics.answer, self._on_answer),
-            (topics.reward, self._on_reward),
-            (topics.feedback, self._on_feedback),
-            (topics.dead_letter, self._on_letter),
-        ):
-            await self.runtime.follow([topic], take, begin=self.recent)
+        index, exchange = self.index, self.exchange
+        followed: tuple[tuple[str, type[Record], Callable[[Any, ConsumerRecord], object]], ...] = (
+            (topics.query, Query, lambda query, raw: index.query(query, raw.timestamp_ms)),
+            (topics.decision, Decision, exchange.on_decision),
+            (topics.answer, Answer, exchange.on_answer),
+            (topics.reward, Reward, exchange.on_reward),
+            (topics.feedback, Feedback, lambda told, raw: index.told(told.query_id, told.source, told.grade)),
+            (topics.dead_letter, DeadLetter, exchange.on_letter),
+        )
+        for topic, kind, take in followed:
+            await self.runtime.follow([topic], _decoded(kind, take), begin=self.recent)
         # Only what searches do from now on can still be streamed.
         await self.runtime.follow([topics.search_step], self._on_step, begin="end")
 
     def routes(self, hosts: frozenset[str] = frozenset()) -> Routes:
         """Return the HTTP side."""
-        return Routes(self.exchange, self.deciders, LOCAL_HOSTS | hosts, self.runtime.now_ms() // 1000)
+        return Routes(self.exchange, LOCAL_HOSTS | hosts)
 
     def check_address(self, host: str, hosts: frozenset[str] = frozenset()) -> None:
         """Refuse to be reached from other machines while no key exists: whoever comes in without one may do everything.
@@ -266,38 +232,23 @@ class GatewayService:
                 self.gate.change(entry)
             self.exchange.marks.note(entry, record.timestamp_ms)
 
-    def _on_query(self, record: ConsumerRecord) -> None:
-        with contextlib.suppress(UniscaleError):  # the embedder makes a dead letter of it
-            self.index.query(decode(record.value, Query), record.timestamp_ms)
-
-    def _on_decision(self, record: ConsumerRecord) -> None:
-        with contextlib.suppress(UniscaleError):
-            decision = decode(record.value, Decision)
-            self.exchange.on_decision(decision, record.value or b"", record.timestamp_ms)
-
-    def _on_answer(self, record: ConsumerRecord) -> None:
-        with contextlib.suppress(UniscaleError):
-            self.exchange.on_answer(decode(record.value, Answer), record.value or b"", record.timestamp_ms)
-
-    def _on_reward(self, record: ConsumerRecord) -> None:
-        with contextlib.suppress(UniscaleError):
-            self.exchange.on_reward(decode(record.value, Reward), record.value or b"")
-
-    def _on_feedback(self, record: ConsumerRecord) -> None:
-        with contextlib.suppress(UniscaleError):
-            told = decode(record.value, Feedback)
-            self.index.told(told.query_id, told.source, told.grade)
-
-    def _on_letter(self, record: ConsumerRecord) -> None:
-        with contextlib.suppress(UniscaleError):
-            letter = decode(record.value, DeadLetter)
-            self.exchange.on_letter(letter, record.value or b"", record.timestamp_ms)
-
     def _on_step(self, record: ConsumerRecord) -> None:
         key = record.key.decode(errors="replace") if record.key else ""
         if key in self.exchange.waiting:
             with contextlib.suppress(UniscaleError):
                 self.exchange.waiting.seen(key, decode(record.value, SearchStep))
+
+
+def _decoded(
+    kind: type[Record], take: Callable[[Any, ConsumerRecord], object]
+) -> Callable[[ConsumerRecord], None]:
+    """Return what decodes a record and passes both on; what cannot be read is for its service to report."""
+
+    def on_record(raw: ConsumerRecord) -> None:
+        with contextlib.suppress(UniscaleError):
+            take(decode(raw.value, kind), raw)
+
+    return on_record
 
 
 async def serve(service: GatewayService, host: str, port: int, hosts: frozenset[str] = frozenset()) -> Server:

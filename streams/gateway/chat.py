@@ -15,9 +15,8 @@ from schemas.decision import Decision
 from schemas.forest import Forest, first_stop
 from schemas.search import SearchStep
 from streams.gateway import openai
-from streams.gateway.auth import Credential
-from streams.gateway.exchange import Admitted, ClientGone, Exchange, Seen
-from streams.gateway.guard import EventStream, gone
+from streams.gateway.exchange import Admitted, ClientGone, Seen
+from streams.gateway.guard import Call, EventStream, body_of
 from streams.gateway.openai import ApiError, of_answer
 from streams.gateway.request import ChatRequest, digest, parse
 
@@ -66,53 +65,38 @@ _BEAT_LOOKS: Final = 10
 """Polls without news between two heartbeats of a stream: five seconds."""
 
 
-async def chat(
-    request: Request, body: bytes, who: Credential, exchange: Exchange, request_id: str
-) -> Response:
-    """Answer one request.
+async def chat(call: Call) -> Response:
+    """POST /v1/chat/completions.
 
     Raises:
         ApiError: before anything was sent.
     """
-    began_s = exchange.runtime.monotonic()
-    who.require("ask")
-    asked = parse(body, strict=exchange.runtime.settings.gateway.strict)
-    debug = request.headers.get("x-uniscale-debug", "").lower() in ("1", "true")
+    began_s = call.exchange.runtime.monotonic()
+    body = await body_of(call.request)
+    call.who.require("ask")
+    asked = parse(body, strict=call.exchange.runtime.settings.gateway.strict)
     with ExitStack() as held:
         if asked.stream:
-            held.enter_context(exchange.gate.stream(who))
-        admitted = await exchange.admit(
+            held.enter_context(call.exchange.gate.stream(call.who))
+        admitted = await call.exchange.admit(
             asked,
-            who,
+            call.who,
             digest=digest(body),
-            idempotency_key=request.headers.get("idempotency-key"),
-            is_retry=_retries(request) > 0,
+            idempotency_key=call.request.headers.get("idempotency-key"),
+            is_retry=_retries(call.request) > 0,
         )
-        turn = _Turn(request, asked, admitted, who, exchange, request_id, debug, began_s)
+        turn = _Turn(call, asked, admitted, began_s)
         return await (turn.stream(held) if asked.stream else turn.whole())
 
 
 class _Turn:
     """One request whose query has been sent."""
 
-    def __init__(
-        self,
-        request: Request,
-        asked: ChatRequest,
-        admitted: Admitted,
-        who: Credential,
-        exchange: Exchange,
-        request_id: str,
-        debug: bool,
-        began_s: float,
-    ) -> None:
-        self.request = request
+    def __init__(self, call: Call, asked: ChatRequest, admitted: Admitted, began_s: float) -> None:
+        self.call = call
         self.asked = asked
         self.admitted = admitted
-        self.who = who
-        self.exchange = exchange
-        self.request_id = request_id
-        self.debug = debug
+        self.exchange = call.exchange
         self.decision: Decision | None = None
         self._began_s = began_s
         self._streaming = False
@@ -122,7 +106,7 @@ class _Turn:
 
         They say how long they wait. Once a stream has begun they do not repeat the request.
         """
-        waits_s = _client_timeout_s(self.request)
+        waits_s = _client_timeout_s(self.call.request)
         return not self._streaming and waits_s is not None and self._took_s >= waits_s
 
     @property
@@ -167,8 +151,7 @@ class _Turn:
         return EventStream(self._chunks(first, events), held.pop_all(), headers)
 
     def _events(self, queue: "asyncio.Queue[Seen]") -> AsyncIterator[Seen | None]:
-        is_gone = gone(self.request, self.exchange.gate, self.who)
-        return self.exchange.following.events(self.admitted, queue, is_gone)
+        return self.exchange.following.events(self.admitted, queue, self.call.is_gone)
 
     async def _until_chosen(self, events: AsyncIterator[Seen | None]) -> Answer | None:
         async for what in events:
@@ -231,19 +214,7 @@ class _Turn:
         details["ignored"] = list(self.asked.ignored)
         parts.append(self._chunk({}, openai.finish_reason(answer), uniscale=details))
         if self._with_usage:
-            parts.append(
-                openai.event(
-                    {
-                        "id": self.admitted.query_id,
-                        "object": "chat.completion.chunk",
-                        "created": self.admitted.created,
-                        "model": self._model,
-                        "system_fingerprint": openai.fingerprint(self.decision),
-                        "choices": [],
-                        "usage": openai.usage(answer),
-                    }
-                )
-            )
+            parts.append(self._chunk({}, choices=[], usage=openai.usage(answer)))
         return [*parts, openai.DONE]
 
     def _progress(self, step: SearchStep) -> bytes:
@@ -272,7 +243,7 @@ class _Turn:
 
     def _chunk(self, delta: dict[str, object], finish: str | None = None, **more: object) -> bytes:
         if self._with_usage:
-            more["usage"] = None
+            more.setdefault("usage", None)
         return openai.chunk(
             self.admitted.query_id,
             self.admitted.created,
@@ -284,11 +255,12 @@ class _Turn:
         )
 
     def _headers(self) -> dict[str, str]:
-        ignored = {"x-uniscale-ignored": ", ".join(self.asked.ignored)} if self.asked.ignored else {}
+        call, ignored = self.call, ", ".join(self.asked.ignored)
+        debug = call.request.headers.get("x-uniscale-debug", "").lower() in ("1", "true")
         return {
-            **ignored,
-            **openai.headers(self.decision, self.admitted.query_id, self.request_id, debug=self.debug),
-            **self.exchange.limits(self.who),
+            **({"x-uniscale-ignored": ignored} if ignored else {}),
+            **openai.headers(self.decision, self.admitted.query_id, call.id, debug=debug),
+            **self.exchange.limits(call.who),
         }
 
 

@@ -5,9 +5,9 @@ import hashlib
 import re
 import uuid
 from collections import defaultdict
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Final, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import httpx
 import msgspec
@@ -31,7 +31,7 @@ from streams.gateway.auth import Credential, Gate, Used
 from streams.gateway.index import MARGIN_S, Index, Marks
 from streams.gateway.openai import NO_RETRY, ApiError, not_found, of_record
 from streams.gateway.request import BASELINE_OF, ChatRequest, ModelChoice, asked, kept_of, to_query
-from streams.runtime.base import Outgoing, Runtime, key_of
+from streams.runtime.base import ConsumerRecord, Outgoing, Runtime, key_of
 from streams.settings import Settings
 
 # Ids of queries that come through a gateway.
@@ -458,6 +458,10 @@ class Exchange:
         self.runtime = runtime
         self.index = index
         self.gate = gate
+        self.started = (
+            runtime.now_ms() // 1000
+        )  # when models are listed as created, in seconds since the epoch
+        self.deciders = Deciders.of(runtime.settings)
         self.ids = KnownIds(runtime, index)
         self.waiting = Waiting()
         self.following = Following(runtime, index)
@@ -629,33 +633,33 @@ class Exchange:
             answer = msgspec.structs.replace(ended, by="gateway")
             await self.runtime.send(Outgoing(self.runtime.topics.answer, key_of(query_id), encode(answer)))
 
-    def on_decision(self, decision: Decision, value: bytes, at_ms: int) -> None:
-        """Process a Decision read from the topic, with its bytes there."""
-        self.index.decision(decision, value, at_ms)
+    def on_decision(self, decision: Decision, raw: ConsumerRecord) -> None:
+        """Process a Decision read from the topic."""
+        self.index.decision(decision, raw.value or b"", raw.timestamp_ms)
         self.waiting.seen(decision.query_id, decision)
         if (reason := self._cancelled.pop(decision.query_id, None)) is not None:
             self._later(self.cancel(decision.query_id, reason))
 
-    def on_answer(self, answer: Answer, value: bytes, at_ms: int) -> None:
-        """Process an Answer read from the topic, with its bytes there; the first one counts."""
+    def on_answer(self, answer: Answer, raw: ConsumerRecord) -> None:
+        """Process an Answer read from the topic; the first one counts."""
         self._cancelled.pop(answer.query_id, None)
         self._left.discard(answer.query_id)
         self._sent.discard(answer.query_id)
-        if self.index.answer(answer, value, at_ms):
+        if self.index.answer(answer, raw.value or b"", raw.timestamp_ms):
             price = openai.price(answer, self.runtime.control.pricing)
             self.index.priced(answer.query_id, price)
             if price is None and was_cut(answer):
                 self.index.cut(answer.query_id)
             self.waiting.seen(answer.query_id, answer)
 
-    def on_reward(self, reward: Reward, value: bytes) -> None:
-        """Process a Reward read from the topic, with its bytes there."""
-        self.index.reward(reward, value)
+    def on_reward(self, reward: Reward, raw: ConsumerRecord) -> None:
+        """Process a Reward read from the topic."""
+        self.index.reward(reward, raw.value or b"")
         self.waiting.seen(reward.query_id, reward)
 
-    def on_letter(self, letter: DeadLetter, value: bytes, at_ms: int) -> None:
-        """Process a dead letter read from the topic, with its bytes there."""
-        self.index.letter(letter, value, at_ms)
+    def on_letter(self, letter: DeadLetter, raw: ConsumerRecord) -> None:
+        """Process a dead letter read from the topic."""
+        self.index.letter(letter, raw.value or b"", raw.timestamp_ms)
         # Other queries that cannot be handled get an Answer that says why.
         if letter.query_id is not None and letter.query_origin is not None:
             self.waiting.seen(letter.query_id, letter)
@@ -691,10 +695,7 @@ class Exchange:
             raise
         return False
 
-    def _later(self, work: "Awaitable[None]") -> None:
-        async def run() -> None:
-            await work
-
-        task = asyncio.get_running_loop().create_task(run())
+    def _later(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)

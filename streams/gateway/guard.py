@@ -8,12 +8,13 @@ from contextlib import AbstractContextManager
 from typing import Any, Final, TypeAlias
 
 import orjson
+from msgspec import Struct
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from streams.gateway.auth import Credential, Gate, check_host
-from streams.gateway.exchange import ClientGone
+from streams.gateway.auth import Credential, check_host
+from streams.gateway.exchange import ClientGone, Exchange
 from streams.gateway.openai import ApiError, invalid
 from streams.gateway.request import MAX_BODY
 from streams.runtime.base import Unavailable
@@ -29,26 +30,47 @@ MOST_READ: Final = 4 * MAX_BODY
 # The rest of the body is not worth reading.
 _HANG_UP: Final = {"connection": "close"}
 
-Handle: TypeAlias = Callable[[Request, Credential, str], Awaitable[Response]]
-"""A route's work: request, who asks, id of the request."""
+
+class Call(Struct, frozen=True):
+    """A request that was let in: what a route works with.
+
+    Attributes:
+        exchange: The gateway's work behind HTTP.
+        request: The request.
+        who: Who asks.
+        id: Of the request, in its headers and in the operator's log.
+    """
+
+    exchange: Exchange
+    request: Request
+    who: Credential
+    id: str
+
+    async def is_gone(self) -> bool:
+        """Return whether nobody may read a response any more: its client has left, or its key was revoked."""
+        return not self.exchange.gate.knows(self.who) or await self.request.is_disconnected()
+
+
+Handle: TypeAlias = Callable[[Call], Awaitable[Response]]
+"""A route's work."""
 
 Listing: TypeAlias = list[tuple[str, str, Handle]]
-"""Method, path and handle of routes."""
+"""Method, path and work of routes."""
 
 
 class RouteGuard:
     """Checks host and key before a route's work, and turns every error into OpenAI's shape.
 
     Args:
-        gate: Keys and limits.
+        exchange: What the routes work with.
         hosts: Host names that requests may be addressed to.
         session_key: The API key behind a browser's session.
     """
 
     def __init__(
-        self, gate: Gate, hosts: frozenset[str], session_key: Callable[[Request], str | None]
+        self, exchange: Exchange, hosts: frozenset[str], session_key: Callable[[Request], str | None]
     ) -> None:
-        self._gate = gate
+        self._exchange = exchange
         self.hosts = hosts
         self._session_key = session_key
 
@@ -61,10 +83,10 @@ class RouteGuard:
             try:
                 check_host(request.headers.get("host"), request.headers.get("origin"), self.hosts)
                 headers |= cross_origin(request)
-                who = self._gate.credential(_bearer(request) or self._session_key(request))
-                response = await handle(request, who, request_id)
+                who = self._exchange.gate.credential(_bearer(request) or self._session_key(request))
+                response = await handle(Call(self._exchange, request, who, request_id))
             except ApiError as error:
-                response = _refusal(error)
+                response = refusal(error)
             except (ClientGone, ClientDisconnect):
                 response = Response(status_code=499)
             except Unavailable as error:
@@ -72,13 +94,13 @@ class RouteGuard:
                 log.warning("%s %s: %s (%s)", request.method, request.url.path, error, request_id)
                 why = f"the broker is not available now; try again, or report {request_id} to the operator"
                 retry = {"retry-after": "2"}
-                response = _refusal(
+                response = refusal(
                     ApiError(503, why, type="api_error", code="broker_unavailable", headers=retry)
                 )
             except Exception:
                 log.exception("%s %s failed (%s)", request.method, request.url.path, request_id)
                 why = f"internal error; report {request_id} to the operator"
-                response = _refusal(ApiError(500, why, type="api_error", code="internal"))
+                response = refusal(ApiError(500, why, type="api_error", code="internal"))
             for name, value in headers.items():
                 response.headers.setdefault(name, value)
             return response
@@ -112,15 +134,6 @@ class EventStream(StreamingResponse):
             await super().__call__(scope, receive, send)
 
 
-def gone(request: Request, gate: Gate, who: Credential) -> Callable[[], Awaitable[bool]]:
-    """Return what says whether nobody may read a response any more: its client has left, or its key was revoked."""
-
-    async def is_gone() -> bool:
-        return not gate.knows(who) or await request.is_disconnected()
-
-    return is_gone
-
-
 def cross_origin(request: Request) -> dict[str, str]:
     """Return the headers that let a page of an allowed origin read the response (CORS); sessions are not shared."""
     origin = request.headers.get("origin")
@@ -134,7 +147,8 @@ def cross_origin(request: Request) -> dict[str, str]:
     }
 
 
-def _refusal(error: ApiError) -> Response:
+def refusal(error: ApiError) -> Response:
+    """Return the response of an error."""
     return Response(error.body(), error.status, error.headers, "application/json")
 
 

@@ -24,30 +24,20 @@ from streams.timeline import Timeline
 _KEPT: Final = 100
 
 
-class Mark(Struct, frozen=True):
-    """One change.
-
-    Attributes:
-        at_ms: When, ms since the epoch.
-        kind: `catalogue`, `objective` or `costs`.
-        what: In words.
-    """
-
-    at_ms: int
-    kind: str
-    what: str
-
-
 class Marks:
     """The latest changes that `control` still tells of: compaction keeps the last one of each name.
 
     Args:
         models: The models of the deployment's own catalogue.
+
+    Attributes:
+        listed: The marks, oldest first, as the page draws them: at, seconds since the epoch; kind, `catalogue`,
+            `objective` or `costs`; and what, in words.
     """
 
     def __init__(self, models: Iterable[str]) -> None:
         self._models = set(models)
-        self._marks: deque[Mark] = deque(maxlen=_KEPT)
+        self.listed: deque[dict[str, Any]] = deque(maxlen=_KEPT)
 
     def note(self, entry: ControlRecord, at_ms: int) -> None:
         """Add a control record; one that changes no choice adds nothing."""
@@ -66,12 +56,8 @@ class Marks:
             case CostBoundsEntry():
                 self._add(at_ms, "costs", "cost bounds changed")
 
-    def listed(self) -> list[dict[str, Any]]:
-        """Return the marks, oldest first, as the page draws them."""
-        return [{"at": each.at_ms // 1000, "kind": each.kind, "what": each.what} for each in self._marks]
-
     def _add(self, at_ms: int, kind: str, what: str) -> None:
-        self._marks.append(Mark(at_ms, kind, what))
+        self.listed.append({"at": at_ms // 1000, "kind": kind, "what": what})
 
 
 # The tables of the index, and its rows as the rest of the gateway sees them.

@@ -152,6 +152,15 @@ def _has_budget(answer: Answer) -> bool:
 DONE: Final = b"data: [DONE]\n\n"
 
 
+def picked(record: object, *names: str) -> dict[str, Any]:
+    """Return some attributes of a record under their own names.
+
+    >>> picked(1 + 2j, "real", "imag")
+    {'real': 1.0, 'imag': 2.0}
+    """
+    return {name: getattr(record, name) for name in names}
+
+
 def completion(
     answer: Answer,
     decision: Decision | None,
@@ -245,50 +254,33 @@ def details(
         pricing: Of the catalogue in force.
         total_s: How long the whole took, in seconds; None where this is not known.
     """
-    timings = {
-        name: getattr(answer.spent, name)
-        for name in ("queue_s", "generate_s", "verify_s", "transit_s", "control_s")
-    }
+    timings = picked(answer.spent, "queue_s", "generate_s", "verify_s", "transit_s", "control_s")
     if total_s is not None:
         timings["total_s"] = total_s
     return {
         "action": answer.action.id if answer.action else None,
         "objective": None if decision is None else objective(decision.objective),
         "group": None if decision is None else decision.cohort,
-        "status": answer.status,
-        "complete": answer.complete,
-        "score": answer.score,
+        **picked(answer, "status", "complete", "score", "seq"),
         "scores": [one.score for one in answer.answers],
         "eflops": price(answer, pricing),
         "timings": {name: round(float(seconds), 4) for name, seconds in timings.items()},
-        "seq": answer.seq,
         "error": why(answer),
     }
 
 
 def objective(in_force: ObjectiveInForce) -> dict[str, Any]:
     """Return an objective as it was in force."""
-    weights = in_force.weights
-    return {
-        "name": in_force.name,
-        "aim": in_force.aim,
-        "weights": {"correct": weights.correct, "score": weights.score, "cost": weights.cost},
-        "mean_cost": in_force.mean_cost,
-        "accuracy": in_force.accuracy,
-        "price": in_force.price,
-    }
+    weights = {"weights": picked(in_force.weights, "correct", "score", "cost")}
+    return picked(in_force, "name", "aim", "mean_cost", "accuracy", "price") | weights
 
 
 def price(answer: Answer, pricing: Pricing) -> dict[str, float] | None:
     """Return what the search cost in eFLOPs, by part; None when nothing was run or its price is not known."""
     try:
         cost = price_of(answer, pricing)
-    except (
-        UnpricedAnswer,
-        ValueError,
-        ArithmeticError,
-    ):  # a foreign trace may hold anything that a schema allows
-        return None
+    except (UnpricedAnswer, ValueError, ArithmeticError):
+        return None  # a foreign trace may hold anything that a schema allows
     if cost is None:
         return None
     return {
@@ -343,31 +335,20 @@ def query_object(timeline: Timeline, pricing: Pricing) -> dict[str, Any]:
     }
     if decision is not None:
         found["decision"] = {
+            **picked(decision, "cohort", "reason", "seq", "mean", "width"),
+            **picked(decision, "candidates", "propensity", "price_factor"),
             "action": decision.action.id,
             "objective": objective(decision.objective),
-            "cohort": decision.cohort,
-            "reason": decision.reason,
-            "seq": decision.seq,
-            "policy": {"name": decision.policy.name, "version": decision.policy.version},
-            "mean": decision.mean,
-            "width": decision.width,
-            "runners_up": [
-                {"action": c.action, "mean": c.mean, "width": c.width, "score": c.score}
-                for c in decision.runners_up
-            ],
-            "candidates": decision.candidates,
-            "propensity": decision.propensity,
-            "price_factor": decision.price_factor,
+            "policy": picked(decision.policy, "name", "version"),
+            "runners_up": [picked(each, "action", "mean", "width", "score") for each in decision.runners_up],
         }
     if answer is not None:
         found["answer"] = {
-            "text": answer.text,
-            "extracted": answer.extracted,
-            "complete": answer.complete,
+            **picked(answer, "text", "extracted", "complete"),
             "usage": usage(answer),
             **details(answer, decision, pricing, timeline.total_s),
         }
-        found["search"] = search(answer)
+        found["search"] = drafts(answer.trace, answer.path)
     if timeline.reward is not None:
         found["reward"] = reward(timeline.reward)
     return found
@@ -375,22 +356,8 @@ def query_object(timeline: Timeline, pricing: Pricing) -> dict[str, Any]:
 
 def reward(told: Reward) -> dict[str, Any]:
     """Return one stage of a query's reward."""
-    return {
-        "kind": told.kind,
-        "closes": told.closes,
-        "correct": told.correct,
-        "score": told.score,
-        "log_cost": told.log_cost,
-        "reward": told.reward,
-        "graded_by": told.graded_by,
-        "missing": told.missing,
-        "latency_s": told.latency_s,
-    }
-
-
-def search(answer: Answer) -> list[dict[str, Any]]:
-    """Return the drafts of a search that has ended."""
-    return drafts(answer.trace, answer.path)
+    terms = ("correct", "score", "log_cost", "reward", "graded_by", "missing", "latency_s")
+    return picked(told, "kind", "closes", *terms)
 
 
 def drafts(trace: Sequence[Draft], path: Sequence[int]) -> list[dict[str, Any]]:
@@ -400,19 +367,5 @@ def drafts(trace: Sequence[Draft], path: Sequence[int]) -> list[dict[str, Any]]:
         trace: The drafts.
         path: Indices of the chosen path.
     """
-    chosen = set(path)
-    return [
-        {
-            "at": at,
-            "parent": draft.parent,
-            "tree": draft.tree,
-            "depth": draft.depth,
-            "tokens": draft.tokens,
-            "score": draft.score,
-            "fate": draft.fate,
-            "bound": draft.bound,
-            "chosen": at in chosen,
-            "text": draft.text,
-        }
-        for at, draft in enumerate(trace)
-    ]
+    shown = ("parent", "tree", "depth", "tokens", "score", "fate", "bound", "text")
+    return [{"at": at, "chosen": at in path, **picked(draft, *shown)} for at, draft in enumerate(trace)]

@@ -6,7 +6,7 @@ import logging
 import math
 import secrets
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any, Final
 
@@ -27,88 +27,60 @@ from schemas.errors import RecordError
 from schemas.record import encode
 from schemas.search import SearchStep
 from streams.control import Control
-from streams.gateway import openai, request, statistics
-from streams.gateway.auth import Credential, Gate, Tenants, check_host
-from streams.gateway.exchange import Admitted, ClientGone, Deciders, Exchange, Seen
-from streams.gateway.guard import EventStream, Listing, body_of, gone, object_of, reply, whole
+from streams.gateway import openai, statistics
+from streams.gateway.auth import Gate, Tenants, check_host
+from streams.gateway.exchange import Admitted, ClientGone, Exchange, Seen
+from streams.gateway.guard import Call, EventStream, Listing, body_of, object_of, refusal, reply, whole
 from streams.gateway.index import Listed
-from streams.gateway.openai import ApiError, invalid, no_model, not_found, of_json, of_record
-from streams.gateway.request import parse, to_query
-from streams.runtime.base import NotAllowed, Outgoing, Unavailable
+from streams.gateway.openai import ApiError, invalid, no_model, not_found, of_json, of_record, picked
+from streams.gateway.request import listing, parse, to_query
+from streams.runtime.base import NotAllowed, Outgoing, Runtime, Unavailable
 from streams.services import SERVICES
 
 # `/v1/decide`: which configuration a request would run, and why. Runs nothing and learns nothing.
 
 
-class Decide:
-    """Previews of decisions.
-
-    Args:
-        exchange: Model names and limits.
-        deciders: Who answers.
-    """
-
-    def __init__(self, exchange: Exchange, deciders: Deciders) -> None:
-        self.exchange = exchange
-        self.deciders = deciders
-
-    def routes(self) -> Listing:
-        """Return the routes."""
-        return [("POST", "/v1/decide", self.decide)]
-
-    async def decide(self, request: Request, who: Credential, request_id: str) -> Response:
-        """POST /v1/decide: the body of a completion."""
-        who.require("ask")
-        asked = parse(await body_of(request), strict=self.exchange.runtime.settings.gateway.strict)
-        wanted = self.exchange.asked(asked.model)
-        query = to_query(asked, wanted, query_id=PREVIEW, tenant=who.tenant, kept={"key": who.key})
-        self.exchange.gate.check(who, asked.model, query)
-        self.exchange.preview(who)
-        return reply(body(await self.deciders.preview(query)))
+async def decide(call: Call) -> Response:
+    """POST /v1/decide: the body of a completion."""
+    call.who.require("ask")
+    exchange = call.exchange
+    asked = parse(await body_of(call.request), strict=exchange.runtime.settings.gateway.strict)
+    wanted = exchange.asked(asked.model)
+    kept = {"key": call.who.key}
+    query = to_query(asked, wanted, query_id=PREVIEW, tenant=call.who.tenant, kept=kept)
+    exchange.gate.check(call.who, asked.model, query)
+    exchange.preview(call.who)
+    return reply(preview(await exchange.deciders.preview(query)))
 
 
-def body(found: Preview) -> dict[str, Any]:
+def preview(found: Preview) -> dict[str, Any]:
     """Return a preview as JSON: the choice, then every configuration with what is predicted of it."""
-    chosen = next(each for each in found.configurations if each.action == found.action)
-    others = [each for each in found.configurations if each.action != found.action]
+    configurations = {each.action: _configuration(each) for each in found.configurations}
+    others = (each for action, each in configurations.items() if action != found.action)
     return {
         "object": "decision.preview",
         "model": found.action.partition("/")[0],
-        "action": found.action,
-        "group": found.group,
-        "reason": found.reason,
+        **picked(found, "action", "group", "reason", "shortfall", "seq", "catalogue_version", "served"),
         "objective": openai.objective(found.objective),
-        "shortfall": found.shortfall,
-        "policy": {"name": found.policy.name, "version": found.policy.version},
-        "seq": found.seq,
-        "catalogue_version": found.catalogue_version,
-        "candidates": len(found.configurations),
+        "policy": picked(found.policy, "name", "version"),
+        "candidates": len(configurations),
         "masked_models": list(found.masked_models),
-        "served": found.served,
-        "choice": _configuration(chosen),
-        "grounds": [
-            {"part": each.part, "mean": each.mean, "variance": each.variance} for each in found.grounds
-        ],
-        "runner_up": _configuration(others[0]) if others else None,
-        "configurations": [_configuration(each) for each in found.configurations],
+        "choice": configurations[found.action],
+        "grounds": [picked(each, "part", "mean", "variance") for each in found.grounds],
+        "runner_up": next(others, None),
+        "configurations": list(configurations.values()),
     }
 
 
 def _configuration(each: Configuration) -> dict[str, Any]:
-    return {
-        "action": each.action,
-        "mean": each.mean,
-        "width": each.width,
-        "score": each.score,
-        "propensity": each.propensity,
-        "predicted": None if each.predicted is None else _predicted(each.predicted),
-    }
+    predicted = None if each.predicted is None else _predicted(each.predicted)
+    return picked(each, "action", "mean", "width", "score", "propensity") | {"predicted": predicted}
 
 
 def _predicted(terms: Predicted) -> dict[str, float | None]:
     # A regression that has seen little may leave the range of a float.
     eflops = math.exp(terms.log_cost) if abs(terms.log_cost) < 700 else None
-    return {"correct": terms.correct, "score": terms.score, "log_cost": terms.log_cost, "eflops": eflops}
+    return {**picked(terms, "correct", "score", "log_cost"), "eflops": eflops}
 
 
 # `/v1/dead-letters`: what could not be handled. For operators only, because dead letters hold every client's data.
@@ -116,121 +88,80 @@ def _predicted(terms: Predicted) -> dict[str, float | None]:
 log = logging.getLogger("streams.gateway")
 
 
-class Letters:
-    """Dead letters.
+async def letters(call: Call) -> Response:
+    """GET /v1/dead-letters."""
+    call.who.require("admin")
+    shown = ("service", "error", "reason", "field", "query_id", "attempts")
+    data = [
+        {
+            "object": "dead-letter",
+            "created": at_ms // 1000,
+            "origin": letter.key,
+            "retried": retried,
+            **picked(letter, *shown),
+        }
+        for at_ms, letter, retried in call.exchange.index.letters(whole(call.request, "limit", 100, 1000))
+    ]
+    return reply({"object": "list", "data": data})
 
-    Args:
-        exchange: What the routes call.
-    """
 
-    def __init__(self, exchange: Exchange) -> None:
-        self.exchange = exchange
-
-    def routes(self) -> Listing:
-        """Return the routes."""
-        return [
-            ("GET", "/v1/dead-letters", self.letters),
-            ("POST", "/v1/dead-letters/retry", self.retry),
-        ]
-
-    async def letters(self, request: Request, who: Credential, request_id: str) -> Response:
-        """GET /v1/dead-letters."""
-        who.require("admin")
-        data = [
-            {
-                "object": "dead-letter",
-                "created": at_ms // 1000,
-                "service": letter.service,
-                "error": letter.error,
-                "reason": letter.reason,
-                "field": letter.field,
-                "origin": letter.key,
-                "query_id": letter.query_id,
-                "attempts": letter.attempts,
-                "retried": retried,
-            }
-            for at_ms, letter, retried in self.exchange.index.letters(whole(request, "limit", 100, 1000))
-        ]
-        return reply({"object": "list", "data": data})
-
-    async def retry(self, request: Request, who: Credential, request_id: str) -> Response:
-        """POST /v1/dead-letters/retry: {origin}. Sends its record again, once: a repeat answers `duplicate: true`."""
-        who.require("admin")
-        origin = (await object_of(request, "origin")).get("origin")
-        if not isinstance(origin, str):
-            raise invalid("origin", "origin is missing; give the origin of a dead letter")
-        index = self.exchange.index
-        if (letter := index.letter_of(origin)) is None:
-            raise not_found("origin", origin[:200])
-        if not index.retried(origin):
-            return reply({"object": "dead-letter.retry", "origin": origin, "duplicate": True})
-        found = False
-        try:
-            found = await self.exchange.runtime.send_again(letter.origin)
-        except NotAllowed:
-            raise ApiError(
-                403,
-                f"the broker does not let the gateway send {letter.origin.topic} again; do it as an operator: "
-                f"`python -m streams dead-letters retry {origin}`",
-                type="permission_error",
-                param="origin",
-                code="not_allowed",
-            ) from None
-        finally:
-            if not found:
-                index.retried(origin, False)
+async def retry(call: Call) -> Response:
+    """POST /v1/dead-letters/retry: {origin}. Sends its record again, once: a repeat answers `duplicate: true`."""
+    call.who.require("admin")
+    origin = (await object_of(call.request, "origin")).get("origin")
+    if not isinstance(origin, str):
+        raise invalid("origin", "origin is missing; give the origin of a dead letter")
+    index = call.exchange.index
+    if (letter := index.letter_of(origin)) is None:
+        raise not_found("origin", origin[:200])
+    if not index.retried(origin):
+        return reply({"object": "dead-letter.retry", "origin": origin, "duplicate": True})
+    found = False
+    try:
+        found = await call.exchange.runtime.send_again(letter.origin)
+    except NotAllowed:
+        raise ApiError(
+            403,
+            f"the broker does not let the gateway send {letter.origin.topic} again; do it as an operator: "
+            f"`python -m streams dead-letters retry {origin}`",
+            type="permission_error",
+            param="origin",
+            code="not_allowed",
+        ) from None
+    finally:
         if not found:
-            kept = f"its dead letter has the first {len(letter.head)} of {letter.size} bytes"
-            why = f"the topic no longer holds {origin}; {kept}"
-            raise ApiError(410, why, param="origin", code="gone")
-        log.info("dead letter %s sent again by %s", origin, who.name)
-        return reply({"object": "dead-letter.retry", "origin": origin, "duplicate": False})
+            index.retried(origin, False)
+    if not found:
+        kept = f"its dead letter has the first {len(letter.head)} of {letter.size} bytes"
+        why = f"the topic no longer holds {origin}; {kept}"
+        raise ApiError(410, why, param="origin", code="gone")
+    log.info("dead letter %s sent again by %s", origin, call.who.name)
+    return reply({"object": "dead-letter.retry", "origin": origin, "duplicate": False})
 
 
 # `/v1/models`: the names that a request may use, every configuration on offer among them.
 
 
-class Models:
-    """The model lists.
-
-    Args:
-        exchange: What they call.
-        started: When models are listed as created, in seconds since the epoch.
-    """
-
-    def __init__(self, exchange: Exchange, started: int) -> None:
-        self.exchange = exchange
-        self.started = started
-
-    def routes(self) -> Listing:
-        """Return the routes."""
-        return [("GET", "/v1/models", self.models), ("GET", "/v1/models/{id:path}", self.model)]
-
-    async def models(self, request: Request, who: Credential, request_id: str) -> Response:
-        """GET /v1/models."""
-        return reply({"object": "list", "data": self._listing(who)})
-
-    async def model(self, request: Request, who: Credential, request_id: str) -> Response:
-        """GET /v1/models/{id}, pins included."""
-        name = request.path_params["id"]
-        for each in self._listing(who):
-            if each["id"] == name:
-                return reply(each)
-        raise no_model(name)
-
-    def _listing(self, who: Credential) -> list[dict[str, Any]]:
-        control = self.exchange.runtime.control
-        found = request.listing(
-            control.catalogue.model_names,
-            control.objectives.named,
-            self.exchange.configurations(),
-            self.started,
-        )
-        return [each for each in found if _may_use(who, each["id"])]
+async def list_models(call: Call) -> Response:
+    """GET /v1/models."""
+    return reply({"object": "list", "data": _listing(call)})
 
 
-def _may_use(who: Credential, name: str) -> bool:
-    return who.entry is None or who.entry.allowed_models is None or name in who.entry.allowed_models
+async def one_model(call: Call) -> Response:
+    """GET /v1/models/{id}, pins included."""
+    name = call.request.path_params["id"]
+    for each in _listing(call):
+        if each["id"] == name:
+            return reply(each)
+    raise no_model(name)
+
+
+def _listing(call: Call) -> list[dict[str, Any]]:
+    control, entry = call.exchange.runtime.control, call.who.entry
+    names = (control.catalogue.model_names, control.objectives.named, call.exchange.configurations())
+    allowed = None if entry is None else entry.allowed_models
+    found = listing(*names, call.exchange.started)
+    return [each for each in found if allowed is None or each["id"] in allowed]
 
 
 # `/v1/now`: what the deployment does, as the page's first view shows it.
@@ -243,44 +174,34 @@ _FRESH_S: Final = 3.0
 
 
 class Now:
-    """Current activity.
+    """Current activity, with what is remembered for a moment: the services, and comparisons."""
 
-    Args:
-        exchange: What the route calls.
-    """
-
-    def __init__(self, exchange: Exchange) -> None:
-        self.exchange = exchange
+    def __init__(self) -> None:
         self._looked_s = -math.inf
         self._services_seen: list[dict[str, Any]] = []
         self._uplifts: dict[Tenants, tuple[int, float, dict[str, Any]]] = {}
 
-    def routes(self) -> Listing:
-        """Return the routes."""
-        return [("GET", "/v1/now", self.now)]
-
-    async def now(self, request: Request, who: Credential, request_id: str) -> Response:
+    async def __call__(self, call: Call) -> Response:
         """GET /v1/now."""
-        who.require("read")
-        runtime = self.exchange.runtime
-        latest = self.exchange.index.latest(whole(request, "limit", 1000, 10_000), who.sees)
-        minute, in_flight = self.exchange.index.activity(runtime.now_ms(), who.sees)
+        call.who.require("read")
+        exchange, sees = call.exchange, call.who.sees
+        latest = exchange.index.latest(whole(call.request, "limit", 1000, 10_000), sees)
+        minute, in_flight = exchange.index.activity(exchange.runtime.now_ms(), sees)
         return reply(
             {
                 "per_second": round(minute / 60, 3),
                 "in_flight": in_flight,
-                **statistics.now(latest, self.exchange.index.group_by),
-                "uplift": self._uplift(who.sees),
-                "models": models(runtime.control),
+                **statistics.now(latest, exchange.index.group_by),
+                "uplift": self._uplift(exchange, sees),
+                "models": models(exchange.runtime.control),
                 # What waits is everybody's.
-                "services": await self._services() if who.sees is None else [],
-                "marks": self.exchange.marks.listed(),
+                "services": await self._services(exchange.runtime) if sees is None else [],
+                "marks": list(exchange.marks.listed),
             }
         )
 
-    async def _services(self) -> list[dict[str, Any]]:
+    async def _services(self, runtime: Runtime) -> list[dict[str, Any]]:
         """Return each service with its workers and waiting records, as the broker told within the last seconds."""
-        runtime = self.exchange.runtime
         now_s = runtime.monotonic()
         if now_s - self._looked_s >= _SERVICES_S:
             self._looked_s = now_s
@@ -303,9 +224,9 @@ class Now:
             ]
         return self._services_seen
 
-    def _uplift(self, tenants: Tenants) -> dict[str, Any]:
+    def _uplift(self, exchange: Exchange, tenants: Tenants) -> dict[str, Any]:
         """Return the comparison over all that is known, once for all who look at the same queries."""
-        index, now_s = self.exchange.index, self.exchange.runtime.monotonic()
+        index, now_s = exchange.index, exchange.runtime.monotonic()
         kept = self._uplifts.get(tenants)
         if kept is not None and (kept[0] == index.changes or now_s - kept[1] < _FRESH_S):
             return kept[2]
@@ -316,64 +237,39 @@ class Now:
 
 def models(control: Control) -> list[dict[str, Any]]:
     """Return each model of the catalogue, whether an executor serves it now, and what its executors say of it."""
-    serving, told = control.serving(), control.health()
-    found = []
+    serving, told, found = control.serving(), control.health(), []
     for model in control.catalogue.models:
-        state, why = told.get(model.name, ("ready", "") if model.name in serving else ("silent", ""))
-        found.append(
-            {
-                "name": model.name,
-                "group": model.group,
-                "serving": model.name in serving,
-                "state": state,
-                "why": why,
-            }
-        )
+        serves = model.name in serving
+        state, why = told.get(model.name, ("ready" if serves else "silent", ""))
+        found.append({**picked(model, "name", "group"), "serving": serves, "state": state, "why": why})
     return found
 
 
 # `/v1/objectives`: what a query may be served for, by name.
 
 
-class ObjectiveRoutes:
-    """Objectives by name.
+async def list_objectives(call: Call) -> Response:
+    """GET /v1/objectives."""
+    objectives = call.exchange.runtime.control.objectives
+    data = [_objective(objectives, name) for name in sorted(objectives.named)]
+    return reply({"object": "list", "data": data, "default": objectives.default})
 
-    Args:
-        exchange: What the routes call.
-    """
 
-    def __init__(self, exchange: Exchange) -> None:
-        self.exchange = exchange
-
-    def routes(self) -> Listing:
-        """Return the routes."""
-        return [
-            ("GET", "/v1/objectives", self.objectives),
-            ("PUT", "/v1/objectives/{name:path}", self.set_objective),
-        ]
-
-    async def objectives(self, request: Request, who: Credential, request_id: str) -> Response:
-        """GET /v1/objectives."""
-        objectives = self.exchange.runtime.control.objectives
-        data = [_objective(objectives, name) for name in sorted(objectives.named)]
-        return reply({"object": "list", "data": data, "default": objectives.default})
-
-    async def set_objective(self, request: Request, who: Credential, request_id: str) -> Response:
-        """PUT /v1/objectives/{name}: {weights} or {mean_cost} or {accuracy}."""
-        who.require("admin")
-        given = await object_of(request, "weights", "mean_cost", "accuracy")
-        try:
-            record = msgspec.convert(
-                {"name": request.path_params["name"], "op": "set", **given}, ObjectiveEntry
-            )
-            value = encode(record)
-        except RecordError as error:
-            raise of_record(error) from None
-        except msgspec.ValidationError as error:
-            raise of_json(error) from None
-        runtime = self.exchange.runtime
-        await runtime.send(Outgoing(runtime.topics.control, record.key.encode(), value))
-        return reply({"object": "objective", "name": record.name, "accepted": True}, status=202)
+async def set_objective(call: Call) -> Response:
+    """PUT /v1/objectives/{name}: {weights} or {mean_cost} or {accuracy}."""
+    call.who.require("admin")
+    given = await object_of(call.request, "weights", "mean_cost", "accuracy")
+    try:
+        named = {"name": call.request.path_params["name"], "op": "set", **given}
+        record = msgspec.convert(named, ObjectiveEntry)
+        value = encode(record)
+    except RecordError as error:
+        raise of_record(error) from None
+    except msgspec.ValidationError as error:
+        raise of_json(error) from None
+    runtime = call.exchange.runtime
+    await runtime.send(Outgoing(runtime.topics.control, record.key.encode(), value))
+    return reply({"object": "objective", "name": record.name, "accepted": True}, status=202)
 
 
 def _objective(objectives: Objectives, name: str) -> dict[str, Any]:
@@ -439,16 +335,15 @@ class Page:
             if request.method == "POST":
                 return await self._begin(request)
         except ApiError as error:
-            return Response(error.body(), error.status, error.headers, "application/json")
+            return refusal(error)
         if request.method == "DELETE":
             self._sessions.pop(request.cookies.get(COOKIE, ""), None)
-            ended = Response(orjson.dumps({"logged_in": False}), media_type="application/json")
+            ended = reply({"logged_in": False})
             ended.delete_cookie(COOKIE)
             return ended
-        body = {"needed": self.gate.has_keys, "logged_in": self.key_of(request) is not None}
-        return Response(
-            orjson.dumps(body), media_type="application/json", headers={"cache-control": "no-store"}
-        )
+        said = reply({"needed": self.gate.has_keys, "logged_in": self.key_of(request) is not None})
+        said.headers["cache-control"] = "no-store"
+        return said
 
     async def _begin(self, request: Request) -> Response:
         body = bytearray()
@@ -468,7 +363,7 @@ class Page:
         self._sessions[token] = key
         while len(self._sessions) > _MOST_SESSIONS:
             self._sessions.popitem(last=False)
-        begun = Response(orjson.dumps({"logged_in": True}), media_type="application/json")
+        begun = reply({"logged_in": True})
         begun.set_cookie(
             COOKIE, token, httponly=True, samesite="strict", secure=request.url.scheme == "https", path="/"
         )
@@ -511,100 +406,82 @@ _BEAT_LOOKS: Final = 30
 """Polls without news between two heartbeats of an event stream: fifteen seconds."""
 
 
-class Queries:
-    """Queries by id.
+async def feedback(call: Call) -> Response:
+    """POST /v1/feedback: {id, value: true | false | 0..1, comment?}."""
+    call.who.require("feedback")
+    given = await object_of(call.request, "id", "value", "comment")
+    query_id, value, comment = given.get("id"), given.get("value"), given.get("comment", "")
+    if not isinstance(query_id, str):
+        raise invalid("id", "id is missing; give the id of a completion")
+    if not isinstance(value, int | float):
+        raise invalid("value", "value must be true, false or a number from 0 to 1")
+    if not isinstance(comment, str) or len(comment) > 4000:
+        raise invalid("comment", "comment must be a text of at most 4000 characters")
+    known, reward = call.exchange.index.find(query_id), call.exchange.index.reward_of(query_id)
+    duplicate = await call.exchange.feedback(query_id, value, comment, call.who)
+    # Of a query that has left the index only the aggregator knows.
+    late = None if known is None else reward is not None and reward.closes
+    return reply({"id": query_id, "object": "feedback", "duplicate": duplicate, "late": late})
 
-    Args:
-        exchange: What the routes call.
-    """
 
-    def __init__(self, exchange: Exchange) -> None:
-        self.exchange = exchange
+async def list_queries(call: Call) -> Response:
+    """GET /v1/queries: the newest of this tenant."""
+    call.who.require("read")
+    latest = call.exchange.index.latest(whole(call.request, "limit", 50, 1000), call.who.sees)
+    return reply({"object": "list", "data": [_listed(each) for each in latest]})
 
-    def routes(self) -> Listing:
-        """Return the routes."""
-        return [
-            ("POST", "/v1/feedback", self.feedback),
-            ("GET", "/v1/queries", self.queries),
-            ("GET", "/v1/queries/{id}", self.query),
-            ("GET", "/v1/queries/{id}/events", self.events),
-        ]
 
-    async def feedback(self, request: Request, who: Credential, request_id: str) -> Response:
-        """POST /v1/feedback: {id, value: true | false | 0..1, comment?}."""
-        who.require("feedback")
-        given = await object_of(request, "id", "value", "comment")
-        query_id, value, comment = given.get("id"), given.get("value"), given.get("comment", "")
-        if not isinstance(query_id, str):
-            raise invalid("id", "id is missing; give the id of a completion")
-        if not isinstance(value, int | float):
-            raise invalid("value", "value must be true, false or a number from 0 to 1")
-        if not isinstance(comment, str) or len(comment) > 4000:
-            raise invalid("comment", "comment must be a text of at most 4000 characters")
-        known, reward = self.exchange.index.find(query_id), self.exchange.index.reward_of(query_id)
-        duplicate = await self.exchange.feedback(query_id, value, comment, who)
-        # Of a query that has left the index only the aggregator knows.
-        late = None if known is None else reward is not None and reward.closes
-        return reply({"id": query_id, "object": "feedback", "duplicate": duplicate, "late": late})
+async def one_query(call: Call) -> Response:
+    """GET /v1/queries/{id}."""
+    call.who.require("read")
+    return reply(_query(call, _visible(call)))
 
-    async def queries(self, request: Request, who: Credential, request_id: str) -> Response:
-        """GET /v1/queries: the newest of this tenant."""
-        who.require("read")
-        latest = self.exchange.index.latest(whole(request, "limit", 50, 1000), who.sees)
-        return reply({"object": "list", "data": [_listed(each) for each in latest]})
 
-    async def query(self, request: Request, who: Credential, request_id: str) -> Response:
-        """GET /v1/queries/{id}."""
-        who.require("read")
-        return reply(self._query(self._visible(request, who)))
+async def events(call: Call) -> Response:
+    """GET /v1/queries/{id}/events: server-sent events decision, step, answer and reward, up to the closing one."""
+    call.who.require("read")
+    query_id, exchange = _visible(call), call.exchange
+    known = exchange.index.find(query_id)
+    created = known.created_ms // 1000 if known else 0
+    admitted = Admitted(query_id, created, True, exchange.runtime.settings.queries.timeout_s)
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(exchange.gate.stream(call.who))
+        queue = stack.enter_context(exchange.waiting.on(query_id))
+        return EventStream(_events(call, admitted, queue), stack.pop_all())
 
-    async def events(self, request: Request, who: Credential, request_id: str) -> Response:
-        """GET /v1/queries/{id}/events: server-sent events decision, step, answer and reward, up to the closing one."""
-        who.require("read")
-        query_id = self._visible(request, who)
-        known = self.exchange.index.find(query_id)
-        created = known.created_ms // 1000 if known else 0
-        admitted = Admitted(query_id, created, True, self.exchange.runtime.settings.queries.timeout_s)
-        with contextlib.ExitStack() as stack:
-            stack.enter_context(self.exchange.gate.stream(who))
-            queue = stack.enter_context(self.exchange.waiting.on(query_id))
-            is_gone = gone(request, self.exchange.gate, who)
-            return EventStream(self._events(admitted, queue, is_gone), stack.pop_all())
 
-    async def _events(
-        self, admitted: Admitted, queue: "asyncio.Queue[Seen]", is_gone: Callable[[], Awaitable[bool]]
-    ) -> AsyncIterator[bytes]:
-        with contextlib.suppress(ClientGone, ApiError):
-            answer = None
-            async for what in self.exchange.following.events(admitted, queue, is_gone):
-                match what:
-                    case Decision():
-                        yield _named("decision", self._query(admitted.query_id)["decision"])
-                    case SearchStep(forest=forest):
-                        yield _named(
-                            "step", {"step": forest.step, "search": openai.drafts(forest.drafts, ())}
-                        )
-                    case Answer():
-                        answer = what
-                        yield _named("answer", self._query(admitted.query_id))
-            if answer is None:
-                return
-            quiet = 0
-            async for reward in self.exchange.following.rewards(answer, queue, is_gone):
-                if reward is not None:
-                    yield _named("reward", openai.reward(reward))
-                elif (quiet := quiet + 1) % _BEAT_LOOKS == 0:
-                    yield b":\n\n"  # a comment: the feedback may come hours later
+async def _events(call: Call, admitted: Admitted, queue: "asyncio.Queue[Seen]") -> AsyncIterator[bytes]:
+    following = call.exchange.following
+    with contextlib.suppress(ClientGone, ApiError):
+        answer = None
+        async for what in following.events(admitted, queue, call.is_gone):
+            match what:
+                case Decision():
+                    yield _named("decision", _query(call, admitted.query_id)["decision"])
+                case SearchStep(forest=forest):
+                    yield _named("step", {"step": forest.step, "search": openai.drafts(forest.drafts, ())})
+                case Answer():
+                    answer = what
+                    yield _named("answer", _query(call, admitted.query_id))
+        if answer is None:
+            return
+        quiet = 0
+        async for reward in following.rewards(answer, queue, call.is_gone):
+            if reward is not None:
+                yield _named("reward", openai.reward(reward))
+            elif (quiet := quiet + 1) % _BEAT_LOOKS == 0:
+                yield b":\n\n"  # a comment: the feedback may come hours later
 
-    def _query(self, query_id: str) -> dict[str, Any]:
-        return openai.query_object(
-            self.exchange.index.timeline(query_id), self.exchange.runtime.control.pricing
-        )
 
-    def _visible(self, request: Request, who: Credential) -> str:
-        query_id: str = request.path_params["id"]
-        self.exchange.ids.visible(query_id, who)
-        return query_id
+def _query(call: Call, query_id: str) -> dict[str, Any]:
+    exchange = call.exchange
+    return openai.query_object(exchange.index.timeline(query_id), exchange.runtime.control.pricing)
+
+
+def _visible(call: Call) -> str:
+    query_id: str = call.request.path_params["id"]
+    call.exchange.ids.visible(query_id, call.who)
+    return query_id
 
 
 def _listed(each: Listed) -> dict[str, Any]:
@@ -613,14 +490,27 @@ def _listed(each: Listed) -> dict[str, Any]:
         "object": "query",
         "created": each.created_ms // 1000,
         "status": each.status or "pending",
-        "question": each.question,
-        "action": each.action,
-        "objective": each.objective,
-        "cohort": each.cohort,
-        "eflops": each.eflops,
-        "correct": each.correct,
+        **picked(each, "question", "action", "objective", "cohort", "eflops", "correct"),
     }
 
 
 def _named(name: str, body: Any) -> bytes:
     return b"event: " + name.encode() + b"\ndata: " + orjson.dumps(body) + b"\n\n"
+
+
+def routes() -> Listing:
+    """Return all routes of this file that need a key, for one gateway."""
+    return [
+        ("POST", "/v1/decide", decide),
+        ("GET", "/v1/models", list_models),
+        ("GET", "/v1/models/{id:path}", one_model),
+        ("POST", "/v1/feedback", feedback),
+        ("GET", "/v1/queries", list_queries),
+        ("GET", "/v1/queries/{id}", one_query),
+        ("GET", "/v1/queries/{id}/events", events),
+        ("GET", "/v1/now", Now()),
+        ("GET", "/v1/dead-letters", letters),
+        ("POST", "/v1/dead-letters/retry", retry),
+        ("GET", "/v1/objectives", list_objectives),
+        ("PUT", "/v1/objectives/{name:path}", set_objective),
+    ]

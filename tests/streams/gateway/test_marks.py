@@ -19,7 +19,7 @@ def test_what_changes_a_choice_is_marked_in_words() -> None:
     )
     for at, entry in enumerate(entries):
         marks.note(entry, at * 1000)
-    assert [(each["at"], each["what"]) for each in marks.listed()] == [
+    assert [(each["at"], each["what"]) for each in marks.listed] == [
         (0, "model small changed"),
         (1, "model large added"),
         (2, "model large removed"),
@@ -28,4 +28,4 @@ def test_what_changes_a_choice_is_marked_in_words() -> None:
         (5, "objective thrift removed"),
         (6, "cost bounds changed"),
     ]
-    assert {each["kind"] for each in marks.listed()} == {"catalogue", "objective", "costs"}
+    assert {each["kind"] for each in marks.listed} == {"catalogue", "objective", "costs"}
