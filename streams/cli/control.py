@@ -2,6 +2,7 @@
 
 import hashlib
 import secrets
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, get_args
 
@@ -25,7 +26,7 @@ from schemas.control import (
 )
 from schemas.errors import UniscaleError
 from schemas.objective import CostRange, Weights
-from schemas.record import encode
+from streams.client.client import Client
 from streams.control import default_objective
 from streams.runtime import kafka_admin, kafka_clients
 from streams.settings import Settings
@@ -37,24 +38,28 @@ from streams.topics import Topics
 def steering(settings: Settings) -> Steering:
     """Return what is in force: the catalogue file and the control records on the broker."""
     found = Steering.of(load_catalogue(Path(settings.catalogue)))
-    for record in kafka_clients.read_all(settings, [Topics(settings).control]):
-        if record.value:
-            try:
-                found = found.after(decode_control(record.value), record.offset)
-            except UniscaleError as error:
-                click.echo(f"note: control record {record.offset} has no effect: {error}", err=True)
+    for offset, entry in _entries(settings):
+        try:
+            found = found.after(entry, offset)
+        except UniscaleError as error:
+            click.echo(f"note: control record {offset} has no effect: {error}", err=True)
     return found
 
 
+def _entries(settings: Settings) -> Iterator[tuple[int, ControlRecord]]:
+    """Yield the control records on the broker that can be read, with their offsets."""
+    for record in kafka_clients.read_all(settings, [Topics(settings).control]):
+        if record.value:
+            try:
+                yield record.offset, decode_control(record.value)
+            except UniscaleError as error:
+                click.echo(f"note: control record {record.offset} has no effect: {error}", err=True)
+
+
 def _send(settings: Settings, entry: ControlRecord) -> int:
-    producer = kafka_clients.producer(settings)
-    try:
-        sent = producer.send(Topics(settings).control, key=entry.key.encode(), value=encode(entry)).get(
-            timeout=30
-        )
-        return int(sent.offset)
-    finally:
-        producer.close()
+    """Write a control record and return its offset."""
+    with Client(settings) as client:
+        return client.steer(entry)
 
 
 @click.group()
@@ -279,16 +284,15 @@ def keys() -> None:
 @click.pass_obj
 def add(
     settings: Settings,
+    /,
     name: str,
     tenant: str,
     scopes: tuple[Scope, ...],
     models: tuple[str, ...],
     objectives: tuple[str, ...],
-    per_minute: int | None,
-    in_flight: int | None,
-    eflops_per_day: float | None,
     if_none: bool,
     path: Path | None,
+    **limits: Any,
 ) -> None:
     """Add an API key called NAME, or replace it, and print the key. It cannot be shown again."""
     if if_none and (known := _known(settings)):
@@ -303,15 +307,13 @@ def add(
         scopes=scopes,
         allowed_models=models or None,
         allowed_objectives=objectives or None,
-        per_minute=per_minute,
-        in_flight=in_flight,
-        eflops_per_day=eflops_per_day,
+        **limits,
     )
     if path is not None:
         path.unlink(missing_ok=True)
         path.touch(mode=0o600)  # before the key is in it, and before it opens anything
         path.write_text(f"{key}\n")
-    _send_key(settings, entry)
+    _send(settings, entry)
     if path is None:
         click.echo(f"key {name!r} of tenant {tenant!r} added; it is not shown again:", err=True)
         click.echo(key)
@@ -326,7 +328,7 @@ def revoke(settings: Settings, name: str) -> None:
     """Revoke the API key called NAME. Requests with it are refused from then on."""
     if name not in _known(settings):
         raise UnknownKey(f"key {name!r} does not exist; `keys list` shows the names")
-    _send_key(settings, KeyEntry(name=name, op="revoke"))
+    _send(settings, KeyEntry(name=name, op="revoke"))
     click.echo(f"key {name!r} revoked")
 
 
@@ -351,25 +353,12 @@ def list_keys(settings: Settings) -> None:
 
 def _known(settings: Settings) -> dict[str, KeyEntry]:
     found: dict[str, KeyEntry] = {}
-    for record in kafka_clients.read_all(settings, [Topics(settings).control]):
-        try:
-            entry = decode_control(record.value)
-        except UniscaleError:
-            continue
+    for _, entry in _entries(settings):
         if isinstance(entry, KeyEntry):
             found.pop(entry.name, None)
             if entry.op == "add":
                 found[entry.name] = entry
     return found
-
-
-def _send_key(settings: Settings, entry: KeyEntry) -> None:
-    producer = kafka_clients.producer(settings)
-    try:
-        topic = Topics(settings).control
-        producer.send(topic, key=entry.key.encode(), value=encode(entry)).get(timeout=30)
-    finally:
-        producer.close()
 
 
 COMMANDS = [catalogue, objective, keys]

@@ -115,33 +115,15 @@ def _weights(text: str | None) -> Weights | None:
 @click.pass_obj
 def ask(
     settings: Settings,
+    /,
     text: str,
-    objective: str | None,
     weights: str | None,
-    mean_cost: float | None,
-    accuracy: float | None,
-    n: int,
-    reference: str | None,
-    pin_action: str | None,
     models: tuple[str, ...],
-    learn: bool,
-    timeout_s: float,
     as_json: bool,
+    **fields: Any,
 ) -> None:
     """Send one question and wait for its Answer. Exits with 0 if the Answer is `ok`, with 1 otherwise."""
-    query = query_from(
-        text,
-        objective=objective,
-        weights=_weights(weights),
-        mean_cost=mean_cost,
-        accuracy=accuracy,
-        n=n,
-        reference=reference,
-        pin_action=pin_action,
-        learn=learn,
-        allowed_models=models or None,
-        timeout_s=timeout_s,
-    )
+    query = query_from(text, weights=_weights(weights), allowed_models=models or None, **fields)
     patience_s = _PATIENCE_S
 
     def progress(asked: SentQueries) -> None:
@@ -202,15 +184,7 @@ def show(answer: Answer, as_json: bool) -> None:
 )
 @click.pass_obj
 def produce(
-    settings: Settings,
-    file: Path,
-    rate: float,
-    limit: int | None,
-    objective: str | None,
-    timeout_s: float | None,
-    feedback_wait_s: float | None,
-    run: str,
-    wait: bool,
+    settings: Settings, /, file: Path, rate: float, limit: int | None, run: str, wait: bool, **extra: Any
 ) -> None:
     """Send the questions of a JSON-lines file.
 
@@ -226,7 +200,6 @@ def produce(
         queries = queries[:limit]
     if run:
         queries = list(renamed(queries, run))
-    extra = {"objective": objective, "timeout_s": timeout_s, "feedback_wait_s": feedback_wait_s}
     for at, query in enumerate(queries):
         missing = {k: v for k, v in extra.items() if v is not None and getattr(query, k) is None}
         if any(asked is not None for asked in (query.weights, query.mean_cost, query.accuracy)):
@@ -296,13 +269,10 @@ _NARROW: dict[str, Any] = {"box": box.SIMPLE_HEAD, "padding": (0, 1, 0, 0), "pad
 
 @click.command()
 @click.argument("query_id")
-@click.option(
-    "--group", "groups", multiple=True, help="Not needed: every group is found on the broker.", hidden=True
-)
 @click.option("--drafts", is_flag=True, help="Show each draft, however many there are.")
 @click.option("--json", "as_json", is_flag=True, help="Print the records instead.")
 @click.pass_obj
-def explain(settings: Settings, query_id: str, groups: tuple[str, ...], drafts: bool, as_json: bool) -> None:
+def explain(settings: Settings, query_id: str, drafts: bool, as_json: bool) -> None:
     """Explain one query from the log: means, widths, runner-ups, every step, score, prune and price.
 
     Exits with 1 if there is no record under this id.

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from statistics import fmean, median
-from typing import Any, Literal
+from typing import Any
 
 import click
 import orjson
@@ -51,8 +51,6 @@ _SHOWN = (
     "mode",
     "accuracy",
     "accuracy_last_third",
-    "mean_reward_warmup",
-    "mean_reward_policy",
     "mean_reward_first_third",
     "mean_reward_last_third",
     "mean_cost_eflops_first_third",
@@ -74,25 +72,13 @@ _SHOWN = (
 )
 @click.option(
     "--questions-file",
+    "questions",
     type=click.Path(path_type=Path),
     default=QUESTIONS,
     show_default=True,
     help="Question file in JSON lines, as for `produce`.",
 )
 @click.option("--seed", default=3, show_default=True, help="Seed of the shuffle and of every choice.")
-@click.option(
-    "--in-flight",
-    type=click.IntRange(min=1),
-    default=16,
-    show_default=True,
-    help="Queries in flight.",
-)
-@click.option(
-    "--warm-up",
-    type=click.IntRange(min=0),
-    help="Queries decided uniformly at random first, by a policy that begins from nothing. "
-    "[none where a prior fits or the policy is `contextual`, else 50]",
-)
 @click.option(
     "--policy",
     default="contextual",
@@ -139,23 +125,7 @@ _SHOWN = (
     help="Folder for the summary and the report.",
 )
 @click.pass_obj
-def demo(
-    settings: Settings,
-    count: int,
-    questions_file: Path,
-    seed: int,
-    in_flight: int,
-    warm_up: int | None,
-    policy: str,
-    accuracy: float,
-    objective: str | None,
-    control: str,
-    drift: int,
-    broker: Literal["auto", "kafka", "embedded"],
-    recording: str,
-    gateway: bool,
-    out: Path,
-) -> None:
+def demo(settings: Settings, /, objective: str | None, accuracy: float, control: str, **options: Any) -> None:
     """Stream questions through the whole loop on this machine and see the choices improve.
 
     Starts a broker and all services with the six mini models and sends the questions with several in flight. The policy
@@ -168,21 +138,9 @@ def demo(
     console = Console()
     if objective is not None:
         settings = settings.replace(objective=objective)
-    weighted = objective is not None or policy != "contextual"
+    weighted = objective is not None or options["policy"] != "contextual"
     what = Demo(
-        out=out,
-        questions=questions_file,
-        count=count,
-        seed=seed,
-        in_flight=in_flight,
-        warm_up=warm_up,
-        broker=broker,
-        recording=recording,
-        policy=policy,
-        accuracy=None if weighted else accuracy,
-        control="" if control == "none" else control,
-        gateway=gateway,
-        drift=drift,
+        accuracy=None if weighted else accuracy, control="" if control == "none" else control, **options
     )
     with bars(console) as bar:
         answered, rewarded = bar.add_task("answered", total=None), bar.add_task("rewarded", total=None)
@@ -193,7 +151,7 @@ def demo(
 
         summary = run(what, settings, console.print, progress)
     show_demo(summary, console)
-    console.print(f"{out / 'summary.json'}, {out / 'report.html'}")
+    console.print(f"{what.out / 'summary.json'}, {what.out / 'report.html'}")
     sys.exit(1 if summary["unanswered"] or summary["audit"]["wrong"] else 0)
 
 

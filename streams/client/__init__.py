@@ -7,7 +7,7 @@
         client.feedback(answer.query_id, correct=True)
         print(client.explain(answer.query_id).decision)
 
-`client` holds the Client, its connections, a set of queries in flight and how fast to send; `events` the iterator over
+`client` holds the Client, a set of queries in flight and how fast to send; `events` the iterator over
 live records, their decoding, and the log of a run read back; `questions` question files.
 """
 

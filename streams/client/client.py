@@ -46,90 +46,6 @@ class SendSchedule(msgspec.Struct, frozen=True):
         return index / self.per_s if self.per_s > 0 else 0.0
 
 
-# What a Client's connections do: produce records in order and at a pace, and read what arrives from now on.
-
-SEND_S = 60.0
-"""Seconds after which a record that the broker has not confirmed counts as lost."""
-
-
-class Link:
-    """One producer, shared by threads, and the consumers of what arrives; each is connected on first use.
-
-    Args:
-        settings: The deployment.
-        topics: Its topics.
-
-    Raises:
-        BrokerUnreachable: on first use, when no broker answers.
-        UnknownTopic: on first use, when the deployment's topics do not exist.
-    """
-
-    def __init__(self, settings: Settings, topics: Topics) -> None:
-        self.settings = settings
-        self.topics = topics
-        self._producer: Any = None
-        self._readers: dict[bool, Any] = {}
-        self._opening = threading.Lock()
-
-    def send(
-        self,
-        queries: Sequence[Query],
-        pace: SendSchedule,
-        progress: Callable[[int], None],
-        wait: Callable[[float], None],
-    ) -> None:
-        """Produce queries in order and return when the broker has stored all of them.
-
-        Args:
-            queries: What to send. Every record is encoded before the first is sent.
-            pace: When each is due.
-            progress: Called with the number sent so far.
-            wait: Called with the seconds until the next is due.
-        """
-        values = [(query.query_id.encode(), encode(query)) for query in queries]
-        began = time.monotonic()
-        pending = []
-        for index, (key, value) in enumerate(values):
-            while (left_s := pace.due_s(index) - (time.monotonic() - began)) > 0:
-                wait(left_s)
-            pending.append(self.produce(self.topics.query, key, value))
-            progress(index + 1)
-        for delivery in pending:
-            delivery.get(timeout=SEND_S)
-
-    def produce(self, topic: str, key: bytes, value: bytes) -> Any:
-        """Return the future of a record that is on its way; its `get(timeout=SEND_S)` waits for the broker."""
-        with self._opening:
-            if self._producer is None:
-                # A producer waits a minute for a topic that does not exist, and does not say why.
-                kafka_clients.require_topics(self.settings, [self.topics.query, self.topics.feedback])
-                self._producer = kafka_clients.producer(self.settings)
-            producer = self._producer
-        return producer.send(topic, key=key, value=value)
-
-    def at_the_end(self, rewards: bool) -> Any:
-        """Return a consumer of the Answers and dead letters, and on request the rewards, that arrive from now on."""
-        reader = self._readers.get(rewards)
-        if reader is None:
-            names = [self.topics.answer, self.topics.dead_letter, *([self.topics.reward] if rewards else [])]
-            reader = self._readers[rewards] = kafka_clients.at_end(self.settings, names)
-            return reader
-        parts = list(reader.assignment())
-        reader.seek_to_end(*parts)
-        for tp in parts:
-            reader.position(tp)  # the seek takes effect only when the position is read
-        return reader
-
-    def close(self) -> None:
-        """Close the connections. Everything sent has been stored by then."""
-        with self._opening:
-            if self._producer is not None:
-                self._producer.close()
-            for reader in self._readers.values():
-                reader.close()
-            self._producer, self._readers = None, {}
-
-
 # A set of queries: which have been sent, answered and rewarded, and how each ended.
 
 
@@ -246,6 +162,8 @@ _MARGIN_S = 60.0
 # If all queries are answered and no record has arrived for this long, the open rewards wait for feedback.
 _REWARDS_IDLE_S = 10.0
 _POLL_S = 0.3
+# A record that the broker has not confirmed after so many seconds counts as lost.
+_SEND_S = 60.0
 
 
 class NoAnswer(UniscaleError):
@@ -281,8 +199,9 @@ class Client:
     def __init__(self, settings: Settings | None = None) -> None:
         self.settings = settings or Settings()
         self.topics = Topics(self.settings)
-        self._link = Link(self.settings, self.topics)
-        self._asking = threading.Lock()
+        self._producer: Any = None
+        self._readers: dict[bool, Any] = {}
+        self._opening, self._asking = threading.Lock(), threading.Lock()
 
     def send(
         self,
@@ -301,7 +220,7 @@ class Client:
             RecordTooLarge: a query does not fit into a record; nothing has been sent.
             KafkaError: the broker refused one.
         """
-        self._link.send(queries, pace or SendSchedule(), progress or (lambda sent: None), time.sleep)
+        self._send(queries, pace, progress or (lambda sent: None), time.sleep)
 
     def ask(
         self,
@@ -364,7 +283,7 @@ class Client:
         sending = list(queries)
         asked, tell = SentQueries(sending, rewards=rewards), progress or (lambda state: None)
         with self._asking:
-            reader = self._link.at_the_end(rewards)
+            reader = self._at_the_end(rewards)
 
             def read(wait_s: float) -> None:
                 for records in reader.poll(timeout_ms=int(wait_s * 1000)).values():
@@ -376,7 +295,7 @@ class Client:
                 tell(asked)
 
             asked.start()
-            self._link.send(sending, pace or SendSchedule(), sent, read)
+            self._send(sending, pace, sent, read)
             longest = max(
                 (query.timeout_s or self.settings.queries.timeout_s for query in sending), default=0.0
             )
@@ -426,7 +345,7 @@ class Client:
             InvalidField: the grade is outside 0 to 1.
         """
         record = Feedback(query_id=query_id, correct=correct, source=source, metadata=metadata)
-        self._link.produce(self.topics.feedback, record.query_id.encode(), encode(record)).get(timeout=SEND_S)
+        self._produce(self.topics.feedback, record.query_id.encode(), encode(record)).get(timeout=_SEND_S)
 
     def steer(self, record: ControlRecord) -> int:
         """Write a control record, which every process follows; return its offset: the version of what it changes.
@@ -434,8 +353,8 @@ class Client:
         Args:
             record: What to change: a price, an objective, a model.
         """
-        sent = self._link.produce(self.topics.control, record.key.encode(), encode(record))
-        return int(sent.get(timeout=SEND_S).offset)
+        sent = self._produce(self.topics.control, record.key.encode(), encode(record))
+        return int(sent.get(timeout=_SEND_S).offset)
 
     def explain(self, query_id: str) -> Timeline:
         """Return everything on record about one query, from its Decision to its Reward.
@@ -463,10 +382,54 @@ class Client:
 
     def close(self) -> None:
         """Close the connections. Everything sent has been stored by then."""
-        self._link.close()
+        with self._opening:
+            for connection in (self._producer, *self._readers.values()):
+                if connection is not None:
+                    connection.close()
+            self._producer, self._readers = None, {}
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *raised: object) -> None:
         self.close()
+
+    def _send(
+        self,
+        queries: Sequence[Query],
+        pace: SendSchedule | None,
+        progress: Callable[[int], None],
+        wait: Callable[[float], None],
+    ) -> None:
+        values = [(query.query_id.encode(), encode(query)) for query in queries]
+        began, pace, pending = time.monotonic(), pace or SendSchedule(), []
+        for index, (key, value) in enumerate(values):
+            while (left_s := pace.due_s(index) - (time.monotonic() - began)) > 0:
+                wait(left_s)
+            pending.append(self._produce(self.topics.query, key, value))
+            progress(index + 1)
+        for delivery in pending:
+            delivery.get(timeout=_SEND_S)
+
+    def _produce(self, topic: str, key: bytes, value: bytes) -> Any:
+        """Return the future of a record that is on its way; its `get` waits for the broker."""
+        with self._opening:
+            if self._producer is None:
+                # A producer waits a minute for a topic that does not exist, and does not say why.
+                kafka_clients.require_topics(self.settings, [self.topics.query, self.topics.feedback])
+                self._producer = kafka_clients.producer(self.settings)
+            producer = self._producer
+        return producer.send(topic, key=key, value=value)
+
+    def _at_the_end(self, rewards: bool) -> Any:
+        """Return a consumer of the Answers and dead letters, and on request the rewards, that arrive from now on."""
+        reader = self._readers.get(rewards)
+        if reader is None:
+            names = [self.topics.answer, self.topics.dead_letter, *([self.topics.reward] if rewards else [])]
+            reader = self._readers[rewards] = kafka_clients.at_end(self.settings, names)
+            return reader
+        parts = list(reader.assignment())
+        reader.seek_to_end(*parts)
+        for tp in parts:
+            reader.position(tp)  # the seek takes effect only when the position is read
+        return reader

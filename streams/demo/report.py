@@ -134,9 +134,9 @@ def followed(timelines: Timelines, before: Iterable[str], after: Iterable[str], 
     """
     first, second = chosen(timelines, before), chosen(timelines, after)
     models = [_model(s) for s in first], [_model(s) for s in second]
-    paid = sum(map(_cost_after, first)) / len(first)
-    unchanged = sum(_cost_after(s) * (FACTOR if _model(s) == model else 1.0) for s in first) / len(first)
-    now = sum(map(_cost_after, second)) / len(second) if second else 0.0
+    paid = fmean(s.eflops or 0.0 for s in first)
+    unchanged = fmean((s.eflops or 0.0) * (FACTOR if _model(s) == model else 1.0) for s in first)
+    now = _mean(s.eflops or 0.0 for s in second)
     last = models[1][-WINDOW:]
     return {
         "adapted_after": adapted_after(*models, model),
@@ -148,7 +148,7 @@ def followed(timelines: Timelines, before: Iterable[str], after: Iterable[str], 
             "share_after": last.count(model) / len(last) if last else None,
             "accuracy_before": _accuracy(first),
             "accuracy_after": _accuracy(second),
-            "cost_ratio": now / paid if second and paid else None,
+            "cost_ratio": now / paid if now is not None and paid else None,
             "cost_ratio_unchanged": unchanged / paid if paid else None,
         },
     }
@@ -182,10 +182,6 @@ def _model(timeline: Timeline) -> str:
     return timeline.decision.action.model
 
 
-def _cost_after(timeline: Timeline) -> float:
-    return timeline.eflops or 0.0
-
-
 def _accuracy(queries: Sequence[Timeline]) -> float | None:
     right = [s.closing.correct or 0.0 for s in queries if s.closing is not None]
     return sum(right) / len(right) if right else None
@@ -217,32 +213,26 @@ def summarise(
     )
     third = max(1, len(rewarded) // 3)
     first, last = rewarded[:third], rewarded[-third:]
-    graded = [s for s in queries if s.closing and s.closing.correct is not None]
     answers = [s.answer for s in queries if s.answer]
     return {
         "broker": broker,
         "engine": _served(a.engine for a in answers),
         "verifier": _served(a.verifier for a in answers),
         "mode": mode,
-        "warm_up": sum(_reason(s) == "warm-up" for s in queries),
         "queries": len(ids),
         "answers": len(answers),
         "unanswered": len(ids) - len(answers),
-        "statuses": _counted(a.status for a in answers),
+        "statuses": Counter(a.status for a in answers),
         "rewards": sum(s.closing is not None for s in queries),
         "dead_letters": len(timelines.dead_letters),
         "duplicates": sum(s.repeats for s in queries),
-        "accuracy": _mean(s.closing.correct for s in graded if s.closing),
-        "accuracy_last_third": _mean(
-            s.closing.correct for s in last if s.closing and s.closing.correct is not None
-        ),
-        "mean_reward": _mean(map(_reward, rewarded)),
-        "mean_reward_warmup": _mean(_reward(s) for s in rewarded if _reason(s) == "warm-up"),
-        "mean_reward_policy": _mean(_reward(s) for s in rewarded if _reason(s) == "policy"),
-        "mean_reward_first_third": _mean(map(_reward, first)),
-        "mean_reward_last_third": _mean(map(_reward, last)),
-        "mean_cost_eflops_first_third": _mean(map(_cost, first)),
-        "mean_cost_eflops_last_third": _mean(map(_cost, last)),
+        "accuracy": _mean(_correct(queries)),
+        "accuracy_last_third": _mean(_correct(last)),
+        "mean_reward": _mean(_rewards(rewarded)),
+        "mean_reward_first_third": _mean(_rewards(first)),
+        "mean_reward_last_third": _mean(_rewards(last)),
+        "mean_cost_eflops_first_third": _mean(s.eflops or 0.0 for s in first),
+        "mean_cost_eflops_last_third": _mean(s.eflops or 0.0 for s in last),
         "distinct_actions": len({s.decision.action.id for s in queries if s.decision}),
         "tokens": sum(a.generated_tokens for a in answers),
         "drafts": sum(len(a.trace) for a in answers),
@@ -276,30 +266,21 @@ def latencies(queries: Sequence[Timeline]) -> dict[str, dict[str, float]]:
     }
 
 
-def _reward(timeline: Timeline) -> float:
-    assert timeline.closing is not None
-    assert timeline.closing.reward is not None
-    return timeline.closing.reward
+def _rewards(queries: Sequence[Timeline]) -> list[float]:
+    return [s.closing.reward for s in queries if s.closing and s.closing.reward is not None]
 
 
-def _cost(timeline: Timeline) -> float:
-    return timeline.eflops or 0.0
+def _correct(queries: Sequence[Timeline]) -> list[float]:
+    return [s.closing.correct for s in queries if s.closing and s.closing.correct is not None]
 
 
-def _reason(timeline: Timeline) -> str:
-    return timeline.decision.reason if timeline.decision else ""
+def _costs(queries: Sequence[Timeline]) -> list[float]:
+    return [cost for s in queries if (cost := s.eflops) is not None]
 
 
-def _mean(values: Iterable[Any]) -> float | None:
-    known = [float(v) for v in values]
+def _mean(values: Iterable[float]) -> float | None:
+    known = list(values)
     return fmean(known) if known else None
-
-
-def _counted(values: Iterable[str]) -> Mapping[str, int]:
-    found: dict[str, int] = {}
-    for value in values:
-        found[value] = found.get(value, 0) + 1
-    return found
 
 
 def _served(values: Iterable[Any]) -> list[str]:
@@ -326,32 +307,28 @@ def render(timelines: Timelines, summary: Mapping[str, Any]) -> str:
     further = [s for s in closed if is_further(s)]
     queries = [s for s in closed if s.decision and s.decision.query.learn and not is_further(s)]
     baselines = [s for s in closed if s.decision and not s.decision.query.learn]
-    rewards = [s.closing.reward for s in queries if s.closing and s.closing.reward is not None]
-    warm = sum(1 for s in queries if s.decision and s.decision.reason == "warm-up")
     return "\n".join(
         [
             "<!doctype html><meta charset=utf-8><title>UniScale-Streams: a run</title>",
             f"<style>{_STYLE}</style><h1>A run of UniScale-Streams</h1>",
             f"<p>{summary['queries']} queries through {html.escape(str(summary['broker']))}, engines "
             f"{html.escape(', '.join(summary['engine']) or 'none')}, mode {html.escape(str(summary['mode']))}. "
-            f"Means over the last {_WINDOW} queries, in the order of decisions; grey is the control."
-            f"{' The dashed line ends the uniform warm-up.' if warm else ''}</p>",
+            f"Means over the last {_WINDOW} queries, in the order of decisions; grey is the control.</p>",
             f"<p><strong>{html.escape(str(summary.get('sentence', '')))}</strong></p>",
-            f"<p>{html.escape(gained(summary))}</p>",
             *_against_control_group(queries),
             "<h2>Reward</h2>",
-            curve(rewards, warm),
+            curve(_rewards(queries)),
             "<h2>Cost, eFLOPs a query</h2>",
-            curve(_costs(queries), warm, _costs(baselines)),
+            curve(_costs(queries), _costs(baselines)),
             "<h2>Accuracy</h2>",
-            curve(_correct(queries), warm, _correct(baselines)),
+            curve(_correct(queries), _correct(baselines)),
             "<h2>Choices by level</h2>",
             choices(queries),
             *_after_the_price_rose(queries, further, summary),
             "<h2>Where the time goes</h2>",
             latency_table(summary["latency_ms"]),
             "<h2>Numbers</h2>",
-            numbers({k: v for k, v in summary.items() if k not in _SHOWN_ABOVE}),
+            table((), _leaves({k: v for k, v in summary.items() if k not in _SHOWN_ABOVE})),
         ]
     )
 
@@ -375,47 +352,28 @@ def _after_the_price_rose(
         f"<h2>{html.escape(model)} costs {summary['drift']['times']:g} times as much</h2>",
         f"<p>{html.escape(summary['drift_sentence'])} The dashed line is the moment of the change.</p>",
         "<h3>Its share of the choices</h3>",
-        curve(share, len(before)),
+        curve(share, dashed=len(before)),
         "<h3>Cost, eFLOPs a query</h3>",
-        curve(_costs(part), len(before)),
+        curve(_costs(part), dashed=len(before)),
     ]
 
 
-def gained(summary: Mapping[str, Any]) -> str:
-    """Return what the learner gained, in a few sentences; empty if a figure is missing."""
-    names = (
-        "mean_reward_warmup",
-        "mean_reward_last_third",
-        "mean_cost_eflops_first_third",
-        "mean_cost_eflops_last_third",
-        "accuracy",
-        "accuracy_last_third",
-    )
-    told = [summary.get(name) for name in names]
-    if any(value is None for value in told) or not told[2]:
-        return ""
-    warm, last, cost, cost_last, right, right_last = map(float, told)  # type: ignore[arg-type]
-    return (
-        f"Between the warm-up and the last third, the mean reward went from {warm:.3f} to {last:.3f}. A query of "
-        f"the last third costs {cost_last / cost:.0%} of a query of the first. {right_last:.0%} of the last third's "
-        f"answers are right, {right:.0%} of all answers. The objective sets this trade-off: "
-        "`--objective quality-priority` puts right answers first."
-    )
+def table(head: Iterable[str], rows: Iterable[Iterable[Any]]) -> str:
+    """Return an HTML table of texts and numbers."""
+    marked = [("th", head), *(("td", row) for row in rows)]
+    cells = ["".join(f"<{tag}>{html.escape(_shown(each))}</{tag}>" for each in row) for tag, row in marked]
+    return "<table>" + "".join(f"<tr>{row}</tr>" for row in cells if row) + "</table>"
 
 
 def latency_table(stages: Mapping[str, Mapping[str, float]]) -> str:
     """Return the stages as a table, in ms between the broker's append times. Waiting is part of a stage."""
-    rows = [
-        f"<tr><td>{html.escape(name.replace('_', ' '))}</td><td>{ms['p50']:,.0f}</td><td>{ms['p95']:,.0f}</td></tr>"
-        for name, ms in stages.items()
-    ]
-    return "<table><tr><th>stage, ms</th><th>p50</th><th>p95</th></tr>" + "".join(rows) + "</table>"
+    rows = ((name.replace("_", " "), f"{ms['p50']:,.0f}", f"{ms['p95']:,.0f}") for name, ms in stages.items())
+    return table(("stage, ms", "p50", "p95"), rows)
 
 
-def curve(
-    values: Sequence[float], dashed: int, control: Sequence[float] = (), width: int = 860, height: int = 220
-) -> str:
+def curve(values: Sequence[float], control: Sequence[float] = (), dashed: int = 0) -> str:
     """Return running means as inline SVG: the policy's, and in grey the control's; a dashed line, if not at 0."""
+    width, height = 860, 220
     if len(values) < 2:
         return "<p>too few values</p>"
     means, others = _running(values), _running(control)
@@ -446,44 +404,22 @@ def _running(values: Sequence[float]) -> list[float]:
     return [sum(values[max(0, i - _WINDOW + 1) : i + 1]) / min(i + 1, _WINDOW) for i in range(len(values))]
 
 
-def _costs(queries: Sequence[Timeline]) -> list[float]:
-    return [cost for s in queries if (cost := s.eflops) is not None]
-
-
-def _correct(queries: Sequence[Timeline]) -> list[float]:
-    return [s.closing.correct for s in queries if s.closing and s.closing.correct is not None]
-
-
 def choices(queries: Sequence[Timeline]) -> str:
-    """Return, by level, how often each model was chosen after the warm-up, the mean drafts and the accuracy."""
+    """Return, by level, how often the policy chose each model, the mean drafts and the accuracy."""
     levels: dict[str, list[Timeline]] = {}
     for timeline in queries:
         if timeline.decision and timeline.decision.reason == "policy":
             level = str(timeline.decision.query.metadata.get("level", "all"))
             levels.setdefault(level, []).append(timeline)
-    models = sorted({s.decision.action.model for group in levels.values() for s in group if s.decision})
-    rows = [
-        "<tr><th>level</th>"
-        + "".join(f"<th>{html.escape(m)}</th>" for m in models)
-        + "<th>QP·CP</th><th>right</th></tr>"
-    ]
+    models = sorted({_model(s) for group in levels.values() for s in group})
+    rows = []
     for level, group in sorted(levels.items()):
-        count = Counter(s.decision.action.model for s in group if s.decision)
-        width = sum(s.decision.action.qp * s.decision.action.cp for s in group if s.decision) / len(group)
-        right = [s.closing.correct for s in group if s.closing and s.closing.correct is not None]
-        share = f"{sum(right) / len(right):.0%}" if right else "–"
-        cells = "".join(f"<td>{count[m]}</td>" for m in models)
-        rows.append(f"<tr><td>{html.escape(level)}</td>{cells}<td>{width:.1f}</td><td>{share}</td></tr>")
-    return "<table>" + "".join(rows) + "</table>"
-
-
-def numbers(summary: Mapping[str, Any]) -> str:
-    """Return the summary as a table, one row a number."""
-    rows = (
-        f"<tr><td>{html.escape(name)}</td><td>{html.escape(_shown(value))}</td></tr>"
-        for name, value in _leaves(summary)
-    )
-    return "<table>" + "".join(rows) + "</table>"
+        count = Counter(map(_model, group))
+        width = fmean(s.decision.action.qp * s.decision.action.cp for s in group if s.decision)
+        right = _mean(_correct(group))
+        share = None if right is None else f"{right:.0%}"
+        rows.append((level, *(count[model] for model in models), f"{width:.1f}", share))
+    return table(("level", *models, "QP·CP", "right"), rows)
 
 
 def _leaves(summary: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:

@@ -57,6 +57,9 @@ process is beside that.
 """
 
 
+IN_FLIGHT = 16
+"""Queries in flight, baselines included."""
+
 SETTLES_S = 10.0
 """Seconds after the last reward in which the learner has taken it in, on a busy machine."""
 
@@ -73,12 +76,9 @@ class Demo(msgspec.Struct, frozen=True, kw_only=True):
         questions: Question file.
         count: How many of its questions are asked.
         seed: Of their order and of every choice.
-        in_flight: How many queries, baselines included, are in flight.
         policy: The policy that chooses; `contextual` begins from the catalogue's prior, if it fits.
         accuracy: The objective of every query, as `Query.accuracy`; None: the deployment's own.
         control: The action that the baselines take; empty: no baselines.
-        warm_up: Queries decided uniformly at random first, by a policy that begins from nothing; None: as many as the
-            settings say, and none if there is a prior that fits.
         broker: `embedded`, `kafka` or `auto`.
         recording: Answers come from this file instead of engines.
         timeout_s: Seconds a query may take.
@@ -90,11 +90,9 @@ class Demo(msgspec.Struct, frozen=True, kw_only=True):
     questions: Path = QUESTIONS
     count: int = 210
     seed: int = 3
-    in_flight: int = 16
     policy: str = "contextual"
     accuracy: float | None = 0.98
     control: str = CONTROL
-    warm_up: int | None = None
     broker: Literal["auto", "kafka", "embedded"] = "embedded"
     recording: str = ""
     timeout_s: float = 900.0
@@ -157,9 +155,7 @@ def run(
         prefix=f"demo-{uuid.uuid4().hex[:6]}.",
         seed=demo.seed,
         policy=demo.policy,
-        warm_up=settings.policy.warm_up if demo.warm_up is None else demo.warm_up,
-        prior=settings.policy.prior if demo.warm_up is None else "none",
-        max_in_flight=demo.in_flight,
+        max_in_flight=IN_FLIGHT,
         query_partitions=1,
         state_dir=str(demo.out / "state"),
         recorded=demo.recording,

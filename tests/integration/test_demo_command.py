@@ -41,7 +41,7 @@ def test_make_demo_streams_its_questions_serves_the_page_and_leaves_a_summary_an
         )
     )
     out = tmp_path / "out"
-    counts = f"--questions {QUESTIONS} --drift {AGAIN} --warm-up 5"
+    counts = f"--questions {QUESTIONS} --drift {AGAIN}"
     words = f"{counts} --questions-file {questions} --recording {recording} --out {out}"
     port = free_port()
     with subprocess.Popen(
@@ -83,8 +83,12 @@ def test_make_demo_streams_its_questions_serves_the_page_and_leaves_a_summary_an
     assert summary["control"]["queries"] == summary["policy"]["queries"] == QUESTIONS
     assert f"of always asking {CONTROL}" in " ".join(said.split())
     words_said = " ".join(said.split())
-    assert words_said.index("of always asking") < words_said.index("mean_reward_warmup"), "figures come after"
-    assert {"broker", "engine", "mean_reward_warmup", "mean_reward_last_third", "latency_ms"} <= set(summary)
+    assert words_said.index("of always asking") < words_said.index("mean_reward_first_third"), (
+        "figures come after"
+    )
+    assert {"broker", "engine", "mean_reward_first_third", "mean_reward_last_third", "latency_ms"} <= set(
+        summary
+    )
     assert "Choices by level" in (out / "report.html").read_text()
     pooled = [sys.executable, "-m", "streams.demo.paired", str(out / "summary.json")]
     ran = subprocess.run(pooled, cwd=root, capture_output=True, text=True, check=True)
