@@ -175,8 +175,7 @@ class ContextualFeatures(FeatureMap):
             self.active.append(True)
             self.sizes.append(action.size)
         if first:
-            known = [math.log(size) for size in self.sizes if size > 0]
-            self._size_range = (min(known, default=0.0), max(known, default=0.0))
+            self._set_size_range()
             self.names = ["one", *self._varying()]
             shapes = set(map(_shape, self.ids))
             self._first_shape = shapes.pop() if len(shapes) == 1 else ""
@@ -199,7 +198,8 @@ class ContextualFeatures(FeatureMap):
         """Return the plain coordinates that differ among the first actions; a constant one would be redundant."""
         widths = [_widths(action_id) for action_id in self.ids]
         found = []
-        if sized := self._size_range[0] < self._size_range[1]:
+        # A size that is not known yet is read from costs later (`measure`).
+        if sized := self._size_range[0] < self._size_range[1] or sum(size <= 0 for size in self.sizes) > 1:
             found.append("size")
         if wide := len({qp * cp for qp, cp in widths}) > 1:
             found.append("width")
@@ -209,9 +209,9 @@ class ContextualFeatures(FeatureMap):
 
     def _features(self, at: int) -> list[float]:
         low, high = self._size_range
-        # Of a model whose size is not known, its indicator alone can say how it differs from the middle.
-        known = self.sizes[at] > 0 and high > low
-        size = 2.0 * (math.log(self.sizes[at]) - low) / (high - low) - 1.0 if known else 0.0
+        # Where neither size nor cost is known, a model's indicator alone says how it differs from the middle.
+        log_size = self._log_size(at)
+        size = 0.0 if log_size is None or low == high else 2.0 * (log_size - low) / (high - low) - 1.0
         qp, cp = _widths(self.ids[at])
         width, drafts = math.log2(qp * cp) / 3.0 - 1.0, math.log2(cp) / 3.0 - 1.0
         plain = {
@@ -224,6 +224,28 @@ class ContextualFeatures(FeatureMap):
             f"shape {_shape(self.ids[at])}": 1.0,
         }
         return [plain.get(name, 0.0) for name in self.names]
+
+    def measure(self) -> None:
+        """Read the sizes that nobody told from what the models' searches cost (`scales`): only before a relearning.
+
+        A hosted model's price says how large it is among its kind, as well as anything does that is published.
+        """
+        self._set_size_range()
+        self.sides = np.array([self._features(i) for i in range(len(self.ids))]).reshape(len(self.ids), -1)
+
+    def _set_size_range(self) -> None:
+        known = [size for at in range(len(self.ids)) if (size := self._log_size(at)) is not None]
+        self._size_range = (min(known, default=0.0), max(known, default=0.0))
+
+    def _log_size(self, at: int) -> float | None:
+        """Return ln(parameters), or the size at which a model of known size would cost as much; None if unknown."""
+        if self.sizes[at] > 0:
+            return math.log(self.sizes[at])
+        if (scale := self.scales.get(self.models[at])) is None:
+            return None
+        sized = dict(zip(self.models, self.sizes, strict=True))
+        usual = [math.log(each) for model, each in self.scales.items() if sized[model] > 0]
+        return (math.log(scale) - (sum(usual) / len(usual) if usual else 0.0)) / GROWTH[0]
 
     def guess(self, at: int) -> float:
         """Return what an action may cost, by parameters and paths, up to a factor that all share."""

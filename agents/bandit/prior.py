@@ -86,7 +86,10 @@ DOUBT: Final = (1.0, 10.0)
 
 
 def set_anchors(features: ContextualFeatures, history: History) -> None:
-    """Set each action's anchor to its mean cost, shrunk towards that of its model, and that towards a guess."""
+    """Set each action's anchor to its mean cost, shrunk towards that of its model, and that towards a guess.
+
+    Sizes that are not known are read from these costs.
+    """
     n = len(features.ids)
     guess = np.array([features.guess(action) for action in range(n)])
     weights = 1.0 / history.propensity
@@ -109,6 +112,7 @@ def set_anchors(features: ContextualFeatures, history: History) -> None:
             trust = counts[action] / (counts[action] + of_actions)
             apart = math.log(found[action] / whole[action] / scale) if trust else 0.0
             features.anchors[action] = guess[action] * scale * math.exp(trust * apart)
+    features.measure()
 
 
 def fit_directions(features: ContextualFeatures, history: History, targets: Matrix) -> Matrix:

@@ -12,7 +12,15 @@ from agents.bandit.contextual import Contextual, ContextualSettings, Regression
 from agents.bandit.contextual_features import ContextualFeatures
 from agents.bandit.features import FeatureSettings
 from agents.bandit.policy import ActionVector, Objective, Observation
-from agents.bandit.prior import Evidence, History, estimated, evidence_of, usual_mean, usual_variance
+from agents.bandit.prior import (
+    Evidence,
+    History,
+    estimated,
+    evidence_of,
+    set_anchors,
+    usual_mean,
+    usual_variance,
+)
 from agents.bandit.ridge import Ridge
 from tests.support.traffic import Traffic, actions, contextual
 
@@ -184,7 +192,7 @@ def test_a_history_teaches_the_coefficients_it_was_drawn_from(whole: bool) -> No
     on = features()
     theta = drawn(on, {"one × constant": 0.1, "model × constant": 0.05, "model × counts": 0.1})
     of = regression(on)
-    of.replace(*table(on, theta, 200 if whole else 1200, whole=whole), math.inf)
+    of.replace(*table(on, theta, 200 if whole else 1500, whole=whole), math.inf)
     _, z, _ = table(on, theta, 50, whole=True, seed=5)
     truth = np.einsum("aj,jr,qr->qa", on.sides, theta.reshape(len(on.names), -1), z)
     found = np.array([of.predicted(each)[:, 0] for each in z])
@@ -311,3 +319,31 @@ def test_settings_do_not_change_what_is_learned() -> None:
         _teach(policy, Traffic(), 60)
         states.append(policy.state())
     assert states[0] == states[1]
+
+
+def test_the_size_of_a_hosted_model_is_read_from_what_it_costs() -> None:
+    """Three models cost as cost grows with size: whose size is told, whose is not, and who is not tried yet."""
+    made = ContextualFeatures(FeatureSettings(DIM, 4, query_rank=10))
+    sizes = {"small": 1e9, "large": 1e11, "hosted": 0.0, "new": 0.0}
+    made.add([ActionVector(f"{name}/1/1/1", name, np.eye(4)[i], sizes[name]) for i, name in enumerate(sizes)])
+    size = made.names.index("size")
+    assert made.sides[:, size].tolist() == [-1.0, 1.0, 0.0, 0.0]
+    asked, action = np.repeat(np.arange(200), 3), np.tile(np.arange(3), 200)
+    cost = np.array([1e9**0.75, 1e11**0.75, 1e10**0.75])[action]
+    ones = np.ones(len(asked))
+    queries = np.random.default_rng(0).normal(size=(200, DIM))
+    set_anchors(made, History(queries, asked, action, ones, ones, np.log(cost), ones))
+    assert made.sides[:, size] == pytest.approx([-1.0, 1.0, 0.0, 0.0], abs=0.06)  # shrunk a little
+    cheap = np.array([1e9**0.75, 1e11**0.75, 1e9**0.75])[action]
+    set_anchors(made, History(queries, asked, action, ones, ones, np.log(cheap), ones))
+    assert made.sides[:, size] == pytest.approx([-1.0, 1.0, -1.0, 0.0], abs=0.06)
+
+
+def test_where_no_size_is_told_the_dearest_model_counts_as_the_largest() -> None:
+    made = features(models=3)
+    size = made.names.index("size")
+    assert not made.sides[:, size].any()
+    asked, action, ones = np.repeat(np.arange(100), 3), np.tile(np.arange(3), 100), np.ones(300)
+    queries = np.random.default_rng(0).normal(size=(100, DIM))
+    set_anchors(made, History(queries, asked, action, ones, ones, np.log([3.0, 30.0, 300.0])[action], ones))
+    assert made.sides[:, size] == pytest.approx([-1.0, 0.0, 1.0], abs=0.02)
