@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import NoneType
-from typing import Any, Final, Literal, TypeVar, get_args, get_origin
+from typing import Any, ClassVar, Final, Literal, TypeVar, get_args, get_origin
 
 import msgspec
 
@@ -40,7 +40,22 @@ class SettingsError(UniscaleError, ValueError):
 
 
 class Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Settings of one subject. A field's encoded name is the name of its setting."""
+    """Settings of one subject. A field's encoded name is the name of its setting.
+
+    Attributes:
+        LEAST: The least value of fields that have one.
+        ABOVE_0: The fields, in seconds, that must be above 0.
+    """
+
+    LEAST: ClassVar[Mapping[str, int]] = {}
+    ABOVE_0: ClassVar[tuple[str, ...]] = ()
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot work."""
+        for field, least in self.LEAST.items():
+            self._require(getattr(self, field) >= least, field, f"must be at least {least}")
+        for field in self.ABOVE_0:
+            self._require(getattr(self, field) > 0, field, "must be above 0 seconds")
 
     def __repr__(self) -> str:
         """Return what differs from the defaults, secrets hidden."""
@@ -66,10 +81,17 @@ class Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 class KafkaSettings(Section, frozen=True):
     """The broker, its topics and the clients' limits. Sizes in bytes."""
 
+    LEAST: ClassVar = {
+        **dict.fromkeys(("replication", "query_partitions", "join_partitions", "group_partitions"), 1),
+        "concurrency": 1,
+        "max_record_bytes": 65_536,
+        "send_interval_ms": 0,
+    }
+    ABOVE_0: ClassVar = ("session_timeout_s", "rebalance_timeout_s", "commit_interval_s")
+
     bootstrap: str = "127.0.0.1:9092"
     # Of every topic and consumer group.
     prefix: str = "uniscale."
-    guarantee: str = "at_least_once"
     replication: int = 1
     # Partitions only spread work over workers: a service can have as many workers as its topics have partitions.
     query_partitions: int = 2
@@ -89,28 +111,11 @@ class KafkaSettings(Section, frozen=True):
 
     def __post_init__(self) -> None:
         """Refuse what cannot work."""
-        self._require(
-            self.guarantee == "at_least_once",
-            "guarantee",
-            "must be 'at_least_once' (faust's exactly-once mode loses and repeats records, and every handler here "
-            "is idempotent)",
-        )
+        super().__post_init__()
         listed = all(part.strip() for part in self.bootstrap.split(","))
         self._require(listed, "bootstrap", "must be HOST:PORT[,HOST:PORT…]")
-        for field in (
-            "replication",
-            "query_partitions",
-            "join_partitions",
-            "group_partitions",
-            "concurrency",
-        ):
-            self._require(getattr(self, field) >= 1, field, "must be at least 1")
-        for field in ("session_timeout_s", "rebalance_timeout_s", "commit_interval_s"):
-            self._require(getattr(self, field) > 0, field, "must be above 0 seconds")
-        self._require(self.send_interval_ms >= 0, "send_interval_ms", "must be 0 (send at once) or more")
         kept = 0 <= self.dead_letter_bytes <= HEAD_BYTES
         self._require(kept, "dead_letter_bytes", f"must be 0 (keep none) to {HEAD_BYTES}")
-        self._require(self.max_record_bytes >= 65_536, "max_record_bytes", "must be at least 65536")
 
 
 class SecuritySettings(Section, frozen=True, rename={"protocol": "security_protocol"}):
@@ -139,6 +144,9 @@ class SecuritySettings(Section, frozen=True, rename={"protocol": "security_proto
 class QuerySettings(Section, frozen=True):
     """What holds for every query that does not set it itself, and how many are in flight."""
 
+    LEAST: ClassVar = {"max_in_flight": 1}
+    ABOVE_0: ClassVar = ("timeout_s",)
+
     max_in_flight: int = 256
     timeout_s: float = 600.0
     feedback_wait_s: float = 0.0
@@ -146,23 +154,16 @@ class QuerySettings(Section, frozen=True):
     # accuracy, else `cost-sensitive`.
     objective: str = ""
 
-    def __post_init__(self) -> None:
-        """Refuse what cannot work."""
-        self._require(self.max_in_flight >= 1, "max_in_flight", "must be at least 1")
-        self._require(self.timeout_s > 0, "timeout_s", "must be above 0 seconds")
-
 
 class ExecutorSettings(Section, frozen=True):
     """The search (Section 3.3 of the paper) and the executor's heartbeat."""
+
+    ABOVE_0: ClassVar = ("heartbeat_s",)
 
     eta: float = 1.2
     early_exit: bool = True
     heartbeat_s: float = 2.0
     heartbeat_grace_s: float = 15.0
-
-    def __post_init__(self) -> None:
-        """Refuse what cannot work."""
-        self._require(self.heartbeat_s > 0, "heartbeat_s", "must be above 0 seconds")
 
 
 class ServingSettings(
@@ -176,6 +177,8 @@ class ServingSettings(
     },
 ):
     """How the models of the catalogue, generators and verifiers, are loaded or called."""
+
+    LEAST: ClassVar = {"attempts": 1}
 
     # After so many attempts of one request to a model, the step fails and its query is answered `failed`.
     attempts: int = 3
@@ -191,10 +194,6 @@ class ServingSettings(
     verifier_system: str = ""
     # A recording to answer from instead of engines: for replays, and to measure the control plane.
     recorded: str = ""
-
-    def __post_init__(self) -> None:
-        """Refuse what cannot work."""
-        self._require(self.attempts >= 1, "attempts", "must be at least 1")
 
 
 class EncoderSettings(
@@ -228,6 +227,8 @@ class EncoderSettings(
 class PolicySettings(Section, frozen=True, rename={"name": "policy", "options": "policy_options"}):
     """The decider's policy and its log."""
 
+    LEAST: ClassVar = {"snapshot_every": 0, "remembered_ids": 1}
+
     name: str = "contextual"
     # docs/policies.md lists them.
     options: dict[str, Any] = {}
@@ -247,11 +248,6 @@ class PolicySettings(Section, frozen=True, rename={"name": "policy", "options": 
     snapshot_every: int = 10_000
     # Ids of ended queries that are recognised while their Query or Context is on the broker, at most: 16 bytes each.
     remembered_ids: int = 10_000_000
-
-    def __post_init__(self) -> None:
-        """Refuse what cannot work."""
-        self._require(self.snapshot_every >= 0, "snapshot_every", "must be 0 (never) or more")
-        self._require(self.remembered_ids >= 1, "remembered_ids", "must be at least 1")
 
 
 class GatewaySettings(Section, frozen=True, rename=lambda field: f"gateway_{field}"):

@@ -79,7 +79,7 @@ NAMES = [
     "device", "early_exit", "encoder", "encoder_dimension",
     "encoder_key", "encoder_model", "encoder_url", "engine_attempts", "engine_key", "engine_keys",
     "engine_threads", "eta", "feedback_wait_s", "gateway_host", "gateway_hosts", "gateway_port",
-    "gateway_group_by", "gateway_recent", "gateway_strict", "group_partitions", "guarantee", "heartbeat_grace_s",
+    "gateway_group_by", "gateway_recent", "gateway_strict", "group_partitions", "heartbeat_grace_s",
     "heartbeat_s",
     "instruction", "join_partitions", "log_level", "max_in_flight", "max_record_bytes", "metrics_port",
     "objective", "offline", "policy", "policy_options", "prefix", "prior", "query_partitions",
@@ -122,7 +122,7 @@ def test_replacing_checks_what_it_is_given_and_leaves_the_original() -> None:
 @pytest.mark.parametrize(
     ("name", "value", "words"),
     [
-        ("UNISCALE_GUARANTEE", "exactly_once", "UNISCALE_GUARANTEE: must be 'at_least_once'"),
+        ("UNISCALE_GUARANTEE", "exactly_once", "UNISCALE_GUARANTEE: there is no such setting"),
         ("UNISCALE_MAX_IN_FLIGHT", "0", "UNISCALE_MAX_IN_FLIGHT: must be at least 1, is 0"),
         ("UNISCALE_MAX_IN_FLIGHT", "many", "UNISCALE_MAX_IN_FLIGHT: must be a value of type int, is 'many'"),
         ("UNISCALE_WARM_UP", "few", "UNISCALE_WARM_UP: must be a value of type int, is 'few'"),
@@ -135,7 +135,8 @@ def test_replacing_checks_what_it_is_given_and_leaves_the_original() -> None:
         ("UNISCALE_SECURITY_PROTOCOL", "SASL_SSL", "UNISCALE_SASL_USERNAME: is needed by"),
         ("UNISCALE_ENCODER", "http", "UNISCALE_ENCODER_URL: is needed by UNISCALE_ENCODER=http, e.g. http"),
         ("UNISCALE_TIMEOUT_S", "-1", "UNISCALE_TIMEOUT_S: must be above 0 seconds"),
-        ("UNISCALE_TYPO", "1", "UNISCALE_TYPO: there is no such setting"),
+        ("UNISCALE_MAX_RECORD_BYTES", "100", "UNISCALE_MAX_RECORD_BYTES: must be at least 65536, is 100"),
+        ("UNISCALE_DEAD_LETTER_BYTES", "-1", "UNISCALE_DEAD_LETTER_BYTES: must be 0"),
         ("UNISCALE_BOOTSTRAP", ",", "UNISCALE_BOOTSTRAP: must be HOST:PORT"),
         ("UNISCALE_POLICY_OPTIONS", "{", "UNISCALE_POLICY_OPTIONS: must be a JSON object, .*is '{'"),
         ("UNISCALE_POLICY_OPTIONS", "[1]", "UNISCALE_POLICY_OPTIONS: must be a JSON object"),
