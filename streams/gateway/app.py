@@ -187,7 +187,7 @@ class GatewayService:
             (topics.decision, Decision, exchange.on_decision),
             (topics.answer, Answer, exchange.on_answer),
             (topics.reward, Reward, exchange.on_reward),
-            (topics.feedback, Feedback, lambda told, raw: index.told(told.query_id, told.source, told.grade)),
+            (topics.feedback, Feedback, lambda given, raw: index.note_feedback(given)),
             (topics.dead_letter, DeadLetter, exchange.on_letter),
         )
         for topic, kind, take in followed:

@@ -23,7 +23,7 @@ from streams.gateway.request import ChatRequest, digest, parse
 # The part of a running search that may already be shown: the steps shared by every path that can still win.
 
 
-def settled(forest: Forest) -> str:
+def settled_text(forest: Forest) -> str:
     """Return the text that any answer of this search will begin with.
 
     The answer will be a path that is still being drafted, the best completed one, or, as long as none is completed,
@@ -182,7 +182,7 @@ class _Turn:
                     continue
                 quiet = 0
                 if isinstance(what, SearchStep):
-                    text = settled(what.forest)
+                    text = settled_text(what.forest)
                     if text.startswith(shown) and len(text) > len(shown):
                         yield self._chunk({"content": text[len(shown) :]})
                         shown = text

@@ -686,12 +686,12 @@ class Exchange:
             sent = encode(record)
         except RecordError as error:
             raise of_record(error) from None
-        if self.index.told(query_id, who.name, float(value)):
+        if self.index.note_feedback(record):
             return True
         try:
             await self.runtime.send(Outgoing(self.runtime.topics.feedback, key_of(query_id), sent))
         except BaseException:
-            self.index.untold(query_id, who.name)
+            self.index.withdraw_feedback(query_id, who.name)
             raise
         return False
 

@@ -16,7 +16,7 @@ from starlette.types import Receive, Scope, Send
 from streams.gateway.auth import Credential, check_host
 from streams.gateway.exchange import ClientGone, Exchange
 from streams.gateway.openai import ApiError, invalid
-from streams.gateway.request import MAX_BODY
+from streams.gateway.request import MAX_BODY, json_object
 from streams.runtime.base import Unavailable
 
 log = logging.getLogger("streams.gateway")
@@ -188,12 +188,7 @@ async def object_of(request: Request, *fields: str) -> dict[str, Any]:
     Raises:
         ApiError: see `body_of`; 400 for what is not an object, or has a field beside these.
     """
-    try:
-        found = orjson.loads(await body_of(request))
-    except orjson.JSONDecodeError as error:
-        raise invalid(None, f"the body is not JSON in UTF-8 ({error})", "invalid_json") from None
-    if not isinstance(found, dict):
-        raise invalid(None, "the body must be a JSON object", "invalid_json")
+    found = json_object(await body_of(request))
     if unknown := sorted(set(found) - set(fields)):
         raise invalid(unknown[0], f"{unknown[0]} is not a field; give {', '.join(fields)}")
     return found

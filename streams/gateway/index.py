@@ -14,7 +14,7 @@ from schemas.dead_letter import DeadLetter
 from schemas.decision import Decision
 from schemas.query import Query
 from schemas.record import decode, encode
-from schemas.reward import Reward
+from schemas.reward import Feedback, Reward
 from streams.gateway.auth import Tenants, Usage
 from streams.gateway.request import BASELINE_OF, kept_of
 from streams.timeline import Timeline
@@ -344,15 +344,15 @@ class Index:
         found = self._db.execute("select min(created_ms) from queries").fetchone()
         return None if found[0] is None else int(found[0])
 
-    def told(self, query_id: str, source: str, value: float) -> bool:
+    def note_feedback(self, given: Feedback) -> bool:
         """Add feedback and return whether its source had already given some."""
         done = self._db.execute(
             "insert or ignore into feedback (query_id, source, value) values (?, ?, ?)",
-            (query_id, source, value),
+            (given.query_id, given.source, given.grade),
         )
         return done.rowcount == 0
 
-    def untold(self, query_id: str, source: str) -> None:
+    def withdraw_feedback(self, query_id: str, source: str) -> None:
         """Take back feedback that could not be sent, so that its source may give it again."""
         self._db.execute("delete from feedback where query_id = ? and source = ?", (query_id, source))
 

@@ -354,10 +354,10 @@ def query_object(timeline: Timeline, pricing: Pricing) -> dict[str, Any]:
     return found
 
 
-def reward(told: Reward) -> dict[str, Any]:
+def reward(stage: Reward) -> dict[str, Any]:
     """Return one stage of a query's reward."""
     terms = ("correct", "score", "log_cost", "reward", "graded_by", "missing", "latency_s")
-    return picked(told, "kind", "closes", *terms)
+    return picked(stage, "kind", "closes", *terms)
 
 
 def drafts(trace: Sequence[Draft], path: Sequence[int]) -> list[dict[str, Any]]:

@@ -206,6 +206,17 @@ _KNOWN: Final = {field.name for field in msgspec.structs.fields(ChatRequest)} - 
 _MESSAGE: Final = "messages[].name"
 
 
+def json_object(body: bytes) -> dict[str, Any]:
+    """Return the JSON object that a body is. Raises ApiError 400."""
+    try:
+        plain = orjson.loads(body)
+    except orjson.JSONDecodeError as error:
+        raise invalid(None, f"the body is not JSON in UTF-8 ({error})", "invalid_json") from None
+    if not isinstance(plain, dict):
+        raise invalid(None, "the body must be a JSON object", "invalid_json")
+    return plain
+
+
 def parse(body: bytes, *, strict: bool = False) -> ChatRequest:
     """Return a request.
 
@@ -214,16 +225,9 @@ def parse(body: bytes, *, strict: bool = False) -> ChatRequest:
         strict: Whether to refuse what a search cannot honour, rather than to name it.
 
     Raises:
-        ApiError: 400 with the field at fault; 413 for a body above MAX_BODY.
+        ApiError: 400 with the field at fault.
     """
-    if len(body) > MAX_BODY:
-        raise ApiError(413, f"the body has {len(body)} bytes; send at most {MAX_BODY}", code="too_large")
-    try:
-        plain = orjson.loads(body)
-    except orjson.JSONDecodeError as error:
-        raise invalid(None, f"the body is not JSON in UTF-8 ({error})", "invalid_json") from None
-    if not isinstance(plain, dict):
-        raise invalid(None, "the body must be a JSON object", "invalid_json")
+    plain = json_object(body)
     ignored: list[str] = []
     for name, value in plain.items():
         if name in _REFUSED:

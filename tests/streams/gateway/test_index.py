@@ -15,6 +15,7 @@ from schemas.dead_letter import DeadLetter
 from schemas.forest import Draft
 from schemas.query import Origin, Query
 from schemas.record import encode
+from schemas.reward import Feedback
 from streams.gateway import openai
 from streams.gateway.auth import Credential
 from streams.gateway.index import Index
@@ -106,16 +107,16 @@ def test_a_retry_finds_the_newest_query_with_its_body() -> None:
 
 def test_feedback_of_one_source_counts_once() -> None:
     index = Index(100)
-    assert not index.told("q", "shop", 1.0)
-    assert index.told("q", "shop", 0.0)
-    assert not index.told("q", "other", 0.0)
+    assert not index.note_feedback(Feedback(query_id="q", source="shop", correct=1.0))
+    assert index.note_feedback(Feedback(query_id="q", source="shop", correct=0.0))
+    assert not index.note_feedback(Feedback(query_id="q", source="other", correct=0.0))
 
 
 def test_feedback_that_could_not_be_sent_may_be_given_again() -> None:
     index = Index(100)
-    assert not index.told("q", "shop", 1.0)
-    index.untold("q", "shop")
-    assert not index.told("q", "shop", 0.0)
+    assert not index.note_feedback(Feedback(query_id="q", source="shop", correct=1.0))
+    index.withdraw_feedback("q", "shop")
+    assert not index.note_feedback(Feedback(query_id="q", source="shop", correct=0.0))
 
 
 def test_every_change_counts_and_a_redelivery_is_none() -> None:

@@ -11,7 +11,7 @@ from schemas.answer import Answer
 from schemas.errors import RecordError
 from schemas.query import Query
 from streams.gateway.openai import ApiError, details, of_answer
-from streams.gateway.request import MAX_BODY, ChatRequest, ModelChoice, asked, parse, to_query
+from streams.gateway.request import ChatRequest, ModelChoice, asked, parse, to_query
 
 HELLO = {"model": "auto", "messages": [{"role": "user", "content": "What is 2 + 3?"}]}
 
@@ -258,12 +258,6 @@ def test_what_an_engine_says_does_not_reach_a_client(error: str, shown: str) -> 
     assert refused is not None
     assert (refused.status, str(refused)) == (502, told)
     assert details(answer, None, Pricing({}, {}, ""), None)["error"] == told
-
-
-def test_a_body_that_is_too_large() -> None:
-    with pytest.raises(ApiError) as refused:
-        parse(b" " * (MAX_BODY + 1))
-    assert refused.value.status == 413
 
 
 def test_the_model_name_and_the_extension_do_not_contradict_each_other() -> None:

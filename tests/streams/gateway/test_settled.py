@@ -8,7 +8,7 @@ from agents.serving.engine import Drafted
 from schemas.action import Action
 from schemas.forest import Finish, Limits
 from schemas.search import Scored
-from streams.gateway.chat import settled
+from streams.gateway.chat import settled_text
 
 
 @st.composite
@@ -33,7 +33,7 @@ def test_an_answer_begins_with_everything_that_was_settled(
         made = [Drafted(f"[{count + i}]", 1, data.draw(st.sampled_from(finishes))) for i in range(n)]
         count += n
         forest = tell_drafts(forest, request.step, made, 3)
-        text = settled(forest)
+        text = settled_text(forest)
         assert text.startswith(shown)
         shown = text
         scores = [Scored(score=data.draw(st.integers(0, 10)) / 10, tokens=1) for _ in made]
@@ -46,11 +46,11 @@ def test_an_answer_begins_with_everything_that_was_settled(
 def test_a_search_of_width_one_streams_step_by_step() -> None:
     forest = plant(Action(model="m", qp=1, cp=1, bs=1), Limits(depth_limit=5, step_tokens=8))
     forest = tell_drafts(forest, 1, [Drafted("one\n\n", 1, "separator")], 3)
-    assert settled(forest) == "one\n\n"
+    assert settled_text(forest) == "one\n\n"
     forest = tell_drafts(tell_scores(forest, 1, [Scored(score=0.5, tokens=1)]), 2, [Drafted("two", 1, "eos")])
-    assert settled(forest) == "one\n\ntwo"
+    assert settled_text(forest) == "one\n\ntwo"
 
 
 def test_two_paths_that_differ_show_nothing() -> None:
     forest = plant(Action(model="m", qp=2, cp=1, bs=1), Limits(depth_limit=5, step_tokens=8))
-    assert settled(tell_drafts(forest, 1, [Drafted("a", 1, "eos"), Drafted("b", 1, "eos")], 3)) == ""
+    assert settled_text(tell_drafts(forest, 1, [Drafted("a", 1, "eos"), Drafted("b", 1, "eos")], 3)) == ""
