@@ -621,9 +621,10 @@ class Contextual(Learner):
                 terms = self.estimates.predicted(z)[self._place(decision)]
                 cost, accuracy = float(terms[COST]), float(np.clip(terms[CORRECT], 0.0, 1.0))
                 factors = self.estimates.price_factors
-                if self.pacer.decided(aim, decision.observation_id, cost, accuracy, price, factors):
-                    self.pacer.paces[aim.key].price = self.recent.price(aim)
-            self.recent.window.append(z)
+                due = self.pacer.decided(aim, decision.observation_id, cost, accuracy, price, factors)
+                if due or self.recent.borrows(aim.tenant):
+                    self.pacer.solved(aim, self.recent.price(aim))
+            self.recent.add(decision.tenant, z)
 
     def abandon(self, decisions: Sequence[Pending]) -> None:
         """Close the account of decisions that will have no reward."""
@@ -657,27 +658,33 @@ class Contextual(Learner):
         A policy without a prior does this with its own outcomes; `prior.teach` does it with a table.
 
         Args:
-            history: The outcomes. They replace what has been learned, and the window.
+            history: The outcomes. They replace what has been learned, and the recent contexts.
             cap: Rows as which the history counts at most.
         """
         z = self.estimates.replace(history, cap)
-        # In the order of the traffic: a question stands once for its rows in a run, as a table has them, and again
-        # where it was asked again later.
-        begins = np.flatnonzero(np.diff(history.question, prepend=-1))
-        self.recent.replace(z[history.question[begins]])
+        # In the order of a tenant's traffic: a question stands once for its rows in a run, as a table has them, and
+        # again where it was asked again later.
+        tenants: Sequence[str | None] = history.tenants or [None] * len(history.question)
+        asked: list[tuple[str | None, Vector]] = []
+        last: dict[str | None, int] = {}
+        for tenant, question in zip(tenants, history.question.tolist(), strict=True):
+            if last.get(tenant) != question:
+                asked.append((tenant, z[question]))
+            last[tenant] = question
+        self.recent.replace(asked)
 
     def saved(self) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
         """Return regressions, window, accounts and memory, all bit for bit."""
         learned, arrays = self.estimates.snapshot()
         ahead, outcomes = self.memory.snapshot()
-        window = np.array(self.recent.window).reshape(-1, self.features.rank)
-        meta = {"estimates": learned, "pacer": self.pacer.snapshot()} | ahead
-        return meta, arrays | {"window": window} | outcomes
+        counts, windows = self.recent.snapshot()
+        meta = {"estimates": learned, "pacer": self.pacer.snapshot(), "windows": counts} | ahead
+        return meta, arrays | windows | outcomes
 
     def restored(self, meta: dict[str, Any], arrays: dict[str, np.ndarray]) -> None:
         """Restore them."""
         self.estimates.restore(meta["estimates"], arrays)
-        self.recent.replace(arrays["window"])
+        self.recent.restore(meta.get("windows", {}), arrays)
         self.pacer.restore(meta["pacer"])
         self.memory.restore(meta, arrays)
 

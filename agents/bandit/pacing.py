@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
@@ -115,30 +115,47 @@ def _least(holds: Callable[[float], bool], scale: float) -> float:
 
 
 # What recent queries are predicted to be and to cost: from it follow λ, and what an aim cannot ask for.
+#
+# An aim is met on the queries of its own tenant: what others ask changes neither its price nor what it is charged. The
+# questions of a prior are nobody's, so they stand for everybody until a tenant has enough queries of its own. Without
+# a prior, a tenant who has asked little borrows: of every other tenant equally many queries, so that none of them alone
+# sets the price for a newcomer.
 
 WINDOW: Final = 500
-"""Number of recent contexts on which λ is solved."""
+"""Most recent contexts of a tenant, and of a prior, on which λ is solved."""
+
+FEW: Final = 10
+"""Contexts, a prior's among them, below which a tenant borrows those of others."""
+
+KEPT: Final = 10_000
+"""Contexts of all tenants together, 8 bytes a coordinate: 2 MB. Beyond them, who has the most loses the oldest."""
 
 
 class RecentContexts:
-    """The last contexts, and the present predictions for each of them.
+    """The last contexts of every tenant, and the present predictions for each of them.
 
     Args:
         predict: From contexts as rows, shape (m, rank), to what is predicted of everything on offer; None as long as
             nothing is known.
         pacer: How far an aim's spend and accuracy are off by now.
         reachable: What a share of the accuracy is a share of (`Forecast.best_accuracy`).
+
+    Attributes:
+        prior: Contexts of a prior.
+        of: Those of each tenant.
     """
 
     def __init__(
         self, predict: Callable[[Matrix], Forecast | None], pacer: Pacer, *, reachable: bool
     ) -> None:
         self._predict, self._pacer, self._reachable = predict, pacer, reachable
-        self.window: deque[Vector] = deque(maxlen=WINDOW)
+        self.prior: deque[Vector] = deque(maxlen=WINDOW)
+        self.of: dict[str, deque[Vector]] = {}
+        self._count = 0
 
     def price(self, aim: Aim) -> float:
-        """Return λ at which an aim is met on the window; 0 as long as nothing is known."""
-        forecast = self.forecast()
+        """Return λ at which an aim is met on its tenant's window; 0 as long as nothing is known."""
+        forecast = self.forecast(aim.tenant)
         if forecast is None:
             return 0.0
         if aim.mean_cost is not None:
@@ -149,7 +166,7 @@ class RecentContexts:
 
     def shortfall(self, aim: Aim) -> float | None:
         """Return the least mean cost, or the largest share of accuracy, on the window, if an aim asks for more."""
-        forecast = self.forecast()
+        forecast = self.forecast(aim.tenant)
         if forecast is None:
             return None
         if aim.mean_cost is not None:
@@ -162,14 +179,59 @@ class RecentContexts:
         most = forecast.mean_accuracy(0.0) / best * self._pacer.optimism(aim)
         return most if most < aim.accuracy else None
 
-    def replace(self, contexts: Iterable[Vector]) -> None:
-        """Replace the window, whose last contexts stay if there are too many."""
-        self.window.clear()
-        self.window.extend(contexts)
+    def add(self, tenant: str, context: Vector) -> None:
+        """Add a context of a tenant."""
+        own = self.of.setdefault(tenant, deque(maxlen=WINDOW))
+        self._count += len(own) < WINDOW
+        own.append(context)
+        if self._count > KEPT:
+            max(self.of.values(), key=len).popleft()
+            self._count -= 1
 
-    def forecast(self) -> Forecast | None:
-        """Return what is predicted of everything on offer, for every context of the window; None without any."""
-        return self._predict(np.array(self.window)) if self.window else None
+    def replace(self, contexts: Iterable[tuple[str | None, Vector]]) -> None:
+        """Replace everything by contexts, each with its tenant, or None in a prior's; the last stay if too many."""
+        self.prior.clear()
+        self.of, self._count = {}, 0
+        for tenant, context in contexts:
+            if tenant is None:
+                self.prior.append(context)
+            else:
+                self.add(tenant, context)
+
+    def window(self, tenant: str) -> list[Vector]:
+        """Return the contexts on which a tenant's aims are met, the newest last."""
+        own = [*self.prior, *self.of.get(tenant, ())][-WINDOW:]
+        if not self.borrows(tenant):
+            return own
+        others = [list(each) for name, each in self.of.items() if name != tenant]
+        share = max(1, (FEW - len(own)) // len(others))
+        return [*[context for each in others for context in each[-share:]][len(own) - FEW :], *own]
+
+    def borrows(self, tenant: str) -> bool:
+        """Return whether some of the contexts on which a tenant's aims are met are those of others."""
+        own = len(self.of.get(tenant, ()))
+        return len(self.prior) + own < FEW and self._count > own
+
+    def forecast(self, tenant: str = "") -> Forecast | None:
+        """Return what is predicted of everything on offer, for every context of a window; None without any."""
+        window = self.window(tenant)
+        return self._predict(np.array(window)) if window else None
+
+    def snapshot(self) -> tuple[dict[str, int], dict[str, Matrix]]:
+        """Return how many contexts each tenant has, and all of them in that order."""
+        counts = {tenant: len(own) for tenant, own in self.of.items()}
+        windows = [context for own in self.of.values() for context in own]
+        return counts, {"window": np.array(self.prior), "windows": np.array(windows)}
+
+    def restore(self, counts: dict[str, int], arrays: dict[str, Matrix]) -> None:
+        """Become what `snapshot` returned; a state without tenants is a prior."""
+        names = [tenant for tenant, count in counts.items() for _ in range(count)]
+        self.replace(
+            [
+                *((None, context) for context in arrays["window"]),
+                *zip(names, arrays.get("windows", ()), strict=True),
+            ]
+        )
 
 
 # The pacer: the price λ of one eFLOP at which an objective by mean cost, or by accuracy, is met.
@@ -201,13 +263,13 @@ FADING: Final = 0.95
 MARGIN: Final = (0.3, 2.0)
 """Bounds of the momentary target, as shares of the target: a debt is paid off slowly, not by giving up all quality."""
 
-KEYS: Final = 64
-"""Most objectives paced at a time; of the owner who has the most, the least recently used one is dropped."""
+KEYS: Final = 1024
+"""Most accounts, of 300 bytes each; of the tenant who has the most, the least recently used one is dropped."""
 
 
 @dataclass(slots=True)
 class Pace:
-    """The account of one objective.
+    """The account of one tenant under one objective.
 
     Attributes:
         price: λ in force.
@@ -219,7 +281,6 @@ class Pace:
         told, paid: Predicted and realised cost, recent outcomes weighing most: where searches come to cost more than
             they did, their ratio says so long before the regression does.
         factors: The models' price factors for which λ was solved.
-        owner: Of its aim.
     """
 
     price: float = 0.0
@@ -231,19 +292,18 @@ class Pace:
     told: float = 0.0
     paid: float = 0.0
     factors: dict[str, float] = field(default_factory=dict)
-    owner: str = ""
 
 
 class Pacer:
-    """The accounts of all objectives with an aim."""
+    """The accounts of all tenants under all objectives with an aim."""
 
     def __init__(self) -> None:
-        self.paces: dict[str, Pace] = {}
-        self.open: dict[str, tuple[str, float, float]] = {}
+        self.paces: dict[tuple[str, str], Pace] = {}  # by tenant and key
+        self.open: dict[str, tuple[tuple[str, str], float, float]] = {}
 
     def price(self, aim: Aim, factors: dict[str, float]) -> float | None:
         """Return the last solution for λ; None if the aim is new, or if models' prices have changed since."""
-        pace = self.paces.get(aim.key)
+        pace = self.paces.get(_account(aim))
         return None if pace is None or pace.factors != factors else pace.price
 
     def decided(
@@ -259,18 +319,22 @@ class Pacer:
             price: λ that was in force.
             factors: The models' price factors for which it was solved.
         """
-        pace = self.paces.pop(aim.key, None) or Pace()
-        pace.price, pace.factors, pace.owner = price, factors, aim.owner
-        self.paces[aim.key] = pace  # the newest stands last
+        account = _account(aim)
+        pace = self.paces.pop(account, None) or Pace()
+        pace.price, pace.factors = price, factors
+        self.paces[account] = pace  # the newest stands last
         if len(self.paces) > KEYS:
-            most, _ = Counter(each.owner for each in self.paces.values()).most_common(1)[0]
-            oldest = next(key for key, each in self.paces.items() if each.owner == most)
+            oldest = spare(self.paces)
             del self.paces[oldest]
             self.open = {i: entry for i, entry in self.open.items() if entry[0] != oldest}
         pace.decisions += 1
         pace.spent += cost
-        self.open[query_id] = (aim.key, cost, accuracy)
+        self.open[query_id] = (account, cost, accuracy)
         return pace.decisions % EVERY == 0
+
+    def solved(self, aim: Aim, price: float) -> None:
+        """Take a new solution for λ of an aim that has decisions."""
+        self.paces[_account(aim)].price = price
 
     def settled(self, query_id: str, cost: float | None, correct: float | None) -> None:
         """Record the outcome of a decision.
@@ -283,8 +347,8 @@ class Pacer:
         entry = self.open.pop(query_id, None)
         if entry is None:
             return
-        key, expected, accuracy = entry
-        pace = self.paces[key]
+        account, expected, accuracy = entry
+        pace = self.paces[account]
         pace.spent += (cost or 0.0) - expected
         if cost is not None:
             pace.told = FADING * pace.told + expected
@@ -295,22 +359,23 @@ class Pacer:
             pace.correct += correct
 
     def account(self, aim: Aim) -> Account | None:
-        """Return the account of an aim in means; None before its first decision."""
-        pace = self.paces.get(aim.key)
-        if pace is None or not pace.decisions:
+        """Return what all tenants' decisions under an objective came to, in means; None before the tenant's first."""
+        own = self.paces.get(_account(aim))
+        if own is None or not own.decisions:
             return None
-        known = pace.rewarded or None
+        paces = [pace for (_, key), pace in self.paces.items() if key == aim.key]
+        known = sum(pace.rewarded for pace in paces) or None
         return Account(
-            price=pace.price,
-            mean_cost=pace.spent / pace.decisions,
-            predicted=known and pace.predicted / known,
-            correct=known and pace.correct / known,
+            price=own.price,
+            mean_cost=sum(pace.spent for pace in paces) / sum(pace.decisions for pace in paces),
+            predicted=known and sum(pace.predicted for pace in paces) / known,
+            correct=known and sum(pace.correct for pace in paces) / known,
         )
 
     def momentary(self, aim: Aim) -> float:
         """Return the predicted mean cost to aim at now, given what was spent and how costs compare with predictions."""
         assert aim.mean_cost is not None
-        pace = self.paces.get(aim.key) or Pace()
+        pace = self._pace(aim)
         saved = aim.mean_cost * pace.decisions - pace.spent
         low, high = (share * aim.mean_cost for share in MARGIN)
         wanted = min(max(aim.mean_cost + saved / CATCH_UP, low), high)
@@ -318,25 +383,42 @@ class Pacer:
 
     def dearer(self, aim: Aim) -> float:
         """Return true divided by predicted cost of the choices; 1 before there is any."""
-        pace = self.paces.get(aim.key) or Pace()
+        pace = self._pace(aim)
         return pace.paid / pace.told if pace.paid > 0 and pace.told > 0 else 1.0
 
     def optimism(self, aim: Aim) -> float:
         """Return true divided by predicted accuracy of the choices: the best of many predictions is often too high."""
-        pace = self.paces.get(aim.key) or Pace()
+        pace = self._pace(aim)
         return min(1.0, (pace.correct + TRUST) / (pace.predicted + TRUST))
 
     def snapshot(self) -> dict[str, Any]:
         """Return the accounts as plain values."""
         return {
-            "paces": {key: _plain(pace) for key, pace in self.paces.items()},
-            "open": {query_id: list(entry) for query_id, entry in self.open.items()},
+            "paces": [[*account, _plain(pace)] for account, pace in self.paces.items()],
+            "open": {i: [*account, cost, accuracy] for i, (account, cost, accuracy) in self.open.items()},
         }
 
     def restore(self, meta: dict[str, Any]) -> None:
         """Become what `snapshot` returned."""
-        self.paces = {key: Pace(**pace) for key, pace in meta["paces"].items()}
-        self.open = {query_id: (e[0], e[1], e[2]) for query_id, e in meta["open"].items()}
+        self.paces = {(tenant, key): Pace(**pace) for tenant, key, pace in meta["paces"]}
+        self.open = {i: ((e[0], e[1]), e[2], e[3]) for i, e in meta["open"].items()}
+
+    def _pace(self, aim: Aim) -> Pace:
+        return self.paces.get(_account(aim)) or Pace()
+
+
+def _account(aim: Aim) -> tuple[str, str]:
+    return aim.tenant, aim.key
+
+
+def spare(accounts: Mapping[tuple[str, str], object]) -> tuple[str, str]:
+    """Return which of several accounts, the least recently used first, makes room: the first of who has the most.
+
+    >>> spare({("shop", "careful"): 1, ("evil", "1"): 2, ("evil", "2"): 3})
+    ('evil', '1')
+    """
+    most, _ = Counter(tenant for tenant, _ in accounts).most_common(1)[0]
+    return next(account for account in accounts if account[0] == most)
 
 
 def _plain(pace: Pace) -> dict[str, Any]:

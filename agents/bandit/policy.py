@@ -84,24 +84,24 @@ class Aim:
     """The target of an objective by mean cost or by accuracy; exactly one of the two is given.
 
     Attributes:
-        key: Identity of the objective, under which it is paced.
-        owner: Whose accounts it is among: "" where the deployment states it.
+        key: Identity of the objective.
         mean_cost: Mean eFLOPs per query.
         accuracy: Share of the accuracy that is predicted to be within reach.
+        tenant: On whose queries it is to be met.
     """
 
     key: str
     mean_cost: float | None = None
     accuracy: float | None = None
-    owner: str = ""
+    tenant: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Account:
-    """What the decisions of a paced objective came to since its target was set.
+    """What the decisions of a paced objective came to since its target was set, those of all tenants together.
 
     Attributes:
-        price: λ in force, per eFLOP.
+        price: λ in force, per eFLOP, of the tenant who asks.
         mean_cost: Mean eFLOPs per query: realised where it is known, predicted where it is not yet.
         predicted, correct: Mean predicted and mean true accuracy of the queries whose outcome is known; None before.
     """
@@ -203,12 +203,14 @@ class Pending:
 
     Attributes:
         aim: Target of its objective; None for plain weights, and in the control group, which is not paced.
+        tenant: Who asks.
     """
 
     observation_id: str
     embedding: Vector
     action_id: str
     aim: Aim | None = None
+    tenant: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,6 +224,7 @@ class Observation:
             it; policies that learn one column per term ignore it.
         clock: Decisions made before this one; forgetting by discount counts in it.
         price_factor: What an eFLOP cost: `log_cost` is ln(eFLOPs) plus its logarithm.
+        tenant: Who asked.
     """
 
     observation_id: str
@@ -234,6 +237,7 @@ class Observation:
     objective: Objective
     clock: int = 0
     price_factor: float = 1.0
+    tenant: str = ""
 
     @property
     def entered(self) -> float:

@@ -39,6 +39,7 @@ class History:
         action: Index of the action among the policy's, shape (m,).
         correct, score, log_cost: The terms, shape (m,).
         propensity: Probability with which the action was drawn; ones for a full table.
+        tenants: Who asked, of each row; empty for a table, which is nobody's.
     """
 
     queries: Matrix
@@ -48,6 +49,7 @@ class History:
     score: Vector
     log_cost: Vector
     propensity: Vector
+    tenants: Sequence[str] = ()
 
     def __post_init__(self) -> None:
         """Refuse values that would poison A or B; the message names the field."""
@@ -431,7 +433,7 @@ class Memory:
 
     def __init__(self, due: Sequence[int] = REFITS) -> None:
         self.due = tuple(due)
-        self._kept: dict[str, tuple[Vector, int, float, float, float]] = {}
+        self._kept: dict[str, tuple[Vector, int, float, float, float, str]] = {}
 
     def take(self, o: Observation, query: Vector, at: int, log_cost: float) -> History | None:
         """Keep an outcome; return all that were kept if a refit is due.
@@ -444,12 +446,11 @@ class Memory:
         """
         if not self.due:
             return None
-        self._kept[o.observation_id] = (query, at, o.entered, o.score, log_cost)
+        self._kept[o.observation_id] = (query, at, o.entered, o.score, log_cost, o.tenant)
         if len(self._kept) < self.due[0]:
             return None
-        queries, actions, correct, score, costs = (
-            np.array(column) for column in zip(*self._kept.values(), strict=True)
-        )
+        *columns, tenants = zip(*self._kept.values(), strict=True)
+        queries, actions, correct, score, costs = map(np.array, columns)
         self.due = self.due[1:]
         if not self.due:
             self._kept = {}
@@ -457,7 +458,8 @@ class Memory:
         places: dict[bytes, int] = {}
         question = np.array([places.setdefault(query.tobytes(), len(places)) for query in queries])
         _, first = np.unique(question, return_index=True)
-        return History(queries[first], question, actions, correct, score, costs, np.ones(len(question)))
+        ones = np.ones(len(question))
+        return History(queries[first], question, actions, correct, score, costs, ones, tenants)
 
     def correct(self, o: Observation) -> None:
         """Replace the Correct of an outcome that was kept."""
@@ -470,21 +472,22 @@ class Memory:
         arrays = {
             "memory.queries": np.array([row[0] for row in kept], dtype="<f4"),
             "memory.actions": np.array([row[1] for row in kept], dtype="<i8"),
-            "memory.terms": np.array([row[2:] for row in kept], dtype=np.float64).reshape(len(kept), 3),
+            "memory.terms": np.array([row[2:5] for row in kept], dtype=np.float64).reshape(len(kept), 3),
         }
-        return {"refits": list(self.due), "memory": list(self._kept)}, arrays
+        asked = {name: row[5] for name, row in self._kept.items()}
+        return {"refits": list(self.due), "memory": asked}, arrays
 
     def restore(self, meta: dict[str, Any], arrays: dict[str, np.ndarray]) -> None:
         """Become what `snapshot` returned."""
         self.due = tuple(meta["refits"])
         rows = zip(
-            meta["memory"],
+            dict(meta["memory"]).items(),
             arrays["memory.queries"].astype(np.float64),
             arrays["memory.actions"].tolist(),
             arrays["memory.terms"].tolist(),
             strict=True,
         )
-        self._kept = {name: (query, action, *terms) for name, query, action, terms in rows}
+        self._kept = {name: (query, action, *terms, tenant) for (name, tenant), query, action, terms in rows}
 
 
 # A prior from history: a complete state of the contextual policy, from which it can start.

@@ -248,7 +248,7 @@ class Row(Struct, frozen=True, kw_only=True, omit_defaults=True, tag="decider-ro
     def pending(self) -> Pending:
         """Return the decision in the form that the policy takes."""
         aim = aim_of(self.objective, self.tenant) if self.paced else None
-        return Pending(self.query_id, self.vector(), self.action, aim)
+        return Pending(self.query_id, self.vector(), self.action, aim, self.tenant)
 
     def observation(self, correct: float | None) -> Observation:
         """Return the outcome in the form that the policy takes, with Correct as it was known at the time."""
@@ -263,6 +263,7 @@ class Row(Struct, frozen=True, kw_only=True, omit_defaults=True, tag="decider-ro
             objective=policy_objective(self.objective),
             clock=self.clock,
             price_factor=self.price_factor,
+            tenant=self.tenant,
         )
 
 
@@ -294,19 +295,15 @@ def policy_objective(objective: ObjectiveInForce) -> Objective:
 
 
 def aim_of(objective: ObjectiveInForce, tenant: str) -> Aim | None:
-    """Return the aim of an objective; None if it states weights.
+    """Return a tenant's aim at an objective; None if it states weights.
 
-    The key includes the target, so a new target is paced from the start and a repeated one is not. A target that a
-    query states itself is its tenant's.
+    The key includes the target, so a new target is paced from the start and a repeated one is not.
     """
-    owner = "" if objective.name else f"/{tenant}"
-    named = objective.name or owner
+    named = objective.name or ""
     if objective.mean_cost is not None:
-        key = f"{named}/mean_cost={objective.mean_cost!r}"
-        return Aim(key, mean_cost=objective.mean_cost, owner=owner)
+        return Aim(f"{named}/mean_cost={objective.mean_cost!r}", mean_cost=objective.mean_cost, tenant=tenant)
     if objective.accuracy is not None:
-        key = f"{named}/accuracy={objective.accuracy!r}"
-        return Aim(key, accuracy=objective.accuracy, owner=owner)
+        return Aim(f"{named}/accuracy={objective.accuracy!r}", accuracy=objective.accuracy, tenant=tenant)
     return None
 
 

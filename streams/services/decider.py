@@ -10,6 +10,7 @@ from typing import Final, Self
 
 from agents.bandit.errors import CorruptState, DuplicateQuery, PolicyRefused, PriorRefused
 from agents.bandit.exploration import Explored
+from agents.bandit.pacing import KEYS, spare
 from agents.bandit.policy import Account, ActionVector, Aim, Policy
 from agents.bandit.prior import digest
 from agents.bandit.registry import build_policy
@@ -170,9 +171,6 @@ log = logging.getLogger("streams.decider")
 EVERY: Final = 100
 """Decisions of an objective between two looks: a look predicts every configuration on every recent query."""
 
-_KEPT: Final = 64
-"""Objectives: queries may state targets of their own, as many as they like."""
-
 
 class Pacing:
     """What was said and is shown, by objective.
@@ -183,7 +181,7 @@ class Pacing:
 
     def __init__(self, metrics: Metrics) -> None:
         self._metrics = metrics
-        self._seen: OrderedDict[str, tuple[int, bool]] = OrderedDict()
+        self._seen: OrderedDict[tuple[str, str], tuple[int, bool]] = OrderedDict()
         self._shown: dict[str, str] = {}
 
     def decided(self, objective: ObjectiveInForce, policy: Policy, tenant: str = "") -> None:
@@ -193,12 +191,13 @@ class Pacing:
             self._forget(objective.name, aim)
         if aim is None:
             return
-        count, short = self._seen.pop(aim.key, (0, False))
+        seen = aim.tenant, aim.key
+        count, short = self._seen.pop(seen, (0, False))
         if count % EVERY == 0:
-            short = self._told(objective, policy.shortfall(aim), short)
-        self._seen[aim.key] = count + 1, short
-        if len(self._seen) > _KEPT:
-            self._seen.popitem(last=False)
+            short = self._told(objective, tenant, policy.shortfall(aim), short)
+        self._seen[seen] = count + 1, short
+        if len(self._seen) > KEYS:
+            del self._seen[spare(self._seen)]
         if objective.name is not None:
             self._show(objective.name, aim, policy.account(aim))
 
@@ -225,8 +224,8 @@ class Pacing:
             accuracy.labels(name, "predicted").set(account.predicted)
             accuracy.labels(name, "true").set(account.correct)
 
-    def _told(self, objective: ObjectiveInForce, best: float | None, before: bool) -> bool:
-        name = objective.name or "stated by a query"
+    def _told(self, objective: ObjectiveInForce, tenant: str, best: float | None, before: bool) -> bool:
+        name = (objective.name or "stated by a query") + (f" of {tenant!r}" if tenant else "")
         if best is None:
             if before:
                 log.info("objective %s: its target can be met again", name)

@@ -53,7 +53,7 @@ def test_weights_have_no_target_and_an_accuracy_is_said_as_one(
     said, aimed = Pacing(Metrics("decider")), objective(accuracy=0.99)
     aim = aim_of(aimed, "")
     assert aim is not None
-    policy.pacer.paces[aim.key] = Pace(rewarded=500, predicted=450.0, correct=150.0)
+    policy.pacer.paces["", aim.key] = Pace(rewarded=500, predicted=450.0, correct=150.0)
     said.decided(objective(), policy)
     said.decided(aimed, policy)
     (record,) = caplog.records
@@ -64,7 +64,7 @@ def test_the_account_of_a_named_objective_is_shown(policy: Contextual) -> None:
     metrics, aimed = Metrics("decider"), objective(mean_cost=1e10)
     aim = aim_of(aimed, "")
     assert aim is not None
-    policy.pacer.paces[aim.key] = Pace(
+    policy.pacer.paces["", aim.key] = Pace(
         price=2e-12, decisions=4, spent=3e10, rewarded=2, predicted=1.5, correct=1
     )
     pacing = Pacing(metrics)
@@ -83,4 +83,4 @@ def test_the_account_of_a_named_objective_is_shown(policy: Contextual) -> None:
         assert b'{objective="thrifty"' in metrics.text()
         pacing.decided(changed, policy)
         assert b'{objective="thrifty"' not in metrics.text()
-    del policy.pacer.paces[aim.key]
+    del policy.pacer.paces["", aim.key]

@@ -81,11 +81,11 @@ def test_a_target_that_cannot_be_met_is_known_with_what_can() -> None:
     assert spent == pytest.approx(least, rel=0.25)
     assert policy.shortfall(enough) is None
     assert policy.shortfall(Aim("most", accuracy=0.9)) is None
-    policy.pacer.paces["much"] = Pace(rewarded=500, predicted=400.0, correct=200.0)
+    policy.pacer.paces["", "much"] = Pace(rewarded=500, predicted=400.0, correct=200.0)
     most = policy.shortfall(Aim("much", accuracy=0.99))
     assert most is not None
     assert 0.5 < most < 0.99, "predictions that are too high leave less than they promise"
-    del policy.pacer.paces["much"]
+    del policy.pacer.paces["", "much"]
     assert policy.state() == before
 
 
@@ -185,7 +185,12 @@ def shard_of(make_shard: Callable[..., Any]) -> Any:
     return make_shard(policy)
 
 
-AIMS: tuple[dict[str, Any], ...] = ({}, {"mean_cost": 2e13}, {"accuracy": 0.9}, {"mean_cost": 5e13})
+AIMS: tuple[dict[str, Any], ...] = (
+    {},
+    {"mean_cost": 2e13},
+    {"accuracy": 0.9, "tenant": "b"},
+    {"mean_cost": 5e13, "tenant": "c"},
+)
 steps = st.lists(
     st.tuples(
         st.sampled_from(["ask", "reward", "price", "snapshot", "crash"]), st.integers(0, 3), st.integers(1, 4)
@@ -472,14 +477,11 @@ def test_what_is_offered_later_changes_nothing_of_what_was_learned_before(first:
 
 def test_the_targets_of_one_tenant_put_out_nobody_elses_accounts() -> None:
     pacer = Pacer()
-    ours = [
-        Aim("careful/accuracy=0.98", accuracy=0.98),
-        Aim("/shop/accuracy=0.9", accuracy=0.9, owner="/shop"),
-    ]
+    ours = [Aim("careful/accuracy=0.98", accuracy=0.98), Aim("/accuracy=0.9", accuracy=0.9, tenant="shop")]
     for at, aim in enumerate(ours):
         pacer.decided(aim, f"q{at}", 1.0, 0.5, 0.1, {})
     for at in range(3 * KEYS):
-        own = Aim(f"/evil/mean_cost={at}.0", mean_cost=float(at + 1), owner="/evil")
+        own = Aim(f"/mean_cost={at}.0", mean_cost=float(at + 1), tenant="evil")
         pacer.decided(own, f"evil{at}", 1.0, 0.5, 0.1, {})
     assert len(pacer.paces) == KEYS
     assert all(pacer.account(aim) is not None for aim in ours)

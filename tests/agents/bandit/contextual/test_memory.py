@@ -42,4 +42,4 @@ def test_a_correction_reaches_the_outcome_that_was_kept_and_the_last_refit_forge
         assert history is not None
         assert history.correct.tolist() == [1.0, 0.0, 0.0]
         assert each.take(seen[3], asked, 0, 1.0) is None
-        assert (each.due, each.snapshot()[0]["memory"]) == ((), [])
+        assert (each.due, each.snapshot()[0]["memory"]) == ((), {})
