@@ -358,6 +358,37 @@ def notice(coordinator: Any, replaced: Callable[[], None], session: MemberSessio
     coordinator.reset_generation, coordinator._send_req = keep_member_id, look
 
 
+_ASSIGN_TRIES = 20
+_ASSIGN_PAUSE_S = 0.25
+
+
+def assign_all_topics(coordinator: Any, pause_s: float = _ASSIGN_PAUSE_S) -> None:
+    """Let this aiokafka coordinator, where it leads its group, assign only once it knows the partitions of all topics.
+
+    It asks for them once; if that fails, faust leaves out the topics that it does not know. Nobody would handle those
+    until the metadata is renewed, after five minutes. If they stay unknown for some seconds, there may be no such
+    topics, and the group goes on without them.
+
+    Args:
+        coordinator: The coordinator.
+        pause_s: Seconds between two tries.
+    """
+    assign = coordinator._perform_assignment
+
+    async def complete(response: Any) -> Any:
+        for _ in range(_ASSIGN_TRIES):
+            assigned = await assign(response)
+            if all(
+                coordinator._cluster.partitions_for_topic(each) for each in coordinator._group_subscription
+            ):
+                break
+            await asyncio.sleep(pause_s)
+            await coordinator._client.force_metadata_update()
+        return assigned
+
+    coordinator._perform_assignment = complete
+
+
 # faust's consumer thread, without the thread.
 #
 # faust runs aiokafka's consumer in a thread with its own event loop. Every fetch, seek and commit goes through a
@@ -384,6 +415,7 @@ class InLoop(AIOKafkaConsumerThread):
         improve(consumer._fetcher, embedded=app.embedded(), moving=lambda: app.rebalancing)
         session = cast("Consumer", self.consumer).session
         notice(consumer._coordinator, lambda: app.replaced(), session)
+        assign_all_topics(consumer._coordinator)
 
     async def call_thread(self, fun: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Call the function."""
