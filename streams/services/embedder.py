@@ -288,10 +288,10 @@ class EmbedderService:
         runtime.metrics.in_flight.set(len(self.admission))
         try:
             value = encode(await self._embed(ArrivedQuery(query, record.origin, record.timestamp_ms)))
+            await runtime.send(Outgoing(runtime.topics.context, SHARD, value))
         except Exception:  # no Answer is coming of it: given up, it is answered from here
             self.admission.leave(query.query_id)
             raise
-        await runtime.send(Outgoing(runtime.topics.context, SHARD, value))
         runtime.metrics.admitted.inc()
 
     async def _look(self) -> None:

@@ -77,7 +77,7 @@ FIXES = {
         EmbedderService,
         "on_query",
         {"except Exception:": "except UniscaleError:"},
-        (1600,),
+        (1600, 1000579),
     ),
     "tenants share the places": Fix(
         Admission, "_kind", {"return served, place.tenant": 'return True, ""'}, (5, 199)
