@@ -18,7 +18,7 @@ from agents.bandit.features import COUNTS
 from agents.bandit.policy import Policy
 from agents.bandit.registry import Inputs, Options, build_policy, kinds, options_of, policy
 
-ROOT = Path(__file__).parents[4]
+ROOT = Path(__file__).parents[3]
 
 
 def built(name: str, **options: Any) -> Policy:

@@ -25,7 +25,7 @@ from threadpoolctl import threadpool_info, threadpool_limits
 from agents.bandit.policy import ActionVector, Choice, Context, Objective, Observation, Pending
 from agents.bandit.registry import build_policy
 
-FILE = Path(__file__).parents[3] / "golden" / "choices-93c1e06.jsonl.zst"
+FILE = Path(__file__).parents[2] / "golden" / "choices-93c1e06.jsonl.zst"
 RUNS = (
     "linucb-terms", "linucb-scalar", "linucb-paper", "linucb-decided", "greedy", "thompson", "knn", "random",
     "sliding-window", "discounted",
