@@ -341,7 +341,7 @@ def on(
     turn = _fold(row, arrival, waits, value, generator)
     if turn.row is not None and turn.row != row and arrival.origin is not None:
         turn = dataclasses.replace(turn, row=replace(turn.row, seen=_seen(turn.row, arrival)))
-    return _fitted(turn, waits.row_bytes)
+    return _fitted(turn, waits)
 
 
 def _seen(row: JoinRow, arrival: Arrival) -> Offsets:
@@ -370,18 +370,22 @@ def _fold(
     return _on_due(row, record, arrival.at_ms, waits)
 
 
-def _fitted(turn: Turn, most_bytes: int) -> Turn:
+def _fitted(turn: Turn, waits: Waits) -> Turn:
     """Return a turn whose row can be written: a row that cannot would meet each of its deadlines in vain.
 
     In this order a parked Feedback, an early Answer and the reference are left out until the rest fits. The
     first is a dead letter; without the others the query closes with a term unknown, and the reward says why.
     """
+    most_bytes = waits.row_bytes
     if turn.row is None or len(encode_row(turn.row)) <= most_bytes:
         return turn
     row, out = turn.row, turn.out
     if row.parked is not None:
         out = (*out, Orphan(row.parked.feedback, row.parked.origin, "oversized"))
-        row = replace(row, parked=None, orphaned=row.parked.origin)
+        forget_ms = row.forget_ms
+        if row.opened is None and forget_ms is None:  # of an unknown query nothing else would end the row
+            forget_ms = row.parked.until_ms + waits.keep_ms
+        row = replace(row, parked=None, orphaned=row.parked.origin, forget_ms=forget_ms)
     if row.answer is not None and len(encode_row(row)) > most_bytes:
         missing = f"price, correct: the Answer came before its Decision and does not fit a row of {most_bytes} bytes"
         valued = Valued(status=row.answer.status, missing=missing, fault=row.answer.fault)
