@@ -26,7 +26,7 @@ class Stage(NamedTuple):
 
 
 Strike = Callable[[Stage, Random], str]
-"""Does its harm, mends it, and returns in words what it was."""
+"""Breaks something, repairs it, and returns a description of both."""
 
 
 class Fault(NamedTuple):
