@@ -186,7 +186,7 @@ class ContextualFeatures(FeatureMap):
         if first and self.dim > MOST_COLUMNS:
             rank = min(len(self.directions), max(MOST_COLUMNS // len(self.names) - 1, len(COUNTS)))
             self.transform(self.offset, self.directions[:rank])
-        self.sides = np.array([self._features(i) for i in range(len(self.ids))]).reshape(len(self.ids), -1)
+        self.sides = self._sides()
         fresh = [
             self.guess(i) * self.scales.get(self.models[i], self.scale)
             for i in range(len(self.anchors), len(self.ids))
@@ -207,10 +207,14 @@ class ContextualFeatures(FeatureMap):
             found.append("drafts")
         return [*found, "size·width"] if sized and wide else found
 
-    def _features(self, at: int) -> list[float]:
+    def _sides(self) -> Matrix:
+        """Return G, shape (n, J)."""
+        rows = [self._features(at, log_size) for at, log_size in enumerate(self._log_sizes())]
+        return np.array(rows).reshape(len(self.ids), -1)
+
+    def _features(self, at: int, log_size: float | None) -> list[float]:
         low, high = self._size_range
         # Where neither size nor cost is known, a model's indicator alone says how it differs from the middle.
-        log_size = self._log_size(at)
         size = 0.0 if log_size is None or low == high else 2.0 * (log_size - low) / (high - low) - 1.0
         qp, cp = _widths(self.ids[at])
         width, drafts = math.log2(qp * cp) / 3.0 - 1.0, math.log2(cp) / 3.0 - 1.0
@@ -231,21 +235,23 @@ class ContextualFeatures(FeatureMap):
         A hosted model's price says how large it is among its kind, as well as anything does that is published.
         """
         self._set_size_range()
-        self.sides = np.array([self._features(i) for i in range(len(self.ids))]).reshape(len(self.ids), -1)
+        self.sides = self._sides()
 
     def _set_size_range(self) -> None:
-        known = [size for at in range(len(self.ids)) if (size := self._log_size(at)) is not None]
+        known = [size for size in self._log_sizes() if size is not None]
         self._size_range = (min(known, default=0.0), max(known, default=0.0))
 
-    def _log_size(self, at: int) -> float | None:
-        """Return ln(parameters), or the size at which a model of known size would cost as much; None if unknown."""
-        if self.sizes[at] > 0:
-            return math.log(self.sizes[at])
-        if (scale := self.scales.get(self.models[at])) is None:
-            return None
+    def _log_sizes(self) -> list[float | None]:
+        """Return of each action's model ln(parameters), or of the size at which one of known size would cost as much.
+
+        None where neither is known.
+        """
         sized = dict(zip(self.models, self.sizes, strict=True))
-        usual = [math.log(each) for model, each in self.scales.items() if sized[model] > 0]
-        return (math.log(scale) - (sum(usual) / len(usual) if usual else 0.0)) / GROWTH[0]
+        usual = [math.log(scale) for model, scale in self.scales.items() if sized[model] > 0]
+        mean = sum(usual) / len(usual) if usual else 0.0
+        read = {model: (math.log(scale) - mean) / GROWTH[0] for model, scale in self.scales.items()}
+        pairs = zip(self.models, self.sizes, strict=True)
+        return [math.log(size) if size > 0 else read.get(model) for model, size in pairs]
 
     def guess(self, at: int) -> float:
         """Return what an action may cost, by parameters and paths, up to a factor that all share."""

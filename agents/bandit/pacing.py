@@ -303,7 +303,7 @@ class Pacer:
 
     def price(self, aim: Aim, factors: dict[str, float]) -> float | None:
         """Return the last solution for λ; None if the aim is new, or if models' prices have changed since."""
-        pace = self.paces.get(_account(aim))
+        pace = self.paces.get(aim.account_id)
         return None if pace is None or pace.factors != factors else pace.price
 
     def decided(
@@ -319,22 +319,21 @@ class Pacer:
             price: λ that was in force.
             factors: The models' price factors for which it was solved.
         """
-        account = _account(aim)
-        pace = self.paces.pop(account, None) or Pace()
+        pace = self.paces.pop(aim.account_id, None) or Pace()
         pace.price, pace.factors = price, factors
-        self.paces[account] = pace  # the newest stands last
+        self.paces[aim.account_id] = pace  # the newest stands last
         if len(self.paces) > KEYS:
             oldest = spare(self.paces)
             del self.paces[oldest]
             self.open = {i: entry for i, entry in self.open.items() if entry[0] != oldest}
         pace.decisions += 1
         pace.spent += cost
-        self.open[query_id] = (account, cost, accuracy)
+        self.open[query_id] = (aim.account_id, cost, accuracy)
         return pace.decisions % EVERY == 0
 
     def solved(self, aim: Aim, price: float) -> None:
         """Take a new solution for λ of an aim that has decisions."""
-        self.paces[_account(aim)].price = price
+        self.paces[aim.account_id].price = price
 
     def settled(self, query_id: str, cost: float | None, correct: float | None) -> None:
         """Record the outcome of a decision.
@@ -360,7 +359,7 @@ class Pacer:
 
     def account(self, aim: Aim) -> Account | None:
         """Return what all tenants' decisions under an objective came to, in means; None before the tenant's first."""
-        own = self.paces.get(_account(aim))
+        own = self.paces.get(aim.account_id)
         if own is None or not own.decisions:
             return None
         paces = [pace for (_, key), pace in self.paces.items() if key == aim.key]
@@ -404,11 +403,7 @@ class Pacer:
         self.open = {i: ((e[0], e[1]), e[2], e[3]) for i, e in meta["open"].items()}
 
     def _pace(self, aim: Aim) -> Pace:
-        return self.paces.get(_account(aim)) or Pace()
-
-
-def _account(aim: Aim) -> tuple[str, str]:
-    return aim.tenant, aim.key
+        return self.paces.get(aim.account_id) or Pace()
 
 
 def spare(accounts: Mapping[tuple[str, str], object]) -> tuple[str, str]:

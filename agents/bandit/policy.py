@@ -95,6 +95,11 @@ class Aim:
     accuracy: float | None = None
     tenant: str = ""
 
+    @property
+    def account_id(self) -> tuple[str, str]:
+        """Return tenant and key: each tenant has an account of its own under each objective."""
+        return self.tenant, self.key
+
 
 @dataclass(frozen=True, slots=True)
 class Account:

@@ -458,9 +458,8 @@ class Exchange:
         self.runtime = runtime
         self.index = index
         self.gate = gate
-        self.started = (
-            runtime.now_ms() // 1000
-        )  # when models are listed as created, in seconds since the epoch
+        # When models are listed as created, in seconds since the epoch.
+        self.started = runtime.now_ms() // 1000
         self.deciders = Deciders.of(runtime.settings)
         self.ids = KnownIds(runtime, index)
         self.waiting = Waiting()

@@ -191,11 +191,10 @@ class Pacing:
             self._forget(objective.name, aim)
         if aim is None:
             return
-        seen = aim.tenant, aim.key
-        count, short = self._seen.pop(seen, (0, False))
+        count, short = self._seen.pop(aim.account_id, (0, False))
         if count % EVERY == 0:
             short = self._told(objective, tenant, policy.shortfall(aim), short)
-        self._seen[seen] = count + 1, short
+        self._seen[aim.account_id] = count + 1, short
         if len(self._seen) > KEYS:
             del self._seen[spare(self._seen)]
         if objective.name is not None:
