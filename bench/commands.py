@@ -23,6 +23,15 @@ from streams.settings import Settings
 
 Kind = Literal["kafka", "embedded"]
 
+_started_broker = click.option(
+    "--broker",
+    "kind",
+    type=click.Choice(["auto", "kafka", "embedded"]),
+    default="auto",
+    show_default=True,
+    help="Which broker to start; auto: Apache Kafka where there is one.",
+)
+
 
 @click.group(cls=RefusingGroup, context_settings=CONTEXT)
 @flags_of_settings
@@ -93,14 +102,7 @@ def audit(settings: Settings, queries: int, half: int, on_broker: bool) -> None:
     type=click.IntRange(min=1),
     help="Instead, ask so many typed questions, one after another, and print what everything but the models took.",
 )
-@click.option(
-    "--broker",
-    "kind",
-    type=click.Choice(["auto", "kafka", "embedded"]),
-    default="auto",
-    show_default=True,
-    help="Which broker to start; auto: Apache Kafka where there is one.",
-)
+@_started_broker
 @click.option(
     "--out",
     type=click.Path(path_type=Path),
@@ -499,13 +501,7 @@ def memory(settings: Settings, queries: int, in_flight: int, kind: str, large: i
 @click.option(
     "--data", type=click.Path(path_type=Path), help="Folder for the log and the state; temporary without it."
 )
-@click.option(
-    "--broker",
-    "kind",
-    type=click.Choice(["auto", "kafka", "embedded"]),
-    default="auto",
-    show_default=True,
-)
+@_started_broker
 @click.option("--report", "reported", is_flag=True, help="Run nothing: report the soaks that FILES hold.")
 @click.option(
     "--warm",

@@ -173,6 +173,11 @@ def _wait_ready(system: "subprocess.Popen[bytes]", client: httpx.Client, log: Pa
     assert system.stdout is not None
     if not any(line.startswith(b"gateway: ") for line in system.stdout):
         raise BenchFailed(f"`up` ended: {log.read_text()[-2000:] if log.exists() else 'it has no log'}")
+    wait_served(client)
+
+
+def wait_served(client: httpx.Client) -> None:
+    """Wait until every model has an executor that serves it."""
     while (models := client.get("/health/ready").json()["models"])["ready"] < models["of"]:
         time.sleep(0.1)
 

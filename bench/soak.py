@@ -41,6 +41,7 @@ from scipy import stats
 
 from agents.catalogue.file import load_catalogue
 from agents.serving.recorded import RecordedPath, RecordedStep, write_paths
+from bench.gateway import wait_served
 from bench.memory import pss_mb
 from bench.streams import BenchFailed, cpu_s
 from bench.turns import versions
@@ -149,7 +150,8 @@ def soak(
         _append(file, {"run": run, "versions": versions(Path.cwd()), "rate": rate, "minutes": minutes})
         with Supervisor(commands, environ=environ, log_path=folder / "services.log") as supervisor:
             supervisor.wait_ready(600)
-            _wait_served(url)
+            with httpx.Client(base_url=url, trust_env=False) as client:
+                wait_served(client)
             sampler = _Sampler(run, supervisor, broker, ports, idle)
             load = asyncio.run(_asked(url, rate, minutes, sampler, file, say))
             report = _settled(settings)
@@ -251,13 +253,6 @@ def _settled(settings: Settings) -> Report:
         return found
     finally:
         log.close()
-
-
-def _wait_served(url: str) -> None:
-    """Wait until an executor serves every model."""
-    with httpx.Client(base_url=url, trust_env=False) as client:
-        while (models := client.get("/health/ready").json()["models"])["ready"] < models["of"]:
-            time.sleep(0.2)
 
 
 class _Idle:
