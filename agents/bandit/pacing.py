@@ -185,8 +185,11 @@ class RecentContexts:
         self._count += len(own) < WINDOW
         own.append(context)
         if self._count > KEPT:
-            max(self.of.values(), key=len).popleft()
+            fullest = max(self.of, key=lambda each: len(self.of[each]))
+            self.of[fullest].popleft()
             self._count -= 1
+            if not self.of[fullest]:  # a name without contexts would stay for good, and not in a snapshot
+                del self.of[fullest]
 
     def replace(self, contexts: Iterable[tuple[str | None, Vector]]) -> None:
         """Replace everything by contexts, each with its tenant, or None in a prior's; the last stay if too many."""

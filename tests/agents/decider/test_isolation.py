@@ -142,6 +142,18 @@ def test_contexts_are_bounded_and_who_has_the_most_makes_room(monkeypatch: pytes
     assert sum(len(own) for own in other.of.values()) == 100
 
 
+def test_a_tenant_without_contexts_is_forgotten_so_that_names_are_bounded_too(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(pacing, "KEPT", 5)
+    made = recent(**{name: 1 for name in "abcdefgh"})
+    assert list(made.of) == list("defgh")
+    counts, arrays = made.snapshot()
+    other = recent()
+    other.restore(counts, arrays)
+    assert np.array_equal(other.window("x"), made.window("x"))
+
+
 def test_tenants_and_their_contexts_come_back_after_a_refit() -> None:
     """A policy without a prior learns anew from its own outcomes: each tenant has its own questions again."""
     policy, traffic = contextual(refits=(40,)), Traffic()
