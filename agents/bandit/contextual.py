@@ -684,7 +684,7 @@ class Contextual(Learner):
     def restored(self, meta: dict[str, Any], arrays: dict[str, np.ndarray]) -> None:
         """Restore them."""
         self.estimates.restore(meta["estimates"], arrays)
-        self.recent.restore(meta.get("windows", {}), arrays)
+        self.recent.restore(meta["windows"], arrays)
         self.pacer.restore(meta["pacer"])
         self.memory.restore(meta, arrays)
 

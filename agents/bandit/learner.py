@@ -122,7 +122,7 @@ def _leaders(score: Vector) -> np.ndarray:
 # that was set up differently.
 
 MAGIC: Final = b"USPOLICY"
-FORMAT: Final = 1
+FORMAT: Final = 2
 _HEAD: Final = len(MAGIC) + 32
 
 

@@ -227,12 +227,12 @@ class RecentContexts:
         return counts, {"window": np.array(self.prior), "windows": np.array(windows)}
 
     def restore(self, counts: dict[str, int], arrays: dict[str, Matrix]) -> None:
-        """Become what `snapshot` returned; a state without tenants is a prior."""
+        """Become what `snapshot` returned."""
         names = [tenant for tenant, count in counts.items() for _ in range(count)]
         self.replace(
             [
                 *((None, context) for context in arrays["window"]),
-                *zip(names, arrays.get("windows", ()), strict=True),
+                *zip(names, arrays["windows"], strict=True),
             ]
         )
 

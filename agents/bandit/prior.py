@@ -481,7 +481,7 @@ class Memory:
         """Become what `snapshot` returned."""
         self.due = tuple(meta["refits"])
         rows = zip(
-            dict(meta["memory"]).items(),
+            meta["memory"].items(),
             arrays["memory.queries"].astype(np.float64),
             arrays["memory.actions"].tolist(),
             arrays["memory.terms"].tolist(),
